@@ -1,0 +1,29 @@
+"""What can go wrong, each with one sentence for the person who meets it."""
+
+
+class MinkError(Exception):
+    """Base of this package's errors; its text says what is wrong and what to do."""
+
+
+class ModelNotFoundError(MinkError):
+    """No file stands behind a model's name or path."""
+
+
+class ModelError(MinkError):
+    """A model file cannot be loaded or cannot generate text."""
+
+
+class ContextOverflowError(MinkError):
+    """A prompt of `n_tokens` does not fit a context of `n_ctx` tokens."""
+
+    def __init__(self, n_tokens: int, n_ctx: int) -> None:
+        super().__init__(
+            f"the prompt is {n_tokens} tokens and the context holds {n_ctx}: "
+            "shorten it, or ask for a longer context (n_ctx, --ctx)"
+        )
+        self.n_tokens = n_tokens
+        self.n_ctx = n_ctx
+
+
+class GenerationError(MinkError):
+    """The model stopped giving usable logits."""

@@ -1,0 +1,275 @@
+"""llama.cpp through the bindings of llama-cpp-python: the only ctypes in the project.
+
+`Weights` is a GGUF file that llama.cpp has loaded, `Context` a KV cache to decode batches with,
+`Draw` the way from a row of logits, borrowed where llama.cpp has them, to a token.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import llama_cpp
+import numpy as np
+from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
+
+from mink_local import kernels
+from mink_local.errors import GenerationError, MinkError, ModelError
+from mink_local.samplers import Sampler, Scratch
+
+ALL_LAYERS = -1
+N_BATCH = 512  # most tokens in one llama_decode; a longer batch aborts the process
+RANDOM_SEED = C.LLAMA_DEFAULT_SEED  # the one seed that llama.cpp takes to mean "any"
+
+if C.llama_token_data.__dict__.get("_fields_") is None or kernels.TOKEN_DATA.itemsize != ctypes.sizeof(
+    C.llama_token_data
+):
+    raise MinkError(
+        f"llama-cpp-python {llama_cpp.__version__} lays out its tokens in a way that mink-local "
+        "does not know: install one from 0.3.36 on and below 0.4"
+    )
+
+
+class _Log:
+    """Where llama.cpp's log goes: to standard error, or nowhere but for its errors, which are kept."""
+
+    def __init__(self) -> None:
+        self._kept = np.zeros(kernels.LOG_SIZE, np.uint8)
+        self._keep = C.llama_log_callback(kernels.keep_errors.address)
+        self._print = C.llama_log_callback()  # NULL is llama.cpp's own, which prints
+
+    def begin(self, verbose: bool) -> None:
+        """Start anew: what `reason` says is about what comes now."""
+        self._kept[:] = 0
+        C.llama_log_set(self._print if verbose else self._keep, self._kept.ctypes.data)
+
+    def reason(self) -> str:
+        """llama.cpp's first complaint, without the name of the function that it is from."""
+        lines = kernels.kept_errors(self._kept).splitlines()
+        if not lines:
+            return "llama.cpp gave no reason"
+        return (lines[0].partition(": ")[2] or lines[0]).removeprefix("error loading model: ")
+
+
+_log = _Log()
+
+
+def gpu_missing() -> str | None:
+    """Why no layer can go to a GPU, or None if one can."""
+    C.llama_backend_init()
+    if C.llama_supports_gpu_offload():
+        return None
+    if any(name in C.llama_print_system_info() for name in (b"CUDA", b"Metal", b"Vulkan", b"HIP")):
+        return "no GPU was found"
+    return "llama-cpp-python was built without GPU support"
+
+
+class Weights:
+    """A GGUF file loaded by llama.cpp: tensors, vocabulary and chat template.
+
+    n_gpu_layers: how many layers go to the GPU, ALL_LAYERS for every one.
+    Raises ModelError where llama.cpp does not load the file or it is no model that writes text.
+    A damaged file can abort the process inside llama.cpp: see `vetting`.
+    """
+
+    def __init__(self, path: Path, n_gpu_layers: int = 0, verbose: bool = False) -> None:
+        _log.begin(verbose)
+        C.llama_backend_init()
+        params = C.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        self.handle = C.llama_model_load_from_file(bytes(path), params)
+        if not self.handle:
+            raise ModelError(f"llama.cpp cannot load {path}: {_log.reason()}")
+        weakref.finalize(self, C.llama_model_free, self.handle)
+        self.path = path
+        self.vocab = C.llama_model_get_vocab(self.handle)
+        self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
+        self.n_layers: int = C.llama_model_n_layer(self.handle)
+        self.n_ctx_train: int = C.llama_model_n_ctx_train(self.handle)
+        self._pieces: dict[int, bytes] = {}
+        if C.llama_vocab_type(self.vocab) == C.LLAMA_VOCAB_TYPE_NONE or self.n_vocab == 0:
+            raise ModelError(f"{path} has no vocabulary: it cannot read or write text")
+        if C.llama_model_has_encoder(self.handle) or not C.llama_model_has_decoder(self.handle):
+            raise ModelError(f"{path} is not a decoder-only model: it cannot be chatted with")
+        if C.llama_model_is_diffusion(self.handle):
+            raise ModelError(f"{path} is a diffusion model: it does not write token by token")
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The Jinja source in the file, or None where it has none."""
+        template = C.llama_model_chat_template(self.handle, None)
+        return template.decode("utf-8", "replace") if template else None
+
+    @cached_property
+    def control_tokens(self) -> tuple[str, ...]:
+        """The texts that the tokenizer may read as a control token instead of as text."""
+        special = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
+        return tuple(
+            self.token_text(token)
+            for token in range(self.n_vocab)
+            if C.llama_vocab_get_attr(self.vocab, token) & special
+        )
+
+    @cached_property
+    def bos(self) -> str:
+        return self.token_text(C.llama_vocab_bos(self.vocab))
+
+    @cached_property
+    def eos(self) -> str:
+        return self.token_text(C.llama_vocab_eos(self.vocab))
+
+    def token_text(self, token: int) -> str:
+        """A token as the vocabulary spells it; empty for the -1 of a token that is not there."""
+        text = C.llama_vocab_get_text(self.vocab, token) if 0 <= token < self.n_vocab else b""
+        return (text or b"").decode("utf-8", "replace")
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of `text`. `parse_special` reads control tokens in it as such."""
+        data = text.encode("utf-8", "replace")
+        tokens = (C.llama_token * (len(data) + 8))()
+        args = (tokens, len(tokens), add_special, parse_special)
+        n_tokens = C.llama_tokenize(self.vocab, data, len(data), *args)
+        if n_tokens < 0:
+            raise GenerationError(f"llama.cpp could not tokenize a text of {len(data)} bytes")
+        return list(tokens[:n_tokens])
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token writes, perhaps part of a character; none for a control token."""
+        if token not in self._pieces:
+            buffer = ctypes.create_string_buffer(32)
+            size = C.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
+            if size < 0:
+                buffer = ctypes.create_string_buffer(-size)
+                size = C.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
+            self._pieces[token] = buffer.raw[:size]
+        return self._pieces[token]
+
+    def ends_generation(self, token: int) -> bool:
+        return bool(C.llama_vocab_is_eog(self.vocab, token))
+
+
+class Context:
+    """A KV cache of `n_ctx` tokens over `weights`, and the batches that fill it.
+
+    `n_ctx` is what llama.cpp made of the number asked for. Raises ModelError where the memory for it
+    is not to be had or the model has no KV cache to generate with.
+    """
+
+    def __init__(self, weights: Weights, n_ctx: int, n_threads: int) -> None:
+        params = C.llama_context_default_params()
+        params.n_ctx = n_ctx
+        params.n_batch = params.n_ubatch = min(N_BATCH, n_ctx)
+        params.n_threads = params.n_threads_batch = n_threads
+        self._interrupt = ctypes.c_uint8(0)
+        self._abort = C.ggml_abort_callback(kernels.flag_is_set.address)  # kept from collection
+        params.abort_callback = self._abort
+        params.abort_callback_data = ctypes.addressof(self._interrupt)
+        self.handle = C.llama_init_from_model(weights.handle, params)
+        if not self.handle:
+            raise ModelError(f"no context of {n_ctx} tokens for {weights.path}: {_log.reason()}")
+        # The finalizer holds the weights: a context must be freed before its model.
+        weakref.finalize(self, _free_context, self.handle, weights, self._interrupt, self._abort)
+        self._memory = C.llama_get_memory(self.handle)
+        if not self._memory:
+            raise ModelError(f"{weights.path} is an embedding model: it has no decoder to write with")
+        self.n_ctx: int = C.llama_n_ctx(self.handle)
+        self._n_vocab = weights.n_vocab
+        self._views: dict[int, NDArray[np.float32]] = {}
+        self._batch = C.llama_batch_init(N_BATCH, 0, 1)
+        weakref.finalize(self, C.llama_batch_free, self._batch)
+
+    @property
+    def interrupted(self) -> bool:
+        return self._interrupt.value != 0
+
+    @interrupted.setter
+    def interrupted(self, value: bool) -> None:
+        """May be set from any thread: a batch that is being decoded on the CPU stops soon after."""
+        self._interrupt.value = value
+
+    def decode(self, tokens: Sequence[int], position: int, seq_id: int = 0) -> bool:
+        """Evaluate up to N_BATCH tokens of a sequence from `position` on; logits for the last.
+
+        Returns False where it was interrupted: nothing after `position` may be relied on then.
+        Raises GenerationError where llama.cpp fails.
+        """
+        batch = self._batch
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i] = token
+            batch.pos[i] = position + i
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = seq_id
+            batch.logits[i] = 0
+        batch.logits[len(tokens) - 1] = 1
+        status = C.llama_decode(self.handle, batch)
+        if status == 2:
+            return False
+        if status != 0:
+            raise GenerationError(
+                f"llama.cpp failed on {len(tokens)} tokens at position {position} "
+                f"(status {status}): {_log.reason()}"
+            )
+        return True
+
+    def logits(self) -> NDArray[np.float32]:
+        """The logits (V,) of the last token decoded, as llama.cpp holds them until the next batch."""
+        pointer = C.llama_get_logits_ith(self.handle, -1)
+        if not pointer:
+            raise GenerationError("llama.cpp has no logits for the last token")
+        address = ctypes.addressof(pointer.contents)
+        if address not in self._views:
+            array = (ctypes.c_float * self._n_vocab).from_address(address)
+            self._views = {address: np.ctypeslib.as_array(array)}
+        return self._views[address]
+
+    def truncate(self, length: int, seq_id: int = 0) -> bool:
+        """Forget all but the first `length` tokens of a sequence; False where the model cannot."""
+        return bool(C.llama_memory_seq_rm(self._memory, seq_id, length, -1))
+
+    def clear(self) -> None:
+        C.llama_memory_clear(self._memory, True)
+
+
+def _free_context(handle: object, *_: object) -> None:
+    C.llama_free(handle)
+
+
+class Draw:
+    """Draws tokens: a sampler's cut, then llama.cpp's `temp` and `dist` over what stands.
+
+    The logits are read where llama.cpp holds them and only the survivors are handed on, so the draw,
+    its seed and its generator are llama.cpp's and its 12-byte-per-token candidate array is not built
+    for the whole vocabulary. `k` is the number of survivors of the last draw.
+    """
+
+    def __init__(self, sampler: Sampler, temperature: float, seed: int, n_vocab: int) -> None:
+        self._sampler = sampler
+        self._scratch = Scratch(n_vocab)
+        self._records = np.empty(n_vocab, kernels.TOKEN_DATA)
+        self._array = C.llama_token_data_array()
+        self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        weakref.finalize(self, C.llama_sampler_free, self._chain)
+        C.llama_sampler_chain_add(self._chain, C.llama_sampler_init_temp(temperature))
+        C.llama_sampler_chain_add(self._chain, C.llama_sampler_init_dist(seed))
+        self.k = 0
+
+    def __call__(self, logits: NDArray[np.float32], step: int) -> int:
+        """Draw one token from raw logits (V,). Raises GenerationError, naming `step`, for a row with
+        a NaN or without a finite logit, from which llama.cpp would silently take some token."""
+        ids, records, array = self._scratch.ids, self._records, self._array
+        k = self._sampler.select(logits, self._scratch)
+        if k < 0:
+            what = "a NaN among its logits" if k == kernels.HAS_NAN else "no finite logit"
+            raise GenerationError(
+                f"the model gave {what} at step {step}: its file is damaged, or its weights "
+                "overflow on this device (try n_gpu_layers=0)"
+            )
+        kernels.write_token_data(logits, ids, k, records)
+        array.data = ctypes.cast(records.ctypes.data, C.llama_token_data_p)
+        array.size, array.selected, array.sorted = k, -1, False
+        C.llama_sampler_apply(self._chain, ctypes.byref(array))
+        self.k = k
+        return int(records["id"][array.selected])
