@@ -289,7 +289,7 @@ def cli(
     The cut does not move with temperature: at --temp 5 or 10 the text stays coherent. Ctrl-C stops an
     answer, Ctrl-D or /exit leaves.
     """
-    from mink_local.model import load_model  # here, so that --help is quick
+    from mink_local.loading import load_model  # here, so that --help is quick
     from mink_local.samplers import MinK, parse
 
     try:

@@ -21,7 +21,6 @@ from typing import Any
 import numba
 import numpy as np
 from numba import boolean, carray, cfunc, float32, float64, int32, int64, njit, types, uint8, uint64
-from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
 NO_FINITE_LOGIT = -1
@@ -361,34 +360,3 @@ def write_token_data(logits, ids, k, records):
 def flag_is_set(flag):
     """C function: whether the byte at `flag` is not zero. llama.cpp asks it whether to stop a batch."""
     return carray(flag, (1,), np.uint8)[0] != 0
-
-
-LOG_SIZE = 4096
-_LOG_HEADER = 16  # bytes: how many of the rest are used, and the level of the last message
-_LOG_ERROR, _LOG_CONTINUED = 4, 5  # of enum ggml_log_level
-
-
-@_compile(cfunc, types.void(int32, types.voidptr, types.voidptr))
-def keep_errors(level, text, log):
-    """C function: append the error `text` to `log`, LOG_SIZE bytes. A log callback for ggml.
-
-    In C because a Ctrl-C that arrives while Python is called back from C is lost.
-    """
-    header = carray(log, (2,), np.int64)
-    target = carray(log, (LOG_SIZE,), np.uint8)
-    source = carray(text, (LOG_SIZE,), np.uint8)
-    if level != _LOG_CONTINUED:
-        header[1] = level
-    if header[1] != _LOG_ERROR:
-        return
-    i = 0
-    while source[i] != 0 and _LOG_HEADER + header[0] < LOG_SIZE:
-        target[_LOG_HEADER + header[0]] = source[i]
-        header[0] += 1
-        i += 1
-
-
-def kept_errors(log: NDArray[np.uint8]) -> str:
-    """The text that `keep_errors` has put in `log`, a uint8 array of LOG_SIZE."""
-    used = int(log[:_LOG_HEADER].view(np.int64)[0])
-    return log[_LOG_HEADER : _LOG_HEADER + used].tobytes().decode("utf-8", "replace")

@@ -1,56 +1,59 @@
-"""llama.cpp through the bindings of llama-cpp-python: the only ctypes in the project.
+"""llama.cpp through the bindings of llama-cpp-python: `Weights` is a GGUF file that llama.cpp has
+loaded, `Context` a KV cache to decode batches with.
 
-`Weights` is a GGUF file that llama.cpp has loaded, `Context` a KV cache to decode batches with,
-`Draw` the way from a row of logits, borrowed where llama.cpp has them, to a token.
+Numba is not imported here: it takes as long as loading a small model, and the two overlap.
 """
 
 import ctypes
+import sys
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local import kernels
-from mink_local.errors import GenerationError, MinkError, ModelError
-from mink_local.samplers import Sampler, Scratch
+from mink_local.errors import GenerationError, ModelError
 
 ALL_LAYERS = -1
 N_BATCH = 512  # most tokens in one llama_decode; a longer batch aborts the process
 RANDOM_SEED = C.LLAMA_DEFAULT_SEED  # the one seed that llama.cpp takes to mean "any"
 
-if C.llama_token_data.__dict__.get("_fields_") is None or kernels.TOKEN_DATA.itemsize != ctypes.sizeof(
-    C.llama_token_data
-):
-    raise MinkError(
-        f"llama-cpp-python {llama_cpp.__version__} lays out its tokens in a way that mink-local "
-        "does not know: install one from 0.3.36 on and below 0.4"
-    )
+_ERROR, _CONTINUED = 4, 5  # of enum ggml_log_level
 
 
 class _Log:
     """Where llama.cpp's log goes: to standard error, or nowhere but for its errors, which are kept."""
 
     def __init__(self) -> None:
-        self._kept = np.zeros(kernels.LOG_SIZE, np.uint8)
-        self._keep = C.llama_log_callback(kernels.keep_errors.address)
-        self._print = C.llama_log_callback()  # NULL is llama.cpp's own, which prints
+        self._verbose = False
+        self._errors: deque[str] = deque(maxlen=20)
+        self._level = 0
+        self._callback = C.llama_log_callback(self._take)
 
     def begin(self, verbose: bool) -> None:
         """Start anew: what `reason` says is about what comes now."""
-        self._kept[:] = 0
-        C.llama_log_set(self._print if verbose else self._keep, self._kept.ctypes.data)
+        self._verbose = verbose
+        self._errors.clear()
+        C.llama_log_set(self._callback, None)
+
+    def _take(self, level: int, text: bytes, _: object) -> None:
+        self._level = self._level if level == _CONTINUED else level
+        line = text.decode("utf-8", "replace")
+        if self._level == _ERROR:
+            self._errors.append(line.strip())
+        if self._verbose:
+            print(line, end="", file=sys.stderr, flush=True)
 
     def reason(self) -> str:
         """llama.cpp's first complaint, without the name of the function that it is from."""
-        lines = kernels.kept_errors(self._kept).splitlines()
-        if not lines:
+        if not self._errors:
             return "llama.cpp gave no reason"
-        return (lines[0].partition(": ")[2] or lines[0]).removeprefix("error loading model: ")
+        first = self._errors[0]
+        return (first.partition(": ")[2] or first).removeprefix("error loading model: ")
 
 
 _log = _Log()
@@ -163,14 +166,11 @@ class Context:
         params.n_batch = params.n_ubatch = min(N_BATCH, n_ctx)
         params.n_threads = params.n_threads_batch = n_threads
         self._interrupt = ctypes.c_uint8(0)
-        self._abort = C.ggml_abort_callback(kernels.flag_is_set.address)  # kept from collection
-        params.abort_callback = self._abort
-        params.abort_callback_data = ctypes.addressof(self._interrupt)
         self.handle = C.llama_init_from_model(weights.handle, params)
         if not self.handle:
             raise ModelError(f"no context of {n_ctx} tokens for {weights.path}: {_log.reason()}")
         # The finalizer holds the weights: a context must be freed before its model.
-        weakref.finalize(self, _free_context, self.handle, weights, self._interrupt, self._abort)
+        weakref.finalize(self, _free_context, self.handle, weights, self._interrupt)
         self._memory = C.llama_get_memory(self.handle)
         if not self._memory:
             raise ModelError(f"{weights.path} is an embedding model: it has no decoder to write with")
@@ -179,6 +179,12 @@ class Context:
         self._views: dict[int, NDArray[np.float32]] = {}
         self._batch = C.llama_batch_init(N_BATCH, 0, 1)
         weakref.finalize(self, C.llama_batch_free, self._batch)
+
+    def ask_between_nodes(self, flag_is_set: int) -> None:
+        """Have llama.cpp ask the C function at this address, `bool (*)(void *flag)`, whether it is to
+        stop a batch in the middle, as it does on the CPU, instead of only after it."""
+        self._abort = C.ggml_abort_callback(flag_is_set)
+        C.llama_set_abort_callback(self.handle, self._abort, ctypes.addressof(self._interrupt))
 
     @property
     def interrupted(self) -> bool:
@@ -235,41 +241,3 @@ class Context:
 
 def _free_context(handle: object, *_: object) -> None:
     C.llama_free(handle)
-
-
-class Draw:
-    """Draws tokens: a sampler's cut, then llama.cpp's `temp` and `dist` over what stands.
-
-    The logits are read where llama.cpp holds them and only the survivors are handed on, so the draw,
-    its seed and its generator are llama.cpp's and its 12-byte-per-token candidate array is not built
-    for the whole vocabulary. `k` is the number of survivors of the last draw.
-    """
-
-    def __init__(self, sampler: Sampler, temperature: float, seed: int, n_vocab: int) -> None:
-        self._sampler = sampler
-        self._scratch = Scratch(n_vocab)
-        self._records = np.empty(n_vocab, kernels.TOKEN_DATA)
-        self._array = C.llama_token_data_array()
-        self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        weakref.finalize(self, C.llama_sampler_free, self._chain)
-        C.llama_sampler_chain_add(self._chain, C.llama_sampler_init_temp(temperature))
-        C.llama_sampler_chain_add(self._chain, C.llama_sampler_init_dist(seed))
-        self.k = 0
-
-    def __call__(self, logits: NDArray[np.float32], step: int) -> int:
-        """Draw one token from raw logits (V,). Raises GenerationError, naming `step`, for a row with
-        a NaN or without a finite logit, from which llama.cpp would silently take some token."""
-        ids, records, array = self._scratch.ids, self._records, self._array
-        k = self._sampler.select(logits, self._scratch)
-        if k < 0:
-            what = "a NaN among its logits" if k == kernels.HAS_NAN else "no finite logit"
-            raise GenerationError(
-                f"the model gave {what} at step {step}: its file is damaged, or its weights "
-                "overflow on this device (try n_gpu_layers=0)"
-            )
-        kernels.write_token_data(logits, ids, k, records)
-        array.data = ctypes.cast(records.ctypes.data, C.llama_token_data_p)
-        array.size, array.selected, array.sorted = k, -1, False
-        C.llama_sampler_apply(self._chain, ctypes.byref(array))
-        self.k = k
-        return int(records["id"][array.selected])

@@ -1,112 +1,21 @@
-"""A loaded GGUF model: where its layers are, its chat template, and the generation of text."""
+"""A loaded GGUF model, and the generation of text."""
 
 import codecs
 import logging
-import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-import psutil
-
-from mink_local.catalog import resolve
-from mink_local.errors import ContextOverflowError, GenerationError, ModelError
-from mink_local.llamacpp import ALL_LAYERS, N_BATCH, RANDOM_SEED, Context, Draw, Weights, gpu_missing
+from mink_local.draw import Draw
+from mink_local.errors import ContextOverflowError, GenerationError
+from mink_local.kernels import flag_is_set
+from mink_local.llamacpp import N_BATCH, RANDOM_SEED, Context, Weights
 from mink_local.samplers import Greedy, MinK, Sampler
 from mink_local.template import ChatTemplate, Message
-from mink_local.vetting import vet
-
-DEFAULT_N_CTX = 4096
 
 log = logging.getLogger("mink_local")
 
 FinishReason = Literal["stop", "length", "interrupted"]
-Loader = Callable[[int], tuple[Weights, Context]]
-
-
-def load_model(
-    model: str,
-    *,
-    n_ctx: int = DEFAULT_N_CTX,
-    n_gpu_layers: int | Literal["auto"] = "auto",
-    n_threads: int | None = None,
-    verbose: bool = False,
-) -> "Model":
-    """Load a GGUF model.
-
-    model: an alias of `models.txt` or a path.
-    n_ctx: tokens that prompt and answer share; at most what the model was trained on.
-    n_gpu_layers: "auto" puts every layer on the GPU where there is one, fewer where they do not fit,
-        none where there is no GPU; a number asks for just so many. `Model.placement` says what came
-        of it.
-    n_threads: CPU threads, one for every physical core by default.
-    verbose: llama.cpp's log on standard error.
-
-    Raises ModelNotFoundError, or ModelError for a file that cannot be loaded. A file that is not yet known
-    is first tried in a child process (`vetting`).
-    """
-    if n_ctx < 1:
-        raise ValueError(f"n_ctx must be at least 1, not {n_ctx}")
-    if n_threads is not None and n_threads < 1:
-        raise ValueError(f"n_threads must be at least 1, not {n_threads}")
-    if n_gpu_layers != "auto" and n_gpu_layers < ALL_LAYERS:
-        raise ValueError(f"n_gpu_layers must be auto, -1 for all, or more, not {n_gpu_layers}")
-    file = resolve(model)
-    vet(file)
-    threads = n_threads or _physical_cores()
-
-    def load(layers: int) -> tuple[Weights, Context]:
-        weights = Weights(file.path, layers, verbose)
-        if n_ctx > weights.n_ctx_train:
-            log.warning("%s was trained on %d tokens: the context is that", file.name, weights.n_ctx_train)
-        return weights, Context(weights, min(n_ctx, weights.n_ctx_train), threads)
-
-    missing = gpu_missing()
-    if missing:
-        if n_gpu_layers not in ("auto", 0):
-            log.warning("no layer of %s goes to a GPU: %s", file.name, missing)
-        weights, context = load(0)
-        placement = f"on the CPU, {threads} threads ({missing})"
-    elif n_gpu_layers == "auto":
-        weights, context, placement = _load_what_fits(load)
-    else:
-        weights, context = load(n_gpu_layers)
-        placement = _placement(n_gpu_layers, weights.n_layers)
-    log.info("%s is %s", file.name, placement)
-    return Model(file.name, weights, context, placement)
-
-
-def _load_what_fits(load: Loader) -> tuple[Weights, Context, str]:
-    """Load with as many layers on the GPU as it takes: all, three quarters, half, a quarter, none."""
-    try:
-        weights, context = load(ALL_LAYERS)
-        return weights, context, _placement(ALL_LAYERS, weights.n_layers)
-    except ModelError as error:
-        reason = error
-    weights, context = load(0)  # what fails here does not fail for want of GPU memory
-    for quarters in (3, 2, 1):
-        layers = weights.n_layers * quarters // 4
-        try:
-            weights, context = load(layers)
-            break
-        except ModelError:
-            layers = 0
-    placement = f"{_placement(layers, weights.n_layers)} (all of it does not fit the GPU)"
-    log.warning("%s: %s", placement, reason)
-    return weights, context, placement
-
-
-def _placement(layers: int, n_layers: int) -> str:
-    if layers == 0:
-        return "on the CPU"
-    if layers == ALL_LAYERS or layers > n_layers:
-        return "on the GPU, every layer"
-    return f"on the GPU with {layers} of {n_layers} layers, on the CPU with the rest"
-
-
-def _physical_cores() -> int:
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(psutil.cpu_count(logical=False) or 1, available or 1))
 
 
 class Model:
@@ -122,6 +31,7 @@ class Model:
         self.n_ctx = context.n_ctx
         self._weights = weights
         self._context = context
+        self._context.ask_between_nodes(flag_is_set.address)
         self._template = ChatTemplate(weights)
         self._cached: list[int] = []  # the tokens that the KV cache holds for certain
         self._reply: Reply | None = None

@@ -52,10 +52,17 @@ class Sampler(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def select(self, logits: NDArray[np.float32], scratch: Scratch, allow_nan: bool = False) -> int:
+    def select(
+        self,
+        logits: NDArray[np.float32],
+        temperature: float,
+        scratch: Scratch,
+        allow_nan: bool = False,
+    ) -> int:
         """Leave the ids of the candidates in `scratch.ids`, largest logit first; return how many.
 
-        logits: contiguous float32 (V,). Allocates nothing. Returns `kernels.NO_FINITE_LOGIT` or,
+        logits: raw, contiguous float32 (V,). temperature: what they will be divided by, > 0, which
+        only a cut of the scaled distribution looks at. Allocates nothing. Returns `kernels.NO_FINITE_LOGIT` or,
         unless `allow_nan`, `kernels.HAS_NAN` for a row that nothing can be drawn from.
         """
 
@@ -91,7 +98,7 @@ class Sampler(ABC):
 
     def _select(self, row: NDArray[np.float32]) -> tuple[int, Scratch]:
         scratch = _thread.fitting(row.size)
-        k = self.select(row, scratch, allow_nan=True)
+        k = self.select(row, 1.0, scratch, allow_nan=True)
         if k == kernels.NO_FINITE_LOGIT:
             raise ValueError("no logit is finite: there is no token to choose")
         return k, scratch
@@ -122,7 +129,13 @@ class MinK(Sampler):
         if not (math.isfinite(self.tau) and self.tau >= 0):
             raise ValueError(f"tau must be a finite number of at least 0, not {self.tau}")
 
-    def select(self, logits: NDArray[np.float32], scratch: Scratch, allow_nan: bool = False) -> int:
+    def select(
+        self,
+        logits: NDArray[np.float32],
+        temperature: float,  # noqa: ARG002
+        scratch: Scratch,
+        allow_nan: bool = False,
+    ) -> int:
         k: int = kernels.min_k(logits, self.tau, allow_nan, scratch.work, scratch.ids)
         return k
 
@@ -133,7 +146,13 @@ class Greedy(Sampler):
 
     name: ClassVar[str] = "greedy"
 
-    def select(self, logits: NDArray[np.float32], scratch: Scratch, allow_nan: bool = False) -> int:
+    def select(
+        self,
+        logits: NDArray[np.float32],
+        temperature: float,  # noqa: ARG002
+        scratch: Scratch,
+        allow_nan: bool = False,
+    ) -> int:
         k: int = kernels.greedy(logits, allow_nan, scratch.work, scratch.ids)
         return k
 

@@ -74,6 +74,12 @@ class ChatTemplate:
         return re.compile(f"(?=(?:{'|'.join(map(re.escape, texts))}))(.)" if texts else "(?!)", re.S)
 
     def _break(self, content: str, mark: str) -> str:
+        """`content` with `mark` after the first character of every control token in it."""
+        as_text, as_tokens = (
+            self._weights.tokenize(content, add_special=False, parse_special=parse) for parse in (False, True)
+        )
+        if as_text == as_tokens:  # nearly always, and then the vocabulary need not be searched
+            return content
         return self._control.sub(rf"\1{mark}", content)
 
 
