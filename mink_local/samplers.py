@@ -62,8 +62,9 @@ class Sampler(ABC):
         """Leave the ids of the candidates in `scratch.ids`, largest logit first; return how many.
 
         logits: raw, contiguous float32 (V,). temperature: what they will be divided by, > 0, which
-        only a cut of the scaled distribution looks at. Allocates nothing. Returns `kernels.NO_FINITE_LOGIT` or,
-        unless `allow_nan`, `kernels.HAS_NAN` for a row that nothing can be drawn from.
+        only a cut of the scaled distribution looks at. Allocates nothing. Returns
+        `kernels.NO_FINITE_LOGIT` or, unless `allow_nan`, `kernels.HAS_NAN` for a row that nothing can
+        be drawn from.
         """
 
     def cutoff(self, logits: ArrayLike) -> int:
