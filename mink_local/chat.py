@@ -250,10 +250,8 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 @click.option(
     "--ctx",
     type=click.IntRange(min=1),
-    default=4096,
-    show_default=True,
     metavar="N",
-    help="Tokens that the conversation may have, the answer included.",
+    help="Tokens that the conversation may have, the answer included.  [default: 4096]",
 )
 @click.option(
     "--gpu-layers",
@@ -279,7 +277,7 @@ def cli(
     tau: float | None,
     seed: int | None,
     max_tokens: int | None,
-    ctx: int,
+    ctx: int | None,
     gpu_layers: Any,
     threads: int | None,
     verbose: bool,

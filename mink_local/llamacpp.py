@@ -44,7 +44,7 @@ class _Log:
         self._level = self._level if level == _CONTINUED else level
         line = text.decode("utf-8", "replace")
         if self._level == _ERROR:
-            self._errors.append(line.strip())
+            self._errors.append(line.strip() or "an error without words")
         if self._verbose:
             print(line, end="", file=sys.stderr, flush=True)
 
@@ -52,7 +52,7 @@ class _Log:
         """llama.cpp's first complaint, without the name of the function that it is from."""
         if not self._errors:
             return "llama.cpp gave no reason"
-        first = self._errors[0]
+        first = self._errors[0].splitlines()[0]
         return (first.partition(": ")[2] or first).removeprefix("error loading model: ")
 
 

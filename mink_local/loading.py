@@ -26,7 +26,7 @@ log = logging.getLogger("mink_local")
 def load_model(
     model: str,
     *,
-    n_ctx: int = DEFAULT_N_CTX,
+    n_ctx: int | None = None,
     n_gpu_layers: int | Literal["auto"] = "auto",
     n_threads: int | None = None,
     verbose: bool = False,
@@ -34,7 +34,7 @@ def load_model(
     """Load a GGUF model.
 
     model: an alias of `models.txt` or a path.
-    n_ctx: tokens that prompt and answer share; at most what the model was trained on.
+    n_ctx: tokens that prompt and answer share; 4096 by default, and at most what the model was trained on.
     n_gpu_layers: "auto" puts every layer on the GPU where there is one, fewer where they do not fit,
         none where there is no GPU; a number asks for just so many. `Model.placement` says what came
         of it.
@@ -44,7 +44,7 @@ def load_model(
     Raises ModelNotFoundError, or ModelError for a file that cannot be loaded. A file that is not yet known
     is first tried in a child process (`vetting`).
     """
-    if n_ctx < 1:
+    if n_ctx is not None and n_ctx < 1:
         raise ValueError(f"n_ctx must be at least 1, not {n_ctx}")
     if n_threads is not None and n_threads < 1:
         raise ValueError(f"n_threads must be at least 1, not {n_threads}")
@@ -56,9 +56,9 @@ def load_model(
 
     def load(layers: int) -> tuple[Weights, Context]:
         weights = Weights(file.path, layers, verbose)
-        if n_ctx > weights.n_ctx_train:
+        if n_ctx is not None and n_ctx > weights.n_ctx_train:
             log.warning("%s was trained on %d tokens: the context is that", file.name, weights.n_ctx_train)
-        return weights, Context(weights, min(n_ctx, weights.n_ctx_train), threads)
+        return weights, Context(weights, min(n_ctx or DEFAULT_N_CTX, weights.n_ctx_train), threads)
 
     # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback, and which leaves
     # this one free to import Numba meanwhile: each takes about a third of a second.

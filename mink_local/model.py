@@ -34,7 +34,7 @@ class Model:
         self._context.ask_between_nodes(flag_is_set.address)
         self._template = ChatTemplate(weights)
         self._cached: list[int] = []  # the tokens that the KV cache holds for certain
-        self._reply: Reply | None = None
+        self._replies = 0  # how many were begun: only the last may go on
         if self._template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
 
@@ -80,7 +80,9 @@ class Model:
         room = self.n_ctx - len(prompt)
         if room < 1:
             raise ContextOverflowError(len(prompt), self.n_ctx)
-        self._reply = Reply(
+        self._context.interrupted = False
+        self._replies += 1
+        return Reply(
             model=self,
             prompt=prompt,
             sampler=Greedy() if temperature == 0 else sampler or MinK(),
@@ -89,8 +91,6 @@ class Model:
             seed=seed,
             stop=(*stop, *self._template.stop),
         )
-        self._context.interrupted = False
-        return self._reply
 
     def _rewind(self, tokens: Sequence[int]) -> int:
         """Forget what the KV cache holds beyond its common beginning with `tokens`; returns how many
@@ -141,6 +141,7 @@ class Reply(Iterator[str]):
         self.k: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._model = model
+        self._number = model._replies
         self._max_tokens = max_tokens
         self._draw = Draw(sampler, temperature, seed, model._weights.n_vocab)
         self._pieces = self._until_stop(self._decode_utf8(self._generate(prompt)), stop)
@@ -171,7 +172,7 @@ class Reply(Iterator[str]):
             if self.n_tokens == self._max_tokens:
                 self.finish_reason = "length"
                 return
-            if model._reply is not self:
+            if model._replies != self._number:
                 raise GenerationError("another answer was begun on this model before this one ended")
             going = model._extend([token])
         self.finish_reason = "interrupted"

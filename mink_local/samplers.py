@@ -40,10 +40,10 @@ _thread = _ThreadScratch()
 
 
 def _as_row(logits: ArrayLike) -> NDArray[np.float32]:
-    row = np.ascontiguousarray(logits, dtype=np.float32)
+    row = np.asarray(logits, np.float32)
     if row.ndim != 1 or row.size == 0:
         raise ValueError(f"logits must be one row of shape (V,), V >= 1, not {row.shape}")
-    return row
+    return np.ascontiguousarray(row)
 
 
 class Sampler(ABC):

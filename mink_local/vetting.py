@@ -42,14 +42,14 @@ def vet(file: ModelFile) -> None:
         raise ModelError(f"{file.path} is empty")
     if magic != _MAGIC:
         raise ModelError(f"{file.path} is not a GGUF file: it does not start with {_MAGIC.decode()}")
-    identity = [str(file.path), status.st_size, status.st_mtime_ns]
-    if identity in _passed():
+    path, state = str(file.path), [status.st_size, status.st_mtime_ns]
+    if _passed().get(path) == state:
         return
     if file.sha256 is None or _sha256(file.path) != file.sha256:
         if status.st_size > _GIB:
             log.warning("trying %s in a child process first (only this once)", file.path.name)
         _try_in_child(file.path, status.st_size)
-    _remember(identity)
+    _remember(path, state)
 
 
 def _try_in_child(path: Path, size: int) -> None:
@@ -83,17 +83,18 @@ def _record() -> Path:
     return user_cache_path("mink-local") / "vetted.json"
 
 
-def _passed() -> list[list[object]]:
+def _passed() -> dict[str, object]:
+    """Size and modification time of every file that passed, by its path."""
     try:
         passed = json.loads(_record().read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return []
-    return passed if isinstance(passed, list) else []
+        return {}
+    return passed if isinstance(passed, dict) else {}
 
 
-def _remember(identity: list[object]) -> None:
+def _remember(path: str, state: list[int]) -> None:
     """Add a file to those that passed. Where the cache cannot be written it is tried again next time."""
-    passed = [entry for entry in _passed() if entry[:1] != identity[:1]] + [identity]
+    passed = {**_passed(), path: state}
     try:
         _record().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=_record().parent, delete=False) as stream:

@@ -1,0 +1,57 @@
+"""What the tests share: the real model, small models with random weights, the test data."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mink_local import load_model
+from mink_local.catalog import resolve
+from mink_local.model import Model
+from tests.tiny import write_model
+
+SHARED = Path(__file__).parents[2] / "shared"
+LOGITS = ("smollm2-135m-49152", "qwen2.5-0.5b-151936", "gemma3-270m-262144")
+
+
+def shared(name: str) -> Path:
+    """A file of the test data beside the checkout; the test is skipped where it is not there."""
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip(f"the test data {path} is not here")
+    return path
+
+
+@pytest.fixture(params=LOGITS)
+def logits(request: pytest.FixtureRequest) -> NDArray[np.float32]:
+    """Eight rows of a real model's logits, (8, V)."""
+    with np.load(shared(f"logits/{request.param}.npz")) as file:
+        rows: NDArray[np.float32] = file["logits"]
+    return rows
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    return resolve("smollm2-135m").path
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Model:
+    return load_model("smollm2-135m", n_ctx=1024)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """`tiny(**options)` writes a one-layer model with SmolLM2's vocabulary; see `write_model`.
+
+    What passes the child process is remembered in a cache of the test's own.
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def write(name: str = "tiny.gguf", **options: Any) -> Path:
+        return write_model(tmp_path / name, options.pop("vocabulary", smollm2_path), **options)
+
+    return write
