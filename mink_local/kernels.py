@@ -26,7 +26,7 @@ from typing import Any
 
 import numba
 import numpy as np
-from numba import boolean, carray, cfunc, float32, float64, int32, int64, njit, types, uint8, uint64
+from numba import boolean, cfunc, float32, float64, int32, int64, njit, types, uint8, uint64
 from platformdirs import user_cache_path
 
 NO_FINITE_LOGIT = -1
@@ -574,7 +574,7 @@ def min_p(logits, p, temperature, allow_nan, work, ids):
     if n <= 0:
         return n
     log_p = math.log(p) if p > 0.0 else -math.inf
-    cut = _logit(highest) + temperature * log_p
+    cut = np.float64(_logit(highest)) + temperature * log_p
     return _keep_from(cut, logits, highest, block_max, entries, scratch, ids)
 
 
@@ -635,7 +635,7 @@ def write_token_data(logits, ids, k, records):
         records[i].p = np.float32(0)
 
 
-@_compile(cfunc, uint8(types.voidptr))
+@_compile(cfunc, uint8(types.CPointer(uint8)))
 def flag_is_set(flag):
     """C function: whether the byte at `flag` is not zero. llama.cpp asks it whether to stop a batch."""
-    return carray(flag, (1,), np.uint8)[0] != 0
+    return flag[0] != 0
