@@ -8,9 +8,9 @@ after a few dozen positions. One vectorised pass finds the maximum of every bloc
 minimum; the few logits above a threshold taken from the block maxima go into a heap; the walk pops
 them until the bound closes, and starts again with a lower threshold if it does not.
 
-The other cuts need no sort either: top-k and top-p take tokens from the same heap, and min-p,
-top-nσ, η and p-less keep every logit above a threshold that follows from the maximum and a sum or two
-over the row. Only what is kept is put in order.
+The other cuts need no sort either: top-k and top-p take tokens from the same heap, and min-p, top-nσ,
+η and p-less keep every logit above a threshold that follows from the maximum and a sum or two over
+the row. Only what is collected is put in order.
 
 What every chat needs has one explicit signature and is compiled when this module is first imported on
 a machine; the other methods and Min-k's variants are when they are first called. Two processes that
@@ -324,15 +324,20 @@ def _entry_logit(entry):
 
 
 @_helper
-def _collect_largest(logits, wanted, block_max, entries, scratch):
-    """Collect and arrange at least the `wanted` largest logits, or every finite one if there are
-    fewer. Returns how many, and what `_arrange` does."""
-    threshold = _SMALLEST_FINITE
-    if wanted < block_max.size:
-        threshold = max(threshold, _tame(_nth_block_max(block_max, wanted, scratch)))
+def _collect_from(logits, threshold, block_max, entries, scratch):
+    """`_collect` and `_arrange`: returns how many entries, their array, and whether they are a heap."""
     m = _collect(logits, block_max, threshold, entries)
     arranged, by_heap = _arrange(entries, scratch, m)
     return m, arranged, by_heap
+
+
+@_helper
+def _largest(wanted, block_max, scratch):
+    """A threshold that at least the `wanted` largest logits pass, or every finite one if there are
+    fewer."""
+    if wanted >= block_max.size:
+        return _SMALLEST_FINITE
+    return max(_SMALLEST_FINITE, _tame(_nth_block_max(block_max, wanted, scratch)))
 
 
 @_helper
@@ -356,7 +361,8 @@ def _min_k(logits, tau, alpha, logarithmic, normalize, allow_nan, work, ids):
     for wanted in (_FIRST_LOOK, max(2 * _FIRST_LOOK, block_max.size // 2), logits.size):
         if wanted < k_fallback and wanted < logits.size:
             continue
-        m, arranged, by_heap = _collect_largest(logits, wanted, block_max, entries, scratch)
+        threshold = _largest(wanted, block_max, scratch)
+        m, arranged, by_heap = _collect_from(logits, threshold, block_max, entries, scratch)
         k_cliff = 1
         best = -1.0
         previous = 0.0
@@ -428,7 +434,8 @@ def top_k(logits, k, allow_nan, work, ids):
     n, _, _ = _survey(logits.view(np.int32), block_max, allow_nan)
     if n <= 0:
         return n
-    m, arranged, by_heap = _collect_largest(logits, min(k, n), block_max, entries, scratch)
+    threshold = _largest(k, block_max, scratch)
+    m, arranged, by_heap = _collect_from(logits, threshold, block_max, entries, scratch)
     k = min(k, m)
     for i in range(k):
         ids[i] = _token(_take(arranged, i, m, by_heap))
@@ -531,8 +538,8 @@ def _threshold(cut, highest):
 @_helper
 def _keep_from(cut, logits, highest, block_max, entries, scratch, ids):
     """Leave the ids of the logits that are `cut` or larger, and always the largest, in `ids`."""
-    m = _collect(logits, block_max, _threshold(cut, highest), entries)
-    arranged, by_heap = _arrange(entries, scratch, m)
+    threshold = _threshold(cut, highest)
+    m, arranged, by_heap = _collect_from(logits, threshold, block_max, entries, scratch)
     for i in range(m):
         ids[i] = _token(_take(arranged, i, m, by_heap))
     return m
@@ -549,11 +556,15 @@ def top_p(logits, p, temperature, allow_nan, work, ids):
     largest = np.float64(_logit(highest))
     scale = _scale(temperature)
     wanted_mass = math.inf
+    cut = -math.inf
     if p < 1.0:
         total, _, _ = _exp_sums(logits, largest, scale)
         wanted_mass = p * total
-    for wanted in (_FIRST_LOOK, max(2 * _FIRST_LOOK, block_max.size // 2), logits.size):
-        m, arranged, by_heap = _collect_largest(logits, wanted, block_max, entries, scratch)
+        # What is below this makes up less than 1 - p, being at most n times it.
+        cut = largest + temperature * math.log((1.0 - p) * total / n)
+    m = 0
+    for threshold in (_largest(_FIRST_LOOK, block_max, scratch), _threshold(cut, highest)):
+        m, arranged, by_heap = _collect_from(logits, threshold, block_max, entries, scratch)
         mass = 0.0
         for i in range(m):
             entry = _take(arranged, i, m, by_heap)
@@ -561,9 +572,7 @@ def top_p(logits, p, temperature, allow_nan, work, ids):
             mass += _exp2(_exponent(_entry_logit(entry), largest, scale))
             if mass >= wanted_mass:
                 return i + 1
-        if m == n:
-            break
-    return n
+    return m
 
 
 @_lazy_kernel
