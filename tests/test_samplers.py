@@ -39,7 +39,7 @@ FILES = ["smollm2-135m-49152", "qwen2.5-0.5b-151936", "gemma3-270m-262144"]
 JIT = not numba.config.DISABLE_JIT  # without it a whole vocabulary takes minutes
 needs_logits = pytest.mark.skipif(not (LOGITS.exists() and JIT), reason="no shared test data, or no JIT")
 
-TEMPERATURES = [1e-300, 1e-9, 0.3, 1.0, 5.0, 1e4, 1e300]
+TEMPERATURES = [1e-300, 1e-9, 0.3, 1.0, 5.0, 1e4, 1e15, 1e300]
 
 TWINS: dict[type[Sampler], Callable[..., reference.Prefix]] = {
     Greedy: reference.greedy,
@@ -209,6 +209,27 @@ def test_broken_rows(name: str) -> None:
     for temperature in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="temperature must be a finite number above 0"):
             sampler.cutoff(half, temperature)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_nearly_everything_banned(name: str) -> None:
+    """As a grammar does: most blocks of logits have no finite one."""
+    row = np.full(20_000, -np.inf, np.float32)
+    row[[9_000, 500, 19_999]] = [1.0, 1.1, 1.2]
+    ids, _ = parse(name).candidates(row)
+    expected = {"mirostat": [500, 9_000, 19_999], "greedy": [19_999], "top-n-sigma": [19_999]}
+    expected |= {"min-k": [19_999, 500, 9_000], "p-less": [19_999]}
+    assert ids.tolist() == expected.get(name, [19_999, 500, 9_000])
+
+
+def test_top_p_reaches_into_a_flat_tail() -> None:
+    """The tail weighs 0.14 beside the largest logit's 1: of the whole 1.14, 0.9 is not reached without
+    two ninths of it. In every block one logit sticks out, so that the first look sees no more."""
+    row = np.full(20_000, math.log(0.14 / 20_000), np.float32)
+    row[::256] += 0.001
+    row[12_345] = 0.0
+    check(TopP(0.9), row, 1.0)
+    assert TopP(0.9).cutoff(row) == pytest.approx(20_000 * (0.9 * 1.14 - 1) / 0.14, rel=1e-2)
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
