@@ -53,9 +53,6 @@ def _as_row(logits: ArrayLike) -> NDArray[np.float32]:
     if row.ndim != 1 or row.size == 0:
         raise ValueError(f"logits must be one row of shape (V,), V >= 1, not {row.shape}")
     return np.require(row, requirements=["C_CONTIGUOUS", "WRITEABLE"])  # as the kernels' types ask for
-    if row.ndim != 1 or row.size == 0:
-        raise ValueError(f"logits must be one row of shape (V,), V >= 1, not {row.shape}")
-    return np.ascontiguousarray(row)
 
 
 def _require(condition: bool, name: str, needed: str, value: object) -> None:
