@@ -1,9 +1,6 @@
 """`mink-chat`: a conversation with a GGUF model in the terminal, or one answer to one prompt."""
 
 import contextlib
-import logging
-import math
-import os
 import queue
 import re
 import signal
@@ -17,14 +14,14 @@ import click
 
 from mink_local import __version__
 from mink_local.catalog import DEFAULT_MODEL
-from mink_local.errors import MinkError, ModelNotFoundError
+from mink_local.cli import INTERRUPTED, GpuLayers, finite, run
+from mink_local.errors import MinkError
 
 if TYPE_CHECKING:
     from mink_local.model import Model, Reply
     from mink_local.samplers import Sampler
 
 PROGRAM = "mink-chat"
-INTERRUPTED = 130  # the shell's exit status for a program that Ctrl-C ended
 
 # What a terminal would obey instead of show: everything below a space but tab and newline, and C1.
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -162,27 +159,6 @@ def _without_surrogates(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value} is not a finite number.")
-    return value
-
-
-class GpuLayers(click.ParamType["int | str"]):
-    name = "auto|N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "auto":
-            return value
-        try:
-            layers = int(value)
-        except ValueError:
-            layers = -2
-        if layers < -1:
-            self.fail(f"{value!r} is neither auto nor a number (-1: all layers).", param, ctx)
-        return layers
-
-
 EXAMPLES = """\b
 Examples:
   mink-chat --temp 5
@@ -216,7 +192,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
     type=click.FloatRange(min=0),
     default=1.0,
     show_default=True,
-    callback=_finite,
+    callback=finite,
     metavar="T",
     help="Temperature, applied after the cut; 0 takes the likeliest token.",
 )
@@ -230,7 +206,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 @click.option(
     "--tau",
     type=click.FloatRange(min=0),
-    callback=_finite,
+    callback=finite,
     metavar="TAU",
     help="Min-k's fallback for flat distributions; 0 switches it off.  [default: 3]",
 )
@@ -317,29 +293,7 @@ def cli(
 
 
 def main() -> None:
-    """Run `mink-chat`, with one sentence on standard error for whatever goes wrong."""
-    logging.basicConfig(format=f"{PROGRAM}: %(message)s", level=logging.WARNING)
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
-    try:
-        status = cli.main(prog_name=PROGRAM, standalone_mode=False) or 0
-    except click.ClickException as error:
-        status = _fail(error.format_message(), error.exit_code)
-    except ModelNotFoundError as error:
-        status = _fail(str(error), 2)
-    except MinkError as error:
-        status = _fail(str(error), 1)
-    except (click.Abort, KeyboardInterrupt):
-        status = INTERRUPTED
-    except BrokenPipeError:  # whoever read the answer has had enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 1
-    sys.exit(status)
-
-
-def _fail(sentence: str, status: int) -> int:
-    print(f"{PROGRAM}: {sentence}", file=sys.stderr)
-    return status
+    run(cli, PROGRAM)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from llama_cpp import LogitsProcessorList
 from numpy.typing import NDArray
 
 from mink_local import MinK, kernels
-from mink_local.samplers import Greedy, Sampler, Scratch, parse
+from mink_local.samplers import Greedy, Scratch, parse
 from tests import reference
 
 INF = float("inf")
@@ -213,10 +213,7 @@ def test_logits_processor_in_llama_cpp_python(smollm2_path: object) -> None:
     llama = llama_cpp.Llama(str(smollm2_path), n_ctx=256, verbose=False, seed=1)
     cuts: list[list[int]] = []
 
-    class Watched(Sampler):
-        name = "watched"
-        select = MinK().select
-
+    class Watched(MinK):
         def __call__(self, input_ids: object, scores: Row) -> Row:
             cut = super().__call__(input_ids, scores)
             cuts.append(np.flatnonzero(cut > -INF).tolist())

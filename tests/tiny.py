@@ -1,14 +1,35 @@
-"""Writes small GGUF models with random weights and the vocabulary of another GGUF file."""
+"""Writes GGUF models with random weights and the vocabulary of another GGUF file: small ones for the
+tests, full-size ones for benchmarks, where the weights' values change nothing."""
 
+import math
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
 
-WIDTH = 64
-HEADS = 2
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a decoder. `tied`: the output matrix is the token embeddings."""
+
+    arch: str = "llama"
+    layers: int = 1
+    width: int = 64
+    feed_forward: int = 64
+    heads: int = 2
+    heads_kv: int = 2
+    head_width: int = 32
+    tied: bool = True
+
+
+SHAPES = {
+    "llama-3-8b": Shape("llama", 32, 4096, 14336, 32, 8, 128, tied=False),
+    "qwen3-4b": Shape("qwen3", 36, 2560, 9728, 32, 8, 128),
+}
 
 
 @cache
@@ -24,24 +45,27 @@ def write_model(
     template: str | None = "",
     scale: float = 1.0,
     n_ctx_train: int = 2048,
-    seed: int = 0,
+    shape: Shape | None = None,
 ) -> Path:
-    """Write a one-layer model to `path`.
+    """Write a model to `path`, by default of one small layer.
 
     vocabulary: the GGUF file whose tokenizer it takes. template: a chat template, None for none, ""
     for that of `vocabulary`. scale: of the weights of the output norm; NaN makes every logit NaN.
     """
+    shape = shape or Shape(arch)
     tokenizer = _tokenizer(vocabulary)
     n_vocab = len(tokenizer["tokenizer.ggml.tokens"].data)
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_block_count(1)
+    writer = gguf.GGUFWriter(path, shape.arch)
+    writer.add_block_count(shape.layers)
     writer.add_context_length(n_ctx_train)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(WIDTH)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
+    writer.add_embedding_length(shape.width)
+    writer.add_feed_forward_length(shape.feed_forward)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.heads_kv)
+    writer.add_key_length(shape.head_width)
+    writer.add_value_length(shape.head_width)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(WIDTH // HEADS)
+    writer.add_rope_dimension_count(shape.head_width)
     writer.add_vocab_size(n_vocab)
     for key, field in tokenizer.items():
         if key != "tokenizer.chat_template":
@@ -52,35 +76,53 @@ def write_model(
         template = tokenizer["tokenizer.chat_template"].contents()
     if template:
         writer.add_chat_template(template)
+    return _finish(writer, path, _tensors(shape, n_vocab, scale))
 
-    random = np.random.default_rng(seed)
 
-    def add(name: str, *shape: int) -> None:
-        writer.add_tensor(name, random.normal(0, 0.3, shape).astype(np.float16))
+def _tensors(shape: Shape, n_vocab: int, scale: float) -> dict[str, tuple[tuple[int, ...], float]]:
+    """Shape of every tensor, and its value where it is a norm, NaN excepted: 0 for a random matrix."""
+    queries, keys = shape.heads * shape.head_width, shape.heads_kv * shape.head_width
+    tensors: dict[str, tuple[tuple[int, ...], float]] = {
+        "token_embd.weight": ((n_vocab, shape.width), 0),
+        "output_norm.weight": ((shape.width,), scale),
+    }
+    if not shape.tied:
+        tensors["output.weight"] = ((n_vocab, shape.width), 0)
+    for i in range(shape.layers):
+        block = {
+            "attn_norm": ((shape.width,), 1),
+            "ffn_norm": ((shape.width,), 1),
+            "attn_q": ((queries, shape.width), 0),
+            "attn_k": ((keys, shape.width), 0),
+            "attn_v": ((keys, shape.width), 0),
+            "attn_output": ((shape.width, queries), 0),
+            "ffn_gate": ((shape.feed_forward, shape.width), 0),
+            "ffn_up": ((shape.feed_forward, shape.width), 0),
+            "ffn_down": ((shape.width, shape.feed_forward), 0),
+        }
+        if shape.arch == "qwen3":
+            block |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), ((shape.head_width,), 1))
+        tensors |= {f"blk.{i}.{name}.weight": tensor for name, tensor in block.items()}
+    return tensors
 
-    def add_norm(name: str, size: int, value: float = 1.0) -> None:
-        writer.add_tensor(name, np.full(size, value, np.float32))
 
-    add("token_embd.weight", n_vocab, WIDTH)
-    add_norm("output_norm.weight", WIDTH, scale)
-    add_norm("blk.0.attn_norm.weight", WIDTH)
-    add_norm("blk.0.ffn_norm.weight", WIDTH)
-    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
-        add(f"blk.0.{name}.weight", WIDTH, WIDTH)
-    if arch == "qwen3":
-        add_norm("blk.0.attn_q_norm.weight", WIDTH // HEADS)
-        add_norm("blk.0.attn_k_norm.weight", WIDTH // HEADS)
-    return _finish(writer, path)
+def _fill(shape: tuple[int, ...], value: float, noise: NDArray[np.float16]) -> NDArray[Any]:
+    if len(shape) == 1:
+        return np.full(shape, value, np.float32)
+    size = math.prod(shape)
+    start = size % 1000  # another stretch of the noise for another shape
+    return np.resize(noise[start:], size).reshape(shape)
 
 
 def write_embedding_model(path: Path) -> Path:
     """Write a one-layer BERT, which embeds text and writes none, to `path`."""
+    width = 64
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_block_count(1)
     writer.add_context_length(512)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(WIDTH)
-    writer.add_head_count(HEADS)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(width)
+    writer.add_head_count(2)
     writer.add_layer_norm_eps(1e-5)
     writer.add_causal_attention(False)
     writer.add_pooling_type(gguf.PoolingType.MEAN)
@@ -97,21 +139,33 @@ def write_embedding_model(path: Path) -> Path:
     def add(name: str, *shape: int) -> None:
         writer.add_tensor(name, np.full(shape, 0.1, np.float32))
 
-    add("token_embd.weight", len(words), WIDTH)
-    add("token_types.weight", 2, WIDTH)
-    add("position_embd.weight", 512, WIDTH)
+    add("token_embd.weight", len(words), width)
+    add("token_types.weight", 2, width)
+    add("position_embd.weight", 512, width)
     for name in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
-        add(f"{name}.weight", WIDTH)
-        add(f"{name}.bias", WIDTH)
+        add(f"{name}.weight", width)
+        add(f"{name}.bias", width)
     for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"):
-        add(f"blk.0.{name}.weight", WIDTH, WIDTH)
-        add(f"blk.0.{name}.bias", WIDTH)
+        add(f"blk.0.{name}.weight", width, width)
+        add(f"blk.0.{name}.bias", width)
     return _finish(writer, path)
 
 
-def _finish(writer: gguf.GGUFWriter, path: Path) -> Path:
+def _finish(
+    writer: gguf.GGUFWriter, path: Path, tensors: dict[str, tuple[tuple[int, ...], float]] | None = None
+) -> Path:
+    """Write the file; `tensors` one by one, since those of a full-size model do not fit memory."""
+    for name, (shape, _) in (tensors or {}).items():
+        kind = np.dtype(np.float16 if len(shape) > 1 else np.float32)
+        writer.add_tensor_info(name, shape, kind, math.prod(shape) * kind.itemsize)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
+    if tensors is None:
+        writer.write_tensors_to_file()
+    else:
+        noise = np.random.default_rng(0).normal(0, 0.3, 4_000_037).astype(np.float16)
+        writer.write_ti_data_to_file()
+        for shape, value in tensors.values():
+            writer.write_tensor_data(_fill(shape, value, noise))
     writer.close()
     return path
