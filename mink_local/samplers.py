@@ -158,6 +158,30 @@ class Greedy(Sampler):
         return k
 
 
+@dataclass(frozen=True)
+class Mirostat(Sampler):
+    """llama.cpp's mirostat, which cuts and draws in one step: every finite logit goes to it."""
+
+    tau: float = 5.0
+    eta: float = 0.1
+    version: int = 2
+
+    name: ClassVar[str] = "mirostat"
+
+    def select(
+        self,
+        logits: NDArray[np.float32],
+        temperature: float,  # noqa: ARG002
+        scratch: Scratch,
+        allow_nan: bool = False,
+    ) -> int:
+        if not allow_nan and np.isnan(logits).any():
+            return kernels.HAS_NAN
+        ids = np.flatnonzero(logits > -np.inf)
+        scratch.ids[: ids.size] = ids
+        return ids.size or kernels.NO_FINITE_LOGIT
+
+
 SAMPLERS: dict[str, type[Sampler]] = {sampler.name: sampler for sampler in (MinK, Greedy)}
 
 
