@@ -28,3 +28,14 @@ def min_k(logits: ArrayLike, tau: float = 3.0) -> NDArray[np.int64]:
     k_cliff = int(np.argmax(weights)) + 1 if n > 1 else 1
     k_fallback = np.floor(tau / spread)
     return ids[: int(min(n, max(k_cliff, k_fallback, 1)))]
+
+
+def penalties(
+    logits: ArrayLike, history: list[int], repeat: float, frequency: float, presence: float
+) -> NDArray[np.float64]:
+    """Logits after llama.cpp's repeat, frequency and presence penalties for the tokens of `history`."""
+    row = np.asarray(logits, np.float64).copy()
+    for token in set(history):
+        row[token] = row[token] * repeat if row[token] <= 0 else row[token] / repeat
+        row[token] -= history.count(token) * frequency + presence
+    return row
