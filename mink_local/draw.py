@@ -69,7 +69,7 @@ class Draw:
         k = self._sampler.select(row, self._temperature, scratch)
         if k < 0:
             if k == kernels.NO_FINITE_LOGIT and np.isfinite(logits).any():
-                raise GenerationError(f"grammar and logit bias leave no token at step {step}")
+                raise GenerationError(f"grammar, logit bias and penalties leave no token at step {step}")
             raise GenerationError(broken(k, step))
         kernels.write_token_data(row, scratch.ids, k, self._records)
         array.size, array.selected, array.sorted = k, -1, False
