@@ -45,10 +45,10 @@ class Draw:
         n_vocab: int,
         constrainer: Constrainer | None = None,
     ) -> None:
-        self._sampler = sampler
-        self._temperature = temperature
         self._constrainer = constrainer
+        self._cut, options = sampler.cut(temperature)
         self._scratch = Scratch(n_vocab)
+        self._arguments = (*options, False, self._scratch.work, self._scratch.ids)
         self._records = np.empty(n_vocab, kernels.TOKEN_DATA)
         self._ids = self._records["id"]
         self._array = C.llama_token_data_array()
@@ -65,13 +65,13 @@ class Draw:
         a NaN or without a finite logit, from which llama.cpp would silently take some token, and
         where the constraints leave no token."""
         row = logits if self._constrainer is None else self._constrainer.apply(logits)
-        scratch, array = self._scratch, self._array
-        k = self._sampler.select(row, self._temperature, scratch)
+        array = self._array
+        k = self._cut(row, *self._arguments)
         if k < 0:
             if k == kernels.NO_FINITE_LOGIT and np.isfinite(logits).any():
                 raise GenerationError(f"grammar, logit bias and penalties leave no token at step {step}")
             raise GenerationError(broken(k, step))
-        kernels.write_token_data(row, scratch.ids, k, self._records)
+        kernels.write_token_data(row, self._scratch.ids, k, self._records)
         array.size, array.selected, array.sorted = k, -1, False
         C.llama_sampler_apply(self._chain, self._array_pointer)
         self.k = array.size

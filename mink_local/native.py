@@ -13,7 +13,6 @@ of its own, in any order, with nothing to be kept alive on the Python side.
 """
 
 import ctypes
-from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -25,11 +24,21 @@ from numba.extending import intrinsic
 from mink_local import kernels
 from mink_local.draw import broken
 from mink_local.errors import GenerationError
-from mink_local.samplers import Greedy, MinK, Sampler
+from mink_local.samplers import Sampler
 
-_MIN_K, _GREEDY = 0, 1
-_METHODS: dict[type[Sampler], int] = {MinK: _MIN_K, Greedy: _GREEDY}
-_N_OPTIONS = 1  # the most that a method has
+# Every kernel with its place here; `_select` below calls them by it.
+_METHODS = (
+    kernels.min_k,
+    kernels.min_k_variant,
+    kernels.greedy,
+    kernels.top_k,
+    kernels.top_p,
+    kernels.min_p,
+    kernels.top_n_sigma,
+    kernels.eta,
+    kernels.p_less,
+)
+_N_OPTIONS = 4  # the most that a kernel has
 _UNKNOWN_TOKEN = -3
 
 
@@ -105,9 +114,24 @@ def _create(states):
 
 @_helper
 def _select(state, logits, work, ids):
-    if state.method == _GREEDY:
+    a, b, c, d = state.options[0], state.options[1], state.options[2], state.options[3]
+    if state.method == 0:
+        return kernels.min_k(logits, a, False, work, ids)
+    if state.method == 1:
+        return kernels.min_k_variant(logits, a, b, c != 0, d != 0, False, work, ids)
+    if state.method == 2:
         return kernels.greedy(logits, False, work, ids)
-    return kernels.min_k(logits, state.options[0], False, work, ids)
+    if state.method == 3:
+        return kernels.top_k(logits, np.int64(a), False, work, ids)
+    if state.method == 4:
+        return kernels.top_p(logits, a, b, False, work, ids)
+    if state.method == 5:
+        return kernels.min_p(logits, a, b, False, work, ids)
+    if state.method == 6:
+        return kernels.top_n_sigma(logits, a, False, work, ids)
+    if state.method == 7:
+        return kernels.eta(logits, a, b, False, work, ids)
+    return kernels.p_less(logits, a, False, work, ids)
 
 
 @kernels.native(types.void(types.voidptr, types.voidptr))
@@ -183,23 +207,23 @@ for _field, _function in (
     setattr(_INTERFACE, _field, getattr(C, f"llama_sampler_i_{_field}")(_function.address))
 
 
-def native_sampler(sampler: Sampler, n_vocab: int) -> Any:
-    """A new `llama_sampler_p` that cuts as `sampler` does: MinK or Greedy, over `n_vocab` tokens.
+def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0) -> Any:
+    """A new `llama_sampler_p` that cuts as `sampler` does, over `n_vocab` tokens.
 
-    The cut reads the logits as it finds them: place it after penalties and grammar and before
-    temperature. It keeps the candidates in the order of their ids, which is what `dist` needs to draw
-    the same tokens as every other form of the sampler for a seed. The caller, or the chain that it is
-    added to, owns it.
+    It reads the logits as it finds them: place it after penalties and grammar and before
+    llama.cpp's `temp`, whose `temperature` only a cut of the scaled distribution looks at. It keeps
+    the candidates in the order of their ids, which is what `dist` needs to draw the same tokens as
+    every other form of the sampler for a seed. The caller, or the chain that it is added to, owns it.
 
-    Raises TypeError for another sampler, MemoryError.
+    Raises TypeError for mirostat, which llama.cpp has itself, MemoryError.
     """
-    if type(sampler) not in _METHODS:
-        raise TypeError(f"{sampler.name} has no native form: {', '.join(s.name for s in _METHODS)} have")
+    kernel, options = sampler.cut(temperature)
+    if kernel not in _METHODS:
+        raise TypeError(f"{sampler.name} is a sampler of llama.cpp's own, which also draws the token")
     state = np.zeros(1, _STATE)
     state["interface"], state["name"] = ctypes.addressof(_INTERFACE), ctypes.addressof(_NAME)
-    state["method"] = _METHODS[type(sampler)]
+    state["method"] = _METHODS.index(kernel)
     state["n_vocab"], state["n_work"] = n_vocab, kernels.work_size(n_vocab)
-    options = astuple(sampler)  # type: ignore[call-overload]
     state["options"][0, : len(options)] = options
     address = _new.ctypes(state.ctypes.data)
     if not address:

@@ -27,7 +27,7 @@ from mink_local.draw import Draw
 from mink_local.errors import GenerationError
 from mink_local.model import Model
 from mink_local.native import check, native_sampler
-from mink_local.samplers import Greedy, MinK, Mirostat, Sampler
+from mink_local.samplers import SAMPLERS, Greedy, MinK, Mirostat, Sampler, parse
 from tests import reference
 
 STORY = [{"role": "user", "content": "Tell me a story about a robot."}]
@@ -37,6 +37,13 @@ SCHEMA = {
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
     "required": ["name", "age"],
 }
+SAMPLES = [
+    *(parse(name) for name in SAMPLERS if name != "mirostat"),
+    *(parse(f"{name}:order=temperature-last") for name in ("top-p", "min-p", "eta", "p-less")),
+    MinK(tau=2000.0),
+    MinK(alpha=0.5),
+    MinK(decay="log", normalize=False),
+]
 INF = float("inf")
 NAN = float("nan")
 
@@ -172,10 +179,28 @@ def test_forms_agree_on_many_candidates(rows: Row) -> None:
     processed.free()
 
 
+@pytest.mark.parametrize("temperature", [0.7, 5.0])
+@pytest.mark.parametrize("sampler", SAMPLES, ids=str)
+def test_every_method_draws_the_same_in_every_form(rows: Row, sampler: Sampler, temperature: float) -> None:
+    """The logits processor is told no temperature: it cuts at 1, as does `temperature-last`."""
+    direct = Draw(sampler, temperature, 9, rows.shape[1])
+    cut = native_sampler(sampler, rows.shape[1], temperature)
+    native = Chain(cut, C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
+    processed = Chain(C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
+    for row in rows:
+        token = direct(row, 1)
+        assert native.draw(row) == token
+        assert check(cut, 1) == direct.k
+        if sampler.order != "temperature-first":
+            assert processed.draw(sampler([], row)) == token
+    native.free()
+    processed.free()
+
+
 # The native form
 
 
-@pytest.mark.parametrize("sampler", [MinK(), MinK(tau=2000.0), Greedy()], ids=str)
+@pytest.mark.parametrize("sampler", SAMPLES, ids=str)
 def test_native_cut_is_the_kernels_whatever_the_order(rows: Row, sampler: Sampler) -> None:
     random = np.random.default_rng(1)
     chain = Chain(cut := native_sampler(sampler, rows.shape[1]))
@@ -253,7 +278,7 @@ def test_native_refuses_tokens_outside_its_vocabulary(token: int) -> None:
 
 
 def test_native_form_of_another_sampler_is_refused() -> None:
-    with pytest.raises(TypeError, match="mirostat has no native form: min-k, greedy have"):
+    with pytest.raises(TypeError, match=r"mirostat is a sampler of llama\.cpp's own"):
         native_sampler(Mirostat(), 10)
 
 
