@@ -6,7 +6,7 @@
     llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_temp(5.0))
     llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(seed))
     token = llama_cpp.llama_sampler_sample(chain, context, -1)
-    k = check(cut, step=1)
+    k = check(cut, step=1)  # the number of candidates; raises for a row with a NaN
 
 Its whole interface is native code: no step enters Python, and llama.cpp clones and frees it like one
 of its own, in any order, with nothing to be kept alive on the Python side.
