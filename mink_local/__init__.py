@@ -11,13 +11,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mink_local.constraints import Constraints
     from mink_local.loading import load_model
     from mink_local.samplers import MinK
 
 __version__ = "0.1.0"
-__all__ = ["MinK", "__version__", "load_model"]
+__all__ = ["Constraints", "MinK", "__version__", "load_model"]
 
-_HOMES = {"MinK": "mink_local.samplers", "load_model": "mink_local.loading"}
+_HOMES = {
+    "Constraints": "mink_local.constraints",
+    "MinK": "mink_local.samplers",
+    "load_model": "mink_local.loading",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 import ctypes
 import weakref
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -9,8 +10,9 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local import kernels
+from mink_local.constraints import Constrainer
 from mink_local.errors import GenerationError, MinkError
-from mink_local.samplers import Sampler, Scratch
+from mink_local.samplers import Mirostat, Sampler, Scratch
 
 if kernels.TOKEN_DATA.itemsize != ctypes.sizeof(C.llama_token_data):
     raise MinkError(
@@ -18,41 +20,80 @@ if kernels.TOKEN_DATA.itemsize != ctypes.sizeof(C.llama_token_data):
         "here: install a version from 0.3.36 on and below 0.4"
     )
 
+_MIROSTAT_M = 100  # tokens that version 1 estimates Zipf's exponent from; llama.cpp's own choice
+
 
 class Draw:
-    """Draws tokens: a sampler's cut, then llama.cpp's `temp` and `dist` over what stands.
+    """Draws tokens: constraints, where there are any, a sampler's cut, then llama.cpp's `temp` and
+    `dist` (or its `mirostat`) over what stands.
 
     The logits are read where llama.cpp holds them and only the survivors are handed on, so the draw,
     its seed and its generator are llama.cpp's and its 12-byte-per-token candidate array is not built
-    for the whole vocabulary. `k` is the number of survivors of the last draw.
+    for the whole vocabulary. It is where there are constraints, which are llama.cpp's samplers too:
+    their logits are read back into a row, and the cut is the same code for every sampler. (In one
+    chain with them the cut would have to be a `llama_sampler` itself, a C function for every method:
+    `native` has that for chains which are not ours.)
+
+    `k` is the number of candidates of the last draw; of mirostat's, what it kept of them.
     """
 
-    def __init__(self, sampler: Sampler, temperature: float, seed: int, n_vocab: int) -> None:
-        self._sampler = sampler
-        self._temperature = temperature
+    def __init__(
+        self,
+        sampler: Sampler,
+        temperature: float,
+        seed: int,
+        n_vocab: int,
+        constrainer: Constrainer | None = None,
+    ) -> None:
+        self._constrainer = constrainer
+        self._cut, options = sampler.cut(temperature)
         self._scratch = Scratch(n_vocab)
+        self._arguments = (*options, False, self._scratch.work, self._scratch.ids)
         self._records = np.empty(n_vocab, kernels.TOKEN_DATA)
+        self._ids = self._records["id"]
         self._array = C.llama_token_data_array()
+        self._array.data = ctypes.cast(self._records.ctypes.data, C.llama_token_data_p)
+        self._array_pointer = ctypes.byref(self._array)
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         weakref.finalize(self, C.llama_sampler_free, self._chain)
         C.llama_sampler_chain_add(self._chain, C.llama_sampler_init_temp(temperature))
-        C.llama_sampler_chain_add(self._chain, C.llama_sampler_init_dist(seed))
+        C.llama_sampler_chain_add(self._chain, _choice(sampler, seed, n_vocab))
         self.k = 0
 
     def __call__(self, logits: NDArray[np.float32], step: int) -> int:
         """Draw one token from raw logits (V,). Raises GenerationError, naming `step`, for a row with
-        a NaN or without a finite logit, from which llama.cpp would silently take some token."""
-        ids, records, array = self._scratch.ids, self._records, self._array
-        k = self._sampler.select(logits, self._temperature, self._scratch)
+        a NaN or without a finite logit, from which llama.cpp would silently take some token, and
+        where the constraints leave no token."""
+        row = logits if self._constrainer is None else self._constrainer.apply(logits)
+        array = self._array
+        k = self._cut(row, *self._arguments)
         if k < 0:
-            what = "a NaN among its logits" if k == kernels.HAS_NAN else "no finite logit"
-            raise GenerationError(
-                f"the model gave {what} at step {step}: its file is damaged, or its weights "
-                "overflow on this device (try n_gpu_layers=0)"
-            )
-        kernels.write_token_data(logits, ids, k, records)
-        array.data = ctypes.cast(records.ctypes.data, C.llama_token_data_p)
+            if k == kernels.NO_FINITE_LOGIT and np.isfinite(logits).any():
+                raise GenerationError(f"grammar, logit bias and penalties leave no token at step {step}")
+            raise GenerationError(broken(k, step))
+        kernels.write_token_data(row, self._scratch.ids, k, self._records)
         array.size, array.selected, array.sorted = k, -1, False
-        C.llama_sampler_apply(self._chain, ctypes.byref(array))
-        self.k = k
-        return int(records["id"][array.selected])
+        C.llama_sampler_apply(self._chain, self._array_pointer)
+        self.k = array.size
+        token = int(self._ids[array.selected])
+        if self._constrainer is not None:
+            self._constrainer.accept(token)
+        return token
+
+
+def broken(error: int, step: int) -> str:
+    """What to say of a row that a kernel refused."""
+    what = "a NaN among its logits" if error == kernels.HAS_NAN else "no finite logit"
+    return (
+        f"the model gave {what} at step {step}: its file is damaged, or its weights "
+        "overflow on this device (try n_gpu_layers=0)"
+    )
+
+
+def _choice(sampler: Sampler, seed: int, n_vocab: int) -> Any:
+    """The last sampler of the chain. mirostat cuts and draws in one, and so stands for `dist`."""
+    if not isinstance(sampler, Mirostat):
+        return C.llama_sampler_init_dist(seed)
+    if sampler.version == 1:
+        return C.llama_sampler_init_mirostat(n_vocab, seed, sampler.tau, sampler.eta, _MIROSTAT_M)
+    return C.llama_sampler_init_mirostat_v2(seed, sampler.tau, sampler.eta)

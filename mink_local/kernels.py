@@ -648,3 +648,34 @@ def write_token_data(logits, ids, k, records):
 def flag_is_set(flag):
     """C function: whether the byte at `flag` is not zero. llama.cpp asks it whether to stop a batch."""
     return flag[0] != 0
+
+
+@_kernel(boolean(float32[::1], numba.from_dtype(TOKEN_DATA)[::1]))
+def fill_token_data(logits, records):
+    """Write every token with its logit to `records`, by id; returns whether one of them is a NaN."""
+    largest = _logit(_LARGEST_FINITE)
+    has_nan = False
+    for i in range(logits.size):
+        records[i].id = i
+        records[i].logit = min(logits[i], largest)
+        records[i].p = np.float32(0)
+        has_nan |= np.isnan(logits[i])
+    return has_nan
+
+
+@_kernel(boolean(numba.from_dtype(TOKEN_DATA)[::1], float32[::1]))
+def read_token_data(records, logits):
+    """Write the logits of `records`, in whatever order they are, to `logits` by token id, -inf where
+    there is no record; returns whether every id is one of 0 to V - 1."""
+    logits[:] = -np.inf
+    for i in range(records.size):
+        token = records[i].id
+        if not 0 <= token < logits.size:
+            return False
+        logits[token] = records[i].logit
+    return True
+
+
+def native(signature: Any) -> Callable[..., Any]:
+    """A C function of this signature, compiled and cached as the kernels are."""
+    return _compile(cfunc, signature, error_model="numpy")

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
+from mink_local.constraints import Constrainer, Constraints
 from mink_local.draw import Draw
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.kernels import flag_is_set
@@ -51,6 +52,7 @@ class Model:
         max_tokens: int | None = None,
         seed: int | None = None,
         stop: Sequence[str] = (),
+        constraints: Constraints | None = None,
     ) -> "Reply":
         """Answer a conversation: an iterator of pieces of text, which generates as it is read.
 
@@ -61,6 +63,7 @@ class Model:
         seed: 0 to 2^32 - 2, by default a random one, which is `Reply.seed`. One seed gives one text,
             in any process on one machine and build.
         stop: strings that end the answer and are not part of it.
+        constraints: penalties, logit bias, a grammar: what changes the logits before the cut.
 
         The KV cache is kept between calls: only what is new at the end of a conversation is
         evaluated. Raises ValueError for an option out of range, ContextOverflowError for a prompt that
@@ -90,6 +93,7 @@ class Model:
             max_tokens=min(room, max_tokens or room),
             seed=seed,
             stop=(*stop, *self._template.stop),
+            constrainer=Constrainer(constraints, self._weights, prompt) if constraints else None,
         )
 
     def _rewind(self, tokens: Sequence[int]) -> int:
@@ -119,7 +123,8 @@ class Reply(Iterator[str]):
     evaluated_tokens: how many of those were not in the KV cache and had to be evaluated; known from
         the first piece on.
     n_tokens: tokens of the answer so far, without the one that ends it.
-    k: the number of candidates at every step so far, the one that ended it included.
+    k: the number of candidates at every step so far, the one that ended it included; with mirostat
+        the number that it kept.
     finish_reason: "stop" (the model, or a stop string, ended it), "length" (max_tokens, or the
         context is full), "interrupted"; None while it goes on.
     """
@@ -133,6 +138,7 @@ class Reply(Iterator[str]):
         max_tokens: int,
         seed: int,
         stop: tuple[str, ...],
+        constrainer: Constrainer | None = None,
     ) -> None:
         self.seed = seed
         self.prompt_tokens = len(prompt)
@@ -143,7 +149,7 @@ class Reply(Iterator[str]):
         self._model = model
         self._number = model._replies
         self._max_tokens = max_tokens
-        self._draw = Draw(sampler, temperature, seed, model._weights.n_vocab)
+        self._draw = Draw(sampler, temperature, seed, model._weights.n_vocab, constrainer)
         self._pieces = self._until_stop(self._decode_utf8(self._generate(prompt)), stop)
 
     def __next__(self) -> str:

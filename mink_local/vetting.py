@@ -55,15 +55,7 @@ def vet(file: ModelFile) -> None:
 def _try_in_child(path: Path, size: int) -> None:
     seconds = _SECONDS + size / _BYTES_PER_SECOND
     try:
-        child = subprocess.run(
-            [sys.executable, "-m", "mink_local.vetting", str(path)],
-            cwd=Path(__file__).parent.parent,  # -m looks there first: nothing else is to be found
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
-            check=False,
-        )
+        child = run_in_child("mink_local.vetting", path, seconds)
     except subprocess.TimeoutExpired:
         raise ModelError(
             f"{path} was refused: llama.cpp was not done with it after {seconds:.0f} s"
@@ -77,6 +69,21 @@ def _try_in_child(path: Path, size: int) -> None:
         raise ModelError(f"{path} is damaged: it makes llama.cpp fail ({last})") from None
     if complaint:
         raise ModelError(complaint)
+
+
+def run_in_child(
+    module: str, path: Path, seconds: float, text: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """`python -m module path` with `text` on its standard input; raises TimeoutExpired."""
+    return subprocess.run(
+        [sys.executable, "-m", module, str(path)],
+        cwd=Path(__file__).parent.parent,  # -m looks there first: nothing else is to be found
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        input=text,
+        capture_output=True,
+        timeout=seconds,
+        check=False,
+    )
 
 
 def _record() -> Path:
@@ -112,7 +119,7 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _limit(size: int) -> None:
+def limit_memory(size: int) -> None:
     """Hold this process to the memory that an honest file of `size` bytes needs, and to no core dump."""
     try:
         import resource
@@ -146,7 +153,7 @@ def _try_file(path: Path) -> None:
 
 if __name__ == "__main__":
     model_path = Path(sys.argv[1])
-    _limit(model_path.stat().st_size)
+    limit_memory(model_path.stat().st_size)
     try:
         _try_file(model_path)
     except MinkError as error:

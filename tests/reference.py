@@ -111,3 +111,14 @@ def p_less(logits: ArrayLike, temperature: float) -> Prefix:
     probabilities = softmax(sorted_logits, temperature)
     cut = float((probabilities**2).sum())
     return _at_least(ids, probabilities, cut, ROUNDING * cut)
+
+
+def penalties(
+    logits: ArrayLike, history: list[int], repeat: float, frequency: float, presence: float
+) -> NDArray[np.float64]:
+    """Logits after llama.cpp's repeat, frequency and presence penalties for the tokens of `history`."""
+    row = np.asarray(logits, np.float64).copy()
+    for token in set(history):
+        row[token] = row[token] * repeat if row[token] <= 0 else row[token] / repeat
+        row[token] -= history.count(token) * frequency + presence
+    return row

@@ -222,7 +222,7 @@ def test_what_the_child_can_come_to(
 
 def test_memory_limit() -> None:
     """The child's limit holds: a file of 1 kB entitles to 8 GiB and no more."""
-    code = "from mink_local.vetting import _limit; _limit(1000); bytearray(9 << 30)"
+    code = "from mink_local.vetting import limit_memory; limit_memory(1000); bytearray(9 << 30)"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert child.returncode == 1
     assert "MemoryError" in child.stderr
