@@ -6,9 +6,9 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -117,7 +117,7 @@ class Chat:
                 continue
             try:
                 self.answer(_without_surrogates(text))
-            except MinkError as error:
+            except (MinkError, ValueError) as error:
                 note(f"({error})")
             except KeyboardInterrupt:
                 note("(interrupted)")
@@ -157,6 +157,14 @@ def in_background(reply: "Reply") -> Generator[str, None, None]:
 def _without_surrogates(text: str) -> str:
     """Text as the terminal gave it, with U+FFFD for bytes that are no UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not TOKEN=BIAS, such as 198=-inf.") from None
 
 
 EXAMPLES = """\b
@@ -201,7 +209,8 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
     default="min-k",
     show_default=True,
     metavar="NAME[:OPTION=VALUE,…]",
-    help="Which tokens may be drawn: min-k or greedy.",
+    help="Which tokens may be drawn: min-k, top-p:p=0.9, min-p, top-k, top-n-sigma, eta, p-less, mirostat, "
+    "greedy.",
 )
 @click.option(
     "--tau",
@@ -215,6 +224,19 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
     type=click.IntRange(0, 2**32 - 2),
     metavar="N",
     help="Repeat an answer: same seed, same text.  [default: random]",
+)
+@click.option(
+    "--repeat-penalty", type=float, default=1.0, metavar="X", help="Above 1: repeated tokens lose logits."
+)
+@click.option("--frequency-penalty", type=float, default=0.0, metavar="X", help="For every repetition.")
+@click.option("--presence-penalty", type=float, default=0.0, metavar="X", help="Once for what was there.")
+@click.option("--dry-multiplier", type=float, default=0.0, metavar="X", help="Above 0: DRY, for phrases.")
+@click.option(
+    "--logit-bias", multiple=True, metavar="TOKEN=BIAS", help="Added to a token's logit; -inf bans it."
+)
+@click.option("--grammar", metavar="FILE", type=click.File(encoding="utf-8"), help="GBNF to answer in.")
+@click.option(
+    "--json-schema", metavar="FILE", type=click.File(encoding="utf-8"), help="Answer in JSON of this schema."
 )
 @click.option(
     "--max-tokens",
@@ -252,6 +274,13 @@ def cli(
     sampler: str,
     tau: float | None,
     seed: int | None,
+    repeat_penalty: float,
+    frequency_penalty: float,
+    presence_penalty: float,
+    dry_multiplier: float,
+    logit_bias: Sequence[str],
+    grammar: TextIO | None,
+    json_schema: TextIO | None,
     max_tokens: int | None,
     ctx: int | None,
     gpu_layers: Any,
@@ -263,7 +292,8 @@ def cli(
     The cut does not move with temperature: at --temp 5 or 10 the text stays coherent. Ctrl-C stops an
     answer, Ctrl-D or /exit leaves.
     """
-    from mink_local.loading import load_model  # here, so that --help is quick
+    from mink_local.constraints import Constraints  # here, so that --help is quick
+    from mink_local.loading import load_model
     from mink_local.samplers import MinK, parse
 
     try:
@@ -274,6 +304,18 @@ def cli(
         if not isinstance(chosen, MinK):
             raise click.UsageError(f"--tau is min-k's, not {chosen.name}'s.")
         chosen = replace(chosen, tau=tau)
+    try:
+        constraints = Constraints(
+            logit_bias=dict(map(_bias, logit_bias)),
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            dry_multiplier=dry_multiplier,
+            grammar=grammar.read() if grammar else None,
+            json_schema=json_schema.read() if json_schema else None,
+        )
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from None
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
     if prompt is not None and not prompt.strip():
@@ -283,12 +325,19 @@ def cli(
     loaded = load_model(model, n_ctx=ctx, n_gpu_layers=gpu_layers, n_threads=threads, verbose=verbose)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     note(f"{loaded.name} {loaded.placement}")
-    options = {"temperature": temp, "max_tokens": max_tokens, "seed": seed}
+    options: dict[str, Any] = {"temperature": temp, "max_tokens": max_tokens, "seed": seed}
+    if constraints != Constraints():  # without any, the candidates need not all be laid out
+        options["constraints"] = constraints
     chat = Chat(loaded, chosen, _without_surrogates(system) if system else None, options)
     if prompt is None:
         note(f"{chosen}, temperature {temp:g}. Ctrl-C stops an answer, Ctrl-D or /exit leaves.")
         chat.run()
-    elif chat.answer(_without_surrogates(prompt)).finish_reason == "interrupted":
+        return
+    try:
+        reply = chat.answer(_without_surrogates(prompt))
+    except ValueError as error:  # what only the model could tell of an option: its grammar, its tokens
+        raise click.UsageError(f"{error}.") from None
+    if reply.finish_reason == "interrupted":
         sys.exit(INTERRUPTED)
 
 

@@ -636,7 +636,17 @@ def write_token_data(logits, ids, k, records):
     llama.cpp's `dist` walks its array in the order it finds it: by token id, every way of hanging
     the cut on llama.cpp draws the same token for a seed.
     """
-    ids[:k].sort()
+    if k < logits.size // 32:
+        ids[:k].sort()
+    else:  # marking those that stand and going through all is cheaper then
+        stands = np.zeros(logits.size, np.bool_)
+        for i in range(k):
+            stands[ids[i]] = True
+        i = 0
+        for token in range(logits.size):
+            if stands[token]:
+                ids[i] = token
+                i += 1
     largest = _logit(_LARGEST_FINITE)
     for i in range(k):
         records[i].id = ids[i]

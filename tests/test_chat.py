@@ -1,6 +1,7 @@
 """`mink-chat` as people meet it: one-shot in a pipe, and in a real terminal."""
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from mink_local import MinK, __version__
+from mink_local import MinK, __version__, load_model
 from mink_local.chat import Chat, drop_oldest_turns
 from mink_local.model import Model
 
@@ -43,6 +44,20 @@ def test_system_prompt_and_length() -> None:
     assert "(cut after 12 tokens: --max-tokens)" in plain.stderr
 
 
+def test_constraints(tmp_path: Path) -> None:
+    """At T = 5 too: JSON of the schema, without the token that is banned, and nothing said twice."""
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
+    answer = chat("-p", "Give me a number as JSON.", "-t", "5", "--seed", "1", "--json-schema", str(schema))
+    assert isinstance(json.loads(answer.stdout)["n"], int)
+    greedy = ("-p", "Tell me a story about a dog.", "-t", "0", "-n", "60")
+    plain = chat(*greedy).stdout
+    assert chat(*greedy, "--repeat-penalty", "1.5").stdout != plain
+    dot = load_model("smollm2-135m", n_ctx=256)._weights.tokenize(".", add_special=False, parse_special=False)
+    assert "." in plain
+    assert ". " not in chat(*greedy, "--logit-bias", f"{dot[0]}=-inf").stdout
+
+
 def test_verbose_shows_llama_cpps_log() -> None:
     assert "llama_model_loader" in chat("-p", "Hi", "-n", "1", "--verbose").stderr
 
@@ -68,6 +83,12 @@ def test_version_and_help() -> None:
         (["--seed", "-1"], 2, "-1 is not in the range"),
         (["--ctx", "0"], 2, "0 is not in the range x>=1"),
         (["--gpu-layers", "some"], 2, "'some' is neither auto nor a number"),
+        (["--repeat-penalty", "0"], 2, "repeat_penalty must be a number from"),
+        (["--logit-bias", "x"], 2, "'x' is not TOKEN=BIAS"),
+        (["--logit-bias", "99999=1"], 2, "logit_bias names token 99999: the model's are 0 to 49151"),
+        (["--grammar", "no/such"], 2, "'no/such': No such file"),
+        (["--grammar", __file__], 2, "the grammar does not parse: "),
+        (["--json-schema", __file__], 2, "json_schema cannot be made into a grammar"),
         (["--model", "parrot"], 2, "unknown model 'parrot': name a .gguf file or one of smollm2-135m"),
         (["--model", "no/such.gguf"], 2, "there is no file no/such.gguf"),
         (["--model", "/"], 2, "/ is a folder"),

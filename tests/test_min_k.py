@@ -188,6 +188,21 @@ def test_select_reports_broken_rows() -> None:
         assert sampler.select(row, 1.0, scratch) == kernels.NO_FINITE_LOGIT
 
 
+@pytest.mark.parametrize("k", [1, 2, 100, 155, 156, 157, 4999, 5000])
+def test_survivors_are_handed_on_by_token_id(k: int) -> None:
+    random = np.random.default_rng(k)
+    row = random.normal(0, 3, 5000).astype(np.float32)
+    row[:50] = INF
+    chosen = random.permutation(5000)[:k].astype(np.int32)
+    ids = np.full(5000, -1, np.int32)
+    ids[:k] = chosen
+    records = np.empty(5000, kernels.TOKEN_DATA)
+    kernels.write_token_data(row, ids, k, records)
+    assert records["id"][:k].tolist() == sorted(chosen.tolist())
+    expected = np.minimum(row[records["id"][:k]], np.float32(LARGEST))
+    assert records["logit"][:k].tolist() == expected.tolist()
+
+
 def test_strided_and_other_arrays(logits: Row) -> None:
     """llama-cpp-python hands its processors a view with 12 bytes between the logits."""
     row = logits[0]
