@@ -13,7 +13,7 @@ from llama_cpp import llama_cpp as C
 _ggml = ctypes.CDLL(C._lib._name)  # libllama; the symbols of the ggml libraries are found through it
 
 _PTR, _F32, _I64, _SIZE = ctypes.c_void_p, ctypes.c_float, ctypes.c_int64, ctypes.c_size_t
-TYPE_F32 = 0  # of enum ggml_type
+_TYPE_F32, _TYPE_I32 = 0, 26  # of enum ggml_type
 _ASCENDING = 0  # of enum ggml_sort_order
 _WIDTH = 4  # bytes of a float32 and of an int32
 
@@ -38,11 +38,9 @@ _arange = _operation("arange", _F32, _F32, _F32)
 _top_k = _operation("top_k", _PTR, ctypes.c_int)
 _argsort = _operation("argsort", _PTR, ctypes.c_int)
 _scale_bias = _operation("scale_bias", _PTR, _F32, _F32)
+_cast = _operation("cast", _PTR, ctypes.c_int)
 _clamp = _operation("clamp", _PTR, _F32, _F32)
-_unary = {
-    name: _operation(name, _PTR)
-    for name in ("argmax", "floor", "log", "relu", "step", "sum")
-}
+_unary = {name: _operation(name, _PTR) for name in ("argmax", "floor", "log", "relu", "step", "sum")}
 _binary = {name: _operation(name, _PTR, _PTR) for name in ("add", "sub", "mul", "div", "get_rows")}
 _n_elements = function("ggml_nelements", _I64, _PTR)
 
@@ -67,7 +65,7 @@ class Node:
     @classmethod
     def new(cls, graph: int, size: int) -> "Node":
         """A float32 row to be filled from outside."""
-        return cls(graph, _new_tensor_1d(graph, TYPE_F32, size), size)
+        return cls(graph, _new_tensor_1d(graph, _TYPE_F32, size), size)
 
     def countdown(self, size: int) -> "Node":
         """The constant row -size, ..., -2, -1 (ggml counts only upwards)."""
@@ -119,6 +117,10 @@ class Node:
     def scale(self, factor: float, bias: float = 0.0) -> "Node":
         """factor * self + bias."""
         return Node(self.graph, _scale_bias(self.graph, self.pointer, factor, bias), self.size)
+
+    def integer(self) -> "Node":
+        """As int32, without the fraction."""
+        return Node(self.graph, _cast(self.graph, self.pointer, _TYPE_I32), self.size)
 
     def maximum(self, other: "Node") -> "Node":
         return (self - other).relu() + other

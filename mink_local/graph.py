@@ -52,7 +52,7 @@ def min_k(sampler: MinK, row: Node, temperature: float) -> Cut:  # noqa: ARG001
 
     The cliff is certain if no weight comes within MARGIN of it, which excludes a tie, and no position
     behind the last one looked at could outweigh it (the bound of `kernels`). The fallback is certain if
-    tau / R is not within MARGIN of a whole number and not beyond WIDTH.
+    tau / R is not within MARGIN of a whole number, is below WIDTH and does not part equal logits.
     """
     row = row.clamp(-_LARGE, _LARGE)
     n = min(WIDTH, row.size)
@@ -70,8 +70,10 @@ def min_k(sampler: MinK, row: Node, temperature: float) -> Cut:  # noqa: ARG001
         spread = (logits.view(n - 1, 1) - smallest).scale(1, EPSILON)
         fallback = spread.scale(0, min(sampler.tau, _LARGE)) / spread
         low, high = fallback.scale(1 - MARGIN).floor(), fallback.scale(1 + MARGIN).floor()
-        certain = certain * (high - low).scale(-1, 0.5).step() * high.scale(-1, n + 0.5).step()
+        certain = certain * (high - low).scale(-1, 0.5).step() * high.scale(-1, n - 0.5).step()
         k = k.maximum(low)
+        behind_k = k.scale(-1, n - 1).clamp(0, n - 2).integer()
+        certain = certain * weights.at(behind_k).step()
     return Cut(_keep(logits, k), ids, k, certain)
 
 
@@ -187,6 +189,7 @@ class Chain:
         C.llama_sampler_free(self.handle)
 
     def _cut(self, graph: int, data: Any) -> None:
+        self._report = None  # of another graph: not to be found there if this one cannot be built
         row = Node.wrap(graph, data.logits)
         cut = GRAPHS[type(self._sampler)](self._sampler, row, self._temperature)
         # With a logit that is not finite the sum is not either, and 0 times it is NaN.

@@ -196,7 +196,9 @@ class Reply(Iterator[str]):
             elif (drawn := graph.next()) is not None:
                 token, k = drawn, graph.k
             else:
-                log.warning("the graph cannot make sure of the cut at step %d: on from here on the host", step)
+                log.warning(
+                    "the graph cannot make sure of the cut at step %d: on from here on the host", step
+                )
                 graph.detach()
                 graph = None
                 going = model._logits_instead()
