@@ -1,7 +1,24 @@
-"""Slow and plain twins of the kernels: float64 NumPy and a full sort."""
+"""Slow and plain twins of the kernels: float64 NumPy and a full sort.
+
+Every cut keeps a prefix of the tokens in descending order, so a twin gives that order and how long the
+prefix is; where the rounding of a probability at a threshold may decide, how long at least and at most.
+"""
+
+import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+ROUNDING = 1e-9  # what the kernels' probabilities may be off by, relatively; they are better than that
+
+
+class Prefix(NamedTuple):
+    """Tokens in descending order of their logits, and how many of them may be kept."""
+
+    ids: NDArray[np.int64]
+    least: int
+    most: int
 
 
 def descending(logits: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -16,15 +33,81 @@ def descending(logits: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float64
     return ids, row[ids]
 
 
-def min_k(logits: ArrayLike, tau: float = 3.0) -> NDArray[np.int64]:
-    """The Min-k candidates, in order: sections 3.1 and 3.2 of arXiv 2604.11012, line by line."""
+def min_k(
+    logits: ArrayLike, tau: float = 3.0, alpha: float = 1.0, decay: str = "power", normalize: bool = True
+) -> NDArray[np.int64]:
+    """The Min-k candidates, in order: sections 3.1 and 3.2 of arXiv 2604.11012, line by line, and the
+    other weights of its ablations."""
     ids, sorted_logits = descending(logits)
     n = ids.size
     if n == 0:
         return ids
-    spread = sorted_logits[0] - sorted_logits[-1] + 1e-8
-    positions = np.arange(1, n)
-    weights = (sorted_logits[:-1] - sorted_logits[1:]) / spread / positions
+    spread = sorted_logits[0] - sorted_logits[-1] + 1e-8 if normalize else 1.0
+    if decay == "log":
+        divisors = np.array([math.log(i + 1) for i in range(1, n)])
+    else:
+        divisors = np.array([math.pow(i, alpha) for i in range(1, n)])
+    weights = (sorted_logits[:-1] - sorted_logits[1:]) / spread / divisors
     k_cliff = int(np.argmax(weights)) + 1 if n > 1 else 1
     k_fallback = np.floor(tau / spread)
     return ids[: int(min(n, max(k_cliff, k_fallback, 1)))]
+
+
+def softmax(sorted_logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
+    with np.errstate(over="ignore", under="ignore"):
+        exps = np.exp((sorted_logits - sorted_logits[0]) / temperature)
+    result: NDArray[np.float64] = exps / exps.sum()
+    return result
+
+
+def greedy(logits: ArrayLike, temperature: float) -> Prefix:  # noqa: ARG001
+    return Prefix(descending(logits)[0], 1, 1)
+
+
+def top_k(logits: ArrayLike, temperature: float, k: int) -> Prefix:  # noqa: ARG001
+    ids, _ = descending(logits)
+    return Prefix(ids, min(k, ids.size), min(k, ids.size))
+
+
+def top_p(logits: ArrayLike, temperature: float, p: float) -> Prefix:
+    ids, sorted_logits = descending(logits)
+    if p == 1:
+        return Prefix(ids, ids.size, ids.size)
+    masses = np.cumsum(softmax(sorted_logits, temperature))
+    least, most = np.searchsorted(masses, [p * (1 - ROUNDING), p * (1 + ROUNDING)]) + 1
+    return Prefix(ids, int(least), min(int(most), ids.size))
+
+
+def _at_least(ids: NDArray[np.int64], values: NDArray[np.float64], cut: float, rounding: float) -> Prefix:
+    least, most = (int((values >= edge).sum()) for edge in (cut + rounding, cut - rounding))
+    return Prefix(ids, max(least, 1), max(most, 1))
+
+
+def min_p(logits: ArrayLike, temperature: float, p: float) -> Prefix:
+    ids, sorted_logits = descending(logits)
+    probabilities = softmax(sorted_logits, temperature)
+    cut = p * probabilities[0]
+    return _at_least(ids, probabilities, cut, ROUNDING * cut)
+
+
+def top_n_sigma(logits: ArrayLike, temperature: float, n: float) -> Prefix:  # noqa: ARG001
+    ids, sorted_logits = descending(logits)
+    reach = n * sorted_logits.std()
+    rounding = ROUNDING * reach + 2 * np.spacing(abs(sorted_logits[0]))
+    return _at_least(ids, sorted_logits, sorted_logits[0] - reach, rounding)
+
+
+def eta(logits: ArrayLike, temperature: float, epsilon: float) -> Prefix:
+    ids, sorted_logits = descending(logits)
+    probabilities = softmax(sorted_logits, temperature)
+    positive = probabilities[probabilities > 0]
+    entropy = -(positive * np.log(positive)).sum()
+    cut = min(epsilon, math.sqrt(epsilon) * math.exp(-entropy))
+    return _at_least(ids, probabilities, cut, ROUNDING * cut)
+
+
+def p_less(logits: ArrayLike, temperature: float) -> Prefix:
+    ids, sorted_logits = descending(logits)
+    probabilities = softmax(sorted_logits, temperature)
+    cut = float((probabilities**2).sum())
+    return _at_least(ids, probabilities, cut, ROUNDING * cut)
