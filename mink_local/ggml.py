@@ -8,7 +8,10 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+import llama_cpp
 from llama_cpp import llama_cpp as C
+
+from mink_local.errors import MinkError
 
 _ggml = ctypes.CDLL(C._lib._name)  # libllama; the symbols of the ggml libraries are found through it
 
@@ -19,8 +22,14 @@ _WIDTH = 4  # bytes of a float32 and of an int32
 
 
 def function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function that ggml exports, with its C types. Raises AttributeError where there is none."""
-    symbol = getattr(_ggml, name)
+    """A function that ggml exports, with its C types. Raises MinkError where there is none."""
+    try:
+        symbol = _ggml[name]  # unlike an attribute not shared with others who look for it
+    except AttributeError:
+        raise MinkError(
+            f"llama-cpp-python {llama_cpp.__version__} has no {name}: "
+            "install a version from 0.3.36 on and below 0.4"
+        ) from None
     symbol.restype, symbol.argtypes = result, arguments
     return symbol
 
@@ -40,7 +49,10 @@ _argsort = _operation("argsort", _PTR, ctypes.c_int)
 _scale_bias = _operation("scale_bias", _PTR, _F32, _F32)
 _cast = _operation("cast", _PTR, ctypes.c_int)
 _clamp = _operation("clamp", _PTR, _F32, _F32)
-_unary = {name: _operation(name, _PTR) for name in ("argmax", "floor", "log", "relu", "step", "sum")}
+_unary = {
+    name: _operation(name, _PTR)
+    for name in ("argmax", "cumsum", "floor", "log", "relu", "soft_max", "sqrt", "step", "sum")
+}
 _binary = {name: _operation(name, _PTR, _PTR) for name in ("add", "sub", "mul", "div", "get_rows")}
 _n_elements = function("ggml_nelements", _I64, _PTR)
 
@@ -110,6 +122,15 @@ class Node:
     def relu(self) -> "Node":
         return self._unary("relu")
 
+    def sqrt(self) -> "Node":
+        return self._unary("sqrt")
+
+    def softmax(self) -> "Node":
+        return self._unary("soft_max")
+
+    def cumsum(self) -> "Node":
+        return self._unary("cumsum")
+
     def clamp(self, low: float, high: float) -> "Node":
         """Elements within [low, high]. A NaN becomes one of the two, on CPU and CUDA alike."""
         return Node(self.graph, _clamp(self.graph, self.pointer, low, high), self.size)
@@ -124,6 +145,9 @@ class Node:
 
     def maximum(self, other: "Node") -> "Node":
         return (self - other).relu() + other
+
+    def minimum(self, other: "Node") -> "Node":
+        return self - (self - other).relu()
 
     def __neg__(self) -> "Node":
         return self.scale(-1.0)

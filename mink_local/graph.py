@@ -7,11 +7,13 @@ only while llama.cpp builds the graph: when a sampler is attached and when the s
 
 Shapes in a graph are fixed and its arithmetic is float32, so a cut is given together with a number
 that says whether it can be relied on. Where it cannot (a tie or a near-tie, a logit that is not finite,
-more candidates than the graph looks at) `GraphDraw.next` says so and the step is done on the host: no
-token is ever taken from a cut that might differ from the kernel's.
+more candidates than the graph looks at) `GraphDraw.next` says so and the step is done on the host. For
+min-k, greedy and top-k no token is ever taken from a cut that might differ from the kernel's; for the
+others, which keep what reaches a threshold, a token within float32 rounding of it may be on either side.
 """
 
 import ctypes
+import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,11 +24,12 @@ from llama_cpp import llama_cpp as C
 from mink_local.errors import GenerationError
 from mink_local.ggml import Node, Scratch, supported
 from mink_local.llamacpp import Context
-from mink_local.samplers import Greedy, MinK, Sampler
+from mink_local.samplers import Eta, Greedy, MinK, MinP, PLess, Sampler, TopK, TopNSigma, TopP
 
 WIDTH = 1024  # logits that are sorted: what ggml sorts in one CUDA block; the walk needs at most 286
 MARGIN = 4e-6  # relative; float32 and CUDA's fast division are wrong by less than a fifth of that
 EPSILON = 1e-8  # of the paper's R + 1e-8
+_TINY = 1e-30  # a mass that the largest of all tokens has above it
 _LARGE = 3e38  # below the largest float32, above which CUDA's argmax finds nothing
 _PROBE = 128 * 1024  # logits in the graph that a device is asked about; llama.cpp uses as many
 _MAX_NODES = 256  # of that graph
@@ -38,11 +41,12 @@ class Cut:
 
     logits, ids: float32 and int32 (n,), -inf where a token does not stand. The last one always
         stands: it is what `dist` takes where its sum of probabilities stays short of its random number.
+        Without ids the logits are those of all tokens in order, and the last one may not stand.
     k: how many stand; certain: 1 if that is what the kernel would keep, else 0. One float32 each.
     """
 
     logits: Node
-    ids: Node
+    ids: Node | None
     k: Node
     certain: Node
 
@@ -86,8 +90,86 @@ def greedy(sampler: Greedy, row: Node, temperature: float) -> Cut:  # noqa: ARG0
     return Cut(largest, ids, largest.scale(0, 1), smaller.scale(1, 1.5 - row.size).step())
 
 
-GRAPHS: dict[type[Sampler], Callable[[Any, Node, float], Cut]] = {MinK: min_k, Greedy: greedy}
+def top_k(sampler: TopK, row: Node, temperature: float) -> Cut:  # noqa: ARG001
+    """Certain if the last one kept is larger than the first one dropped."""
+    row = row.clamp(-_LARGE, _LARGE)
+    if sampler.k >= row.size:
+        return _at_least(row.at(row.argmax()).scale(0, -math.inf), row)
+    ids, logits = _largest(row, sampler.k + 1)
+    certain = (logits.view(1, 1) - logits.view(0, 1)).step()
+    return Cut(logits.view(1, sampler.k), ids.view(1, sampler.k), certain.scale(0, sampler.k), certain)
+
+
+def top_p(sampler: TopP, row: Node, temperature: float) -> Cut:
+    """A token stands if those above it have less than p between them."""
+    row = row.clamp(-_LARGE, _LARGE)
+    ids, logits = _largest(row, row.size)
+    if sampler.p == 1:
+        one = logits.view(0, 1).scale(0, 1)
+        return Cut(logits, ids, one.scale(row.size), one)
+    mass = row.scale(1 / sampler.seen(temperature)).softmax().at(ids).cumsum()
+    above = (mass - mass.view(row.size - 1, 1)).scale(-1)
+    stands = above.scale(-1, max(sampler.p, _TINY)).step()
+    k = stands.sum()
+    return Cut(logits + stands.log(), ids, k, k.scale(0, 1))
+
+
+def min_p(sampler: MinP, row: Node, temperature: float) -> Cut:
+    row = row.clamp(-_LARGE, _LARGE)
+    log_p = math.log(sampler.p) if sampler.p > 0 else -math.inf
+    return _at_least(row.at(row.argmax()).scale(1, sampler.seen(temperature) * log_p), row)
+
+
+def top_n_sigma(sampler: TopNSigma, row: Node, temperature: float) -> Cut:  # noqa: ARG001
+    row = row.clamp(-_LARGE, _LARGE)
+    deviations = row - row.sum().scale(1 / row.size)
+    sigma = (deviations * deviations).sum().scale(1 / row.size).sqrt()
+    return _at_least(row.at(row.argmax()) - sigma.scale(sampler.n), row)
+
+
+def eta(sampler: Eta, row: Node, temperature: float) -> Cut:
+    """The threshold in logits: l_1 + T (log sum exp(l / T) - l_1 / T + min(log ε, log(ε) / 2 - H))."""
+    row, seen = row.clamp(-_LARGE, _LARGE), sampler.seen(temperature)
+    p = row.scale(1 / seen).softmax()
+    top = row.argmax()
+    largest, log_total = row.at(top), -p.at(top).log()
+    entropy = log_total - (p * (row - largest)).sum().scale(1 / seen)
+    log_epsilon = math.log(sampler.epsilon)
+    limit = entropy.scale(-1, log_epsilon / 2).minimum(entropy.scale(0, log_epsilon))
+    return _at_least(largest + (log_total + limit).scale(seen), row)
+
+
+def p_less(sampler: PLess, row: Node, temperature: float) -> Cut:
+    """The threshold in logits: l_1 + T log(sum of p² / largest p)."""
+    row, seen = row.clamp(-_LARGE, _LARGE), sampler.seen(temperature)
+    p = row.scale(1 / seen).softmax()
+    top = row.argmax()
+    return _at_least(row.at(top) + ((p * p).sum() / p.at(top)).log().scale(seen), row)
+
+
+GRAPHS: dict[type[Sampler], Callable[[Any, Node, float], Cut]] = {
+    MinK: min_k,
+    Greedy: greedy,
+    TopK: top_k,
+    TopP: top_p,
+    MinP: min_p,
+    TopNSigma: top_n_sigma,
+    Eta: eta,
+    PLess: p_less,
+}
 """What can be cut in a graph: (sampler, one row of raw logits, temperature) to the nodes of its cut."""
+
+
+def has_graph(sampler: Sampler) -> bool:
+    """Whether there is a graph form of it: of mirostat, say, or a variant of Min-k there is none."""
+    return type(sampler) in GRAPHS and not (isinstance(sampler, MinK) and sampler != MinK(sampler.tau))
+
+
+def _at_least(threshold: Node, row: Node) -> Cut:
+    """Keep what is not below `threshold`; nothing is certain if that is nothing."""
+    below = (row - threshold).scale(-1).step()
+    k = below.sum().scale(-1, row.size)
+    return Cut(row + below.scale(-1, 1).log(), None, k, k.scale(0, 1))
 
 
 def _largest(row: Node, n: int) -> tuple[Node, Node]:
@@ -150,7 +232,7 @@ class Stage:
         with Scratch(_MAX_NODES) as scratch:
             data = C.llama_sampler_data(logits=Node.new(scratch.context, _PROBE).pointer)
             self._build(scratch.context, data)
-            for tensor in (data.logits, data.probs, data.candidates):
+            for tensor in filter(None, (data.logits, data.probs, data.candidates)):
                 scratch.expand(Node.wrap(scratch.context, tensor))
             return supported(buffer_type, scratch)
 
@@ -167,13 +249,15 @@ class Chain:
 
     def __init__(self, sampler: Sampler, temperature: float, seed: int, keep_rows: bool = False) -> None:
         self._sampler, self._temperature, self._keep_rows = sampler, temperature, keep_rows
-        self._report: int | None = None
+        self._report: Node | None = None
+        self._in_order: Node | None = None
         self._stages = Stage(sampler.name, self._cut), Stage("report", self._show, adds_nodes=False)
-        middle = [] if isinstance(sampler, Greedy) else [C.llama_sampler_init_temp(temperature)]
-        middle += [] if isinstance(sampler, Greedy) else [C.llama_sampler_init_dist(seed)]
+        parts = [stage.handle for stage in self._stages]
+        if not isinstance(sampler, Greedy):  # whose cut is the token
+            parts[1:1] = C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(seed)
         self.handle = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        for sampler_handle in (self._stages[0].handle, *middle, self._stages[1].handle):
-            C.llama_sampler_chain_add(self.handle, sampler_handle)
+        for part in parts:
+            C.llama_sampler_chain_add(self.handle, part)
 
     @property
     def error(self) -> BaseException | None:
@@ -194,13 +278,18 @@ class Chain:
         cut = GRAPHS[type(self._sampler)](self._sampler, row, self._temperature)
         # With a logit that is not finite the sum is not either, and 0 times it is NaN.
         report = cut.k * cut.certain + row.sum().scale(0)
-        data.logits, data.candidates = cut.logits.pointer, cut.ids.pointer
-        data.probs = self._report = report.pointer
-        if cut.ids.size == 1:
-            data.sampled = cut.ids.pointer
+        data.logits, data.candidates = cut.logits.pointer, cut.ids and cut.ids.pointer
+        data.probs = report.pointer
+        self._report = report
+        self._in_order = None if cut.ids else cut.logits
+        if isinstance(self._sampler, Greedy):
+            data.sampled = data.candidates
 
-    def _show(self, _: int, data: Any) -> None:
-        data.probs = self._report
+    def _show(self, graph: int, data: Any) -> None:
+        report = self._report
+        if report and self._in_order:  # see to it that the token stands: -inf makes this NaN
+            report += self._in_order.at(Node.wrap(graph, data.sampled)).scale(0)
+        data.probs = report and report.pointer
         if not self._keep_rows:
             data.logits = data.candidates = None
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from mink_local.draw import Draw
 from mink_local.errors import ContextOverflowError, GenerationError
-from mink_local.graph import GRAPHS, GraphDraw
+from mink_local.graph import GraphDraw, has_graph
 from mink_local.kernels import flag_is_set
 from mink_local.llamacpp import N_BATCH, RANDOM_SEED, Context, Weights
 from mink_local.samplers import Greedy, MinK, Sampler
@@ -104,7 +104,7 @@ class Model:
         self._context.detach()  # what an earlier answer may have left there
         if not self._in_graph:
             return None
-        if type(sampler) not in GRAPHS:
+        if not has_graph(sampler):
             log.warning("%s has no graph form: its tokens are drawn on the host", sampler)
             return None
         draw = GraphDraw(sampler, temperature, seed, self._context)
