@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as C
@@ -87,6 +88,7 @@ class Weights:
             raise ModelError(f"llama.cpp cannot load {path}: {_log.reason()}")
         weakref.finalize(self, C.llama_model_free, self.handle)
         self.path = path
+        self.on_gpu = n_gpu_layers != 0  # the output layer is the first to go there
         self.vocab = C.llama_model_get_vocab(self.handle)
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.n_layers: int = C.llama_model_n_layer(self.handle)
@@ -164,6 +166,7 @@ class Context:
         params = C.llama_context_default_params()
         params.n_ctx = n_ctx
         params.n_batch = params.n_ubatch = min(N_BATCH, n_ctx)
+        params.n_outputs_max = 1  # room for the logits of one token a batch, not of every one
         params.n_threads = params.n_threads_batch = n_threads
         self._interrupt = ctypes.c_uint8(0)
         self.handle = C.llama_init_from_model(weights.handle, params)
@@ -177,6 +180,7 @@ class Context:
         self.n_ctx: int = C.llama_n_ctx(self.handle)
         self._n_vocab = weights.n_vocab
         self._views: dict[int, NDArray[np.float32]] = {}
+        self._chains: dict[int, Any] = {}
         self._batch = C.llama_batch_init(N_BATCH, 0, 1)
         weakref.finalize(self, C.llama_batch_free, self._batch)
 
@@ -195,8 +199,9 @@ class Context:
         """May be set from any thread: a batch that is being decoded on the CPU stops soon after."""
         self._interrupt.value = value
 
-    def decode(self, tokens: Sequence[int], position: int, seq_id: int = 0) -> bool:
-        """Evaluate up to N_BATCH tokens of a sequence from `position` on; logits for the last.
+    def decode(self, tokens: Sequence[int], position: int, seq_id: int = 0, output: bool = True) -> bool:
+        """Evaluate up to N_BATCH tokens of a sequence from `position` on; `output`: logits, or a token
+        from the sampler that is attached, for the last.
 
         Returns False where it was interrupted: nothing after `position` may be relied on then.
         Raises GenerationError where llama.cpp fails.
@@ -209,7 +214,7 @@ class Context:
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = seq_id
             batch.logits[i] = 0
-        batch.logits[len(tokens) - 1] = 1
+        batch.logits[len(tokens) - 1] = output
         status = C.llama_decode(self.handle, batch)
         if status == 2:
             return False
@@ -230,6 +235,28 @@ class Context:
             array = (ctypes.c_float * self._n_vocab).from_address(address)
             self._views = {address: np.ctypeslib.as_array(array)}
         return self._views[address]
+
+    def attach(self, chain: Any, seq_id: int = 0) -> None:
+        """Have llama.cpp sample a sequence by a llama_sampler_chain, in place of the one before, inside
+        its graph, and give no logits for it. The chain must be detached before it is freed."""
+        if not C.llama_set_sampler(self.handle, seq_id, chain):
+            raise GenerationError("llama.cpp does not sample in the graph of this model")
+        self._chains[seq_id] = chain
+
+    def detach(self, chain: Any = None, seq_id: int = 0) -> None:
+        """Have llama.cpp give logits for a sequence again, unless another chain than this is attached."""
+        if seq_id in self._chains and chain in (None, self._chains[seq_id]):
+            C.llama_set_sampler(self.handle, seq_id, None)
+            del self._chains[seq_id]
+
+    def sampled(self, output: int = -1) -> tuple[int, float]:
+        """The token that the attached chain drew for an output of the last batch, and the first of
+        what it left as probabilities."""
+        token = C.llama_get_sampled_token_ith(self.handle, output)
+        report = C.llama_get_sampled_probs_ith(self.handle, output)
+        if token < 0 or not report:
+            raise GenerationError("llama.cpp sampled no token in its graph")
+        return token, report[0]
 
     def truncate(self, length: int, seq_id: int = 0) -> bool:
         """Forget all but the first `length` tokens of a sequence; False where the model cannot."""

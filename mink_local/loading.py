@@ -14,7 +14,7 @@ from mink_local.llamacpp import ALL_LAYERS, Context, Weights, gpu_missing
 from mink_local.vetting import vet
 
 if TYPE_CHECKING:
-    from mink_local.model import Model
+    from mink_local.model import Model, Sampling
 
 DEFAULT_N_CTX = 4096
 
@@ -29,6 +29,7 @@ def load_model(
     n_ctx: int | None = None,
     n_gpu_layers: int | Literal["auto"] = "auto",
     n_threads: int | None = None,
+    sampling: "Sampling" = "auto",
     verbose: bool = False,
 ) -> "Model":
     """Load a GGUF model.
@@ -39,6 +40,9 @@ def load_model(
         none where there is no GPU; a number asks for just so many. `Model.placement` says what came
         of it.
     n_threads: CPU threads, one for every physical core by default.
+    sampling: "graph" draws tokens inside llama.cpp's compute graph, so that no logits leave the GPU, "host"
+        outside of it; "auto" takes the graph where the output layer is on a GPU, which it is as soon as
+        one layer is. What has no graph form is drawn on the host, with a warning.
     verbose: llama.cpp's log on standard error.
 
     Raises ModelNotFoundError, or ModelError for a file that cannot be loaded. A file that is not yet known
@@ -50,6 +54,8 @@ def load_model(
         raise ValueError(f"n_threads must be at least 1, not {n_threads}")
     if n_gpu_layers != "auto" and n_gpu_layers < ALL_LAYERS:
         raise ValueError(f"n_gpu_layers must be auto, -1 for all, or more, not {n_gpu_layers}")
+    if sampling not in ("auto", "host", "graph"):
+        raise ValueError(f"sampling must be auto, host or graph, not {sampling!r}")
     file = resolve(model)
     vet(file)
     threads = n_threads or _physical_cores()
@@ -68,7 +74,7 @@ def load_model(
 
         weights, context, placement = loading.result()
     log.info("%s is %s", file.name, placement)
-    return Model(file.name, weights, context, placement)
+    return Model(file.name, weights, context, placement, sampling)
 
 
 def _place(load: Loader, n_gpu_layers: int | Literal["auto"], threads: int) -> tuple[Weights, Context, str]:

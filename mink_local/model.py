@@ -4,7 +4,7 @@ import codecs
 import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mink_local.constraints import Constrainer, Constraints
 from mink_local.draw import Draw
@@ -14,9 +14,13 @@ from mink_local.llamacpp import N_BATCH, RANDOM_SEED, Context, Weights
 from mink_local.samplers import Greedy, MinK, Sampler
 from mink_local.template import ChatTemplate, Message
 
+if TYPE_CHECKING:
+    from mink_local.graph import GraphDraw
+
 log = logging.getLogger("mink_local")
 
 FinishReason = Literal["stop", "length", "interrupted"]
+Sampling = Literal["auto", "host", "graph"]
 
 
 class Model:
@@ -24,12 +28,16 @@ class Model:
 
     n_ctx: tokens that a prompt and its answer share.
     placement: where its layers are, and why, as half a sentence.
+    sampling: where tokens are drawn by default: "graph", "host", or "auto" (see `load_model`).
     """
 
-    def __init__(self, name: str, weights: Weights, context: Context, placement: str) -> None:
+    def __init__(
+        self, name: str, weights: Weights, context: Context, placement: str, sampling: Sampling = "auto"
+    ) -> None:
         self.name = name
         self.placement = placement
         self.n_ctx = context.n_ctx
+        self._in_graph = sampling == "graph" or (sampling == "auto" and weights.on_gpu)
         self._weights = weights
         self._context = context
         self._context.ask_between_nodes(flag_is_set.address)
@@ -96,6 +104,33 @@ class Model:
             constrainer=Constrainer(constraints, self._weights, prompt) if constraints else None,
         )
 
+    def _graph_draw(
+        self, sampler: Sampler, temperature: float, seed: int, constrained: bool
+    ) -> "GraphDraw | None":
+        """What draws inside the graph, attached; None, with a warning if it was wanted, where a token
+        is to be drawn on the host."""
+        self._context.detach()  # what an earlier answer may have left there
+        if not self._in_graph:
+            return None
+        from mink_local.graph import GraphDraw, has_graph
+
+        if constrained:
+            log.warning("penalties, bias and grammar have no graph form: tokens are drawn on the host")
+            return None
+        if not has_graph(sampler):
+            log.warning("%s has no graph form: its tokens are drawn on the host", sampler)
+            return None
+        draw = GraphDraw(sampler, temperature, seed, self._context)
+        if draw.attach():
+            return draw
+        log.warning("%s: this device lacks an operation of its graph form: drawn on the host", sampler)
+        return None
+
+    def _logits_instead(self) -> bool:
+        """Evaluate the last token again, for its logits; False where it was interrupted."""
+        tokens = self._cached.copy()
+        return self._extend(tokens[-self._rewind(tokens) :])
+
     def _rewind(self, tokens: Sequence[int]) -> int:
         """Forget what the KV cache holds beyond its common beginning with `tokens`; returns how many
         of those are left to evaluate. The last one always is: its logits are wanted."""
@@ -110,7 +145,8 @@ class Model:
         """Evaluate `tokens` behind those in the KV cache; False where it was interrupted."""
         for start in range(0, len(tokens), N_BATCH):
             batch = tokens[start : start + N_BATCH]
-            if not self._context.decode(batch, len(self._cached)):
+            last = start + N_BATCH >= len(tokens)
+            if not self._context.decode(batch, len(self._cached), output=last):
                 return False
             self._cached += batch
         return True
@@ -149,6 +185,8 @@ class Reply(Iterator[str]):
         self._model = model
         self._number = model._replies
         self._max_tokens = max_tokens
+        self._how = sampler, temperature, seed
+        self._constrained = constrainer is not None
         self._draw = Draw(sampler, temperature, seed, model._weights.n_vocab, constrainer)
         self._pieces = self._until_stop(self._decode_utf8(self._generate(prompt)), stop)
 
@@ -166,10 +204,23 @@ class Reply(Iterator[str]):
         """Decode, cut, draw, and again: the one loop that every answer comes from."""
         model, context, weights = self._model, self._model._context, self._model._weights
         self.evaluated_tokens = model._rewind(prompt)
+        graph = model._graph_draw(*self._how, self._constrained)
         going = model._extend(prompt[-self.evaluated_tokens :])
         while going and not context.interrupted:
-            token = self._draw(context.logits(), step=len(self.k) + 1)
-            self.k.append(self._draw.k)
+            step = len(self.k) + 1
+            if graph is None:
+                token, k = self._draw(context.logits(), step=step), self._draw.k
+            elif (drawn := graph.next()) is not None:
+                token, k = drawn, graph.k
+            else:
+                log.warning(
+                    "the graph cannot make sure of the cut at step %d: on from here on the host", step
+                )
+                graph.detach()
+                graph = None
+                going = model._logits_instead()
+                continue
+            self.k.append(k)
             if weights.ends_generation(token):
                 self.finish_reason = "stop"
                 return

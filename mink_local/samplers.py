@@ -157,7 +157,7 @@ class Sampler(ABC):
             raise ValueError("no logit is finite: there is no token to choose")
         return k, scratch
 
-    def _seen(self, temperature: float) -> float:
+    def seen(self, temperature: float) -> float:
         """The temperature of the distribution that the cut sees."""
         return float(temperature) if self.order == "temperature-first" else 1.0
 
@@ -271,7 +271,7 @@ class TopP(Sampler):
         self._require_order()
 
     def cut(self, temperature: float) -> Cut:
-        return kernels.top_p, (float(self.p), self._seen(temperature))
+        return kernels.top_p, (float(self.p), self.seen(temperature))
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class MinP(Sampler):
         self._require_order()
 
     def cut(self, temperature: float) -> Cut:
-        return kernels.min_p, (float(self.p), self._seen(temperature))
+        return kernels.min_p, (float(self.p), self.seen(temperature))
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ class Eta(Sampler):
         self._require_order()
 
     def cut(self, temperature: float) -> Cut:
-        return kernels.eta, (float(self.epsilon), self._seen(temperature))
+        return kernels.eta, (float(self.epsilon), self.seen(temperature))
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ class PLess(Sampler):
         self._require_order()
 
     def cut(self, temperature: float) -> Cut:
-        return kernels.p_less, (self._seen(temperature),)
+        return kernels.p_less, (self.seen(temperature),)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,216 @@
+"""Nodes of a ggml graph, written as arithmetic: `(row - largest).step().sum()`.
+
+Calling an operation computes nothing: it adds a node to the graph that llama.cpp is building and
+returns it. Shapes are fixed while the graph is built; every node here is one row of float32 or int32.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp
+from llama_cpp import llama_cpp as C
+
+from mink_local.errors import MinkError
+
+_ggml = ctypes.CDLL(C._lib._name)  # libllama; the symbols of the ggml libraries are found through it
+
+_PTR, _F32, _I64, _SIZE = ctypes.c_void_p, ctypes.c_float, ctypes.c_int64, ctypes.c_size_t
+_TYPE_F32, _TYPE_I32 = 0, 26  # of enum ggml_type
+_ASCENDING = 0  # of enum ggml_sort_order
+_WIDTH = 4  # bytes of a float32 and of an int32
+
+
+def function(name: str, result: Any, *arguments: Any) -> Any:
+    """A function that ggml exports, with its C types. Raises MinkError where there is none."""
+    try:
+        symbol = _ggml[name]  # unlike an attribute not shared with others who look for it
+    except AttributeError:
+        raise MinkError(
+            f"llama-cpp-python {llama_cpp.__version__} has no {name}: "
+            "install a version from 0.3.36 on and below 0.4"
+        ) from None
+    symbol.restype, symbol.argtypes = result, arguments
+    return symbol
+
+
+def _operation(name: str, *arguments: Any) -> Any:
+    """`struct ggml_tensor * ggml_name(struct ggml_context *, ...)`."""
+    return function(f"ggml_{name}", _PTR, _PTR, *arguments)
+
+
+_new_tensor_1d = _operation("new_tensor_1d", ctypes.c_int, _I64)
+_reshape_1d = _operation("reshape_1d", _PTR, _I64)
+_reshape_2d = _operation("reshape_2d", _PTR, _I64, _I64)
+_view_1d = _operation("view_1d", _PTR, _I64, _SIZE)
+_arange = _operation("arange", _F32, _F32, _F32)
+_top_k = _operation("top_k", _PTR, ctypes.c_int)
+_argsort = _operation("argsort", _PTR, ctypes.c_int)
+_scale_bias = _operation("scale_bias", _PTR, _F32, _F32)
+_cast = _operation("cast", _PTR, ctypes.c_int)
+_clamp = _operation("clamp", _PTR, _F32, _F32)
+_unary = {
+    name: _operation(name, _PTR)
+    for name in ("argmax", "cumsum", "floor", "log", "relu", "soft_max", "sqrt", "step", "sum")
+}
+_binary = {name: _operation(name, _PTR, _PTR) for name in ("add", "sub", "mul", "div", "get_rows")}
+_n_elements = function("ggml_nelements", _I64, _PTR)
+
+
+@dataclass(frozen=True)
+class Node:
+    """`size` numbers that a graph will have computed; `graph` is its ggml_context.
+
+    Between two nodes the second may have one element: it goes with every element of the first.
+    """
+
+    graph: int
+    pointer: int
+    size: int
+
+    @classmethod
+    def wrap(cls, graph: int, tensor: int) -> "Node":
+        """All elements of a ggml_tensor as one row."""
+        size = _n_elements(tensor)
+        return cls(graph, _reshape_1d(graph, tensor, size), size)
+
+    @classmethod
+    def new(cls, graph: int, size: int) -> "Node":
+        """A float32 row to be filled from outside."""
+        return cls(graph, _new_tensor_1d(graph, _TYPE_F32, size), size)
+
+    def countdown(self, size: int) -> "Node":
+        """The constant row -size, ..., -2, -1 (ggml counts only upwards)."""
+        return Node(self.graph, _arange(self.graph, -size, 0, 1), size)
+
+    def view(self, start: int, size: int) -> "Node":
+        """Elements from `start` on, without a copy."""
+        return Node(self.graph, _view_1d(self.graph, self.pointer, size, start * _WIDTH), size)
+
+    def at(self, indices: "Node") -> "Node":
+        """The elements at `indices`, an int32 row."""
+        column = _reshape_2d(self.graph, self.pointer, 1, self.size)
+        rows = _binary["get_rows"](self.graph, column, indices.pointer)
+        return Node(self.graph, _reshape_1d(self.graph, rows, indices.size), indices.size)
+
+    def top(self, k: int) -> "Node":
+        """int32 indices of the k largest elements, in no order; of equal ones some."""
+        return Node(self.graph, _top_k(self.graph, self.pointer, k), k)
+
+    def ascending(self) -> "Node":
+        """int32 indices that sort the row; equal elements in no order."""
+        return Node(self.graph, _argsort(self.graph, self.pointer, _ASCENDING), self.size)
+
+    def argmax(self) -> "Node":
+        """int32 index of the largest element, of equal ones some. CUDA looks only at elements above
+        the smallest float32, and answers -1 where there is none."""
+        return self._unary("argmax", 1)
+
+    def sum(self) -> "Node":
+        return self._unary("sum", 1)
+
+    def step(self) -> "Node":
+        """1 where an element is above 0, else (and for NaN) 0."""
+        return self._unary("step")
+
+    def log(self) -> "Node":
+        return self._unary("log")
+
+    def floor(self) -> "Node":
+        return self._unary("floor")
+
+    def relu(self) -> "Node":
+        return self._unary("relu")
+
+    def sqrt(self) -> "Node":
+        return self._unary("sqrt")
+
+    def softmax(self) -> "Node":
+        return self._unary("soft_max")
+
+    def cumsum(self) -> "Node":
+        return self._unary("cumsum")
+
+    def clamp(self, low: float, high: float) -> "Node":
+        """Elements within [low, high]. A NaN becomes one of the two, on CPU and CUDA alike."""
+        return Node(self.graph, _clamp(self.graph, self.pointer, low, high), self.size)
+
+    def scale(self, factor: float, bias: float = 0.0) -> "Node":
+        """factor * self + bias."""
+        return Node(self.graph, _scale_bias(self.graph, self.pointer, factor, bias), self.size)
+
+    def integer(self) -> "Node":
+        """As int32, without the fraction."""
+        return Node(self.graph, _cast(self.graph, self.pointer, _TYPE_I32), self.size)
+
+    def maximum(self, other: "Node") -> "Node":
+        return (self - other).relu() + other
+
+    def minimum(self, other: "Node") -> "Node":
+        return self - (self - other).relu()
+
+    def __neg__(self) -> "Node":
+        return self.scale(-1.0)
+
+    def __add__(self, other: "Node") -> "Node":
+        return self._binary("add", other)
+
+    def __sub__(self, other: "Node") -> "Node":
+        return self._binary("sub", other)
+
+    def __mul__(self, other: "Node") -> "Node":
+        return self._binary("mul", other)
+
+    def __truediv__(self, other: "Node") -> "Node":
+        return self._binary("div", other)
+
+    def _unary(self, name: str, size: int | None = None) -> "Node":
+        return Node(self.graph, _unary[name](self.graph, self.pointer), size or self.size)
+
+    def _binary(self, name: str, other: "Node") -> "Node":
+        return Node(self.graph, _binary[name](self.graph, self.pointer, other.pointer), self.size)
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (("mem_size", _SIZE), ("mem_buffer", _PTR), ("no_alloc", ctypes.c_bool))
+
+
+class Scratch:
+    """A ggml context for at most `n_nodes` nodes and `n_bytes` of numbers, and a graph in it."""
+
+    def __init__(self, n_nodes: int, n_bytes: int = 0) -> None:
+        overhead = n_nodes * _tensor_overhead() + _graph_overhead(n_nodes, False)
+        self.context = _init(_InitParams(overhead + n_bytes, None, n_bytes == 0))
+        self.graph = _new_graph(self.context, n_nodes, False)
+
+    def __enter__(self) -> "Scratch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _free(self.context)
+
+    def expand(self, node: Node) -> None:
+        """Have `node`, and all that it needs, in the graph."""
+        _build_forward_expand(self.graph, node.pointer)
+
+    def operations(self) -> list[int]:
+        """The nodes of the graph, as ggml_tensor pointers."""
+        return [_graph_node(self.graph, i) for i in range(_graph_n_nodes(self.graph))]
+
+
+_init = function("ggml_init", _PTR, _InitParams)
+_free = function("ggml_free", None, _PTR)
+_tensor_overhead = function("ggml_tensor_overhead", _SIZE)
+_graph_overhead = function("ggml_graph_overhead_custom", _SIZE, _SIZE, ctypes.c_bool)
+_new_graph = function("ggml_new_graph_custom", _PTR, _PTR, _SIZE, ctypes.c_bool)
+_build_forward_expand = function("ggml_build_forward_expand", None, _PTR, _PTR)
+_graph_n_nodes = function("ggml_graph_n_nodes", ctypes.c_int, _PTR)
+_graph_node = function("ggml_graph_node", _PTR, _PTR, ctypes.c_int)
+_device = function("ggml_backend_buft_get_device", _PTR, _PTR)
+_supports = function("ggml_backend_dev_supports_op", ctypes.c_bool, _PTR, _PTR)
+
+
+def supported(buffer_type: int, scratch: Scratch) -> bool:
+    """Whether the device behind a ggml_backend_buffer_type_t has every operation of a graph."""
+    device = _device(buffer_type)
+    return device is None or all(_supports(device, node) for node in scratch.operations())
