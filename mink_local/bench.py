@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import numpy as np
@@ -25,6 +25,7 @@ from mink_local.catalog import DEFAULT_MODEL
 from mink_local.cli import GpuLayers, finite, run
 from mink_local.draw import Draw
 from mink_local.errors import MinkError
+from mink_local.graph import GraphDraw, has_graph
 from mink_local.loading import load_model
 from mink_local.samplers import (
     SAMPLERS,
@@ -46,6 +47,7 @@ PROGRAM = "mink-bench"
 PROMPT = "Tell me a long story about a dog named Max who went to the sea."
 
 Rows = NDArray[np.float32]
+Form = Literal["host", "graph", "llama.cpp"]
 
 # llama.cpp's own sampler for a method, where it has one; its min-p, top-p see the logits they are given.
 LLAMA_CPP: dict[type[Sampler], Callable[[Any], Any]] = {
@@ -138,9 +140,15 @@ def _processor(sampler: Sampler, temperature: float) -> Callable[[Rows], float]:
     return contestant
 
 
-def _llama_cpp(sampler: Sampler, n_vocab: int) -> Callable[[Rows], float]:
+def _chain(sampler: Sampler) -> Any:
+    """llama.cpp's own sampler, in a chain of its own; whoever asks for it frees it."""
     chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
     C.llama_sampler_chain_add(chain, LLAMA_CPP[type(sampler)](sampler))
+    return chain
+
+
+def _llama_cpp(sampler: Sampler, n_vocab: int) -> Callable[[Rows], float]:
+    chain = _chain(sampler)
     records = np.zeros(n_vocab, kernels.TOKEN_DATA)
     array = C.llama_token_data_array()
 
@@ -160,11 +168,14 @@ def _llama_cpp(sampler: Sampler, n_vocab: int) -> Callable[[Rows], float]:
 class Speed:
     """What decoding with a method took: medians over rounds, and its slowdown against greedy.
 
-    sampling: microseconds of a token's cut and draw. slowdown: in percent of greedy's time for a token, the
-    median over rounds of the ratio within a round, with its 95% interval.
+    form: where tokens are drawn, on the "host" or in the "graph", or "llama.cpp" for its own greedy sampler.
+    sampling_us: of a token's cut and draw, as far as the host sees them. slowdown: against greedy in the
+    same form, in percent of greedy's time for a token, the median over rounds of the ratio within a round,
+    with its 95% interval.
     """
 
     method: str
+    form: str
     tokens_per_second: float
     ms_per_token: float
     sampling_us: float
@@ -174,31 +185,43 @@ class Speed:
 
 
 def time_decoding(
-    model: "Model", samplers: Sequence[Sampler], temperature: float, tokens: int, rounds: int
+    model: "Model",
+    samplers: Sequence[Sampler],
+    forms: Sequence[Form],
+    temperature: float,
+    tokens: int,
+    rounds: int,
 ) -> list[Speed]:
     """Generate `tokens` tokens from one prompt with every sampler in turn, `rounds` times over.
 
-    An answer that ends goes on all the same. Greedy always takes part.
+    An answer that ends goes on all the same. Greedy always takes part, and llama.cpp's own greedy too; a
+    sampler that has no graph form takes part in the host's only.
     """
     from scipy.stats import quantile_test
 
-    methods = {str(sampler): sampler for sampler in [Greedy(), *samplers]}
-    steps: dict[str, list[NDArray[np.float64]]] = {name: [] for name in methods}
-    names = list(methods)
+    methods: dict[tuple[str, Form], Sampler] = {("greedy", "llama.cpp"): Greedy()}
+    methods |= {
+        (str(sampler), form): sampler
+        for form in forms
+        for sampler in [Greedy(), *samplers]
+        if form == "host" or has_graph(sampler)
+    }
+    steps: dict[tuple[str, Form], list[NDArray[np.float64]]] = {key: [] for key in methods}
+    keys = list(methods)
     for i in range(rounds + 1):
-        for name in names[i % len(names) :] + names[: i % len(names)]:  # no method always follows another
-            took = _decode(model, methods[name], temperature, tokens, seed=i)
+        for key in keys[i % len(keys) :] + keys[: i % len(keys)]:  # no method always follows another
+            took = _decode(model, methods[key], key[1], temperature, tokens, seed=i)
             if i > 0:  # the first round warms up
-                steps[name].append(np.median(took, axis=0))
-    greedy = np.array(steps["greedy"])
+                steps[key].append(np.median(took, axis=0))
     speeds = []
-    for name, per_round in steps.items():
+    for (method, form), per_round in steps.items():
         whole, sampling = np.array(per_round).T
-        slowdowns = 100 * (whole / greedy[:, 0] - 1)
+        slowdowns = 100 * (whole / np.array(steps["greedy", form])[:, 0] - 1)
         low, high = quantile_test(slowdowns).confidence_interval(0.95)
         speeds.append(
             Speed(
-                method=name,
+                method=method,
+                form=form,
                 tokens_per_second=round(1 / float(np.median(whole)), 2),
                 ms_per_token=round(1e3 * float(np.median(whole)), 4),
                 sampling_us=round(1e6 * float(np.median(sampling)), 2),
@@ -211,33 +234,53 @@ def time_decoding(
 
 
 def _decode(
-    model: "Model", sampler: Sampler, temperature: float, tokens: int, seed: int, keep: Rows | None = None
+    model: "Model",
+    sampler: Sampler,
+    form: Form,
+    temperature: float,
+    tokens: int,
+    seed: int,
+    keep: Rows | None = None,
 ) -> NDArray[np.float64]:
     """Seconds of each step of one answer, (tokens, 2): the whole step, and its cut and draw.
 
-    keep: takes a copy of every step's logits, (tokens, V).
+    keep: takes a copy of every step's logits, (tokens, V); host only.
     """
     context = model._context
+    context.detach()
+    prompt = model._template.tokens([{"role": "user", "content": PROMPT}])
     model._rewind([])
-    position = len(prompt := model._template.tokens([{"role": "user", "content": PROMPT}]))
-    model._extend(prompt)
     draw = Draw(sampler, temperature, seed, model._weights.n_vocab)
+    own = _chain(sampler) if form == "llama.cpp" else None
+    graph = GraphDraw(sampler, temperature, seed, context) if form == "graph" else None
+    if graph and not graph.attach():
+        raise MinkError(f"this device lacks an operation of the graph form of {sampler}: time --form host")
+    model._extend(prompt)
     took = np.empty((tokens, 2))
     for i in range(tokens):
         if keep is not None:
             keep[i] = context.logits()
         began = time.perf_counter()
-        token = draw(context.logits(), step=i + 1)
-        drawn = time.perf_counter()
-        context.decode([token], position + i)
-        took[i] = time.perf_counter() - began, drawn - began
+        drawn = graph.next() if graph else None
+        if graph and drawn is None:  # as in a chat: what the graph is not sure of is drawn on the host
+            graph.detach()
+            graph = None
+            model._logits_instead()
+        if own:
+            drawn = C.llama_sampler_sample(own, context.handle, -1)
+        token = draw(context.logits(), step=i + 1) if drawn is None else drawn
+        done = time.perf_counter()
+        model._extend([token])
+        took[i] = time.perf_counter() - began, done - began
+    context.detach()
+    C.llama_sampler_free(own)
     return took
 
 
 def real_rows(model: "Model", count: int = 32) -> Rows:
     """The raw logits (count, V) of the first steps of an answer."""
     rows = np.empty((count, model._weights.n_vocab), np.float32)
-    _decode(model, MinK(), 1.0, count, seed=1, keep=rows)
+    _decode(model, MinK(), "host", 1.0, count, seed=1, keep=rows)
     return rows
 
 
@@ -275,10 +318,11 @@ def cost_table(costs: Sequence[Cost]) -> Table:
 def speed_table(speeds: Sequence[Speed], title: str) -> Table:
     """For people: the paper's Table `tab:latency` for this machine and model."""
     table = Table(title=title)
-    _add_columns(table, "tokens/s", "ms/token", "cut, draw µs", "slowdown", "95% interval")
+    _add_columns(table, "form", "tokens/s", "ms/token", "draw µs", "slowdown", "95% interval")
     for speed in speeds:
         table.add_row(
             speed.method,
+            speed.form,
             f"{speed.tokens_per_second:.1f}",
             f"{speed.ms_per_token:.3f}",
             f"{speed.sampling_us:.1f}",
@@ -323,7 +367,7 @@ def plot_speeds(speeds: Sequence[Speed], path: Path) -> None:
     high = np.array([speed.slowdown_high for speed in speeds]) - slowdowns
     at = np.arange(len(speeds))
     axis.barh(at, slowdowns, xerr=np.array([low, high]), capsize=3)
-    axis.set_yticks(at, [speed.method for speed in speeds])
+    axis.set_yticks(at, [f"{speed.method} ({speed.form})" for speed in speeds])
     axis.invert_yaxis()
     axis.axvline(0, color="black", linewidth=0.8)
     axis.set_xlabel("slowdown against greedy, % of its time for a token")
@@ -443,6 +487,13 @@ def sampler_command(
 @_temp_option
 @click.option("--tokens", "-n", type=click.IntRange(min=1), default=64, show_default=True, metavar="N")
 @click.option("--rounds", type=click.IntRange(min=6), default=11, show_default=True, metavar="N")
+@click.option(
+    "--form",
+    "forms",
+    multiple=True,
+    type=click.Choice(["host", "graph"]),
+    help="Where tokens are drawn; may be given twice.  [default: host, and graph on a GPU]",
+)
 @click.option("--gpu-layers", type=GpuLayers(), default="auto", show_default=True)
 @click.option("--threads", type=click.IntRange(min=1), metavar="N")
 @_json_option
@@ -453,6 +504,7 @@ def decode_command(
     temp: float,
     tokens: int,
     rounds: int,
+    forms: Sequence[Form],
     gpu_layers: Any,
     threads: int | None,
     as_json: bool,
@@ -460,7 +512,8 @@ def decode_command(
 ) -> None:
     """Generate with every method in turn and compare tokens/s with greedy's (the paper's latency table)."""
     loaded = load_model(model, n_ctx=tokens + 256, n_gpu_layers=gpu_layers, n_threads=threads)
-    speeds = time_decoding(loaded, samplers, temp, tokens, rounds)
+    forms = forms or (("host", "graph") if loaded._weights.on_gpu else ("host",))
+    speeds = time_decoding(loaded, samplers, forms, temp, tokens, rounds)
     if as_json:
         click.echo(json.dumps([asdict(speed) for speed in speeds], indent=1))
     else:

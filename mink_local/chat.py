@@ -18,7 +18,7 @@ from mink_local.cli import INTERRUPTED, GpuLayers, finite, run
 from mink_local.errors import MinkError
 
 if TYPE_CHECKING:
-    from mink_local.model import Model, Reply
+    from mink_local.model import Model, Reply, Sampling
     from mink_local.samplers import Sampler
 
 PROGRAM = "mink-chat"
@@ -259,6 +259,13 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
     help="Layers on the GPU; auto puts there what fits.",
 )
 @click.option(
+    "--sampling",
+    type=click.Choice(["auto", "host", "graph"]),
+    default="auto",
+    show_default=True,
+    help="Where tokens are drawn: in llama.cpp's graph, so that no logits leave the GPU, or on the host.",
+)
+@click.option(
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
@@ -284,6 +291,7 @@ def cli(
     max_tokens: int | None,
     ctx: int | None,
     gpu_layers: Any,
+    sampling: "Sampling",
     threads: int | None,
     verbose: bool,
 ) -> None:
@@ -322,7 +330,14 @@ def cli(
         raise click.UsageError("the prompt is empty.")
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to save yet: Ctrl-C leaves at once
-    loaded = load_model(model, n_ctx=ctx, n_gpu_layers=gpu_layers, n_threads=threads, verbose=verbose)
+    loaded = load_model(
+        model,
+        n_ctx=ctx,
+        n_gpu_layers=gpu_layers,
+        n_threads=threads,
+        sampling=sampling,
+        verbose=verbose,
+    )
     signal.signal(signal.SIGINT, signal.default_int_handler)
     note(f"{loaded.name} {loaded.placement}")
     options: dict[str, Any] = {"temperature": temp, "max_tokens": max_tokens, "seed": seed}

@@ -69,7 +69,8 @@ class Model:
         temperature: > 0 divides the logits of the tokens that stand; 0 takes the largest logit.
         max_tokens: the context is the limit by default.
         seed: 0 to 2^32 - 2, by default a random one, which is `Reply.seed`. One seed gives one text,
-            in any process on one machine and build.
+            in any process on one machine and build, as long as the same part of the prompt is in the
+            KV cache: llama.cpp's sums depend in their last bits on what is evaluated together.
         stop: strings that end the answer and are not part of it.
         constraints: penalties, logit bias, a grammar: what changes the logits before the cut.
 

@@ -67,11 +67,21 @@ def test_real_rows_are_steps_of_an_answer(smollm2: Model) -> None:
 def test_decoding_is_compared_with_greedy(tiny: Callable[..., Path], tmp_path: Path) -> None:
     picture = tmp_path / "speeds.png"
     arguments = ["decode", "--model", str(tiny()), "--tokens", "3", "--rounds", "6", "--sampler", "min-k"]
-    result = bench(*arguments, "--json", "--plot", str(picture))
+    both = ["--sampler", "mirostat", "--form", "host", "--form", "graph"]
+    result = bench(*arguments, *both, "--json", "--plot", str(picture))
     assert result.returncode == 0, result.stderr
-    speeds = {speed["method"]: speed for speed in json.loads(result.stdout)}
-    assert list(speeds) == ["greedy", "min-k:tau=3"]
-    assert (speeds["greedy"]["slowdown"], speeds["greedy"]["slowdown_high"]) == (0, 0)
+    speeds = {(speed["method"], speed["form"]): speed for speed in json.loads(result.stdout)}
+    greedy, min_k, mirostat = "greedy", "min-k:tau=3", "mirostat:tau=5,eta=0.1,version=2"
+    host, graph = "host", "graph"
+    assert list(speeds) == [
+        (greedy, "llama.cpp"),
+        (greedy, host),
+        (min_k, host),
+        (mirostat, host),
+        (greedy, graph),
+        (min_k, graph),
+    ]
+    assert all(speeds[greedy, form]["slowdown_high"] == 0 for form in (host, graph))
     for speed in speeds.values():
         assert speed["slowdown_low"] <= speed["slowdown"] <= speed["slowdown_high"]
         assert speed["tokens_per_second"] * speed["ms_per_token"] == pytest.approx(1000, rel=0.01)

@@ -2,6 +2,7 @@
 tests, full-size ones for benchmarks, where the weights' values change nothing."""
 
 import math
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -169,3 +170,22 @@ def _finish(
             writer.write_tensor_data(_fill(shape, value, noise))
     writer.close()
     return path
+
+
+def quantize(source: Path, target: Path) -> None:
+    """Write `target`, the model in `source` with Q4_K_M weights."""
+    from llama_cpp import llama_cpp as C
+
+    params = C.llama_model_quantize_default_params()
+    params.ftype = C.LLAMA_FTYPE_MOSTLY_Q4_K_M
+    unfinished = target.with_suffix(".part")
+    if C.llama_model_quantize(bytes(source), bytes(unfinished), params):
+        raise RuntimeError(f"llama.cpp could not quantize {source}")
+    unfinished.replace(target)
+
+
+if __name__ == "__main__":  # SHAPE VOCABULARY.gguf TARGET.gguf: a full-size model, quantized
+    shape_name, vocabulary_path, target_path = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    whole = write_model(target_path.with_suffix(".f16"), vocabulary_path, shape=SHAPES[shape_name])
+    quantize(whole, target_path)
+    whole.unlink()
