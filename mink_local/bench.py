@@ -317,17 +317,16 @@ def cost_table(costs: Sequence[Cost]) -> Table:
 
 def speed_table(speeds: Sequence[Speed], title: str) -> Table:
     """For people: the paper's Table `tab:latency` for this machine and model."""
-    table = Table(title=title)
-    _add_columns(table, "form", "tokens/s", "ms/token", "draw µs", "slowdown", "95% interval")
+    table = Table(title=title, title_justify="left")
+    _add_columns(table, "tokens/s", "ms/token", "draw µs", "slowdown", "95% interval")
     for speed in speeds:
         table.add_row(
-            speed.method,
-            speed.form,
+            f"{speed.method} ({speed.form})",
             f"{speed.tokens_per_second:.1f}",
             f"{speed.ms_per_token:.3f}",
             f"{speed.sampling_us:.1f}",
             f"{speed.slowdown:+.2f}%",
-            f"{speed.slowdown_low:+.2f} to {speed.slowdown_high:+.2f}",
+            f"{speed.slowdown_low:+.1f} … {speed.slowdown_high:+.1f}",
         )
     return table
 
@@ -335,7 +334,7 @@ def speed_table(speeds: Sequence[Speed], title: str) -> Table:
 def _add_columns(table: Table, *numbers: str) -> None:
     table.add_column("method", overflow="fold")
     for name in numbers:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
 
 
 def _number(value: float | None) -> str:
@@ -517,7 +516,7 @@ def decode_command(
     if as_json:
         click.echo(json.dumps([asdict(speed) for speed in speeds], indent=1))
     else:
-        title = f"{loaded.name} {loaded.placement}: {tokens} tokens, {rounds} rounds"
+        title = f"{loaded.name} {loaded.placement}\n{tokens} tokens, {rounds} rounds"
         Console().print(speed_table(speeds, title))
     if plot:
         plot_speeds(speeds, plot)

@@ -649,9 +649,9 @@ def write_token_data(logits, ids, k, records):
                 i += 1
     largest = _logit(_LARGEST_FINITE)
     for i in range(k):
-        records[i].id = ids[i]
-        records[i].logit = min(logits[ids[i]], largest)
-        records[i].p = np.float32(0)
+        records["id"][i] = ids[i]
+        records["logit"][i] = min(logits[ids[i]], largest)
+        records["p"][i] = np.float32(0)
 
 
 @_compile(cfunc, uint8(types.CPointer(uint8)))
@@ -666,9 +666,9 @@ def fill_token_data(logits, records):
     largest = _logit(_LARGEST_FINITE)
     has_nan = False
     for i in range(logits.size):
-        records[i].id = i
-        records[i].logit = min(logits[i], largest)
-        records[i].p = np.float32(0)
+        records["id"][i] = i
+        records["logit"][i] = min(logits[i], largest)
+        records["p"][i] = np.float32(0)
         has_nan |= np.isnan(logits[i])
     return has_nan
 
@@ -679,10 +679,10 @@ def read_token_data(records, logits):
     there is no record; returns whether every id is one of 0 to V - 1."""
     logits[:] = -np.inf
     for i in range(records.size):
-        token = records[i].id
+        token = records["id"][i]
         if not 0 <= token < logits.size:
             return False
-        logits[token] = records[i].logit
+        logits[token] = records["logit"][i]
     return True
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ def shared(name: str) -> Path:
 @pytest.fixture(params=LOGITS)
 def logits(request: pytest.FixtureRequest) -> NDArray[np.float32]:
     """Eight rows of a real model's logits, (8, V)."""
+    if numba.config.DISABLE_JIT:
+        pytest.skip("without the JIT a whole vocabulary takes minutes")
     with np.load(shared(f"logits/{request.param}.npz")) as file:
         rows: NDArray[np.float32] = file["logits"]
     return rows
