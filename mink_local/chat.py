@@ -167,6 +167,18 @@ def _bias(text: str) -> tuple[int, float]:
         raise click.BadParameter(f"{text!r} is not TOKEN=BIAS, such as 198=-inf.") from None
 
 
+def _constraints(asked_for: dict[str, Any]) -> dict[str, Any]:
+    """The option of `Model.chat`, where there are any: without, the candidates need not all be laid out."""
+    if not asked_for:
+        return {}
+    from mink_local.constraints import Constraints
+
+    try:
+        return {"constraints": Constraints(**asked_for)}
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from None
+
+
 EXAMPLES = """\b
 Examples:
   mink-chat --temp 5
@@ -226,11 +238,14 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
     help="Repeat an answer: same seed, same text.  [default: random]",
 )
 @click.option(
-    "--repeat-penalty", type=float, default=1.0, metavar="X", help="Above 1: repeated tokens lose logits."
+    "--repeat-penalty",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+    help="Above 1: repeated tokens lose logits.",
 )
-@click.option("--frequency-penalty", type=float, default=0.0, metavar="X", help="For every repetition.")
-@click.option("--presence-penalty", type=float, default=0.0, metavar="X", help="Once for what was there.")
-@click.option("--dry-multiplier", type=float, default=0.0, metavar="X", help="Above 0: DRY, for phrases.")
+@click.option("--frequency-penalty", type=float, metavar="X", help="For every repetition.")
+@click.option("--presence-penalty", type=float, metavar="X", help="Once for what was there.")
+@click.option("--dry-multiplier", type=float, metavar="X", help="Above 0: DRY, for phrases.")
 @click.option(
     "--logit-bias", multiple=True, metavar="TOKEN=BIAS", help="Added to a token's logit; -inf bans it."
 )
@@ -281,10 +296,10 @@ def cli(
     sampler: str,
     tau: float | None,
     seed: int | None,
-    repeat_penalty: float,
-    frequency_penalty: float,
-    presence_penalty: float,
-    dry_multiplier: float,
+    repeat_penalty: float | None,
+    frequency_penalty: float | None,
+    presence_penalty: float | None,
+    dry_multiplier: float | None,
     logit_bias: Sequence[str],
     grammar: TextIO | None,
     json_schema: TextIO | None,
@@ -300,8 +315,7 @@ def cli(
     The cut does not move with temperature: at --temp 5 or 10 the text stays coherent. Ctrl-C stops an
     answer, Ctrl-D or /exit leaves.
     """
-    from mink_local.constraints import Constraints  # here, so that --help is quick
-    from mink_local.loading import load_model
+    from mink_local.loading import load_model  # here, so that --help is quick
     from mink_local.samplers import MinK, parse
 
     try:
@@ -312,18 +326,17 @@ def cli(
         if not isinstance(chosen, MinK):
             raise click.UsageError(f"--tau is min-k's, not {chosen.name}'s.")
         chosen = replace(chosen, tau=tau)
-    try:
-        constraints = Constraints(
-            logit_bias=dict(map(_bias, logit_bias)),
-            repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            dry_multiplier=dry_multiplier,
-            grammar=grammar.read() if grammar else None,
-            json_schema=json_schema.read() if json_schema else None,
-        )
-    except ValueError as error:
-        raise click.UsageError(f"{error}.") from None
+    constraints = {
+        "logit_bias": dict(map(_bias, logit_bias)),
+        "repeat_penalty": repeat_penalty,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "dry_multiplier": dry_multiplier,
+        "grammar": grammar.read() if grammar else None,
+        "json_schema": json_schema.read() if json_schema else None,
+    }
+    options: dict[str, Any] = {"temperature": temp, "max_tokens": max_tokens, "seed": seed}
+    options |= _constraints({name: value for name, value in constraints.items() if value})
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
     if prompt is not None and not prompt.strip():
@@ -340,9 +353,6 @@ def cli(
     )
     signal.signal(signal.SIGINT, signal.default_int_handler)
     note(f"{loaded.name} {loaded.placement}")
-    options: dict[str, Any] = {"temperature": temp, "max_tokens": max_tokens, "seed": seed}
-    if constraints != Constraints():  # without any, the candidates need not all be laid out
-        options["constraints"] = constraints
     chat = Chat(loaded, chosen, _without_surrogates(system) if system else None, options)
     if prompt is None:
         note(f"{chosen}, temperature {temp:g}. Ctrl-C stops an answer, Ctrl-D or /exit leaves.")

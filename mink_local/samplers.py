@@ -17,12 +17,24 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mink_local import kernels
-
 LogitsProcessor = Callable[[Any, NDArray[np.float32]], NDArray[np.float32]]
 Order = Literal["temperature-first", "temperature-last"]
 Decay = Literal["power", "log"]
 Cut = tuple[Callable[..., int], tuple[float, ...]]  # a kernel, and the options it is called with
+
+
+class _Kernels:
+    """`mink_local.kernels`, imported when the first of them is asked for: naming a sampler does not need
+    Numba, which takes as long to import as a small model to load, and the two overlap."""
+
+    def __getattr__(self, name: str) -> Any:
+        from mink_local import kernels
+
+        setattr(self, name, getattr(kernels, name))  # so that it is asked for once
+        return getattr(kernels, name)
+
+
+kernels = _Kernels()
 
 
 class Scratch:
