@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from mink_local import __version__
-from mink_local.catalog import DEFAULT_MODEL
-from mink_local.cli import INTERRUPTED, GpuLayers, finite, run
+from mink_local.cli import INTERRUPTED, GpuLayers, finite, model_option, run
 from mink_local.errors import MinkError
 
 if TYPE_CHECKING:
@@ -191,14 +190,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 
 
 @click.command(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--model",
-    "-m",
-    default=DEFAULT_MODEL,
-    show_default=True,
-    metavar="NAME|PATH",
-    help="A name of models.txt or a .gguf file.",
-)
+@model_option
 @click.option(
     "--prompt",
     "-p",

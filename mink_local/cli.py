@@ -8,7 +8,17 @@ from typing import Any
 
 import click
 
+from mink_local.catalog import DEFAULT_MODEL
 from mink_local.errors import MinkError, ModelNotFoundError
+
+model_option = click.option(
+    "--model",
+    "-m",
+    default=DEFAULT_MODEL,
+    show_default=True,
+    metavar="NAME|PATH",
+    help="A name of models.txt or a .gguf file.",
+)
 
 INTERRUPTED = 130  # the shell's exit status for a program that Ctrl-C ended
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mink_local.bench import LLAMA_CPP, real_rows, time_samplers
 from mink_local.model import Model
 from mink_local.samplers import SAMPLERS, Greedy, MinK, TopK
+from mink_local.timing import LLAMA_CPP, real_rows, time_samplers
 
 
 def bench(*arguments: str) -> "subprocess.CompletedProcess[str]":
