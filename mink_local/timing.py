@@ -76,8 +76,8 @@ def time_samplers(rows: Rows, samplers: Sequence[Sampler], temperature: float, r
     for i in range(rounds + 1):
         row = np.ascontiguousarray(rows[i % len(rows)])
         for key, contestant in contestants.items():
-            contestant(row)  # so that each finds the row, and its own buffers, in the processor's caches
-            seconds = contestant(row)
+            for _ in range(3):  # the last counts: row, buffers and branches are as warm for each contestant
+                seconds = contestant(row)
             if i > 0:  # the first round compiles and warms up
                 taken[key].append(seconds * 1e6)
     costs: dict[str, Cost] = {}
