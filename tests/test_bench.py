@@ -37,10 +37,10 @@ def test_every_method_is_timed(rows: Path, tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     costs = {cost["method"]: cost for cost in json.loads(result.stdout)}
     assert list(costs) == ["np.max", *(str(sampler()) for sampler in SAMPLERS.values()), "np.sort"]
-    for name, sampler in SAMPLERS.items():
+    for sampler in SAMPLERS.values():
         cost = costs[str(sampler())]
         assert cost["n_vocab"] == 5000
-        assert cost["step"] > cost["select"] > 0 or name == "mirostat"
+        assert min(cost["step"], cost["select"]) > 0
         assert cost["processor"] > 0
         assert (cost["llama_cpp"] is not None) == (sampler in LLAMA_CPP)
     assert png(picture)

@@ -160,7 +160,7 @@ def terminal() -> Iterator[Callable[..., "pexpect.spawn[str]"]]:
     def spawn(*arguments: str) -> "pexpect.spawn[str]":
         child = pexpect.spawn(
             sys.executable, ["-m", "mink_local.chat", *arguments],
-            encoding="utf-8", timeout=60, env={**os.environ, "TERM": "xterm"}, dimensions=(24, 80),
+            encoding="utf-8", timeout=180, env={**os.environ, "TERM": "xterm"}, dimensions=(24, 80),
         )  # fmt: skip
         opened.append(child)
         child.expect("> ")
