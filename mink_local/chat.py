@@ -63,7 +63,6 @@ class Chat:
         self.sampler = sampler
         self.options = options
         self.messages = [{"role": "system", "content": system}] if system else []
-        self.seed: int | None = options.pop("seed")
 
     def answer(self, text: str) -> "Reply":
         """Print the answer to `text` as it comes and keep both. Nothing is kept where it fails, or
@@ -73,7 +72,7 @@ class Chat:
         messages, dropped = drop_oldest_turns([*self.messages, turn], self.model, max_tokens)
         if dropped:
             note(f"(the conversation outgrew the context: {dropped} oldest turns were dropped)")
-        reply = self.model.chat(messages, sampler=self.sampler, seed=self.seed, **self.options)
+        reply = self.model.chat(messages, sampler=self.sampler, **self.options)
         pieces = []
         terminal = sys.stdout.isatty()
         with contextlib.closing(in_background(reply)) as stream:

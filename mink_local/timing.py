@@ -6,6 +6,7 @@ what comes of it are medians, and medians of ratios within a round.
 
 import ctypes
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,16 +133,17 @@ def _llama_cpp(sampler: Sampler, n_vocab: int) -> Callable[[Rows], float]:
     chain = _chain(sampler)
     records = np.zeros(n_vocab, kernels.TOKEN_DATA)
     array = C.llama_token_data_array()
+    array.data = ctypes.cast(records.ctypes.data, C.llama_token_data_p)
 
     def contestant(row: Rows) -> float:
         records["id"] = np.arange(n_vocab)
         records["logit"] = row
-        array.data = ctypes.cast(records.ctypes.data, C.llama_token_data_p)
         array.size, array.selected, array.sorted = n_vocab, -1, False
         began = time.perf_counter()
         C.llama_sampler_apply(chain, ctypes.byref(array))
         return time.perf_counter() - began
 
+    weakref.finalize(contestant, C.llama_sampler_free, chain)
     return contestant
 
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -33,8 +32,8 @@ from mink_local.samplers import (
     TopNSigma,
     TopP,
 )
+from tests.conftest import SHARED
 
-SHARED = Path(__file__).parents[2] / "shared"
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Row = NDArray[np.float32]

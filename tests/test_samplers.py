@@ -5,7 +5,6 @@ import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 
 import numba
 import numpy as np
@@ -33,9 +32,10 @@ from mink_local.samplers import (
     parse,
 )
 from tests import reference
+from tests.conftest import LOGITS as FILES
+from tests.conftest import SHARED
 
-LOGITS = Path(__file__).parents[2] / "shared" / "logits"
-FILES = ["smollm2-135m-49152", "qwen2.5-0.5b-151936", "gemma3-270m-262144"]
+LOGITS = SHARED / "logits"
 JIT = not numba.config.DISABLE_JIT  # without it a whole vocabulary takes minutes
 needs_logits = pytest.mark.skipif(not (LOGITS.exists() and JIT), reason="no shared test data, or no JIT")
 
