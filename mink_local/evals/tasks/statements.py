@@ -8,6 +8,7 @@ temperature that rewards luck, and strict and flexible would drift apart for no 
 """
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,9 +19,11 @@ _PHRASE = re.compile(
     r"|[ \t*_:]{0,9}\n)",  # ### Final Answer …
     re.IGNORECASE,
 )
-_OPENING = re.compile(r"(?:[\s:*_`\"“'‘=]|\\[(\[]|\${2}|\$(?=\\))*")  # markup before the answer itself
-_END = re.compile(r"\n|[.!?](?=\W*(?:\s|$))")
+_OPENING = re.compile(r"[\s:*_`\"“'‘=]*")  # markup before the answer itself
+_DISPLAY = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
+_END = re.compile(r"\n|(?<!\\)[.!?](?=\W*(?:\s|$))")
 _LONGEST = 1000  # characters of a statement; keeps hostile text cheap
+_MOST = 20  # statements that are looked at, from the end
 _SHORT = 20  # characters of a response that is nothing but its answer
 _BRACE = re.compile(r"\\boxed\s*\{|\\fbox\s*\{|\\.|[{}]", re.DOTALL)
 
@@ -31,7 +34,7 @@ _SPACE = re.compile(r"\\[,;:!> ]|~|[\u00a0\u2000-\u200b\u202f]")
 _DRESS = re.compile(  # what is not in here, such as \sqrt, has a meaning and stays
     r"\\[()\[\]]|\\(?:text\w*|math\w+|mbox|[fh]?boxed?|operatorname|left|right|[bB]igg?[lr]?|displaystyle|q?quad)\b"
 )
-_STARS = re.compile(r"(?<!\d)(?<!\d\s)\*+|\*+(?!\s?[\d(])")  # not the * of 3 * 6
+_STARS = re.compile(r"(?<![\d*])(?<!\d\s)\*+|(?<!\*)\*+(?!\s?[\d(*])")  # not the * of 3 * 6
 _MARKUP = re.compile(r"\\(?=[%$&#_{}])|[{}$€£¥`]|(?<!\w)_+|_+(?!\w)")
 
 
@@ -45,7 +48,7 @@ class Statement:
 
 def statements(response: str) -> Iterator[Statement]:
     """What states the answer, the weightiest first; the first that can be read is the answer."""
-    for phrase in reversed(list(_PHRASE.finditer(response))):
+    for phrase in reversed(deque(_PHRASE.finditer(response), maxlen=_MOST)):
         yield _statement(response[phrase.end() : phrase.end() + _LONGEST], phrase[0].endswith("\n"))
     boxes = boxed(response)
     if boxes:
@@ -55,14 +58,17 @@ def statements(response: str) -> Iterator[Statement]:
 
 
 def _statement(rest: str, new_line: bool) -> Statement:
-    """The statement at the beginning of `rest`: a box in its first sentence, or that sentence."""
+    """What `rest` begins with: a formula on lines of its own, or a sentence; or the first box in either."""
     opening = _OPENING.match(rest)
     start = opening.end() if opening else 0
+    display = _DISPLAY.match(rest, start)
     end = _END.search(rest, start)
-    stop = end.start() if end else len(rest)
+    stop = display.end() if display else end.start() if end else len(rest)
     for place, content in boxed(rest):
         if start <= place < stop:
             return Statement(content, terse=True)
+    if display:
+        return Statement(display[1] or display[2], terse=True)
     return Statement(rest[start:stop].strip(), terse=new_line or "\n" in rest[:start])
 
 
