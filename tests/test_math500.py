@@ -140,6 +140,17 @@ def test_a_child_that_was_killed_is_replaced() -> None:
     assert equivalent("\\frac{1}{3}", "\\frac{3}{9}")
 
 
+def test_ctrl_c_leaves_no_reply_for_the_next_question() -> None:
+    assert equivalent("\\frac{2}{5}", "0.4")
+    timer = threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        equivalent("\\frac{2}{5}", "\\int_0^1 e^{x^{x^x}} dx")
+    timer.join()
+    assert equivalent("\\frac{2}{5}", "\\frac{4}{10}")
+    assert not equivalent("\\frac{2}{5}", "\\frac{4}{11}")
+
+
 def test_the_child_does_not_outlive_its_parent() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c",
@@ -161,7 +172,6 @@ def test_the_child_does_not_outlive_its_parent() -> None:
 def test_without_math_verify_a_sentence_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "math_verify", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MathVerifyError, match=r'python -m pip install "mink-local\[eval\]"'):
         TASKS["math500"].read(tmp_path, seed=0)

@@ -119,6 +119,7 @@ NUMBERS = [
     ("The final answer is 18. Check: \\boxed{5}", "18.", "18"),
     ("We get \\boxed{9} eggs, so \\boxed{18} dollars. Done, in 3 steps.", None, "18"),
     ("\\boxed{17 eggs and 2 hens}", None, "17"),
+    ("So $18.00 is the final answer.", None, "18"),
     ("9 * 2 = 18\n#### 18", None, "18"),
     ("#### $1,800 a day", None, "1800"),
     ("18", None, "18"),
@@ -171,6 +172,9 @@ LETTERS = [
     ("B", None, "B"),
     ("(B) Apples", None, "B"),
     # the option's own words
+    ("B is the correct answer.", None, "B"),
+    ("So **(B)** is the answer", None, "B"),
+    ("This is the answer.", None, None),
     ("The answer is Apples", "A", "B"),
     ("The answer is apples.", None, "B"),
     ("The answer is 15%.", None, "A"),

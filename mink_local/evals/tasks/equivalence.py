@@ -71,7 +71,7 @@ def _running_child() -> subprocess.Popen[bytes]:
         return _child
     stop()
     _child = subprocess.Popen(
-        [sys.executable, "-m", "mink_local.evals.tasks.verifier"],
+        [sys.executable, "-W", "ignore", "-m", "mink_local.evals.tasks.verifier"],
         cwd=Path(__file__).parents[3],  # -m looks there first: nothing else is to be found
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -2,9 +2,9 @@
 
 What flexible scoring takes for a statement: the words after "the answer is", "final answer:", "Answer ="
 and the like up to the end of the sentence, whatever the case and the markup. The last statement that can
-be read counts. Only where no such words can be read: the last `\\boxed{}`; and a response
-that is nothing but a few characters on one line. Never the last number of a rambling text: at a high
-temperature that rewards luck, and strict and flexible would drift apart for no reason a reader could see.
+be read counts. Only where there is none: the word before "is the answer", the last `\\boxed{}`, and a
+response that is nothing but a few characters on one line. Never the last number of a rambling text: at a
+high temperature that rewards luck, and strict and flexible would drift apart for no reason one could see.
 """
 
 import re
@@ -19,6 +19,7 @@ _PHRASE = re.compile(
     r"|[ \t*_:]{0,9}\n)",  # ### Final Answer …
     re.IGNORECASE,
 )
+_BEFORE = re.compile(r"(\S{1,40})\s+is\s+the\s+(?:(?:final|correct|right|best)\s+)?answer\b", re.IGNORECASE)
 _OPENING = re.compile(r"[\s:*_`\"“'‘=]*")  # markup before the answer itself
 _DISPLAY = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
 _END = re.compile(r"\n|(?<!\\)[.!?](?=\W*(?:\s|$))")
@@ -50,7 +51,9 @@ def statements(response: str) -> Iterator[Statement]:
     """What states the answer, the weightiest first; the first that can be read is the answer."""
     for phrase in reversed(deque(_PHRASE.finditer(response), maxlen=_MOST)):
         yield _statement(response[phrase.end() : phrase.end() + _LONGEST], phrase[0].endswith("\n"))
-    boxes = boxed(response)
+    before, boxes = _BEFORE.findall(response), boxed(response)
+    if before:
+        yield Statement(before[-1], terse=True)
     if boxes:
         yield Statement(boxes[-1][1], terse=True)
     if len(response) <= _SHORT and "\n" not in response:
