@@ -25,5 +25,9 @@ class ContextOverflowError(MinkError):
         self.n_ctx = n_ctx
 
 
+class RunError(MinkError):
+    """The folder of an evaluation cannot be used, or what is in it does not go with what is asked for."""
+
+
 class GenerationError(MinkError):
     """The model stopped giving usable logits."""

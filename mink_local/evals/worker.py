@@ -1,0 +1,190 @@
+"""A model that turns jobs into records: the same for the local executor and for a Ray actor."""
+
+import hashlib
+import queue
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from mink_local.evals.grid import Draw, Job, Part, Ready, seed_of
+from mink_local.evals.records import Record
+from mink_local.evals.tasks import TASKS, score
+
+if TYPE_CHECKING:
+    from mink_local.model import Result
+
+T = TypeVar("T")
+
+_CTX_STEP = 256  # llama.cpp's own step of a sequence's length
+
+
+class Worker:
+    """A loaded model and how it is to answer.
+
+    model: a path or an alias. name: of the model in the records. seed: of the run. n_parallel: answers at a
+    time. ctx: at most so many tokens for a prompt and its answer, None for what the model was trained on.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        name: str,
+        seed: int,
+        n_parallel: int | Literal["auto"],
+        ctx: int | None,
+        n_gpu_layers: int | Literal["auto"],
+        n_threads: int | None,
+    ) -> None:
+        from mink_local.loading import load_model
+
+        # A small context to begin with: `answer` makes the one that the questions need.
+        self.model = load_model(model, n_ctx=_CTX_STEP, n_gpu_layers=n_gpu_layers, n_threads=n_threads)
+        self.interrupted = False
+        self._name = name
+        self._seed = seed
+        self._n_parallel: int | Literal["auto"] = n_parallel
+        self._limit = min(ctx or self.model.n_ctx_train, self.model.n_ctx_train)
+        self._n_ctx_seq = 0
+
+    @property
+    def template_sha256(self) -> str:
+        """Of the chat template's source; of nothing where the model has none."""
+        return hashlib.sha256((self.model.chat_template or "").encode()).hexdigest()
+
+    def context_for(self, prompts: Sequence[str], max_tokens: int) -> int:
+        """Tokens that the longest of the prompts and an answer of `max_tokens` take, within the limit."""
+        longest = max(self.model.count_tokens(_messages(prompt)) for prompt in prompts)
+        whole = -(-(longest + max_tokens) // _CTX_STEP) * _CTX_STEP
+        return min(whole, self._limit)
+
+    @property
+    def circumstances(self) -> dict[str, Any]:
+        """What moves the last bits of llama.cpp's sums and no more."""
+        return {
+            "placement": self.model.placement,
+            "n_parallel": self.model.n_parallel,
+            "n_ctx_seq": self._n_ctx_seq,
+        }
+
+    def make_room(self, n_ctx_seq: int) -> None:
+        """Have a KV cache in which every answer and its prompt may have `n_ctx_seq` tokens."""
+        if n_ctx_seq != self._n_ctx_seq:
+            self.model.reserve(n_ctx_seq, self._n_parallel)
+            self._n_ctx_seq = n_ctx_seq
+
+    def answer(self, jobs: Sequence[Job]) -> Iterator[Record]:
+        """The records of the jobs in order of completion, when there is room.
+
+        Generation goes on in another thread while a record is being scored and written. After `interrupt`
+        it ends with what is complete.
+        """
+        asked: dict[int, tuple[Job, Draw]] = {}
+        results = self.model.complete(self._requests(jobs, asked))
+        with closing(_in_background(results, self.model.interrupt)) as finished:
+            for result in finished:
+                job, draw = asked.pop(result.index)
+                if result.finish_reason != "interrupted":
+                    yield self._record(job, draw, result)
+
+    def interrupt(self) -> None:
+        """End `answer` as soon as possible; may be called from a signal handler."""
+        self.interrupted = True
+        self.model.interrupt()
+
+    def _requests(self, jobs: Sequence[Job], asked: dict[int, tuple[Job, Draw]]) -> Iterator[Any]:
+        from mink_local.model import Request
+
+        wanted = ((job, draw) for job in jobs for draw in job.draws)
+        for index, (job, draw) in enumerate(wanted):
+            if self.interrupted:
+                return
+            asked[index] = job, draw
+            yield Request(
+                prompt=_messages(job.question.prompt),
+                sampler=draw.sampler,
+                temperature=draw.temperature,
+                max_tokens=job.max_tokens,
+                seed=seed_of(self._seed, job.task, job.question.id, draw.repeat),
+            )
+
+    def _record(self, job: Job, draw: Draw, result: "Result") -> Record:
+        question = job.question
+        strict, flexible = score(TASKS[job.task], question, result.text, result.finish_reason)
+        return Record(
+            model=self._name,
+            task=job.task,
+            sampler=str(draw.sampler),
+            temperature=draw.temperature,
+            order=draw.sampler.order,
+            repeat=draw.repeat,
+            question_id=question.id,
+            seed=result.seed,
+            prompt_sha256=hashlib.sha256(question.prompt.encode("utf-8", "replace")).hexdigest(),
+            prompt_tokens=result.prompt_tokens,
+            response=result.text,
+            n_tokens=result.n_tokens,
+            finish_reason=result.finish_reason,
+            k=[int(k) for k in result.k],
+            seconds=round(result.seconds, 3),
+            strict=strict,
+            flexible=flexible,
+        )
+
+
+def _messages(prompt: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}]
+
+
+def _in_background(items: Iterator[T], interrupt: Callable[[], None]) -> Generator[T, None, None]:
+    """`items`, which another thread waits for, so that a signal's handler, which Python runs in the main
+    thread, need not wait for llama.cpp. Closing it calls `interrupt` and waits for the other thread."""
+    arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
+
+    def collect() -> None:
+        try:
+            for item in items:
+                arrived.put((item,))
+        except BaseException as error:
+            arrived.put(error)
+        else:
+            arrived.put(None)
+
+    thread = threading.Thread(target=collect, name="generation")
+    thread.start()
+    try:
+        while (item := arrived.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item[0]
+    finally:
+        interrupt()
+        thread.join()
+
+
+def answer_here(
+    options: Mapping[str, Any], parts: Sequence[Part], ready: Ready
+) -> Generator[Record, None, None]:
+    """The executor of one process with one model."""
+    worker = Worker(**options)
+    with _on_ctrl_c(worker.interrupt):
+        for i, part in enumerate(parts):
+            worker.make_room(worker.context_for(part.prompts, part.max_tokens))
+            if i == 0:
+                ready(worker.template_sha256, {"executor": "local", **worker.circumstances})
+            yield from worker.answer(part.jobs)
+            if worker.interrupted:
+                raise KeyboardInterrupt
+
+
+@contextmanager
+def _on_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM call `stop` instead of breaking off whatever Python is at, such as half a line."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: stop()) for number in signals]
+    try:
+        yield
+    finally:
+        for number, handler in zip(signals, before, strict=True):
+            signal.signal(number, handler)
