@@ -10,7 +10,8 @@ import psutil
 
 from mink_local.catalog import resolve
 from mink_local.errors import ModelError
-from mink_local.llamacpp import ALL_LAYERS, Context, Weights, gpu_missing
+from mink_local.llamacpp import ALL_LAYERS, N_SEQ_MAX, Context, Weights, gpu_missing
+from mink_local.parallel import make_context
 from mink_local.vetting import vet
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def load_model(
     model: str,
     *,
     n_ctx: int | None = None,
+    n_parallel: int = 1,
     n_gpu_layers: int | Literal["auto"] = "auto",
     n_threads: int | None = None,
     sampling: "Sampling" = "auto",
@@ -35,7 +37,9 @@ def load_model(
     """Load a GGUF model.
 
     model: an alias of `models.txt` or a path.
-    n_ctx: tokens that prompt and answer share; 4096 by default, and at most what the model was trained on.
+    n_ctx: tokens that prompt and answer share, all answers that are written at a time together; by
+        default 4096 for each, and at most what the model was trained on.
+    n_parallel: how many answers can be written at a time (`Model.generate`); see also `Model.reserve`.
     n_gpu_layers: "auto" puts every layer on the GPU where there is one, fewer where they do not fit,
         none where there is no GPU; a number asks for just so many. `Model.placement` says what came
         of it.
@@ -50,6 +54,8 @@ def load_model(
     """
     if n_ctx is not None and n_ctx < 1:
         raise ValueError(f"n_ctx must be at least 1, not {n_ctx}")
+    if not 1 <= n_parallel <= N_SEQ_MAX:
+        raise ValueError(f"n_parallel must be from 1 to {N_SEQ_MAX}, not {n_parallel}")
     if n_threads is not None and n_threads < 1:
         raise ValueError(f"n_threads must be at least 1, not {n_threads}")
     if n_gpu_layers != "auto" and n_gpu_layers < ALL_LAYERS:
@@ -59,12 +65,13 @@ def load_model(
     file = resolve(model)
     vet(file)
     threads = n_threads or _physical_cores()
+    n_ctx_each = DEFAULT_N_CTX if n_ctx is None else max(1, n_ctx // n_parallel)
 
     def load(layers: int) -> tuple[Weights, Context]:
         weights = Weights(file.path, layers, verbose)
-        if n_ctx is not None and n_ctx > weights.n_ctx_train:
+        if n_ctx is not None and n_ctx_each > weights.n_ctx_train:
             log.warning("%s was trained on %d tokens: the context is that", file.name, weights.n_ctx_train)
-        return weights, Context(weights, min(n_ctx or DEFAULT_N_CTX, weights.n_ctx_train), threads)
+        return weights, make_context(weights, n_ctx_each, threads, n_parallel)
 
     # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback, and which leaves
     # this one free to import Numba meanwhile: each takes about a third of a second.
