@@ -80,8 +80,10 @@ class Parallel(click.ParamType["int | str"]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "auto":
             return value
-        if not str(value).isdecimal() or int(value) < 1:
-            self.fail(f"{value!r} is neither auto nor a whole number from 1.", param, ctx)
+        from mink_local.llamacpp import N_SEQ_MAX
+
+        if not str(value).isdecimal() or not 1 <= int(value) <= N_SEQ_MAX:
+            self.fail(f"{value!r} is neither auto nor a number from 1 to {N_SEQ_MAX}.", param, ctx)
         return int(value)
 
 

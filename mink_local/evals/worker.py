@@ -13,7 +13,7 @@ from mink_local.evals.records import Record
 from mink_local.evals.tasks import TASKS, score
 
 if TYPE_CHECKING:
-    from mink_local.model import Result
+    from mink_local.answer import Answer, Request
 
 T = TypeVar("T")
 
@@ -45,13 +45,14 @@ class Worker:
         self._name = name
         self._seed = seed
         self._n_parallel: int | Literal["auto"] = n_parallel
-        self._limit = min(ctx or self.model.n_ctx_train, self.model.n_ctx_train)
+        trained = self.model._weights.n_ctx_train
+        self._limit = min(ctx or trained, trained)
         self._n_ctx_seq = 0
 
     @property
     def template_sha256(self) -> str:
         """Of the chat template's source; of nothing where the model has none."""
-        return hashlib.sha256((self.model.chat_template or "").encode()).hexdigest()
+        return hashlib.sha256((self.model._weights.chat_template or "").encode()).hexdigest()
 
     def context_for(self, prompts: Sequence[str], max_tokens: int) -> int:
         """Tokens that the longest of the prompts and an answer of `max_tokens` take, within the limit."""
@@ -85,16 +86,16 @@ class Worker:
         with closing(_in_background(results, self.model.interrupt)) as finished:
             for result in finished:
                 job, draw = asked.pop(result.index)
-                if result.finish_reason != "interrupted":
-                    yield self._record(job, draw, result)
+                if result.finish_reason and result.finish_reason != "interrupted":
+                    yield self._record(job, draw, result, result.finish_reason)
 
     def interrupt(self) -> None:
         """End `answer` as soon as possible; may be called from a signal handler."""
         self.interrupted = True
         self.model.interrupt()
 
-    def _requests(self, jobs: Sequence[Job], asked: dict[int, tuple[Job, Draw]]) -> Iterator[Any]:
-        from mink_local.model import Request
+    def _requests(self, jobs: Sequence[Job], asked: dict[int, tuple[Job, Draw]]) -> Iterator["Request"]:
+        from mink_local.answer import Request
 
         wanted = ((job, draw) for job in jobs for draw in job.draws)
         for index, (job, draw) in enumerate(wanted):
@@ -109,9 +110,9 @@ class Worker:
                 seed=seed_of(self._seed, job.task, job.question.id, draw.repeat),
             )
 
-    def _record(self, job: Job, draw: Draw, result: "Result") -> Record:
+    def _record(self, job: Job, draw: Draw, result: "Answer", finish_reason: str) -> Record:
         question = job.question
-        strict, flexible = score(TASKS[job.task], question, result.text, result.finish_reason)
+        strict, flexible = score(TASKS[job.task], question, result.text, finish_reason)
         return Record(
             model=self._name,
             task=job.task,
@@ -125,7 +126,7 @@ class Worker:
             prompt_tokens=result.prompt_tokens,
             response=result.text,
             n_tokens=result.n_tokens,
-            finish_reason=result.finish_reason,
+            finish_reason=finish_reason,
             k=[int(k) for k in result.k],
             seconds=round(result.seconds, 3),
             strict=strict,
