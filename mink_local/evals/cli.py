@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,6 +200,22 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     metavar="N",
     help="CPU threads.  [default: one for every physical core]",
 )
+@click.option(
+    "--executor",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="ray spreads the run over a Ray cluster, with a worker on every GPU.",
+)
+@click.option(
+    "--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", help="The cluster.  [default: this machine]"
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Ray workers.  [default: one for every GPU, or every machine]",
+)
 @click.option("--quiet", "-q", is_flag=True, help="No progress, only the summary.")
 def run_command(
     tasks: "list[Task]",
@@ -215,6 +232,9 @@ def run_command(
     ctx: int | None,
     gpu_layers: Any,
     threads: int | None,
+    executor: str,
+    ray_address: str | None,
+    workers: int | None,
     quiet: bool,
 ) -> None:
     """Have models answer the questions of tasks, with every sampler at every temperature.
@@ -239,7 +259,15 @@ def run_command(
         ctx=ctx,
     )
     circumstances = {"n_parallel": parallel, "n_gpu_layers": gpu_layers, "n_threads": threads}
-    evaluate(plan, answer_here, circumstances, quiet)
+    if executor == "ray":
+        from mink_local.evals.cluster import answer_on_ray, connect
+
+        connect(ray_address)
+        evaluate(plan, partial(answer_on_ray, workers=workers), circumstances, quiet)
+    elif workers:
+        raise click.UsageError("--workers are Ray's: give --executor ray too.")
+    else:
+        evaluate(plan, answer_here, circumstances, quiet)
 
 
 def main() -> None:

@@ -169,7 +169,7 @@ def answer_here(
 ) -> Generator[Record, None, None]:
     """The executor of one process with one model."""
     worker = Worker(**options)
-    with _on_ctrl_c(worker.interrupt):
+    with on_ctrl_c(worker.interrupt):
         for i, part in enumerate(parts):
             worker.make_room(worker.context_for(part.prompts, part.max_tokens))
             if i == 0:
@@ -180,7 +180,7 @@ def answer_here(
 
 
 @contextmanager
-def _on_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
+def on_ctrl_c(stop: Callable[[], None]) -> Iterator[None]:
     """SIGINT and SIGTERM call `stop` instead of breaking off whatever Python is at, such as half a line."""
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, lambda *_: stop()) for number in signals]
