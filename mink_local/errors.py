@@ -31,3 +31,15 @@ class RunError(MinkError):
 
 class GenerationError(MinkError):
     """The model stopped giving usable logits."""
+
+
+class TaskNotFoundError(MinkError):
+    """No task has this name."""
+
+
+class DataError(MinkError):
+    """A task's questions are not to be had, or their file is not in the task's format."""
+
+
+class MathVerifyError(MinkError):
+    """math-verify, which compares the answers of MATH500, cannot be used."""

@@ -1,1 +1,1 @@
-"""Evaluation: models on tasks with every sampling method and temperature, and what that says."""
+"""mink-eval: evaluation of GGUF models over sampling methods and temperatures."""
