@@ -199,7 +199,7 @@ def test_a_full_disk_stops_the_run_and_a_later_one_goes_on(tmp_path: Path, here:
         (["run", "gsm8k", "--limit", "0"], 2, "0 is not in the range x>=1"),
         (["run", "gsm8k", "--parallel", "0"], 2, "'0' is neither auto nor a number from 1"),
         (["run", "gsm8k", "--parallel", "many"], 2, "'many' is neither auto nor a number from 1"),
-        (["run", "gsm8k", "--data", "no/such"], 2, "there is no file no/such"),
+        (["run", "gsm8k", "--data", "no/such"], 1, "there is no file no/such"),
         (["run", "gsm8k", "aqua", "--data", __file__], 2, "does not say of which task: write TASK="),
         (["run", "gsm8k", "--data", f"aqua={__file__}"], 2, "is for a task that is not run"),
         (["run", "gsm8k", "--data", __file__, "--data", __file__], 2, "--data is given twice for gsm8k"),

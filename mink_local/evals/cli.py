@@ -103,8 +103,6 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
             raise click.UsageError(f"--data {text} is for a task that is not run.")
         if name in files:
             raise click.UsageError(f"--data is given twice for {name}.")
-        if not Path(file).is_file():
-            raise click.UsageError(f"--data: there is no file {file}.")
         files[name] = Path(file)
     return files
 

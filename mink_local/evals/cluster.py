@@ -140,6 +140,7 @@ class Crew:
             record: Record = self._ray.get(next(hand.waits_for))
         except StopIteration:
             hand.waits_for = None
+            self._take_back(hand)
             return None
         except errors.RayTaskError as error:
             if isinstance(error.cause, MinkError):
@@ -159,12 +160,17 @@ class Crew:
         if self._losses == _LOSSES:
             raise RunError(f"{_LOSSES} workers were lost one after another, the last one so: {reason}")
         log.warning("a worker was lost, another is started: %s", reason)
+        self._take_back(lost)
+        self._hands[self._hands.index(lost)] = self._hire()
+
+    def _take_back(self, hand: Hand) -> None:
+        """Have what a worker has not handed over done first: nothing, unless it was lost or stopped."""
         draws: dict[Job, list[Draw]] = {}
-        for job, draw in lost.missing.values():
+        for job, draw in hand.missing.values():
             draws.setdefault(job, []).append(draw)
         again = [replace(job, draws=tuple(left)) for job, left in draws.items()]
-        self._todo[lost.part].extendleft(reversed(again))
-        self._hands[self._hands.index(lost)] = self._hire()
+        self._todo[hand.part].extendleft(reversed(again))
+        hand.missing = {}
 
 
 def _shares(ray: Any, workers: int | None) -> tuple[int, dict[str, Any], int | None]:

@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 
 from mink_local.catalog import ModelFile
-from mink_local.errors import RunError
 from mink_local.evals.data import locate
 from mink_local.evals.grid import Draw, Executor, Part, keys, part
 from mink_local.evals.live import duration, summary, watching
@@ -53,7 +52,7 @@ def evaluate(plan: Plan, execute: Executor, circumstances: Mapping[str, Any], qu
     MinkError with everything that is recorded kept, and KeyboardInterrupt after Ctrl-C.
     """
     files = {task.name: locate(task, plan.data.get(task.name)) for task in plan.tasks}
-    questions = {task.name: _read(task, files[task.name], plan) for task in plan.tasks}
+    questions = {task.name: task.read(files[task.name], plan.seed)[: plan.limit] for task in plan.tasks}
     for model in plan.models:
         vet(model)  # a damaged one is found now, and not after hours with another
     with closing(Store(plan.out)) as store:
@@ -79,13 +78,6 @@ def evaluate(plan: Plan, execute: Executor, circumstances: Mapping[str, Any], qu
                             tick()
         finally:
             _print_summary(progress, plan.out)
-
-
-def _read(task: Task, path: Path, plan: Plan) -> list[Question]:
-    questions = task.read(path, plan.seed)[: plan.limit]
-    if not questions:
-        raise RunError(f"{path} has no question")
-    return questions
 
 
 def _wanted(plan: Plan, files: Mapping[str, Path]) -> dict[str, Any]:
