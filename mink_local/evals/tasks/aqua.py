@@ -19,7 +19,7 @@ class Aqua(Task):
 
     instruction = 'Your response must end with "The answer is (X)" where X is one of A, B, C, D, or E.'
 
-    def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:
+    def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:  # noqa: ARG002
         for line, row in read_rows(path):
             where = f"{path}, line {line}"
             question = text_of(row, "question", where)

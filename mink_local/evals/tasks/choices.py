@@ -27,9 +27,9 @@ def listed(choices: tuple[str, ...]) -> str:
 def judge(response: str, question: Question) -> Verdict:
     """The flexible verdict: a letter, or the wording of an option, that is stated as the answer.
 
-    A letter counts in brackets, in bold, in a box, with or without the option's text, in lower
-    case where no word can be meant, and in brackets behind the option's text. "Apples" is no A unless A reads "Apples".
-    Two options with the same text are the same answer. Two letters are no answer.
+    A letter counts in brackets, in bold, in a box, in lower case where it cannot be a word, and before or
+    (in brackets) behind the option's text. "Apples" is A only where that is what option A says. Options
+    with the same text are the same answer, whatever their letters. "A or B" is no answer.
     """
     options = dict(zip(ascii_uppercase, (_key(choice) for choice in question.choices), strict=False))
     for statement in statements(response):

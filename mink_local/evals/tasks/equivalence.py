@@ -1,8 +1,8 @@
 """Whether two mathematical expressions are the same, by math-verify in a child process.
 
-SymPy can be sent into a computation without end by a few characters (9^9^9^9), and math-verify's own time limit
-needs the main thread and stops no C code. So one child does all comparisons, with a limit of memory and, for each, an alarm
-that the kernel ends it by; the next comparison starts another. The child is `verifier`.
+A few characters (9^9^9^9) send SymPy into a computation without end, and math-verify's own time limit
+works in the main thread only and stops no C code. So one child, `verifier`, does the comparisons, under a
+limit of memory and, for each of them, an alarm by which the kernel ends it; the next comparison starts another.
 """
 
 import atexit

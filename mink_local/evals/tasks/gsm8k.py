@@ -40,7 +40,7 @@ class Gsm8k(Task):
 
     instruction = 'Your response must end with "The final answer is (answer)".'
 
-    def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:
+    def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:  # noqa: ARG002
         for line, row in read_rows(path):
             where = f"{path}, line {line}"
             question = text_of(row, "question", where)

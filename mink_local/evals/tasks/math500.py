@@ -25,15 +25,15 @@ _TRIMMED = " \t\n*_`.,:;\"'“”"
 class Math500(Task):
     """Problems with an answer in LaTeX.
 
-    Strict compares as the paper describes it: both normalised (see `normalized`), else both as floats within
-    1e-6. Flexible takes the stated answer (see `statements`), boxed, in math mode or bare, with or without the
-    brackets that the prompt's "(answer)" shows, and asks math-verify whether it is the same; see `equivalence`.
+    Strict compares as the paper describes it: both normalised (see `normalized`), else both as floats
+    within 1e-6. Flexible takes the stated answer (see `statements`), boxed, in math mode or bare, with or
+    without the brackets that the prompt's "(answer)" shows, and asks math-verify whether it is the same.
     """
 
     max_tokens = 2048
     instruction = 'Your response must end with "The final answer is (answer)".'
 
-    def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:
+    def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:  # noqa: ARG002
         require()  # before a run has cost hours
         for line, row in read_rows(path):
             where = f"{path}, line {line}"
@@ -58,7 +58,7 @@ class Math500(Task):
 def normalized(answer: str) -> str:
     """The paper's canonical form: no LaTeX that only dresses, fractions as a/b, no spaces, lower case.
 
-    The paper removes all commands; those with a meaning (\\sqrt, \\pi) keep their names here, or 2\\pi would be 2.
+    The paper removes all commands; here \\sqrt, \\pi and the like keep their names, or 2\\pi would be 2.
     """
     text = _THOUSANDS.sub("", answer)
     text = _DRESS.sub("", _TEXT.sub(r"\1", text))
