@@ -192,7 +192,8 @@ def connect(address: str | None) -> None:
 
     Raises RunError where Ray is not installed or there is no cluster.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers,
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # and write on our standard output
     try:
         import ray
     except ImportError:
