@@ -10,12 +10,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pexpect
 import pytest
 
 from mink_local import kernels
+from mink_local.evals.cli import main
 from mink_local.evals.grid import Draw, draws, methods, seed_of
 from mink_local.evals.records import RECORDS, read_records
 from mink_local.samplers import Greedy, MinK, TopP
@@ -25,10 +26,30 @@ GRID = ["--sampler", "min-k", "--sampler", "top-p", "--temp", "1", "--temp", "5"
 
 
 def ask(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """`mink-eval run` on gsm8k in a process of its own."""
     return subprocess.run(
         [*MINK_EVAL, "run", "gsm8k", *map(str, arguments)],
         capture_output=True, text=True, check=False, timeout=120, **options,
     )  # fmt: skip
+
+
+class Run(NamedTuple):
+    status: object
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def mink_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Run]:
+    """mink-eval as its program runs it, in this process."""
+
+    def run(*arguments: object) -> Run:
+        monkeypatch.setattr(sys, "argv", ["mink-eval", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return Run(exit_.value.code, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +106,9 @@ def count_lines(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_what_is_added_is_all_that_runs(tmp_path: Path, here: list[object]) -> None:
+def test_what_is_added_is_all_that_runs(
+    tmp_path: Path, here: list[object], mink_eval: Callable[..., Run]
+) -> None:
     out = tmp_path / "run"
     base = ["--max-tokens", 4, "--out", out]
     steps: list[tuple[list[object], int]] = [
@@ -96,8 +119,8 @@ def test_what_is_added_is_all_that_runs(tmp_path: Path, here: list[object]) -> N
         (["--limit", 2, "--temp", 2, "--repeats", 3], 6),
     ]
     for options, new in steps:
-        result = ask(*here, *base, *options)
-        assert result.returncode == 0, result.stderr
+        result = mink_eval("run", "gsm8k", *here, *base, *options)
+        assert result.status == 0, result.stderr
         assert f"{new} responses of" in result.stdout
     records = list(read_records(out))
     assert Counter((r.sampler, r.temperature, r.repeat) for r in records) == {
@@ -109,11 +132,21 @@ def test_what_is_added_is_all_that_runs(tmp_path: Path, here: list[object]) -> N
     assert len(seeds) == len({r.seed for r in records})
 
 
-def test_records_say_all(tmp_path: Path, here: list[object]) -> None:
+def test_records_say_all(tmp_path: Path, here: list[object], mink_eval: Callable[..., Run]) -> None:
     assert (
-        ask(
-            *here, "-n", 4, "--limit", 1, "-s", "top-p:order=temperature-last", "-o", tmp_path / "run"
-        ).returncode
+        mink_eval(
+            "run",
+            "gsm8k",
+            *here,
+            "-n",
+            4,
+            "--limit",
+            1,
+            "-s",
+            "top-p:order=temperature-last",
+            "-o",
+            tmp_path / "run",
+        ).status
         == 0
     )
     (record,) = read_records(tmp_path / "run")
@@ -128,15 +161,28 @@ def test_records_say_all(tmp_path: Path, here: list[object]) -> None:
 
 
 def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_goes_on(
-    tmp_path: Path, tiny: Callable[..., Path]
+    tmp_path: Path, tiny: Callable[..., Path], mink_eval: Callable[..., Run]
 ) -> None:
     data = tmp_path / "gsm8k.jsonl"
     rows = [{"question": "word " * n, "answer": "#### 1"} for n in (5, 600, 6)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = ask(
-        "--model", tiny(), "--data", data, "-n", 8, "--ctx", 256, "-o", tmp_path / "run", "--parallel", 2
+    result = mink_eval(
+        "run",
+        "gsm8k",
+        "--model",
+        tiny(),
+        "--data",
+        data,
+        "-n",
+        8,
+        "--ctx",
+        256,
+        "-o",
+        tmp_path / "run",
+        "--parallel",
+        2,
     )
-    assert result.returncode == 0, result.stderr
+    assert result.status == 0, result.stderr
     assert "1 prompts did not fit the context" in result.stdout
     by_id = {record.question_id: record for record in read_records(tmp_path / "run")}
     assert [by_id[i].finish_reason for i in "012"] == ["length", "overflow", "length"]
@@ -161,13 +207,13 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, here: list[object]) -> None:
     assert all(record.finish_reason != "interrupted" for record in read_records(out))
 
 
-def test_a_log_is_plain_lines(tmp_path: Path, here: list[object]) -> None:
-    loud = ask(*here, "-n", 2, "-o", tmp_path / "run")
+def test_a_log_is_plain_lines(tmp_path: Path, here: list[object], mink_eval: Callable[..., Run]) -> None:
+    loud = mink_eval("run", "gsm8k", *here, "-n", 2, "-o", tmp_path / "run")
     assert "gsm8k, tiny: 12 of 12 responses (100%), strict 0.0%" in loud.stderr
     assert re.search(r"^min-k:tau=3 +1 12 +0.0%", loud.stdout, re.M)
     assert f"Next: mink-eval report {tmp_path / 'run'}" in loud.stdout
     assert "\x1b" not in loud.stdout + loud.stderr
-    assert ask(*here, "-n", 2, "-o", tmp_path / "other", "--quiet").stderr == ""
+    assert mink_eval("run", "gsm8k", *here, "-n", 2, "-o", tmp_path / "other", "--quiet").stderr == ""
 
 
 def test_a_full_disk_stops_the_run_and_a_later_one_goes_on(tmp_path: Path, here: list[object]) -> None:
@@ -208,22 +254,30 @@ def test_a_full_disk_stops_the_run_and_a_later_one_goes_on(tmp_path: Path, here:
         (["run", "sample-math", "--model", __file__], 1, "is not a GGUF file"),
     ],
 )
-def test_bad_input_is_one_sentence(tmp_path: Path, arguments: list[str], status: int, complaint: str) -> None:
-    result = subprocess.run(
-        [*MINK_EVAL, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert (result.returncode, result.stdout) == (status, "")
+def test_bad_input_is_one_sentence(
+    tmp_path: Path,
+    arguments: list[str],
+    status: int,
+    complaint: str,
+    mink_eval: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = mink_eval(*arguments)
+    assert (result.status, result.stdout) == (status, "")
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("mink-eval: ")
     assert complaint in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_models_of_one_name_are_refused(tmp_path: Path, tiny: Callable[..., Path]) -> None:
+def test_models_of_one_name_are_refused(
+    tmp_path: Path, tiny: Callable[..., Path], mink_eval: Callable[..., Run]
+) -> None:
     (tmp_path / "other").mkdir()
     one, two = tiny(), tiny("other/tiny.gguf")
-    result = ask("--model", one, "--model", two)
-    assert result.returncode == 2
+    result = mink_eval("run", "gsm8k", "--model", one, "--model", two)
+    assert result.status == 2
     assert "have the same name: rename one" in result.stderr
 
 
