@@ -10,7 +10,7 @@ from mink_local.llamacpp import Context, Part
 
 log = logging.getLogger("mink_local")
 
-SHARED = 16  # tokens of a common beginning from which on it is copied from another sequence, or waited for
+SHARED = 4  # tokens of a common beginning from which on it is copied from another sequence, or waited for
 
 
 class Slot:

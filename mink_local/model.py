@@ -151,7 +151,7 @@ class Model:
         del self._batch, self._context  # their memory is wanted
         try:
             self._use(make_context(self._weights, n_ctx, n_threads, n_parallel))
-        except ModelError:
+        except (ModelError, ValueError):
             self._use(make_context(self._weights, n_ctx_before, n_threads, n_parallel_before))
             raise
 
