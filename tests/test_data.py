@@ -302,7 +302,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         (aqua(options=["A)1", "B)2", "C)3", "D)4"]), ", line 1: 'options' is not a list of five"),
         (aqua(options="A)1"), ", line 1: 'options' is not a list of five"),
         (aqua(options=None), ", line 1: no 'options'"),
-        (aqua(options=["A)1", "B)2", "D)3", "", ""]), ", line 1: an option does not begin with 'C)' but with 'D)3'"),
+        (aqua(options=["A)1", *"2345"]), ", line 1: an option does not begin with 'B)' but with '2'"),
         (aqua(options=["A)1", "B)2", 3, "D)4", "E)5"]), ", line 1: 'options' is not text"),
         (aqua(correct="F"), ", line 1: 'correct' is 'F' and not one of A to E"),
         (aqua(correct="AB"), ", line 1: 'correct' is 'AB' and not one of A to E"),

@@ -136,8 +136,8 @@ def _empty(part: BinaryIO) -> None:
 
 def _advice(source: Published, name: str, reason: str) -> str:
     return (
-        f"{name} could not be downloaded ({reason}): try again later, or get it elsewhere from {source.url} "
-        "and give it with --data FILE"
+        f"{name} could not be downloaded ({reason}): try again later, or fetch {source.url} on a machine "
+        "that reaches it and give the file with --data FILE"
     )
 
 

@@ -2,7 +2,8 @@
 
 A few characters (9^9^9^9) send SymPy into a computation without end, and math-verify's own time limit
 works in the main thread only and stops no C code. So one child, `verifier`, does the comparisons, under a
-limit of memory and, for each of them, an alarm by which the kernel ends it; the next comparison starts another.
+limit of memory and, for each of them, an alarm by which the kernel ends it;
+the next comparison starts another.
 """
 
 import atexit
@@ -17,6 +18,7 @@ from pathlib import Path
 from mink_local.errors import MathVerifyError
 from mink_local.evals.tasks.verifier import READY, TRUE
 
+SECONDS = 5  # for one comparison, a whole number
 _LONGEST = 2000  # characters; no answer is that long
 
 
@@ -33,7 +35,7 @@ def require() -> None:
 def equivalent(gold: str, answer: str) -> bool:
     """Whether `answer` (LaTeX, without $) means the same as `gold`. From any thread.
 
-    An answer that takes the child longer than `verifier.SECONDS`, or too much memory, is not the same.
+    An answer that takes the child longer than SECONDS, or too much memory, is not the same.
     Raises MathVerifyError.
     """
     if len(answer) > _LONGEST:
@@ -52,7 +54,7 @@ def _ask(gold: str, answer: str) -> bool:
     assert child.stdin is not None
     assert child.stdout is not None
     try:
-        child.stdin.write(json.dumps([gold, answer]).encode() + b"\n")
+        child.stdin.write(json.dumps([gold, answer, SECONDS]).encode() + b"\n")
         child.stdin.flush()
         reply = child.stdout.readline()
     except BaseException:  # Ctrl-C: a reply that comes now would be taken for the next one's
@@ -67,8 +69,9 @@ def _running_child() -> subprocess.Popen[bytes]:
     global _child
     if _child is not None and _child.poll() is None:
         return _child
+    stop()
     _child = subprocess.Popen(
-        [sys.executable, "-m", "mink_local.evals.tasks.verifier"],
+        [sys.executable, "-W", "ignore", "-m", "mink_local.evals.tasks.verifier"],
         cwd=Path(__file__).parents[3],  # -m looks there first: nothing else is to be found
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -25,7 +25,9 @@ _NUMBER = re.compile(
     r"(?:\s*(?P<scale>thousand|million|billion)\b)?",
     re.IGNORECASE,
 )
-_GOES_ON = re.compile(r"\s*[-+*/^×·÷±–]\s*[\d(]|\s*x\s*\d|[,.:]\d|e[-+]?\d", re.IGNORECASE)  # 3 * 6, 2:30
+_GOES_ON = re.compile(
+    r"\s*(?:\*\*|[-+*/^×·÷±–])\s*[\d(]|\s*x\s*\d|[,.:]\d|e[-+]?\d", re.IGNORECASE
+)  # 3 * 6, 2:30
 _SCALES = {None: 1, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 
 
@@ -59,7 +61,7 @@ class Gsm8k(Task):
         value = _stated(response)
         if value is None:
             return NO_ANSWER
-        return Verdict(str(value), value == Fraction(question.gold))
+        return Verdict(_shown(value), value == Fraction(question.gold))
 
 
 def _stated(response: str) -> Fraction | None:
@@ -92,3 +94,9 @@ def _as_fraction(number: re.Match[str]) -> Fraction | None:
     scale = number["scale"]
     size *= _SCALES[scale and scale.lower()]
     return -size if number["sign"] and not number["sign"].startswith("+") else size
+
+
+def _shown(value: Fraction) -> str:
+    """18, 17.5, and 1/3 where no decimal is exact."""
+    decimal = Decimal(value.numerator) / Decimal(value.denominator)
+    return f"{decimal:f}" if Fraction(decimal) == value else str(value)

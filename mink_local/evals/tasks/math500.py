@@ -19,7 +19,8 @@ _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\})(?:\\!\s*)?(?=\d{3}(?!\d))")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?")
 
 _MATHS = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_TRIMMED = " \t\n*_`.,:;\"'“”"
+_DELIMITER = re.compile(r"\\[()\[\]]|(?<!\\)\$")
+_AROUND = " \t\n*_`,:;\"'“”"
 
 
 class Math500(Task):
@@ -88,8 +89,8 @@ def _matches(answer: str, gold: str) -> bool:
 def _expression(statement: Statement) -> str:
     """The expression that a statement states: its only piece in math mode, or all of it."""
     pieces = _MATHS.findall(statement.text)
-    text = "".join(pieces[0]) if len(pieces) == 1 else statement.text
-    return text.strip(_TRIMMED)
+    text = "".join(pieces[0]) if len(pieces) == 1 else _DELIMITER.sub("", statement.text)
+    return text.lstrip(_AROUND).rstrip(f"{_AROUND}.")
 
 
 def _unbracketed(answer: str) -> str:
@@ -102,4 +103,4 @@ def _unbracketed(answer: str) -> str:
         depth += {"(": 1, ")": -1}.get(character, 0)
         if depth < 0:
             return answer
-    return inner.strip(_TRIMMED)
+    return inner.strip()

@@ -2,12 +2,13 @@
 
 What flexible scoring takes for a statement: the words after "the answer is", "final answer:", "Answer ="
 and the like up to the end of the sentence, whatever the case and the markup. The last statement that can
-be read counts. Only where no such words can be read: the last `\\boxed{}`; and a response
-that is nothing but a few characters on one line. Never the last number of a rambling text: at a high
-temperature that rewards luck, and strict and flexible would drift apart for no reason a reader could see.
+be read counts. Only where there is none: the word before "is the answer", the last `\\boxed{}`, and a
+response that is nothing but a few characters on one line. Never the last number of a rambling text: at a
+high temperature that rewards luck, and strict and flexible would drift apart for no reason one could see.
 """
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,9 +19,12 @@ _PHRASE = re.compile(
     r"|[ \t*_:]{0,9}\n)",  # ### Final Answer …
     re.IGNORECASE,
 )
-_OPENING = re.compile(r"(?:[\s:*_`\"“'‘=]|\\[(\[]|\${2}|\$(?=\\))*")  # markup before the answer itself
-_END = re.compile(r"\n|[.!?](?=\W*(?:\s|$))")
+_BEFORE = re.compile(r"(\S{1,40})\s+is\s+the\s+(?:(?:final|correct|right|best)\s+)?answer\b", re.IGNORECASE)
+_OPENING = re.compile(r"[\s:*_`\"“'‘=]*")  # markup before the answer itself
+_DISPLAY = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
+_END = re.compile(r"\n|(?<!\\)[.!?](?=\W*(?:\s|$))")
 _LONGEST = 1000  # characters of a statement; keeps hostile text cheap
+_MOST = 20  # statements that are looked at, from the end
 _SHORT = 20  # characters of a response that is nothing but its answer
 _BRACE = re.compile(r"\\boxed\s*\{|\\fbox\s*\{|\\.|[{}]", re.DOTALL)
 
@@ -31,7 +35,7 @@ _SPACE = re.compile(r"\\[,;:!> ]|~|[\u00a0\u2000-\u200b\u202f]")
 _DRESS = re.compile(  # what is not in here, such as \sqrt, has a meaning and stays
     r"\\[()\[\]]|\\(?:text\w*|math\w+|mbox|[fh]?boxed?|operatorname|left|right|[bB]igg?[lr]?|displaystyle|q?quad)\b"
 )
-_STARS = re.compile(r"(?<!\d)(?<!\d\s)\*+|\*+(?!\s?[\d(])")  # not the * of 3 * 6
+_STARS = re.compile(r"(?<![\d*])(?<!\d\s)\*+|(?<!\*)\*+(?!\s?[\d(*])")  # not the * of 3 * 6
 _MARKUP = re.compile(r"\\(?=[%$&#_{}])|[{}$€£¥`]|(?<!\w)_+|_+(?!\w)")
 
 
@@ -45,9 +49,11 @@ class Statement:
 
 def statements(response: str) -> Iterator[Statement]:
     """What states the answer, the weightiest first; the first that can be read is the answer."""
-    for phrase in reversed(list(_PHRASE.finditer(response))):
+    for phrase in reversed(deque(_PHRASE.finditer(response), maxlen=_MOST)):
         yield _statement(response[phrase.end() : phrase.end() + _LONGEST], phrase[0].endswith("\n"))
-    boxes = boxed(response)
+    before, boxes = _BEFORE.findall(response), boxed(response)
+    if before:
+        yield Statement(before[-1], terse=True)
     if boxes:
         yield Statement(boxes[-1][1], terse=True)
     if len(response) <= _SHORT and "\n" not in response:
@@ -55,14 +61,17 @@ def statements(response: str) -> Iterator[Statement]:
 
 
 def _statement(rest: str, new_line: bool) -> Statement:
-    """The statement at the beginning of `rest`: a box in its first sentence, or that sentence."""
+    """What `rest` begins with: a formula on lines of its own, or a sentence; or the first box in either."""
     opening = _OPENING.match(rest)
     start = opening.end() if opening else 0
+    display = _DISPLAY.match(rest, start)
     end = _END.search(rest, start)
-    stop = end.start() if end else len(rest)
+    stop = display.end() if display else end.start() if end else len(rest)
     for place, content in boxed(rest):
         if start <= place < stop:
             return Statement(content, terse=True)
+    if display:
+        return Statement(display[1] or display[2], terse=True)
     return Statement(rest[start:stop].strip(), terse=new_line or "\n" in rest[:start])
 
 

@@ -1,6 +1,7 @@
 """The child process in which math-verify compares expressions; `equivalence` starts it.
 
-`python -m mink_local.evals.tasks.verifier`: a JSON list `[gold, answer]` a line in, TRUE or FALSE a line out.
+`python -m mink_local.evals.tasks.verifier`: a JSON list `[gold, answer, seconds]` a line in, TRUE or FALSE a
+line out.
 """
 
 import json
@@ -9,7 +10,6 @@ import signal
 import sys
 from typing import Any
 
-SECONDS = 5  # for one comparison
 READY, TRUE, FALSE = b"ready\n", b"true\n", b"false\n"
 
 _START_SECONDS = 120  # for the import of SymPy on a busy machine
@@ -33,9 +33,10 @@ def serve() -> None:
         line = sys.stdin.readline()
         if not line:
             return
-        signal.alarm(SECONDS)
-        gold, answer = (_parsed(math_verify, text) for text in json.loads(line))
-        reply = TRUE if math_verify.verify(gold, answer, timeout_seconds=None) else FALSE
+        gold, answer, seconds = json.loads(line)
+        signal.alarm(seconds)
+        parsed = [_parsed(math_verify, text) for text in (gold, answer)]
+        reply = TRUE if math_verify.verify(*parsed, timeout_seconds=None) else FALSE
 
 
 def _parsed(math_verify: Any, latex: str) -> list[Any]:
