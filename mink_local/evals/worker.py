@@ -6,11 +6,13 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mink_local.evals.grid import Draw, Job, Part, Ready, seed_of
 from mink_local.evals.records import Record
 from mink_local.evals.tasks import TASKS, score
+from mink_local.samplers import Greedy
 
 if TYPE_CHECKING:
     from mink_local.answer import Answer, Request
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _CTX_STEP = 256  # llama.cpp's own step of a sequence's length
+_READ = Draw(Greedy(), 0.0, 0)
 
 
 class Worker:
@@ -81,38 +84,58 @@ class Worker:
         Generation goes on in another thread while a record is being scored and written. After `interrupt`
         it ends with what is complete.
         """
-        asked: dict[int, tuple[Job, Draw]] = {}
-        results = self.model.complete(self._requests(jobs, asked))
-        with closing(_in_background(results, self.model.interrupt)) as finished:
-            for result in finished:
-                job, draw = asked.pop(result.index)
-                if result.finish_reason and result.finish_reason != "interrupted":
-                    yield self._record(job, draw, result, result.finish_reason)
+        answers = self._one_by_one(jobs) if self.model.n_parallel == 1 else self._answers(jobs)
+        with closing(_in_background(answers, self.interrupt)) as finished:
+            for job, draw, answer in finished:
+                if answer.finish_reason and answer.finish_reason != "interrupted":
+                    yield self._record(job, draw, answer, answer.finish_reason)
 
     def interrupt(self) -> None:
         """End `answer` as soon as possible; may be called from a signal handler."""
         self.interrupted = True
         self.model.interrupt()
 
-    def _requests(self, jobs: Sequence[Job], asked: dict[int, tuple[Job, Draw]]) -> Iterator["Request"]:
+    def _answers(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Draw, "Answer"]]:
+        asked: dict[int, tuple[Job, Draw]] = {}
+
+        def requests() -> Iterator["Request"]:
+            wanted = ((job, draw) for job in jobs for draw in job.draws)
+            for index, cell in enumerate(wanted):
+                if self.interrupted:
+                    return
+                asked[index] = cell
+                yield self._request(*cell)
+
+        for answer in self.model.complete(requests()):
+            yield *asked.pop(answer.index), answer
+
+    def _one_by_one(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Draw, "Answer"]]:
+        """With one sequence a response depends on nothing but its own cell, wherever the run was stopped.
+
+        llama.cpp's sums depend in their last bits on what is evaluated together. So every question begins
+        with an empty cache, and its prompt is read for an answer that is thrown away: for each that
+        counts the last token alone is evaluated again, be it the first one or one that was missing.
+        """
+        for job in jobs:
+            self.model.forget()
+            for _ in self._answers([replace(job, draws=(_READ,), max_tokens=1)]):
+                pass
+            yield from self._answers([job])
+
+    def _request(self, job: Job, draw: Draw) -> "Request":
         from mink_local.answer import Request
 
-        wanted = ((job, draw) for job in jobs for draw in job.draws)
-        for index, (job, draw) in enumerate(wanted):
-            if self.interrupted:
-                return
-            asked[index] = job, draw
-            yield Request(
-                prompt=_messages(job.question.prompt),
-                sampler=draw.sampler,
-                temperature=draw.temperature,
-                max_tokens=job.max_tokens,
-                seed=seed_of(self._seed, job.task, job.question.id, draw.repeat),
-            )
+        return Request(
+            prompt=_messages(job.question.prompt),
+            sampler=draw.sampler,
+            temperature=draw.temperature,
+            max_tokens=job.max_tokens,
+            seed=seed_of(self._seed, job.task, job.question.id, draw.repeat),
+        )
 
-    def _record(self, job: Job, draw: Draw, result: "Answer", finish_reason: str) -> Record:
+    def _record(self, job: Job, draw: Draw, answer: "Answer", finish_reason: str) -> Record:
         question = job.question
-        strict, flexible = score(TASKS[job.task], question, result.text, finish_reason)
+        strict, flexible = score(TASKS[job.task], question, answer.text, finish_reason)
         return Record(
             model=self._name,
             task=job.task,
@@ -121,14 +144,14 @@ class Worker:
             order=draw.sampler.order,
             repeat=draw.repeat,
             question_id=question.id,
-            seed=result.seed,
+            seed=answer.seed,
             prompt_sha256=hashlib.sha256(question.prompt.encode("utf-8", "replace")).hexdigest(),
-            prompt_tokens=result.prompt_tokens,
-            response=result.text,
-            n_tokens=result.n_tokens,
+            prompt_tokens=answer.prompt_tokens,
+            response=answer.text,
+            n_tokens=answer.n_tokens,
             finish_reason=finish_reason,
-            k=[int(k) for k in result.k],
-            seconds=round(result.seconds, 3),
+            k=[int(k) for k in answer.k],
+            seconds=round(answer.seconds, 3),
             strict=strict,
             flexible=flexible,
         )
@@ -140,7 +163,8 @@ def _messages(prompt: str) -> list[dict[str, str]]:
 
 def _in_background(items: Iterator[T], interrupt: Callable[[], None]) -> Generator[T, None, None]:
     """`items`, which another thread waits for, so that a signal's handler, which Python runs in the main
-    thread, need not wait for llama.cpp. Closing it calls `interrupt` and waits for the other thread."""
+    thread, need not wait for llama.cpp. Closed before its end, it calls `interrupt` and waits for the other
+    thread."""
     arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
 
     def collect() -> None:
@@ -159,8 +183,10 @@ def _in_background(items: Iterator[T], interrupt: Callable[[], None]) -> Generat
             if isinstance(item, BaseException):
                 raise item
             yield item[0]
-    finally:
+    except BaseException:
         interrupt()
+        raise
+    finally:
         thread.join()
 
 
