@@ -60,12 +60,18 @@ def compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path, tiny: Callable[..., Path]) -> list[object]:
-    """Options for a small model, a file of 12 questions, and one response at a time."""
+def questions(tmp_path: Path) -> list[object]:
+    """Options for 12 questions, and one response at a time."""
     data = tmp_path / "gsm8k.jsonl"
     rows = [{"question": f"What is {i} + {i}?", "answer": f"It is\n#### {2 * i}"} for i in range(12)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ["--model", tiny(), "--data", data, "--parallel", 1, "--threads", 1]
+    return ["--data", data, "--parallel", 1]
+
+
+@pytest.fixture
+def here(questions: list[object], tiny: Callable[..., Path]) -> list[object]:
+    """The same with a small model."""
+    return [*questions, "--model", tiny(), "--threads", 1]
 
 
 def responses(folder: Path) -> dict[object, tuple[object, ...]]:
@@ -76,28 +82,30 @@ def responses(folder: Path) -> dict[object, tuple[object, ...]]:
     return {record.key: (record.response, record.k, record.seed, record.finish_reason) for record in records}
 
 
-def test_killed_runs_lose_and_repeat_nothing(tmp_path: Path, here: list[object]) -> None:
+def test_killed_runs_lose_and_repeat_nothing(tmp_path: Path, questions: list[object]) -> None:
+    """With the embedded model: that of one layer does not show it when a response depends on what was in the
+    KV cache before."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    command = [*here, *GRID, "--repeats", 2]
+    command = [*questions, "-s", "min-k", "-s", "top-p", "-t", 5, "-n", 20]
     assert ask(*command, "--out", whole).returncode == 0
-    assert len(responses(whole)) == 12 * 4 * 2
+    assert len(responses(whole)) == 24
     chance = random.Random(1)
-    for last in (0, 5, 20, 40, 70):
+    for last in (0, 3, 8, 9, 17):
         process = subprocess.Popen(
             [*MINK_EVAL, "run", "gsm8k", *map(str, command), "--out", str(killed)], stderr=subprocess.DEVNULL
         )
         while process.poll() is None and count_lines(killed) < last:
             time.sleep(0.002)
-        time.sleep(chance.uniform(0, 0.05) if last else 0.5)
+        time.sleep(chance.uniform(0, 0.3) if last else 0.5)
         assert process.poll() is None, "it ended before it was killed"
         process.kill()
         process.wait()
-    assert 70 <= count_lines(killed) < 96
+    assert 17 <= count_lines(killed) < 24
     done = ask(*command, "--out", killed)
     assert done.returncode == 0, done.stderr
     assert responses(killed) == responses(whole)
     again = ask(*command, "--out", killed)
-    assert "All 96 responses are in" in again.stdout
+    assert "All 24 responses are in" in again.stdout
     assert "tokens/s" not in again.stdout  # nothing was generated
 
 
@@ -249,6 +257,7 @@ def test_a_full_disk_stops_the_run_and_a_later_one_goes_on(tmp_path: Path, here:
         (["run", "gsm8k", "aqua", "--data", __file__], 2, "does not say of which task: write TASK="),
         (["run", "gsm8k", "--data", f"aqua={__file__}"], 2, "is for a task that is not run"),
         (["run", "gsm8k", "--data", __file__, "--data", __file__], 2, "--data is given twice for gsm8k"),
+        (["run", "gsm8k", "--workers", "2"], 2, "are Ray's: give --executor ray too"),
         (["run", "gsm8k", "--data", __file__], 1, f"{__file__}, line 1"),
         (["run", "sample-math", "--out", __file__], 1, "cannot be written: File exists"),
         (["run", "sample-math", "--model", __file__], 1, "is not a GGUF file"),

@@ -206,7 +206,9 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     help="ray spreads the run over a Ray cluster, with a worker on every GPU.",
 )
 @click.option(
-    "--ray-address", envvar="RAY_ADDRESS", metavar="ADDRESS", help="The cluster.  [default: this machine]"
+    "--ray-address",
+    metavar="ADDRESS",
+    help="The cluster.  [default: that of RAY_ADDRESS, or this machine]",
 )
 @click.option(
     "--workers",
@@ -257,13 +259,13 @@ def run_command(
         ctx=ctx,
     )
     circumstances = {"n_parallel": parallel, "n_gpu_layers": gpu_layers, "n_threads": threads}
+    if executor == "local" and (workers or ray_address):
+        raise click.UsageError("--workers and --ray-address are Ray's: give --executor ray too.")
     if executor == "ray":
         from mink_local.evals.cluster import answer_on_ray, connect
 
         connect(ray_address)
         evaluate(plan, partial(answer_on_ray, workers=workers), circumstances, quiet)
-    elif workers:
-        raise click.UsageError("--workers are Ray's: give --executor ray too.")
     else:
         evaluate(plan, answer_here, circumstances, quiet)
 

@@ -8,12 +8,13 @@ place. All of the scheduling is Ray's.
 import logging
 import math
 import os
+import socket
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
+from mink_local.catalog import resolve
 from mink_local.errors import MinkError, RunError
 from mink_local.evals.grid import Draw, Job, Part, Ready, key
 from mink_local.evals.manifest import file_sha256
@@ -21,6 +22,7 @@ from mink_local.evals.records import Key, Record
 from mink_local.evals.worker import Worker, on_ctrl_c
 
 _LOSSES = 3  # of workers one after another, none of which has answered anything
+_CONNECT_SECONDS = 10.0
 _POLL_SECONDS = 0.2  # after which Ctrl-C is noticed
 
 log = logging.getLogger("mink_local")
@@ -34,7 +36,7 @@ class Actor:
 
         Raises RunError where this machine has another file for the model.
         """
-        if file_sha256(Path(options["model"])) != sha256:
+        if file_sha256(resolve(options["model"]).path) != sha256:
             raise RunError(f"{options['model']} is not the same file on every machine of the cluster")
         self._worker = worker = Worker(**options)
         contexts = tuple(worker.context_for(part.prompts, part.max_tokens) for part in parts)
@@ -89,7 +91,7 @@ class Crew:
         n_workers, resources, threads = _shares(ray, workers)
         options = {**options, "n_threads": options["n_threads"] or threads}
         self._kind = ray.remote(Actor).options(**resources)
-        self._load = (options, file_sha256(Path(options["model"])), ray.put(list(parts)))
+        self._load = (options, file_sha256(resolve(options["model"]).path), ray.put(list(parts)))
         self._hands = [self._hire() for _ in range(n_workers)]
 
     def records(self) -> Iterator[Record]:
@@ -200,11 +202,23 @@ def connect(address: str | None) -> None:
         raise RunError('--executor ray needs Ray: type  python -m pip install "mink-local[ray]"') from None
     if ray.is_initialized():
         return
+    if address := address or os.environ.get("RAY_ADDRESS"):
+        _require_answer(address)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise RunError(f"no Ray cluster was to be had: {reason}") from None
+
+
+def _require_answer(address: str) -> None:
+    """Raise RunError where nothing listens at HOST:PORT: Ray itself tries that for minutes, and aloud."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise RunError(f"no Ray cluster answers at {address}: {error}") from None
 
 
 def answer_on_ray(

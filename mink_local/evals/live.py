@@ -28,7 +28,7 @@ def watching(progress: Progress, quiet: bool) -> Iterator[Tick]:
     console = Console(stderr=True)
     if quiet:
         yield lambda: None
-    elif console.is_terminal:
+    elif console.is_terminal and not console.is_dumb_terminal:
         live = Live(
             get_renderable=lambda: view(progress, console.height),
             console=console,

@@ -65,7 +65,7 @@ def evaluate(plan: Plan, execute: Executor, circumstances: Mapping[str, Any], qu
                     if not parts:
                         continue
                     options = {
-                        "model": str(model.path),
+                        "model": _asked_for(model),
                         "name": model.name,
                         "seed": plan.seed,
                         "ctx": plan.ctx,
@@ -113,6 +113,11 @@ def _begin(plan: Plan, questions: Mapping[str, Sequence[Question]]) -> tuple[Pro
             done.add(record.key)
             progress.add(record, new=False)
     return progress, done
+
+
+def _asked_for(model: ModelFile) -> str:
+    """What stands for the model on any machine: the name that `models.txt` vouches for, or the path."""
+    return model.name if model.sha256 else str(model.path)
 
 
 def _parts(
