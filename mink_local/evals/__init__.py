@@ -1,0 +1,1 @@
+"""`mink-eval`: methods and temperatures compared on sets of questions."""

@@ -1,0 +1,131 @@
+"""Folders as `mink-eval run` leaves them, with responses that no model wrote: for the report's tests.
+
+    python -m tests.made_run FOLDER [--responses 20000]
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+SAMPLERS = (
+    "min-k:tau=3",
+    "greedy",
+    "top-k:k=20",
+    "top-p:p=0.9,order=temperature-first",
+    "top-p:p=0.9,order=temperature-last",
+    "min-p:p=0.1,order=temperature-first",
+    "min-p:p=0.1,order=temperature-last",
+    "top-n-sigma:n=1",
+)
+TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
+WORDS = "she sells the eggs so each day there are twice as many left and we add 3 then divide by 2 to get".split()
+NOISE = [*"жñ漢🙂∑", "<script>alert(1)</script>", "</script>", "&amp;", "[bold]", "|", "**", "א", "\u2028", "{{7*7}}"]
+
+
+def write_run(
+    folder: Path,
+    models: Sequence[str] = ("tiny-model",),
+    tasks: Sequence[str] = ("gsm8k", "aqua"),
+    samplers: Sequence[str] = SAMPLERS,
+    temperatures: Sequence[float] = TEMPERATURES,
+    repeats: int = 2,
+    n_questions: int = 30,
+    seed: int = 1,
+) -> Path:
+    """Write questions.jsonl and records.jsonl: methods that cut the scaled distribution lose their accuracy
+    as it gets hotter, all others keep theirs."""
+    draw = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    questions = [_question(task, number, draw) for task in tasks for number in range(n_questions)]
+    _write(folder / "questions.jsonl", questions)
+    cells = [(m, s, t, r) for m in models for s in samplers for t in temperatures for r in range(repeats)]
+    records = (_record(question, *cell, draw) for question in questions for cell in cells)
+    _write(folder / "records.jsonl", records)
+    return folder
+
+
+def _write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def _question(task: str, number: int, draw: random.Random) -> dict[str, Any]:
+    text = " ".join(draw.choices(WORDS, k=draw.randint(12, 50)))
+    choices = [f"{letter}){draw.randint(1, 999)}" for letter in "ABCDE"] if task == "aqua" else []
+    return {
+        "task": task,
+        "question_id": str(number),
+        "prompt": f"Question {number} of {task}: if {text}, how many are left? <b>&</b>",
+        "gold": draw.choice("ABCDE") if choices else str(draw.randint(0, 2000)),
+        "choices": choices,
+        "order": [],
+        "difficulty": draw.random(),
+    }
+
+
+def heat(sampler: str, temperature: float) -> float:
+    """How far gone a method is, 0 to 1."""
+    scaled = "temperature-first" in sampler or sampler.startswith("top-k")
+    return min(1.0, (temperature - 1) / 6) if scaled else 0.02 * temperature * (sampler != "greedy")
+
+
+def _record(
+    question: dict[str, Any], model: str, sampler: str, temperature: float, repeat: int, draw: random.Random
+) -> dict[str, Any]:
+    if sampler == "greedy":  # one text, whatever the temperature and repeat
+        draw = random.Random(f"{model} {question['task']} {question['question_id']}")
+    hot = heat(sampler, temperature)
+    right = draw.random() < 0.75 * (1 - hot) * (1.4 - question["difficulty"])
+    answer = question["gold"] if right else ("A" if question["choices"] else str(draw.randint(0, 2000)))
+    words = draw.choices(WORDS, k=draw.randint(20, 80))
+    words = [draw.choice(NOISE) if draw.random() < 0.6 * hot else word for word in words]
+    ending = _ending(question, answer, draw)
+    cut_off = draw.random() < hot * 0.9
+    strict = None if cut_off or ending[1] else answer
+    flexible = None if cut_off else answer
+    k = [1 if draw.random() < 0.7 else 1 + int(draw.paretovariate(1.5 - hot)) % 49152 for _ in words]
+    order = next((o for o in ("temperature-first", "temperature-last") if o in sampler), None)
+    return {
+        "model": model,
+        "task": question["task"],
+        "sampler": sampler,
+        "temperature": temperature,
+        "order": order,
+        "repeat": repeat,
+        "question_id": question["question_id"],
+        "seed": draw.randint(0, 2**31),
+        "prompt_sha256": "0" * 64,
+        "prompt_tokens": 60,
+        "response": " ".join(words) + ("" if cut_off else f"\n\n{ending[0]}"),
+        "n_tokens": len(k),
+        "finish_reason": "length" if cut_off else "stop",
+        "k": k,
+        "seconds": 0.5,
+        "strict": {"answer": strict, "correct": strict == question["gold"]},
+        "flexible": {"answer": flexible, "correct": flexible == question["gold"]},
+    }
+
+
+def _ending(question: dict[str, Any], answer: str, draw: random.Random) -> tuple[str, bool]:
+    """The last sentence, and whether only a person would find the answer in it."""
+    boxed = draw.random() < 0.2
+    if question["choices"]:
+        return (f"**Answer:** the answer is **{answer}**" if boxed else f"The answer is ({answer})."), boxed
+    return (f"the final answer is \\(\\boxed{{{answer}}}\\)." if boxed else f"The final answer is {answer}."), boxed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--responses", type=int, default=2000)
+    arguments = parser.parse_args()
+    models = ("smollm2-135m", "Qwen3-4B-Q4_K_M")
+    cells = len(models) * 2 * len(SAMPLERS) * len(TEMPERATURES) * 2
+    write_run(arguments.folder, models, n_questions=max(1, arguments.responses // cells))
+
+
+if __name__ == "__main__":
+    main()
