@@ -80,13 +80,16 @@ def _record(
     hot = heat(sampler, temperature)
     right = draw.random() < 0.75 * (1 - hot) * (1.4 - question["difficulty"])
     answer = question["gold"] if right else ("A" if question["choices"] else str(draw.randint(0, 2000)))
-    words = draw.choices(WORDS, k=draw.randint(20, 80))
+    usual = random.Random(question["prompt"])
+    words = usual.choices(WORDS, k=usual.randint(20, 80))
+    strays = 0.0 if sampler == "greedy" else min(0.6, 0.05 + 0.03 * temperature + hot)
+    words = [draw.choice(WORDS) if draw.random() < strays else word for word in words]
     words = [draw.choice(NOISE) if draw.random() < 0.6 * hot else word for word in words]
     ending = _ending(question, answer, draw)
     cut_off = draw.random() < hot * 0.9
     strict = None if cut_off or ending[1] else answer
     flexible = None if cut_off else answer
-    k = [1 if draw.random() < 0.7 else 1 + int(draw.paretovariate(1.5 - hot)) % 49152 for _ in words]
+    k = [1 if sampler == "greedy" or draw.random() < 0.7 else 1 + int(draw.paretovariate(1.5 - hot)) % 49152 for _ in words]
     order = next((o for o in ("temperature-first", "temperature-last") if o in sampler), None)
     return {
         "model": model,

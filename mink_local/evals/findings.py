@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from mink_local.evals.stats import ALPHA
 from mink_local.evals.summary import SCORINGS, Cell, Comparison, Group, Scoring, Summary
 from mink_local.evals.tables import percent, points
 
@@ -28,59 +27,55 @@ HOW_TO_READ = (
 )
 
 
-def findings(summary: Summary) -> list[str]:
-    """The section "What this run shows", a sentence or two an item."""
-    return [
-        *(_size(group) for group in summary.groups),
-        *(_not_complete(group) for group in summary.groups if group.incomplete),
-        *_comparisons(summary),
-        *(sentence for group in summary.groups for sentence in _losses(group)),
-        *(sentence for group in summary.groups for sentence in _chance(group)),
-        *(_diversity(group) for group in summary.groups),
-    ]
+def findings(summary: Summary) -> dict[str, list[str]]:
+    """The section "What this run shows": sentences on the whole run, and on each model and task, by heading."""
+    about = {"The whole run": list(_families(summary))}
+    for group in summary.groups:
+        about[f"{group.task} with {group.model}"] = [
+            _size(group),
+            *(_compared(group, scoring, summary.baseline) for scoring in SCORINGS if group.comparisons[scoring]),
+            *_losses(group),
+            *_chance(group),
+            _diversity(group),
+        ]
+    return about
+
+
+def _families(summary: Summary) -> Iterator[str]:
+    if summary.baseline is None:
+        yield "The run has no Min-k to compare the other methods with; --against names another."
+    elif not summary.family("strict"):
+        yield f"There is no other method at the temperatures of {summary.baseline} to compare it with."
+    else:
+        for scoring in SCORINGS:
+            family = summary.family(scoring)
+            better, worse = sum(c.better for c in family), sum(c.worse for c in family)
+            yield (
+                f"{scoring.capitalize()}: of {_count(len(family), 'comparison')} with {summary.baseline} at the same "
+                f"temperature, the other method is significantly better in {better} and significantly worse in {worse}; "
+                f"in {len(family) - better - worse} no difference was found, which does not show that there is none."
+            )
 
 
 def _size(group: Group) -> str:
     temperatures = _listed(f"{t:g}" for t in group.temperatures)
-    return (
-        f"{_name(group)}: {_count(group.n_questions, 'question')}, {_count(group.n_repeats, 'response')} each from "
+    sentence = (
+        f"{_count(group.n_questions, 'question')}, {_count(group.n_repeats, 'response')} each, "
         f"{_count(len(group.methods), 'method')} at T = {temperatures}."
     )
-
-
-def _not_complete(group: Group) -> str:
-    cells = _listed(f"{c.method} at T = {c.temperature:g} ({len(c.responses)} responses)" for c in group.incomplete)
-    return (
-        f"{_name(group)}: the run is not complete: {cells}. Accuracies over different questions cannot be compared; "
-        "the tests use the questions that both methods answered."
-    )
-
-
-def _comparisons(summary: Summary) -> Iterator[str]:
-    if summary.baseline is None:
-        yield "The run has no Min-k to compare the other methods with (--against names another)."
-        return
-    for scoring in SCORINGS:
-        family = summary.family(scoring)
-        if not family:
-            yield f"There is nothing to compare {summary.baseline} with at the same temperature."
-            return
-        better, worse = [c for c in family if c.better], [c for c in family if c.worse]
-        yield (
-            f"{scoring.capitalize()} accuracy, {_count(len(family), 'comparison')} with {summary.baseline}: the other "
-            f"method is significantly better in {len(better)} and worse in {len(worse)}; in "
-            f"{len(family) - len(better) - len(worse)} no difference was found, which does not show that there is none."
+    if group.incomplete:
+        sentence += (
+            f" Not complete yet: {_places(group.incomplete)}. Accuracies over different questions cannot be compared; "
+            "the tests use the questions that both methods answered."
         )
-        for group in summary.groups:
-            yield from _significant(group, scoring)
-            yield from _visible(group, scoring)
+    return sentence
 
 
-def _significant(group: Group, scoring: Scoring) -> Iterator[str]:
-    for word in ("better", "worse"):
-        found = [c for c in group.comparisons[scoring].values() if getattr(c, word)]
-        if found:
-            yield f"{_name(group)}, {scoring}, significantly {word}: {_by_method(found)}."
+def _compared(group: Group, scoring: Scoring, baseline: str | None) -> str:
+    comparisons = list(group.comparisons[scoring].values())
+    better, worse = (_by_method([c for c in comparisons if getattr(c, word)]) for word in ("better", "worse"))
+    found = f"{scoring.capitalize()}, significantly better than {baseline}: {better}. Significantly worse: {worse}."
+    return f"{found} {_visible(comparisons)}"
 
 
 def _by_method(comparisons: Sequence[Comparison]) -> str:
@@ -88,33 +83,34 @@ def _by_method(comparisons: Sequence[Comparison]) -> str:
     for c in comparisons:
         at = f"T = {c.cell.temperature:g} ({points(c.paired.difference)} points)"
         methods.setdefault(str(c.cell.method), []).append(at)
-    return "; ".join(f"{method} at {_listed(at)}" for method, at in methods.items())
+    return "; ".join(f"{method} at {_listed(at)}" for method, at in methods.items()) or "none"
 
 
-def _visible(group: Group, scoring: Scoring) -> Iterator[str]:
-    comparisons = group.comparisons[scoring].values()
+def _visible(comparisons: Sequence[Comparison]) -> str:
     visible = sorted(c.visible for c in comparisons if c.visible is not None)
+    sentence = ""
     if visible:
-        yield (
-            f"{_name(group)}, {scoring}: a difference of {_range(visible)} points, depending on the methods compared, "
-            "would have been found with a chance of 80%; smaller ones mostly stay unseen with this many questions."
+        sentence = (
+            f"A difference of {_range(visible)} points, depending on the two methods, would have been found with a "
+            "chance of 80%; smaller ones are more likely missed."
         )
-    if len(visible) < len(comparisons):
-        yield f"{_name(group)}, {scoring}: {len(comparisons) - len(visible)} of the comparisons have too few questions to find any difference."
+    if blind := len(comparisons) - len(visible):
+        sentence += f" {_count(blind, 'comparison')} could not have found any difference with so few questions."
+    return sentence.strip()
 
 
 def _losses(group: Group) -> Iterator[str]:
     cells = list(group.cells.values())
-    truncated = max(cells, key=lambda c: c.truncated)
-    if truncated.truncated:
-        yield (
-            f"{_name(group)}: {percent(_overall(cells, 'truncated'))}% of the responses were cut off at the token limit "
-            f"and count as wrong, most with {_place(truncated)}, {percent(truncated.truncated)}%."
-        )
     strict, flexible = (_mean([(c.no_answer[s], len(c.responses)) for c in cells]) for s in SCORINGS)
-    yield f"{_name(group)}: no answer was found in {percent(strict)}% (strict) and {percent(flexible)}% (flexible) of the responses."
+    yield f"No answer was found in {percent(strict)}% (strict) and {percent(flexible)}% (flexible) of the responses."
+    most = max(cells, key=lambda c: c.truncated)
+    if most.truncated:
+        yield (
+            f"{percent(_overall(cells, 'truncated'))}% of the responses were cut off at the token limit and count as "
+            f"wrong; most with {_places([most])}, {percent(most.truncated)}%."
+        )
     if overflowed := _overall(cells, "overflowed"):
-        yield f"{_name(group)}: {percent(overflowed)}% of the prompts did not fit the context and count as wrong."
+        yield f"In {percent(overflowed)}% of the cases the prompt did not fit the context, which counts as wrong."
 
 
 def _chance(group: Group) -> Iterator[str]:
@@ -124,23 +120,21 @@ def _chance(group: Group) -> Iterator[str]:
         return
     chance = 1 / choices.pop()
     for scoring in SCORINGS:
-        guesses = [c for c in group.cells.values() if c.accuracy[scoring].low <= chance <= c.accuracy[scoring].high]
-        below = [c for c in group.cells.values() if c.accuracy[scoring].high < chance]
+        accuracies = [c.accuracy[scoring] for c in group.cells.values()]
+        guesses, below = sum(a.low <= chance <= a.high for a in accuracies), sum(a.high < chance for a in accuracies)
         yield (
-            f"{_name(group)}, {scoring}: guessing gets {percent(chance)}%; the intervals of {len(guesses)} of "
-            f"{len(group.cells)} cells include that, and {len(below)} lie below it."
+            f"{scoring.capitalize()}: guessing gets {percent(chance)}%; the intervals of {guesses} of "
+            f"{len(accuracies)} cells include that, and {below} lie below it."
         )
 
 
 def _diversity(group: Group) -> str:
-    cells = [c for c in group.cells.values() if c.distinct is not None]
-    if not cells:
-        return f"{_name(group)}: one response a question says nothing about diversity; --repeats 2 or more does."
-    alike = [c for c in cells if c.distinct is not None and c.distinct <= 1.1 / group.n_repeats]
-    varied = _range(sorted(c.distinct for c in cells if c.distinct is not None))
-    sentence = f"{_name(group)}: {varied}% of the responses to a question are distinct, depending on method and temperature."
-    if alike:
-        sentence += f" (Nearly) always the same text: {_listed(_place(c) for c in alike)}; their repeats add nothing."
+    shares = {c: c.distinct for c in group.cells.values() if c.distinct is not None}
+    if not shares:
+        return "One response a question says nothing about diversity; a run with --repeats 2 or more does."
+    sentence = f"{_range(sorted(shares.values()))}% of the responses to a question are distinct, depending on the cell."
+    if alike := [cell for cell, share in shares.items() if share <= 1.1 / group.n_repeats]:
+        sentence += f" The same text every time for at least nine questions in ten: {_places(alike)}."
     return sentence
 
 
@@ -152,12 +146,11 @@ def _mean(weighted: Sequence[tuple[float, int]]) -> float:
     return sum(value * n for value, n in weighted) / sum(n for _, n in weighted)
 
 
-def _place(cell: Cell) -> str:
-    return f"{cell.method} at T = {cell.temperature:g}"
-
-
-def _name(group: Group) -> str:
-    return f"{group.task} with {group.model}"
+def _places(cells: Iterable[Cell]) -> str:
+    methods: dict[str, list[str]] = {}
+    for cell in cells:
+        methods.setdefault(str(cell.method), []).append(f"{cell.temperature:g}")
+    return "; ".join(f"{method} at T = {_listed(at)}" for method, at in methods.items())
 
 
 def _range(ascending: Sequence[float]) -> str:

@@ -46,7 +46,7 @@ class Method:
         return f"{self.name}, {self.short_order}" if self.order else self.name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Cell:
     """All responses of one model to one task under one method and temperature."""
 

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table as RichTable
@@ -30,13 +30,34 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Entry]]
 
-    def rich(self) -> RichTable:
-        table = RichTable(title=Text(self.title), title_justify="left", title_style="bold", show_lines=False)
-        for index, name in enumerate(self.columns):
-            table.add_column(Text(name), justify="right" if index else "left", no_wrap=bool(index), overflow="fold")
+    def rich(self, width: int) -> Iterator[RichTable]:
+        """For a terminal of `width` columns: as few tables beside the names as hold all numbers uncut."""
+        title: str | None = self.title
+        for columns in self._fitting(width):
+            table = RichTable(title=title and Text(title), title_justify="left", title_style="bold")
+            for index in columns:
+                table.add_column(Text(self.columns[index]), justify="right" if index else "left", no_wrap=True)
+            for row in self.rows:
+                table.add_row(*(_rich(row[index]) for index in columns))
+            yield table
+            title = None
+
+    def _fitting(self, width: int) -> Iterator[list[int]]:
+        widths = [max(map(len, self._column(index))) + 3 for index in range(len(self.columns))]
+        columns, room = [0], width - widths[0] - 1
+        for index in range(1, len(widths)):
+            if widths[index] > room and len(columns) > 1:
+                yield columns
+                columns, room = [0], width - widths[0] - 1
+            columns.append(index)
+            room -= widths[index]
+        yield columns
+
+    def _column(self, index: int) -> Iterator[str]:
+        yield self.columns[index]
         for row in self.rows:
-            table.add_row(*(_rich(entry) for entry in row))
-        return table
+            yield row[index].text
+            yield row[index].below
 
     def markdown(self) -> str:
         rule = ["---", *["--:"] * (len(self.columns) - 1)]
