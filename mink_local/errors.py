@@ -27,3 +27,7 @@ class ContextOverflowError(MinkError):
 
 class GenerationError(MinkError):
     """The model stopped giving usable logits."""
+
+
+class ReportError(MinkError):
+    """A folder holds no run to report on, or the report cannot be written."""

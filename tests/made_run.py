@@ -1,6 +1,6 @@
 """Folders as `mink-eval run` leaves them, with responses that no model wrote: for the report's tests.
 
-    python -m tests.made_run FOLDER [--responses 20000]
+python -m tests.made_run FOLDER [--responses 20000]
 """
 
 import argparse
@@ -21,8 +21,19 @@ SAMPLERS = (
     "top-n-sigma:n=1",
 )
 TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
-WORDS = "she sells the eggs so each day there are twice as many left and we add 3 then divide by 2 to get".split()
-NOISE = [*"жñ漢🙂∑", "<script>alert(1)</script>", "</script>", "&amp;", "[bold]", "|", "**", "א", "\u2028", "{{7*7}}"]
+WORDS = "she sells the eggs so each day there are twice as many left and we add 3 then divide by 2 to get"
+NOISE = [
+    *"жñ漢🙂∑",
+    "<script>alert(1)</script>",
+    "</script>",
+    "&amp;",
+    "[bold]",
+    "|",
+    "**",
+    "א",
+    "\u2028",
+    "{{7*7}}",
+]
 
 
 def write_run(
@@ -53,7 +64,7 @@ def _write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 
 def _question(task: str, number: int, draw: random.Random) -> dict[str, Any]:
-    text = " ".join(draw.choices(WORDS, k=draw.randint(12, 50)))
+    text = " ".join(draw.choices(WORDS.split(), k=draw.randint(12, 50)))
     choices = [f"{letter}){draw.randint(1, 999)}" for letter in "ABCDE"] if task == "aqua" else []
     return {
         "task": task,
@@ -81,15 +92,18 @@ def _record(
     right = draw.random() < 0.75 * (1 - hot) * (1.4 - question["difficulty"])
     answer = question["gold"] if right else ("A" if question["choices"] else str(draw.randint(0, 2000)))
     usual = random.Random(question["prompt"])
-    words = usual.choices(WORDS, k=usual.randint(20, 80))
+    words = usual.choices(WORDS.split(), k=usual.randint(20, 80))
     strays = 0.0 if sampler == "greedy" else min(0.6, 0.05 + 0.03 * temperature + hot)
-    words = [draw.choice(WORDS) if draw.random() < strays else word for word in words]
+    words = [draw.choice(WORDS.split()) if draw.random() < strays else word for word in words]
     words = [draw.choice(NOISE) if draw.random() < 0.6 * hot else word for word in words]
     ending = _ending(question, answer, draw)
     cut_off = draw.random() < hot * 0.9
     strict = None if cut_off or ending[1] else answer
     flexible = None if cut_off else answer
-    k = [1 if sampler == "greedy" or draw.random() < 0.7 else 1 + int(draw.paretovariate(1.5 - hot)) % 49152 for _ in words]
+    k = [
+        1 if sampler == "greedy" or draw.random() < 0.7 else 1 + int(draw.paretovariate(1.5 - hot)) % 49152
+        for _ in words
+    ]
     order = next((o for o in ("temperature-first", "temperature-last") if o in sampler), None)
     return {
         "model": model,
@@ -117,7 +131,9 @@ def _ending(question: dict[str, Any], answer: str, draw: random.Random) -> tuple
     boxed = draw.random() < 0.2
     if question["choices"]:
         return (f"**Answer:** the answer is **{answer}**" if boxed else f"The answer is ({answer})."), boxed
-    return (f"the final answer is \\(\\boxed{{{answer}}}\\)." if boxed else f"The final answer is {answer}."), boxed
+    return (
+        f"the final answer is \\(\\boxed{{{answer}}}\\)." if boxed else f"The final answer is {answer}."
+    ), boxed
 
 
 def main() -> None:

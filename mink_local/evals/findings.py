@@ -6,34 +6,42 @@ from mink_local.evals.summary import SCORINGS, Cell, Comparison, Group, Scoring,
 from mink_local.evals.tables import percent, points
 
 HOW_TO_READ = (
-    "Strict counts an answer that the paper's regular expression finds, flexible one that a person would accept as "
-    "stated. A response that the token limit cut off and a prompt that did not fit the context count as wrong.",
-    "An accuracy is the mean over questions. The range below it is Wilson's 95% interval, with as many observations "
-    "as there are questions; where questions were asked several times it is wider than needed. ±: the standard "
-    "deviation of the repeats' accuracies.",
-    "▲ and ▼: significantly more, or less, accurate than the method compared with, on the same questions at the same "
-    "temperature: McNemar's exact test; with several responses a question, the exact sign test of which method "
-    "answered a question correctly more often. Holm's correction is made over all comparisons of the run under one "
-    "scoring, so the chance of even one false mark among them is at most 5%.",
-    "Bold: a method marked ▲, or the method compared with where it is significantly better than every other in its "
-    "column. The largest number of a column is not bold for being the largest. *: not every question or repeat yet.",
-    "Visible: the smallest true difference, in points, that would have been found with a chance of 80%, given the "
-    "number of questions, the share of them on which the two methods disagreed, and the level that Holm's "
-    "correction asked of the next comparison. With several responses a question: questions won minus lost.",
-    "Distinct: the share of different texts among the responses to a question, mean over questions; distinct-2: the "
-    "same of pairs of neighbouring words. Both fall as repeats are added, and nonsense is distinct too: read "
-    "them beside the accuracy.",
+    "Strict counts an answer that the paper's regular expression finds, flexible one that a person would "
+    "accept as stated. A response that the token limit cut off and a prompt that did not fit the context "
+    "count as wrong.",
+    "An accuracy is the mean over questions. The range below it is Wilson's 95% interval, with as many "
+    "observations as there are questions; where questions were asked several times it is wider than "
+    "needed. ±: the standard deviation of the repeats' accuracies.",
+    "▲ and ▼: significantly more, or less, accurate than the method compared with, on the same questions "
+    "at the same temperature: McNemar's exact test; with several responses a question, the exact sign test "
+    "of which method answered a question correctly more often. Holm's correction is made over all "
+    "comparisons of the run under one scoring, so the chance of even one false mark among them is at most "
+    "5%.",
+    "Bold: a method marked ▲, or the method compared with where it is significantly better than every "
+    "other in its column. The largest number of a column is not bold for being the largest. *: not every "
+    "question or repeat yet.",
+    "Visible: the smallest true difference, in points, that would have been found with a chance of 80%, "
+    "given the number of questions, the share of them on which the two methods disagreed, and the level "
+    "that Holm's correction asked of the next comparison. With several responses a question: questions won "
+    "minus lost.",
+    "Distinct: the share of different texts among the responses to a question, mean over questions; "
+    "distinct-2: the same of pairs of neighbouring words. Both fall as repeats are added, and nonsense is "
+    "distinct too: read them beside the accuracy.",
     "Intervals and tests speak of questions like these, with this model file, prompt and token limit.",
 )
 
 
 def findings(summary: Summary) -> dict[str, list[str]]:
-    """The section "What this run shows": sentences on the whole run, and on each model and task, by heading."""
+    """The section "What this run shows": sentences by heading, on the whole run and on each group."""
     about = {"The whole run": list(_families(summary))}
     for group in summary.groups:
         about[f"{group.task} with {group.model}"] = [
             _size(group),
-            *(_compared(group, scoring, summary.baseline) for scoring in SCORINGS if group.comparisons[scoring]),
+            *(
+                _compared(group, scoring, summary.baseline)
+                for scoring in SCORINGS
+                if group.comparisons[scoring]
+            ),
             *_losses(group),
             *_chance(group),
             _diversity(group),
@@ -51,9 +59,10 @@ def _families(summary: Summary) -> Iterator[str]:
             family = summary.family(scoring)
             better, worse = sum(c.better for c in family), sum(c.worse for c in family)
             yield (
-                f"{scoring.capitalize()}: of {_count(len(family), 'comparison')} with {summary.baseline} at the same "
-                f"temperature, the other method is significantly better in {better} and significantly worse in {worse}; "
-                f"in {len(family) - better - worse} no difference was found, which does not show that there is none."
+                f"{scoring.capitalize()}: of {_count(len(family), 'comparison')} with {summary.baseline} at "
+                f"the same temperature, the other method is significantly better in {better} and "
+                f"significantly worse in {worse}; in {len(family) - better - worse} no difference was "
+                "found, which does not show that there is none."
             )
 
 
@@ -65,8 +74,8 @@ def _size(group: Group) -> str:
     )
     if group.incomplete:
         sentence += (
-            f" Not complete yet: {_places(group.incomplete)}. Accuracies over different questions cannot be compared; "
-            "the tests use the questions that both methods answered."
+            f" Not complete yet: {_places(group.incomplete)}. Accuracies over different questions cannot be "
+            "compared; the tests use the questions that both methods answered."
         )
     return sentence
 
@@ -74,7 +83,7 @@ def _size(group: Group) -> str:
 def _compared(group: Group, scoring: Scoring, baseline: str | None) -> str:
     comparisons = list(group.comparisons[scoring].values())
     better, worse = (_by_method([c for c in comparisons if getattr(c, word)]) for word in ("better", "worse"))
-    found = f"{scoring.capitalize()}, significantly better than {baseline}: {better}. Significantly worse: {worse}."
+    found = f"{scoring.capitalize()}, significantly better than {baseline}: {better}. Worse: {worse}."
     return f"{found} {_visible(comparisons)}"
 
 
@@ -91,26 +100,28 @@ def _visible(comparisons: Sequence[Comparison]) -> str:
     sentence = ""
     if visible:
         sentence = (
-            f"A difference of {_range(visible)} points, depending on the two methods, would have been found with a "
-            "chance of 80%; smaller ones are more likely missed."
+            f"A difference of {_range(visible)} points, depending on the two methods, would have been found "
+            "with a chance of 80%; smaller ones are more likely missed."
         )
     if blind := len(comparisons) - len(visible):
-        sentence += f" {_count(blind, 'comparison')} could not have found any difference with so few questions."
+        sentence += (
+            f" {_count(blind, 'comparison')} could not have found any difference with so few questions."
+        )
     return sentence.strip()
 
 
 def _losses(group: Group) -> Iterator[str]:
     cells = list(group.cells.values())
     strict, flexible = (_mean([(c.no_answer[s], len(c.responses)) for c in cells]) for s in SCORINGS)
-    yield f"No answer was found in {percent(strict)}% (strict) and {percent(flexible)}% (flexible) of the responses."
+    yield f"No answer was found in {percent(strict)}% (strict) or {percent(flexible)}% (flexible) of responses."
     most = max(cells, key=lambda c: c.truncated)
     if most.truncated:
         yield (
-            f"{percent(_overall(cells, 'truncated'))}% of the responses were cut off at the token limit and count as "
-            f"wrong; most with {_places([most])}, {percent(most.truncated)}%."
+            f"{percent(_overall(cells, 'truncated'))}% of the responses were cut off at the token limit and "
+            f"count as wrong; most with {_places([most])}, {percent(most.truncated)}%."
         )
     if overflowed := _overall(cells, "overflowed"):
-        yield f"In {percent(overflowed)}% of the cases the prompt did not fit the context, which counts as wrong."
+        yield f"{percent(overflowed)}% of the prompts did not fit the context, which counts as wrong."
 
 
 def _chance(group: Group) -> Iterator[str]:
@@ -121,7 +132,10 @@ def _chance(group: Group) -> Iterator[str]:
     chance = 1 / choices.pop()
     for scoring in SCORINGS:
         accuracies = [c.accuracy[scoring] for c in group.cells.values()]
-        guesses, below = sum(a.low <= chance <= a.high for a in accuracies), sum(a.high < chance for a in accuracies)
+        guesses, below = (
+            sum(a.low <= chance <= a.high for a in accuracies),
+            sum(a.high < chance for a in accuracies),
+        )
         yield (
             f"{scoring.capitalize()}: guessing gets {percent(chance)}%; the intervals of {guesses} of "
             f"{len(accuracies)} cells include that, and {below} lie below it."
@@ -132,7 +146,9 @@ def _diversity(group: Group) -> str:
     shares = {c: c.distinct for c in group.cells.values() if c.distinct is not None}
     if not shares:
         return "One response a question says nothing about diversity; a run with --repeats 2 or more does."
-    sentence = f"{_range(sorted(shares.values()))}% of the responses to a question are distinct, depending on the cell."
+    sentence = (
+        f"{_range(sorted(shares.values()))}% of a question's responses are distinct, depending on the cell."
+    )
     if alike := [cell for cell, share in shares.items() if share <= 1.1 / group.n_repeats]:
         sentence += f" The same text every time for at least nine questions in ten: {_places(alike)}."
     return sentence

@@ -118,6 +118,8 @@ function list() {
     buttons.push(more);
   }
   $("questions").replaceChildren(...buttons);
+  const chosen = buttons[listed.indexOf(current)];
+  if (chosen) $("questions").scrollTop = chosen.offsetTop;
 }
 
 function choose(number) {

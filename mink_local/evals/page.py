@@ -1,4 +1,4 @@
-"""One HTML file with the whole report and all responses, which opens anywhere and asks the network for nothing."""
+"""One HTML file with the whole report and all responses, which asks the network for nothing."""
 
 import base64
 import gzip
@@ -36,10 +36,12 @@ class Section:
     pictures: Sequence[Picture]
 
 
-def render_page(run: Run, summary: Summary, title: str, sections: Sequence[Section], notes: Sequence[str]) -> str:
-    """The page's text. Whatever a model, a task or a user wrote stands in it as text: the template escapes it,
-    the responses are packed data that the script shows as text nodes, and a Content-Security-Policy lets no
-    script run but the page's own."""
+def render_page(
+    run: Run, summary: Summary, title: str, sections: Sequence[Section], notes: Sequence[str]
+) -> str:
+    """The page's text. Whatever a model, a task or a user wrote stands in it as text: the template escapes
+    it, the responses are packed data that the script shows as text nodes, and a Content-Security-Policy
+    lets no script run but the page's own."""
     from jinja2 import Environment, FileSystemLoader
     from markupsafe import Markup
 
@@ -48,7 +50,9 @@ def render_page(run: Run, summary: Summary, title: str, sections: Sequence[Secti
         f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
-    environment = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
     return environment.get_template("page.html").render(
         title=title,
         notes=notes,
@@ -69,7 +73,7 @@ def _hash(text: str) -> str:
 
 
 def pack(run: Run, summary: Summary) -> bytes:
-    """Questions, cells and responses as gzip of JSON; a response's first two numbers are its cell and question."""
+    """Questions, cells and responses as gzip of JSON; a response begins with its cell and its question."""
     questions = {key: number for number, key in enumerate(run.questions)}
     cells = {
         (group.model, group.task, method.sampler, temperature): method
@@ -88,7 +92,7 @@ def pack(run: Run, summary: Summary) -> bytes:
                 numbers[r.model, r.task, r.sampler, r.temperature],
                 questions[r.task, r.question_id],
                 r.repeat,
-                r.text,
+                r.response,
                 r.strict.answer,
                 int(r.strict.correct),
                 r.flexible.answer,
@@ -96,8 +100,8 @@ def pack(run: Run, summary: Summary) -> bytes:
                 r.finish_reason,
                 r.n_tokens,
                 len(r.k),
-                int((r.k == 1).sum()),
-                int(r.k.max(initial=0)),
+                r.k.count(1),
+                max(r.k, default=0),
             ]
             for r in run.responses
         ],

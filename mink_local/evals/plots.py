@@ -51,7 +51,9 @@ def accuracy_figure(summary: Summary, group: Group, scoring: Scoring) -> "Figure
         _temperature_axis(axis, group.temperatures)
     axes[0].set_ylim(0, 100 * min(1.0, 1.08 * max(c.accuracy[scoring].high for c in group.cells.values())))
     if baseline and group.comparisons[scoring]:
-        _note(figure, f"Bands: Wilson's 95% intervals. Hollow: no significant difference from {baseline} found.")
+        _note(
+            figure, f"Bands: Wilson's 95% intervals. Hollow: no significant difference from {baseline} found."
+        )
     return figure
 
 
@@ -64,8 +66,19 @@ def _line(axis: Any, group: Group, method: Method, scoring: Scoring, colour: str
     )
     comparisons = [group.comparisons[scoring].get((method.sampler, t)) for t in at]
     axis.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
-    axis.plot(at, value, _style(method), color=colour, marker=marker, label=method.short_order or method.name, zorder=3)
-    hollow = [(t, v) for t, v, c in zip(at, value, comparisons, strict=True) if c and not (c.better or c.worse)]
+    axis.vlines(at, low, high, color=colour, alpha=0.4, linewidth=1)
+    axis.plot(
+        at,
+        value,
+        _style(method),
+        color=colour,
+        marker=marker,
+        label=method.short_order or method.name,
+        zorder=3,
+    )
+    hollow = [
+        (t, v) for t, v, c in zip(at, value, comparisons, strict=True) if c and not (c.better or c.worse)
+    ]
     axis.plot(*zip(*hollow, strict=True) if hollow else ((), ()), marker, color=colour, mfc="white", zorder=4)
 
 
@@ -95,7 +108,10 @@ def diversity_figure(group: Group, scoring: Scoring) -> "Figure":
         axis.legend(frameon=False, fontsize="small")
     axes[0].margins(0.08)
     axes[0].set_ylim(bottom=0)
-    _note(figure, "Numbers: temperatures. Grey: all cells, and the frontier of those that no other beats in both.")
+    _note(
+        figure,
+        "Numbers: temperatures. Grey: all cells, and the frontier of those that no other beats in both.",
+    )
     return figure
 
 
@@ -124,11 +140,13 @@ def _trail(axis: Any, group: Group, method: Method, scoring: Scoring, colour: st
     for cell, point in zip(cells, points, strict=True):
         labels.setdefault(tuple(point.round(0)), []).append(f"{cell.temperature:g}")
     for point, names in labels.items():
-        axis.annotate(", ".join(names), point, xytext=(5, 4), textcoords="offset points", fontsize="small", color=colour)
+        axis.annotate(
+            ", ".join(names), point, xytext=(5, 4), textcoords="offset points", fontsize="small", color=colour
+        )
 
 
 def sizes_figure(group: Group) -> "Figure":
-    """A panel a method: at every k, the share of steps with at least that many candidates, a line a temperature."""
+    """A panel a method, a line a temperature: at every k, the share of steps with at least k candidates."""
     from matplotlib.ticker import NullLocator
 
     figure, axes = _panels(len(group.methods), "k, candidates in a step", "steps with at least k, %")

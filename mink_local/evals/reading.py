@@ -7,25 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mink_local.errors import MinkError
+from mink_local.errors import ReportError
 from mink_local.evals.tasks.base import Question, Verdict
 
 QUESTIONS = "questions.jsonl"
 _T = TypeVar("_T")
 
 
-class ReportError(MinkError):
-    """A folder holds no run to report on, or the report cannot be written."""
-
-
 @dataclass(frozen=True)
 class Response:
-    """One record. `k`: candidate-set sizes, int64 (steps,). `order`: None where the cut does not move with
-    temperature. `finish_reason`: stop, length (the token limit), interrupted, or overflow (the prompt did
-    not fit the context)."""
+    """What a report needs of a record. order: None where the cut does not move with temperature.
+    finish_reason: "stop", "length" (the token limit) or "overflow" (the prompt did not fit the context).
+    k: the number of candidates at every step."""
 
     model: str
     task: str
@@ -34,10 +27,10 @@ class Response:
     order: str | None
     repeat: int
     question_id: str
-    text: str
+    response: str
     n_tokens: int
     finish_reason: str
-    k: NDArray[np.int64]
+    k: list[int]
     strict: Verdict
     flexible: Verdict
 
@@ -62,8 +55,6 @@ def read_run(folder: Path) -> Run:
     Responses are in every `*.jsonl` file that has a "response" in it. Of two for the same question, cell and
     repeat the first counts. Raises ReportError where there is no run or no response.
     """
-    if not folder.is_dir():
-        raise ReportError(f"there is no folder {folder}")
     if not (folder / QUESTIONS).exists():
         raise ReportError(f"{folder} holds no {QUESTIONS}: is it the --out of a mink-eval run?")
     run = Run()
@@ -114,58 +105,68 @@ def _at(path: Path, number: int, what: str) -> str:
 def _question(record: Any) -> tuple[str, Question]:
     choices = _take(record, "choices", list)
     question = Question(
-        _take(record, "question_id", str),
+        _name(record, "question_id"),
         _take(record, "prompt", str),
         _take(record, "gold", str),
         tuple(map(str, choices)),
         tuple(_take(record, "order", list)),
     )
-    return _take(record, "task", str), question
+    return _name(record, "task"), question
 
 
 def _response(record: Any) -> Response:
     return Response(
-        model=_take(record, "model", str),
-        task=_take(record, "task", str),
-        sampler=_take(record, "sampler", str),
+        model=_name(record, "model"),
+        task=_name(record, "task"),
+        sampler=_name(record, "sampler"),
         temperature=_temperature(record),
         order=_take(record, "order", str, type(None)),
-        repeat=_take(record, "repeat", int),
-        question_id=_take(record, "question_id", str),
-        text=_take(record, "response", str),
-        n_tokens=_take(record, "n_tokens", int),
+        repeat=_whole(_take(record, "repeat", int), "repeat"),
+        question_id=_name(record, "question_id"),
+        response=_take(record, "response", str),
+        n_tokens=_whole(_take(record, "n_tokens", int), "n_tokens"),
         finish_reason=_take(record, "finish_reason", str),
-        k=_sizes(record),
-        strict=_verdict(record, "strict"),
-        flexible=_verdict(record, "flexible"),
+        k=[_whole(size, "k") for size in _take(record, "k", list)],
+        strict=_verdict(_take(record, "strict", dict)),
+        flexible=_verdict(_take(record, "flexible", dict)),
     )
 
 
 def _take(record: Any, name: str, *kinds: type) -> Any:
-    """A field of one of these types. Raises ValueError that says what is wrong with it."""
+    """A field of one of these types (a bool is no int). Raises ValueError that says what is wrong."""
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
     if name not in record:
         raise ValueError(f'no "{name}"')
     if type(record[name]) not in kinds:
-        raise ValueError(f'"{name}" cannot be {json.dumps(record[name])[:40]}')
+        raise _wrong(name, record[name])
     return record[name]
+
+
+def _wrong(name: str, value: Any) -> ValueError:
+    return ValueError(f'"{name}" cannot be {json.dumps(value)[:40]}')
+
+
+def _name(record: Any, field: str) -> str:
+    """A text that may stand in a table and be printed to a terminal."""
+    name: str = _take(record, field, str)
+    if not name.isprintable():
+        raise _wrong(field, name)
+    return name
 
 
 def _temperature(record: Any) -> float:
     value = float(_take(record, "temperature", float, int))
     if not 0 <= value < math.inf:
-        raise ValueError(f'"temperature" cannot be {value}')
+        raise _wrong("temperature", value)
     return value
 
 
-def _sizes(record: Any) -> NDArray[np.int64]:
-    sizes = _take(record, "k", list)
-    if not all(type(size) is int and 0 < size < 2**31 for size in sizes):
-        raise ValueError('"k" is not a list of whole numbers above 0')
-    return np.array(sizes, np.int64)
+def _whole(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise _wrong(name, value)
+    return value
 
 
-def _verdict(record: Any, name: str) -> Verdict:
-    verdict = _take(record, name, dict)
+def _verdict(verdict: Any) -> Verdict:
     return Verdict(_take(verdict, "answer", str, type(None)), _take(verdict, "correct", bool))

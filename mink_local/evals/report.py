@@ -1,20 +1,20 @@
 """`mink-eval report DIR`: what a run's records say, in the terminal and as files in DIR/report."""
 
 import io
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 
 from mink_local.cli import run as run_program
+from mink_local.errors import ReportError
 from mink_local.evals.findings import HOW_TO_READ, findings
 from mink_local.evals.page import Picture, Section, render_page
 from mink_local.evals.plots import pictures
-from mink_local.evals.reading import ReportError, Run, read_run
+from mink_local.evals.reading import Run, read_run
 from mink_local.evals.rescore import rescore
 from mink_local.evals.summary import SCORINGS, Group, Summary, summarise
 from mink_local.evals.tables import (
@@ -43,7 +43,7 @@ def _sampler(_: click.Context, __: click.Parameter, text: str | None) -> str | N
 
 
 @click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(
     "--rescore",
     "again",
@@ -59,8 +59,8 @@ def _sampler(_: click.Context, __: click.Parameter, text: str | None) -> str | N
 def report(folder: Path, again: bool, against: str | None) -> None:
     """Say what the run in DIR shows, also while it is still going on.
 
-    Prints the tables and writes them with the pictures to DIR/report: report.html holds everything, with a browser
-    of the responses; report.md and table.csv the tables; PNG and SVG files the pictures.
+    Prints the tables and writes to DIR/report: report.html with everything and a browser of the
+    responses, report.md, table.csv, and the pictures as PNG and SVG.
     """
     run = read_run(folder)
     notes = [_left_out(run.problems)] if run.problems else []
@@ -118,7 +118,9 @@ def _write_all(folder: Path, run: Run, summary: Summary, notes: Sequence[str]) -
     out = folder / "report"
     sections = [_section(summary, group) for group in summary.groups]
     title = f"Min-k evaluation: {', '.join(dict.fromkeys(group.task for group in summary.groups))}"
-    files = {f"{p.stem}.{kind}": getattr(p, kind) for s in sections for p in s.pictures for kind in ("png", "svg")}
+    files = {
+        f"{p.stem}.{kind}": getattr(p, kind) for s in sections for p in s.pictures for kind in ("png", "svg")
+    }
     files["table.csv"] = to_csv(summary)
     files["report.md"] = _markdown(summary, title, sections, notes)
     files["report.html"] = render_page(run, summary, title, sections, notes)

@@ -32,7 +32,9 @@ def rescore(run: Run) -> Run:
     return replace(run, responses=responses)
 
 
-def _judge_all(chunks: Sequence[Sequence[Response]], asked: Sequence[Sequence[Question]]) -> Iterator[list[Verdicts]]:
+def _judge_all(
+    chunks: Sequence[Sequence[Response]], asked: Sequence[Sequence[Question]]
+) -> Iterator[list[Verdicts]]:
     if len(chunks) == 1:
         yield _judge(chunks[0], asked[0])
         return
@@ -44,6 +46,6 @@ def _judge_all(chunks: Sequence[Sequence[Response]], asked: Sequence[Sequence[Qu
 
 def _judge(responses: Sequence[Response], questions: Sequence[Question]) -> list[Verdicts]:
     return [
-        score(find_task(response.task), question, response.text, response.finish_reason)
+        score(find_task(response.task), question, response.response, response.finish_reason)
         for response, question in zip(responses, questions, strict=True)
     ]

@@ -7,9 +7,10 @@ have as many observations as there are questions, however often each was asked.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ class Accuracy:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation of the repeats' accuracies (n − 1 in the denominator); None where there is one."""
+        """Sample standard deviation of the repeats' accuracies; None where there is one repeat."""
         return statistics.stdev(self.repeats) if len(self.repeats) > 1 else None
 
 
@@ -148,10 +149,11 @@ def distinct(responses: Sequence[str]) -> float:
 
 
 def distinct_2(responses: Sequence[str]) -> float | None:
-    """Share of different pairs of neighbouring words among all such pairs in the responses to one question
-    (distinct-2 of Li et al. 2016, arXiv 1510.03055). Words are what white space parts. None without a pair."""
+    """Share of different pairs of neighbouring words among all such pairs in the responses to one
+    question (distinct-2 of Li et al. 2016, arXiv 1510.03055). Words are what white space parts. None where
+    there is no pair."""
     words = [response.split() for response in responses]
-    pairs = [pair for text in words for pair in zip(text, text[1:], strict=False)]
+    pairs = [pair for text in words for pair in pairwise(text)]
     return len(set(pairs)) / len(pairs) if pairs else None
 
 
@@ -163,8 +165,9 @@ class Steps:
     counts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, sequences: Sequence[NDArray[np.int64]]) -> "Steps":
-        return cls(*np.unique(np.concatenate([*sequences, np.empty(0, np.int64)]), return_counts=True))
+    def of(cls, sequences: Iterable[Sequence[int]]) -> "Steps":
+        sizes = np.fromiter(chain.from_iterable(sequences), np.int64)
+        return cls(*np.unique(sizes, return_counts=True))
 
     @property
     def n(self) -> int:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, get_args
 
-from mink_local.evals.reading import Question, Response, ReportError, Run
+from mink_local.errors import ReportError
+from mink_local.evals.reading import Response, Run
 from mink_local.evals.stats import (
     ALPHA,
     Accuracy,
@@ -19,6 +20,7 @@ from mink_local.evals.stats import (
     holm,
     visible_difference,
 )
+from mink_local.evals.tasks.base import Question
 from mink_local.samplers import SAMPLERS, MinK
 
 Scoring = Literal["strict", "flexible"]
@@ -68,7 +70,10 @@ class Cell:
     @cached_property
     def no_answer(self) -> dict[Scoring, float]:
         """Share of responses in which no answer was found."""
-        return {s: self._share(lambda r, s=s: getattr(r, s).answer is None) for s in SCORINGS}
+        return {
+            "strict": self._share(lambda r: r.strict.answer is None),
+            "flexible": self._share(lambda r: r.flexible.answer is None),
+        }
 
     @cached_property
     def truncated(self) -> float:
@@ -86,7 +91,7 @@ class Cell:
 
     @cached_property
     def steps(self) -> Steps:
-        return Steps.of([r.k for r in self.responses])
+        return Steps.of(r.k for r in self.responses)
 
     @cached_property
     def distinct(self) -> float | None:
@@ -101,7 +106,7 @@ class Cell:
         """Only over questions with all repeats: both measures fall with the number of responses."""
         texts: dict[str, list[str]] = {}
         for response in self.responses:
-            texts.setdefault(response.question_id, []).append(response.text)
+            texts.setdefault(response.question_id, []).append(response.response)
         repeats = max(map(len, texts.values()))
         values = [measure(given) for given in texts.values() if len(given) == repeats > 1]
         measured = [value for value in values if value is not None]
@@ -113,8 +118,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A cell against Min-k's at the same temperature. `adjusted`: the p-value after Holm's correction over the
-    family; `visible`: see `visible_difference`, at the level of the family's next step."""
+    """A cell against Min-k's at the same temperature. adjusted: the p-value after Holm's correction over
+    the family. visible: see `visible_difference`, at the level of the family's next step."""
 
     group: "Group"
     scoring: Scoring
@@ -191,8 +196,8 @@ class Summary:
 
 
 def summarise(run: Run, against: str | None = None) -> Summary:
-    """The grid of a run. against: the `str()` of the sampler to compare with; by default Min-k as the paper has
-    it, or else the first Min-k of the run. Raises ReportError where `against` is not in the run."""
+    """The grid of a run. against: the `str()` of the sampler to compare with; by default Min-k as the
+    paper has it, or else the first Min-k of the run. Raises ReportError where `against` is not in it."""
     orders = {r.sampler: r.order for r in run.responses}
     baseline = _baseline(sorted(orders, key=_rank), against)
     samplers = sorted(orders, key=lambda sampler: (sampler != baseline, *_rank(sampler)))

@@ -36,7 +36,9 @@ class Table:
         for columns in self._fitting(width):
             table = RichTable(title=title and Text(title), title_justify="left", title_style="bold")
             for index in columns:
-                table.add_column(Text(self.columns[index]), justify="right" if index else "left", no_wrap=True)
+                table.add_column(
+                    Text(self.columns[index]), justify="right" if index else "left", no_wrap=True
+                )
             for row in self.rows:
                 table.add_row(*(_rich(row[index]) for index in columns))
             yield table
@@ -91,9 +93,13 @@ def points(difference: float) -> str:
     return f"{100 * difference:+.1f}".replace("-", "−")
 
 
+def _where(group: Group) -> str:
+    return f"{group.task} · {group.model}"
+
+
 def accuracy_table(summary: Summary, group: Group, scoring: Scoring) -> Table:
     """The paper's Table 1 for one model and task: methods × temperatures."""
-    title = f"{group.task} · {group.model} · {scoring} accuracy, %"
+    title = f"{_where(group)} · {scoring} accuracy, %"
     winners = {t: summary.winners(group, scoring, t) for t in group.temperatures}
 
     def entry(cell: Cell) -> Entry:
@@ -112,7 +118,7 @@ def accuracy_table(summary: Summary, group: Group, scoring: Scoring) -> Table:
 
 
 def rates_table(group: Group) -> Table:
-    title = f"{group.task} · {group.model} · no answer found, strict / flexible, and cut off at the token limit, %"
+    title = f"{_where(group)} · no answer found, strict / flexible; cut off at the token limit, %"
     return _grid(group, title, _rates)
 
 
@@ -122,18 +128,20 @@ def _rates(cell: Cell) -> Entry:
 
 
 def diversity_table(group: Group) -> Table:
-    title = f"{group.task} · {group.model} · distinct responses and distinct-2, % ({group.n_repeats} a question)"
+    title = f"{_where(group)} · distinct responses and distinct-2, % ({group.n_repeats} a question)"
     return _grid(group, title, _diversity)
 
 
 def _diversity(cell: Cell) -> Entry:
     if cell.distinct is None:
         return Entry("")
-    return Entry(percent(cell.distinct), f"d-2 {percent(cell.distinct_2)}" if cell.distinct_2 is not None else "")
+    return Entry(
+        percent(cell.distinct), f"d-2 {percent(cell.distinct_2)}" if cell.distinct_2 is not None else ""
+    )
 
 
 def steps_table(group: Group) -> Table:
-    title = f"{group.task} · {group.model} · steps with one candidate, %, and the k of 95%, 99% and all steps"
+    title = f"{_where(group)} · steps with one candidate, %, and the k of 95%, 99% and all steps"
     return _grid(group, title, _steps)
 
 
@@ -154,7 +162,7 @@ def _grid(group: Group, title: str, entry: Callable[[Cell], Entry]) -> Table:
 
 
 def comparisons_table(summary: Summary, group: Group, scoring: Scoring) -> Table:
-    title = f"{group.task} · {group.model} · {scoring}, each method against {summary.baseline} on the same questions"
+    title = f"{_where(group)} · {scoring}, against {summary.baseline} on the same questions"
     columns = ("method", "T", "questions", "difference", "won", "lost", "p", "p, Holm", "visible")
     rows = [_comparison(c) for c in group.comparisons[scoring].values()]
     return Table(title, columns, rows)
@@ -173,7 +181,10 @@ def _comparison(c: Comparison) -> list[Entry]:
         "none" if c.visible is None else percent(c.visible),
     )
     significant = c.better or c.worse
-    return [Entry(str(c.cell.method)), *(Entry(n, bold=significant and i == 6) for i, n in enumerate(numbers))]
+    return [
+        Entry(str(c.cell.method)),
+        *(Entry(n, bold=significant and i == 6) for i, n in enumerate(numbers)),
+    ]
 
 
 def p_value(p: float) -> str:
@@ -224,7 +235,17 @@ def _csv_row(summary: Summary, group: Group, cell: Cell, scoring: Scoring) -> di
 
 
 def _csv_comparison(summary: Summary, comparison: Comparison | None) -> dict[str, object]:
-    names = ("against", "common_questions", "difference", "won", "lost", "p", "p_holm", "significant", "visible")
+    names = (
+        "against",
+        "common_questions",
+        "difference",
+        "won",
+        "lost",
+        "p",
+        "p_holm",
+        "significant",
+        "visible",
+    )
     if comparison is None:
         return dict.fromkeys(names)
     paired = comparison.paired
