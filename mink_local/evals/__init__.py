@@ -1,1 +1,1 @@
-"""`mink-eval`: methods and temperatures compared on sets of questions."""
+"""mink-eval: evaluation of GGUF models over sampling methods and temperatures."""
