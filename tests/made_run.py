@@ -7,8 +7,11 @@ import argparse
 import json
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from mink_local.evals.tasks import Question, find_task, score
 
 SAMPLERS = (
     "min-k:tau=3",
@@ -65,7 +68,7 @@ def _write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 def _question(task: str, number: int, draw: random.Random) -> dict[str, Any]:
     text = " ".join(draw.choices(WORDS.split(), k=draw.randint(12, 50)))
-    choices = [f"{letter}){draw.randint(1, 999)}" for letter in "ABCDE"] if task == "aqua" else []
+    choices = [str(number) for number in draw.sample(range(999), 5)] if task == "aqua" else []
     return {
         "task": task,
         "question_id": str(number),
@@ -89,51 +92,55 @@ def _record(
     if sampler == "greedy":  # one text, whatever the temperature and repeat
         draw = random.Random(f"{model} {question['task']} {question['question_id']}")
     hot = heat(sampler, temperature)
-    right = draw.random() < 0.75 * (1 - hot) * (1.4 - question["difficulty"])
-    answer = question["gold"] if right else ("A" if question["choices"] else str(draw.randint(0, 2000)))
-    usual = random.Random(question["prompt"])
-    words = usual.choices(WORDS.split(), k=usual.randint(20, 80))
-    strays = 0.0 if sampler == "greedy" else min(0.6, 0.05 + 0.03 * temperature + hot)
-    words = [draw.choice(WORDS.split()) if draw.random() < strays else word for word in words]
-    words = [draw.choice(NOISE) if draw.random() < 0.6 * hot else word for word in words]
-    ending = _ending(question, answer, draw)
     cut_off = draw.random() < hot * 0.9
-    strict = None if cut_off or ending[1] else answer
-    flexible = None if cut_off else answer
-    k = [
-        1 if sampler == "greedy" or draw.random() < 0.7 else 1 + int(draw.paretovariate(1.5 - hot)) % 49152
-        for _ in words
-    ]
-    order = next((o for o in ("temperature-first", "temperature-last") if o in sampler), None)
+    finish_reason = "length" if cut_off else "stop"
+    response = _words(question, sampler, temperature, draw)
+    if not cut_off:
+        right = draw.random() < 0.75 * (1 - hot) * (1.4 - question["difficulty"])
+        response += f"\n\n{_ending(question, right, draw)}"
+    asked = Question(*(question[name] for name in ("question_id", "prompt", "gold", "choices")))
+    strict, flexible = score(find_task(question["task"]), asked, response, finish_reason)
+    sizes = [1 + int(draw.paretovariate(1.5 - hot)) % 49152 for _ in range(draw.randint(20, 80))]
+    k = [1 if sampler == "greedy" or draw.random() < 0.7 else size for size in sizes]
     return {
         "model": model,
         "task": question["task"],
         "sampler": sampler,
         "temperature": temperature,
-        "order": order,
+        "order": next((o for o in ("temperature-first", "temperature-last") if o in sampler), None),
         "repeat": repeat,
         "question_id": question["question_id"],
         "seed": draw.randint(0, 2**31),
         "prompt_sha256": "0" * 64,
         "prompt_tokens": 60,
-        "response": " ".join(words) + ("" if cut_off else f"\n\n{ending[0]}"),
+        "response": response,
         "n_tokens": len(k),
-        "finish_reason": "length" if cut_off else "stop",
+        "finish_reason": finish_reason,
         "k": k,
         "seconds": 0.5,
-        "strict": {"answer": strict, "correct": strict == question["gold"]},
-        "flexible": {"answer": flexible, "correct": flexible == question["gold"]},
+        "strict": asdict(strict),
+        "flexible": asdict(flexible),
     }
 
 
-def _ending(question: dict[str, Any], answer: str, draw: random.Random) -> tuple[str, bool]:
-    """The last sentence, and whether only a person would find the answer in it."""
+def _words(question: dict[str, Any], sampler: str, temperature: float, draw: random.Random) -> str:
+    """What every response to a question has in common, with strays that the heat brings."""
+    usual = random.Random(question["prompt"])
+    hot = heat(sampler, temperature)
+    strays = 0.0 if sampler == "greedy" else min(0.6, 0.05 + 0.03 * temperature + hot)
+    words = usual.choices(WORDS.split(), k=usual.randint(20, 80))
+    words = [draw.choice(WORDS.split()) if draw.random() < strays else word for word in words]
+    return " ".join(draw.choice(NOISE) if draw.random() < 0.6 * hot else word for word in words)
+
+
+def _ending(question: dict[str, Any], right: bool, draw: random.Random) -> str:
+    """The last sentence; in one of five only a person finds the answer."""
     boxed = draw.random() < 0.2
     if question["choices"]:
-        return (f"**Answer:** the answer is **{answer}**" if boxed else f"The answer is ({answer})."), boxed
-    return (
-        f"the final answer is \\(\\boxed{{{answer}}}\\)." if boxed else f"The final answer is {answer}."
-    ), boxed
+        letter = question["gold"] if right else draw.choice("ABCDE")
+        return f"The answer is **{letter}**." if boxed else f"The answer is ({letter})."
+    number = question["gold"] if right else draw.randint(0, 2000)
+    return f"The final answer is \\(\\boxed{{{number}}}\\)" if boxed else f"The final answer is {number}"
 
 
 def main() -> None:

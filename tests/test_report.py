@@ -17,6 +17,7 @@ from mink_local.errors import ReportError
 from mink_local.evals.findings import findings
 from mink_local.evals.reading import read_run
 from mink_local.evals.report import report
+from mink_local.evals.rescore import rescore
 from mink_local.evals.summary import SCORINGS, Summary, summarise
 from mink_local.evals.tables import Entry, Table, accuracy_table, escape
 from tests.made_run import write_run
@@ -165,7 +166,7 @@ def test_only_significant_winners_are_bold(tmp_path: Path) -> None:
         "top-p:p=0.9 T last": ["", ""],
     }
     text = "\n".join(sentence for sentences in findings(summary).values() for sentence in sentences)
-    assert "of 6 comparisons with min-k:tau=3 at the same temperature, the other method is significantly" in text
+    assert "of 6 comparisons with min-k:tau=3 at the same temperature, the other method" in text
     assert "significantly better in 1 and significantly worse in 0; in 5 no difference was found" in text
     assert (
         "Strict, significantly better than min-k:tau=3: greedy at T = 10 (+50.0 points). Worse: none." in text
@@ -248,6 +249,39 @@ def test_against_whom(tmp_path: Path) -> None:
     assert "no Min-k" in findings(without)["The whole run"][0]
     change(tmp_path, lambda r: r.update(sampler="min-k:tau=0" if r["sampler"] == "greedy" else r["sampler"]))
     assert summary_of(tmp_path).baseline == "min-k:tau=0"
+
+
+@pytest.mark.parametrize("n_questions", [10, 60])  # in this process, and in several
+def test_stored_responses_are_judged_again(tmp_path: Path, n_questions: int) -> None:
+    write_run(tmp_path, n_questions=n_questions, **SMALL)
+    recorded = read_run(tmp_path)
+
+    def misjudge(r: dict[str, Any]) -> None:
+        if int(r["question_id"]) < 5:
+            r["strict"] = {"answer": "nonsense", "correct": not r["strict"]["correct"]}
+
+    changed = read_run(change(tmp_path, misjudge))
+    assert changed.responses != recorded.responses
+    assert rescore(changed).responses == recorded.responses
+
+
+def test_judging_again_tells_and_changes_no_record(tmp_path: Path) -> None:
+    write_run(tmp_path, tasks=("gsm8k",), n_questions=10, **SMALL)
+    always(tmp_path, lambda r: r["question_id"] == "3")
+    before = (tmp_path / "records.jsonl").read_bytes()
+    plain, again = invoke(tmp_path), invoke(tmp_path, "--rescore")
+    assert "judged again" not in plain.stderr
+    differ = re.search(r"judged again; (\d+) strict and (\d+) flexible of 160 verdicts differ", again.stderr)
+    assert differ
+    assert int(differ[1]) > 0
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+    judged = summarise(rescore(read_run(tmp_path))).groups[0].cells["greedy", 1.0].accuracy["strict"].value
+    [row] = [
+        r
+        for r in rows(tmp_path)
+        if (r["sampler"], r["temperature"], r["scoring"]) == ("greedy", "1", "strict")
+    ]
+    assert float(row["accuracy"]) == pytest.approx(judged)
 
 
 def spoil(folder: Path, number: int, **changes: Any) -> None:

@@ -113,7 +113,7 @@ def _visible(comparisons: Sequence[Comparison]) -> str:
 def _losses(group: Group) -> Iterator[str]:
     cells = list(group.cells.values())
     strict, flexible = (_mean([(c.no_answer[s], len(c.responses)) for c in cells]) for s in SCORINGS)
-    yield f"No answer was found in {percent(strict)}% (strict) or {percent(flexible)}% (flexible) of responses."
+    yield f"Responses without an answer: {percent(strict)}% (strict), {percent(flexible)}% (flexible)."
     most = max(cells, key=lambda c: c.truncated)
     if most.truncated:
         yield (
