@@ -107,7 +107,7 @@ function list() {
     const passing = found.get(number);
     const right = passing.filter((response) => response.flexibleRight).length;
     const button = element("button", { type: "button", "data-number": number, "aria-current": number === current },
-      `${question.task} ${question.id}: ${question.prompt.slice(0, 70)}`,
+      `${question.task} ${question.id}: ${[...question.prompt.slice(0, 160)].slice(0, 70).join("")}`,
       element("small", {}, `${right} of ${passing.length} correct (flexible)`));
     button.addEventListener("click", () => choose(number));
     return button;

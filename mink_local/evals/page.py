@@ -11,7 +11,7 @@ from pathlib import Path
 from mink_local.evals.findings import HOW_TO_READ, findings
 from mink_local.evals.reading import Run
 from mink_local.evals.summary import Summary
-from mink_local.evals.tables import Table
+from mink_local.evals.tables import Table, made_with_table
 
 FOLDER = Path(__file__).parent
 
@@ -59,6 +59,7 @@ def render_page(
         findings=findings(summary),
         how_to_read=HOW_TO_READ,
         sections=sections,
+        made_with=made_with_table(run.made_with) if run.made_with else None,
         n_responses=len(run.responses),
         image=lambda svg: f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}",
         style=Markup(style),

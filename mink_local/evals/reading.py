@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from mink_local.errors import ReportError
 from mink_local.evals.tasks.base import Question, Verdict
 
-QUESTIONS = "questions.jsonl"
+QUESTIONS, MANIFEST = "questions.jsonl", "manifest.json"
 _T = TypeVar("_T")
 
 
@@ -42,10 +42,12 @@ class Response:
 
 @dataclass
 class Run:
-    """`problems`: a sentence for every line that was left out, with its file and number."""
+    """made_with: what the manifest says, by the path of its keys. problems: a sentence for every line that
+    was left out, with its file and number."""
 
     questions: dict[tuple[str, str], Question] = field(default_factory=dict)  # by task and id
     responses: list[Response] = field(default_factory=list)
+    made_with: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
@@ -57,7 +59,7 @@ def read_run(folder: Path) -> Run:
     """
     if not (folder / QUESTIONS).exists():
         raise ReportError(f"{folder} holds no {QUESTIONS}: is it the --out of a mink-eval run?")
-    run = Run()
+    run = Run(made_with=_manifest(folder / MANIFEST))
     for _, (task, question) in _read(folder / QUESTIONS, _question, run.problems):
         run.questions[task, question.id] = question
     seen = set()
@@ -96,6 +98,23 @@ def _read(path: Path, convert: Callable[[Any], _T], problems: list[str]) -> Iter
             problems.append(_at(path, number, "cut short" if cut_short else "not JSON"))
         except ValueError as error:
             problems.append(_at(path, number, str(error)))
+
+
+def _manifest(path: Path) -> dict[str, str]:
+    """Empty where there is none that can be read: the responses do not depend on it."""
+    try:
+        return dict(_flat(json.loads(path.read_bytes())))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value, start=1):
+            if key not in ("path", "data"):  # folders of the machine: a report is for showing around
+                yield from _flat(part, f"{name} {key}".strip())
+    else:
+        yield name, str(value)
 
 
 def _at(path: Path, number: int, what: str) -> str:

@@ -3,8 +3,8 @@
 import io
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -23,14 +23,12 @@ from mink_local.evals.tables import (
     comparisons_table,
     diversity_table,
     escape,
+    made_with_table,
     rates_table,
     steps_table,
     to_csv,
 )
 from mink_local.samplers import parse
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHOWN = 5
 
@@ -67,16 +65,21 @@ def report(folder: Path, again: bool, against: str | None) -> None:
     if again:
         recorded, run = run, rescore(run)
         notes.append(_rescored(recorded, run))
+    out = folder / "report"
     try:
         summary = summarise(run, against)
+        with _writing(out):  # before anything is drawn
+            out.mkdir(exist_ok=True)
         for note in notes:
             click.echo(f"mink-eval: {note}", err=True)
         console = Console()
         _print(console, summary)
         with console.status("Drawing the pictures …"):
-            path = _write_all(folder, run, summary, notes)
+            path = _write_all(out, run, summary, notes)
     except ModuleNotFoundError as error:
-        raise click.UsageError(f'the report needs {error.name}: pip install "mink-local[eval]"') from None
+        raise click.UsageError(
+            f'the report needs {error.name}: type  python -m pip install "mink-local[eval]"'
+        ) from None
     console.print(f"\n{path}", style="bold", highlight=False, soft_wrap=True, markup=False)
 
 
@@ -113,24 +116,28 @@ def _print(console: Console, summary: Summary) -> None:
             console.print(f"• {sentence}", highlight=False, markup=False)
 
 
-def _write_all(folder: Path, run: Run, summary: Summary, notes: Sequence[str]) -> Path:
+def _write_all(out: Path, run: Run, summary: Summary, notes: Sequence[str]) -> Path:
     """Every file of DIR/report, each whole or not at all; return the page's path."""
-    out = folder / "report"
     sections = [_section(summary, group) for group in summary.groups]
     title = f"Min-k evaluation: {', '.join(dict.fromkeys(group.task for group in summary.groups))}"
     files = {
         f"{p.stem}.{kind}": getattr(p, kind) for s in sections for p in s.pictures for kind in ("png", "svg")
     }
     files["table.csv"] = to_csv(summary)
-    files["report.md"] = _markdown(summary, title, sections, notes)
+    files["report.md"] = _markdown(run, summary, title, sections, notes)
     files["report.html"] = render_page(run, summary, title, sections, notes)
-    try:
-        out.mkdir(exist_ok=True)
+    with _writing(out):
         for name, content in files.items():
             _write(out / name, content if isinstance(content, bytes) else content.encode("utf-8", "replace"))
+    return out / "report.html"
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ReportError(f"the report cannot be written to {out}: {error.strerror}") from None
-    return out / "report.html"
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -147,22 +154,26 @@ def _write(path: Path, content: bytes) -> None:
 
 def _section(summary: Summary, group: Group) -> Section:
     compared = [comparisons_table(summary, group, s) for s in SCORINGS if group.comparisons[s]]
-    prefix = summary.groups.index(group) + 1
-    drawn = [_picture(f"{prefix}-{stem}", shows, figure) for stem, shows, figure in pictures(summary, group)]
-    return Section(f"{group.task} with {group.model}", list(_tables(summary, group)), compared, drawn)
+    title = f"{group.task} with {group.model}"
+    return Section(title, list(_tables(summary, group)), compared, list(_drawn(summary, group)))
 
 
-def _picture(stem: str, shows: str, figure: "Figure") -> Picture:
+def _drawn(summary: Summary, group: Group) -> Iterator[Picture]:
     import matplotlib
 
-    png, svg = io.BytesIO(), io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "mink-local"}):  # one run, one file, byte for byte
-        figure.savefig(png, format="png", dpi=120, bbox_inches="tight")
-        figure.savefig(svg, format="svg", bbox_inches="tight", metadata={"Date": None})
-    return Picture(stem, shows, png.getvalue(), svg.getvalue())
+    number = summary.groups.index(group) + 1
+    # The salt makes the same run give the same file; a $ in a sampler's name is a $.
+    with matplotlib.rc_context({"svg.hashsalt": "mink-local", "text.parse_math": False}):
+        for stem, shows, figure in pictures(summary, group):
+            png, svg = io.BytesIO(), io.BytesIO()
+            figure.savefig(png, format="png", dpi=120, bbox_inches="tight")
+            figure.savefig(svg, format="svg", bbox_inches="tight", metadata={"Date": None})
+            yield Picture(f"{number}-{stem}", shows, png.getvalue(), svg.getvalue())
 
 
-def _markdown(summary: Summary, title: str, sections: Sequence[Section], notes: Sequence[str]) -> str:
+def _markdown(
+    run: Run, summary: Summary, title: str, sections: Sequence[Section], notes: Sequence[str]
+) -> str:
     parts = [f"# {escape(title)}", "## What this run shows", *map(escape, notes)]
     for heading, sentences in findings(summary).items():
         parts += [f"### {escape(heading)}", "\n".join(f"- {escape(sentence)}" for sentence in sentences)]
@@ -171,7 +182,11 @@ def _markdown(summary: Summary, title: str, sections: Sequence[Section], notes: 
         for table in (*section.tables, *section.comparisons):
             parts += [f"### {escape(table.title)}", table.markdown()]
         parts += [f"![{escape(picture.shows)}]({picture.stem}.svg)" for picture in section.pictures]
-    return "\n\n".join([*parts, "## How to read this", *map(escape, HOW_TO_READ)]) + "\n"
+    parts += ["## How to read this", *map(escape, HOW_TO_READ)]
+    if run.made_with:
+        made_with = made_with_table(run.made_with)
+        parts += [f"## {made_with.title}", made_with.markdown()]
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:

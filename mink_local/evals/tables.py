@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table as RichTable
@@ -185,6 +185,11 @@ def _comparison(c: Comparison) -> list[Entry]:
         Entry(str(c.cell.method)),
         *(Entry(n, bold=significant and i == 6) for i, n in enumerate(numbers)),
     ]
+
+
+def made_with_table(made_with: Mapping[str, str]) -> Table:
+    rows = [[Entry(name), Entry(value)] for name, value in made_with.items()]
+    return Table("What the run was made with", ("", ""), rows)
 
 
 def p_value(p: float) -> str:
