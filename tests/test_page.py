@@ -149,7 +149,7 @@ def test_a_link_opens_a_question(page: Path, tmp_path: Path) -> None:
 def test_filters_come_from_the_link(page: Path, tmp_path: Path) -> None:
     state = "task=gsm8k&t=5&method=min-k%3Atau%3D3&text=NEEDLE&verdict=strict-right&others=on"
     html = open_page(page, state, tmp_path)
-    assert "2 responses to 1 questions." in html
+    assert "2 responses to 1 question." in html
     shown = Reader(html[html.index('<article id="question"') :])
     assert shown.text.count("needle") == 8
     assert [t for t, _ in shown.tags].count("mark") == 8

@@ -287,7 +287,7 @@ def test_judging_again_tells_and_changes_no_record(tmp_path: Path) -> None:
     always(tmp_path, lambda r: r["question_id"] == "3")
     before = (tmp_path / "records.jsonl").read_bytes()
     again = invoke(tmp_path, "--rescore")
-    differ = re.search(r"judged again; (\d+) strict and (\d+) flexible of 160 verdicts differ", again.stderr)
+    differ = re.search(r"Judged again: (\d+) strict and (\d+) flexible of 160 verdicts differ", again.stderr)
     assert differ
     assert int(differ[1]) > 0
     assert (tmp_path / "records.jsonl").read_bytes() == before

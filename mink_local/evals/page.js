@@ -94,10 +94,14 @@ function filter() {
   limit = PAGE;
   if (!found.has(current)) current = listed.length ? listed[0] : null;
   $("status").textContent = total
-    ? `${total.toLocaleString("en")} responses to ${listed.length.toLocaleString("en")} questions.`
+    ? `${count(total, "response")} to ${count(listed.length, "question")}.`
     : "No response passes these filters.";
   list();
   show();
+}
+
+function count(n, noun) {
+  return `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 }
 
 function list() {
@@ -169,7 +173,7 @@ function card(response, other) {
     element("p", {}, ...verdict("strict", response.strict, response.strictRight), " · ",
       ...verdict("flexible", response.flexible, response.flexibleRight)),
     element("p", {}, `${response.tokens.toLocaleString("en")} tokens${end} · ${k}`),
-    element("pre", { dir: "auto", tabindex: "0" }, ...marked(response.text)));
+    element("pre", { tabindex: "0" }, ...marked(response.text)));
 }
 
 function verdict(name, answer, right) {

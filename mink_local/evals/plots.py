@@ -105,7 +105,8 @@ def diversity_figure(group: Group, scoring: Scoring) -> "Figure":
         for method, colour, marker in zip(shown, COLOURS, MARKERS, strict=False):
             _trail(axis, group, method, scoring, colour, marker)
         axis.set_title(name)
-        axis.legend(frameon=False, fontsize="small")
+        if len(shown) > 1:
+            axis.legend(frameon=False, fontsize="small")
     axes[0].margins(0.08)
     axes[0].set_ylim(bottom=0)
     _note(
@@ -196,7 +197,7 @@ def _panels(n: int, x_label: str, y_label: str) -> tuple["Figure", Any]:
 
 
 def _note(figure: "Figure", text: str) -> None:
-    figure.text(0.005, -0.005, text, fontsize="small", va="top")
+    figure.suptitle(text, fontsize="small", x=0.01, ha="left")
 
 
 def _temperature_axis(axis: Any, temperatures: Sequence[float]) -> None:

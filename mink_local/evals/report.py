@@ -92,7 +92,7 @@ def _left_out(problems: Sequence[str]) -> str:
 def _rescored(recorded: Run, run: Run) -> str:
     pairs = list(zip(recorded.responses, run.responses, strict=True))
     changed = (f"{sum(getattr(a, s) != getattr(b, s) for a, b in pairs)} {s}" for s in SCORINGS)
-    return f"judged again; {' and '.join(changed)} of {len(pairs)} verdicts differ from the recorded ones."
+    return f"Judged again: {' and '.join(changed)} of {len(pairs)} verdicts differ from the recorded ones."
 
 
 def _tables(summary: Summary, group: Group) -> Iterator[Table]:
@@ -165,9 +165,11 @@ def _drawn(summary: Summary, group: Group) -> Iterator[Picture]:
     # The salt makes the same run give the same file; a $ in a sampler's name is a $.
     with matplotlib.rc_context({"svg.hashsalt": "mink-local", "text.parse_math": False}):
         for stem, shows, figure in pictures(summary, group):
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # the layout is made, and takes as long as the drawing
             png, svg = io.BytesIO(), io.BytesIO()
-            figure.savefig(png, format="png", dpi=120, bbox_inches="tight")
-            figure.savefig(svg, format="svg", bbox_inches="tight", metadata={"Date": None})
+            figure.savefig(png, format="png", dpi=120)
+            figure.savefig(svg, format="svg", metadata={"Date": None})
             yield Picture(f"{number}-{stem}", shows, png.getvalue(), svg.getvalue())
 
 
