@@ -55,7 +55,9 @@ def write_run(
     folder.mkdir(parents=True, exist_ok=True)
     questions = [_question(task, number, draw) for task in tasks for number in range(n_questions)]
     _write(folder / "questions.jsonl", questions)
-    cells = [(m, s, t, r) for m in models for s in samplers for t in temperatures for r in range(repeats)]
+    drawn = [(s, t, r) for s in samplers if s != "greedy" for t in temperatures for r in range(repeats)]
+    once = [("greedy", 0.0, 0)] if "greedy" in samplers else []
+    cells = [(model, *cell) for model in models for cell in drawn + once]
     records = (_record(question, *cell, draw) for question in questions for cell in cells)
     _write(folder / "records.jsonl", records)
     return folder
@@ -83,14 +85,12 @@ def _question(task: str, number: int, draw: random.Random) -> dict[str, Any]:
 def heat(sampler: str, temperature: float) -> float:
     """How far gone a method is, 0 to 1."""
     scaled = "temperature-first" in sampler or sampler.startswith("top-k")
-    return min(1.0, (temperature - 1) / 6) if scaled else 0.02 * temperature * (sampler != "greedy")
+    return min(1.0, (temperature - 1) / 6) if scaled else 0.02 * temperature
 
 
 def _record(
     question: dict[str, Any], model: str, sampler: str, temperature: float, repeat: int, draw: random.Random
 ) -> dict[str, Any]:
-    if sampler == "greedy":  # one text, whatever the temperature and repeat
-        draw = random.Random(f"{model} {question['task']} {question['question_id']}")
     hot = heat(sampler, temperature)
     cut_off = draw.random() < hot * 0.9
     finish_reason = "length" if cut_off else "stop"

@@ -23,7 +23,8 @@ from mink_local.evals.tables import Entry, Table, accuracy_table, escape
 from tests.made_run import write_run
 
 FIRST, LAST = "top-p:p=0.9,order=temperature-first", "top-p:p=0.9,order=temperature-last"
-SMALL: dict[str, Any] = {"samplers": ("min-k:tau=3", "greedy", FIRST, LAST), "temperatures": (1.0, 10.0)}
+SIGMA = "top-n-sigma:n=1"
+SMALL: dict[str, Any] = {"samplers": ("min-k:tau=3", SIGMA, FIRST, LAST), "temperatures": (1.0, 10.0)}
 
 
 def invoke(*arguments: object) -> Result:
@@ -51,12 +52,24 @@ def summary_of(folder: Path) -> Summary:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A run with its report, and what the report printed."""
-    folder = write_run(tmp_path_factory.mktemp("run"), tasks=("gsm8k",), n_questions=40, **SMALL)
+    folder = write_run(
+        tmp_path_factory.mktemp("run"),
+        tasks=("gsm8k",),
+        n_questions=40,
+        samplers=("min-k:tau=3", "greedy", FIRST, LAST),
+        temperatures=(1.0, 10.0),
+    )
     return folder, invoke(folder).output
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO((folder / "report" / "table.csv").read_text())))
+
+
+def cell_of(folder: Path, row: dict[str, str]) -> list[dict[str, Any]]:
+    """A table's cell, picked from the records; greedy was run once, at temperature 0."""
+    temperature = 0.0 if row["sampler"] == "greedy" else float(row["temperature"])
+    return [r for r in records(folder) if (r["sampler"], r["temperature"]) == (row["sampler"], temperature)]
 
 
 def test_the_table_is_what_counting_says(made: tuple[Path, str]) -> None:
@@ -65,25 +78,29 @@ def test_the_table_is_what_counting_says(made: tuple[Path, str]) -> None:
     table = rows(folder)
     assert len(table) == 4 * 2 * 2  # methods, temperatures, scorings
     for row in table:
-        cell = [
-            r
-            for r in records(folder)
-            if r["sampler"] == row["sampler"] and f"{r['temperature']:g}" == row["temperature"]
-        ]
+        cell = cell_of(folder, row)
+        n = len(cell)
+        assert n == (40 if row["sampler"] == "greedy" else 80)
+        assert int(row["questions"]) == 40
         right = sum(r[row["scoring"]]["correct"] for r in cell)
         none = sum(r[row["scoring"]]["answer"] is None for r in cell)
-        assert (int(row["questions"]), int(row["responses"])) == (40, 80)
-        assert float(row["accuracy"]) == pytest.approx(right / 80)
-        assert float(row["no_answer"]) == pytest.approx(none / 80)
-        assert float(row["truncated"]) == pytest.approx(
-            sum(r["finish_reason"] == "length" for r in cell) / 80
-        )
-        assert float(row["k_is_1"]) == pytest.approx(
-            sum(r["k"].count(1) for r in cell) / sum(len(r["k"]) for r in cell)
-        )
+        steps = sum(len(r["k"]) for r in cell)
+        assert float(row["accuracy"]) == pytest.approx(right / n)
+        assert float(row["no_answer"]) == pytest.approx(none / n)
+        assert float(row["truncated"]) == pytest.approx(sum(r["finish_reason"] == "length" for r in cell) / n)
+        assert float(row["k_is_1"]) == pytest.approx(sum(r["k"].count(1) for r in cell) / steps)
         shown = f"{100 * float(row['accuracy']):.1f}±"
         assert shown in printed
         assert shown in markdown
+
+
+def right_answers(folder: Path, row: dict[str, str]) -> dict[str, int]:
+    """Of two responses to every question, how many are right."""
+    times = 2 if row["sampler"] == "greedy" else 1
+    right: dict[str, int] = {}
+    for r in cell_of(folder, row):
+        right[r["question_id"]] = right.get(r["question_id"], 0) + times * r[row["scoring"]]["correct"]
+    return right
 
 
 def test_comparisons_are_what_counting_says(made: tuple[Path, str]) -> None:
@@ -92,18 +109,24 @@ def test_comparisons_are_what_counting_says(made: tuple[Path, str]) -> None:
         if row["sampler"] == "min-k:tau=3":
             assert row["against"] == ""
             continue
-        rights: dict[str, dict[str, int]] = {}
-        for r in records(folder):
-            if f"{r['temperature']:g}" == row["temperature"] and r["sampler"] in (
-                row["sampler"],
-                row["against"],
-            ):
-                counts = rights.setdefault(r["question_id"], {row["sampler"]: 0, row["against"]: 0})
-                counts[r["sampler"]] += r[row["scoring"]]["correct"]
-        gains = [counts[row["sampler"]] - counts["min-k:tau=3"] for counts in rights.values()]
+        right, usual = right_answers(folder, row), right_answers(folder, row | {"sampler": row["against"]})
+        gains = [right[question] - usual[question] for question in right]
         assert int(row["won"]) == sum(gain > 0 for gain in gains)
         assert int(row["lost"]) == sum(gain < 0 for gain in gains)
         assert float(row["difference"]) == pytest.approx(sum(gains) / 80)
+
+
+def test_greedy_stands_at_every_temperature(tmp_path: Path) -> None:
+    """It was run once, at temperature 0, and alone it is a run at temperature 0."""
+    write_run(tmp_path, tasks=("gsm8k",), samplers=("min-k:tau=3", "greedy"), temperatures=(1.0, 10.0))
+    group = summary_of(tmp_path).groups[0]
+    assert group.temperatures == [1.0, 10.0]
+    assert group.incomplete == []
+    cold, hot = group.cells["greedy", 1.0], group.cells["greedy", 10.0]
+    assert cold.accuracy == hot.accuracy
+    assert (hot.accuracy["strict"].spread, hot.distinct) == (0, 0.5)
+    alone = summary_of(change(tmp_path, lambda r: r["sampler"] == "greedy")).groups[0]
+    assert (alone.temperatures, alone.n_repeats) == ([0.0], 1)
 
 
 def test_every_file_is_there(made: tuple[Path, str]) -> None:
@@ -149,11 +172,11 @@ def marks(summary: Summary) -> dict[str, list[str]]:
 
 
 def test_only_significant_winners_are_bold(tmp_path: Path) -> None:
-    """Greedy beats Min-k at T = 10 alone; the others are as good as Min-k, or a little better."""
+    """Top-nσ beats Min-k at T = 10 alone; the others are as good as Min-k, or a little better."""
     write_run(tmp_path, tasks=("gsm8k",), **SMALL)
 
     def right(r: dict[str, Any]) -> bool:
-        if r["sampler"] == "greedy" and r["temperature"] == 10:
+        if r["sampler"] == SIGMA and r["temperature"] == 10:
             return True
         lucky = r["sampler"] == LAST and r["question_id"] in ("20", "21")
         return int(r["question_id"]) < 15 or lucky
@@ -161,16 +184,14 @@ def test_only_significant_winners_are_bold(tmp_path: Path) -> None:
     summary = summary_of(always(tmp_path, right))
     assert marks(summary) == {
         "min-k:tau=3": ["", ""],
-        "greedy": ["", "**▲**"],
+        SIGMA: ["", "**▲**"],
         "top-p:p=0.9 T first": ["", ""],
         "top-p:p=0.9 T last": ["", ""],
     }
     text = "\n".join(sentence for sentences in findings(summary).values() for sentence in sentences)
     assert "of 6 comparisons with min-k:tau=3 at the same temperature, the other method" in text
     assert "significantly better in 1 and significantly worse in 0; in 5 no difference was found" in text
-    assert (
-        "Strict, significantly better than min-k:tau=3: greedy at T = 10 (+50.0 points). Worse: none." in text
-    )
+    assert "better than min-k:tau=3: top-n-sigma:n=1 at T = 10 (+50.0 points). Worse: none." in text
 
 
 def test_min_k_is_bold_where_it_beats_all(tmp_path: Path) -> None:
@@ -182,7 +203,7 @@ def test_min_k_is_bold_where_it_beats_all(tmp_path: Path) -> None:
 
     assert marks(summary_of(always(tmp_path, right))) == {
         "min-k:tau=3": ["****", ""],
-        "greedy": ["▼", "▼"],
+        SIGMA: ["▼", "▼"],
         "top-p:p=0.9 T first": ["▼", "▼"],
         "top-p:p=0.9 T last": ["▼", ""],
     }
@@ -192,16 +213,14 @@ def test_more_comparisons_ask_for_more_evidence(tmp_path: Path) -> None:
     """Six questions won and none lost is p = 2 / 2^6 = 0.031: significant alone, not among four."""
 
     def right(r: dict[str, Any]) -> bool:
-        return r["sampler"] == "greedy" and r["temperature"] == 1 and int(r["question_id"]) < 6
+        return r["sampler"] == SIGMA and r["temperature"] == 1 and int(r["question_id"]) < 6
 
-    alone = write_run(
-        tmp_path / "a", tasks=("gsm8k",), samplers=("min-k:tau=3", "greedy"), temperatures=(1.0,)
-    )
+    alone = write_run(tmp_path / "a", tasks=("gsm8k",), samplers=("min-k:tau=3", SIGMA), temperatures=(1.0,))
     four = write_run(
-        tmp_path / "b", tasks=("gsm8k",), samplers=("min-k:tau=3", "greedy", LAST), temperatures=(1.0, 10.0)
+        tmp_path / "b", tasks=("gsm8k",), samplers=("min-k:tau=3", SIGMA, LAST), temperatures=(1.0, 10.0)
     )
-    assert marks(summary_of(always(alone, right)))["greedy"] == ["**▲**"]
-    assert marks(summary_of(always(four, right)))["greedy"] == ["", ""]
+    assert marks(summary_of(always(alone, right)))[SIGMA] == ["**▲**"]
+    assert marks(summary_of(always(four, right)))[SIGMA] == ["", ""]
 
 
 def test_guessing_and_truncation_are_told(tmp_path: Path) -> None:
@@ -214,7 +233,7 @@ def test_guessing_and_truncation_are_told(tmp_path: Path) -> None:
 
     text = "\n".join(findings(summary_of(change(tmp_path, guess)))["aqua with tiny-model"])
     assert "guessing gets 20.0%; the intervals of 8 of 8 cells include that, and 0 lie below it" in text
-    assert "25.0% of the responses were cut off" in text
+    assert "counted as wrong, mean over the cells: 25.0%" in text
     assert "top-p:p=0.9, T first at T = 1, 100.0%" in text
 
 
@@ -257,14 +276,14 @@ def test_against_whom(tmp_path: Path) -> None:
     write_run(tmp_path, tasks=("gsm8k",), n_questions=5, repeats=1, **SMALL)
     run = read_run(tmp_path)
     assert summarise(run).baseline == "min-k:tau=3"
-    assert summarise(run, "greedy").baseline == "greedy"
-    assert summarise(run, "greedy").groups[0].methods[0].sampler == "greedy"
-    with pytest.raises(ReportError, match="eta is not in this run: its samplers are min-k:tau=3, greedy"):
+    assert summarise(run, SIGMA).baseline == SIGMA
+    assert summarise(run, SIGMA).groups[0].methods[0].sampler == SIGMA
+    with pytest.raises(ReportError, match="eta is not in this run: its samplers are min-k:tau=3, top-p"):
         summarise(run, "eta")
     without = summary_of(change(tmp_path, lambda r: not r["sampler"].startswith("min-k")))
     assert without.baseline is None
     assert "no Min-k" in findings(without)["The whole run"][0]
-    change(tmp_path, lambda r: r.update(sampler="min-k:tau=0" if r["sampler"] == "greedy" else r["sampler"]))
+    change(tmp_path, lambda r: r.update(sampler="min-k:tau=0" if r["sampler"] == SIGMA else r["sampler"]))
     assert summary_of(tmp_path).baseline == "min-k:tau=0"
 
 
@@ -291,11 +310,9 @@ def test_judging_again_tells_and_changes_no_record(tmp_path: Path) -> None:
     assert differ
     assert int(differ[1]) > 0
     assert (tmp_path / "records.jsonl").read_bytes() == before
-    judged = summarise(rescore(read_run(tmp_path))).groups[0].cells["greedy", 1.0].accuracy["strict"].value
+    judged = summarise(rescore(read_run(tmp_path))).groups[0].cells[SIGMA, 1.0].accuracy["strict"].value
     [row] = [
-        r
-        for r in rows(tmp_path)
-        if (r["sampler"], r["temperature"], r["scoring"]) == ("greedy", "1", "strict")
+        r for r in rows(tmp_path) if (r["sampler"], r["temperature"], r["scoring"]) == (SIGMA, "1", "strict")
     ]
     assert float(row["accuracy"]) == pytest.approx(judged)
 

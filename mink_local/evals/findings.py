@@ -1,6 +1,7 @@
 """What a run shows and does not show, in sentences made from its numbers."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
 
 from mink_local.evals.summary import SCORINGS, Cell, Comparison, Group, Scoring, Summary
 from mink_local.evals.tables import percent, points
@@ -27,6 +28,7 @@ HOW_TO_READ = (
     "Distinct: the share of different texts among the responses to a question, mean over questions; "
     "distinct-2: the same of pairs of neighbouring words. Both fall as repeats are added, and nonsense is "
     "distinct too: read them beside the accuracy.",
+    "Greedy decoding is run once for all temperatures and repeats, and its row repeats those responses.",
     "Intervals and tests speak of questions like these, with this model file, prompt and token limit.",
 )
 
@@ -112,15 +114,16 @@ def _visible(comparisons: Sequence[Comparison]) -> str:
 
 def _losses(group: Group) -> Iterator[str]:
     cells = list(group.cells.values())
-    strict, flexible = (_mean([(c.no_answer[s], len(c.responses)) for c in cells]) for s in SCORINGS)
-    yield f"Responses without an answer: {percent(strict)}% (strict), {percent(flexible)}% (flexible)."
+    strict, flexible = (fmean(c.no_answer[s] for c in cells) for s in SCORINGS)
+    yield f"No answer found, mean over the cells: {percent(strict)}% strict, {percent(flexible)}% flexible."
     most = max(cells, key=lambda c: c.truncated)
     if most.truncated:
         yield (
-            f"{percent(_overall(cells, 'truncated'))}% of the responses were cut off at the token limit and "
-            f"count as wrong; most with {_places([most])}, {percent(most.truncated)}%."
+            "Cut off at the token limit and counted as wrong, mean over the cells: "
+            f"{percent(fmean(c.truncated for c in cells))}%; most with {_places([most])}, "
+            f"{percent(most.truncated)}%."
         )
-    if overflowed := _overall(cells, "overflowed"):
+    if overflowed := fmean(c.overflowed for c in cells):
         yield f"{percent(overflowed)}% of the prompts did not fit the context, which counts as wrong."
 
 
@@ -152,14 +155,6 @@ def _diversity(group: Group) -> str:
     if alike := [cell for cell, share in shares.items() if share <= 1.1 / group.n_repeats]:
         sentence += f" The same text every time for at least nine questions in ten: {_places(alike)}."
     return sentence
-
-
-def _overall(cells: Iterable[Cell], rate: str) -> float:
-    return _mean([(getattr(c, rate), len(c.responses)) for c in cells])
-
-
-def _mean(weighted: Sequence[tuple[float, int]]) -> float:
-    return sum(value * n for value, n in weighted) / sum(n for _, n in weighted)
 
 
 def _places(cells: Iterable[Cell]) -> str:

@@ -76,18 +76,17 @@ def _hash(text: str) -> str:
 def pack(run: Run, summary: Summary) -> bytes:
     """Questions, cells and responses as gzip of JSON; a response begins with its cell and its question."""
     questions = {key: number for number, key in enumerate(run.questions)}
-    cells = {
-        (group.model, group.task, method.sampler, temperature): method
-        for group in summary.groups
-        for temperature in group.temperatures
-        for method in group.methods
-        if (method.sampler, temperature) in group.cells
-    }
+    methods = {method.sampler: method for group in summary.groups for method in group.methods}
+    order = {sampler: number for number, sampler in enumerate(methods)}
+    cells = sorted(
+        {(r.model, r.task, r.sampler, r.temperature) for r in run.responses},
+        key=lambda cell: (*cell[:2], cell[3], order[cell[2]]),
+    )
     numbers = {key: number for number, key in enumerate(cells)}
     content = {
         "baseline": summary.baseline,
         "questions": [[task, q.id, q.prompt, q.gold] for (task, _), q in run.questions.items()],
-        "cells": [[*key, str(method)] for key, method in cells.items()],
+        "cells": [[*cell, str(methods[cell[2]])] for cell in cells],
         "responses": [
             [
                 numbers[r.model, r.task, r.sampler, r.temperature],

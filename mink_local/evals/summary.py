@@ -1,8 +1,8 @@
 """From responses to numbers: the cells of the grid, and every method against Min-k."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
@@ -203,12 +203,27 @@ def summarise(run: Run, against: str | None = None) -> Summary:
     samplers = sorted(orders, key=lambda sampler: (sampler != baseline, *_rank(sampler)))
     methods = {sampler: Method(sampler, orders[sampler]) for sampler in samplers}
     cells: dict[tuple[str, str], dict[tuple[str, float], list[Response]]] = {}
-    for r in run.responses:
+    for r in _spread(run.responses):
         cells.setdefault((r.model, r.task), {}).setdefault((r.sampler, r.temperature), []).append(r)
     groups = [_group(run, *key, methods, cells[key]) for key in sorted(cells)]
     for scoring in SCORINGS:
         _compare(groups, scoring, baseline)
     return Summary(groups, baseline)
+
+
+def _spread(responses: Sequence[Response]) -> Iterator[Response]:
+    """The responses, with those of temperature 0, which a run asks for once (greedy), standing at every
+    temperature and repeat of their model and task: they would be the same there."""
+    drawn: dict[tuple[str, str], set[tuple[float, int]]] = {}
+    for r in responses:
+        if r.temperature:
+            drawn.setdefault((r.model, r.task), set()).add((r.temperature, r.repeat))
+    for r in responses:
+        if r.temperature or (r.model, r.task) not in drawn:
+            yield r
+        else:
+            for temperature, repeat in sorted(drawn[r.model, r.task]):
+                yield replace(r, temperature=temperature, repeat=repeat)
 
 
 def _rank(sampler: str) -> tuple[int, str]:
