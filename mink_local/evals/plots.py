@@ -169,8 +169,9 @@ def sizes_figure(group: Group) -> "Figure":
 
 def _survival(axis: Any, cell: Cell, colour: Any, marker: str) -> None:
     label = f"T = {cell.temperature:g}, k = 1 in {100 * cell.steps.share(1):.0f}%"
-    x, y = cell.steps.sizes, 100 * cell.steps.at_least()
-    marked = 0.25 if len(x) > 1 else None  # four a line, or its only point
+    x = [1, *cell.steps.sizes]
+    y = [100, *(100 * cell.steps.at_least())]
+    marked = 0.25 if len(x) > 2 else None  # four a line, or its only point
     axis.step(x, y, where="pre", color=colour, label=label, marker=marker, markevery=marked, markersize=4)
 
 

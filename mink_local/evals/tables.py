@@ -30,11 +30,11 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Entry]]
 
-    def rich(self, width: int) -> Iterator[RichTable]:
-        """For a terminal of `width` columns: as few tables beside the names as hold all numbers uncut."""
-        title: str | None = self.title
+    def rich(self, width: int) -> Iterator[RichTable | Text]:
+        """For a terminal of `width` columns: the title, and as few tables as show every number uncut."""
+        yield Text(f"\n{self.title}", style="bold")
         for columns in self._fitting(width):
-            table = RichTable(title=title and Text(title), title_justify="left", title_style="bold")
+            table = RichTable()
             for index in columns:
                 table.add_column(
                     Text(self.columns[index]), justify="right" if index else "left", no_wrap=True
@@ -42,7 +42,6 @@ class Table:
             for row in self.rows:
                 table.add_row(*(_rich(row[index]) for index in columns))
             yield table
-            title = None
 
     def _fitting(self, width: int) -> Iterator[list[int]]:
         widths = [max(map(len, self._column(index))) + 3 for index in range(len(self.columns))]
@@ -197,7 +196,7 @@ def p_value(p: float) -> str:
 
 
 def to_csv(summary: Summary) -> str:
-    """One line a cell and scoring, shares from 0 to 1; the columns are explained in the report."""
+    """One line a cell and scoring; accuracies, rates and differences are shares, not percent."""
     rows = [
         _csv_row(summary, group, cell, scoring)
         for group in summary.groups
