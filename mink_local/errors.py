@@ -43,3 +43,7 @@ class DataError(MinkError):
 
 class MathVerifyError(MinkError):
     """math-verify, which compares the answers of MATH500, cannot be used."""
+
+
+class ReportError(MinkError):
+    """A folder holds no run to report on, or the report cannot be written."""

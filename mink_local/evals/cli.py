@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,23 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
 
 
-@click.group(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+_ELSEWHERE = {"report": "mink_local.evals.report"}
+
+
+class _Commands(click.Group):
+    """With commands of other modules, which are imported when they are wanted: the run needs none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *_ELSEWHERE]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _ELSEWHERE:
+            return super().get_command(ctx, name)
+        command: click.Command = getattr(import_module(_ELSEWHERE[name]), name)
+        return command
+
+
+@click.group(cls=_Commands, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
     """Evaluate GGUF models over sampling methods and temperatures."""
