@@ -82,17 +82,19 @@ def responses(folder: Path) -> dict[object, tuple[object, ...]]:
     return {record.key: (record.response, record.k, record.seed, record.finish_reason) for record in records}
 
 
-def test_killed_runs_lose_and_repeat_nothing(tmp_path: Path, questions: list[object]) -> None:
+def test_killed_runs_lose_and_repeat_nothing(
+    tmp_path: Path, questions: list[object], mink_eval: Callable[..., Run]
+) -> None:
     """With the embedded model: that of one layer does not show it when a response depends on what was in the
     KV cache before."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    command = [*questions, "-s", "min-k", "-s", "top-p", "-t", 5, "-n", 20]
-    assert ask(*command, "--out", whole).returncode == 0
+    command = ["run", "gsm8k", *questions, "-s", "min-k", "-s", "top-p", "-t", 5, "-n", 20]
+    assert mink_eval(*command, "--out", whole).status == 0
     assert len(responses(whole)) == 24
     chance = random.Random(1)
     for last in (0, 3, 8, 9, 17):
         process = subprocess.Popen(
-            [*MINK_EVAL, "run", "gsm8k", *map(str, command), "--out", str(killed)], stderr=subprocess.DEVNULL
+            [*MINK_EVAL, *map(str, command), "--out", str(killed)], stderr=subprocess.DEVNULL
         )
         while process.poll() is None and count_lines(killed) < last:
             time.sleep(0.002)
@@ -101,10 +103,10 @@ def test_killed_runs_lose_and_repeat_nothing(tmp_path: Path, questions: list[obj
         process.kill()
         process.wait()
     assert 17 <= count_lines(killed) < 24
-    done = ask(*command, "--out", killed)
-    assert done.returncode == 0, done.stderr
+    done = mink_eval(*command, "--out", killed)
+    assert done.status == 0, done.stderr
     assert responses(killed) == responses(whole)
-    again = ask(*command, "--out", killed)
+    again = mink_eval(*command, "--out", killed)
     assert "All 24 responses are in" in again.stdout
     assert "tokens/s" not in again.stdout  # nothing was generated
 
@@ -168,6 +170,19 @@ def test_records_say_all(tmp_path: Path, here: list[object], mink_eval: Callable
     assert not record.flexible.correct
 
 
+def test_the_report_reads_the_run(tmp_path: Path, here: list[object], mink_eval: Callable[..., Run]) -> None:
+    assert mink_eval("run", "gsm8k", *here, *GRID, "-s", "greedy", "-o", tmp_path / "run").status == 0
+    report = mink_eval("report", tmp_path / "run")
+    assert report.status == 0, report.stderr
+    assert "gsm8k with tiny" in report.stdout
+    assert "12 questions, 1 response each, 3 methods" in report.stdout
+    assert (tmp_path / "run" / "report" / "report.html").exists()
+    assert (
+        "All 60 responses"
+        in mink_eval("run", "gsm8k", *here, *GRID, "-s", "greedy", "-o", tmp_path / "run").stdout
+    )
+
+
 def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_goes_on(
     tmp_path: Path, tiny: Callable[..., Path], mink_eval: Callable[..., Run]
 ) -> None:
@@ -224,9 +239,11 @@ def test_a_log_is_plain_lines(tmp_path: Path, here: list[object], mink_eval: Cal
     assert mink_eval("run", "gsm8k", *here, "-n", 2, "-o", tmp_path / "other", "--quiet").stderr == ""
 
 
-def test_a_full_disk_stops_the_run_and_a_later_one_goes_on(tmp_path: Path, here: list[object]) -> None:
+def test_a_full_disk_stops_the_run_and_a_later_one_goes_on(
+    tmp_path: Path, here: list[object], mink_eval: Callable[..., Run]
+) -> None:
     command = [*here, *GRID, "--out", tmp_path / "run"]
-    ask(*command, "--limit", 1)  # so that what llama.cpp and Numba keep is there
+    mink_eval("run", "gsm8k", *command, "--limit", 1)  # so that what is kept elsewhere is there
 
     def small_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
@@ -236,8 +253,8 @@ def test_a_full_disk_stops_the_run_and_a_later_one_goes_on(tmp_path: Path, here:
     assert re.search(r"mink-eval: .*records.jsonl cannot be written: File too large\. What", full.stderr)
     assert "Traceback" not in full.stderr
     assert 4 < len(responses(tmp_path / "run")) < 48
-    assert ask(*command).returncode == 0
-    assert ask(*here, *GRID, "--out", tmp_path / "whole").returncode == 0
+    assert mink_eval("run", "gsm8k", *command).status == 0
+    assert mink_eval("run", "gsm8k", *here, *GRID, "--out", tmp_path / "whole").status == 0
     assert responses(tmp_path / "run") == responses(tmp_path / "whole")
 
 

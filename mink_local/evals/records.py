@@ -115,7 +115,8 @@ class Store:
             _refuse_other_files(folder)
             self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with _telling(path, "locked"):
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with _telling(path):
                 self._size = _mend(self._fd, path)
         except BlockingIOError:
