@@ -25,6 +25,10 @@ class ContextOverflowError(MinkError):
         self.n_ctx = n_ctx
 
 
+class RunError(MinkError):
+    """The folder of an evaluation cannot be used, or what is in it does not go with what is asked for."""
+
+
 class GenerationError(MinkError):
     """The model stopped giving usable logits."""
 
@@ -39,3 +43,7 @@ class DataError(MinkError):
 
 class MathVerifyError(MinkError):
     """math-verify, which compares the answers of MATH500, cannot be used."""
+
+
+class ReportError(MinkError):
+    """A folder holds no run to report on, or the report cannot be written."""

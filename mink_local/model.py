@@ -152,6 +152,11 @@ class Model:
         """
         self._context.interrupted = True
 
+    def forget(self) -> None:
+        """Empty the KV caches: what is evaluated next does not depend on what was before."""
+        for slot in self._batch.slots:
+            slot.cut(0)
+
     def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = "auto") -> None:
         """Make anew the KV caches, for `n_parallel` answers at a time that share `n_ctx` tokens each with
         their prompts; what was in them is lost.
