@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -285,6 +286,25 @@ def run_command(
         evaluate(plan, partial(answer_on_ray, workers=workers), circumstances, quiet)
     else:
         evaluate(plan, answer_here, circumstances, quiet)
+
+
+@cli.command(
+    "lm-eval",
+    context_settings={"ignore_unknown_options": True},
+    add_help_option=False,  # lm-evaluation-harness has its own
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def lm_eval_command(arguments: Sequence[str]) -> None:
+    """Run lm-evaluation-harness with a GGUF model.
+
+    Its own command line, with --model mink-local and, in --model_args, model, sampler, temperature, seed,
+    n_ctx, parallel, gpu_layers, threads and max_gen_toks.
+    """
+    if not find_spec("lm_eval"):
+        raise click.UsageError('this needs lm-evaluation-harness: type  pip install "mink-local[lm-eval]"')
+    from mink_local.evals.harness import main as run_harness
+
+    run_harness(arguments)
 
 
 def main() -> None:

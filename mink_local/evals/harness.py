@@ -66,7 +66,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
             self._model: Any = load_model(model, n_ctx=256, n_gpu_layers=gpu_layers, n_threads=threads)  # type: ignore[arg-type]
         except ValueError as error:
             raise MinkError(f"--model_args: {error}") from None
-        self._temperature = temperature
+        self._temperature = None if temperature is None else float(temperature)
         self._seed = seed
         self._parallel: Any = parallel
         self._max_gen_toks = max_gen_toks
