@@ -12,7 +12,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from mink_local.batch_timing import BatchSpeed, time_batches
 from mink_local.cli import GpuLayers, finite, model_option, run
+from mink_local.llamacpp import N_SEQ_MAX
 from mink_local.loading import load_model
 from mink_local.samplers import SAMPLERS, Sampler, parse
 from mink_local.timing import Cost, Form, Speed, read_rows, real_rows, time_decoding, time_samplers
@@ -51,6 +53,22 @@ def speed_table(speeds: Sequence[Speed], title: str) -> Table:
             f"{speed.sampling_us:.1f}",
             f"{speed.slowdown:+.2f}%",
             f"{speed.slowdown_low:+.1f} … {speed.slowdown_high:+.1f}",
+        )
+    return table
+
+
+def batch_table(speeds: Sequence[BatchSpeed], title: str) -> Table:
+    """For people: how much more is written together, and what of llama.cpp's speed arrives."""
+    table = Table("answers at a time", title=title, title_justify="left")
+    for name in ("tokens/s", "bare llama_decode", "share of it", f"× {speeds[0].n_parallel} at a time"):
+        table.add_column(name, justify="right")
+    for speed in speeds:
+        table.add_row(
+            str(speed.n_parallel),
+            f"{speed.tokens_per_second:.1f}",
+            f"{speed.bare_tokens_per_second:.1f}",
+            f"{100 * speed.share:.1f}%",
+            f"{speed.gain:.2f}",
         )
     return table
 
@@ -109,6 +127,10 @@ def _samplers(_: click.Context, __: click.Parameter, texts: Iterable[str]) -> li
         return [parse(text) for text in texts] or [sampler() for sampler in SAMPLERS.values()]
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from None
+
+
+def _sampler(context: click.Context, parameter: click.Parameter, text: str) -> Sampler:
+    return _samplers(context, parameter, [text])[0]
 
 
 def _writable(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
@@ -238,6 +260,48 @@ def decode_command(
         Console().print(speed_table(speeds, title))
     if plot:
         plot_speeds(speeds, plot)
+
+
+@cli.command("batch")
+@model_option
+@click.option(
+    "--parallel",
+    "parallels",
+    multiple=True,
+    type=click.IntRange(1, N_SEQ_MAX),
+    default=(1, 4, 16),
+    show_default=True,
+    metavar="N",
+    help="Answers at a time; may be given several times.",
+)
+@click.option(
+    "--sampler", default="min-k", show_default=True, callback=_sampler, metavar="NAME[:OPTION=VALUE,…]"
+)
+@_temp_option
+@click.option("--tokens", "-n", type=click.IntRange(min=1), default=64, show_default=True, metavar="N")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, metavar="N")
+@click.option("--gpu-layers", type=GpuLayers(), default="auto", show_default=True)
+@click.option("--threads", type=click.IntRange(min=1), metavar="N")
+@_json_option
+def batch_command(
+    model: str,
+    parallels: Sequence[int],
+    sampler: Sampler,
+    temp: float,
+    tokens: int,
+    rounds: int,
+    gpu_layers: Any,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Write several answers at a time, and compare with the same llama_decode calls alone."""
+    loaded = load_model(model, n_ctx=tokens + 256, n_gpu_layers=gpu_layers, n_threads=threads)
+    speeds = time_batches(loaded, parallels, sampler, temp, tokens, rounds)
+    if as_json:
+        click.echo(json.dumps([asdict(speed) for speed in speeds], indent=1))
+    else:
+        title = f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds"
+        Console().print(batch_table(speeds, title))
 
 
 def main() -> None:

@@ -23,6 +23,17 @@ if kernels.TOKEN_DATA.itemsize != ctypes.sizeof(C.llama_token_data):
 _MIROSTAT_M = 100  # tokens that version 1 estimates Zipf's exponent from; llama.cpp's own choice
 
 
+class Buffers:
+    """What drawing from `n_vocab` logits needs; for any number of `Draw`s, one at a time."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self.scratch = Scratch(n_vocab)
+        self.records = np.empty(n_vocab, kernels.TOKEN_DATA)
+        self.record_ids = self.records["id"]
+        self.array = C.llama_token_data_array()
+        self.array.data = ctypes.cast(self.records.ctypes.data, C.llama_token_data_p)
+
+
 class Draw:
     """Draws tokens: constraints, where there are any, a sampler's cut, then llama.cpp's `temp` and
     `dist` (or its `mirostat`) over what stands.
@@ -34,7 +45,8 @@ class Draw:
     chain with them the cut would have to be a `llama_sampler` itself, a C function for every method:
     `native` has that for chains which are not ours.)
 
-    `k` is the number of candidates of the last draw; of mirostat's, what it kept of them.
+    `k` is the number of candidates of the last draw; of mirostat's, what it kept of them. `buffers`
+    may be shared by draws that are made one after the other.
     """
 
     def __init__(
@@ -44,15 +56,16 @@ class Draw:
         seed: int,
         n_vocab: int,
         constrainer: Constrainer | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         self._constrainer = constrainer
         self._cut, options = sampler.cut(temperature)
-        self._scratch = Scratch(n_vocab)
+        buffers = buffers or Buffers(n_vocab)
+        self._scratch = buffers.scratch
         self._arguments = (*options, False, self._scratch.work, self._scratch.ids)
-        self._records = np.empty(n_vocab, kernels.TOKEN_DATA)
-        self._ids = self._records["id"]
-        self._array = C.llama_token_data_array()
-        self._array.data = ctypes.cast(self._records.ctypes.data, C.llama_token_data_p)
+        self._records = buffers.records
+        self._ids = buffers.record_ids
+        self._array = buffers.array
         self._array_pointer = ctypes.byref(self._array)
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         weakref.finalize(self, C.llama_sampler_free, self._chain)

@@ -8,10 +8,10 @@ import ctypes
 import sys
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llama_cpp import llama_cpp as C
@@ -21,6 +21,7 @@ from mink_local.errors import GenerationError, ModelError
 
 ALL_LAYERS = -1
 N_BATCH = 512  # most tokens in one llama_decode; a longer batch aborts the process
+N_SEQ_MAX: int = C.llama_max_parallel_sequences()
 RANDOM_SEED = C.LLAMA_DEFAULT_SEED  # the one seed that llama.cpp takes to mean "any"
 
 _ERROR, _CONTINUED = 4, 5  # of enum ggml_log_level
@@ -125,6 +126,25 @@ class Weights:
     def eos(self) -> str:
         return self.token_text(C.llama_vocab_eos(self.vocab))
 
+    @cached_property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that a token takes in the KV cache: a key and a value in float16 for every layer's
+        key-value heads. An upper bound where some layers have none or forget."""
+        heads: int = C.llama_model_n_head_kv(self.handle)
+        width = C.llama_model_n_embd(self.handle) // max(1, C.llama_model_n_head(self.handle))
+        key, value = (self._attention(name) or width for name in ("key_length", "value_length"))
+        return 2 * self.n_layers * heads * (key + value)
+
+    def _attention(self, name: str) -> int:
+        """A number of the file's metadata about attention; 0 where it is not there."""
+        architecture = self._metadata("general.architecture")
+        return int(self._metadata(f"{architecture}.attention.{name}") or 0)
+
+    def _metadata(self, key: str) -> str:
+        buffer = ctypes.create_string_buffer(64)
+        size = C.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace") if size > 0 else ""
+
     def token_text(self, token: int) -> str:
         """A token as the vocabulary spells it; empty for the -1 of a token that is not there."""
         text = C.llama_vocab_get_text(self.vocab, token) if 0 <= token < self.n_vocab else b""
@@ -155,34 +175,48 @@ class Weights:
         return bool(C.llama_vocab_is_eog(self.vocab, token))
 
 
+class Part(NamedTuple):
+    """Consecutive tokens of one sequence, for a batch: they stand at `position` and on. `output`: logits,
+    or a token from the sampler that is attached, are wanted for the last one."""
+
+    tokens: Sequence[int]
+    position: int
+    seq_id: int = 0
+    output: bool = True
+
+
 class Context:
-    """A KV cache of `n_ctx` tokens over `weights`, and the batches that fill it.
+    """KV caches of `n_ctx` tokens for each of `n_seq` sequences over `weights`, and the batches that fill
+    them.
 
     `n_ctx` is what llama.cpp made of the number asked for. Raises ModelError where the memory for it
     is not to be had or the model has no KV cache to generate with.
     """
 
-    def __init__(self, weights: Weights, n_ctx: int, n_threads: int) -> None:
+    def __init__(self, weights: Weights, n_ctx: int, n_threads: int, n_seq: int = 1) -> None:
         params = C.llama_context_default_params()
-        params.n_ctx = n_ctx
-        params.n_batch = params.n_ubatch = min(N_BATCH, n_ctx)
-        params.n_outputs_max = 1  # room for the logits of one token a batch, not of every one
+        params.n_ctx = n_ctx * n_seq
+        params.n_seq_max = n_seq
+        params.n_batch = params.n_ubatch = min(N_BATCH, params.n_ctx)
+        params.n_outputs_max = n_seq  # room for the logits of one token a sequence, not of every one
         params.n_threads = params.n_threads_batch = n_threads
         self._interrupt = ctypes.c_uint8(0)
         self.handle = C.llama_init_from_model(weights.handle, params)
         if not self.handle:
-            raise ModelError(f"no context of {n_ctx} tokens for {weights.path}: {_log.reason()}")
+            raise ModelError(f"no context of {n_seq} x {n_ctx} tokens for {weights.path}: {_log.reason()}")
         # The finalizer holds the weights: a context must be freed before its model.
         weakref.finalize(self, _free_context, self.handle, weights, self._interrupt)
         self._memory = C.llama_get_memory(self.handle)
         if not self._memory:
             raise ModelError(f"{weights.path} is an embedding model: it has no decoder to write with")
-        self.n_ctx: int = C.llama_n_ctx(self.handle)
+        self.n_ctx: int = C.llama_n_ctx_seq(self.handle)
+        self.n_seq = n_seq
+        self.n_threads = n_threads
+        self.n_batch: int = C.llama_n_batch(self.handle)
         self._n_vocab = weights.n_vocab
         self._views: dict[int, NDArray[np.float32]] = {}
         self._chains: dict[int, Any] = {}
-        self._batch = C.llama_batch_init(N_BATCH, 0, 1)
-        weakref.finalize(self, C.llama_batch_free, self._batch)
+        self._batch = _Batch(self.n_batch)
 
     def ask_between_nodes(self, flag_is_set: int) -> None:
         """Have llama.cpp ask the C function at this address, `bool (*)(void *flag)`, whether it is to
@@ -199,41 +233,35 @@ class Context:
         """May be set from any thread: a batch that is being decoded on the CPU stops soon after."""
         self._interrupt.value = value
 
-    def decode(self, tokens: Sequence[int], position: int, seq_id: int = 0, output: bool = True) -> bool:
-        """Evaluate up to N_BATCH tokens of a sequence from `position` on; `output`: logits, or a token
-        from the sampler that is attached, for the last.
+    def decode(self, *parts: Part) -> bool:
+        """Evaluate parts of as many sequences, together no more than `n_batch` tokens.
 
-        Returns False where it was interrupted: nothing after `position` may be relied on then.
+        Returns False where it was interrupted: nothing of the parts may be relied on then.
         Raises GenerationError where llama.cpp fails.
         """
-        batch = self._batch
-        batch.n_tokens = len(tokens)
-        for i, token in enumerate(tokens):
-            batch.token[i] = token
-            batch.pos[i] = position + i
-            batch.n_seq_id[i] = 1
-            batch.seq_id[i][0] = seq_id
-            batch.logits[i] = 0
-        batch.logits[len(tokens) - 1] = output
-        status = C.llama_decode(self.handle, batch)
+        status = C.llama_decode(self.handle, self._batch.fill(parts))
         if status == 2:
             return False
         if status != 0:
+            n_tokens = sum(len(part.tokens) for part in parts)
             raise GenerationError(
-                f"llama.cpp failed on {len(tokens)} tokens at position {position} "
+                f"llama.cpp failed on {n_tokens} tokens of {len(parts)} sequences "
                 f"(status {status}): {_log.reason()}"
             )
         return True
 
-    def logits(self) -> NDArray[np.float32]:
-        """The logits (V,) of the last token decoded, as llama.cpp holds them until the next batch."""
-        pointer = C.llama_get_logits_ith(self.handle, -1)
+    def logits(self, output: int = -1) -> NDArray[np.float32]:
+        """The logits (V,) of a token of the last batch that was an output, by its place in the batch;
+        by default of the last one. Where llama.cpp holds them, until the next batch."""
+        pointer = C.llama_get_logits_ith(self.handle, output)
         if not pointer:
-            raise GenerationError("llama.cpp has no logits for the last token")
+            raise GenerationError("llama.cpp has no logits for a token that they were asked for")
         address = ctypes.addressof(pointer.contents)
         if address not in self._views:
+            if len(self._views) >= self.n_seq:  # llama.cpp has moved them
+                self._views.clear()
             array = (ctypes.c_float * self._n_vocab).from_address(address)
-            self._views = {address: np.ctypeslib.as_array(array)}
+            self._views[address] = np.ctypeslib.as_array(array)
         return self._views[address]
 
     def attach(self, chain: Any, seq_id: int = 0) -> None:
@@ -262,8 +290,48 @@ class Context:
         """Forget all but the first `length` tokens of a sequence; False where the model cannot."""
         return bool(C.llama_memory_seq_rm(self._memory, seq_id, length, -1))
 
-    def clear(self) -> None:
-        C.llama_memory_clear(self._memory, True)
+    def copy(self, source: int, target: int) -> None:
+        """Have the sequence `target`, which must be empty, hold what `source` does."""
+        C.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+
+    def clear(self, seq_id: int = 0) -> None:
+        """Forget a whole sequence, which every model can."""
+        C.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
+
+
+class _Batch:
+    """A llama_batch over arrays of ours: llama_batch_init's would be filled element by element."""
+
+    def __init__(self, n_batch: int) -> None:
+        self._token = np.zeros(n_batch, np.int32)
+        self._pos = np.zeros(n_batch, np.int32)
+        self._n_seq_id = np.ones(n_batch, np.int32)
+        self._seq_id = np.zeros(n_batch, np.int32)
+        self._seq_ids = self._seq_id.ctypes.data + np.arange(n_batch, dtype=np.uintp) * self._seq_id.itemsize
+        self._output = np.zeros(n_batch, np.int8)
+        self._struct = C.llama_batch(
+            token=_pointer(self._token, C.llama_token),
+            pos=_pointer(self._pos, C.llama_pos),
+            n_seq_id=_pointer(self._n_seq_id, ctypes.c_int32),
+            seq_id=_pointer(self._seq_ids, ctypes.POINTER(C.llama_seq_id)),
+            logits=_pointer(self._output, ctypes.c_int8),
+        )
+
+    def fill(self, parts: Iterable[Part]) -> C.llama_batch:
+        end = 0
+        for tokens, position, seq_id, output in parts:
+            start, end = end, end + len(tokens)
+            self._token[start:end] = tokens
+            self._pos[start:end] = range(position, position + len(tokens))
+            self._seq_id[start:end] = seq_id
+            self._output[start:end] = 0
+            self._output[end - 1] = output
+        self._struct.n_tokens = end
+        return self._struct
+
+
+def _pointer(array: NDArray[Any], kind: Any) -> Any:
+    return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
 
 def _free_context(handle: object, *_: object) -> None:

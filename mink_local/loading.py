@@ -15,8 +15,9 @@ from mink_local.errors import ModelError
 from mink_local.fit import USUAL_CONTEXT, Need, Plan, Share
 from mink_local.fit import plan as make_plan
 from mink_local.header import read_header
-from mink_local.llamacpp import ALL_LAYERS, Context, Weights, gpu_missing
+from mink_local.llamacpp import ALL_LAYERS, N_SEQ_MAX, Context, Weights, gpu_missing
 from mink_local.memory import room
+from mink_local.parallel import make_context
 from mink_local.vetting import vet
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def load_model(
     model: str,
     *,
     n_ctx: int | None = None,
+    n_parallel: int = 1,
     n_gpu_layers: int | Literal["auto"] = "auto",
     n_threads: int | None = None,
     sampling: "Sampling" = "auto",
@@ -41,8 +43,10 @@ def load_model(
     """Load a GGUF model.
 
     model: an alias of `models.txt` or a path.
-    n_ctx: tokens that prompt and answer share, at most what the model was trained on. By default it is
-        chosen from the free memory, from 4096 to 32768, fewer where 4096 do not fit (`fit.plan`).
+    n_ctx: tokens that prompt and answer share, all answers that are written at a time together, and at
+        most what the model was trained on for each. By default it is chosen from the free memory: 4096
+        for each, up to 32768 for a single one, fewer where 4096 do not fit (`fit.plan`).
+    n_parallel: how many answers can be written at a time (`Model.generate`); see also `Model.reserve`.
     n_gpu_layers: "auto" puts as many layers on the GPU as its free memory holds, none where there is no
         GPU; a number asks for so many, as llama.cpp counts them (the output is one more), -1 for all.
         Where even those turn out not to fit it is tried with fewer, down to none. `Model.placement` says
@@ -58,6 +62,8 @@ def load_model(
     """
     if n_ctx is not None and n_ctx < 1:
         raise ValueError(f"n_ctx must be at least 1, not {n_ctx}")
+    if not 1 <= n_parallel <= N_SEQ_MAX:
+        raise ValueError(f"n_parallel must be from 1 to {N_SEQ_MAX}, not {n_parallel}")
     if n_threads is not None and n_threads < 1:
         raise ValueError(f"n_threads must be at least 1, not {n_threads}")
     if n_gpu_layers != "auto" and n_gpu_layers < ALL_LAYERS:
@@ -67,15 +73,15 @@ def load_model(
     file = resolve(model)
     vet(file)
     threads = n_threads or _physical_cores()
-    plan = _plan(file.path, n_ctx, n_gpu_layers)
+    plan = _plan(file.path, n_ctx, n_gpu_layers, n_parallel)
     if plan.warning:
         log.warning("%s: %s", file.name, plan.warning)
 
     def load(layers: int) -> tuple[Weights, Context]:
         weights = Weights(file.path, layers, verbose)
-        if n_ctx is not None and n_ctx > weights.n_ctx_train:
+        if n_ctx is not None and n_ctx // n_parallel > weights.n_ctx_train:
             log.warning("%s was trained on %d tokens: the context is that", file.name, weights.n_ctx_train)
-        return weights, Context(weights, min(plan.n_ctx, weights.n_ctx_train), threads)
+        return weights, make_context(weights, plan.n_ctx // n_parallel, threads, n_parallel)
 
     # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback, and which leaves
     # this one free to import Numba meanwhile: each takes about a third of a second.
@@ -88,17 +94,18 @@ def load_model(
     return Model(file.name, weights, context, placement, sampling)
 
 
-def _plan(path: Path, n_ctx: int | None, n_gpu_layers: int | Literal["auto"]) -> Plan:
+def _plan(path: Path, n_ctx: int | None, n_gpu_layers: int | Literal["auto"], n_parallel: int) -> Plan:
     """What of the model goes where."""
     free = room()
     try:
-        return make_plan(read_header(path), free, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers)
+        header = read_header(path)
+        return make_plan(header, free, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers, n_parallel=n_parallel)
     except ModelError as error:  # llama.cpp may know of formats and types that are unknown here
         log.info("%s", error)
     if n_gpu_layers == "auto":
         n_gpu_layers = ALL_LAYERS if free.vram else 0
     layers = _EVERY_LAYER if n_gpu_layers == ALL_LAYERS else n_gpu_layers
-    return Plan(n_ctx or USUAL_CONTEXT, layers, Need(Share(), Share()))
+    return Plan(n_ctx or USUAL_CONTEXT * n_parallel, layers, Need(Share(), Share()))
 
 
 def _place(

@@ -18,9 +18,11 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local import kernels
+from mink_local.batch import Slot
 from mink_local.draw import Draw
 from mink_local.errors import MinkError
 from mink_local.graph import GraphDraw, has_graph
+from mink_local.llamacpp import Context
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, Scratch, TopK, TopNSigma, TopP
 
 if TYPE_CHECKING:
@@ -232,13 +234,15 @@ def _decode(
     context = model._context
     context.detach()
     prompt = model._template.tokens([{"role": "user", "content": PROMPT}])
-    model._rewind([])
+    slot = model._batch.slots[0]
+    slot.cut(0)
     draw = Draw(sampler, temperature, seed, model._weights.n_vocab)
     own = _chain(sampler) if form == "llama.cpp" else None
     graph = GraphDraw(sampler, temperature, seed, context) if form == "graph" else None
     if graph and not graph.attach():
         raise MinkError(f"this device lacks an operation of the graph form of {sampler}: time --form host")
-    model._extend(prompt)
+    slot.pending = prompt
+    _evaluate(slot, context)
     took = np.empty((tokens, 2))
     for i in range(tokens):
         if keep is not None:
@@ -248,16 +252,25 @@ def _decode(
         if graph and drawn is None:  # as in a chat: what the graph is not sure of is drawn on the host
             graph.detach()
             graph = None
-            model._logits_instead()
+            slot.repeat()
+            _evaluate(slot, context)
         if own:
             drawn = C.llama_sampler_sample(own, context.handle, -1)
         token = draw(context.logits(), step=i + 1) if drawn is None else drawn
         done = time.perf_counter()
-        model._extend([token])
+        slot.pending = [token]
+        _evaluate(slot, context)
         took[i] = time.perf_counter() - began, done - began
     context.detach()
     C.llama_sampler_free(own)
     return took
+
+
+def _evaluate(slot: Slot, context: Context) -> None:
+    while slot.pending:
+        part = slot.take(context.n_batch)
+        context.decode(part)
+        slot.evaluated(part)
 
 
 def real_rows(model: "Model", count: int = 32) -> Rows:

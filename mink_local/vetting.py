@@ -139,7 +139,7 @@ def limit_memory(size: int) -> None:
 
 def _try_file(path: Path) -> None:
     """Do with the file all that a chat does."""
-    from mink_local.llamacpp import Context, Weights
+    from mink_local.llamacpp import Context, Part, Weights
     from mink_local.template import ChatTemplate
 
     weights = Weights(path)
@@ -153,9 +153,9 @@ def _try_file(path: Path) -> None:
     except MinkError:  # a template that is broken harms nobody
         tokens = weights.tokenize("Hello", add_special=True, parse_special=False)
     tokens = tokens[: context.n_ctx - 1] or [0]
-    context.decode(tokens, 0)
+    context.decode(Part(tokens, 0))
     context.logits()
-    context.decode(tokens[:1], len(tokens))
+    context.decode(Part(tokens[:1], len(tokens)))
 
 
 if __name__ == "__main__":

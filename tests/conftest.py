@@ -18,6 +18,13 @@ SHARED = Path(__file__).parents[2] / "shared"
 LOGITS = ("smollm2-135m-49152", "qwen2.5-0.5b-151936", "gemma3-270m-262144")
 
 
+def forget(model: Model) -> Model:
+    """The model as it is when just loaded: nothing in the KV cache."""
+    for slot in model._batch.slots:
+        slot.cut(0)
+    return model
+
+
 def shared(name: str) -> Path:
     """A file of the test data beside the checkout; the test is skipped where it is not there."""
     path = SHARED / name

@@ -25,10 +25,12 @@ from mink_local.catalog import resolve
 from mink_local.constraints import Constrainer, Constraints
 from mink_local.draw import Draw
 from mink_local.errors import GenerationError
+from mink_local.llamacpp import Part
 from mink_local.model import Model
 from mink_local.native import check, native_sampler
 from mink_local.samplers import SAMPLERS, Greedy, MinK, Mirostat, Sampler, parse
 from tests import reference
+from tests.conftest import forget
 
 STORY = [{"role": "user", "content": "Tell me a story about a robot."}]
 JSON = [{"role": "user", "content": "Describe a cat as JSON with its name and age."}]
@@ -70,8 +72,7 @@ def llama() -> Iterator[Llama]:
 def rows(smollm2: Model) -> Row:
     """Logits of the real model over the steps of a text, (32, V)."""
     context = smollm2._context
-    context.clear()
-    smollm2._cached = []
+    forget(smollm2)
     tokens = smollm2._weights.tokenize(
         "Robots were rare, and so the small town had built its own, out of what lay around: an old oven, "
         "two bicycles, a radio.",
@@ -80,7 +81,7 @@ def rows(smollm2: Model) -> Row:
     )
     taken = []
     for position, token in enumerate(tokens[:32]):
-        context.decode([token], position)
+        context.decode(Part([token], position))
         taken.append(context.logits().copy())
     context.clear()
     return np.array(taken)
@@ -416,13 +417,12 @@ def test_constrained_text_is_that_of_one_llama_cpp_chain(smollm2: Model, tempera
         C.llama_sampler_init_dist(seed),
     ):
         C.llama_sampler_chain_add(chain.handle, sampler)
-    context.clear()
-    smollm2._cached = []
+    forget(smollm2)
     tokens = list(prompt)
     k: list[int] = []
     batch = tokens
     while len(k) < len(reply.k):
-        context.decode(batch, len(tokens) - len(batch))
+        context.decode(Part(batch, len(tokens) - len(batch)))
         batch = [C.llama_sampler_sample(chain.handle, context.handle, -1)]
         tokens += batch
         k.append(check(cut, 1))
@@ -456,9 +456,9 @@ def test_greedy_over_what_is_left(smollm2: Model) -> None:
     """At temperature 0 every seed gives the same text, and it is the likeliest that the grammar has."""
     digits = Constraints(grammar="root ::= [0-9]")
     answers = {"".join(smollm2.chat(STORY, temperature=0, seed=n, constraints=digits)) for n in (1, 2)}
-    smollm2._rewind(prompt := smollm2._template.tokens(STORY))
-    smollm2._extend(prompt[-1:])
-    row = smollm2._context.logits()
+    forget(smollm2)._context.decode(Part(smollm2._template.tokens(STORY), 0))
+    row = smollm2._context.logits().copy()
+    smollm2._context.clear()
     pieces = [smollm2._weights.piece(token) for token in range(row.size)]
     likeliest = max((t for t in range(row.size) if re.fullmatch(rb"[0-9]", pieces[t])), key=row.__getitem__)
     assert answers == {pieces[likeliest].decode()}

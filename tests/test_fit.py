@@ -197,7 +197,7 @@ import gc, json, logging, resource, sys, weakref
 from pathlib import Path
 from mink_local import loading
 from mink_local.errors import ModelError
-from mink_local.llamacpp import Context, Weights
+from mink_local.llamacpp import Context, Part, Weights
 
 resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
 said = []
@@ -218,7 +218,7 @@ for fits in (40, 8, -1):
 
     try:
         layers, weights, context = loading._load_what_fits(load, 31)
-        assert context.decode([1], 0)
+        assert context.decode(Part([1], 0))
         outcome = loading._placement(layers, weights.n_layers)
     except ModelError as error:
         outcome = str(error)
@@ -240,7 +240,7 @@ def test_fewer_layers_where_memory_runs_out(smollm2_path: Path) -> None:
         "on the GPU, every layer",
         "on the GPU with 7 of 31 layers, on the CPU with the rest",
     ]
-    assert lines[-1][2].startswith("no context of 1048576 tokens")
+    assert lines[-1][2].startswith("no context of 1 x 1048576 tokens")
     for _, attempts, _, said in lines:
         assert len(said) == len(attempts) - 1
         for layers, fewer, message in zip(attempts, attempts[1:], said, strict=False):

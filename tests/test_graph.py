@@ -17,7 +17,7 @@ from mink_local import ggml, graph, load_model
 from mink_local.catalog import resolve
 from mink_local.errors import GenerationError, MinkError
 from mink_local.graph import Chain, GraphDraw, has_graph
-from mink_local.llamacpp import Context, Weights
+from mink_local.llamacpp import Context, Part, Weights
 from mink_local.model import Model
 from mink_local.samplers import (
     Eta,
@@ -32,7 +32,7 @@ from mink_local.samplers import (
     TopNSigma,
     TopP,
 )
-from tests.conftest import SHARED
+from tests.conftest import SHARED, forget
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -305,7 +305,7 @@ def test_the_draws_follow_the_distribution_of_the_candidates(weights: Weights, s
     temperature, n_draws = 1.2, 250
     context = Context(weights, 512, 1)
     prompt = weights.tokenize("The", add_special=True, parse_special=False)
-    context.decode(prompt, 0)
+    context.decode(Part(prompt, 0))
     ids, logits = sampler.candidates(context.logits(), temperature)
     assert 7 <= ids.size <= 17
     draw = GraphDraw(sampler, temperature, 7, context)
@@ -313,7 +313,7 @@ def test_the_draws_follow_the_distribution_of_the_candidates(weights: Weights, s
     counts = dict.fromkeys(ids.tolist(), 0)
     for _ in range(n_draws):
         context.truncate(len(prompt) - 1)
-        context.decode(prompt[-1:], len(prompt) - 1)
+        context.decode(Part(prompt[-1:], len(prompt) - 1))
         token = draw.next()
         assert token is not None
         counts[token] += 1  # KeyError: drawn from outside the cut
@@ -328,13 +328,13 @@ def test_only_an_output_spends_a_random_number(weights: Weights) -> None:
         draw = GraphDraw(MinK(1000), 5.0, 7, context)
         if attach_first:
             assert draw.attach()
-        context.decode([1, 2], 0, output=False)
-        context.decode([3, 4], 2, output=False)
+        context.decode(Part([1, 2], 0, output=False))
+        context.decode(Part([3, 4], 2, output=False))
         if not attach_first:
             assert draw.attach()
         tokens: list[int | None] = []
         for position in range(4, 16):
-            context.decode([5], position)
+            context.decode(Part([5], position))
             tokens.append(draw.next())
         return tokens
 
@@ -348,8 +348,7 @@ def test_only_an_output_spends_a_random_number(weights: Weights) -> None:
 
 def ask(model: Model, text: str = "Tell me a story about a cat.", **options: Any) -> tuple[str, list[int]]:
     """An answer and its k, with nothing in the KV cache: what is there changes the logits a little."""
-    model._context.clear()
-    model._cached.clear()
+    forget(model)
     options = {"temperature": 5.0, "seed": 3, "max_tokens": 16, **options}
     reply = model.chat([{"role": "user", "content": text}], **options)
     return "".join(reply), reply.k
@@ -400,7 +399,7 @@ def test_what_has_no_graph_form_is_drawn_on_the_host_and_says_so(
 
 
 def test_auto_is_the_host_on_a_cpu(on_host: Model) -> None:
-    assert not on_host._in_graph
+    assert not on_host._chat_in_graph
 
 
 def test_another_sampling_is_refused() -> None:
@@ -450,7 +449,7 @@ def test_an_exception_while_a_batch_is_built_is_raised_by_the_next_draw(
     draw = GraphDraw(MinK(), 1.0, 1, context)
     assert draw.attach()
     monkeypatch.setattr(graph, "GRAPHS", {MinK: fail})
-    context.decode([1, 2, 3], 0)
+    context.decode(Part([1, 2, 3], 0))
     with pytest.raises(GenerationError, match="could not be built"):
         draw.next()
 
@@ -486,14 +485,14 @@ def test_a_chain_may_outlive_its_context_and_the_other_way_round(weights: Weight
 def test_a_second_chain_takes_the_place_of_the_first(small: Context) -> None:
     first, second = (GraphDraw(MinK(), 1.0, seed, small) for seed in (1, 2))
     assert first.attach()
-    small.decode([1, 2], 0)
+    small.decode(Part([1, 2], 0))
     assert second.attach()
     del first
     gc.collect()
-    small.decode([3], 2)
+    small.decode(Part([3], 2))
     assert second.next() is not None
     second.detach()
-    small.decode([4], 3)
+    small.decode(Part([4], 3))
     assert np.isfinite(small.logits()).all()
     with pytest.raises(GenerationError, match="no token"):
         second.next()
@@ -511,7 +510,7 @@ def test_a_clone_of_a_chain_cuts_too(small: Context) -> None:
     chain.free()
     small.attach(clone)
     assert chain.offloaded
-    small.decode([1, 2], 0)
+    small.decode(Part([1, 2], 0))
     token, report = small.sampled()
     assert report >= 1
     assert token >= 0

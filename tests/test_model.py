@@ -12,18 +12,15 @@ from pathlib import Path
 import pytest
 
 from mink_local import MinK, load_model
+from mink_local.answer import TextStream
 from mink_local.errors import ContextOverflowError, GenerationError
+from mink_local.llamacpp import Part
 from mink_local.model import Model, Reply
 from mink_local.samplers import Greedy
+from tests.conftest import forget
 
 STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-def forget(model: Model) -> Model:
-    """The model as it is when just loaded: nothing in the KV cache."""
-    model._rewind([])
-    return model
 
 
 def rerun(code: str, *arguments: str) -> str:
@@ -71,7 +68,7 @@ def test_every_token_is_a_candidate_of_its_step(smollm2: Model) -> None:
     reply._draw = watched  # type: ignore[assignment]
     watched.k = 0  # type: ignore[attr-defined]
     "".join(reply)
-    drawn = smollm2._cached[reply.prompt_tokens :]
+    drawn = smollm2._batch.slots[0].tokens[reply.prompt_tokens :]
     assert len(drawn) >= 30
     assert all(token in ids for token, ids in zip(drawn, allowed, strict=False))
     assert any(token != ids[0] for token, ids in zip(drawn, allowed, strict=False))
@@ -93,7 +90,7 @@ def test_only_new_tokens_are_evaluated(smollm2: Model) -> None:
         reply = smollm2.chat(messages, temperature=0.0, max_tokens=50)
         messages.append({"role": "assistant", "content": "".join(reply)})
         assert reply.evaluated_tokens == reply.prompt_tokens - held
-        held = len(smollm2._cached)
+        held = len(smollm2._batch.slots[0].tokens)
         assert held >= reply.prompt_tokens + reply.n_tokens - 1
     again = smollm2.chat(messages[:-1], temperature=0.0, max_tokens=50)
     assert "".join(again) == messages[-1]["content"]
@@ -175,7 +172,7 @@ def test_interrupt_while_the_prompt_is_read(smollm2: Model, seconds: float) -> N
     whole_prompt = reply.prompt_tokens
     _interrupt_after(reply, seconds)
     assert reply.finish_reason == "interrupted"
-    assert len(smollm2._cached) < whole_prompt
+    assert len(smollm2._batch.slots[0].tokens) < whole_prompt
     assert "".join(smollm2.chat(FRANCE, temperature=0.0, max_tokens=20)) == expected
 
 
@@ -251,7 +248,7 @@ def test_models_are_freed_in_any_order(tiny: Callable[..., Path]) -> None:
         del reply, weights
         gc.collect()
         assert context.truncate(0)
-        assert context.decode([1], 0)
+        assert context.decode(Part([1], 0))
         del context
         gc.collect()
 
@@ -259,13 +256,16 @@ def test_models_are_freed_in_any_order(tiny: Callable[..., Path]) -> None:
 def test_utf8_comes_in_whole_characters(smollm2: Model) -> None:
     """Characters that are several tokens: pieces are never broken, and all bytes arrive."""
     text = "naïve ½ 日本語 😀"
-    reply = smollm2.chat(FRANCE)
     tokens = smollm2._weights.tokenize(text, add_special=False, parse_special=False)
     assert len(tokens) > len(text) / 2
     assert any(not _is_utf8(smollm2._weights.piece(token)) for token in tokens)
-    pieces = list(reply._decode_utf8(tokens))
-    assert "".join(pieces) == text
-    assert list(reply._decode_utf8(tokens[:-1]))[-1].endswith("\ufffd")  # half a character at the end
+    stream = TextStream()
+    pieces = [stream.push(smollm2._weights.piece(token)) for token in tokens[:-1]]
+    assert all(text.startswith("".join(pieces[:n])) for n in range(len(pieces)))
+    half = "".join(pieces) + stream.close()
+    assert half.endswith("\ufffd")
+    whole = TextStream()
+    assert "".join(whole.push(smollm2._weights.piece(token)) for token in tokens) + whole.close() == text
 
 
 def _is_utf8(data: bytes) -> bool:
