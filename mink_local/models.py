@@ -68,7 +68,8 @@ def list_(here: bool, as_json: bool) -> None:
     from mink_local.memory import gpus, room
 
     free = room()
-    rows = [*_listed(free), *_found(free)]
+    rows = _listed(free)
+    rows += _found(free, known={row["path"] for row in rows})
     if here:
         rows = [row for row in rows if row["path"]]
     if as_json:
@@ -104,9 +105,8 @@ def _row(entry: Entry, free: Room) -> dict[str, Any]:
     return row | {"source": entry.source, "licence": entry.licence, "note": entry.note}
 
 
-def _found(free: Room) -> list[dict[str, Any]]:
-    """A row for every model in the stores that is none of the catalogue's."""
-    known = {row["path"] for row in _listed(free)}
+def _found(free: Room, known: set[str | None]) -> list[dict[str, Any]]:
+    """A row for every model in the stores whose path is not known yet."""
     return [
         {"name": name, **_here(path, free), "source": name.partition(":")[0], "licence": "", "note": ""}
         for name, path in stores.elsewhere()
