@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from mink_local.catalog import Entry
 from mink_local.describe import size_in_words
@@ -108,10 +109,6 @@ def _listed(entry: Entry, repository: str) -> list[RemoteFile]:
 
 def _fetch(file: RemoteFile, say: Say) -> None:
     """Have the file as a blob of the cache, whole and hashed."""
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers, disable_progress_bars
-
     blob = hub_folder(file.repository) / "blobs" / file.blob
     blob.parent.mkdir(parents=True, exist_ok=True)
     if blob.exists():
@@ -120,30 +117,17 @@ def _fetch(file: RemoteFile, say: Say) -> None:
             return
         say(f"{file.name} is damaged: fetching it again")
         blob.unlink()
-    if not sys.stderr.isatty():
-        disable_progress_bars()
     partial = blob.with_name(f"{blob.name}.incomplete")
     with partial.open("ab") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise DownloadError(f"{file.name} is being fetched by another process") from None
-        have = stream.tell()
-        if have > file.size:
-            have = stream.truncate(0)
-        missing, free = file.size - have, shutil.disk_usage(blob.parent).free
-        if free < missing:
-            raise DownloadError(
-                f"{file.name} takes {size_in_words(missing)} and {size_in_words(free)} are free in "
-                f"{blob.parent}: make room, or set HF_HOME to another disk"
-            )
-        if have:
-            say(f"continuing {file.name} at {size_in_words(have)} of {size_in_words(file.size)}")
-        else:
-            say(f"fetching {file.name}, {size_in_words(file.size)}")
-        url = hf_hub_url(file.repository, file.name, revision=file.commit)
-        http_get(url, stream, resume_size=have, headers=build_hf_headers(), expected_size=file.size)
-        stream.flush()
+        try:
+            _download(file, stream, say)
+        except KeyboardInterrupt:
+            say("interrupted: what is here is kept, and the next pull continues")
+            raise
         os.fsync(stream.fileno())
         say("checking its SHA-256" if file.sha256 else "its SHA-256 is not known: checking its size alone")
         if not _is_right(partial, file):
@@ -152,6 +136,49 @@ def _fetch(file: RemoteFile, say: Say) -> None:
                 f"{file.name} arrived damaged and was deleted: its SHA-256 is wrong; pull again"
             )
         partial.replace(blob)
+
+
+def _download(file: RemoteFile, stream: BinaryIO, say: Say) -> None:
+    """Append to `stream` what it lacks of the file, for as long as a broken connection brings some of it."""
+    from huggingface_hub import errors, hf_hub_url
+    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    have = stream.tell()
+    if have > file.size:
+        have = stream.truncate(0)
+    missing, free = file.size - have, shutil.disk_usage(hub_folder(file.repository)).free
+    if free < missing:
+        raise DownloadError(
+            f"{file.name} takes {size_in_words(missing)} and {size_in_words(free)} are free: make room, or "
+            "set HF_HOME to another disk"
+        )
+    while True:
+        place = f"at {size_in_words(have)} of {size_in_words(file.size)}"
+        say(
+            f"continuing {file.name} {place}" if have else f"fetching {file.name}, {size_in_words(file.size)}"
+        )
+        try:
+            http_get(
+                hf_hub_url(file.repository, file.name, revision=file.commit),
+                stream,
+                resume_size=have,
+                headers=build_hf_headers(),
+                expected_size=file.size,
+                displayed_filename=Path(file.name).name,
+            )
+        except HTTPError as error:
+            stream.flush()
+            size = os.fstat(stream.fileno()).st_size
+            if isinstance(error, errors.HfHubHTTPError) or size == have:
+                raise
+            have = size
+        else:
+            stream.flush()
+            return
 
 
 def _is_right(path: Path, file: RemoteFile) -> bool:
@@ -204,7 +231,7 @@ def _errors(repository: str, revision: str) -> Iterator[None]:
     except HTTPError as error:  # the base of what the HTTP client raises without an answer
         reason = str(error) or type(error).__name__
         raise DownloadError(
-            f"{constants.ENDPOINT} cannot be reached ({reason}): try again, it continues"
+            f"the connection to {constants.ENDPOINT} failed ({reason}): pull again, it continues"
         ) from None
     except (AttributeError, KeyError, TypeError, json.JSONDecodeError):
         raise DownloadError(

@@ -1,6 +1,7 @@
 """`mink-models`: which models are here and which could be, what is in them, and fetching them."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,10 +76,10 @@ def list_(here: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    console = Console()
-    _print_here([row for row in rows if row["path"]], console)
+    console = Console() if sys.stdout.isatty() else Console(width=200)  # a pipe wants whole lines
     if not here:
         _print_others([row for row in rows if not row["path"]], console)
+    _print_here([row for row in rows if row["path"]], console)
     devices = "; ".join(
         f"{gpu.name}: {size_in_words(gpu.free)} of {size_in_words(gpu.total)} free" for gpu in gpus()
     )
@@ -123,9 +124,10 @@ def _here(path: Path, free: Room) -> dict[str, Any]:
 
 
 def _print_here(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    table = Table(
-        "here", "size", "fits", "licence", "note", box=None, padding=(0, 2, 0, 0), header_style="bold"
-    )
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("here", overflow="fold")  # the name is there to be copied
+    for title in ("size", "fits", "licence", "note"):
+        table.add_column(title)
     for row in rows:
         size = size_in_words(row["size"]) if row["size"] else "?"
         table.add_row(*map(Text, (row["name"], size, row["fits"], row["licence"], row["note"])))

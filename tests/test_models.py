@@ -85,7 +85,8 @@ def test_list(mink: Mink, tmp_path: Path, tiny: Callable[..., Path], monkeypatch
     status, output, _ = mink("list")
     lines = output.splitlines()
     assert status == 0
-    assert lines[1].split()[:4] == ["smollm2-135m", "98", "MB", "GPU"]
+    (embedded,) = (line for line in lines if line.startswith("smollm2-135m"))
+    assert embedded.split()[:4] == ["smollm2-135m", "98", "MB", "GPU"]
     (llama,) = (line for line in lines if line.startswith("llama-3-8b"))
     assert llama.split() == ["llama-3-8b", "4.9+", "5.7+", "6.6+", "8.5~", "Llama", "3"]
     (large,) = (line for line in lines if line.startswith("llama-3-70b"))
