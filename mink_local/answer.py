@@ -5,7 +5,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +17,19 @@ from mink_local.samplers import Greedy, MinK, Sampler
 from mink_local.template import Message
 
 FinishReason = Literal["stop", "length", "interrupted", "overflow"]
-Prompt = str | Sequence[Message]
+Prompt = str | Sequence[Message] | Sequence[int]
+
+
+def are_tokens(prompt: Sequence[Message] | Sequence[int]) -> TypeGuard[Sequence[int]]:
+    return len(prompt) > 0 and isinstance(prompt[0], int)
 
 
 @dataclass(frozen=True)
 class Request:
     """What an answer is asked for with.
 
-    prompt: messages, dicts with "role" and "content", which the chat template makes a prompt of; or a
-        text to be continued as it is, whose control tokens are read as such.
+    prompt: messages, dicts with "role" and "content", which the chat template makes a prompt of; or what
+        is to be continued as it is: a text, whose control tokens are read as such, or its token ids.
     sampler: MinK() by default.
     temperature: > 0 divides the logits of the tokens that stand; 0 takes the largest logit.
     max_tokens: the context is the limit by default.

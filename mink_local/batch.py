@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 from mink_local.answer import Answer
 from mink_local.errors import GenerationError
@@ -13,8 +14,11 @@ log = logging.getLogger("mink_local")
 SHARED = 4  # tokens of a common beginning from which on it is copied from another sequence, or waited for
 
 
-class Slot:
-    """A sequence of the KV cache, and the answer that is written in it.
+Job = TypeVar("Job")
+
+
+class Slot(Generic[Job]):
+    """A sequence of the KV cache, and what it is used for.
 
     tokens: what the cache holds for certain. pending: what is to be evaluated behind them.
     """
@@ -23,14 +27,14 @@ class Slot:
         self.seq_id = seq_id
         self.tokens: list[int] = []
         self.pending: Sequence[int] = ()
-        self.answer: Answer | None = None
+        self.job: Job | None = None
         self.graph: GraphDraw | None = None
         self._context = context
 
-    def rewind(self, tokens: Sequence[int]) -> None:
+    def rewind(self, tokens: Sequence[int], outputs: int = 1) -> None:
         """Forget what the cache holds beyond its common beginning with `tokens`, the rest of which is
-        pending then. The last one always is: its logits are wanted."""
-        self.cut(common_prefix(self.tokens, tokens[:-1]))
+        pending then. So are the last `outputs` in any case: their logits are wanted."""
+        self.cut(common_prefix(self.tokens, tokens[: len(tokens) - outputs]))
         self.pending = tokens[len(self.tokens) :]
 
     def cut(self, length: int) -> None:
@@ -42,14 +46,14 @@ class Slot:
             length = 0
         del self.tokens[length:]
 
-    def copy_from(self, other: "Slot") -> None:
+    def copy_from(self, other: "Slot[Job]") -> None:
         self._context.clear(self.seq_id)
         self._context.copy(other.seq_id, self.seq_id)
         self.tokens = other.tokens.copy()
 
     def take(self, room: int) -> Part:
         """The next of what is pending, at most `room` tokens."""
-        return Part(self.pending[:room], len(self.tokens), self.seq_id, room >= len(self.pending))
+        return Part(self.pending[:room], len(self.tokens), self.seq_id, int(room >= len(self.pending)))
 
     def evaluated(self, part: Part) -> None:
         self.tokens += part.tokens
@@ -63,7 +67,7 @@ class Slot:
 
     def release(self) -> None:
         """What is in the cache stays there, for an answer that begins in the same way."""
-        self.answer, self.pending = None, ()
+        self.job, self.pending = None, ()
         self.detach()
 
     def detach(self) -> None:
@@ -82,7 +86,7 @@ class Batch:
     """
 
     def __init__(self, context: Context) -> None:
-        self.slots = [Slot(context, seq_id) for seq_id in range(context.n_seq)]
+        self.slots: list[Slot[Answer]] = [Slot(context, seq_id) for seq_id in range(context.n_seq)]
         self._context = context
         self._runs = 0  # how many were begun: only the last may go on
 
@@ -105,14 +109,14 @@ class Batch:
                 if upcoming.finish_reason:
                     yield upcoming, ""
                 upcoming = next(waiting, None)
-            busy = [slot for slot in self.slots if slot.answer is not None]
+            busy = [slot for slot in self.slots if slot.job is not None]
             if not busy:
                 return
             if (outputs := self._decode(busy)) is None:
                 yield from self._interrupted(busy)
                 return
             for slot, output in outputs:
-                answer = slot.answer
+                answer = slot.job
                 if answer is None or (token := self._draw(slot, output)) is None:
                     continue
                 text = answer.accept(*token)
@@ -124,28 +128,16 @@ class Batch:
                     raise GenerationError("another answer was begun on this model before this one ended")
 
     def _begin(self, answer: Answer, in_graph: bool) -> bool:
-        """Give an answer a sequence; False where it has to wait for one, or for what another reads."""
-        free = [slot for slot in self.slots if slot.answer is None]
-        if not free:
+        """Give an answer a sequence; False where it has to wait."""
+        slot = place(self.slots, answer.prompt)
+        if slot is None:
             return False
-        prompt = answer.prompt[:-1]
-        has = {slot.seq_id: common_prefix(slot.tokens, prompt) for slot in self.slots}
-        slot = max(free, key=lambda slot: has[slot.seq_id])
-        source = max(self.slots, key=lambda slot: has[slot.seq_id])
-        for other in self.slots:
-            if other.pending and common_prefix([*other.tokens, *other.pending], prompt) >= (
-                has[source.seq_id] + SHARED
-            ):
-                return False
-        if has[source.seq_id] >= has[slot.seq_id] + SHARED:
-            slot.copy_from(source)
-        slot.rewind(answer.prompt)
         answer.begin(len(slot.pending))
-        slot.answer = answer
+        slot.job = answer
         slot.graph = _graph_draw(answer, self._context, slot.seq_id) if in_graph else None
         return True
 
-    def _decode(self, busy: list[Slot]) -> list[tuple[Slot, int]] | None:
+    def _decode(self, busy: list[Slot[Answer]]) -> list[tuple[Slot[Answer], int]] | None:
         """Evaluate a batch: one token of each sequence that writes, and as much as there is room for of
         the prompts that are being read. Returns the sequences that have an output, and its place in
         the batch, or None where it was interrupted."""
@@ -158,7 +150,7 @@ class Batch:
             part = slot.take(room)
             parts.append((slot, part))
             room -= len(part.tokens)
-            if part.output:
+            if part.outputs:
                 outputs.append((slot, self._context.n_batch - room - 1))
         if self._context.interrupted or not self._context.decode(*(part for _, part in parts)):
             for slot, part in parts:
@@ -168,17 +160,17 @@ class Batch:
             slot.evaluated(part)
         return outputs
 
-    def _interrupted(self, busy: list[Slot]) -> Iterator[tuple[Answer, str]]:
+    def _interrupted(self, busy: list[Slot[Answer]]) -> Iterator[tuple[Answer, str]]:
         for slot in busy:
-            if (answer := slot.answer) is not None:
+            if (answer := slot.job) is not None:
                 text = answer.end("interrupted")
                 slot.release()
                 yield answer, text
 
-    def _draw(self, slot: Slot, output: int) -> tuple[int, int | None] | None:
+    def _draw(self, slot: Slot[Answer], output: int) -> tuple[int, int | None] | None:
         """The next token and, if it is not the answer's own draw, its k; None where the graph was not
         certain and the logits have to be asked for."""
-        answer = slot.answer
+        answer = slot.job
         assert answer is not None
         if slot.graph is None:
             return answer.draw(self._context.logits(output)), None
@@ -190,6 +182,29 @@ class Batch:
         slot.detach()
         slot.repeat()
         return None
+
+
+def place(slots: Sequence[Slot[Job]], tokens: Sequence[int], outputs: int = 1) -> Slot[Job] | None:
+    """A free sequence in which `tokens` are pending, but for a beginning that it holds or that was copied
+    from another; None where there is none free, or another reads such a beginning right now.
+
+    outputs: the logits of so many of the last tokens are wanted, so they are not part of the beginning.
+    """
+    free = [slot for slot in slots if slot.job is None]
+    if not free:
+        return None
+    beginning = tokens[: len(tokens) - outputs]
+    has = {slot.seq_id: common_prefix(slot.tokens, beginning) for slot in slots}
+    slot = max(free, key=lambda slot: has[slot.seq_id])
+    source = max(slots, key=lambda slot: has[slot.seq_id])
+    enough = has[source.seq_id] + SHARED
+    for other in slots:
+        if other.pending and common_prefix([*other.tokens, *other.pending], beginning) >= enough:
+            return None
+    if has[source.seq_id] >= has[slot.seq_id] + SHARED:
+        slot.copy_from(source)
+    slot.rewind(tokens, outputs)
+    return slot
 
 
 def _graph_draw(answer: Answer, context: Context, seq_id: int) -> GraphDraw | None:

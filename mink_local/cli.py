@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mink_local.catalog import DEFAULT_MODEL
-from mink_local.errors import MinkError, ModelNotFoundError
+from mink_local.errors import MinkError, ModelNotFoundError, TaskNotFoundError
 
 model_option = click.option(
     "--model",
@@ -33,7 +33,7 @@ def run(command: click.Command, program: str) -> None:
         sys.stdout.flush()
     except click.ClickException as error:
         status = _fail(program, error.format_message(), error.exit_code)
-    except ModelNotFoundError as error:
+    except (ModelNotFoundError, TaskNotFoundError) as error:
         status = _fail(program, str(error), 2)
     except MinkError as error:
         status = _fail(program, str(error), 1)

@@ -33,5 +33,25 @@ class ContextOverflowError(MinkError):
         self.n_ctx = n_ctx
 
 
+class RunError(MinkError):
+    """The folder of an evaluation cannot be used, or what is in it does not go with what is asked for."""
+
+
 class GenerationError(MinkError):
     """The model stopped giving usable logits."""
+
+
+class TaskNotFoundError(MinkError):
+    """No task has this name."""
+
+
+class DataError(MinkError):
+    """A task's questions are not to be had, or their file is not in the task's format."""
+
+
+class MathVerifyError(MinkError):
+    """math-verify, which compares the answers of MATH500, cannot be used."""
+
+
+class ReportError(MinkError):
+    """A folder holds no run to report on, or the report cannot be written."""

@@ -530,6 +530,21 @@ def _deviation(logits, n, smallest, largest):
     return math.sqrt(max(squares / n - (total / n) * (total / n), 0.0))
 
 
+@_lazy_kernel
+def log_probability(logits, token):
+    """Natural logarithm of a token's probability in softmax(logits), float64; NaN where a logit is NaN
+    and where none is finite."""
+    largest = -np.inf
+    for j in range(logits.size):
+        if np.isnan(logits[j]):
+            return np.nan
+        largest = max(largest, np.float64(logits[j]))
+    if largest == -np.inf:
+        return np.nan
+    total, _, _ = _exp_sums(logits, largest, _LOG2_E)
+    return np.float64(logits[token]) - largest - math.log(total)
+
+
 @_helper
 def _threshold(cut, highest):
     """Key of the smallest float32 that is not below `cut`, float64; `highest` at the most."""

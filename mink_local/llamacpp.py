@@ -176,29 +176,31 @@ class Weights:
 
 
 class Part(NamedTuple):
-    """Consecutive tokens of one sequence, for a batch: they stand at `position` and on. `output`: logits,
-    or a token from the sampler that is attached, are wanted for the last one."""
+    """Consecutive tokens of one sequence, for a batch: they stand at `position` and on. `outputs`: of how
+    many of the last ones logits, or a token from the sampler that is attached, are wanted."""
 
     tokens: Sequence[int]
     position: int
     seq_id: int = 0
-    output: bool = True
+    outputs: int = 1
 
 
 class Context:
     """KV caches of `n_ctx` tokens for each of `n_seq` sequences over `weights`, and the batches that fill
-    them.
+    them, which have room for the logits of `n_outputs` tokens, by default one for each sequence.
 
     `n_ctx` is what llama.cpp made of the number asked for. Raises ModelError where the memory for it
     is not to be had or the model has no KV cache to generate with.
     """
 
-    def __init__(self, weights: Weights, n_ctx: int, n_threads: int, n_seq: int = 1) -> None:
+    def __init__(
+        self, weights: Weights, n_ctx: int, n_threads: int, n_seq: int = 1, n_outputs: int = 0
+    ) -> None:
         params = C.llama_context_default_params()
         params.n_ctx = n_ctx * n_seq
         params.n_seq_max = n_seq
         params.n_batch = params.n_ubatch = min(N_BATCH, params.n_ctx)
-        params.n_outputs_max = n_seq  # room for the logits of one token a sequence, not of every one
+        self.n_outputs = params.n_outputs_max = n_outputs or n_seq
         params.n_threads = params.n_threads_batch = n_threads
         self._interrupt = ctypes.c_uint8(0)
         self.handle = C.llama_init_from_model(weights.handle, params)
@@ -258,7 +260,7 @@ class Context:
             raise GenerationError("llama.cpp has no logits for a token that they were asked for")
         address = ctypes.addressof(pointer.contents)
         if address not in self._views:
-            if len(self._views) >= self.n_seq:  # llama.cpp has moved them
+            if len(self._views) >= self.n_outputs:  # llama.cpp has moved them
                 self._views.clear()
             array = (ctypes.c_float * self._n_vocab).from_address(address)
             self._views[address] = np.ctypeslib.as_array(array)
@@ -319,13 +321,13 @@ class _Batch:
 
     def fill(self, parts: Iterable[Part]) -> C.llama_batch:
         end = 0
-        for tokens, position, seq_id, output in parts:
+        for tokens, position, seq_id, outputs in parts:
             start, end = end, end + len(tokens)
             self._token[start:end] = tokens
             self._pos[start:end] = range(position, position + len(tokens))
             self._seq_id[start:end] = seq_id
-            self._output[start:end] = 0
-            self._output[end - 1] = output
+            self._output[start : end - outputs] = 0
+            self._output[end - outputs : end] = 1
         self._struct.n_tokens = end
         return self._struct
 

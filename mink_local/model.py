@@ -3,9 +3,9 @@
 import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
-from mink_local.answer import Answer, Prompt, Request
+from mink_local.answer import Answer, Prompt, Request, are_tokens
 from mink_local.batch import Batch
 from mink_local.constraints import Constraints
 from mink_local.draw import Buffers
@@ -14,6 +14,7 @@ from mink_local.kernels import flag_is_set
 from mink_local.llamacpp import RANDOM_SEED, Context, Weights
 from mink_local.parallel import make_context
 from mink_local.samplers import Sampler
+from mink_local.scoring import Likelihood, Scorer
 from mink_local.template import ChatTemplate, Message
 
 log = logging.getLogger("mink_local")
@@ -55,7 +56,7 @@ class Model:
 
     def count_tokens(self, prompt: Prompt) -> int:
         """Tokens of the prompt that messages make, the opening of the answer included, or of a text."""
-        return len(self._tokens(prompt))
+        return len(self.tokens(prompt))
 
     def chat(
         self,
@@ -79,7 +80,7 @@ class Model:
         leaves no room to answer, MinkError where the chat template refuses the messages.
         """
         request = Request(messages, sampler, temperature, max_tokens, seed, stop, constraints)
-        reply = self._answer(Reply, request, self._tokens(messages))
+        reply = self._answer(Reply, request, self.tokens(messages))
         if reply.finish_reason == "overflow":
             raise ContextOverflowError(reply.prompt_tokens, self.n_ctx)
         self._context.interrupted = False
@@ -99,8 +100,8 @@ class Model:
     ) -> Iterator[Answer]:
         """Answer many prompts, `n_parallel` at a time, each on its own: answers in order of completion.
 
-        prompts: lists of messages, or texts to be continued. The other options are those of `Request`;
-        prompt number i has the seed `seed + i`, modulo 2^32 - 1. See `complete`.
+        prompts: lists of messages; texts or lists of token ids to be continued. The other options are those
+        of `Request`; prompt number i has the seed `seed + i`, modulo 2^32 - 1. See `complete`.
         """
         if seed is None:
             seed = secrets.randbelow(RANDOM_SEED)
@@ -129,8 +130,19 @@ class Model:
         tokens: list[int] = []
         for index, request in enumerate(requests):
             if request.prompt is not prompt and request.prompt != prompt:
-                prompt, tokens = request.prompt, self._tokens(request.prompt)
+                prompt, tokens = request.prompt, self.tokens(request.prompt)
             yield self._answer(Answer, request, tokens, index)
+
+    def likelihoods(
+        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], n_parallel: int | Literal["auto"] = "auto"
+    ) -> list[Likelihood]:
+        """How likely continuations are, each after its context: pairs of token ids, of at least one each.
+
+        Contexts that begin alike are evaluated once if they follow each other. Raises as `Scorer.score` does.
+        """
+        longest = max((len(context) + len(continuation) for context, continuation in pairs), default=1)
+        scorer = Scorer(self._weights, longest, self._context.n_threads, n_parallel)
+        return sorted(scorer.score(pairs), key=lambda likelihood: likelihood.index)
 
     def interrupt(self) -> None:
         """End the answers that are being written as soon as possible, a prompt that is being read
@@ -139,6 +151,11 @@ class Model:
         May be called from another thread, or from a signal handler.
         """
         self._context.interrupted = True
+
+    def forget(self) -> None:
+        """Empty the KV caches: what is evaluated next does not depend on what was before."""
+        for slot in self._batch.slots:
+            slot.cut(0)
 
     def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = "auto") -> None:
         """Make anew the KV caches, for `n_parallel` answers at a time that share `n_ctx` tokens each with
@@ -155,13 +172,28 @@ class Model:
             self._use(make_context(self._weights, n_ctx_before, n_threads, n_parallel_before))
             raise
 
-    def _tokens(self, prompt: Prompt) -> list[int]:
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt: of messages by the chat template, the opening of the answer included;
+        of a text with the beginning that the vocabulary asks for, unless it has that already.
+
+        Raises ValueError for a prompt of no tokens, and of ids that the vocabulary has not.
+        """
         if isinstance(prompt, str):
-            return self._weights.tokenize(prompt, add_special=True, parse_special=True)
-        return self._template.tokens(prompt)
+            begun = bool(self._weights.bos) and prompt.startswith(self._weights.bos)
+            tokens = self._weights.tokenize(prompt, add_special=not begun, parse_special=True)
+        elif are_tokens(prompt):
+            tokens = list(prompt)
+        else:
+            return self._template.tokens(cast(Sequence[Message], prompt))
+        if not tokens:
+            raise ValueError("the prompt is empty")
+        if not 0 <= min(tokens) <= max(tokens) < self._weights.n_vocab:
+            raise ValueError(f"the prompt's token ids must be from 0 to {self._weights.n_vocab - 1}")
+        return tokens
 
     def _answer(self, kind: type[_Answer], request: Request, prompt: list[int], index: int = 0) -> _Answer:
-        stop = () if isinstance(request.prompt, str) else self._template.stop
+        raw = isinstance(request.prompt, str) or are_tokens(request.prompt)
+        stop = () if raw else self._template.stop
         return kind(request, prompt, self.n_ctx, self._weights, self._buffers, stop, index)
 
 

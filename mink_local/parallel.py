@@ -15,12 +15,19 @@ _SHARE = 4  # of the free memory, the part that is taken unasked
 log = logging.getLogger("mink_local")
 
 
-def make_context(weights: Weights, n_ctx: int, n_threads: int, n_parallel: int | Literal["auto"]) -> Context:
+def make_context(
+    weights: Weights,
+    n_ctx: int,
+    n_threads: int,
+    n_parallel: int | Literal["auto"],
+    n_outputs: int = 0,
+) -> Context:
     """KV caches for `n_parallel` answers at a time that share `n_ctx` tokens each with their prompts, but
     no more tokens than the model was trained on.
 
     n_parallel: "auto" is 32 on a CPU and 64 on a GPU, or as many as fit a quarter of the free memory. Where
         there is no memory for as many as were asked for, there are fewer, with a warning.
+    n_outputs: see `Context`.
 
     Raises ValueError for a number out of range, ModelError where there is no memory for one answer.
     """
@@ -36,7 +43,7 @@ def make_context(weights: Weights, n_ctx: int, n_threads: int, n_parallel: int |
         wanted, possible = n_parallel, max(1, min(n_parallel, fitting))
     while True:
         try:
-            context = Context(weights, n_ctx, n_threads, possible)
+            context = Context(weights, n_ctx, n_threads, possible, n_outputs)
         except ModelError:
             if possible == 1:
                 raise

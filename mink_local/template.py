@@ -49,6 +49,12 @@ class ChatTemplate:
             tokens += self._weights.tokenize(part, add_special=False, parse_special=True)
         return tokens
 
+    def text(self, messages: Sequence[Message]) -> str:
+        """The text of a prompt that asks for the next answer, for those who want no tokens: control tokens in
+        messages are not told from the template's own. Raises as `tokens` does."""
+        _check(messages)
+        return _plain(messages) if self.is_plain else self._render(messages)
+
     @cached_property
     def _formatter(self) -> Jinja2ChatFormatter:
         weights = self._weights

@@ -266,7 +266,7 @@ def _decode(
     return took
 
 
-def _evaluate(slot: Slot, context: Context) -> None:
+def _evaluate(slot: Slot[Any], context: Context) -> None:
     while slot.pending:
         part = slot.take(context.n_batch)
         context.decode(part)

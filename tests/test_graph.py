@@ -328,8 +328,8 @@ def test_only_an_output_spends_a_random_number(weights: Weights) -> None:
         draw = GraphDraw(MinK(1000), 5.0, 7, context)
         if attach_first:
             assert draw.attach()
-        context.decode(Part([1, 2], 0, output=False))
-        context.decode(Part([3, 4], 2, output=False))
+        context.decode(Part([1, 2], 0, outputs=0))
+        context.decode(Part([3, 4], 2, outputs=0))
         if not attach_first:
             assert draw.attach()
         tokens: list[int | None] = []

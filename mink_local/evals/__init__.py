@@ -1,0 +1,1 @@
+"""mink-eval: evaluation of GGUF models over sampling methods and temperatures."""

@@ -1,0 +1,296 @@
+"""`mink-eval`: GGUF models on tasks with every sampling method and temperature, and what that says."""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mink_local import __version__
+from mink_local.catalog import DEFAULT_MODEL
+from mink_local.cli import GpuLayers, run
+
+if TYPE_CHECKING:
+    from mink_local.catalog import ModelFile
+    from mink_local.evals.tasks.base import Task
+    from mink_local.samplers import Sampler
+
+PROGRAM = "mink-eval"
+OUT = Path("mink-eval-run")
+
+EXAMPLES = """\b
+Examples:
+  mink-eval run sample-math --sampler min-k --sampler top-p --temp 1 --temp 5
+  mink-eval run gsm8k aqua --model qwen3-4b --model ./mine.gguf --temp 1 --repeats 3 --out runs/qwen
+  mink-eval report mink-eval-run
+
+The same command again goes on where the last one stopped, however that ended; another sampler,
+temperature, model, task, or more questions or repeats run only what is new.
+
+Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+
+_ELSEWHERE = {"report": "mink_local.evals.report"}
+
+
+class _Commands(click.Group):
+    """With commands of other modules, which are imported when they are wanted: the run needs none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *_ELSEWHERE]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _ELSEWHERE:
+            return super().get_command(ctx, name)
+        command: click.Command = getattr(import_module(_ELSEWHERE[name]), name)
+        return command
+
+
+@click.group(cls=_Commands, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name=PROGRAM)
+def cli() -> None:
+    """Evaluate GGUF models over sampling methods and temperatures."""
+
+
+def _tasks(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[Task]":
+    from mink_local.evals.tasks import find_task
+
+    return [find_task(name) for name in dict.fromkeys(names)]
+
+
+def _samplers(_: click.Context, __: click.Parameter, texts: Iterable[str]) -> "list[Sampler]":
+    from mink_local.samplers import parse
+
+    try:
+        return [parse(text) for text in texts]
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+
+
+def _models(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[ModelFile]":
+    """The models' files, each once; records know a model by its name, so two must not share one."""
+    from mink_local.catalog import resolve
+
+    files = {file.path: file for file in map(resolve, names)}
+    by_name: dict[str, ModelFile] = {}
+    for file in files.values():
+        if by_name.setdefault(file.name, file) is not file:
+            raise click.BadParameter(
+                f"{by_name[file.name].path} and {file.path} have the same name: rename one."
+            )
+    return list(by_name.values())
+
+
+def _finite(_: click.Context, __: click.Parameter, values: Sequence[float]) -> Sequence[float]:
+    for value in values:
+        if not math.isfinite(value):
+            raise click.BadParameter(f"{value} is not a finite number.")
+    return values
+
+
+class Parallel(click.ParamType["int | str"]):
+    name = "auto|N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "auto":
+            return value
+        from mink_local.llamacpp import N_SEQ_MAX
+
+        if not str(value).isdecimal() or not 1 <= int(value) <= N_SEQ_MAX:
+            self.fail(f"{value!r} is neither auto nor a number from 1 to {N_SEQ_MAX}.", param, ctx)
+        return int(value)
+
+
+def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
+    """Files by task, from FILE, where there is one task, and TASK=FILE."""
+    from mink_local.evals.tasks import TASKS
+
+    files: dict[str, Path] = {}
+    for text in texts:
+        name, equals, file = text.partition("=")
+        if not equals or name not in TASKS:
+            if len(tasks) > 1:
+                raise click.UsageError(f"--data {text} does not say of which task: write TASK={text}.")
+            name, file = tasks[0].name, text
+        if name not in [task.name for task in tasks]:
+            raise click.UsageError(f"--data {text} is for a task that is not run.")
+        if name in files:
+            raise click.UsageError(f"--data is given twice for {name}.")
+        files[name] = Path(file)
+    return files
+
+
+@cli.command("run")
+@click.argument("tasks", nargs=-1, required=True, metavar="TASK…", callback=_tasks)
+@click.option(
+    "--model",
+    "-m",
+    "models",
+    multiple=True,
+    default=[DEFAULT_MODEL],
+    show_default=True,
+    callback=_models,
+    metavar="NAME|PATH",
+    help="A name of models.txt or a .gguf file; may be given several times, as --sampler and --temp may.",
+)
+@click.option(
+    "--sampler",
+    "-s",
+    "samplers",
+    multiple=True,
+    default=["min-k"],
+    show_default=True,
+    callback=_samplers,
+    metavar="NAME[:OPTION=VALUE,…]",
+    help="A method: min-k, top-p:p=0.9,order=temperature-last, min-p, top-k, top-n-sigma, eta, p-less, "
+    "mirostat, greedy.",
+)
+@click.option(
+    "--temp",
+    "-t",
+    "temperatures",
+    multiple=True,
+    type=click.FloatRange(min=0),
+    default=[1.0],
+    show_default=True,
+    callback=_finite,
+    metavar="T",
+    help="A temperature; every sampler is run at each. Greedy has none and is run once, as is any at 0.",
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N questions of a task."
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Responses to every question, each with a seed of its own.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 2), default=0, show_default=True, metavar="N")
+@click.option(
+    "--max-tokens",
+    "-n",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Longest response; a longer one is truncated and counts as wrong.  [default: the task's]",
+)
+@click.option(
+    "--data",
+    multiple=True,
+    metavar="[TASK=]FILE",
+    help="The questions, instead of a download; may be given for every task.",
+)
+@click.option(
+    "--out",
+    "-o",
+    type=click.Path(path_type=Path),
+    default=OUT,
+    show_default=True,
+    metavar="DIR",
+    help="Folder of the records; a run that is there goes on.",
+)
+@click.option(
+    "--parallel",
+    type=Parallel(),
+    default="auto",
+    show_default=True,
+    help="Responses at a time; auto takes what suits memory and device.",
+)
+@click.option(
+    "--ctx",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most tokens for a prompt and its response.  [default: as many as they need]",
+)
+@click.option("--gpu-layers", type=GpuLayers(), default="auto", show_default=True, help="Layers on the GPU.")
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="CPU threads.  [default: one for every physical core]",
+)
+@click.option(
+    "--executor",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="ray spreads the run over a Ray cluster, with a worker on every GPU.",
+)
+@click.option(
+    "--ray-address",
+    metavar="ADDRESS",
+    help="The cluster.  [default: that of RAY_ADDRESS, or this machine]",
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Ray workers.  [default: one for every GPU, or every machine]",
+)
+@click.option("--quiet", "-q", is_flag=True, help="No progress, only the summary.")
+def run_command(
+    tasks: "list[Task]",
+    models: "list[ModelFile]",
+    samplers: "list[Sampler]",
+    temperatures: Sequence[float],
+    limit: int | None,
+    repeats: int,
+    seed: int,
+    max_tokens: int | None,
+    data: Sequence[str],
+    out: Path,
+    parallel: Any,
+    ctx: int | None,
+    gpu_layers: Any,
+    threads: int | None,
+    executor: str,
+    ray_address: str | None,
+    workers: int | None,
+    quiet: bool,
+) -> None:
+    """Have models answer the questions of tasks, with every sampler at every temperature.
+
+    Every response goes to a line of DIR/records.jsonl as soon as it is complete. The run may be stopped by
+    Ctrl-C, or in any other way: the same command goes on.
+    """
+    files = _data(data, tasks)
+    from mink_local.evals.grid import draws, methods
+    from mink_local.evals.run import Plan, evaluate
+    from mink_local.evals.worker import answer_here
+
+    plan = Plan(
+        tasks=tasks,
+        models=models,
+        draws=draws(methods(samplers, temperatures), repeats),
+        out=out,
+        data=files,
+        limit=limit,
+        seed=seed,
+        max_tokens=max_tokens,
+        ctx=ctx,
+    )
+    circumstances = {"n_parallel": parallel, "n_gpu_layers": gpu_layers, "n_threads": threads}
+    if executor == "local" and (workers or ray_address):
+        raise click.UsageError("--workers and --ray-address are Ray's: give --executor ray too.")
+    if executor == "ray":
+        from mink_local.evals.cluster import answer_on_ray, connect
+
+        connect(ray_address)
+        evaluate(plan, partial(answer_on_ray, workers=workers), circumstances, quiet)
+    else:
+        evaluate(plan, answer_here, circumstances, quiet)
+
+
+def main() -> None:
+    """Run `mink-eval`."""
+    run(cli, PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The tasks by name. A new one is a small file beside this one and a line in `TASKS`."""
+
+from mink_local.errors import TaskNotFoundError
+from mink_local.evals.tasks.aqua import Aqua
+from mink_local.evals.tasks.base import Bundled, OwnCopy, Published, Question, Task, Verdict, score
+from mink_local.evals.tasks.gpqa import Gpqa
+from mink_local.evals.tasks.gsm8k import Gsm8k
+from mink_local.evals.tasks.math500 import Math500
+
+__all__ = ["TASKS", "Question", "Task", "Verdict", "find_task", "score"]
+
+_GITHUB = "https://raw.githubusercontent.com"
+_GITHUB_LFS = "https://media.githubusercontent.com/media"
+
+_ALL = (
+    Gsm8k(
+        "gsm8k",
+        "GSM8K",
+        Published(
+            f"{_GITHUB}/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c"
+            "/grade_school_math/data/test.jsonl",
+            sha256="3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
+            size=749_738,
+        ),
+    ),
+    Aqua(
+        "aqua",
+        "AQuA",
+        Published(
+            f"{_GITHUB}/google-deepmind/AQuA/26b64ed1f22208c6742f47df547dfd65088ec30d/test.json",
+            sha256="de41581881ef95c5588c44ddc701c77fd480839241dd422a0d181262af24520c",
+            size=130_192,
+        ),
+    ),
+    Gpqa(
+        "gpqa",
+        "GPQA-main",
+        OwnCopy(
+            "its authors ask that its questions are not put online in plain text: get gpqa_main.csv from "
+            "https://huggingface.co/datasets/Idavidrein/gpqa or https://github.com/idavidrein/gpqa"
+        ),
+    ),
+    Math500(
+        "math500",
+        "MATH500",
+        Published(
+            f"{_GITHUB_LFS}/openai/prm800k/00811d6de065642a6967b9017d4cee59550c0ef4"
+            "/prm800k/math_splits/test.jsonl",
+            sha256="35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132",
+            size=446_564,
+        ),
+    ),
+    Gsm8k("sample-math", "Sample of word problems", Bundled("sample-math.jsonl")),
+    Aqua("sample-choice", "Sample of multiple choice", Bundled("sample-choice.jsonl")),
+)
+
+TASKS: dict[str, Task] = {task.name: task for task in _ALL}
+
+
+def find_task(name: str) -> Task:
+    """The task of this name. Raises TaskNotFoundError with the names that there are."""
+    if name not in TASKS:
+        raise TaskNotFoundError(f"unknown task {name!r}: the tasks are {', '.join(TASKS)}")
+    return TASKS[name]

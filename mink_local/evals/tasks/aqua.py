@@ -1,0 +1,54 @@
+"""AQuA-RAT (Ling et al. 2017, arXiv 1705.04146): algebra with five options."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mink_local.errors import DataError
+from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict, last_match
+from mink_local.evals.tasks.choices import judge, listed
+from mink_local.evals.tasks.lines import checked_text, read_rows, text_of
+
+_LETTERS = "ABCDE"
+_STRICT = re.compile(r"The answer is\s*\(?([A-E])\)?")
+
+
+class Aqua(Task):
+    """Questions with the options A to E, in AQuA's format. Flexible: see `choices.judge`."""
+
+    instruction = 'Your response must end with "The answer is (X)" where X is one of A, B, C, D, or E.'
+
+    def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:  # noqa: ARG002
+        for line, row in read_rows(path):
+            where = f"{path}, line {line}"
+            question = text_of(row, "question", where)
+            choices = _options(row, where)
+            gold = text_of(row, "correct", where)
+            if gold not in tuple(_LETTERS):
+                raise DataError(f"{where}: 'correct' is {gold[:20]!r} and not one of A to E")
+            prompt = f"{question}\n\n{listed(choices)}\n\n{self.instruction}"
+            yield line, Question("", prompt, gold, choices)
+
+    def strict(self, response: str, question: Question) -> Verdict:
+        answer = last_match(_STRICT, response)
+        return Verdict(answer, answer == question.gold) if answer else NO_ANSWER
+
+    def flexible(self, response: str, question: Question) -> Verdict:
+        return judge(response, question)
+
+
+def _options(row: dict[str, Any], where: str) -> tuple[str, ...]:
+    """The texts of the five options, without their letters."""
+    if "options" not in row:
+        raise DataError(f"{where}: no 'options'")
+    options = row["options"]
+    if not isinstance(options, list) or len(options) != len(_LETTERS):
+        raise DataError(f"{where}: 'options' is not a list of five")
+    choices = []
+    for letter, option in zip(_LETTERS, options, strict=True):
+        text = checked_text(option, "options", where)
+        if not text.startswith(f"{letter})"):
+            raise DataError(f"{where}: an option does not begin with '{letter})' but with {text[:5]!r}")
+        choices.append(text[2:].strip())
+    return tuple(choices)
