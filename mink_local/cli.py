@@ -17,7 +17,7 @@ model_option = click.option(
     default=DEFAULT_MODEL,
     show_default=True,
     metavar="NAME|PATH",
-    help="A name of models.txt or a .gguf file.",
+    help="A name of models.txt, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help).",
 )
 
 INTERRUPTED = 130  # the shell's exit status for a program that Ctrl-C ended

@@ -9,6 +9,14 @@ class ModelNotFoundError(MinkError):
     """No file stands behind a model's name or path."""
 
 
+class CatalogError(MinkError):
+    """A catalogue of models cannot be read or written."""
+
+
+class DownloadError(MinkError):
+    """A model could not be fetched."""
+
+
 class ModelError(MinkError):
     """A model file cannot be loaded or cannot generate text."""
 

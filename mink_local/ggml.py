@@ -55,22 +55,6 @@ _unary = {
 }
 _binary = {name: _operation(name, _PTR, _PTR) for name in ("add", "sub", "mul", "div", "get_rows")}
 _n_elements = function("ggml_nelements", _I64, _PTR)
-_device_count = function("ggml_backend_dev_count", _SIZE)
-_device = function("ggml_backend_dev_get", _PTR, _SIZE)
-_device_type = function("ggml_backend_dev_type", ctypes.c_int, _PTR)
-_device_memory = function("ggml_backend_dev_memory", None, _PTR, ctypes.POINTER(_SIZE), ctypes.POINTER(_SIZE))
-_TYPE_GPU = 1  # of enum ggml_backend_dev_type
-
-
-def free_gpu_memory() -> int:
-    """Bytes that are free on the GPUs, all together; 0 where there is none."""
-    total = 0
-    free, capacity = _SIZE(), _SIZE()
-    for device in map(_device, range(_device_count())):
-        if _device_type(device) == _TYPE_GPU:
-            _device_memory(device, ctypes.byref(free), ctypes.byref(capacity))
-            total += free.value
-    return total
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,26 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import psutil
 
 from mink_local.catalog import resolve
 from mink_local.errors import ModelError
+from mink_local.fit import USUAL_CONTEXT, Need, Plan, Share
+from mink_local.fit import plan as make_plan
+from mink_local.header import read_header
 from mink_local.llamacpp import ALL_LAYERS, N_SEQ_MAX, Context, Weights, gpu_missing
+from mink_local.memory import room
 from mink_local.parallel import make_context
 from mink_local.vetting import vet
 
 if TYPE_CHECKING:
     from mink_local.model import Model, Sampling
 
-DEFAULT_N_CTX = 4096
+_EVERY_LAYER = 9999  # more than any model has: llama.cpp takes as many as there are
 
 Loader = Callable[[int], tuple[Weights, Context]]
 
@@ -37,12 +43,14 @@ def load_model(
     """Load a GGUF model.
 
     model: an alias of `models.txt` or a path.
-    n_ctx: tokens that prompt and answer share, all answers that are written at a time together; by
-        default 4096 for each, and at most what the model was trained on.
+    n_ctx: tokens that prompt and answer share, all answers that are written at a time together, and at
+        most what the model was trained on for each. By default it is chosen from the free memory: 4096
+        for each, up to 32768 for a single one, fewer where 4096 do not fit (`fit.plan`).
     n_parallel: how many answers can be written at a time (`Model.generate`); see also `Model.reserve`.
-    n_gpu_layers: "auto" puts every layer on the GPU where there is one, fewer where they do not fit,
-        none where there is no GPU; a number asks for just so many. `Model.placement` says what came
-        of it.
+    n_gpu_layers: "auto" puts as many layers on the GPU as its free memory holds, none where there is no
+        GPU; a number asks for so many, as llama.cpp counts them (the output is one more), -1 for all.
+        Where even those turn out not to fit it is tried with fewer, down to none. `Model.placement` says
+        what came of it.
     n_threads: CPU threads, one for every physical core by default.
     sampling: "graph" draws tokens inside llama.cpp's compute graph, so that no logits leave the GPU, "host"
         outside of it; "auto" takes the graph where the output layer is on a GPU, which it is as soon as
@@ -65,18 +73,20 @@ def load_model(
     file = resolve(model)
     vet(file)
     threads = n_threads or _physical_cores()
-    n_ctx_each = DEFAULT_N_CTX if n_ctx is None else max(1, n_ctx // n_parallel)
+    plan = _plan(file.path, n_ctx, n_gpu_layers, n_parallel)
+    if plan.warning:
+        log.warning("%s: %s", file.name, plan.warning)
 
     def load(layers: int) -> tuple[Weights, Context]:
         weights = Weights(file.path, layers, verbose)
-        if n_ctx is not None and n_ctx_each > weights.n_ctx_train:
+        if n_ctx is not None and n_ctx // n_parallel > weights.n_ctx_train:
             log.warning("%s was trained on %d tokens: the context is that", file.name, weights.n_ctx_train)
-        return weights, make_context(weights, n_ctx_each, threads, n_parallel)
+        return weights, make_context(weights, plan.n_ctx // n_parallel, threads, n_parallel)
 
     # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback, and which leaves
     # this one free to import Numba meanwhile: each takes about a third of a second.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        loading = pool.submit(_place, load, n_gpu_layers, threads)
+        loading = pool.submit(_place, load, plan.n_gpu_layers, n_gpu_layers, threads)
         from mink_local.model import Model
 
         weights, context, placement = loading.result()
@@ -84,45 +94,55 @@ def load_model(
     return Model(file.name, weights, context, placement, sampling)
 
 
-def _place(load: Loader, n_gpu_layers: int | Literal["auto"], threads: int) -> tuple[Weights, Context, str]:
-    """Load with the layers where they were asked for, or where they can be; says where that is."""
+def _plan(path: Path, n_ctx: int | None, n_gpu_layers: int | Literal["auto"], n_parallel: int) -> Plan:
+    """What of the model goes where."""
+    free = room()
+    try:
+        header = read_header(path)
+        return make_plan(header, free, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers, n_parallel=n_parallel)
+    except ModelError as error:  # llama.cpp may know of formats and types that are unknown here
+        log.info("%s", error)
+    if n_gpu_layers == "auto":
+        n_gpu_layers = ALL_LAYERS if free.vram else 0
+    layers = _EVERY_LAYER if n_gpu_layers == ALL_LAYERS else n_gpu_layers
+    return Plan(n_ctx or USUAL_CONTEXT * n_parallel, layers, Need(Share(), Share()))
+
+
+def _place(
+    load: Loader, n_gpu_layers: int, asked_for: int | Literal["auto"], threads: int
+) -> tuple[Weights, Context, str]:
+    """Load with so many layers on the GPU, or as many as it takes; says where they are."""
     missing = gpu_missing()
     if missing:
-        if n_gpu_layers not in ("auto", 0):
+        if asked_for not in ("auto", 0):
             log.warning("no layer goes to a GPU: %s", missing)
-        return *load(0), f"on the CPU, {threads} threads ({missing})"
-    if n_gpu_layers == "auto":
-        return _load_what_fits(load)
-    weights, context = load(n_gpu_layers)
-    return weights, context, _placement(n_gpu_layers, weights.n_layers)
+        weights, context = load(0)
+        placement = f"on the CPU, {threads} threads ({missing})"
+    else:
+        layers, weights, context = _load_what_fits(load, n_gpu_layers)
+        placement = _placement(layers, weights.n_layers)
+    return weights, context, f"{placement}, with a context of {context.n_ctx} tokens"
 
 
-def _load_what_fits(load: Loader) -> tuple[Weights, Context, str]:
-    """Load with as many layers on the GPU as it takes: all, three quarters, half, a quarter, none."""
-    try:
-        weights, context = load(ALL_LAYERS)
-        return weights, context, _placement(ALL_LAYERS, weights.n_layers)
-    except ModelError as error:
-        reason = error
-    weights, context = load(0)  # what fails here does not fail for want of GPU memory
-    for quarters in (3, 2, 1):
-        layers = weights.n_layers * quarters // 4
+def _load_what_fits(load: Loader, n_gpu_layers: int) -> tuple[int, Weights, Context]:
+    """Load with `n_gpu_layers` on the GPU or, where llama.cpp cannot allocate that, with three quarters of
+    them, half, a quarter, none. Returns how many it took."""
+    tries = [n_gpu_layers * quarters // 4 for quarters in (4, 3, 2, 1)]
+    for layers, fewer in pairwise([*sorted({*tries} - {0}, reverse=True), 0]):
         try:
-            weights, context = load(layers)
-            break
-        except ModelError:
-            layers = 0
-    placement = f"{_placement(layers, weights.n_layers)} (all of it does not fit the GPU)"
-    log.warning("%s: %s", placement, reason)
-    return weights, context, placement
+            return layers, *load(layers)
+        except ModelError as error:
+            reason = str(error)  # its traceback would keep what it has loaded so far in memory
+        log.warning("%d layers do not fit the GPU (%s): trying %d", layers, reason, fewer)
+    return 0, *load(0)
 
 
 def _placement(layers: int, n_layers: int) -> str:
     if layers == 0:
         return "on the CPU"
-    if layers == ALL_LAYERS or layers > n_layers:
+    if layers > n_layers:
         return "on the GPU, every layer"
-    return f"on the GPU with {layers} of {n_layers} layers, on the CPU with the rest"
+    return f"on the GPU with {layers} of {n_layers + 1} layers, on the CPU with the rest"
 
 
 def _physical_cores() -> int:

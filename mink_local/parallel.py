@@ -6,8 +6,8 @@ from typing import Literal
 import psutil
 
 from mink_local.errors import ModelError
-from mink_local.ggml import free_gpu_memory
 from mink_local.llamacpp import N_SEQ_MAX, Context, Weights
+from mink_local.memory import gpus
 
 ON_CPU, ON_GPU = 32, 64  # answers at a time, from where on more of them gain little
 _SHARE = 4  # of the free memory, the part that is taken unasked
@@ -57,4 +57,4 @@ def make_context(
 
 def _free_memory(weights: Weights) -> int:
     """Bytes that are free where the KV cache goes."""
-    return free_gpu_memory() if weights.on_gpu else psutil.virtual_memory().available
+    return sum(gpu.free for gpu in gpus()) if weights.on_gpu else psutil.virtual_memory().available

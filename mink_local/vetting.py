@@ -20,6 +20,7 @@ from platformdirs import user_cache_path
 
 from mink_local.catalog import ModelFile
 from mink_local.errors import MinkError, ModelError
+from mink_local.header import parts
 
 N_CTX = 512
 _GIB = 1 << 30
@@ -33,23 +34,22 @@ log = logging.getLogger("mink_local")
 def vet(file: ModelFile) -> None:
     """Return if llama.cpp can be trusted with the file, raise ModelError with the reason if not."""
     try:
-        status = file.path.stat()
+        state = _state(file.path)
         with file.path.open("rb") as stream:
             magic = stream.read(len(_MAGIC))
     except OSError as error:
-        raise ModelError(f"{file.path} cannot be read: {error.strerror}") from None
-    if status.st_size == 0:
+        raise ModelError(f"{error.filename} cannot be read: {error.strerror}") from None
+    if state[0] == 0:
         raise ModelError(f"{file.path} is empty")
     if magic != _MAGIC:
         raise ModelError(f"{file.path} is not a GGUF file: it does not start with {_MAGIC.decode()}")
-    path, state = str(file.path), [status.st_size, status.st_mtime_ns]
-    if _passed().get(path) == state:
+    if _passed().get(str(file.path)) == state:
         return
-    if file.sha256 is None or _sha256(file.path) != file.sha256:
-        if status.st_size > _GIB:
+    if file.sha256 is None or sha256_of(file.path) != file.sha256:
+        if state[0] > _GIB:
             log.warning("trying %s in a child process first (only this once)", file.path.name)
-        _try_in_child(file.path, status.st_size)
-    _remember(path, state)
+        _try_in_child(file.path, state[0])
+    remember(file.path)
 
 
 def _try_in_child(path: Path, size: int) -> None:
@@ -99,10 +99,16 @@ def _passed() -> dict[str, object]:
     return passed if isinstance(passed, dict) else {}
 
 
-def _remember(path: str, state: list[int]) -> None:
+def _state(path: Path) -> list[int]:
+    """Bytes and latest modification time, in ns, of a model's file, or of all its parts."""
+    status = [part.stat() for part in parts(path)]
+    return [sum(each.st_size for each in status), max(each.st_mtime_ns for each in status)]
+
+
+def remember(path: Path) -> None:
     """Add a file to those that passed. Where the cache cannot be written it is tried again next time."""
-    passed = {**_passed(), path: state}
     try:
+        passed = {**_passed(), str(path): _state(path)}
         _record().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=_record().parent, delete=False) as stream:
             json.dump(passed, stream)
@@ -111,7 +117,8 @@ def _remember(path: str, state: list[int]) -> None:
         log.info("could not write %s: %s", _record(), error)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
@@ -153,7 +160,7 @@ def _try_file(path: Path) -> None:
 
 if __name__ == "__main__":
     model_path = Path(sys.argv[1])
-    limit_memory(model_path.stat().st_size)
+    limit_memory(_state(model_path)[0])
     try:
         _try_file(model_path)
     except MinkError as error:

@@ -15,7 +15,6 @@ from mink_local import MinK, load_model
 from mink_local.answer import TextStream
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.llamacpp import Part
-from mink_local.loading import _load_what_fits
 from mink_local.model import Model, Reply
 from mink_local.samplers import Greedy
 from tests.conftest import forget
@@ -235,36 +234,6 @@ def test_placement_says_where_and_why(smollm2: Model) -> None:
     assert smollm2.placement.startswith(("on the CPU", "on the GPU"))
     if smollm2.placement.startswith("on the CPU"):
         assert "without GPU support" in smollm2.placement or "no GPU was found" in smollm2.placement
-
-
-@pytest.mark.parametrize(("fits", "tried", "said"), [
-    (40, [-1], "on the GPU, every layer"),
-    (24, [-1, 0, 22], "on the GPU with 22 of 30 layers"),
-    (8, [-1, 0, 22, 15, 7], "on the GPU with 7 of 30 layers"),
-    (3, [-1, 0, 22, 15, 7], "on the CPU"),
-])  # fmt: skip
-def test_as_many_layers_as_fit(
-    smollm2_path: Path, fits: int, tried: list[int], said: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A GPU that takes `fits` layers, played by refusing to load more on this CPU."""
-    from mink_local.errors import ModelError
-    from mink_local.llamacpp import Context, Weights
-
-    attempts = []
-
-    def load(layers: int) -> tuple[Weights, Context]:
-        attempts.append(layers)
-        if (30 if layers == -1 else layers) > fits:
-            raise ModelError("out of memory")
-        weights = Weights(smollm2_path)
-        return weights, Context(weights, 64, 1)
-
-    _, _, placement = _load_what_fits(load)
-    assert attempts == tried
-    assert placement.startswith(said)
-    if len(tried) > 1:
-        assert "does not fit" in placement
-        assert caplog.messages == [f"{placement}: out of memory"]
 
 
 def test_models_are_freed_in_any_order(tiny: Callable[..., Path]) -> None:

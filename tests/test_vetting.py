@@ -168,7 +168,7 @@ def test_a_file_that_the_catalogue_vouches_for_is_not_tried(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     embedded = resolve("smollm2-135m")
     vetting.vet(embedded)
-    monkeypatch.setattr(vetting, "_sha256", lambda _: pytest.fail("hashed a second time"))
+    monkeypatch.setattr(vetting, "sha256_of", lambda _: pytest.fail("hashed a second time"))
     vetting.vet(embedded)
 
 
