@@ -128,9 +128,8 @@ def kv_bytes_per_layer(header: Header) -> list[int]:
     values = header.number("attention.value_length", default)
     if header.number("attention.key_length_mla"):  # DeepSeek's latent attention keeps keys alone
         values = 0
-    has_own = header.n_layers - header.number(
-        "attention.shared_kv_layers"
-    )  # the last ones use others' caches
+    # The last layers may use the caches of others.
+    has_own = header.n_layers - header.number("attention.shared_kv_layers")
     recurrent = _recurrent_layers(header)
     return [
         heads[layer] * (keys + values) * _F16 if layer < has_own and layer not in recurrent else 0

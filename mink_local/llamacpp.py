@@ -126,25 +126,6 @@ class Weights:
     def eos(self) -> str:
         return self.token_text(C.llama_vocab_eos(self.vocab))
 
-    @cached_property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes that a token takes in the KV cache: a key and a value in float16 for every layer's
-        key-value heads. An upper bound where some layers have none or forget."""
-        heads: int = C.llama_model_n_head_kv(self.handle)
-        width = C.llama_model_n_embd(self.handle) // max(1, C.llama_model_n_head(self.handle))
-        key, value = (self._attention(name) or width for name in ("key_length", "value_length"))
-        return 2 * self.n_layers * heads * (key + value)
-
-    def _attention(self, name: str) -> int:
-        """A number of the file's metadata about attention; 0 where it is not there."""
-        architecture = self._metadata("general.architecture")
-        return int(self._metadata(f"{architecture}.attention.{name}") or 0)
-
-    def _metadata(self, key: str) -> str:
-        buffer = ctypes.create_string_buffer(64)
-        size = C.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
-        return buffer.value.decode("utf-8", "replace") if size > 0 else ""
-
     def token_text(self, token: int) -> str:
         """A token as the vocabulary spells it; empty for the -1 of a token that is not there."""
         text = C.llama_vocab_get_text(self.vocab, token) if 0 <= token < self.n_vocab else b""

@@ -7,9 +7,7 @@ import psutil
 
 from mink_local.fit import Room
 
-_LEFT_ALONE = (
-    1 << 30
-)  # bytes of each GPU, for its driver, other programs and what llama.cpp borrows on the way
+_LEFT_ALONE = 1 << 30  # bytes of each GPU, for its driver, other programs, what llama.cpp borrows
 _GPU, _INTEGRATED_GPU = 1, 2  # of enum ggml_backend_dev_type
 
 

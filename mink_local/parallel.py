@@ -6,6 +6,8 @@ from typing import Literal
 import psutil
 
 from mink_local.errors import ModelError
+from mink_local.fit import kv_bytes_per_token
+from mink_local.header import read_header
 from mink_local.llamacpp import N_SEQ_MAX, Context, Weights
 from mink_local.memory import gpus
 
@@ -36,11 +38,12 @@ def make_context(
     if n_parallel != "auto" and not 1 <= n_parallel <= N_SEQ_MAX:
         raise ValueError(f"n_parallel must be from 1 to {N_SEQ_MAX}, not {n_parallel}")
     n_ctx = min(n_ctx, weights.n_ctx_train)
-    fitting = _free_memory(weights) // (n_ctx * weights.kv_bytes_per_token or 1)
     if n_parallel == "auto":
-        wanted = possible = max(1, min(ON_GPU if weights.on_gpu else ON_CPU, fitting // _SHARE))
+        most = ON_GPU if weights.on_gpu else ON_CPU
+        wanted = possible = max(1, min(most, _fitting(weights, n_ctx) // _SHARE))
     else:
-        wanted, possible = n_parallel, max(1, min(n_parallel, fitting))
+        wanted = n_parallel
+        possible = 1 if wanted == 1 else max(1, min(wanted, _fitting(weights, n_ctx)))
     while True:
         try:
             context = Context(weights, n_ctx, n_threads, possible, n_outputs)
@@ -53,6 +56,15 @@ def make_context(
     if possible < wanted:
         log.warning("memory is short: %d answers at a time instead of %d", possible, wanted)
     return context
+
+
+def _fitting(weights: Weights, n_ctx: int) -> int:
+    """How many caches of `n_ctx` tokens the free memory holds."""
+    try:
+        each = n_ctx * kv_bytes_per_token(read_header(weights.path))
+    except ModelError:  # llama.cpp may know of formats that are unknown here
+        each = 0
+    return _free_memory(weights) // each if each else N_SEQ_MAX
 
 
 def _free_memory(weights: Weights) -> int:

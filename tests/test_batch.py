@@ -15,6 +15,8 @@ from mink_local import Constraints, MinK, load_model
 from mink_local import parallel as parallel_module
 from mink_local.answer import Answer, Request
 from mink_local.errors import GenerationError, ModelError
+from mink_local.fit import kv_bytes_per_token
+from mink_local.header import read_header
 from mink_local.llamacpp import Context, Part
 from mink_local.model import Model, Sampling
 from mink_local.samplers import Greedy, TopP
@@ -272,15 +274,6 @@ def test_reserve() -> None:
     assert "".join(model.chat(ask("Hello"), max_tokens=2))
 
 
-def test_bytes_of_a_token_are_what_llama_cpp_allocates(capfd: pytest.CaptureFixture[str]) -> None:
-    """As its log says: `llama_kv_cache: size = 22.50 MiB (512 cells, …)`."""
-    model = load_model("smollm2-135m", n_ctx=512, verbose=True)
-    line = next(line for line in capfd.readouterr().err.splitlines() if "kv_cache: size =" in line)
-    size = float(line.partition("size =")[2].split()[0]) * 2**20
-    assert model._weights.kv_bytes_per_token * 512 == pytest.approx(size, rel=0.01)
-    load_model("smollm2-135m", n_ctx=512)  # and llama.cpp is silent again
-
-
 @pytest.mark.parametrize(
     ("free", "wanted", "possible"), [(10, 8, 8), (5, 8, 5), (0.1, 8, 1), (20, "auto", 5)]
 )
@@ -294,7 +287,7 @@ def test_answers_at_a_time_are_those_that_memory_is_there_for(
 ) -> None:
     """A machine with memory for `free` answers, played by what is asked of it."""
     weights = smollm2._weights
-    each = 256 * weights.kv_bytes_per_token
+    each = 256 * kv_bytes_per_token(read_header(weights.path))
     monkeypatch.setattr(parallel_module, "_free_memory", lambda _: int(free * each))
     context = parallel_module.make_context(weights, 256, 1, wanted)
     assert context.n_seq == possible
