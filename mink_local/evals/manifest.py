@@ -23,19 +23,19 @@ from mink_local import __version__
 from mink_local.errors import RunError
 from mink_local.evals.records import MANIFEST, QUESTIONS, Store
 from mink_local.evals.tasks.base import Question
+from mink_local.header import parts
+from mink_local.vetting import sha256_of
 
 FORMAT = 1
 
 
 def file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
+    """Of a file's content; of a GGUF model that is split in several, of all their SHA-256."""
     try:
-        with path.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+        sums = [sha256_of(part) for part in parts(path)]
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
-    return digest.hexdigest()
+    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:
