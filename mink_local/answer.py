@@ -36,6 +36,8 @@ class Request:
     seed: 0 to 2^32 - 2; by default a random one.
     stop: strings that end the answer and are not part of it.
     constraints: penalties, logit bias, a grammar: what changes the logits before the cut.
+    think: the switch of a chat template that has the model think aloud, or not; None leaves it alone, and
+        a template without the switch knows nothing of it.
 
     Raises ValueError for an option out of range.
     """
@@ -47,6 +49,7 @@ class Request:
     seed: int | None = None
     stop: Sequence[str] = ()
     constraints: Constraints | None = None
+    think: bool | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -73,7 +76,7 @@ class Answer:
     evaluated_tokens: how many of those were not in the KV cache and had to be evaluated; known from
         the first piece on.
     text: all of it so far.
-    n_tokens: tokens of the answer so far, without the one that ends it.
+    tokens: the ids of the answer so far, without the one that ends it; n_tokens: how many.
     k: the number of candidates at every step so far, the one that ended it included; with mirostat
         the number that it kept.
     finish_reason: "stop" (the model, or a stop string, ended it), "length" (max_tokens, or the
@@ -101,7 +104,7 @@ class Answer:
         self.prompt_tokens = len(prompt)
         self.evaluated_tokens = 0
         self.text = ""
-        self.n_tokens = 0
+        self.tokens: list[int] = []
         self.k: list[int] = []
         self.finish_reason: FinishReason | None = None
         self.seconds = 0.0
@@ -115,6 +118,10 @@ class Answer:
         constraints = request.constraints
         constrainer = Constrainer(constraints, weights, prompt) if constraints else None
         self._draw = Draw(request.rule, request.temperature, self.seed, weights.n_vocab, constrainer, buffers)
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens)
 
     def begin(self, evaluated_tokens: int) -> None:
         """It has a sequence, in which so many tokens of the prompt are to be evaluated."""
@@ -131,7 +138,7 @@ class Answer:
         self.k.append(self._draw.k if k is None else k)
         if self._weights.ends_generation(token):
             return self.end("stop")
-        self.n_tokens += 1
+        self.tokens.append(token)
         text = self._stream.push(self._weights.piece(token))
         self.text += text
         if self._stream.stopped:

@@ -4,6 +4,9 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mink_local.answer import Answer
 from mink_local.errors import GenerationError
 from mink_local.graph import GraphDraw, has_graph
@@ -58,6 +61,17 @@ class Slot(Generic[Job]):
     def evaluated(self, part: Part) -> None:
         self.tokens += part.tokens
         self.pending = self.pending[len(part.tokens) :]
+
+    def evaluate(self) -> bool:
+        """Evaluate what is pending, on its own; False where it was interrupted."""
+        while self.pending:
+            part = self.take(self._context.n_batch)
+            if self._context.interrupted or not self._context.decode(part):
+                self._context.truncate(part.position, self.seq_id)
+                self.pending = ()
+                return False
+            self.evaluated(part)
+        return True
 
     def repeat(self) -> None:
         """Have the last token evaluated again, for its logits."""
@@ -126,6 +140,18 @@ class Batch:
                 yield answer, text
                 if run != self._runs:
                     raise GenerationError("another answer was begun on this model before this one ended")
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """The raw logits (V,) of what follows `tokens`, which end what was being written. Where llama.cpp
+        holds them, until the next batch. Raises GenerationError where it was interrupted."""
+        self._runs += 1
+        for slot in self.slots:
+            slot.release()
+        slot = max(self.slots, key=lambda slot: common_prefix(slot.tokens, tokens))
+        slot.rewind(tokens)
+        if not slot.evaluate():
+            raise GenerationError("interrupted")
+        return self._context.logits()
 
     def _begin(self, answer: Answer, in_graph: bool) -> bool:
         """Give an answer a sequence; False where it has to wait."""

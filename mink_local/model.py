@@ -5,7 +5,10 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeVar, cast
 
-from mink_local.answer import Answer, Prompt, Request, are_tokens
+import numpy as np
+from numpy.typing import NDArray
+
+from mink_local.answer import Answer, Prompt, Request, TextStream, are_tokens
 from mink_local.batch import Batch
 from mink_local.constraints import Constraints
 from mink_local.draw import Buffers
@@ -54,6 +57,36 @@ class Model:
         self._context = context
         self._batch = Batch(context)
 
+    @property
+    def can_think(self) -> bool:
+        """Whether the chat template knows of thoughts, `<think>…</think>` before an answer."""
+        return self._template.can_think
+
+    @property
+    def has_think_switch(self) -> bool:
+        """Whether the chat template can be told to have the model think aloud or not."""
+        return self._template.has_think_switch
+
+    def opens_thought(self, messages: Sequence[Message], think: bool | None = None) -> bool:
+        """Whether the prompt that messages make ends inside a thought."""
+        return self._template.opens_thought(self.tokens(messages, think))
+
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens of a text in which control tokens are text."""
+        return self._weights.tokenize(text, add_special=False, parse_special=False)
+
+    def texts(self, tokens: Iterable[int]) -> list[str]:
+        """What every token adds to the text; nothing, where it is the beginning of a character."""
+        stream = TextStream()
+        return [stream.push(self._weights.piece(token)) for token in tokens]
+
+    def logits(
+        self, messages: Sequence[Message], begun: Sequence[int] = (), think: bool | None = None
+    ) -> NDArray[np.float32]:
+        """The raw logits (V,) of the token that follows the tokens `begun` of an answer, a copy."""
+        self._context.interrupted = False
+        return self._batch.logits([*self.tokens(messages, think), *begun]).copy()
+
     def count_tokens(self, prompt: Prompt) -> int:
         """Tokens of the prompt that messages make, the opening of the answer included, or of a text."""
         return len(self.tokens(prompt))
@@ -68,10 +101,13 @@ class Model:
         seed: int | None = None,
         stop: Sequence[str] = (),
         constraints: Constraints | None = None,
+        think: bool | None = None,
+        begun: Sequence[int] = (),
     ) -> "Reply":
         """Answer a conversation: an iterator of pieces of text, which generates as it is read.
 
-        The options are those of `Request`. One seed, which is `Reply.seed`, gives one text, in any
+        begun: tokens that the answer begins with, which goes on from there. The other options are
+        those of `Request`. One seed, which is `Reply.seed`, gives one text, in any
         process on one machine and build, as long as the same part of the prompt is in the KV cache:
         llama.cpp's sums depend in their last bits on what is evaluated together.
 
@@ -79,10 +115,12 @@ class Model:
         evaluated. Raises ValueError for an option out of range, ContextOverflowError for a prompt that
         leaves no room to answer, MinkError where the chat template refuses the messages.
         """
-        request = Request(messages, sampler, temperature, max_tokens, seed, stop, constraints)
-        reply = self._answer(Reply, request, self.tokens(messages))
+        request = Request(messages, sampler, temperature, max_tokens, seed, stop, constraints, think)
+        prompt = self.tokens(messages, think)
+        reply = self._answer(Reply, request, [*prompt, *begun])
         if reply.finish_reason == "overflow":
             raise ContextOverflowError(reply.prompt_tokens, self.n_ctx)
+        reply.in_thought = self._template.opens_thought(prompt)
         self._context.interrupted = False
         reply.write(self._batch, self._context, self._chat_in_graph)
         return reply
@@ -97,6 +135,7 @@ class Model:
         seed: int | None = None,
         stop: Sequence[str] = (),
         constraints: Constraints | None = None,
+        think: bool | None = None,
     ) -> Iterator[Answer]:
         """Answer many prompts, `n_parallel` at a time, each on its own: answers in order of completion.
 
@@ -106,7 +145,9 @@ class Model:
         if seed is None:
             seed = secrets.randbelow(RANDOM_SEED)
         return self.complete(
-            Request(prompt, sampler, temperature, max_tokens, (seed + i) % RANDOM_SEED, stop, constraints)
+            Request(
+                prompt, sampler, temperature, max_tokens, (seed + i) % RANDOM_SEED, stop, constraints, think
+            )
             for i, prompt in enumerate(prompts)
         )
 
@@ -126,11 +167,12 @@ class Model:
         return (answer for answer, _ in written if answer.finish_reason)
 
     def _answers(self, requests: Iterable[Request]) -> Iterator[Answer]:
-        prompt: Prompt | None = None
+        before: Request | None = None
         tokens: list[int] = []
         for index, request in enumerate(requests):
-            if request.prompt is not prompt and request.prompt != prompt:
-                prompt, tokens = request.prompt, self.tokens(request.prompt)
+            if before is None or (request.prompt, request.think) != (before.prompt, before.think):
+                tokens = self.tokens(request.prompt, request.think)
+            before = request
             yield self._answer(Answer, request, tokens, index)
 
     def likelihoods(
@@ -172,9 +214,11 @@ class Model:
             self._use(make_context(self._weights, n_ctx_before, n_threads, n_parallel_before))
             raise
 
-    def tokens(self, prompt: Prompt) -> list[int]:
+    def tokens(self, prompt: Prompt, think: bool | None = None) -> list[int]:
         """The token ids of a prompt: of messages by the chat template, the opening of the answer included;
         of a text with the beginning that the vocabulary asks for, unless it has that already.
+
+        think: see `Request`.
 
         Raises ValueError for a prompt of no tokens, and of ids that the vocabulary has not.
         """
@@ -184,7 +228,7 @@ class Model:
         elif are_tokens(prompt):
             tokens = list(prompt)
         else:
-            return self._template.tokens(cast(Sequence[Message], prompt))
+            return self._template.tokens(cast(Sequence[Message], prompt), think)
         if not tokens:
             raise ValueError("the prompt is empty")
         if not 0 <= min(tokens) <= max(tokens) < self._weights.n_vocab:
@@ -198,15 +242,26 @@ class Model:
 
 
 class Reply(Answer, Iterator[str]):
-    """An answer as it is written: iterate over it for the pieces of text."""
+    """An answer as it is written: iterate over it for the pieces of text.
+
+    in_thought: whether the prompt ended inside a thought, which the text goes on with.
+    """
+
+    in_thought = False
 
     def write(self, batch: Batch, context: Context, in_graph: bool) -> None:
         """Have it written by `batch`, as far as it is iterated over."""
-        self._context = context
+        self._batch, self._context = batch, context
         self._pieces = (text for _, text in batch.run([self], in_graph) if text)
 
     def __next__(self) -> str:
         return next(self._pieces)
+
+    @property
+    def unread_tokens(self) -> int:
+        """How many tokens of the prompt are still to be evaluated; for another thread to watch."""
+        pending = [len(slot.pending) for slot in self._batch.slots if slot.job is self]
+        return sum(pending) if not self.k else 0
 
     def interrupt(self) -> None:
         """See `Model.interrupt`."""

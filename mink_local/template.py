@@ -3,16 +3,17 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-
-from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+from typing import Any
 
 from mink_local.errors import MinkError
 from mink_local.llamacpp import Weights
+from mink_local.rendering import Renderer, TemplateError
 
 Message = Mapping[str, str]
 
 PLAIN_TURNS = {"system": "System: {}\n\n", "user": "User: {}\n", "assistant": "Assistant: {}\n"}
 PLAIN_STOP = "\nUser:"
+THINK = "<think>"
 
 
 class ChatTemplate:
@@ -20,19 +21,30 @@ class ChatTemplate:
 
     A file without a template gets plain turns, `System: …`, `User: …`, `Assistant: …`, and an answer
     ends where it starts a user's turn of its own; `is_plain` says so.
+
+    can_think: the template knows of thoughts, `<think>…</think>` before an answer. has_think_switch: it has a
+    switch that has the model answer without.
     """
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self.is_plain = weights.chat_template is None
+        source = weights.chat_template
+        self.is_plain = source is None
+        self._renderer = (
+            None if source is None else Renderer(source, bos_token=weights.bos, eos_token=weights.eos)
+        )
+        self.can_think = source is not None and THINK in source
+        self.has_think_switch = source is not None and "enable_thinking" in source
 
     @property
     def stop(self) -> tuple[str, ...]:
         """Strings that end an answer, besides the model's end-of-generation tokens."""
         return (PLAIN_STOP,) if self.is_plain else ()
 
-    def tokens(self, messages: Sequence[Message]) -> list[int]:
+    def tokens(self, messages: Sequence[Message], think: bool | None = None) -> list[int]:
         """The tokens of a prompt that asks for the next answer.
+
+        think: what the template's switch is set to, where it has one; None leaves it alone.
 
         Control tokens that are typed in a message stay text: whoever writes `<|im_end|>` there
         changes nothing about the turns. Raises ValueError for messages that are none, MinkError
@@ -41,7 +53,7 @@ class ChatTemplate:
         _check(messages)
         mark = _unused_character(messages)
         safe = [{**message, "content": self._break(message["content"], mark)} for message in messages]
-        text = _plain(safe) if self.is_plain else self._render(safe)
+        text = self._render(safe, **({} if think is None else {"enable_thinking": think}))
         # Split where a control token was broken up: no part has a whole one that a message brought.
         first, *rest = text.split(mark)
         tokens = self._weights.tokenize(first, add_special=self.is_plain, parse_special=True)
@@ -49,29 +61,24 @@ class ChatTemplate:
             tokens += self._weights.tokenize(part, add_special=False, parse_special=True)
         return tokens
 
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt ends inside a thought that the template has begun."""
+        end = b"".join(self._weights.piece(token) for token in prompt[-len(THINK) :])
+        return end.rstrip().endswith(THINK.encode())
+
     def text(self, messages: Sequence[Message]) -> str:
         """The text of a prompt that asks for the next answer, for those who want no tokens: control tokens in
         messages are not told from the template's own. Raises as `tokens` does."""
         _check(messages)
-        return _plain(messages) if self.is_plain else self._render(messages)
+        return self._render(messages)
 
-    @cached_property
-    def _formatter(self) -> Jinja2ChatFormatter:
-        weights = self._weights
+    def _render(self, messages: Sequence[Message], **options: Any) -> str:
+        if self._renderer is None:
+            return _plain(messages)
         try:
-            return Jinja2ChatFormatter(weights.chat_template, weights.eos, weights.bos)
-        except Exception as error:  # Jinja is a stranger's program here
-            raise MinkError(f"the chat template of {weights.path} is broken: {error}") from error
-
-    def _render(self, messages: Sequence[Message]) -> str:
-        try:
-            return str(self._formatter(messages=list(messages)).prompt)
-        except MinkError:
-            raise
-        except Exception as error:
-            raise MinkError(
-                f"the chat template of {self._weights.path} refuses this conversation: {error}"
-            ) from error
+            return self._renderer(messages, **options)
+        except TemplateError as error:
+            raise MinkError(f"the chat template of {self._weights.path} {error}") from None
 
     @cached_property
     def _control(self) -> re.Pattern[str]:

@@ -18,11 +18,9 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local import kernels
-from mink_local.batch import Slot
 from mink_local.draw import Draw
 from mink_local.errors import MinkError
 from mink_local.graph import GraphDraw, has_graph
-from mink_local.llamacpp import Context
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, Scratch, TopK, TopNSigma, TopP
 
 if TYPE_CHECKING:
@@ -242,7 +240,7 @@ def _decode(
     if graph and not graph.attach():
         raise MinkError(f"this device lacks an operation of the graph form of {sampler}: time --form host")
     slot.pending = prompt
-    _evaluate(slot, context)
+    slot.evaluate()
     took = np.empty((tokens, 2))
     for i in range(tokens):
         if keep is not None:
@@ -253,24 +251,17 @@ def _decode(
             graph.detach()
             graph = None
             slot.repeat()
-            _evaluate(slot, context)
+            slot.evaluate()
         if own:
             drawn = C.llama_sampler_sample(own, context.handle, -1)
         token = draw(context.logits(), step=i + 1) if drawn is None else drawn
         done = time.perf_counter()
         slot.pending = [token]
-        _evaluate(slot, context)
+        slot.evaluate()
         took[i] = time.perf_counter() - began, done - began
     context.detach()
     C.llama_sampler_free(own)
     return took
-
-
-def _evaluate(slot: Slot[Any], context: Context) -> None:
-    while slot.pending:
-        part = slot.take(context.n_batch)
-        context.decode(part)
-        slot.evaluated(part)
 
 
 def real_rows(model: "Model", count: int = 32) -> Rows:

@@ -1,5 +1,6 @@
 """What the tests share: the real model, small models with random weights, the test data."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,16 @@ def smollm2_path() -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Model:
     return load_model("smollm2-135m", n_ctx=1024)
+
+
+@pytest.fixture
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Conversations, settings and history of the test's own; returns the folder of the first."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in [name for name in os.environ if name.startswith("MINK_") or name in ("NO_COLOR", "INPUTRC")]:
+        monkeypatch.delenv(name)
+    return tmp_path / "data" / "mink-local"
 
 
 @pytest.fixture

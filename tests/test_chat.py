@@ -1,21 +1,18 @@
-"""`mink-chat` as people meet it: one-shot in a pipe, and in a real terminal."""
+"""`mink-chat` as one meets it in a pipe: one answer to one prompt. `test_chat_terminal` has the rest."""
 
-import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pexpect
 import pytest
 
-from mink_local import MinK, __version__, load_model
-from mink_local.chat import Chat, drop_oldest_turns
-from mink_local.model import Model
+from mink_local import __version__, load_model
+
+pytestmark = pytest.mark.usefixtures("own_files")
 
 MINK_CHAT = [sys.executable, "-m", "mink_local.chat"]
 
@@ -94,6 +91,11 @@ def test_version_and_help() -> None:
         (["--model", "no/such.gguf"], 2, "there is no file no/such.gguf"),
         (["--model", "/"], 2, "/ is a folder"),
         (["--prompt", "  "], 2, "the prompt is empty"),
+        (["--continue", "--resume", "x"], 2, "--continue and --resume exclude each other"),
+        (["--continue"], 1, "there is no conversation to continue yet"),
+        (["--resume", "x"], 1, "there is no conversation 'x': --list shows those there are"),
+        (["--export", "x.txt"], 2, "--export wants a file that ends in .md or .json"),
+        (["--config", "no/such"], 2, "'no/such' does not exist"),
         (["--parrot"], 2, "No such option '--parrot'"),
         (["parrot"], 2, "unexpected extra argument"),
         (["--prompt", "word " * 900, "--ctx", "512"], 1, "and the context holds 512: shorten it"),
@@ -152,169 +154,19 @@ def test_ctrl_c_leaves_a_one_shot(after: float) -> None:
         assert "Traceback" not in errors
 
 
-@pytest.fixture
-def terminal() -> Iterator[Callable[..., "pexpect.spawn[str]"]]:
-    """`terminal(*arguments)` opens a chat in a pseudo-terminal and waits for its prompt."""
-    opened = []
-
-    def spawn(*arguments: str) -> "pexpect.spawn[str]":
-        child = pexpect.spawn(
-            sys.executable, ["-m", "mink_local.chat", *arguments],
-            encoding="utf-8", timeout=180, env={**os.environ, "TERM": "xterm"}, dimensions=(24, 80),
-        )  # fmt: skip
-        opened.append(child)
-        child.expect("> ")
-        return child
-
-    yield spawn
-    for child in opened:
-        child.close(force=True)
+def test_json() -> None:
+    result = chat("-p", "What is the capital of France?", "-t", "5", "--seed", "1", "-n", "30", "--json")
+    answer = json.loads(result.stdout)
+    assert (
+        answer["text"] + "\n"
+        == chat("-p", "What is the capital of France?", "-t", "5", "--seed", "1", "-n", "30").stdout
+    )
+    assert (answer["model"], answer["sampler"]) == ("smollm2-135m", "min-k:tau=3")
+    assert answer["n_tokens"] == len(answer["tokens"])
+    assert len(answer["k"]) - len(answer["tokens"]) in (0, 1)
+    assert 0 < answer["timings"]["first_token_s"] <= answer["timings"]["total_s"]
 
 
-PROMPT = "\r\n> "
-
-
-def test_chat_in_a_terminal(terminal: Callable[..., "pexpect.spawn[str]"]) -> None:
-    child = terminal("--temp", "0", "--max-tokens", "20")
-    assert "min-k:tau=3, temperature 0" in child.before
-    child.sendline("Say hello to me.")
-    child.expect_exact(PROMPT)
-    assert "Hello" in child.before
-    child.sendline("   ")
-    child.expect_exact("> ")
-    child.sendline("/parrot")
-    child.expect("there is no command /parrot")
-    child.expect_exact("> ")
-    child.sendline("/exit")
-    child.expect(pexpect.EOF)
-    child.wait()
-    assert child.exitstatus == 0
-
-
-def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(terminal: Callable[..., "pexpect.spawn[str]"]) -> None:
-    child = terminal("--temp", "5", "--seed", "3")
-    child.sendline("Tell me a very long story about a dragon.")
-    child.expect("(?i)dragon.*dragon")
-    child.sendintr()
-    child.expect_exact("(interrupted)")
-    child.expect_exact(PROMPT)
-    child.sendline("Now say hello.")
-    child.expect_exact(PROMPT)
-    assert len(child.before.split()) > 3
-    child.sendintr()
-    child.expect_exact("(Ctrl-D or /exit leaves)")
-    child.sendeof()
-    child.expect(pexpect.EOF)
-    child.wait()
-    assert child.exitstatus == 0
-
-
-def test_ctrl_c_while_a_long_prompt_is_read(terminal: Callable[..., "pexpect.spawn[str]"]) -> None:
-    child = terminal("--temp", "0", "--max-tokens", "10", "--system", "one two three four five six " * 500)
-    child.sendline("Hello")
-    time.sleep(1)
-    began = time.perf_counter()
-    child.sendintr()
-    child.expect_exact("(interrupted)")
-    assert time.perf_counter() - began < 2  # reading it whole takes 9 s
-    child.expect_exact(PROMPT)
-
-
-def test_a_message_that_does_not_fit_costs_only_itself(terminal: Callable[..., "pexpect.spawn[str]"]) -> None:
-    child = terminal("--temp", "0", "--max-tokens", "10", "--ctx", "256")
-    child.sendline("word " * 300)
-    child.expect("and the context holds 256")
-    child.sendline("Say hello.")
-    child.expect_exact(PROMPT)
-    child.expect_exact(PROMPT)
-    assert "Hello" in child.before
-
-
-def test_a_model_that_fails_ends_the_answer_not_the_chat(
-    terminal: Callable[..., "pexpect.spawn[str]"], tiny: Callable[..., Path]
-) -> None:
-    child = terminal("--model", str(tiny(scale=float("nan"))))
-    for _ in range(2):
-        child.sendline("Hi")
-        child.expect("a NaN among its logits at step 1")
-        child.expect_exact(PROMPT)
-
-
-class Said:
-    """A reply that says what it is told to."""
-
-    finish_reason = "stop"
-    n_tokens = 2
-
-    def __init__(self, *pieces: str) -> None:
-        self._pieces = iter(pieces)
-
-    def __iter__(self) -> Iterator[str]:
-        return self._pieces
-
-    def interrupt(self) -> None:
-        pass
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("screen", "shown"), [(Terminal(), "a\tb[31m\ncd\n"), (io.StringIO(), "a\tb\x1b[31m\n\rc\x9bd\n")]
-)
-def test_control_characters_do_not_reach_a_terminal(
-    smollm2: Model, monkeypatch: pytest.MonkeyPatch, screen: io.StringIO, shown: str
-) -> None:
-    monkeypatch.setattr(smollm2, "chat", lambda *_, **__: Said("a\tb\x1b[31m\n", "\rc\x9bd"))
-    monkeypatch.setattr(sys, "stdout", screen)
-    Chat(smollm2, MinK(), None, {"seed": 1, "max_tokens": None}).answer("Hi")
-    assert screen.getvalue() == shown
-
-
-def test_a_conversation_is_kept(smollm2: Model, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = Chat(smollm2, MinK(), "Be brief.", {"temperature": 0.0, "max_tokens": 5, "seed": 1})
-    chat.answer("Hello")
-    first = capsys.readouterr().out.strip()
-    reply = chat.answer("And now?")
-    roles = ["system", "user", "assistant", "user", "assistant"]
-    assert [message["role"] for message in chat.messages] == roles
-    assert chat.messages[2]["content"].strip() == first
-    assert reply.prompt_tokens == smollm2.count_tokens(chat.messages[:-1])
-
-
-def turns(n: int) -> list[dict[str, str]]:
-    return [
-        {"role": role, "content": f"{role} {i} " + "word " * 40}
-        for i in range(n)
-        for role in ("user", "assistant")
-    ]
-
-
-def test_oldest_turns_are_dropped(smollm2: Model) -> None:
-    system = [{"role": "system", "content": "You are brief."}]
-    last = {"role": "user", "content": "the last"}
-    short = [*system, *turns(3), last]
-    assert drop_oldest_turns(short, smollm2, None) == (short, 0)
-    kept, dropped = drop_oldest_turns([*system, *turns(12), last], smollm2, None)
-    assert 6 <= dropped < 12
-    assert kept == [*system, *turns(12)[2 * dropped :], last]
-    assert smollm2.count_tokens(kept) <= smollm2.n_ctx // 2
-    huge = {"role": "user", "content": "word " * 2000}
-    assert drop_oldest_turns([*system, *turns(3), huge], smollm2, None) == ([*system, huge], 3)
-
-
-def test_a_conversation_that_outgrows_the_context(terminal: Callable[..., "pexpect.spawn[str]"]) -> None:
-    child = terminal("--temp", "0", "--max-tokens", "30", "--ctx", "256", "--system", "You are brief.")
-    for i in range(8):
-        child.sendline(f"{i}: tell me of the number {i}.")
-        child.expect_exact(PROMPT)
-        if "outgrew the context" in child.before:
-            break
-    else:
-        pytest.fail("eight turns fitted 256 tokens")
-    assert i >= 2
-    child.sendline("And now?")
-    child.expect_exact(PROMPT)
-    assert "outgrew" not in child.before
+def test_a_dash_is_standard_input() -> None:
+    dash = chat("-p", "-", "-t", "0", "-n", "5", stdin="Say hi.")
+    assert (dash.returncode, dash.stdout) == (0, chat("-t", "0", "-n", "5", stdin="Say hi.").stdout)

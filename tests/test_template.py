@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from mink_local import load_model
+from mink_local import load_model, rendering
 from mink_local.errors import MinkError
 from mink_local.llamacpp import Weights
 from mink_local.template import ChatTemplate
 from tests.conftest import shared
+from tests.tiny import write_model
 
 TURNS = [
     {"role": "system", "content": "You are brief."},
@@ -25,13 +26,16 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(params=FAMILIES)
-def weights(request: pytest.FixtureRequest, tiny: Callable[..., Path], smollm2_path: Path) -> Weights:
+@pytest.fixture(scope="module", params=FAMILIES)
+def weights(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path
+) -> Weights:
     if request.param == "smollm2":
         return Weights(smollm2_path)
     arch, vocabulary, template = FAMILIES[request.param]  # type: ignore[misc]
     source = shared(f"vocab/{template}").read_text(encoding="utf-8")
-    return Weights(tiny(arch=arch, vocabulary=shared(f"vocab/{vocabulary}"), template=source))
+    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
+    return Weights(write_model(path, shared(f"vocab/{vocabulary}"), arch, source))
 
 
 def rendered(weights: Weights, turns: list[dict[str, str]]) -> str:
@@ -66,6 +70,22 @@ def test_control_tokens_that_a_user_types_are_text(weights: Weights) -> None:
     everything = "".join(control)
     assert structure(everything) == plain
     assert structure(everything + "\ufdd0" + control[0][:-1] + everything) == plain
+
+
+def test_the_switch_for_thoughts(weights: Weights) -> None:
+    template = ChatTemplate(weights)
+    turns = [{"role": "user", "content": "2 + 2?"}]
+
+    def prompt(think: bool | None) -> bytes:
+        return b"".join(weights.piece(token) for token in template.tokens(turns, think))
+
+    thinks = weights.path.name == "qwen3.gguf"
+    assert template.can_think == template.has_think_switch == thinks
+    assert prompt(None) == prompt(True)
+    assert prompt(False) == prompt(None) + (b"<think>\n\n</think>\n\n" if thinks else b"")
+    assert not any(template.opens_thought(template.tokens(turns, think)) for think in (None, True, False))
+    begun = weights.tokenize("<think>\n", add_special=False, parse_special=True)
+    assert template.opens_thought([*template.tokens(turns), *begun])
 
 
 def test_overlapping_control_tokens_are_all_broken(smollm2_path: Path) -> None:
@@ -106,3 +126,52 @@ def test_long_tokens_and_spaces_are_written_whole(weights: Weights) -> None:
     text = " " * 64 + "x" + "\n" * 40 + "=" * 100
     tokens = weights.tokenize(text, add_special=False, parse_special=False)
     assert b"".join(weights.piece(token) for token in tokens) == text.encode()
+
+
+HOSTILE = {
+    "a loop": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "not done after",
+    ),
+    "a long string": ("{{ 'a' * 10 ** 10 }}", "wanted more than 1 GiB"),
+    "a long prompt": ("{{ 'a' * 10 ** 8 }}", r"it wrote 100,000,0.. characters"),
+    "doubling": (
+        "{% set ns = namespace(s='a') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        "wanted more than 1 GiB",
+    ),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_templates_that_do_not_end_are_stopped(name: str) -> None:
+    """Also where they wait for a later turn, and the turns before that are not lost."""
+    template, complaint = HOSTILE[name]
+    render = rendering.Renderer("{% if messages | length > 1 %}" + template + "{% endif %}fine")
+    hello = [{"role": "user", "content": "Hello"}]
+    assert render(hello) == "fine"
+    with pytest.raises(rendering.TemplateError, match=complaint):
+        render(hello * 2)
+    assert render(hello) == "fine"
+
+
+class Interrupted:
+    """What Ctrl-C makes of waiting for the child."""
+
+    def readline(self) -> bytes:
+        raise KeyboardInterrupt
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_interrupted_rendering_is_not_taken_for_the_next() -> None:
+    render = rendering.Renderer("{{ messages[0].content }}")
+    first = render._child
+    answers, first.stdout = first.stdout, Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        render([{"role": "user", "content": "one"}])
+    assert answers is not None
+    answers.close()
+    assert render([{"role": "user", "content": "two"}]) == "two"
+    assert first.poll() is not None

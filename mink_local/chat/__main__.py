@@ -1,0 +1,3 @@
+from mink_local.chat.cli import main
+
+main()

@@ -1,0 +1,94 @@
+"""A chat in a terminal that a test types into and looks at: pexpect for the keys, pyte for the screen."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+
+import pexpect
+import pyte
+
+_PROMPT_BEGINS = "\x1b[?2004h"  # bracketed paste is switched on for every input line
+
+
+class Terminal:
+    """`mink-chat` with `arguments` in a terminal of rows × columns, waited for until it prompts, which where
+    it is `plain` is only seen on the screen."""
+
+    def __init__(
+        self, *arguments: str, rows: int = 24, columns: int = 80, plain: bool = False, **env: str
+    ) -> None:
+        self._screen = pyte.HistoryScreen(columns, rows, history=2000)
+        self._stream = pyte.Stream(self._screen)
+        self.raw = ""
+        self.child = pexpect.spawn(
+            sys.executable, ["-m", "mink_local.chat", *arguments],
+            encoding="utf-8", codec_errors="replace", dimensions=(rows, columns),
+            env={**os.environ, "TERM": "xterm-256color", **env},
+        )  # fmt: skip
+        self._screen.write_process_input = self.child.send
+        self.until(lambda: self.screen.endswith("\n>") if plain else _PROMPT_BEGINS in self.raw)
+
+    @property
+    def text(self) -> str:
+        """What is and was on the screen, a line a row."""
+        columns = range(self._screen.columns)
+        history = ["".join(row[x].data for x in columns) for row in self._screen.history.top]
+        return "\n".join(line.rstrip() for line in [*history, *self._screen.display])
+
+    @property
+    def screen(self) -> str:
+        """What is on the screen now."""
+        return "\n".join(line.rstrip() for line in self._screen.display).rstrip()
+
+    def until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+        """Show what comes until the condition holds."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, f"waited in vain; the screen:\n{self.text}"
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            data = self.child.read_nonblocking(65536, timeout=0.1)
+        except (pexpect.TIMEOUT, pexpect.EOF):
+            return
+        self.raw += data
+        self._stream.feed(data)
+
+    def settle(self, seconds: float = 0.3) -> None:
+        """Show what comes in this time."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._read()
+
+    def send(self, keys: str) -> None:
+        self.child.send(keys)
+
+    def say(self, text: str) -> str:
+        """Type a line, and return what was shown until the next prompt."""
+        return self.until_prompt(lambda: self.send(text + "\r"))
+
+    def until_prompt(self, act: Callable[[], None]) -> str:
+        before, prompts = len(self.text.rstrip()), self.raw.count(_PROMPT_BEGINS)
+        act()
+        self.until(lambda: self.raw.count(_PROMPT_BEGINS) > prompts)
+        self.settle(0.05)
+        return self.text[before:]
+
+    def resize(self, rows: int, columns: int) -> None:
+        self._screen.resize(rows, columns)
+        self.child.setwinsize(rows, columns)
+
+    def leave(self) -> int:
+        """Leave by Ctrl-D; returns the exit status."""
+        self.send("\x04")
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait for the end; returns the exit status."""
+        self.until(lambda: not self.child.isalive())
+        return int(self.child.exitstatus)
+
+    def close(self) -> None:
+        self.child.close(force=True)

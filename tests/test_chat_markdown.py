@@ -1,0 +1,166 @@
+"""Markdown as it is written: whatever the pieces, the same screen, and nothing written twice."""
+
+import io
+import re
+
+import pyte
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from mink_local.chat.markdown import Markdown
+
+TEXT = """# A heading with `code`
+
+Here is **bold text**, *italic*, 2*3*4 = 24, 2**3 = 8, snake_case_name, `**kwargs`. 这是**重点**内容。
+
+- one item that is so long that it has to be wrapped onto the next line of a narrow terminal
+  - nested *item*
+* 😀 star
+10. ten
+
+> a quote that goes on until it has to be wrapped at the edge
+
+```python
+def f(x, **kwargs):
+    '''doc'''
+
+\treturn x * 2  # a comment that is so long that the line has to be broken
+```
+---
+| a | b |
+Unclosed **bold, ~~gone~~
+\\*escaped\\* *x
+"""
+
+
+def rendered(text: str, pieces: list[str] | None = None, width: int = 60) -> tuple[pyte.Screen, str]:
+    out = io.StringIO()
+    console = Console(
+        file=out, width=width, force_terminal=True, color_system="standard", legacy_windows=False
+    )
+    markdown = Markdown(console)
+    for piece in pieces or [text]:
+        markdown.feed(piece)
+    markdown.end()
+    screen = pyte.Screen(width, 200)
+    pyte.Stream(screen).feed(out.getvalue().replace("\n", "\r\n"))
+    return screen, out.getvalue()
+
+
+def lines(screen: pyte.Screen) -> list[str]:
+    return "\n".join(line.rstrip() for line in screen.display).rstrip().split("\n")
+
+
+def test_what_it_looks_like() -> None:
+    assert lines(rendered(TEXT)[0]) == [
+        "A heading with code",
+        "",
+        "Here is bold text, italic, 2*3*4 = 24, 2**3 = 8,",
+        "snake_case_name, **kwargs. 这是重点内容。",
+        "",
+        "• one item that is so long that it has to be wrapped onto",
+        "  the next line of a narrow terminal",
+        "  • nested item",
+        "• 😀 star",
+        "10. ten",
+        "",
+        "│ a quote that goes on until it has to be wrapped at the",
+        "│ edge",
+        "",
+        "```python",
+        "def f(x, **kwargs):",
+        "    '''doc'''",
+        "",
+        "    return x * 2  # a comment that is so long that the line",
+        "has to be broken",
+        "```",
+        "─" * 40,
+        "| a | b |",
+        "Unclosed **bold, gone",
+        "*escaped* *x",
+    ]
+
+
+def styled(text: str, word: str) -> pyte.screens.Char:
+    screen = rendered(text)[0]
+    for y, line in enumerate(screen.display):
+        if (x := line.find(word)) >= 0:
+            return screen.buffer[y][x]
+    raise AssertionError(f"{word} is not on the screen")
+
+
+def test_styles() -> None:
+    assert styled("a **bold** b", "bold").bold
+    assert styled("a *it* b", "it").italics
+    assert styled("a `co` b", "co").fg == "cyan"
+    assert styled("# Head", "Head").bold
+    assert styled("**a *b* `c`**", "c").bold
+    assert styled("```python\ndef f(): pass\n```", "def").fg != "default"
+    assert styled("```python\n'''\ndef f\n'''\n```", "def").fg == styled("```python\n'''\ndef f", "'''").fg
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, len(TEXT)), max_size=60), st.sampled_from([20, 60, 80]))
+def test_pieces_do_not_matter(cuts: list[int], width: int) -> None:
+    cuts = sorted(cuts)
+    pieces = [TEXT[a:b] for a, b in zip([0, *cuts], [*cuts, len(TEXT)], strict=True)]
+    assert lines(rendered(TEXT, pieces, width)[0]) == lines(rendered(TEXT, width=width)[0])
+
+
+_PARTS = [
+    "*",
+    "**",
+    "_",
+    "`",
+    "```",
+    "~~",
+    "\\",
+    "\n",
+    " ",
+    "a",
+    "B9",
+    "中",
+    "😀",
+    "- ",
+    "1. ",
+    "> ",
+    "# ",
+    "\t",
+    "|",
+]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.sampled_from(_PARTS), max_size=40))
+def test_no_text_is_lost(parts: list[str]) -> None:
+    """Whatever the marks, every letter of the text is on the screen, in order."""
+    text = "".join(parts)
+    for pieces in (list(text), [text]):
+        shown = re.sub(r"[^aB9中😀]", "", "".join(lines(rendered(text, pieces)[0])))
+        assert shown.replace("1", "") == re.sub(r"[^aB9中😀]", "", text)
+
+
+def test_finished_lines_are_not_written_again() -> None:
+    """The cursor goes back within a line of code that is being written, and nowhere else."""
+    raw = rendered(TEXT, list(TEXT))[1]
+    for move in re.finditer(r"\x1b\[(\d*)([A-Za-z])", raw):
+        assert move.group(2) in "mA"
+        if move.group(2) == "A":
+            assert "a comment" in raw[raw.rindex("\n", 0, move.start()) : move.start()]
+    assert raw.count("heading") == raw.count("nested") == 1
+
+
+@pytest.mark.parametrize("before", ["Here is **bo", "```python\ndef f():\n    ret", "- item\n", ""])
+def test_going_on(before: str) -> None:
+    """Behind a text that was shown before, whose last line is shown again."""
+    whole = before + "ld** and\nmore"
+    out = io.StringIO()
+    markdown = Markdown(Console(file=out, width=60, force_terminal=True, color_system="standard"))
+    markdown.recall(before)
+    markdown.feed(whole[len(before) :])
+    markdown.end()
+    screen = pyte.Screen(60, 50)
+    pyte.Stream(screen).feed(out.getvalue().replace("\n", "\r\n"))
+    assert lines(screen) == lines(rendered(whole)[0])[before.count("\n") :]
