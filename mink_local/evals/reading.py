@@ -8,36 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mink_local.errors import ReportError
+from mink_local.evals.records import MANIFEST, QUESTIONS, Response
 from mink_local.evals.tasks.base import Question, Verdict
 
-QUESTIONS, MANIFEST = "questions.jsonl", "manifest.json"
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Response:
-    """What a report needs of a record. order: None where the cut does not move with temperature.
-    finish_reason: "stop", "length" (the token limit) or "overflow" (the prompt did not fit the context).
-    k: the number of candidates at every step."""
-
-    model: str
-    task: str
-    sampler: str
-    temperature: float
-    order: str | None
-    repeat: int
-    question_id: str
-    response: str
-    n_tokens: int
-    finish_reason: str
-    k: list[int]
-    strict: Verdict
-    flexible: Verdict
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What no two responses of a run have in common."""
-        return (self.model, self.task, self.sampler, self.temperature, self.repeat, self.question_id)
 
 
 @dataclass

@@ -28,13 +28,12 @@ log = logging.getLogger("mink_local")
 
 
 @dataclass(frozen=True)
-class Record:
+class Response:
     """One response and what it was asked for.
 
     sampler: its `str()`. order: its own, None where the cut does not move with temperature. repeat: from 0.
-    prompt_sha256: of the user's message, as UTF-8. finish_reason: "stop", "length" (truncated) or "overflow"
-    (the prompt did not fit the context). k: the number of candidates at every step. seconds: from the
-    moment its slot was given to it to its end.
+    finish_reason: "stop", "length" (truncated) or "overflow" (the prompt did not fit the context). k: the
+    number of candidates at every step.
     """
 
     model: str
@@ -44,21 +43,31 @@ class Record:
     order: str | None
     repeat: int
     question_id: str
-    seed: int
-    prompt_sha256: str
-    prompt_tokens: int
     response: str
     n_tokens: int
     finish_reason: str
     k: list[int]
-    seconds: float
     strict: Verdict
     flexible: Verdict
 
     @property
     def key(self) -> Key:
-        """What no two records of a run share."""
+        """What no two responses of a run share."""
         return self.model, self.task, self.sampler, self.temperature, self.repeat, self.question_id
+
+
+@dataclass(frozen=True)
+class Record(Response):
+    """A response and how it came about.
+
+    prompt_sha256: of the user's message, as UTF-8. seconds: from the moment its slot was given to it to its
+    end.
+    """
+
+    seed: int
+    prompt_sha256: str
+    prompt_tokens: int
+    seconds: float
 
     def line(self) -> bytes:
         return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"

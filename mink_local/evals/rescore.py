@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
-from mink_local.evals.reading import Response, Run
+from mink_local.evals.reading import Run
+from mink_local.evals.records import Response
 from mink_local.evals.tasks import find_task
 from mink_local.evals.tasks.base import Question, Verdict, score
 

@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from mink_local.errors import ReportError
-from mink_local.evals.reading import Response, Run
+from mink_local.evals.reading import Run
+from mink_local.evals.records import Response
 from mink_local.evals.stats import (
     ALPHA,
     Accuracy,
