@@ -131,10 +131,11 @@ class Batch:
                 return
             for slot, output in outputs:
                 answer = slot.job
-                if answer is None or (token := self._draw(slot, output)) is None:
+                if answer is None or (drawn := self._draw(slot, output)) is None:
                     continue
-                text = answer.accept(*token)
-                slot.pending = token[:1]
+                token, k = drawn
+                text = answer.accept(token, k)
+                slot.pending = [token]
                 if answer.finish_reason:
                     slot.release()
                 yield answer, text

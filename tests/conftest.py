@@ -21,8 +21,7 @@ LOGITS = ("smollm2-135m-49152", "qwen2.5-0.5b-151936", "gemma3-270m-262144")
 
 def forget(model: Model) -> Model:
     """The model as it is when just loaded: nothing in the KV cache."""
-    for slot in model._batch.slots:
-        slot.cut(0)
+    model.forget()
     return model
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from mink_local.errors import RunError
 from mink_local.evals.tasks.base import Verdict
 
-RECORDS, MANIFEST, QUESTIONS, REPORT = "records.jsonl", "manifest.json", "questions.jsonl", "report"
+RECORDS, MANIFEST, QUESTIONS = "records.jsonl", "manifest.json", "questions.jsonl"
 _SYNC_SECONDS = 1.0  # what a power failure may cost; a kill costs nothing
 
 Key = tuple[str, str, str, float, int, str]
