@@ -42,17 +42,26 @@ class Slot(Generic[Job]):
 
     def cut(self, length: int) -> None:
         """Forget all but the first `length` tokens, or all where the model cannot forget just its end."""
-        if length == len(self.tokens):
-            return
-        if not self._context.truncate(length, self.seq_id):
+        if length < len(self.tokens):
+            del self.tokens[length:]
+            self.restore()
+
+    def restore(self) -> None:
+        """Forget what a batch that was interrupted may have left behind `tokens`, or all as in `cut`."""
+        if not self._context.truncate(len(self.tokens), self.seq_id):
             self._context.clear(self.seq_id)
-            length = 0
-        del self.tokens[length:]
+            self.tokens.clear()
 
     def copy_from(self, other: "Slot[Job]") -> None:
         self._context.clear(self.seq_id)
         self._context.copy(other.seq_id, self.seq_id)
         self.tokens = other.tokens.copy()
+
+    def take_over(self, other: "Slot[Job]") -> None:
+        """Go on with what another sequence is used for."""
+        self.copy_from(other)
+        self.job, self.pending = other.job, other.pending
+        other.release()
 
     def take(self, room: int) -> Part:
         """The next of what is pending, at most `room` tokens."""
@@ -67,7 +76,7 @@ class Slot(Generic[Job]):
         while self.pending:
             part = self.take(self._context.n_batch)
             if self._context.interrupted or not self._context.decode(part):
-                self._context.truncate(part.position, self.seq_id)
+                self.restore()
                 self.pending = ()
                 return False
             self.evaluated(part)
@@ -90,18 +99,23 @@ class Slot(Generic[Job]):
             self.graph = None
 
 
-class Batch:
-    """Writes answers, one in every sequence of `context`, with one llama_decode a step for all.
+Group = list[Answer]  # answers that are the same so far, prompt included
 
-    A sequence that has ended is given to the next answer at once, whose prompt is read in the batches
-    of the others. What a prompt has in common with a sequence is copied from there; while such a
-    beginning is being read, an answer waits for it. So the prompt of answers that follow each
-    other with the same prompt is evaluated once, but for its last token, whose logits each needs.
+
+class Batch:
+    """Writes answers in the sequences of `context`, with one llama_decode a step for all.
+
+    An answer that has ended makes room for the next at once, whose prompt is read in the batches of
+    the others. Answers that follow each other with the same prompt share a sequence, each drawing
+    from the same logits, until they draw different tokens: then they part, and the sequence is copied.
+    So whatever several of them have in common is evaluated once; and no more are begun than there are
+    sequences, so that every one could have its own. What other prompts have in common with a sequence
+    is copied from there too; while such a beginning is being read, an answer waits for it.
     """
 
     def __init__(self, context: Context) -> None:
-        self.slots: list[Slot[Answer]] = [Slot(context, seq_id) for seq_id in range(context.n_seq)]
-        self._context = context
+        self.slots: list[Slot[Group]] = [Slot(context, seq_id) for seq_id in range(context.n_seq)]
+        self.context = context
         self._runs = 0  # how many were begun: only the last may go on
 
     def run(self, answers: Iterable[Answer], in_graph: bool = False) -> Iterator[tuple[Answer, str]]:
@@ -123,24 +137,17 @@ class Batch:
                 if upcoming.finish_reason:
                     yield upcoming, ""
                 upcoming = next(waiting, None)
-            busy = [slot for slot in self.slots if slot.job is not None]
+            busy = self._close_ranks()
             if not busy:
                 return
             if (outputs := self._decode(busy)) is None:
                 yield from self._interrupted(busy)
                 return
             for slot, output in outputs:
-                answer = slot.job
-                if answer is None or (drawn := self._draw(slot, output)) is None:
-                    continue
-                token, k = drawn
-                text = answer.accept(token, k)
-                slot.pending = [token]
-                if answer.finish_reason:
-                    slot.release()
-                yield answer, text
-                if run != self._runs:
-                    raise GenerationError("another answer was begun on this model before this one ended")
+                for written in self._write(slot, output):
+                    yield written
+                    if run != self._runs:
+                        raise GenerationError("another answer was begun on this model before this one ended")
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """The raw logits (V,) of what follows `tokens`, which end what was being written. Where llama.cpp
@@ -152,55 +159,96 @@ class Batch:
         slot.rewind(tokens)
         if not slot.evaluate():
             raise GenerationError("interrupted")
-        return self._context.logits()
+        return self.context.logits()
 
     def _begin(self, answer: Answer, in_graph: bool) -> bool:
         """Give an answer a sequence; False where it has to wait."""
-        slot = place(self.slots, answer.prompt)
-        if slot is None:
+        groups = [(slot, slot.job) for slot in self.slots if slot.job]
+        if sum(len(group) for _, group in groups) == len(self.slots):
             return False
-        answer.begin(len(slot.pending))
-        slot.job = answer
-        slot.graph = _graph_draw(answer, self._context, slot.seq_id) if in_graph else None
+        for slot, group in groups:
+            # A sampler that is attached to a sequence draws for one answer.
+            if not group[0].k and group[0].prompt == answer.prompt and slot.graph is None and not in_graph:
+                answer.begin(0)
+                group.append(answer)
+                return True
+        free = place(self.slots, answer.prompt)
+        if free is None:
+            return False
+        answer.begin(len(free.pending))
+        free.job = [answer]
+        free.graph = _graph_draw(answer, self.context, free.seq_id) if in_graph else None
         return True
 
-    def _decode(self, busy: list[Slot[Answer]]) -> list[tuple[Slot[Answer], int]] | None:
+    def _close_ranks(self) -> list[Slot[Group]]:
+        """The sequences that are written in, after those behind a gap have moved into it: llama.cpp
+        evaluates only neighbours at once, which costs much more than to copy a sequence."""
+        busy = [slot for slot in self.slots if slot.job]
+        if not any(slot.graph for slot in busy):  # a sampler that is attached stays where it is
+            for gap in [slot for slot in self.slots[: len(busy)] if not slot.job]:
+                gap.take_over(busy.pop())
+        return [slot for slot in self.slots if slot.job]
+
+    def _decode(self, busy: list[Slot[Group]]) -> list[tuple[Slot[Group], int]] | None:
         """Evaluate a batch: one token of each sequence that writes, and as much as there is room for of
         the prompts that are being read. Returns the sequences that have an output, and its place in
         the batch, or None where it was interrupted."""
-        room = self._context.n_batch
+        room = self.context.n_batch
         parts = []
-        outputs = []
         for slot in sorted(busy, key=lambda slot: len(slot.pending)):
             if room == 0:
                 break
             part = slot.take(room)
             parts.append((slot, part))
             room -= len(part.tokens)
-            if part.outputs:
-                outputs.append((slot, self._context.n_batch - room - 1))
-        if self._context.interrupted or not self._context.decode(*(part for _, part in parts)):
-            for slot, part in parts:
-                self._context.truncate(part.position, slot.seq_id)
+        parts.sort(key=lambda item: item[1].seq_id)  # in the order in which llama.cpp takes neighbours
+        if self.context.interrupted or not self.context.decode(*(part for _, part in parts)):
+            for slot, _ in parts:
+                slot.restore()
             return None
+        outputs = []
+        end = 0
         for slot, part in parts:
             slot.evaluated(part)
+            end += len(part.tokens)
+            if part.outputs:
+                outputs.append((slot, end - 1))
         return outputs
 
-    def _interrupted(self, busy: list[Slot[Answer]]) -> Iterator[tuple[Answer, str]]:
+    def _interrupted(self, busy: list[Slot[Group]]) -> Iterator[tuple[Answer, str]]:
         for slot in busy:
-            if (answer := slot.job) is not None:
-                text = answer.end("interrupted")
-                slot.release()
-                yield answer, text
+            group = slot.job or []
+            slot.release()
+            for answer in group:
+                yield answer, answer.end("interrupted")
 
-    def _draw(self, slot: Slot[Answer], output: int) -> tuple[int, int | None] | None:
+    def _write(self, slot: Slot[Group], output: int) -> Iterator[tuple[Answer, str]]:
+        """Draw the next token of every answer in a sequence. Those that go on with the first one's stay
+        there, and those with another in a copy of it."""
+        groups: dict[int, Group] = {}
+        for answer in slot.job or ():
+            if (drawn := self._draw(answer, slot, output)) is None:
+                return
+            token, k = drawn
+            text = answer.accept(token, k)
+            if not answer.finish_reason:
+                groups.setdefault(token, []).append(answer)
+            yield answer, text
+        if not groups:
+            slot.release()
+            return
+        for token in [*groups][1:]:
+            copy = next(other for other in self.slots if not other.job)
+            copy.copy_from(slot)
+            copy.job, copy.pending = groups.pop(token), [token]
+        [(token, slot.job)] = groups.items()
+        slot.pending = [token]
+
+    def _draw(self, answer: Answer, slot: Slot[Group], output: int) -> tuple[int, int | None] | None:
         """The next token and, if it is not the answer's own draw, its k; None where the graph was not
         certain and the logits have to be asked for."""
-        answer = slot.job
-        assert answer is not None
         if slot.graph is None:
-            return answer.draw(self._context.logits(output)), None
+            return answer.draw(self.context.logits(output)), None
         if (token := slot.graph.next(output)) is not None:
             return token, slot.graph.k
         log.warning(

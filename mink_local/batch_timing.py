@@ -80,13 +80,18 @@ class _Contestant:
     def __init__(
         self, model: "Model", n_parallel: int, sampler: Sampler, temperature: float, tokens: int
     ) -> None:
-        messages = [{"role": "user", "content": PROMPT}]
-        n_ctx = model.count_tokens(messages) + tokens
+        # Each its own prompt: what answers have in common would be evaluated once.
+        prompts = [
+            [{"role": "user", "content": f"{PROMPT} This is story {i}."}]
+            for i in range(100, 100 + n_parallel)
+        ]
+        n_ctx = max(map(model.count_tokens, prompts)) + tokens
         self._model = model
-        self._context = make_context(model._weights, n_ctx, model._context.n_threads, n_parallel)
+        self._context = make_context(model._weights, n_ctx, model._batch.context.n_threads, n_parallel)
         self.n_parallel = self._context.n_seq  # fewer where memory is short
         self._requests = [
-            Request(messages, sampler, temperature, tokens, seed) for seed in range(self.n_parallel)
+            Request(prompt, sampler, temperature, tokens, seed)
+            for seed, prompt in enumerate(prompts[: self.n_parallel])
         ]
         model._use(self._context)
         recorder = Recorder(self._context)

@@ -295,7 +295,7 @@ def batch_command(
     as_json: bool,
 ) -> None:
     """Write several answers at a time, and compare with the same llama_decode calls alone."""
-    loaded = load_model(model, n_ctx=tokens + 256, n_gpu_layers=gpu_layers, n_threads=threads)
+    loaded = load_model(model, n_ctx=tokens + 256, n_parallel=1, n_gpu_layers=gpu_layers, n_threads=threads)
     speeds = time_batches(loaded, parallels, sampler, temp, tokens, rounds)
     if as_json:
         click.echo(json.dumps([asdict(speed) for speed in speeds], indent=1))

@@ -34,7 +34,7 @@ def load_model(
     model: str,
     *,
     n_ctx: int | None = None,
-    n_parallel: int = 1,
+    n_parallel: int | None = None,
     n_gpu_layers: int | Literal["auto"] = "auto",
     n_threads: int | None = None,
     sampling: "Sampling" = "auto",
@@ -46,7 +46,8 @@ def load_model(
     n_ctx: tokens that prompt and answer share, all answers that are written at a time together, and at
         most what the model was trained on for each. By default it is chosen from the free memory: 4096
         for each, up to 32768 for a single one, fewer where 4096 do not fit (`fit.plan`).
-    n_parallel: how many answers can be written at a time (`Model.generate`); see also `Model.reserve`.
+    n_parallel: how many answers can be written at a time, by `Model.generate`; see also `Model.reserve`. By
+        default `Model.generate` chooses, when it is called.
     n_gpu_layers: "auto" puts as many layers on the GPU as its free memory holds, none where there is no
         GPU; a number asks for so many, as llama.cpp counts them (the output is one more), -1 for all.
         Where even those turn out not to fit it is tried with fewer, down to none. `Model.placement` says
@@ -62,7 +63,7 @@ def load_model(
     """
     if n_ctx is not None and n_ctx < 1:
         raise ValueError(f"n_ctx must be at least 1, not {n_ctx}")
-    if not 1 <= n_parallel <= N_SEQ_MAX:
+    if n_parallel is not None and not 1 <= n_parallel <= N_SEQ_MAX:
         raise ValueError(f"n_parallel must be from 1 to {N_SEQ_MAX}, not {n_parallel}")
     if n_threads is not None and n_threads < 1:
         raise ValueError(f"n_threads must be at least 1, not {n_threads}")
@@ -73,15 +74,16 @@ def load_model(
     file = resolve(model)
     vet(file)
     threads = n_threads or _physical_cores()
-    plan = _plan(file.path, n_ctx, n_gpu_layers, n_parallel)
+    n_seq = n_parallel or 1
+    plan = _plan(file.path, n_ctx, n_gpu_layers, n_seq)
     if plan.warning:
         log.warning("%s: %s", file.name, plan.warning)
 
     def load(layers: int) -> tuple[Weights, Context]:
         weights = Weights(file.path, layers, verbose)
-        if n_ctx is not None and n_ctx // n_parallel > weights.n_ctx_train:
+        if n_ctx is not None and n_ctx // n_seq > weights.n_ctx_train:
             log.warning("%s was trained on %d tokens: the context is that", file.name, weights.n_ctx_train)
-        return weights, make_context(weights, plan.n_ctx // n_parallel, threads, n_parallel)
+        return weights, make_context(weights, plan.n_ctx // n_seq, threads, n_seq)
 
     # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback, and which leaves
     # this one free to import Numba meanwhile: each takes about a third of a second.
@@ -91,7 +93,7 @@ def load_model(
 
         weights, context, placement = loading.result()
     log.info("%s is %s", file.name, placement)
-    return Model(file.name, weights, context, placement, sampling)
+    return Model(file.name, weights, context, placement, sampling, n_parallel is None)
 
 
 def _plan(path: Path, n_ctx: int | None, n_gpu_layers: int | Literal["auto"], n_parallel: int) -> Plan:

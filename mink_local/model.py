@@ -31,13 +31,20 @@ class Model:
     """A model that is ready to write. Not for several threads at once; `load_model` makes one.
 
     n_ctx: tokens that a prompt and its answer share.
-    n_parallel: how many answers are written at a time.
+    n_parallel: for how many answers at a time there are KV caches. Where nobody has said how many, that is
+        one, for `chat`, and `complete` makes others as it needs them.
     placement: where its layers are, and why, as half a sentence.
     sampling: where tokens are drawn by default: "graph", "host", or "auto" (see `load_model`).
     """
 
     def __init__(
-        self, name: str, weights: Weights, context: Context, placement: str, sampling: Sampling = "auto"
+        self,
+        name: str,
+        weights: Weights,
+        context: Context,
+        placement: str,
+        sampling: Sampling = "auto",
+        n_parallel_is_open: bool = False,
     ) -> None:
         self.name = name
         self.placement = placement
@@ -47,15 +54,19 @@ class Model:
         self._weights = weights
         self._buffers = Buffers(weights.n_vocab)
         self._use(context)
+        self._n_parallel_is_open = n_parallel_is_open
         self._template = ChatTemplate(weights)
         if self._template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
 
     def _use(self, context: Context) -> None:
-        context.ask_between_nodes(flag_is_set.address)
         self.n_ctx, self.n_parallel = context.n_ctx, context.n_seq
-        self._context = context
-        self._batch = Batch(context)
+        self._batch = self._batch_of(context)
+        self._batches = [self._batch]
+
+    def _batch_of(self, context: Context) -> Batch:
+        context.ask_between_nodes(flag_is_set.address)
+        return Batch(context)
 
     @property
     def can_think(self) -> bool:
@@ -84,7 +95,7 @@ class Model:
         self, messages: Sequence[Message], begun: Sequence[int] = (), think: bool | None = None
     ) -> NDArray[np.float32]:
         """The raw logits (V,) of the token that follows the tokens `begun` of an answer, a copy."""
-        self._context.interrupted = False
+        self._batch.context.interrupted = False
         return self._batch.logits([*self.tokens(messages, think), *begun]).copy()
 
     def count_tokens(self, prompt: Prompt) -> int:
@@ -117,12 +128,12 @@ class Model:
         """
         request = Request(messages, sampler, temperature, max_tokens, seed, stop, constraints, think)
         prompt = self.tokens(messages, think)
-        reply = self._answer(Reply, request, [*prompt, *begun])
+        reply = self._answer(Reply, request, [*prompt, *begun], self.n_ctx)
         if reply.finish_reason == "overflow":
             raise ContextOverflowError(reply.prompt_tokens, self.n_ctx)
         reply.in_thought = self._template.opens_thought(prompt)
-        self._context.interrupted = False
-        reply.write(self._batch, self._context, self._chat_in_graph)
+        self._batch.context.interrupted = False
+        reply.write(self._batch, self._chat_in_graph)
         return reply
 
     def generate(
@@ -137,7 +148,7 @@ class Model:
         constraints: Constraints | None = None,
         think: bool | None = None,
     ) -> Iterator[Answer]:
-        """Answer many prompts, `n_parallel` at a time, each on its own: answers in order of completion.
+        """Answer many prompts, several at a time, each on its own: answers in order of completion.
 
         prompts: lists of messages; texts or lists of token ids to be continued. The other options are those
         of `Request`; prompt number i has the seed `seed + i`, modulo 2^32 - 1. See `complete`.
@@ -154,26 +165,47 @@ class Model:
     def complete(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Answer many requests, `n_parallel` at a time: answers in order of completion.
 
-        Requests are taken from the iterable as there is room for them. The prompt of requests that follow
-        each other with the same prompt is evaluated once; so is a beginning that prompts share.
+        Where nobody has said how many, as many as suit memory and device, in KV caches that are made for
+        them. Otherwise requests are taken from the iterable as there is room for them. What requests
+        that follow each other with the same prompt have in common, the prompt and the answers as
+        long as they are the same, is evaluated once; so is a beginning that prompts share.
         A prompt that does not fit the context gives an answer with the finish_reason "overflow", and
         the rest goes on. A text may differ in places from the one that `chat` gives for the same seed:
         llama.cpp's sums depend in their last bits on what is evaluated together.
 
         Raises ValueError and MinkError as `chat` does, and GenerationError where logits are broken.
         """
-        self._context.interrupted = False
-        written = self._batch.run(self._answers(requests), self._batch_in_graph)
+        batch = self._batch
+        if self._n_parallel_is_open:
+            requests = list(requests)
+            batch = self._batch_for(requests)
+        batch.context.interrupted = False
+        written = batch.run(self._answers(requests, batch.context.n_ctx), self._batch_in_graph)
         return (answer for answer, _ in written if answer.finish_reason)
 
-    def _answers(self, requests: Iterable[Request]) -> Iterator[Answer]:
+    def _batch_for(self, requests: Sequence[Request]) -> Batch:
+        """A batch with room for these requests, beside that of `chat`, which keeps its conversation."""
+        if len(requests) < 2:
+            return self._batch
+        lengths = (
+            len(self.tokens(request.prompt, request.think)) + (request.max_tokens or self.n_ctx)
+            for request in requests
+        )
+        n_ctx = min(max(lengths), self.n_ctx)
+        if len(self._batches) == 1 or self._batches[1].context.n_ctx < n_ctx:
+            del self._batches[1:]  # their memory is wanted
+            context = make_context(self._weights, n_ctx, self._batch.context.n_threads, "auto")
+            self._batches.append(self._batch_of(context))
+        return self._batches[1]
+
+    def _answers(self, requests: Iterable[Request], n_ctx: int) -> Iterator[Answer]:
         before: Request | None = None
         tokens: list[int] = []
         for index, request in enumerate(requests):
             if before is None or (request.prompt, request.think) != (before.prompt, before.think):
                 tokens = self.tokens(request.prompt, request.think)
             before = request
-            yield self._answer(Answer, request, tokens, index)
+            yield self._answer(Answer, request, tokens, n_ctx, index)
 
     def likelihoods(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], n_parallel: int | Literal["auto"] = "auto"
@@ -183,7 +215,7 @@ class Model:
         Contexts that begin alike are evaluated once if they follow each other. Raises as `Scorer.score` does.
         """
         longest = max((len(context) + len(continuation) for context, continuation in pairs), default=1)
-        scorer = Scorer(self._weights, longest, self._context.n_threads, n_parallel)
+        scorer = Scorer(self._weights, longest, self._batch.context.n_threads, n_parallel)
         return sorted(scorer.score(pairs), key=lambda likelihood: likelihood.index)
 
     def interrupt(self) -> None:
@@ -192,12 +224,14 @@ class Model:
 
         May be called from another thread, or from a signal handler.
         """
-        self._context.interrupted = True
+        for batch in self._batches:
+            batch.context.interrupted = True
 
     def forget(self) -> None:
         """Empty the KV caches: what is evaluated next does not depend on what was before."""
-        for slot in self._batch.slots:
-            slot.cut(0)
+        for batch in self._batches:
+            for slot in batch.slots:
+                slot.cut(0)
 
     def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = "auto") -> None:
         """Make anew the KV caches, for `n_parallel` answers at a time that share `n_ctx` tokens each with
@@ -206,10 +240,12 @@ class Model:
         See `make_context` for "auto" and for what is done where memory is short. Raises ValueError for a
         number out of range, ModelError where there is no memory for one answer.
         """
-        n_ctx_before, n_parallel_before, n_threads = self.n_ctx, self.n_parallel, self._context.n_threads
-        del self._batch, self._context  # their memory is wanted
+        n_ctx_before, n_parallel_before = self.n_ctx, self.n_parallel
+        n_threads = self._batch.context.n_threads
+        del self._batch, self._batches  # their memory is wanted
         try:
             self._use(make_context(self._weights, n_ctx, n_threads, n_parallel))
+            self._n_parallel_is_open = False
         except (ModelError, ValueError):
             self._use(make_context(self._weights, n_ctx_before, n_threads, n_parallel_before))
             raise
@@ -235,10 +271,12 @@ class Model:
             raise ValueError(f"the prompt's token ids must be from 0 to {self._weights.n_vocab - 1}")
         return tokens
 
-    def _answer(self, kind: type[_Answer], request: Request, prompt: list[int], index: int = 0) -> _Answer:
+    def _answer(
+        self, kind: type[_Answer], request: Request, prompt: list[int], n_ctx: int, index: int = 0
+    ) -> _Answer:
         raw = isinstance(request.prompt, str) or are_tokens(request.prompt)
         stop = () if raw else self._template.stop
-        return kind(request, prompt, self.n_ctx, self._weights, self._buffers, stop, index)
+        return kind(request, prompt, n_ctx, self._weights, self._buffers, stop, index)
 
 
 class Reply(Answer, Iterator[str]):
@@ -249,9 +287,9 @@ class Reply(Answer, Iterator[str]):
 
     in_thought = False
 
-    def write(self, batch: Batch, context: Context, in_graph: bool) -> None:
+    def write(self, batch: Batch, in_graph: bool) -> None:
         """Have it written by `batch`, as far as it is iterated over."""
-        self._batch, self._context = batch, context
+        self._batch = batch
         self._pieces = (text for _, text in batch.run([self], in_graph) if text)
 
     def __next__(self) -> str:
@@ -260,9 +298,9 @@ class Reply(Answer, Iterator[str]):
     @property
     def unread_tokens(self) -> int:
         """How many tokens of the prompt are still to be evaluated; for another thread to watch."""
-        pending = [len(slot.pending) for slot in self._batch.slots if slot.job is self]
+        pending = [len(slot.pending) for slot in self._batch.slots if self in (slot.job or ())]
         return sum(pending) if not self.k else 0
 
     def interrupt(self) -> None:
         """See `Model.interrupt`."""
-        self._context.interrupted = True
+        self._batch.context.interrupted = True

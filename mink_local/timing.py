@@ -229,7 +229,7 @@ def _decode(
 
     keep: takes a copy of every step's logits, (tokens, V); host only.
     """
-    context = model._context
+    context = model._batch.context
     context.detach()
     prompt = model._template.tokens([{"role": "user", "content": PROMPT}])
     slot = model._batch.slots[0]

@@ -71,7 +71,7 @@ def llama() -> Iterator[Llama]:
 @pytest.fixture(scope="module")
 def rows(smollm2: Model) -> Row:
     """Logits of the real model over the steps of a text, (32, V)."""
-    context = smollm2._context
+    context = smollm2._batch.context
     forget(smollm2)
     tokens = smollm2._weights.tokenize(
         "Robots were rare, and so the small town had built its own, out of what lay around: an old oven, "
@@ -385,7 +385,7 @@ def test_constrained_text_is_that_of_one_llama_cpp_chain(smollm2: Model, tempera
     """bias, penalties, DRY, grammar, native Min-k, temp, dist, in one chain that llama.cpp samples from."""
     seed, n_tokens = 4, 50
     text = "root ::= [a-zA-Z .,\\n]*"
-    weights, context = smollm2._weights, smollm2._context
+    weights, context = smollm2._weights, smollm2._batch.context
     constraints = Constraints(
         logit_bias={weights.tokenize(" robot", add_special=False, parse_special=False)[0]: -2.0},
         repeat_penalty=1.2,
@@ -456,9 +456,9 @@ def test_greedy_over_what_is_left(smollm2: Model) -> None:
     """At temperature 0 every seed gives the same text, and it is the likeliest that the grammar has."""
     digits = Constraints(grammar="root ::= [0-9]")
     answers = {"".join(smollm2.chat(STORY, temperature=0, seed=n, constraints=digits)) for n in (1, 2)}
-    forget(smollm2)._context.decode(Part(smollm2._template.tokens(STORY), 0))
-    row = smollm2._context.logits().copy()
-    smollm2._context.clear()
+    forget(smollm2)._batch.context.decode(Part(smollm2._template.tokens(STORY), 0))
+    row = smollm2._batch.context.logits().copy()
+    smollm2._batch.context.clear()
     pieces = [smollm2._weights.piece(token) for token in range(row.size)]
     likeliest = max((t for t in range(row.size) if re.fullmatch(rb"[0-9]", pieces[t])), key=row.__getitem__)
     assert answers == {pieces[likeliest].decode()}

@@ -99,7 +99,7 @@ def test_the_same_batch_gives_the_same_numbers(smollm2: Model) -> None:
     """Where the batches are those of the plain computation, nothing is left but the rounding of float64."""
     context, continuation = pair(smollm2, "The", TEXT)
     assert len(continuation) < N_OUTPUTS
-    cache = Context(smollm2._weights, 1024, smollm2._context.n_threads, n_outputs=N_OUTPUTS)
+    cache = Context(smollm2._weights, 1024, smollm2._batch.context.n_threads, n_outputs=N_OUTPUTS)
     tokens = [*context, *continuation[:-1]]
     cache.decode(Part(tokens, 0, outputs=len(continuation)))
     rows = [cache.logits(len(context) - 1 + i) for i in range(len(continuation))]

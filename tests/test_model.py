@@ -242,7 +242,7 @@ def test_models_are_freed_in_any_order(tiny: Callable[..., Path]) -> None:
         model = load_model(path)
         reply = model.chat(FRANCE, temperature=5.0, seed=1, max_tokens=5)
         next(reply)
-        weights, context = model._weights, model._context
+        weights, context = model._weights, model._batch.context
         del model
         assert list(reply)
         del reply, weights
