@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -38,6 +39,7 @@ def load_model(
     n_gpu_layers: int | Literal["auto"] = "auto",
     n_threads: int | None = None,
     sampling: "Sampling" = "auto",
+    today: date | None = None,
     verbose: bool = False,
 ) -> "Model":
     """Load a GGUF model.
@@ -56,6 +58,7 @@ def load_model(
     sampling: "graph" draws tokens inside llama.cpp's compute graph, so that no logits leave the GPU, "host"
         outside of it; "auto" takes the graph where the output layer is on a GPU, which it is as soon as
         one layer is. What has no graph form is drawn on the host, with a warning.
+    today: what a chat template that writes the date (LLaMA-3.1's does) is told, by default the truth.
     verbose: llama.cpp's log on standard error.
 
     Raises ModelNotFoundError, or ModelError for a file that cannot be loaded. A file that is not yet known
@@ -93,7 +96,7 @@ def load_model(
 
         weights, context, placement = loading.result()
     log.info("%s is %s", file.name, placement)
-    return Model(file.name, weights, context, placement, sampling, n_parallel is None)
+    return Model(file.name, weights, context, placement, sampling, n_parallel is None, today)
 
 
 def _plan(path: Path, n_ctx: int | None, n_gpu_layers: int | Literal["auto"], n_parallel: int) -> Plan:

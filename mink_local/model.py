@@ -3,6 +3,7 @@
 import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
 from typing import Literal, TypeVar, cast
 
 import numpy as np
@@ -45,6 +46,7 @@ class Model:
         placement: str,
         sampling: Sampling = "auto",
         n_parallel_is_open: bool = False,
+        today: date | None = None,
     ) -> None:
         self.name = name
         self.placement = placement
@@ -55,7 +57,7 @@ class Model:
         self._buffers = Buffers(weights.n_vocab)
         self._use(context)
         self._n_parallel_is_open = n_parallel_is_open
-        self._template = ChatTemplate(weights)
+        self._template = ChatTemplate(weights, today)
         if self._template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
 

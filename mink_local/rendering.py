@@ -14,6 +14,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,14 @@ class TemplateError(Exception):
 class Renderer:
     """A child process that renders one template; it starts at once and is waited for when it is needed."""
 
-    def __init__(self, template: str, **constants: str) -> None:
-        """constants: names that the template may use, such as `bos_token`."""
-        self._begin = {"template": template, "constants": constants}
+    def __init__(self, template: str, today: date | None = None, **constants: str) -> None:
+        """today: what the template is told when it asks for the date, by default the truth. constants: names
+        that it may use, such as `bos_token`."""
+        self._begin = {
+            "template": template,
+            "today": today and today.isoformat(),
+            "constants": constants,
+        }
         self._start()
 
     def _start(self) -> None:
@@ -84,10 +90,8 @@ def _end(child: "subprocess.Popen[bytes]") -> None:
     child.wait()
 
 
-def _environment() -> Any:
+def _environment(today: str | None) -> Any:
     """Jinja as Hugging Face's transformers sets it up, for which chat templates are written."""
-    from datetime import datetime
-
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -111,7 +115,8 @@ def _environment() -> Any:
     )
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    now = datetime.fromisoformat(today) if today else None
+    environment.globals["strftime_now"] = lambda form: (now or datetime.now()).strftime(form)
     return environment
 
 
@@ -144,7 +149,7 @@ def _serve() -> None:
     broken = None
     signal.alarm(SECONDS)
     try:
-        template = _environment().from_string(begin["template"])
+        template = _environment(begin["today"]).from_string(begin["template"])
     except Exception as error:
         template, broken = None, {"error": f"is broken: {error}"}
     signal.alarm(0)

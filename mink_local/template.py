@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date
 from functools import cached_property
 from typing import Any
 
@@ -22,16 +23,17 @@ class ChatTemplate:
     A file without a template gets plain turns, `System: …`, `User: …`, `Assistant: …`, and an answer
     ends where it starts a user's turn of its own; `is_plain` says so.
 
+    today: what a template that writes the date is told, by default the truth.
     can_think: the template knows of thoughts, `<think>…</think>` before an answer. has_think_switch: it has a
     switch that has the model answer without.
     """
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, today: date | None = None) -> None:
         self._weights = weights
         source = weights.chat_template
         self.is_plain = source is None
         self._renderer = (
-            None if source is None else Renderer(source, bos_token=weights.bos, eos_token=weights.eos)
+            None if source is None else Renderer(source, today, bos_token=weights.bos, eos_token=weights.eos)
         )
         self.can_think = source is not None and THINK in source
         self.has_think_switch = source is not None and "enable_thinking" in source

@@ -1,6 +1,7 @@
 """Chat templates: the model's own, none, broken ones; control tokens in what a user types."""
 
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from mink_local import load_model, rendering
 from mink_local.errors import MinkError
+from mink_local.evals.worker import Worker
 from mink_local.llamacpp import Weights
 from mink_local.template import ChatTemplate
 from tests.conftest import shared
@@ -104,6 +106,17 @@ def test_no_template_is_plain_turns(tiny: Callable[..., Path], caplog: pytest.Lo
     )
     assert model._template.stop == ("\nUser:",)
     assert len("".join(model.chat(TURNS, temperature=5.0, seed=1, max_tokens=5))) > 0
+
+
+def test_the_date_that_a_template_writes(tiny: Callable[..., Path]) -> None:
+    """Today's in a chat; always the same in an evaluation, whose prompts may not change at midnight."""
+    path = str(tiny(template="{{ strftime_now('%d %b %Y') }}"))
+    before = date.today()
+    written = load_model(path)._template.text(TURNS)
+    assert written in {day.strftime("%d %b %Y") for day in (before, date.today())}
+    assert load_model(path, today=date(2025, 3, 1))._template.text(TURNS) == "01 Mar 2025"
+    worker = Worker(path, "tiny", 0, n_parallel=1, ctx=None, n_gpu_layers=0, n_threads=1)
+    assert worker.model._template.text(TURNS) == "26 Jul 2024"
 
 
 @pytest.mark.parametrize(

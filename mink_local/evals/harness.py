@@ -18,6 +18,7 @@ from tqdm import tqdm
 from mink_local.answer import Request
 from mink_local.catalog import DEFAULT_MODEL
 from mink_local.errors import MinkError
+from mink_local.evals.worker import TODAY
 from mink_local.llamacpp import RANDOM_SEED
 from mink_local.loading import load_model
 from mink_local.samplers import Greedy, MinP, Sampler, TopK, TopP, parse
@@ -63,7 +64,13 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
             )
         try:
             self._sampler = parse(sampler) if sampler is not None else None
-            self._model: Any = load_model(model, n_ctx=256, n_gpu_layers=gpu_layers, n_threads=threads)  # type: ignore[arg-type]
+            self._model: Any = load_model(
+                model,
+                n_ctx=256,
+                n_gpu_layers=gpu_layers,  # type: ignore[arg-type]
+                n_threads=threads,
+                today=TODAY,
+            )
         except ValueError as error:
             raise MinkError(f"--model_args: {error}") from None
         self._temperature = None if temperature is None else float(temperature)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from datetime import date
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from mink_local.evals.grid import Draw, Job, Part, Ready, seed_of
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from mink_local.answer import Answer, Request
 
 T = TypeVar("T")
+
+# What a chat template that writes the date is told, so that a prompt is the same tomorrow: the date that
+# LLaMA-3's falls back on.
+TODAY = date(2024, 7, 26)
 
 _CTX_STEP = 256  # llama.cpp's own step of a sequence's length
 _READ = Draw(Greedy(), 0.0, 0)
@@ -43,7 +48,9 @@ class Worker:
         from mink_local.loading import load_model
 
         # A small context to begin with: `answer` makes the one that the questions need.
-        self.model = load_model(model, n_ctx=_CTX_STEP, n_gpu_layers=n_gpu_layers, n_threads=n_threads)
+        self.model = load_model(
+            model, n_ctx=_CTX_STEP, n_gpu_layers=n_gpu_layers, n_threads=n_threads, today=TODAY
+        )
         self.interrupted = False
         self._name = name
         self._seed = seed
