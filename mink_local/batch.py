@@ -105,17 +105,18 @@ Group = list[Answer]  # answers that are the same so far, prompt included
 class Batch:
     """Writes answers in the sequences of `context`, with one llama_decode a step for all.
 
-    An answer that has ended makes room for the next at once, whose prompt is read in the batches of
-    the others. Answers that follow each other with the same prompt share a sequence, each drawing
-    from the same logits, until they draw different tokens: then they part, and the sequence is copied.
-    So whatever several of them have in common is evaluated once; and no more are begun than there are
-    sequences, so that every one could have its own. What other prompts have in common with a sequence
-    is copied from there too; while such a beginning is being read, an answer waits for it.
+    A sequence that has ended is given to the next answer at once, whose prompt is read in the batches of
+    the others. Answers that follow each other with the same prompt share a sequence, each drawing from
+    the same logits, until they draw different tokens: then they part, and the sequence is copied, or
+    where none is free they wait for one. So whatever they have in common is evaluated once. What
+    other prompts have in common with a sequence is copied from there too; while such a beginning is
+    being read, an answer waits for it.
     """
 
     def __init__(self, context: Context) -> None:
         self.slots: list[Slot[Group]] = [Slot(context, seq_id) for seq_id in range(context.n_seq)]
         self.context = context
+        self._parted: list[Group] = []  # those that wait for a sequence
         self._runs = 0  # how many were begun: only the last may go on
 
     def run(self, answers: Iterable[Answer], in_graph: bool = False) -> Iterator[tuple[Answer, str]]:
@@ -126,13 +127,12 @@ class Batch:
         that were begun, where the context is interrupted. Raises GenerationError where a row of logits
         is broken, llama.cpp fails, or another run has begun.
         """
-        self._runs += 1
+        self._release()
         run = self._runs
-        for slot in self.slots:
-            slot.release()
         waiting = iter(answers)
         upcoming = next(waiting, None)
         while True:
+            self._resume()
             while upcoming is not None and (upcoming.finish_reason or self._begin(upcoming, in_graph)):
                 if upcoming.finish_reason:
                     yield upcoming, ""
@@ -141,7 +141,7 @@ class Batch:
             if not busy:
                 return
             if (outputs := self._decode(busy)) is None:
-                yield from self._interrupted(busy)
+                yield from self._interrupted()
                 return
             for slot, output in outputs:
                 for written in self._write(slot, output):
@@ -152,26 +152,44 @@ class Batch:
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """The raw logits (V,) of what follows `tokens`, which end what was being written. Where llama.cpp
         holds them, until the next batch. Raises GenerationError where it was interrupted."""
-        self._runs += 1
-        for slot in self.slots:
-            slot.release()
+        self._release()
         slot = max(self.slots, key=lambda slot: common_prefix(slot.tokens, tokens))
         slot.rewind(tokens)
         if not slot.evaluate():
             raise GenerationError("interrupted")
         return self.context.logits()
 
+    def _release(self) -> None:
+        """End what is being written."""
+        self._runs += 1
+        self._parted.clear()
+        for slot in self.slots:
+            slot.release()
+
+    def _groups(self) -> list[Group]:
+        return [slot.job for slot in self.slots if slot.job] + self._parted
+
+    def _resume(self) -> None:
+        """Give a sequence to those that wait for one, as far as there are any free."""
+        while self._parted:
+            answer = self._parted[0][0]
+            slot = place(self.slots, [*answer.prompt, *answer.tokens])
+            if slot is None:
+                return
+            slot.job = self._parted.pop(0)
+
     def _begin(self, answer: Answer, in_graph: bool) -> bool:
         """Give an answer a sequence; False where it has to wait."""
-        groups = [(slot, slot.job) for slot in self.slots if slot.job]
-        if sum(len(group) for _, group in groups) == len(self.slots):
+        groups = self._groups()
+        # Twice the sequences keep them all in use. A single one is for one answer after the other.
+        if sum(map(len, groups)) >= 2 * len(self.slots) - 1:
             return False
-        for slot, group in groups:
-            # A sampler that is attached to a sequence draws for one answer.
-            if not group[0].k and group[0].prompt == answer.prompt and slot.graph is None and not in_graph:
-                answer.begin(0)
-                group.append(answer)
-                return True
+        if not in_graph:  # a sampler that is attached to a sequence draws for one answer
+            for group in groups:
+                if not group[0].k and group[0].prompt == answer.prompt:
+                    answer.begin(0)
+                    group.append(answer)
+                    return True
         free = place(self.slots, answer.prompt)
         if free is None:
             return False
@@ -215,16 +233,16 @@ class Batch:
                 outputs.append((slot, end - 1))
         return outputs
 
-    def _interrupted(self, busy: list[Slot[Group]]) -> Iterator[tuple[Answer, str]]:
-        for slot in busy:
-            group = slot.job or []
-            slot.release()
+    def _interrupted(self) -> Iterator[tuple[Answer, str]]:
+        groups = self._groups()
+        self._release()
+        for group in groups:
             for answer in group:
                 yield answer, answer.end("interrupted")
 
     def _write(self, slot: Slot[Group], output: int) -> Iterator[tuple[Answer, str]]:
         """Draw the next token of every answer in a sequence. Those that go on with the first one's stay
-        there, and those with another in a copy of it."""
+        there, and those with another in a copy of it, as soon as there is room for one."""
         groups: dict[int, Group] = {}
         for answer in slot.job or ():
             if (drawn := self._draw(answer, slot, output)) is None:
@@ -238,9 +256,12 @@ class Batch:
             slot.release()
             return
         for token in [*groups][1:]:
-            copy = next(other for other in self.slots if not other.job)
-            copy.copy_from(slot)
-            copy.job, copy.pending = groups.pop(token), [token]
+            group = groups.pop(token)
+            if (copy := next((other for other in self.slots if not other.job), None)) is None:
+                self._parted.append(group)
+            else:
+                copy.copy_from(slot)
+                copy.job, copy.pending = group, [token]
         [(token, slot.job)] = groups.items()
         slot.pending = [token]
 

@@ -87,7 +87,7 @@ def test_every_answer_sees_its_own_past(
         for i, (prefix, text, temperature) in enumerate(
             [("", text, 2.0) for text in QUESTIONS]
             + [(shared, text, 1.0) for text in QUESTIONS[:4]]
-            + [("", QUESTIONS[3], temperature) for temperature in (0.0, 1.0, 5.0, 10.0, 0.5)]
+            + [("", QUESTIONS[3], temperature) for temperature in (0.0, 1.0, 5.0, 10.0, 0.5) * 3]
         )
     ]
     answers = {answer.index: answer for answer in forget(model).complete(requests)}
@@ -170,6 +170,17 @@ def test_what_answers_have_in_common_is_evaluated_once(model: Model, decoded: li
     assert evaluated < answers[0].prompt_tokens + sum(answer.n_tokens for answer in answers) * 0.9
     assert sum(answer.evaluated_tokens for answer in answers) == answers[0].prompt_tokens
     assert len({answer.text for answer in answers}) > 1, "they parted"
+
+
+def test_those_that_part_wait_for_a_sequence(model: Model, decoded: list[tuple[Part, ...]]) -> None:
+    """More answers than sequences are begun together, and part at once."""
+    requests = [Request(ask(QUESTIONS[3]), TopP(), 10.0, 6, seed=i) for i in range(9)]
+    answers = list(forget(model).complete(requests))
+    assert sorted(answer.index for answer in answers) == list(range(9))
+    assert len({tuple(answer.tokens[:1]) for answer in answers}) == 9, "no two begin alike"
+    assert [len(parts) for parts in decoded[:2]] == [1, 4]
+    evaluated = sum(len(part.tokens) for parts in decoded for part in parts)
+    assert evaluated <= answers[0].prompt_tokens + 9 * 6, "nobody's prompt is read again"
 
 
 def test_a_gap_is_closed(model: Model, decoded: list[tuple[Part, ...]]) -> None:
