@@ -101,8 +101,9 @@ def _visible(comparisons: Sequence[Comparison]) -> str:
     visible = sorted(c.visible for c in comparisons if c.visible is not None)
     sentence = ""
     if visible:
+        difference = _range(visible, " points", ", depending on the two methods,")
         sentence = (
-            f"A difference of {_range(visible)} points, depending on the two methods, would have been found "
+            f"A difference of {difference} would have been found "
             "with a chance of 80%; smaller ones are more likely missed."
         )
     if blind := len(comparisons) - len(visible):
@@ -149,9 +150,10 @@ def _diversity(group: Group) -> str:
     shares = {c: c.distinct for c in group.cells.values() if c.distinct is not None}
     if not shares:
         return "One response a question says nothing about diversity; a run with --repeats 2 or more does."
-    sentence = (
-        f"{_range(sorted(shares.values()))}% of a question's responses are distinct, depending on the cell."
+    distinct = _range(
+        sorted(shares.values()), "% of a question's responses are distinct", ", depending on the cell"
     )
+    sentence = f"{distinct}."
     if alike := [cell for cell, share in shares.items() if share <= 1.1 / group.n_repeats]:
         sentence += f" The same text every time for at least nine questions in ten: {_places(alike)}."
     return sentence
@@ -164,9 +166,10 @@ def _places(cells: Iterable[Cell]) -> str:
     return "; ".join(f"{method} at T = {_listed(at)}" for method, at in methods.items())
 
 
-def _range(ascending: Sequence[float]) -> str:
+def _range(ascending: Sequence[float], unit: str, depending: str) -> str:
+    """Lowest to highest, and what that depends on, or the one number that all are."""
     low, high = percent(ascending[0]), percent(ascending[-1])
-    return low if low == high else f"{low} to {high}"
+    return f"{low}{unit}" if low == high else f"{low} to {high}{unit}{depending}"
 
 
 def _count(n: int, noun: str) -> str:

@@ -103,7 +103,7 @@ def diversity_figure(group: Group, scoring: Scoring) -> "Figure":
         axis.plot(*_frontier(points).T, color=LIGHT, linewidth=1.2)
         shown = [m for m in group.methods if m.name == name]
         for method, colour, marker in zip(shown, COLOURS, MARKERS, strict=False):
-            _trail(axis, group, method, scoring, colour, marker)
+            _trail(axis, group, method, scoring, colour, marker, near=0.08 * np.ptp(points, axis=0))
         axis.set_title(name)
         if len(shown) > 1:
             axis.legend(frameon=False, fontsize="small")
@@ -133,14 +133,25 @@ def _frontier(points: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([*stairs, (points[:, 0].min(), height)][::-1])
 
 
-def _trail(axis: Any, group: Group, method: Method, scoring: Scoring, colour: str, marker: str) -> None:
+def _trail(
+    axis: Any,
+    group: Group,
+    method: Method,
+    scoring: Scoring,
+    colour: str,
+    marker: str,
+    near: NDArray[np.float64],
+) -> None:
+    """near: how far apart two points may be at most, float64 (2,), for one label to be enough."""
     cells = [c for c in _cells(group, method) if c.distinct_2 is not None]
     points = _points(cells, scoring)
     axis.plot(*points.T, _style(method), color=colour, marker=marker, label=method.short_order or method.name)
-    labels: dict[tuple[float, ...], list[str]] = {}  # points that coincide share one
+    labels: list[tuple[NDArray[np.float64], list[str]]] = []
     for cell, point in zip(cells, points, strict=True):
-        labels.setdefault(tuple(point.round(0)), []).append(f"{cell.temperature:g}")
-    for point, names in labels.items():
+        if not labels or (np.abs(point - labels[-1][0]) > near).any():
+            labels.append((point, []))
+        labels[-1][1].append(f"{cell.temperature:g}")
+    for point, names in labels:
         axis.annotate(
             ", ".join(names), point, xytext=(5, 4), textcoords="offset points", fontsize="small", color=colour
         )
