@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from mink_local.llamacpp import Context, Part
 from mink_local.model import Model, Sampling
 from mink_local.samplers import Greedy, TopP
 from tests.conftest import forget
+from tests.tiny import write_recurrent_model
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -57,6 +58,20 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[NDArray[np.float32]]
     return rows
 
 
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
+    """Every answer's tokens, the one that ended it included, by its index."""
+    tokens: dict[int, list[int]] = {}
+    accept = Answer.accept
+
+    def watched(self: Answer, token: int, k: int | None = None) -> str:
+        tokens.setdefault(self.index, []).append(token)
+        return accept(self, token, k)
+
+    monkeypatch.setattr(Answer, "accept", watched)
+    return tokens
+
+
 def logits_alone(model: Model, prompt: list[int], answer: list[int]) -> list[NDArray[np.float32]]:
     """The logits at every step of an answer, token by token in a context of its own."""
     context = Context(model._weights, 512, 2)
@@ -68,19 +83,25 @@ def logits_alone(model: Model, prompt: list[int], answer: list[int]) -> list[NDA
     return rows
 
 
-def test_every_answer_sees_its_own_past(
-    model: Model, seen: dict[int, list[NDArray[np.float32]]], monkeypatch: pytest.MonkeyPatch
+def see_their_own_past(
+    model: Model,
+    answers: Sequence[Answer],
+    taken: dict[int, list[int]],
+    seen: dict[int, list[NDArray[np.float32]]],
 ) -> None:
-    """Slots are refilled, prompts copied, rewound and read in the batches of others: the logits are those
-    of the same tokens evaluated alone, but for rounding."""
-    tokens: dict[int, list[int]] = {}
-    accept = Answer.accept
+    """Whether the logits of every answer were those of the same tokens evaluated alone, but for rounding."""
+    for answer in answers:
+        written, rows = taken[answer.index], seen[answer.index]
+        alone = logits_alone(model, list(answer.prompt), written[:-1])
+        assert len(rows) == len(alone) == len(answer.k) == len(written)
+        for here, there in zip(rows, alone, strict=True):
+            assert np.abs(here - there).max() < 0.02 * np.ptp(there)
 
-    def watched(self: Answer, token: int, k: int | None = None) -> str:
-        tokens.setdefault(self.index, []).append(token)
-        return accept(self, token, k)
 
-    monkeypatch.setattr(Answer, "accept", watched)
+def test_every_answer_sees_its_own_past(
+    model: Model, seen: dict[int, list[NDArray[np.float32]]], taken: dict[int, list[int]]
+) -> None:
+    """Slots are refilled, prompts copied, rewound and read in the batches of others."""
     shared = "Answer in one sentence and be polite. Here is the question that I have for you today: "
     requests = [
         Request(ask(prefix + text), MinK(), temperature, 3 + (7 * i) % 17, seed=i)
@@ -90,16 +111,36 @@ def test_every_answer_sees_its_own_past(
             + [("", QUESTIONS[3], temperature) for temperature in (0.0, 1.0, 5.0, 10.0, 0.5) * 3]
         )
     ]
-    answers = {answer.index: answer for answer in forget(model).complete(requests)}
-    assert sorted(answers) == list(range(len(requests)))
-    for index, answer in answers.items():
-        written = tokens[index]
-        alone = logits_alone(model, list(answer.prompt), written[:-1])
-        assert len(seen[index]) == len(alone) == len(answer.k) == len(written)
-        for here, there in zip(seen[index], alone, strict=True):
-            assert np.abs(here - there).max() < 0.02 * np.ptp(there)
-        pieces = b"".join(map(model._weights.piece, written))
+    answers = list(forget(model).complete(requests))
+    assert sorted(answer.index for answer in answers) == list(range(len(requests)))
+    see_their_own_past(model, answers, taken, seen)
+    for answer in answers:
+        pieces = b"".join(map(model._weights.piece, taken[answer.index]))
         assert pieces.decode("utf-8", "replace").startswith(answer.text)
+
+
+def test_a_model_that_cannot_forget_just_the_end(
+    tmp_path: Path,
+    smollm2_path: Path,
+    seen: dict[int, list[NDArray[np.float32]]],
+    taken: dict[int, list[int]],
+) -> None:
+    """A recurrent one: it reads a prompt again where another would rewind, and after an interrupt."""
+    file = write_recurrent_model(tmp_path / "mamba.gguf", smollm2_path)
+    model = load_model(str(file), n_ctx=4 * 256, n_parallel=4)
+    requests = [Request(QUESTIONS[i // 3], TopP(), 0.5, 3 + (5 * i) % 7, seed=i) for i in range(18)]
+    answers = list(model.complete(requests))
+    assert sorted(answer.index for answer in answers) == list(range(18))
+    see_their_own_past(model, answers, taken, seen)
+    taken.clear()
+    seen.clear()
+    interrupted = model.complete(requests)
+    next(interrupted)
+    model.interrupt()
+    assert "interrupted" in {answer.finish_reason for answer in interrupted}
+    taken.clear()
+    seen.clear()
+    see_their_own_past(model, list(model.complete(requests)), taken, seen)
 
 
 def test_one_at_a_time_is_chat() -> None:

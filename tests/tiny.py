@@ -68,16 +68,20 @@ def write_model(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(shape.head_width)
     writer.add_vocab_size(n_vocab)
-    for key, field in tokenizer.items():
-        if key != "tokenizer.chat_template":
-            kind = field.types[0]
-            sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), kind, sub_type)
+    _add_tokenizer(writer, tokenizer)
     if template == "" and "tokenizer.chat_template" in tokenizer:
         template = tokenizer["tokenizer.chat_template"].contents()
     if template:
         writer.add_chat_template(template)
     return _finish(writer, path, _tensors(shape, n_vocab, scale))
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any]) -> None:
+    for key, field in tokenizer.items():
+        if key != "tokenizer.chat_template":
+            kind = field.types[0]
+            sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(key, field.contents(), kind, sub_type)
 
 
 def _tensors(shape: Shape, n_vocab: int, scale: float) -> dict[str, tuple[tuple[int, ...], float]]:
@@ -113,6 +117,44 @@ def _fill(shape: tuple[int, ...], value: float, noise: NDArray[np.float16]) -> N
     size = math.prod(shape)
     start = size % 1000  # another stretch of the noise for another shape
     return np.resize(noise[start:], size).reshape(shape)
+
+
+def write_recurrent_model(path: Path, vocabulary: Path) -> Path:
+    """Write a Mamba of two layers, which cannot forget just the end of a sequence, to `path`."""
+    width, inner, state, rank, kernel = 64, 128, 16, 4, 4
+    tokenizer = _tokenizer(vocabulary)
+    n_vocab = len(tokenizer["tokenizer.ggml.tokens"].data)
+    writer = gguf.GGUFWriter(path, "mamba")
+    writer.add_block_count(2)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(0)
+    writer.add_head_count(0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_ssm_conv_kernel(kernel)
+    writer.add_ssm_inner_size(inner)
+    writer.add_ssm_state_size(state)
+    writer.add_ssm_time_step_rank(rank)
+    _add_tokenizer(writer, tokenizer)
+    random = np.random.default_rng(0)
+
+    def add(name: str, *shape: int) -> None:
+        writer.add_tensor(name, random.normal(0, 0.3, shape).astype(np.float32))
+
+    add("token_embd.weight", n_vocab, width)
+    writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
+    for i in range(2):
+        writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(width, np.float32))
+        add(f"blk.{i}.ssm_in.weight", 2 * inner, width)
+        add(f"blk.{i}.ssm_conv1d.weight", inner, kernel)
+        add(f"blk.{i}.ssm_conv1d.bias", inner)
+        add(f"blk.{i}.ssm_x.weight", rank + 2 * state, inner)
+        add(f"blk.{i}.ssm_dt.weight", inner, rank)
+        add(f"blk.{i}.ssm_dt.bias", inner)
+        writer.add_tensor(f"blk.{i}.ssm_a", -random.uniform(0.1, 1, (inner, state)).astype(np.float32))
+        add(f"blk.{i}.ssm_d", inner)
+        add(f"blk.{i}.ssm_out.weight", width, inner)
+    return _finish(writer, path)
 
 
 def write_embedding_model(path: Path) -> Path:
