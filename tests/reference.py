@@ -85,9 +85,13 @@ def _at_least(ids: NDArray[np.int64], values: NDArray[np.float64], cut: float, r
 
 def min_p(logits: ArrayLike, temperature: float, p: float) -> Prefix:
     ids, sorted_logits = descending(logits)
-    probabilities = softmax(sorted_logits, temperature)
-    cut = p * probabilities[0]
-    return _at_least(ids, probabilities, cut, ROUNDING * cut)
+    if p == 0:
+        return Prefix(ids, ids.size, ids.size)
+    # Logarithms of what is relative to the largest: a p of 5e-324 times a probability would be 0.
+    with np.errstate(over="ignore"):
+        logs = (sorted_logits - sorted_logits[0]) / temperature
+    cut = math.log(p)
+    return _at_least(ids, logs, cut, ROUNDING * max(1.0, -cut))
 
 
 def top_n_sigma(logits: ArrayLike, temperature: float, n: float) -> Prefix:  # noqa: ARG001

@@ -9,7 +9,7 @@ from dataclasses import asdict
 import numba
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from llama_cpp import llama_cpp as C
@@ -119,6 +119,7 @@ variants = st.builds(
 mirostats = st.builds(Mirostat, st.floats(1e-3, 99), st.floats(0, 9), st.sampled_from([1, 2]))
 
 
+@example(MinP(5e-324), np.array([-2.5, math.inf, math.inf], np.float32), 1e-300)
 @settings(max_examples=1500 if JIT else 150, deadline=None)
 @given(cuts, rows(), st.sampled_from(TEMPERATURES) | st.floats(0.01, 100))
 def test_agrees_with_its_twin(sampler: Sampler, row: NDArray[np.float32], temperature: float) -> None:
