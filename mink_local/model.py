@@ -63,12 +63,12 @@ class Model:
 
     def _use(self, context: Context) -> None:
         self.n_ctx, self.n_parallel = context.n_ctx, context.n_seq
-        self._batch = self._batch_of(context)
-        self._batches = [self._batch]
+        self._batch = _batch(context)
+        self._many: Batch | None = None  # what `complete` makes for itself
 
-    def _batch_of(self, context: Context) -> Batch:
-        context.ask_between_nodes(flag_is_set.address)
-        return Batch(context)
+    @property
+    def _batches(self) -> list[Batch]:
+        return [self._batch] if self._many is None else [self._batch, self._many]
 
     @property
     def can_think(self) -> bool:
@@ -178,36 +178,39 @@ class Model:
         Raises ValueError and MinkError as `chat` does, and GenerationError where logits are broken.
         """
         batch = self._batch
+        asked: Iterable[tuple[Request, list[int]]] = self._tokenized(requests)
         if self._n_parallel_is_open:
-            requests = list(requests)
-            batch = self._batch_for(requests)
-        batch.context.interrupted = False
-        written = batch.run(self._answers(requests, batch.context.n_ctx), self._batch_in_graph)
+            asked = list(asked)
+            batch = self._batch_for(asked)
+        context = batch.context
+        context.interrupted = False
+        answers = (
+            self._answer(Answer, request, prompt, context.n_ctx, index)
+            for index, (request, prompt) in enumerate(asked)
+        )
+        written = batch.run(answers, self._batch_in_graph)
         return (answer for answer, _ in written if answer.finish_reason)
 
-    def _batch_for(self, requests: Sequence[Request]) -> Batch:
-        """A batch with room for these requests, beside that of `chat`, which keeps its conversation."""
-        if len(requests) < 2:
-            return self._batch
-        lengths = (
-            len(self.tokens(request.prompt, request.think)) + (request.max_tokens or self.n_ctx)
-            for request in requests
-        )
-        n_ctx = min(max(lengths), self.n_ctx)
-        if len(self._batches) == 1 or self._batches[1].context.n_ctx < n_ctx:
-            del self._batches[1:]  # their memory is wanted
-            context = make_context(self._weights, n_ctx, self._batch.context.n_threads, "auto")
-            self._batches.append(self._batch_of(context))
-        return self._batches[1]
-
-    def _answers(self, requests: Iterable[Request], n_ctx: int) -> Iterator[Answer]:
+    def _tokenized(self, requests: Iterable[Request]) -> Iterator[tuple[Request, list[int]]]:
+        """Requests with their prompts' tokens, which those that follow each other with one prompt share."""
         before: Request | None = None
         tokens: list[int] = []
-        for index, request in enumerate(requests):
+        for request in requests:
             if before is None or (request.prompt, request.think) != (before.prompt, before.think):
                 tokens = self.tokens(request.prompt, request.think)
             before = request
-            yield self._answer(Answer, request, tokens, n_ctx, index)
+            yield request, tokens
+
+    def _batch_for(self, asked: Sequence[tuple[Request, list[int]]]) -> Batch:
+        """A batch with room for these requests, beside that of `chat`, which keeps its conversation."""
+        if len(asked) < 2:
+            return self._batch
+        longest = max(len(prompt) + (request.max_tokens or self.n_ctx) for request, prompt in asked)
+        n_ctx = min(longest, self.n_ctx)
+        if self._many is None or self._many.context.n_ctx < n_ctx:
+            self._many = None  # its memory is wanted
+            self._many = _batch(make_context(self._weights, n_ctx, self._batch.context.n_threads, "auto"))
+        return self._many
 
     def likelihoods(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], n_parallel: int | Literal["auto"] = "auto"
@@ -244,7 +247,7 @@ class Model:
         """
         n_ctx_before, n_parallel_before = self.n_ctx, self.n_parallel
         n_threads = self._batch.context.n_threads
-        del self._batch, self._batches  # their memory is wanted
+        del self._batch, self._many  # their memory is wanted
         try:
             self._use(make_context(self._weights, n_ctx, n_threads, n_parallel))
             self._n_parallel_is_open = False
@@ -279,6 +282,12 @@ class Model:
         raw = isinstance(request.prompt, str) or are_tokens(request.prompt)
         stop = () if raw else self._template.stop
         return kind(request, prompt, n_ctx, self._weights, self._buffers, stop, index)
+
+
+def _batch(context: Context) -> Batch:
+    """A batch that can be interrupted in the middle of a prompt."""
+    context.ask_between_nodes(flag_is_set.address)
+    return Batch(context)
 
 
 class Reply(Answer, Iterator[str]):
