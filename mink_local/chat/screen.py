@@ -175,17 +175,15 @@ class _Thought:
         self._text += text
         if self._writer:
             self._writer.feed(text)
-        elif sys.stderr.isatty():
-            sys.stderr.write(f"\r(thinking: {self._words} words)")
-            sys.stderr.flush()
+        else:
+            _overwrite(f"(thinking: {self._words} words)")
 
     def end(self) -> None:
         if self._writer:
             self._writer.feed("\n\n")
             self._writer.end()
         else:
-            if sys.stderr.isatty():
-                sys.stderr.write("\r\x1b[K")
+            _overwrite()
             note(f"(thought for {self._words} words: /think shows them)")
 
 
@@ -200,18 +198,23 @@ class _Reading:
     def update(self) -> None:
         unread = self._reply.unread_tokens
         self._most = max(self._most, unread)
-        if unread and sys.stderr.isatty():
+        if unread:
             self._shown = True
             done = self._most - unread
             bar = ("█" * (_BAR * done // self._most)).ljust(_BAR, "░")
-            sys.stderr.write(f"\r{bar} reading {self._most} tokens")
-            sys.stderr.flush()
+            _overwrite(f"{bar} reading {self._most} tokens")
 
     def end(self) -> None:
         if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
+            _overwrite()
             self._shown = False
+
+
+def _overwrite(text: str = "") -> None:
+    """Show a text over the line that standard error is on, or clear that line, where it is a terminal."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r{text}" if text else "\r\x1b[K")
+        sys.stderr.flush()
 
 
 def status(outcome: Outcome, n_ctx: int, new_tokens: int) -> str:
