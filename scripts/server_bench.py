@@ -11,7 +11,6 @@ Both are loaded before the clock starts. Build the server from the source that l
 import json
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,8 @@ from statistics import median
 
 import click
 
-from mink_local.catalog import DEFAULT_MODEL, resolve
+from mink_local.catalog import resolve
+from mink_local.cli import model_option, run
 from mink_local.evals.data import locate
 from mink_local.evals.grid import Draw, Job
 from mink_local.evals.tasks import TASKS
@@ -37,6 +37,7 @@ EIGHT_CELLS = [
     for temperature in (1.0, 2.0, 5.0, 10.0)
 ]
 LOADING_S, ANSWER_S = 300, 3600
+POSITIVE = click.IntRange(min=1)
 
 Took = tuple[float, int, int]  # seconds, answers, tokens
 
@@ -124,15 +125,23 @@ def time_ours(
 
 
 @click.command(help=__doc__.split("\n\n")[0])
-@click.argument("llama_server", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="A name or a path.")
+@click.argument("llama_server", type=click.Path(exists=True, dir_okay=False, executable=True, path_type=Path))
+@model_option
 @click.option("--task", type=click.Choice(sorted(TASKS)), default="sample-math", show_default=True)
 @click.option("--data", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The task's data.")
-@click.option("--questions", "limits", nargs=2, default=(64, 24), show_default=True, help="Of one, of eight.")
-@click.option("--clients", default=16, show_default=True, help="And slots of the server.")
-@click.option("--max-tokens", default=96, show_default=True, help="Of an answer.")
-@click.option("--threads", default=2, show_default=True, help="Of either.")
-@click.option("--rounds", default=3, show_default=True)
+@click.option(
+    "--questions",
+    "limits",
+    type=POSITIVE,
+    nargs=2,
+    default=(64, 24),
+    show_default=True,
+    help="Of one cell, of eight.",
+)
+@click.option("--clients", type=POSITIVE, default=16, show_default=True, help="And slots of the server.")
+@click.option("--max-tokens", type=POSITIVE, default=96, show_default=True, help="Of an answer.")
+@click.option("--threads", type=POSITIVE, default=2, show_default=True, help="Of either.")
+@click.option("--rounds", type=POSITIVE, default=3, show_default=True)
 def main(
     llama_server: Path,
     model: str,
@@ -165,4 +174,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main, "server_bench")
