@@ -11,17 +11,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mink_local.constraints import Constraints
-    from mink_local.loading import load_model
+    from mink_local.generation.loading import load_model
+    from mink_local.llama.constraints import Constraints
     from mink_local.samplers import MinK
 
 __version__ = "0.1.0"
 __all__ = ["Constraints", "MinK", "__version__", "load_model"]
 
 _HOMES = {
-    "Constraints": "mink_local.constraints",
+    "Constraints": "mink_local.llama.constraints",
     "MinK": "mink_local.samplers",
-    "load_model": "mink_local.loading",
+    "load_model": "mink_local.generation.loading",
 }
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from mink_local.catalog import DEFAULT_MODEL
 from mink_local.errors import MinkError, ModelNotFoundError, TaskNotFoundError
+from mink_local.models.catalog import DEFAULT_MODEL
 
 model_option = click.option(
     "--model",

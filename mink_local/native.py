@@ -21,10 +21,9 @@ from llvmlite import binding as llvm
 from numba import carray, njit, types, uintp
 from numba.extending import intrinsic
 
-from mink_local import kernels
-from mink_local.draw import broken
 from mink_local.errors import GenerationError
-from mink_local.samplers import Sampler
+from mink_local.llama.token_sampler import broken
+from mink_local.samplers import Sampler, kernels
 
 # Every kernel with its place here; `_select` below calls them by it.
 _METHODS = (

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from mink_local import load_model
-from mink_local.catalog import resolve
-from mink_local.model import Model
-from tests.tiny import write_model
+from mink_local.generation.model import Model
+from mink_local.models.catalog import resolve
+from tests.support.tiny import write_model
 
 SHARED = Path(__file__).parents[2] / "shared"
 LOGITS = ("smollm2-135m-49152", "qwen2.5-0.5b-151936", "gemma3-270m-262144")

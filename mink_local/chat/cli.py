@@ -17,9 +17,9 @@ from mink_local.cli import INTERRUPTED, run
 from mink_local.errors import MinkError, ModelNotFoundError
 
 if TYPE_CHECKING:
+    from mink_local.chat.answer_stream import Answer
     from mink_local.chat.session import Session
-    from mink_local.chat.writing import Answer
-    from mink_local.model import Model
+    from mink_local.generation.model import Model
 
 PROGRAM = "mink-chat"
 
@@ -153,7 +153,7 @@ def cli(
 
 
 def _list_or_export(resume: str | None, path: Path | None) -> None:
-    from mink_local.chat.looking import list_conversations
+    from mink_local.chat.inspect import list_conversations
 
     store = Store(default_path())
     if path is None:
@@ -189,7 +189,7 @@ def _open_store(settings: Settings, needed: bool, one_shot: bool) -> Store:
 
 
 def _loader(settings: Settings, verbose: bool) -> "Callable[[], Model]":
-    from mink_local.loading import load_model  # here, so that --help is quick
+    from mink_local.generation.loading import load_model  # here, so that --help is quick
 
     return lambda: load_model(
         settings["model"],

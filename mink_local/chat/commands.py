@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mink_local.chat import completing, looking
-from mink_local.chat.completing import Completion
+from mink_local.chat import completion as completing
+from mink_local.chat import inspect as looking
+from mink_local.chat.completion import Completion
 from mink_local.chat.options import BY_KEY, SETTINGS
 from mink_local.chat.screen import note, one_line, printable
 from mink_local.chat.store import Conversation

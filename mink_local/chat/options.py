@@ -9,8 +9,8 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from mink_local.catalog import DEFAULT_MODEL, read_catalog
 from mink_local.cli import GpuLayers, finite
+from mink_local.models.catalog import DEFAULT_MODEL, read_catalog
 
 
 class Setting(click.Option):

@@ -5,17 +5,17 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from mink_local.chat.background import interrupting
+from mink_local.chat.answer_stream import Answer
 from mink_local.chat.commands import COMMANDS, Command
 from mink_local.chat.screen import Screen, note, status
 from mink_local.chat.session import Session
-from mink_local.chat.writing import Answer
 from mink_local.errors import MinkError
+from mink_local.interrupts import on_interrupt
 
 if TYPE_CHECKING:
     from mink_local.chat.options import Setting
     from mink_local.chat.terminal import Input
-    from mink_local.model import Model
+    from mink_local.generation.model import Model
 
 
 class Chat:
@@ -35,7 +35,7 @@ class Chat:
 
     def run(self, typed: "Input") -> None:
         """Read and answer messages until the end of the input or /exit."""
-        with interrupting(self._stop):
+        with on_interrupt(self._stop):
             while not self.leaving:
                 try:
                     text, self.prefill = typed.read(self.prefill), ""
@@ -94,7 +94,7 @@ class Chat:
         if answer.dropped:
             note(f"(the conversation outgrew the context: {answer.dropped} oldest turns were dropped)")
         try:
-            with interrupting(answer.reply.interrupt):
+            with on_interrupt(answer.reply.interrupt):
                 if self._stopped:
                     answer.reply.interrupt()
                 self.screen.stream(answer)
@@ -135,8 +135,8 @@ class Chat:
     def _reload(self, before: dict[str, Any]) -> None:
         """Load the model that the settings name. The one before makes room for it, and comes back where that
         fails."""
-        from mink_local.catalog import resolve
-        from mink_local.vetting import vet
+        from mink_local.models.catalog import resolve
+        from mink_local.models.trust import vet
 
         session = self.session
         vet(resolve(session.settings["model"]))

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mink_local.chat.background import Background
 from mink_local.chat.store import Outcome
+from mink_local.interrupts import until_interrupted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mink_local.chat.writing import Answer
-    from mink_local.model import Reply
+    from mink_local.chat.answer_stream import Answer
+    from mink_local.generation.model import Reply
 
 # What a terminal would obey instead of show: everything below a space but tab and newline, C1, and what
 # turns the direction of writing.
@@ -113,7 +113,7 @@ class Screen:
         """Have a prompt read, of which nothing is shown but how far it is."""
         reading = _Reading(reply)
         try:
-            for _ in Background(reply, reading.update):
+            for _ in until_interrupted(reply, reading.update):
                 pass
         finally:
             reading.end()

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mink_local.chat.answer_stream import Answer
+from mink_local.chat.reasoning import joined
 from mink_local.chat.settings import Settings
 from mink_local.chat.store import Conversation, How, Message, Store
-from mink_local.chat.thinking import joined
-from mink_local.chat.writing import Answer
 
 if TYPE_CHECKING:
-    from mink_local.model import Model, Reply
+    from mink_local.generation.model import Model, Reply
 
 Messages = list[dict[str, str]]
 

@@ -14,7 +14,7 @@ from platformdirs import user_config_path
 from mink_local.chat.options import BY_KEY, LIMITS, SETTINGS, FileText, Setting, variable_or_file
 
 if TYPE_CHECKING:
-    from mink_local.constraints import Constraints
+    from mink_local.llama.constraints import Constraints
     from mink_local.samplers import Sampler
 
 HERE = "set in this chat"
@@ -118,7 +118,7 @@ def _constraints(values: Mapping[str, Any]) -> "Constraints | None":
     asked_for = {name: values[name] for name in names if values[name]}
     if not asked_for:
         return None
-    from mink_local.constraints import Constraints
+    from mink_local.llama.constraints import Constraints
 
     try:
         return Constraints(**{**asked_for, "logit_bias": dict(values["logit_bias"])})

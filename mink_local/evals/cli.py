@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mink_local import __version__
-from mink_local.catalog import DEFAULT_MODEL
 from mink_local.cli import GpuLayers, run
+from mink_local.models.catalog import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from mink_local.catalog import ModelFile
     from mink_local.evals.tasks.base import Task
+    from mink_local.models.catalog import ModelFile
     from mink_local.samplers import Sampler
 
 PROGRAM = "mink-eval"
@@ -35,7 +35,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
 
 
-_ELSEWHERE = {"report": "mink_local.evals.report"}
+_ELSEWHERE = {"report": "mink_local.evals.report.cli"}
 
 
 class _Commands(click.Group):
@@ -74,7 +74,7 @@ def _samplers(_: click.Context, __: click.Parameter, texts: Iterable[str]) -> "l
 
 def _models(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[ModelFile]":
     """The models' files, each once; records know a model by its name, so two must not share one."""
-    from mink_local.catalog import resolve
+    from mink_local.models.catalog import resolve
 
     files = {file.path: file for file in map(resolve, names)}
     by_name: dict[str, ModelFile] = {}
@@ -99,7 +99,7 @@ class Parallel(click.ParamType["int | str"]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "auto":
             return value
-        from mink_local.llamacpp import N_SEQ_MAX
+        from mink_local.llama.weights import N_SEQ_MAX
 
         if not str(value).isdecimal() or not 1 <= int(value) <= N_SEQ_MAX:
             self.fail(f"{value!r} is neither auto nor a number from 1 to {N_SEQ_MAX}.", param, ctx)
@@ -261,9 +261,9 @@ def run_command(
     Ctrl-C, or in any other way: the same command goes on.
     """
     files = _data(data, tasks)
-    from mink_local.evals.grid import draws, methods
-    from mink_local.evals.run import Plan, evaluate
-    from mink_local.evals.worker import answer_here
+    from mink_local.evals.run.grid import draws, methods
+    from mink_local.evals.run.run import Plan, evaluate
+    from mink_local.evals.run.worker import answer_here
 
     plan = Plan(
         tasks=tasks,
@@ -280,7 +280,7 @@ def run_command(
     if executor == "local" and (workers or ray_address):
         raise click.UsageError("--workers and --ray-address are Ray's: give --executor ray too.")
     if executor == "ray":
-        from mink_local.evals.cluster import answer_on_ray, connect
+        from mink_local.evals.run.ray import answer_on_ray, connect
 
         connect(ray_address)
         evaluate(plan, partial(answer_on_ray, workers=workers), circumstances, quiet)
@@ -302,7 +302,7 @@ def lm_eval_command(arguments: Sequence[str]) -> None:
     """
     if not find_spec("lm_eval"):
         raise click.UsageError('this needs lm-evaluation-harness: type  pip install "mink-local[lm-eval]"')
-    from mink_local.evals.harness import main as run_harness
+    from mink_local.evals.lm_eval import main as run_harness
 
     run_harness(arguments)
 

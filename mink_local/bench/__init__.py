@@ -1,0 +1,1 @@
+"""mink-bench: what sampling, decoding and batching cost."""

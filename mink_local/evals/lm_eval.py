@@ -1,0 +1,236 @@
+"""GGUF models for lm-evaluation-harness: its tasks, in-process and batched, with any sampler.
+
+The harness has no entry point for models of others, so `mink-eval lm-eval` registers this one under the
+name mink-local and hands the rest of its command line to the harness.
+"""
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+from mink_local.errors import MinkError
+from mink_local.evals.run.worker import TODAY
+from mink_local.generation.answer import Request
+from mink_local.generation.loading import load_model
+from mink_local.llama.weights import RANDOM_SEED
+from mink_local.models.catalog import DEFAULT_MODEL
+from mink_local.samplers import Greedy, MinP, Sampler, TopK, TopP, parse
+
+NAME = "mink-local"
+MAX_GEN_TOKS = 256  # where a task names no other limit; the harness's own models have the same
+_N_CTX = 4096  # most tokens of a prompt with its answer, unless n_ctx says otherwise
+_CUTS: dict[str, Callable[[Any], Sampler]] = {"top_k": TopK, "top_p": TopP, "min_p": MinP}
+_OFF = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
+
+
+@register_model(NAME)
+class MinkLM(TemplateLM):  # type: ignore[misc]
+    """The model of the harness. Its arguments are those of `--model_args`.
+
+    model: an alias of `models.txt` or a path. sampler, temperature: for all generation; where they are
+        not given, what the task asks for (`do_sample`, `temperature`, `top_p`, `top_k` or `min_p`), which
+        mostly is greedy. seed: of the first request, the others count on from it. n_ctx: most tokens of a
+        prompt with its answer. parallel: how many are worked on at a time.
+
+    Raises MinkError for an argument that is none or out of range.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        sampler: str | None = None,
+        temperature: float | None = None,
+        seed: int = 0,
+        n_ctx: int = _N_CTX,
+        parallel: int | str = "auto",
+        gpu_layers: int | str = "auto",
+        threads: int | None = None,
+        max_gen_toks: int = MAX_GEN_TOKS,
+        **rest: Any,
+    ) -> None:
+        super().__init__()
+        unknown = sorted(set(rest) - {"batch_size", "max_batch_size", "device"})  # the harness's own
+        if unknown:
+            raise MinkError(
+                f"{NAME} takes no model argument {', '.join(unknown)}: it takes model, sampler, temperature, "
+                "seed, n_ctx, parallel, gpu_layers, threads and max_gen_toks"
+            )
+        try:
+            self._sampler = parse(sampler) if sampler is not None else None
+            self._model: Any = load_model(
+                model,
+                n_ctx=256,
+                n_gpu_layers=gpu_layers,  # type: ignore[arg-type]
+                n_threads=threads,
+                today=TODAY,
+            )
+        except ValueError as error:
+            raise MinkError(f"--model_args: {error}") from None
+        self._temperature = None if temperature is None else float(temperature)
+        self._seed = seed
+        self._parallel: Any = parallel
+        self._max_gen_toks = max_gen_toks
+        self.max_length = min(n_ctx, self._model._weights.n_ctx_train)
+
+    # Tokens and templates
+
+    @property
+    def eot_token_id(self) -> int:
+        return self._token(self._model._weights.eos)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text that has no context: the vocabulary's beginning, or its end."""
+        return self._token(self._model._weights.bos or self._model._weights.eos)
+
+    def _token(self, text: str) -> int:
+        (token,) = self._model._weights.tokenize(text, add_special=False, parse_special=True)
+        return int(token)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        if add_special_tokens is None:
+            return self._model.tokens(string) if string else []
+        return self._model._weights.tokenize(  # type: ignore[no-any-return]
+            string, add_special=add_special_tokens, parse_special=True
+        )
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Under which the harness caches requests: the model and its chat template."""
+        template = self._model._weights.chat_template or ""
+        return f"{self._model.name}-{hashlib.sha256(template.encode()).hexdigest()[:16]}"
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        return self._model._weights.chat_template if chat_template else None
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt for the next answer or, without `add_generation_prompt`, for the end of the last one."""
+        template = self._model._template
+        if not add_generation_prompt and chat_history[-1]["role"] == "assistant":
+            return str(template.text(chat_history[:-1])) + chat_history[-1]["content"]
+        return str(template.text(chat_history))
+
+    # Likelihoods
+
+    def _loglikelihood_tokens(
+        self,
+        requests: list[tuple[tuple[str, str] | None, list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **_: Any,
+    ) -> list[tuple[float, bool]]:
+        """The log-probability of every continuation, and whether greedy decoding would write it."""
+        pairs = [self._fitted(context, continuation) for _, context, continuation in requests]
+        results = []
+        scored = self._model.likelihoods(pairs, self._parallel)
+        for (strings, *_tokens), likelihood in zip(
+            requests, tqdm(scored, desc="Scoring", disable=disable_tqdm), strict=True
+        ):
+            results.append((likelihood.total, likelihood.is_greedy))
+            if strings is not None:
+                self.cache_hook.add_partial("loglikelihood", strings, results[-1])
+        return results
+
+    def _fitted(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
+        """Without what of the context's beginning does not fit, as the harness's own models have it."""
+        if len(continuation) > self.max_length:
+            raise MinkError(
+                f"a continuation is {len(continuation)} tokens and n_ctx is {self.max_length}: "
+                "name a larger one with --model_args n_ctx=N"
+            )
+        return context[-(self.max_length + 1 - len(continuation)) :], continuation
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """The log-probability of whole texts; one that does not fit in windows of `max_length` tokens."""
+        windows: list[tuple[None, list[int], list[int]]] = []
+        counts = []
+        for (text,) in (request.args for request in requests):
+            tokens = self.tok_encode(text, add_special_tokens=False)
+            pairs = get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
+            of_text = [(None, *make_disjoint_window(pair)) for pair in pairs]
+            windows += of_text
+            counts.append(len(of_text))
+        scores = iter(self._loglikelihood_tokens(windows, disable_tqdm))  # type: ignore[arg-type]
+        totals = []
+        for request, count in zip(requests, counts, strict=True):
+            totals.append(sum(next(scores)[0] for _ in range(count)))
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, totals[-1])
+        return totals
+
+    # Generation
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Answers, each up to the first of its stop strings."""
+        asked = [self._request(i, *request.args) for i, request in enumerate(requests)]
+        if not asked:
+            return []
+        longest = max(len(request.prompt) + (request.max_tokens or 0) for request in asked)
+        self._model.reserve(min(longest, self.max_length), self._parallel)
+        texts = [""] * len(asked)
+        bar = tqdm(total=len(asked), desc="Generating", disable=disable_tqdm)
+        for answer in self._model.complete(asked):
+            texts[answer.index] = answer.text
+            self.cache_hook.add_partial("generate_until", requests[answer.index].args, answer.text)
+            bar.update()
+        bar.close()
+        return texts
+
+    def _request(self, index: int, context: str, options: dict[str, Any]) -> Request:
+        max_tokens = int(options.get("max_gen_toks", options.get("max_new_tokens", self._max_gen_toks)))
+        max_tokens = min(max_tokens, self.max_length - 1)
+        until = options.get("until") or []
+        sampler, temperature = self._sampling(options)
+        return Request(
+            prompt=self.tok_encode(context)[-(self.max_length - max_tokens) :],
+            sampler=sampler,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=(self._seed + index) % RANDOM_SEED,
+            stop=[until] if isinstance(until, str) else [string for string in until if string],
+        )
+
+    def _sampling(self, options: dict[str, Any]) -> tuple[Sampler | None, float]:
+        """The sampler and temperature of a request: those of --model_args, else those the task asks for."""
+        wanted = float(options.get("temperature", 1.0 if options.get("do_sample") else 0.0))
+        asked = wanted if options.get("do_sample", wanted > 0) else 0.0
+        if self._sampler is not None:
+            return self._sampler, self._temperature if self._temperature is not None else asked or 1.0
+        if self._temperature is not None:
+            asked = self._temperature
+        if asked == 0:
+            return Greedy(), 0.0
+        cuts = [name for name in _CUTS if options.get(name) is not None and options[name] not in _OFF[name]]
+        if len(cuts) > 1:
+            raise MinkError(
+                f"a task asks for {' and '.join(cuts)} together, which is no method here: "
+                "name one with --model_args sampler=…"
+            )
+        return (_CUTS[cuts[0]](options[cuts[0]]) if cuts else parse("top-p:p=1")), asked
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the harness's own command line with this model."""
+    from lm_eval.__main__ import cli_evaluate
+
+    sys.argv = ["lm-eval", *_with_model(arguments)]
+    cli_evaluate()
+
+
+def _with_model(arguments: Sequence[str]) -> Iterator[str]:
+    """The arguments with `--model mink-local` in front, where a run is asked for and no model named."""
+    command, rest = "run", list(arguments)
+    if rest and rest[0] in ("run", "ls", "validate"):
+        command, *rest = rest
+    yield command
+    named = any(argument in ("--model", "-M") or argument.startswith("--model=") for argument in rest)
+    if command == "run" and not named and not {"-h", "--help"} & set(rest):
+        yield from ("--model", NAME)
+    yield from rest

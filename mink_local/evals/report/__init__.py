@@ -1,0 +1,1 @@
+"""Read the records of a run and write its report."""

@@ -1,0 +1,1 @@
+"""Ask every question with every method, and keep each response."""

@@ -1,0 +1,69 @@
+"""Files that are written whole or not at all, hashed, kept private, and locked."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def write_atomic(path: Path, data: str | bytes) -> None:
+    """Write a file whole or not at all: a reader sees what was there before, or all of `data`.
+
+    Args:
+        path: Where the file goes. Its folder must exist; a file that is there is replaced.
+        data: The content; text is written as UTF-8 with `\\n` line ends.
+
+    Raises:
+        OSError: The file cannot be written. Nothing is left behind and `path` is as it was.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    unfinished = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        unfinished.chmod(_mode_of(path))
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _mode_of(path: Path) -> int:
+    """Return the permissions of a file, or those that a new file gets."""
+    try:
+        return path.stat().st_mode & 0o777
+    except OSError:
+        before = os.umask(0)
+        os.umask(before)
+        return 0o666 & ~before
+
+
+def sha256_of(paths: Path | Sequence[Path]) -> str:
+    """Return the SHA-256 of a file, or of several files one after the other, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for path in [paths] if isinstance(paths, Path) else paths:
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that only its owner can read, with its parents, unless it is there; return it.
+
+    On Windows the user's own folders are private already, and the mode has no effect.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def size_in_words(n_bytes: int) -> str:
+    """Return a number of bytes in words, in powers of 1000: `98 MB`, `4.9 GB`."""
+    for unit, name, digits in ((1e9, "GB", 1), (1e6, "MB", 0)):
+        if n_bytes >= unit:
+            return f"{n_bytes / unit:.{digits}f} {name}"
+    return f"{n_bytes / 1e3:.0f} kB"

@@ -1,0 +1,1 @@
+"""Prompts to text: template, requests, engine, model, log-probabilities."""

@@ -1,0 +1,1 @@
+"""llama.cpp through ctypes: weights, context, devices, samplers."""

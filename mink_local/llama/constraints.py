@@ -1,0 +1,167 @@
+"""What may change the logits before the cut: bias, penalties for repetition, a grammar."""
+
+import ctypes
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
+
+from mink_local.llama import grammar as gbnf
+from mink_local.llama.weights import Weights
+from mink_local.samplers import kernels
+
+_LARGE = 1e30  # no sum or product of options up to this leaves float32, where inf - inf would be NaN
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Options of llama.cpp, under its names and with its defaults, which switch everything off.
+
+    logit_bias: what is added to the logits of tokens, -inf to ban one.
+    repeat_penalty: > 0; divides positive logits, multiplies negative ones, of tokens among the last
+        `penalty_last_n`, those of the prompt included (as in llama.cpp's server). `frequency_penalty`
+        is subtracted once for every time, `presence_penalty` once.
+    dry_multiplier: >= 0; DRY takes `multiplier * base ** (length - allowed_length)` from a token that
+        would continue a repetition of `length` tokens that stand among the last `dry_penalty_last_n`
+        with no sequence breaker in them.
+    grammar: GBNF; its start is the rule `root`, and its end ends the answer.
+    json_schema: as JSON or as a dict, in place of a grammar.
+
+    They come in this order, and all before the cut. Raises ValueError for an option out of range.
+    """
+
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    penalty_last_n: int = 64
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
+    grammar: str | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        _check("repeat_penalty", self.repeat_penalty, 1 / _LARGE, _LARGE)
+        _check("frequency_penalty", self.frequency_penalty, -_LARGE, _LARGE)
+        _check("presence_penalty", self.presence_penalty, -_LARGE, _LARGE)
+        _check("penalty_last_n", self.penalty_last_n, 0, _LARGE)
+        _check("dry_multiplier", self.dry_multiplier, 0, _LARGE)
+        _check("dry_base", self.dry_base, 1, _LARGE)
+        _check("dry_allowed_length", self.dry_allowed_length, 0, 2**31 - 1)
+        _check("dry_penalty_last_n", self.dry_penalty_last_n, 0, _LARGE)
+        for token, bias in self.logit_bias.items():
+            if bias != -math.inf:
+                _check(f"the logit bias of token {token}", bias, -_LARGE, _LARGE)
+        if isinstance(self.dry_sequence_breakers, str) or not all(self.dry_sequence_breakers):
+            raise ValueError("dry_sequence_breakers must be a list of strings that are not empty")
+        if self.grammar is not None and not self.grammar.strip():
+            raise ValueError("the grammar is empty")
+        if self.grammar is not None and "\0" in self.grammar:
+            raise ValueError("the grammar has a NUL character in it")
+        if self.grammar is not None and self.json_schema is not None:
+            raise ValueError("give a grammar or a json_schema, not both")
+
+
+def _check(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, not {value}")
+
+
+class Constrainer:
+    """Applies constraints to a row of logits: a llama.cpp chain of `logit-bias`, `penalties`, `dry`
+    and `grammar` over the whole vocabulary.
+
+    prompt: the tokens that the penalties know before the first step. The grammar knows nothing of
+    them. Raises ValueError for a bias of a token that the vocabulary has not, and for a grammar or a
+    schema that llama.cpp cannot take.
+    """
+
+    def __init__(self, constraints: Constraints, weights: Weights, prompt: Sequence[int]) -> None:
+        self._logits = np.empty(weights.n_vocab, np.float32)
+        self._records = np.empty(weights.n_vocab, kernels.TOKEN_DATA)
+        self._array = C.llama_token_data_array()
+        self._array.data = ctypes.cast(self._records.ctypes.data, C.llama_token_data_p)
+        self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        # The finalizer holds the weights: the samplers read their vocabulary.
+        weakref.finalize(self, _free_chain, self._chain, weights)
+        for sampler in (
+            _logit_bias(constraints, weights),
+            C.llama_sampler_init_penalties(
+                weights.n_vocab,
+                _history(constraints.penalty_last_n, weights),
+                constraints.repeat_penalty,
+                constraints.frequency_penalty,
+                constraints.presence_penalty,
+            ),
+            _dry(constraints, weights),
+        ):
+            C.llama_sampler_chain_add(self._chain, sampler)
+        for token in prompt:
+            self.accept(token)
+        if (sampler := _grammar(constraints, weights)) is not None:
+            C.llama_sampler_chain_add(self._chain, sampler)
+
+    def apply(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The logits (V,) under the constraints, -inf where a token is banned; valid until the next
+        call. A row with a NaN is returned as it is: a ban must not hide that a model is broken."""
+        if kernels.fill_token_data(logits, self._records):
+            return logits
+        array = self._array
+        array.size, array.selected, array.sorted = logits.size, -1, False
+        C.llama_sampler_apply(self._chain, ctypes.byref(array))
+        kernels.read_token_data(self._records, self._logits)
+        return self._logits
+
+    def accept(self, token: int) -> None:
+        """Take note of the token drawn, which must be one that the constraints allow: llama.cpp aborts
+        the process over one that its grammar does not."""
+        C.llama_sampler_accept(self._chain, token)
+
+
+def _history(last_n: int, weights: Weights) -> int:
+    """llama.cpp allocates as many entries as it is told to look back at: no more than there can be."""
+    return min(last_n, weights.n_ctx_train)
+
+
+def _logit_bias(constraints: Constraints, weights: Weights) -> Any:
+    biases = (C.llama_logit_bias * len(constraints.logit_bias))()
+    for entry, (token, bias) in zip(biases, constraints.logit_bias.items(), strict=True):
+        if not 0 <= token < weights.n_vocab:
+            raise ValueError(f"logit_bias names token {token}: the model's are 0 to {weights.n_vocab - 1}")
+        entry.token, entry.bias = token, bias
+    return C.llama_sampler_init_logit_bias(weights.n_vocab, len(biases), biases)
+
+
+def _dry(constraints: Constraints, weights: Weights) -> Any:
+    breakers = [text.encode("utf-8", "replace") for text in constraints.dry_sequence_breakers]
+    return C.llama_sampler_init_dry(
+        weights.vocab,
+        constraints.dry_multiplier,
+        constraints.dry_base,
+        constraints.dry_allowed_length,
+        _history(constraints.dry_penalty_last_n, weights),
+        (ctypes.c_char_p * len(breakers))(*breakers),
+        len(breakers),
+    )
+
+
+def _grammar(constraints: Constraints, weights: Weights) -> Any:
+    text = constraints.grammar
+    if constraints.json_schema is not None:
+        text = gbnf.from_json_schema(constraints.json_schema)
+    if text is None:
+        return None
+    gbnf.vet(text, weights.path)
+    return C.llama_sampler_init_grammar(weights.vocab, text.encode("utf-8", "replace"), gbnf.ROOT.encode())
+
+
+def _free_chain(chain: Any, *_: object) -> None:
+    C.llama_sampler_free(chain)

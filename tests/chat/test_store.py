@@ -1,0 +1,145 @@
+"""Conversations on disk: nothing is lost, nothing is written over."""
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mink_local.chat.store import How, Outcome, Store
+from mink_local.errors import MinkError
+
+HOW = How("model", "min-k:tau=3", 5.0, 7)
+
+
+def test_a_message_grows_by_pieces_and_is_folded(tmp_path: Path) -> None:
+    store, other = Store(tmp_path / "c.db"), Store(tmp_path / "c.db")
+    conversation = store.begin("model", "Be brief.")
+    user = store.add(conversation, None, "user", "Hello")
+    answer = store.add(conversation, user, "assistant", how=HOW)
+    for text, thinking in (("Well", True), ("Hi ", False), ("😀", False)):
+        store.append(answer, text, thinking)
+    seen = other.message(answer)  # by another program, at once
+    assert (seen.thinking, seen.content, seen.outcome, seen.how) == ("Well", "Hi 😀", None, HOW)
+    outcome = Outcome("stop", [1, 2], [3, 1, 1], 10, 4, 0.5, 1.0)
+    store.finish(answer, outcome)
+    whole = other.message(answer)
+    assert (whole.thinking, whole.content, whole.outcome) == ("Well", "Hi 😀", outcome)
+    store.append(answer, " and more")  # it is gone on with, and the program is killed
+    assert other.message(answer).content == "Hi 😀 and more"
+    assert other.message(answer).outcome is None
+    assert [message.id for message in other.branch(answer)] == [user, answer]
+    latest = other.latest()
+    assert (latest.id, latest.system, latest.turns, latest.title, latest.head) == (
+        conversation, "Be brief.", 1, "Hello", answer,
+    )  # fmt: skip
+
+
+def test_branches() -> None:
+    store = Store()
+    conversation = store.begin("model", None)
+    user = store.add(conversation, None, "user", "one")
+    answers = [store.add(conversation, user, "assistant", text) for text in ("a", "b")]
+    edited = store.add(conversation, None, "user", "two")
+    assert [message.id for message in store.children(conversation, None)] == [user, edited]
+    assert [message.content for message in store.children(conversation, user)] == ["a", "b"]
+    assert store.get(conversation).head == edited
+    store.set_head(conversation, answers[0])
+    assert [message.content for message in store.branch(answers[0])] == ["one", "a"]
+    assert len(store.messages(conversation)) == 4
+    store.delete(conversation)
+    assert store.conversations() == []
+
+
+def test_names(tmp_path: Path) -> None:
+    store = Store(tmp_path / "c.db")
+    with pytest.raises(MinkError, match="no conversation to continue"):
+        store.latest()
+    one, two = store.begin("model", None), store.begin("model", None)
+    store.rename(one, "fruit")
+    store.rename(one, "fruit")
+    with pytest.raises(MinkError, match="another conversation 'fruit'"):
+        store.rename(two, "fruit")
+    assert store.find("fruit").id == store.find(str(one)).id == one
+    for name in ("veg", "9999999999999999999999", "'; DROP TABLE conversation; --"):
+        with pytest.raises(MinkError, match="there is no conversation"):
+            store.find(name)
+
+
+def test_files_that_are_no_store(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("not a database " * 99)
+    for path in (tmp_path / "text.db", tmp_path, Path("/proc/nowhere/c.db")):
+        with pytest.raises(MinkError, match="cannot be opened"):
+            Store(path)
+    Store(tmp_path / "new.db")._db.execute("PRAGMA user_version = 99")
+    with pytest.raises(MinkError, match="a newer version"):
+        Store(tmp_path / "new.db")
+
+
+def test_it_is_its_owners_alone(tmp_path: Path) -> None:
+    Store(tmp_path / "folder" / "c.db")
+    assert stat.S_IMODE((tmp_path / "folder").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "folder" / "c.db").stat().st_mode) == 0o600
+
+
+def test_a_full_disk_costs_the_store_not_the_conversation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(tmp_path / "c.db")
+    conversation = store.begin("model", None)
+    answer = store.add(conversation, None, "user", "kept")
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    for _ in range(3):
+        store.append(answer, "x" * 9000)
+    assert "no longer being kept: database or disk is full" in caplog.text
+    assert len(caplog.records) == 1
+    assert store.message(answer).content == "kept" + "x" * 27000
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from mink_local.chat.store import Store
+store = Store(Path(sys.argv[1]))
+conversation = store.begin("model", None)
+message = store.add(conversation, None, "user")
+for i in range(10**9):
+    store.append(message, f"{i} ")
+    print(i, flush=True)
+"""
+
+
+def test_a_kill_loses_nothing_that_was_said(tmp_path: Path) -> None:
+    """Two writers at once, killed while they write."""
+    path = tmp_path / "c.db"
+    Store(path).close()
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)],
+            stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    said = []
+    for writer in writers:
+        assert writer.stdout
+        lines = [writer.stdout.readline() for _ in range(50)]
+        writer.kill()
+        lines += writer.stdout.readlines()
+        writer.stdout.close()
+        writer.wait()
+        said.append([int(line) for line in lines if line.endswith("\n")][-1])
+    store = Store(path)
+    contents = [store.messages(conversation.id)[0].content.split() for conversation in store.conversations()]
+    for last in said:
+        assert any(len(content) - 1 in (last, last + 1) for content in contents)
+    for content in contents:
+        assert content == [str(i) for i in range(len(content))]
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    db.close()
+    assert os.path.exists(path)

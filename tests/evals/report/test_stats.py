@@ -1,0 +1,163 @@
+"""The statistics against SciPy's and statsmodels' own, against simulation, and small cases worked by hand."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+from statsmodels.stats.contingency_tables import mcnemar
+
+from mink_local.evals.report.stats import (
+    ALPHA,
+    POWER,
+    Outcomes,
+    Steps,
+    accuracy,
+    compare,
+    distinct,
+    distinct_2,
+    holm,
+    visible_difference,
+)
+
+
+def outcomes(*repeats: Any) -> Outcomes:
+    """`outcomes([1, 0], [1, 1])`: two questions, the first right twice."""
+    return {(str(q), r): bool(right) for r, rights in enumerate(repeats) for q, right in enumerate(rights)}
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60))
+def test_one_response_a_question_has_the_interval_of_a_proportion(rights: list[bool]) -> None:
+    got = accuracy(outcomes(rights))
+    wilson = binomtest(sum(rights), len(rights)).proportion_ci(method="wilson")
+    assert got.value == pytest.approx(sum(rights) / len(rights))
+    assert (got.low, got.high) == pytest.approx((wilson.low, wilson.high), abs=1e-9)
+    assert got.spread is None
+
+
+def test_repeats_are_no_further_questions() -> None:
+    one, three = [1, 0, 1, 0, 0], [[1, 0, 1, 0, 0]] * 3
+    assert accuracy(outcomes(*three)).low == accuracy(outcomes(one)).low
+    got = accuracy(outcomes([1, 1, 0, 0], [1, 0, 0, 0]))  # per question 1, 1/2, 0, 0
+    assert got.value == 0.375
+    assert got.repeats == (0.5, 0.25)
+    assert got.spread == pytest.approx(0.25 / 2**0.5)  # of two values, their distance over √2
+
+
+def test_a_question_counts_once_however_often_it_was_asked() -> None:
+    unfinished = {("a", 0): True, ("a", 1): True, ("a", 2): True, ("b", 0): False}
+    assert accuracy(unfinished).value == 0.5
+
+
+def test_the_interval_covers_where_repeats_depend_on_each_other() -> None:
+    """40 questions of uniformly drawn difficulty, three responses each: the mean accuracy is 1/2."""
+    draw = np.random.default_rng(1)
+    covered = 0
+    for _ in range(400):
+        rights = draw.random((3, 40)) < draw.random(40)
+        got = accuracy(outcomes(*rights))
+        covered += got.low <= 0.5 <= got.high
+    assert covered / 400 > 0.94
+
+
+def test_no_outcomes_have_no_accuracy() -> None:
+    with pytest.raises(ValueError, match="no outcomes"):
+        accuracy({})
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_one_response_a_question_is_mcnemars_exact_test(pairs: list[tuple[bool, bool]]) -> None:
+    first, second = zip(*pairs, strict=True)
+    table = [[sum(pair == (a, b) for pair in pairs) for b in (True, False)] for a in (True, False)]
+    got = compare(outcomes(first), outcomes(second))
+    assert (got.won, got.lost) == (table[0][1], table[1][0])
+    assert got.p == pytest.approx(mcnemar(table, exact=True).pvalue if got.won + got.lost else 1.0)
+    assert got.difference == pytest.approx((got.won - got.lost) / len(pairs))
+
+
+def test_with_repeats_a_question_is_won_by_more_right_answers() -> None:
+    first = outcomes([1, 1, 0, 0, 1], [1, 0, 0, 1, 1])
+    second = outcomes([0, 0, 0, 1, 1], [0, 1, 0, 1, 1])  # differences 2, 0, 0, -1, 0
+    got = compare(first, second)
+    assert (got.n_questions, got.won, got.lost) == (5, 1, 1)
+    assert got.difference == pytest.approx(0.1)
+    assert got.p == 1
+
+
+def test_only_what_both_answered_is_compared() -> None:
+    got = compare(outcomes([1, 1, 1], [1, 1, 1]), outcomes([0, 0]))
+    assert (got.n_questions, got.won, got.difference) == (2, 2, 1.0)
+    assert compare(outcomes([1]), {("other", 0): True}).n_questions == 0
+
+
+def test_equal_methods_are_seldom_told_apart_however_alike_the_repeats() -> None:
+    """The null hypothesis with every response given three times, which counted singly would be three
+    times the evidence: at most one run in twenty may be significant."""
+    draw = np.random.default_rng(2)
+    found = pooled = 0
+    for _ in range(400):
+        difficulty = draw.random(60)
+        first, second = draw.random(60) < difficulty, draw.random(60) < difficulty
+        found += compare(outcomes(*[first] * 3), outcomes(*[second] * 3)).p <= ALPHA
+        won, lost = 3 * int((first & ~second).sum()), 3 * int((second & ~first).sum())
+        pooled += binomtest(won, won + lost).pvalue <= ALPHA
+    assert found / 400 <= ALPHA
+    assert pooled / 400 > 2 * ALPHA  # what this test would have to find if questions were counted thrice
+
+
+def test_holm() -> None:
+    adjusted, level = holm([0.01, 0.04, 0.03])  # 3 × 0.01, then 2 × 0.03, which 1 × 0.04 may not undercut
+    assert adjusted == pytest.approx([0.03, 0.06, 0.06])
+    assert level == ALPHA / 2  # one is significant, two are left
+    adjusted, level = holm([0.001, 0.002])
+    assert (adjusted, level) == ([0.002, 0.002], ALPHA)
+    assert holm([]) == ([], ALPHA)
+
+
+def _found(n: int, discordant: float, difference: float, level: float, rounds: int = 4000) -> float:
+    """Share of simulated runs in which the test finds the better method."""
+    draw = np.random.default_rng(3)
+    won_share = (discordant + difference) / 2
+    counts = draw.multinomial(n, [won_share, discordant - won_share, 1 - discordant], rounds)
+    splits, times = np.unique(counts[:, :2], axis=0, return_counts=True)
+    found = [won > lost and binomtest(won, won + lost).pvalue <= level for won, lost in splits.tolist()]
+    return float(times @ found / rounds)
+
+
+@pytest.mark.parametrize(("n", "discordant", "level"), [(60, 20, 0.05), (200, 30, 0.05 / 28), (100, 2, 0.05)])
+def test_the_visible_difference_is_found_four_times_in_five(n: int, discordant: int, level: float) -> None:
+    difference = visible_difference(n, discordant, level)
+    assert difference is not None
+    share = max(discordant / n, difference)
+    assert _found(n, share, difference, level) == pytest.approx(POWER, abs=0.03)
+    assert _found(n, share, 0.7 * difference, level) < POWER - 0.1
+
+
+def test_too_few_questions_show_nothing() -> None:
+    assert visible_difference(5, 5, 0.05) is None  # all five won: p = 2 / 2^5 = 0.0625
+    assert visible_difference(6, 0, 0.05) == pytest.approx(POWER ** (1 / 6), abs=1e-4)  # all six must be won
+    assert visible_difference(0, 0, 0.05) is None
+
+
+def test_diversity() -> None:
+    assert distinct(["a", "a", "b", "a"]) == 0.5
+    assert distinct_2(["a b c", "a b d"]) == 0.75  # ab bc ab bd
+    assert distinct_2(["one", ""]) is None
+
+
+@given(st.lists(st.lists(st.integers(1, 50), max_size=30), min_size=1, max_size=5))
+def test_steps_count_what_a_list_would(sequences: list[list[int]]) -> None:
+    flat = sorted(k for sequence in sequences for k in sequence)
+    steps = Steps.of(sequences)
+    assert steps.n == len(flat)
+    assert steps.share(1) == (flat.count(1) / len(flat) if flat else 0)
+    for size, share in zip(steps.sizes, steps.at_least(), strict=True):
+        assert share == pytest.approx(sum(k >= size for k in flat) / len(flat))
+    if flat:
+        q = random.Random(len(flat)).random()
+        assert sum(k <= steps.quantile(q) for k in flat) >= q * len(flat)
+        assert sum(k < steps.quantile(q) for k in flat) < q * len(flat) or q == 0
+        assert steps.quantile(1) == flat[-1]

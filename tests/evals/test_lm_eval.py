@@ -1,0 +1,249 @@
+"""GGUF models in lm-evaluation-harness: the real library, on a few documents of tasks in local files."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mink_local.errors import MinkError
+from mink_local.generation.model import Model
+from mink_local.samplers import Greedy, MinK, TopP
+from tests.generation.test_logprobs import one_at_a_time
+
+lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries that the harness imports
+
+CAPITALS: list[dict[str, Any]] = [
+    {"question": "The capital of France is", "choices": ["Paris", "a cat", "seven"], "answer": 0},
+    {"question": "Two and two make", "choices": ["a boat", "four", "Monday"], "answer": 1},
+    {"question": "Snow is", "choices": ["hot", "loud", "white"], "answer": 2},
+    {"question": "Fish live in", "choices": ["water", "fire", "books"], "answer": 0},
+]
+TEXTS = [
+    {"text": "The lighthouse keeper walked down to the harbour every morning, whatever the weather."},
+    {"text": "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12"},
+]
+SUMS = [{"question": f"What is {a} plus {a}?", "answer": str(2 * a)} for a in (1, 2, 5, 10)]
+
+MULTIPLE_CHOICE = """
+task: local_capitals
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/capitals.jsonl}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{answer}}}}"
+metric_list: [{{metric: acc}}, {{metric: acc_norm}}]
+"""
+ROLLING = """
+task: local_texts
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/texts.jsonl}}}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{text}}}}"
+metric_list: [{{metric: word_perplexity}}, {{metric: bits_per_byte}}]
+"""
+GENERATION = """
+task: local_sums
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/sums.jsonl}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["\\n\\n"], max_gen_toks: 24}}
+metric_list: [{{metric: exact_match}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tasks as their authors write them: YAML beside JSON Lines."""
+    folder = tmp_path_factory.mktemp("tasks")
+    for name, rows in (("capitals", CAPITALS), ("texts", TEXTS), ("sums", SUMS)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, yaml in (("capitals", MULTIPLE_CHOICE), ("texts", ROLLING), ("sums", GENERATION)):
+        (folder / f"{name}.yaml").write_text(yaml.format(folder=folder))
+    return folder
+
+
+def run(
+    tasks: Path, name: str, *more: str, model_args: str = "threads=1"
+) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "mink_local.evals.cli", "lm-eval", "--model_args", model_args]
+    command += ["--tasks", name, "--include_path", str(tasks), *more]
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tasks / "cache")},
+    )
+
+
+def samples(tasks: Path, name: str, chat: bool = False, **arguments: Any) -> list[dict[str, Any]]:
+    """What the harness logs of every document of a task."""
+    from mink_local.evals.lm_eval import MinkLM
+
+    results = lm_eval.simple_evaluate(
+        model=MinkLM(threads=1, **arguments),
+        tasks=[name],
+        task_manager=lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False),
+        apply_chat_template=chat,
+        log_samples=True,
+        bootstrap_iters=0,
+    )
+    return sorted(results["samples"][name], key=lambda row: row["doc_id"])
+
+
+def test_multiple_choice(tasks: Path, smollm2: Model) -> None:
+    """The log-probability of every choice is that of the plain computation, and so is what is picked."""
+    rows = samples(tasks, "local_capitals")
+    assert sum(row["acc"] for row in rows) >= 2
+    for row, document in zip(rows, CAPITALS, strict=True):
+        for choice, ((logged, greedy),) in zip(document["choices"], row["resps"], strict=True):
+            context = smollm2.tokens(document["question"])
+            whole = smollm2.tokens(f"{document['question']} {choice}")
+            expected, is_greedy = one_at_a_time(smollm2, context, whole[len(context) :])
+            assert float(logged) == pytest.approx(sum(expected), rel=0.05, abs=0.3)
+            assert str(greedy) == str(is_greedy)
+
+
+def test_perplexity_of_whole_texts(tasks: Path, smollm2: Model) -> None:
+    """In one window, and in windows that are shorter than the text."""
+    beginning = smollm2._weights.tokenize(smollm2._weights.bos, add_special=False, parse_special=True)
+    for n_ctx in (512, 8):
+        rows = samples(tasks, "local_texts", n_ctx=n_ctx)
+        for row, document in zip(rows, TEXTS, strict=True):
+            tokens = smollm2._weights.tokenize(document["text"], add_special=False, parse_special=True)
+            expected = 0.0
+            for start in range(0, len(tokens), n_ctx):
+                end = min(start + n_ctx, len(tokens))
+                before = [*beginning, *tokens][:end][-n_ctx:] if start else beginning
+                context = before[: len(before) - (end - start) + 1] if start else beginning
+                expected += sum(one_at_a_time(smollm2, context, tokens[start:end])[0])
+            ((logged,),) = row["resps"]
+            assert float(logged) == pytest.approx(expected, rel=0.03, abs=0.5)
+
+
+def test_generation_is_greedy_unless_told(tasks: Path, smollm2: Model) -> None:
+    rows = samples(tasks, "local_sums", chat=True)
+    for row, document in zip(rows, SUMS, strict=True):
+        messages = [{"role": "user", "content": document["question"]}]
+        expected = "".join(smollm2.chat(messages, temperature=0.0, max_tokens=24, stop=["\n\n"]))
+        ((logged,),) = row["resps"]
+        assert logged == expected
+
+
+def test_generation_with_a_sampler_of_ours(tasks: Path) -> None:
+    hot: dict[str, Any] = {"sampler": "min-k", "temperature": 5}
+    texts = [
+        [row["resps"][0][0] for row in samples(tasks, "local_sums", chat=True, seed=seed, **hot)]
+        for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_the_command_is_the_harnesss_own(tasks: Path) -> None:
+    out = tasks / "out"
+    result = run(
+        *(
+            tasks,
+            "local_sums",
+            "--limit",
+            "2",
+            "--apply_chat_template",
+            "--log_samples",
+            "--output_path",
+            str(out),
+        ),
+        model_args="model=smollm2-135m,sampler=min-k,temperature=5,threads=1",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "local_sums" in result.stdout
+    (logged,) = out.rglob("samples_*.jsonl")
+    assert len(logged.read_text().splitlines()) == 2
+
+
+@pytest.fixture(scope="module")
+def lm() -> Any:
+    from mink_local.evals.lm_eval import MinkLM
+
+    return MinkLM(threads=1, n_ctx=64)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (Greedy(), 0.0)),
+        ({"do_sample": False, "temperature": 0.7}, (Greedy(), 0.0)),
+        ({"temperature": 0.0}, (Greedy(), 0.0)),
+        ({"do_sample": True, "temperature": 0.6, "top_p": 0.95}, (TopP(0.95), 0.6)),
+        ({"do_sample": True, "temperature": 0.6, "top_k": -1}, (TopP(1.0), 0.6)),
+        ({"temperature": 0.8}, (TopP(1.0), 0.8)),
+    ],
+)
+def test_what_a_task_asks_for(lm: Any, options: dict[str, Any], expected: tuple[object, float]) -> None:
+    assert lm._sampling(options) == expected
+
+
+def test_what_the_user_asks_for_goes_before(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm, "_sampler", MinK())
+    assert lm._sampling({}) == (MinK(), 1.0)
+    assert lm._sampling({"do_sample": True, "temperature": 3.0}) == (MinK(), 3.0)
+    monkeypatch.setattr(lm, "_temperature", 5.0)
+    assert lm._sampling({"temperature": 0.0}) == (MinK(), 5.0)
+    monkeypatch.setattr(lm, "_sampler", None)
+    with pytest.raises(MinkError, match="top_k and top_p together"):
+        lm._sampling({"do_sample": True, "top_p": 0.9, "top_k": 20})
+
+
+def test_a_prompt_that_is_too_long_loses_its_beginning(lm: Any) -> None:
+    request = lm._request(0, "one two three " * 100 + "end", {"max_gen_toks": 16, "until": "."})
+    assert len(request.prompt) + request.max_tokens == lm.max_length
+    assert request.prompt == lm.tok_encode("one two three " * 100 + "end")[-len(request.prompt) :]
+    assert request.stop == ["."]
+
+
+def test_a_text_that_brings_its_beginning_gets_no_second_one(lm: Any) -> None:
+    bos = lm._model._weights.bos
+    assert lm.tok_encode(bos + "Hello") == [lm.prefix_token_id, *lm.tok_encode("Hello", False)]
+
+
+def test_chat_templates(lm: Any) -> None:
+    history = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The answer is"}]
+    assert lm.apply_chat_template(history[:1]).endswith("<|im_start|>assistant\n")
+    assert lm.apply_chat_template(history, False).endswith("<|im_start|>assistant\nThe answer is")
+    assert "im_start" in lm.chat_template(True)
+    assert lm.tokenizer_name.startswith("smollm2-135m-")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"pretrained": "gpt2"}, "takes no model argument pretrained: it takes model, sampler"),
+        ({"sampler": "min-q"}, "unknown sampler"),
+        ({"model": "nobody"}, "unknown model 'nobody'"),
+        ({"threads": 0}, "n_threads must be"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], complaint: str) -> None:
+    from mink_local.evals.lm_eval import MinkLM
+
+    with pytest.raises(MinkError, match=complaint):
+        MinkLM(**arguments)
+
+
+def test_a_bad_argument_is_one_sentence(tasks: Path) -> None:
+    result = run(tasks, "local_sums", model_args="sampler=min-q")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1].startswith("mink-eval: --model_args: unknown sampler")
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,136 @@
+"""Log-probabilities of given texts, beside a plain float64 computation from llama.cpp's own logits."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mink_local import load_model
+from mink_local.errors import ContextOverflowError, GenerationError
+from mink_local.generation.logprobs import N_OUTPUTS, Scorer
+from mink_local.generation.model import Model
+from mink_local.llama.weights import Context, Part
+from mink_local.samplers import kernels
+
+TEXT = (
+    "The lighthouse keeper walked down to the harbour every morning, whatever the weather, and counted the "
+    "boats. There were eleven of them, all painted white, and one that was not painted at all. "
+)
+
+
+def plain(row: NDArray[np.float32], token: int) -> float:
+    """The definition, in float64: log of softmax(row)[token]."""
+    logits = row.astype(np.float64)
+    return float(logits[token] - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
+
+
+def one_at_a_time(model: Model, context: list[int], continuation: list[int]) -> tuple[list[float], bool]:
+    """Token by token, in a KV cache of its own."""
+    cache = Context(model._weights, 1024, 2)
+    cache.decode(Part(context, 0))
+    log_probabilities, greedy = [], True
+    for i, token in enumerate(continuation):
+        row = cache.logits()
+        log_probabilities.append(plain(row, token))
+        greedy = greedy and int(row.argmax()) == token
+        cache.decode(Part([token], len(context) + i))
+    return log_probabilities, greedy
+
+
+def pair(model: Model, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    whole, begun = model.tokens(context + continuation), model.tokens(context)
+    return begun, whole[len(begun) :]
+
+
+@settings(deadline=None)  # the first call compiles
+@given(
+    st.lists(st.floats(-1e4, 1e4, width=32) | st.just(float("-inf")), min_size=1, max_size=60),
+    st.integers(0, 10**6),
+)
+def test_log_probability_is_the_definition(logits: list[float], place: int) -> None:
+    row = np.array(logits, np.float32)
+    token = place % row.size
+    if np.isneginf(row).all():
+        assert np.isnan(kernels.log_probability(row, token))
+        return
+    expected = (
+        row[token].astype(np.float64) - row.max() - np.log(np.exp(row.astype(np.float64) - row.max()).sum())
+    )
+    assert kernels.log_probability(row, token) == pytest.approx(expected, rel=1e-11, abs=1e-11)
+
+
+def test_log_probability_on_real_logits(logits: NDArray[np.float32]) -> None:
+    for row in logits:
+        for token in (0, int(row.argmax()), int(row.argmin()), row.size - 1):
+            assert kernels.log_probability(row, token) == pytest.approx(plain(row, token), rel=1e-11)
+        broken = row.copy()
+        broken[7] = np.nan
+        assert np.isnan(kernels.log_probability(broken, 0))
+
+
+@pytest.mark.parametrize("n_parallel", [1, 4])
+def test_continuations_are_scored_as_one_at_a_time(smollm2: Model, n_parallel: int) -> None:
+    """Contexts that are shared, contexts that are not, one token and hundreds."""
+    pairs = [
+        pair(smollm2, "The capital of France is", f" {city}.") for city in ("Paris", "London", "a small cat")
+    ]
+    pairs += [pair(smollm2, TEXT, "And then he went home.")]
+    pairs += [pair(smollm2, TEXT, " ".join([TEXT] * 6)), pair(smollm2, "The", TEXT)]
+    pairs += [pair(smollm2, "1, 2, 3, 4, 5, 6, 7, 8,", " 9")]
+    assert max(len(continuation) for _, continuation in pairs) > N_OUTPUTS
+    scored = smollm2.likelihoods(pairs, n_parallel)
+    assert [likelihood.index for likelihood in scored] == list(range(len(pairs)))
+    for (context, continuation), likelihood in zip(pairs, scored, strict=True):
+        expected, greedy = one_at_a_time(smollm2, context, continuation)
+        assert len(likelihood.log_probabilities) == len(continuation)
+        # llama.cpp's logits depend on what is evaluated together, a 4-bit model's more than others.
+        differences = np.abs(np.subtract(likelihood.log_probabilities, expected))
+        assert differences.max() < 0.6
+        assert differences.mean() < 0.08
+        assert likelihood.is_greedy == greedy
+    assert scored[-1].is_greedy
+    assert not scored[2].is_greedy
+
+
+def test_the_same_batch_gives_the_same_numbers(smollm2: Model) -> None:
+    """Where the batches are those of the plain computation, nothing is left but the rounding of float64."""
+    context, continuation = pair(smollm2, "The", TEXT)
+    assert len(continuation) < N_OUTPUTS
+    cache = Context(smollm2._weights, 1024, smollm2._batch.context.n_threads, n_outputs=N_OUTPUTS)
+    tokens = [*context, *continuation[:-1]]
+    cache.decode(Part(tokens, 0, outputs=len(continuation)))
+    rows = [cache.logits(len(context) - 1 + i) for i in range(len(continuation))]
+    expected = [plain(row, token) for row, token in zip(rows, continuation, strict=True)]
+    (scored,) = smollm2.likelihoods([(context, continuation)], 1)
+    assert scored.log_probabilities == pytest.approx(expected, rel=1e-11)
+
+
+def test_a_shared_context_is_evaluated_once(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated = []
+    decode = Context.decode
+
+    def watched(self: Context, *parts: Part) -> bool:
+        evaluated.append(sum(len(part.tokens) for part in parts))
+        return decode(self, *parts)
+
+    monkeypatch.setattr(Context, "decode", watched)
+    choices = [pair(smollm2, TEXT * 3, f" {word}") for word in ("Boats", "Trees", "Nobody", "Everything")]
+    smollm2.likelihoods(choices, 4)
+    assert sum(evaluated) < len(choices[0][0]) + sum(len(continuation) + 1 for _, continuation in choices)
+
+
+def test_requests_that_cannot_be_scored(smollm2: Model, tiny: Callable[..., Path]) -> None:
+    empties: list[tuple[list[int], list[int]]] = [([], [1]), ([1], [])]
+    for empty in empties:
+        with pytest.raises(ValueError, match="no context or no continuation"):
+            smollm2.likelihoods([([1], [2]), empty])
+    with pytest.raises(ContextOverflowError):
+        list(Scorer(smollm2._weights, 256, 1, 1).score([([1] * 200, [2] * 300)]))
+    assert smollm2.likelihoods([]) == []
+    broken = load_model(str(tiny(scale=float("nan"))))
+    with pytest.raises(GenerationError, match="NaN"):
+        broken.likelihoods([([1], [2])])

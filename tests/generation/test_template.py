@@ -1,0 +1,191 @@
+"""Chat templates: the model's own, none, broken ones; control tokens in what a user types."""
+
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pytest
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+from mink_local import load_model
+from mink_local.errors import MinkError
+from mink_local.evals.run.worker import Worker
+from mink_local.generation import rendering
+from mink_local.generation.template import ChatTemplate
+from mink_local.llama.weights import Weights
+from tests.conftest import shared
+from tests.support.tiny import write_model
+
+TURNS = [
+    {"role": "system", "content": "You are brief."},
+    {"role": "user", "content": "Hello {name}, 100% of <b>you</b>!"},
+    {"role": "assistant", "content": "Hi."},
+    {"role": "user", "content": "日本語 😀\n\n  indented "},
+]
+FAMILIES = {
+    "smollm2": None,
+    "llama-3": ("llama", "ggml-vocab-llama-bpe.gguf", "meta-llama-Llama-3.1-8B-Instruct.jinja"),
+    "qwen3": ("qwen3", "ggml-vocab-qwen2.gguf", "Qwen-Qwen3-0.6B.jinja"),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def weights(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path
+) -> Weights:
+    if request.param == "smollm2":
+        return Weights(smollm2_path)
+    arch, vocabulary, template = FAMILIES[request.param]  # type: ignore[misc]
+    source = shared(f"vocab/{template}").read_text(encoding="utf-8")
+    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
+    return Weights(write_model(path, shared(f"vocab/{vocabulary}"), arch, source))
+
+
+def rendered(weights: Weights, turns: list[dict[str, str]]) -> str:
+    assert weights.chat_template is not None
+    formatter = Jinja2ChatFormatter(weights.chat_template, weights.eos, weights.bos)
+    return str(formatter(messages=turns).prompt)
+
+
+def test_ordinary_text_is_tokenized_as_llama_cpp_does(weights: Weights) -> None:
+    expected = weights.tokenize(rendered(weights, TURNS), add_special=False, parse_special=True)
+    assert ChatTemplate(weights).tokens(TURNS) == expected
+
+
+def test_control_tokens_that_a_user_types_are_text(weights: Weights) -> None:
+    """For every one of the vocabulary: the turns stay as they are, and the text arrives whole."""
+    template = ChatTemplate(weights)
+    control = [text for text in weights.control_tokens if len(text) > 1]
+    assert len(control) >= 3
+    ids = {
+        token for text in control for token in weights.tokenize(text, add_special=False, parse_special=True)
+    }
+
+    def structure(content: str) -> list[int]:
+        tokens = template.tokens([{"role": "user", "content": content}])
+        assert content.encode() in b"".join(weights.piece(token) for token in tokens)
+        return [token for token in tokens if token in ids]
+
+    plain = structure("x")
+    assert len(plain) >= 3
+    for text in control:
+        assert structure(f"x{text}y") == plain
+    everything = "".join(control)
+    assert structure(everything) == plain
+    assert structure(everything + "\ufdd0" + control[0][:-1] + everything) == plain
+
+
+def test_the_switch_for_thoughts(weights: Weights) -> None:
+    template = ChatTemplate(weights)
+    turns = [{"role": "user", "content": "2 + 2?"}]
+
+    def prompt(think: bool | None) -> bytes:
+        return b"".join(weights.piece(token) for token in template.tokens(turns, think))
+
+    thinks = weights.path.name == "qwen3.gguf"
+    assert template.can_think == template.has_think_switch == thinks
+    assert prompt(None) == prompt(True)
+    assert prompt(False) == prompt(None) + (b"<think>\n\n</think>\n\n" if thinks else b"")
+    assert not any(template.opens_thought(template.tokens(turns, think)) for think in (None, True, False))
+    begun = weights.tokenize("<think>\n", add_special=False, parse_special=True)
+    assert template.opens_thought([*template.tokens(turns), *begun])
+
+
+def test_overlapping_control_tokens_are_all_broken(smollm2_path: Path) -> None:
+    template = ChatTemplate(Weights(smollm2_path))
+    template._weights.__dict__["control_tokens"] = ("<|a", "a|>", "<|im_end|>")
+    assert template._control.sub(r"\1^", "<|a|> <|im_end|>") == "<^|a^|> <^|im_end|>"
+
+
+def test_no_template_is_plain_turns(tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    model = load_model(str(tiny(template=None)))
+    assert "has no chat template" in caplog.text
+    text = b"".join(model._weights.piece(token) for token in model._template.tokens(TURNS)).decode()
+    assert text == (
+        "System: You are brief.\n\nUser: Hello {name}, 100% of <b>you</b>!\nAssistant: Hi.\n"
+        "User: 日本語 😀\n\n  indented \nAssistant:"
+    )
+    assert model._template.stop == ("\nUser:",)
+    assert len("".join(model.chat(TURNS, temperature=5.0, seed=1, max_tokens=5))) > 0
+
+
+def test_the_date_that_a_template_writes(tiny: Callable[..., Path]) -> None:
+    """Today's in a chat; always the same in an evaluation, whose prompts may not change at midnight."""
+    path = str(tiny(template="{{ strftime_now('%d %b %Y') }}"))
+    before = date.today()
+    written = load_model(path)._template.text(TURNS)
+    assert written in {day.strftime("%d %b %Y") for day in (before, date.today())}
+    assert load_model(path, today=date(2025, 3, 1))._template.text(TURNS) == "01 Mar 2025"
+    worker = Worker(path, "tiny", 0, n_parallel=1, ctx=None, n_gpu_layers=0, n_threads=1)
+    assert worker.model._template.text(TURNS) == "26 Jul 2024"
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        ("{% for %}", "the chat template of .* is broken"),
+        ("{{ raise_exception('no system prompt, please') }}", "refuses this conversation: no system prompt"),
+        ("{{ messages[7].content }}", "refuses this conversation"),
+        ("{{ ''.__class__.__mro__ }}", "refuses this conversation: .* unsafe"),
+    ],
+)
+def test_templates_that_fail(tiny: Callable[..., Path], template: str, complaint: str) -> None:
+    model = load_model(str(tiny(template=template)))
+    with pytest.raises(MinkError, match=complaint):
+        model.chat(TURNS)
+
+
+def test_long_tokens_and_spaces_are_written_whole(weights: Weights) -> None:
+    """llama-cpp-python's own detokenizer drops tokens of more than 32 bytes."""
+    text = " " * 64 + "x" + "\n" * 40 + "=" * 100
+    tokens = weights.tokenize(text, add_special=False, parse_special=False)
+    assert b"".join(weights.piece(token) for token in tokens) == text.encode()
+
+
+HOSTILE = {
+    "a loop": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "not done after",
+    ),
+    "a long string": ("{{ 'a' * 10 ** 10 }}", "wanted more than 1 GiB"),
+    "a long prompt": ("{{ 'a' * 10 ** 8 }}", r"it wrote 100,000,0.. characters"),
+    "doubling": (
+        "{% set ns = namespace(s='a') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+        "wanted more than 1 GiB",
+    ),
+    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_templates_that_do_not_end_are_stopped(name: str) -> None:
+    """Also where they wait for a later turn, and the turns before that are not lost."""
+    template, complaint = HOSTILE[name]
+    render = rendering.Renderer("{% if messages | length > 1 %}" + template + "{% endif %}fine")
+    hello = [{"role": "user", "content": "Hello"}]
+    assert render(hello) == "fine"
+    with pytest.raises(rendering.TemplateError, match=complaint):
+        render(hello * 2)
+    assert render(hello) == "fine"
+
+
+class Interrupted:
+    """What Ctrl-C makes of waiting for the child."""
+
+    def readline(self) -> bytes:
+        raise KeyboardInterrupt
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_interrupted_rendering_is_not_taken_for_the_next() -> None:
+    render = rendering.Renderer("{{ messages[0].content }}")
+    first = render._child
+    answers, first.stdout = first.stdout, Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        render([{"role": "user", "content": "one"}])
+    assert answers is not None
+    answers.close()
+    assert render([{"role": "user", "content": "two"}]) == "two"
+    assert first.poll() is not None

@@ -1,0 +1,677 @@
+"""From logits to a token: the forms of the sampler, constraints, mirostat, lifetimes."""
+
+import ctypes
+import gc
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from llama_cpp import Llama, LogitsProcessorList
+from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
+
+from mink_local import load_model
+from mink_local.errors import GenerationError
+from mink_local.generation.model import Model
+from mink_local.llama import grammar
+from mink_local.llama.constraints import Constrainer, Constraints
+from mink_local.llama.token_sampler import Draw
+from mink_local.llama.weights import Part
+from mink_local.models.catalog import resolve
+from mink_local.native import check, native_sampler
+from mink_local.samplers import SAMPLERS, Greedy, MinK, Mirostat, Sampler, kernels, parse
+from tests.conftest import forget
+from tests.support import reference
+
+STORY = [{"role": "user", "content": "Tell me a story about a robot."}]
+JSON = [{"role": "user", "content": "Describe a cat as JSON with its name and age."}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+SAMPLES = [
+    *(parse(name) for name in SAMPLERS if name != "mirostat"),
+    *(parse(f"{name}:order=temperature-last") for name in ("top-p", "min-p", "eta", "p-less")),
+    MinK(tau=2000.0),
+    MinK(alpha=0.5),
+    MinK(decay="log", normalize=False),
+]
+INF = float("inf")
+NAN = float("nan")
+
+Row = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Model:
+    return load_model("smollm2-135m", n_ctx=1024, n_threads=1)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[Llama]:
+    """The same model in llama-cpp-python's own class, with the context options of ours: logits of
+    other options (flash attention, batch size, threads) differ in their last bits."""
+    path = str(resolve("smollm2-135m").path)
+    options = {"n_ctx": 1024, "n_batch": 512, "n_threads": 1, "n_threads_batch": 1, "flash_attn": True}
+    model = Llama(path, verbose=False, **options)
+    yield model
+    model.close()
+
+
+@pytest.fixture(scope="module")
+def rows(smollm2: Model) -> Row:
+    """Logits of the real model over the steps of a text, (32, V)."""
+    context = smollm2._batch.context
+    forget(smollm2)
+    tokens = smollm2._weights.tokenize(
+        "Robots were rare, and so the small town had built its own, out of what lay around: an old oven, "
+        "two bicycles, a radio.",
+        add_special=True,
+        parse_special=False,
+    )
+    taken = []
+    for position, token in enumerate(tokens[:32]):
+        context.decode(Part([token], position))
+        taken.append(context.logits().copy())
+    context.clear()
+    return np.array(taken)
+
+
+class Chain:
+    """A llama.cpp chain, and candidates to apply it to."""
+
+    def __init__(self, *samplers: Any) -> None:
+        self.handle = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        for sampler in samplers:
+            C.llama_sampler_chain_add(self.handle, sampler)
+
+    def apply(self, ids: NDArray[np.integer[Any]], logits: Row, is_sorted: bool = False) -> Any:
+        """The candidates after the chain, as records, and which of them it selected."""
+        records = np.zeros(len(ids), kernels.TOKEN_DATA)
+        records["id"], records["logit"] = ids, logits
+        array = C.llama_token_data_array()
+        array.data = ctypes.cast(records.ctypes.data, C.llama_token_data_p)
+        array.size, array.selected, array.sorted = len(ids), -1, is_sorted
+        C.llama_sampler_apply(self.handle, ctypes.byref(array))
+        return records[: array.size], array.selected
+
+    def draw(self, row: Row) -> int:
+        records, selected = self.apply(np.arange(row.size), row)
+        return int(records["id"][selected])
+
+    def free(self) -> None:
+        C.llama_sampler_free(self.handle)
+
+
+def rss() -> int:
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+# One seed, one text: logits processor, direct form, native form
+
+
+@pytest.mark.parametrize(("temperature", "seed"), [(0.5, 0), (1.0, 7), (5.0, 7), (20.0, 4294967294)])
+def test_every_form_draws_the_same_tokens(
+    smollm2: Model, llama: Llama, temperature: float, seed: int
+) -> None:
+    steps: list[Row] = []
+    drawn: list[int] = []
+
+    def processor(input_ids: Any, scores: Row) -> Row:
+        steps.append(np.array(scores))
+        drawn.append(int(input_ids[-1]))
+        return MinK()(input_ids, scores)
+
+    prompt = smollm2._template.tokens(STORY)
+    answer: Any = llama.create_completion(
+        prompt,
+        max_tokens=110,
+        temperature=temperature,
+        seed=seed,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        logits_processor=LogitsProcessorList([processor]),
+    )
+    tokens = drawn[1:]  # a step is shown the token of the step before
+    assert len(tokens) >= 100
+
+    n_vocab = smollm2._weights.n_vocab
+    direct = Draw(MinK(), temperature, seed, n_vocab)
+    assert [direct(row, 1) for row in steps[:-1]] == tokens
+    native = Chain(
+        native_sampler(MinK(), n_vocab),
+        C.llama_sampler_init_temp(temperature),
+        C.llama_sampler_init_dist(seed),
+    )
+    assert [native.draw(row) for row in steps[:-1]] == tokens
+    native.free()
+
+    reply = smollm2.chat(STORY, temperature=temperature, seed=seed, max_tokens=110)
+    assert "".join(reply) == answer["choices"][0]["text"]
+
+
+def test_forms_agree_on_many_candidates(rows: Row) -> None:
+    """A large tau keeps hundreds of tokens of a row whose range is about 30."""
+    sampler = MinK(tau=10_000.0)
+    direct = Draw(sampler, 2.0, 5, rows.shape[1])
+    cut = native_sampler(sampler, rows.shape[1])
+    native = Chain(cut, C.llama_sampler_init_temp(2.0), C.llama_sampler_init_dist(5))
+    processed = Chain(C.llama_sampler_init_temp(2.0), C.llama_sampler_init_dist(5))
+    tokens = []
+    for row in rows:
+        tokens.append(direct(row, 1))
+        assert native.draw(row) == tokens[-1]
+        assert processed.draw(sampler([], row)) == tokens[-1]
+        assert check(cut, 1) == direct.k > 100
+    assert len(set(tokens)) > 20
+    native.free()
+    processed.free()
+
+
+@pytest.mark.parametrize("temperature", [0.7, 5.0])
+@pytest.mark.parametrize("sampler", SAMPLES, ids=str)
+def test_every_method_draws_the_same_in_every_form(rows: Row, sampler: Sampler, temperature: float) -> None:
+    """The logits processor is told no temperature: it cuts at 1, as does `temperature-last`."""
+    direct = Draw(sampler, temperature, 9, rows.shape[1])
+    cut = native_sampler(sampler, rows.shape[1], temperature)
+    native = Chain(cut, C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
+    processed = Chain(C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
+    for row in rows:
+        token = direct(row, 1)
+        assert native.draw(row) == token
+        assert check(cut, 1) == direct.k
+        if sampler.order != "temperature-first":
+            assert processed.draw(sampler([], row)) == token
+    native.free()
+    processed.free()
+
+
+# The native form
+
+
+@pytest.mark.parametrize("sampler", SAMPLES, ids=str)
+def test_native_cut_is_the_kernels_whatever_the_order(rows: Row, sampler: Sampler) -> None:
+    random = np.random.default_rng(1)
+    chain = Chain(cut := native_sampler(sampler, rows.shape[1]))
+    for row in rows:
+        row = row.copy()
+        row[random.integers(0, row.size, 1000)] = -INF
+        order = random.permutation(row.size)
+        records, selected = chain.apply(order, row[order])
+        ids, _ = sampler.candidates(row)
+        assert records["id"].tolist() == sorted(ids.tolist())
+        assert np.array_equal(records["logit"], row[records["id"]])
+        assert selected == -1
+        assert check(cut, 1) == len(ids)
+    chain.free()
+
+
+def test_native_cut_of_what_another_sampler_left(rows: Row) -> None:
+    """After top-k the array is short and sorted: the tokens that are gone do not count."""
+    chain = Chain(C.llama_sampler_init_top_k(5), native_sampler(MinK(tau=0.0), rows.shape[1]))
+    for row in rows:
+        records, _ = chain.apply(np.arange(row.size), row)
+        rest = np.full_like(row, -INF)
+        top = np.argsort(-row, kind="stable")[:5]
+        rest[top] = row[top]
+        assert records["id"].tolist() == sorted(MinK(tau=0.0).candidates(rest)[0].tolist())
+    chain.free()
+
+
+@given(
+    row=hnp.arrays(
+        np.float32,
+        st.integers(1, 600),
+        elements=st.one_of(
+            st.floats(-40, 40, width=32), st.sampled_from([0.0, -0.0, INF, -INF, NAN, 3e38, -3e38])
+        ),
+    ),
+    tau=st.sampled_from([0.0, 3.0, 100.0]),
+)
+@settings(deadline=None, max_examples=150)
+def test_native_cut_of_hostile_rows(row: Row, tau: float) -> None:
+    chain = Chain(cut := native_sampler(MinK(tau), row.size))
+    records, _ = chain.apply(np.arange(row.size), row)
+    if np.isnan(row).any() or not (row > -INF).any():
+        assert np.array_equal(records["logit"], row, equal_nan=True)  # left as it was
+        with pytest.raises(GenerationError, match="NaN" if np.isnan(row).any() else "no finite logit"):
+            check(cut, 1)
+    else:
+        assert records["id"].tolist() == sorted(reference.min_k(row, tau).tolist())
+        assert np.isfinite(records["logit"]).all()
+        assert check(cut, 1) == len(records)
+    chain.free()
+
+
+def test_native_error_stays_until_reset() -> None:
+    chain = Chain(cut := native_sampler(MinK(), 4))
+    good = np.array([4, 1, 0, -1], np.float32)
+    chain.apply(np.arange(4), np.full(4, NAN, np.float32))
+    chain.apply(np.arange(4), good)
+    with pytest.raises(GenerationError, match="NaN among its logits at step 9"):
+        check(cut, step=9)
+    C.llama_sampler_reset(chain.handle)
+    chain.apply(np.arange(4), good)
+    assert check(cut, 1) == 1
+    chain.free()
+
+
+@pytest.mark.parametrize("token", [4, -1, 2**31 - 1])
+def test_native_refuses_tokens_outside_its_vocabulary(token: int) -> None:
+    chain = Chain(cut := native_sampler(MinK(), 4))
+    records, _ = chain.apply(np.array([0, token]), np.array([1, 2], np.float32))
+    assert records["id"].tolist() == [0, token]
+    with pytest.raises(GenerationError, match="vocabulary of 4"):
+        check(cut, 1)
+    chain.free()
+
+
+def test_native_form_of_another_sampler_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"mirostat is a sampler of llama\.cpp's own"):
+        native_sampler(Mirostat(), 10)
+
+
+def test_native_clone_outlives_its_original(rows: Row) -> None:
+    original = Chain(native_sampler(MinK(tau=2000.0), rows.shape[1]), C.llama_sampler_init_dist(3))
+    original.draw(rows[0])
+    clone = Chain()
+    C.llama_sampler_free(clone.handle)
+    clone.handle = C.llama_sampler_clone(original.handle)
+    expected = [original.draw(row) for row in rows[1:]]
+    original.free()
+    gc.collect()
+    assert [clone.draw(row) for row in rows[1:]] == expected
+    assert C.llama_sampler_name(C.llama_sampler_chain_get(clone.handle, 0)) == b"mink-local"
+    clone.free()
+
+
+# Rows that nothing can be drawn from
+
+
+@pytest.mark.parametrize("sampler", [MinK(), Greedy(), Mirostat()], ids=str)
+def test_broken_rows_name_the_step(sampler: Sampler) -> None:
+    draw = Draw(sampler, 1.0, 1, 1000)
+    row = np.zeros(1000, np.float32)
+    row[17] = NAN
+    with pytest.raises(GenerationError, match="a NaN among its logits at step 3"):
+        draw(row, 3)
+    with pytest.raises(GenerationError, match="no finite logit at step 4"):
+        draw(np.full(1000, -INF, np.float32), 4)
+    row[17] = INF
+    assert Draw(Greedy(), 0.0, 1, 1000)(row, 5) == 17
+
+
+def test_a_ban_does_not_hide_a_nan(smollm2: Model) -> None:
+    draw = constrained(smollm2, Constraints(logit_bias={17: -INF}))
+    row = np.zeros(smollm2._weights.n_vocab, np.float32)
+    row[17] = NAN
+    with pytest.raises(GenerationError, match="a NaN among its logits at step 2"):
+        draw(row, 2)
+    row[17] = INF  # inf - inf would be one
+    assert draw(row, 3) != 17
+
+
+def test_constraints_that_leave_nothing(smollm2: Model) -> None:
+    n_vocab = smollm2._weights.n_vocab
+    draw = constrained(smollm2, Constraints(logit_bias=dict.fromkeys(range(n_vocab), -INF)))
+    with pytest.raises(GenerationError, match="leave no token at step 6"):
+        draw(np.zeros(n_vocab, np.float32), 6)
+    with pytest.raises(GenerationError, match="the model gave no finite logit at step 7"):
+        draw(np.full(n_vocab, -INF, np.float32), 7)
+
+
+# Constraints
+
+
+def constrained(
+    model: Model, constraints: Constraints, prompt: list[int] | None = None, sampler: Sampler | None = None
+) -> Draw:
+    constrainer = Constrainer(constraints, model._weights, prompt or [])
+    return Draw(sampler or MinK(), 1.0, 1, model._weights.n_vocab, constrainer)
+
+
+def test_penalties_are_llama_cpps(smollm2: Model, rows: Row) -> None:
+    history = [5, 9, 9, 100, 5, 5, 77]
+    constraints = Constraints(
+        repeat_penalty=1.3, frequency_penalty=0.25, presence_penalty=-0.5, penalty_last_n=5
+    )
+    constrainer = Constrainer(constraints, smollm2._weights, history)
+    for token in (3, 77, 3):
+        changed = constrainer.apply(rows[0])
+        expected = reference.penalties(rows[0], history[-5:], 1.3, 0.25, -0.5)
+        np.testing.assert_allclose(changed, expected, rtol=1e-6)
+        constrainer.accept(token)
+        history.append(token)
+
+
+def test_dry_takes_from_what_would_repeat(smollm2: Model) -> None:
+    """a b c … a b: c would continue a repetition of 2, so it loses 0.8 * 1.75^(2 - 1)."""
+    a, b, c = 20_011, 20_012, 20_013
+    n_vocab = smollm2._weights.n_vocab
+    history = [a, b, c, 40, 41, a, b]
+    options: dict[str, Any] = {"dry_multiplier": 0.8, "dry_allowed_length": 1}
+    zeros = np.zeros(n_vocab, np.float32)
+    changed = Constrainer(Constraints(**options), smollm2._weights, history).apply(zeros)
+    assert changed[c] == pytest.approx(-0.8 * 1.75)
+    assert np.count_nonzero(changed) == 1
+    text = smollm2._weights.piece(b).decode()
+    broken = Constraints(**options, dry_sequence_breakers=[text])
+    assert not Constrainer(broken, smollm2._weights, history).apply(zeros).any()
+
+
+def test_logit_bias_bans_and_pushes(smollm2: Model, rows: Row) -> None:
+    best, second = np.argsort(-rows[0])[:2].tolist()
+    banned = constrained(smollm2, Constraints(logit_bias={best: -INF}), sampler=Greedy())
+    assert banned(rows[0], 1) == second
+    pushed = constrained(smollm2, Constraints(logit_bias={123: 100.0}))
+    assert pushed(rows[0], 1) == 123
+    assert pushed.k == 1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 5.0])
+def test_constrained_text_is_that_of_one_llama_cpp_chain(smollm2: Model, temperature: float) -> None:
+    """bias, penalties, DRY, grammar, native Min-k, temp, dist, in one chain that llama.cpp samples from."""
+    seed, n_tokens = 4, 50
+    text = "root ::= [a-zA-Z .,\\n]*"
+    weights, context = smollm2._weights, smollm2._batch.context
+    constraints = Constraints(
+        logit_bias={weights.tokenize(" robot", add_special=False, parse_special=False)[0]: -2.0},
+        repeat_penalty=1.2,
+        frequency_penalty=0.1,
+        presence_penalty=0.1,
+        dry_multiplier=0.8,
+        grammar=text,
+    )
+    reply = smollm2.chat(
+        STORY, temperature=temperature, seed=seed, max_tokens=n_tokens, constraints=constraints
+    )
+    answer = "".join(reply)
+    assert re.fullmatch(r"[a-zA-Z .,\n]*", answer)
+
+    bias = (C.llama_logit_bias * 1)(*[C.llama_logit_bias(t, b) for t, b in constraints.logit_bias.items()])
+    breakers = (ctypes.c_char_p * 4)(b"\n", b":", b'"', b"*")
+    chain = Chain(
+        C.llama_sampler_init_logit_bias(weights.n_vocab, 1, bias),
+        C.llama_sampler_init_penalties(weights.n_vocab, 64, 1.2, 0.1, 0.1),
+        C.llama_sampler_init_dry(weights.vocab, 0.8, 1.75, 2, 64, breakers, 4),
+    )
+    prompt = smollm2._template.tokens(STORY)
+    for token in prompt:
+        C.llama_sampler_accept(chain.handle, token)
+    for sampler in (
+        C.llama_sampler_init_grammar(weights.vocab, text.encode(), b"root"),
+        cut := native_sampler(MinK(), weights.n_vocab),
+        C.llama_sampler_init_temp(temperature),
+        C.llama_sampler_init_dist(seed),
+    ):
+        C.llama_sampler_chain_add(chain.handle, sampler)
+    forget(smollm2)
+    tokens = list(prompt)
+    k: list[int] = []
+    batch = tokens
+    while len(k) < len(reply.k):
+        context.decode(Part(batch, len(tokens) - len(batch)))
+        batch = [C.llama_sampler_sample(chain.handle, context.handle, -1)]
+        tokens += batch
+        k.append(check(cut, 1))
+    context.clear()
+    chain.free()
+    assert k == reply.k
+    assert b"".join(map(weights.piece, tokens[len(prompt) :])).decode() == answer
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 8.0])
+def test_the_end_of_a_grammar_ends_the_answer(smollm2: Model, temperature: float) -> None:
+    choice = Constraints(grammar='root ::= "yes" | "no"')
+    reply = smollm2.chat(STORY, temperature=temperature, seed=1, constraints=choice)
+    assert "".join(reply) in ("yes", "no")
+    assert reply.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)], ids=["dict", "text"])
+def test_json_schema(smollm2: Model, schema: Any) -> None:
+    for seed in range(3):
+        reply = smollm2.chat(
+            JSON, temperature=5.0, seed=seed, max_tokens=100, constraints=Constraints(json_schema=schema)
+        )
+        cat = json.loads("".join(reply))
+        assert isinstance(cat["name"], str)
+        assert isinstance(cat["age"], int)
+        assert reply.finish_reason == "stop"
+
+
+def test_greedy_over_what_is_left(smollm2: Model) -> None:
+    """At temperature 0 every seed gives the same text, and it is the likeliest that the grammar has."""
+    digits = Constraints(grammar="root ::= [0-9]")
+    answers = {"".join(smollm2.chat(STORY, temperature=0, seed=n, constraints=digits)) for n in (1, 2)}
+    forget(smollm2)._batch.context.decode(Part(smollm2._template.tokens(STORY), 0))
+    row = smollm2._batch.context.logits().copy()
+    smollm2._batch.context.clear()
+    pieces = [smollm2._weights.piece(token) for token in range(row.size)]
+    likeliest = max((t for t in range(row.size) if re.fullmatch(rb"[0-9]", pieces[t])), key=row.__getitem__)
+    assert answers == {pieces[likeliest].decode()}
+
+
+def test_constraints_that_are_off_change_nothing(smollm2: Model) -> None:
+    plain, off = (
+        "".join(smollm2.chat(STORY, temperature=4.0, seed=3, max_tokens=30, constraints=constraints))
+        for constraints in (None, Constraints())
+    )
+    assert plain == off
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"repeat_penalty": 0.0}, "repeat_penalty must be a number from 1e-30 to 1e[+]30, not 0.0"),
+        ({"repeat_penalty": NAN}, "repeat_penalty"),
+        ({"frequency_penalty": INF}, "frequency_penalty"),
+        ({"presence_penalty": NAN}, "presence_penalty"),
+        ({"penalty_last_n": -1}, "penalty_last_n"),
+        ({"dry_multiplier": -0.5}, "dry_multiplier"),
+        ({"dry_base": 0.5}, "dry_base"),
+        ({"dry_allowed_length": -1}, "dry_allowed_length"),
+        ({"dry_penalty_last_n": -1}, "dry_penalty_last_n"),
+        ({"dry_sequence_breakers": "\n"}, "dry_sequence_breakers must be a list"),
+        ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers must be a list"),
+        ({"logit_bias": {5: INF}}, "the logit bias of token 5"),
+        ({"logit_bias": {5: NAN}}, "the logit bias of token 5"),
+        ({"grammar": " "}, "the grammar is empty"),
+        ({"grammar": 'root ::= "\0"'}, "NUL"),
+        ({"grammar": 'root ::= "a"', "json_schema": "{}"}, "not both"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Constraints(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"logit_bias": {49152: 1.0}}, "logit_bias names token 49152: the model's are 0 to 49151"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias names token -1"),
+        ({"json_schema": "{"}, "json_schema cannot be made into a grammar: Expecting property name"),
+        ({"json_schema": {"type": "banana"}}, "Unrecognized schema"),
+        ({"json_schema": {"$ref": "https://example.org/cat"}}, "Fetching remote schemas is not allowed"),
+        ({"grammar": 'root ::= "a'}, "the grammar does not parse: unexpected end of input"),
+        ({"grammar": "root ::= rest"}, "the grammar does not parse: Undefined rule identifier 'rest'"),
+        ({"grammar": 'start ::= "a"'}, "does not contain a 'root' symbol"),
+        ({"grammar": 'root ::= root "a" | "b"'}, "left recursion"),
+        ({"grammar": "root ::= <nonsense>"}, "invalid token '<nonsense>'"),
+        ({"grammar": f"root ::= {'(' * 200_000}"}, "makes llama.cpp crash"),
+    ],
+)
+def test_constraints_that_a_model_cannot_take(smollm2: Model, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        smollm2.chat(STORY, constraints=Constraints(**options))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'root ::= "a"{2,1}',
+        'root ::= "z" more\nmore ::= maybe more "x" | "y"\nmaybe ::= empty\nempty ::= "" | "q"',
+    ],
+    ids=["backward range", "hidden left recursion"],
+)
+def test_grammars_without_end_are_refused(smollm2: Model, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(grammar, "_SECONDS", 3.0)
+    with pytest.raises(ValueError, match="the grammar was refused"):
+        smollm2.chat(STORY, constraints=Constraints(grammar=text))
+
+
+def test_large_windows_take_no_memory(smollm2: Model) -> None:
+    before = rss()
+    everything = Constraints(
+        repeat_penalty=1.1, penalty_last_n=2**40, dry_multiplier=1.0, dry_penalty_last_n=2**40
+    )
+    constrainer = Constrainer(everything, smollm2._weights, [1, 2, 3])
+    assert rss() - before < 20e6
+    del constrainer
+
+
+# mirostat
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_is_llama_cpps(smollm2: Model, llama: Llama, version: int) -> None:
+    """llama-cpp-python's own mirostat knows no temperature: 1 is what it draws at."""
+    answer: Any = llama.create_completion(
+        smollm2._template.tokens(STORY), max_tokens=60, seed=5, temperature=1.0, mirostat_mode=version
+    )
+    sampler = Mirostat(version=version)
+    reply = smollm2.chat(STORY, sampler=sampler, temperature=1.0, seed=5, max_tokens=60)
+    assert "".join(reply) == answer["choices"][0]["text"]
+    assert len(set(reply.k)) > 5
+    assert all(1 <= k <= smollm2._weights.n_vocab for k in reply.k)
+
+
+def test_mirostat_keeps_what_does_not_surprise(rows: Row) -> None:
+    """Version 2 starts by keeping tokens of at most 2 tau bits of surprise, after temperature."""
+    row = rows[3].astype(np.float64) / 1.5
+    bits = -np.log2(np.exp(row - row.max()) / np.exp(row - row.max()).sum())
+    draw = Draw(Mirostat(tau=5.0), 1.5, 1, row.size)
+    token = draw(rows[3], 1)
+    assert bits[token] <= 10
+    assert draw.k == np.count_nonzero(bits <= 10)
+
+
+def test_mirostat_under_constraints(smollm2: Model) -> None:
+    reply = smollm2.chat(
+        STORY,
+        sampler=Mirostat(),
+        temperature=3.0,
+        seed=2,
+        constraints=Constraints(grammar='root ::= "one" | "two"'),
+    )
+    assert "".join(reply) in ("one", "two")
+
+
+# Lifetimes
+
+
+def grown(cycle: Callable[[], object], cycles: int) -> float:
+    """Bytes that the process grew by over `cycles` cycles, after as many as fill every pool."""
+    for _ in range(cycles // 10):
+        cycle()
+    before = rss()
+    for _ in range(cycles):
+        cycle()
+    return rss() - before
+
+
+def test_ten_thousand_draws_come_and_go(rows: Row) -> None:
+    """One Draw is 2.1 MB at this vocabulary and one llama.cpp `dist` 5 kB: 1% leaked would show."""
+    assert grown(lambda: Draw(MinK(), 1.0, 1, rows.shape[1])(rows[0], 1), 10_000) < 4e6
+
+
+def test_ten_thousand_native_samplers_come_and_go(rows: Row) -> None:
+    def cycle() -> None:
+        chain = Chain(native_sampler(MinK(), rows.shape[1]), C.llama_sampler_init_dist(1))
+        clone = C.llama_sampler_clone(chain.handle)
+        chain.apply(np.arange(8), rows[0, :8])
+        chain.free()
+        C.llama_sampler_free(clone)
+
+    assert grown(cycle, 10_000) < 4e6
+
+
+def test_ten_thousand_constrainers_come_and_go(smollm2: Model) -> None:
+    constraints = Constraints(logit_bias={1: -1.0}, repeat_penalty=1.1)
+    assert grown(lambda: Constrainer(constraints, smollm2._weights, [1, 2]), 10_000) < 4e6
+
+
+def test_grammars_come_and_go(smollm2: Model) -> None:
+    """One grammar is 30 kB, and the sequence breakers take 25 ms: fewer cycles, a closer bound."""
+    constraints = Constraints(json_schema=SCHEMA, dry_multiplier=1.0)
+    assert grown(lambda: Constrainer(constraints, smollm2._weights, [1, 2]), 100) < 1e6
+
+
+def test_garbage_collection_in_the_middle_of_an_answer(smollm2: Model) -> None:
+    constraints = Constraints(grammar="root ::= [a-z ]*", repeat_penalty=1.2)
+    options: dict[str, Any] = {"temperature": 5.0, "seed": 3, "max_tokens": 15, "constraints": constraints}
+    undisturbed = "".join(smollm2.chat(STORY, **options))
+    pieces = []
+    for piece in smollm2.chat(STORY, **options):
+        Draw(MinK(), 1.0, 1, 1000)
+        gc.collect()
+        pieces.append(piece)
+    assert "".join(pieces) == undisturbed
+
+
+def test_an_answer_outlives_its_model_and_the_other_way_round() -> None:
+    constraints = Constraints(grammar="root ::= [a-z ]*", dry_multiplier=0.5)
+    model = load_model("smollm2-135m", n_ctx=256, n_threads=1)
+    expected = "".join(model.chat(STORY, seed=1, max_tokens=20, constraints=constraints))
+    reply = model.chat(STORY, seed=1, max_tokens=20, constraints=constraints)
+    first = next(reply)
+    del reply
+    gc.collect()
+    reply = model.chat(STORY, seed=1, max_tokens=20, constraints=constraints)
+    assert next(reply) == first
+    del model
+    gc.collect()
+    assert first + "".join(reply) == expected
+
+
+def test_samplers_that_are_alive_when_the_interpreter_ends() -> None:
+    program = """
+from llama_cpp import llama_cpp as C
+from mink_local.llama.token_sampler import Draw
+from mink_local.native import native_sampler
+from mink_local.samplers import MinK
+
+class Holder:
+    def __init__(self):
+        self.chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        C.llama_sampler_chain_add(self.chain, native_sampler(MinK(), 1000))
+        self.free = C.llama_sampler_free
+    def __del__(self):
+        self.free(self.chain)
+        print("freed", flush=True)
+
+holder, draw = Holder(), Draw(MinK(), 1.0, 1, 1000)
+holder.itself = holder  # only the last collection of all finds it
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (child.returncode, child.stdout.strip()) == (0, "freed"), child.stderr

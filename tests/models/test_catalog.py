@@ -1,0 +1,166 @@
+"""Names, paths, and `models.txt`."""
+
+from pathlib import Path
+
+import pytest
+
+from mink_local.errors import CatalogError, ModelNotFoundError
+from mink_local.models import catalog
+
+
+def test_default_model_is_the_file_in_its_package() -> None:
+    file = catalog.resolve(catalog.DEFAULT_MODEL)
+    assert file.name == "smollm2-135m"
+    assert file.path.read_bytes()[:4] == b"GGUF"
+    assert file.sha256 == catalog.read_catalog()["smollm2-135m"][0].sha256
+
+
+def test_a_path_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "my model.v2.gguf"
+    path.touch()
+    assert catalog.resolve(str(path)) == catalog.ModelFile("my model.v2", path)
+    monkeypatch.chdir(tmp_path)
+    assert catalog.resolve("my model.v2.gguf").path == path
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert catalog.resolve("~/my model.v2.gguf").path == path
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("parrot", "unknown model 'parrot': name a .gguf file or one of smollm2-135m"),
+        ("", "unknown model ''|is a folder"),
+        ("parrot.gguf", "there is no file parrot.gguf"),
+        ("no/such/file", "there is no file no/such/file"),
+        ("/", "/ is a folder: name the .gguf file in it"),
+    ],
+)
+def test_no_such_model(name: str, complaint: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=complaint):
+        catalog.resolve(name)
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A models.txt, not yet written, in place of the real one, and no other; and an empty cache."""
+    path = tmp_path / "models.txt"
+    monkeypatch.setattr(catalog, "_catalog_path", lambda: path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return path
+
+
+def test_a_package_that_is_not_installed(models: Path) -> None:
+    models.write_text("parrot | package:llm_parrot | parrot.gguf | - | - | - | MIT | a bird\n")
+    with pytest.raises(ModelNotFoundError, match="type  python -m pip install llm-parrot"):
+        catalog.resolve("parrot")
+
+
+def test_a_line_without_quantizations(models: Path) -> None:
+    models.write_text(f"# a comment\n\n a | package:p | f.gguf | - | 0.1 | {'A' * 64} | MIT | b # and more\n")
+    entry = catalog.Entry("a", "package:p", "f.gguf", "main", 100_000_000, "a" * 64, "MIT", "b")
+    assert catalog.read_catalog() == {"a": (entry,)}
+
+
+def test_a_line_with_quantizations(models: Path) -> None:
+    """Sizes and hashes go by order, and what is missing at the end is not known."""
+    models.write_text(f"a | hf:o/r | m-{{Q4_K_M, Q8_0}}*.gguf | v1 | 4.92, 8.5 | {'0' * 64} | MIT |\n")
+    q4 = catalog.Entry("a:Q4_K_M", "hf:o/r", "m-Q4_K_M*.gguf", "v1", 4_920_000_000, "0" * 64, "MIT", "")
+    q8 = catalog.Entry("a:Q8_0", "hf:o/r", "m-Q8_0*.gguf", "v1", 8_500_000_000, None, "MIT", "")
+    assert catalog.read_catalog() == {"a": (q4, q8)}
+    assert catalog.find("a") == q4
+    assert catalog.find("a:q8_0") == q8
+    assert catalog.find("b") is None
+    with pytest.raises(
+        ModelNotFoundError, match="not listed in the quantization Q2: take one of a:Q4_K_M, a:Q8_0"
+    ):
+        catalog.find("a:Q2")
+    with pytest.raises(ModelNotFoundError, match="a:Q8_0 is not here yet: type  mink-models pull a:Q8_0"):
+        catalog.resolve("a:q8_0")
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("a | b", r"line 2: 8 columns are wanted \(name \| .*\), not 2"),
+        ("a b | file | f | - | - | - | - | -", "line 2: 'a b' is no name"),
+        (" | file | f | - | - | - | - | -", "line 2: '' is no name"),
+        ("a | ftp://x | f | - | - | - | - | -", "line 2: the source 'ftp://x' is unknown"),
+        ("a | hf:x | f | - | - | - | - | -", "line 2: 'hf:x' is no repository"),
+        ("a | file | f | - | big | - | - | -", "line 2: the size 'big' is not a number of GB"),
+        ("a | file | f | - | nan | - | - | -", "line 2: the size 'nan'"),
+        ("a | file | f | - | 1, 2 | - | - | -", "line 2: the size '1, 2'"),
+        ("a | file | f | - | - | abc | - | -", "line 2: the SHA-256 'abc' is not 64"),
+        ("a | file | f | - | - | -, - | - | -", "line 2: the SHA-256 '-, -'"),
+    ],
+)
+def test_lines_that_do_not_parse(models: Path, line: str, complaint: str) -> None:
+    models.write_text(f"\n{line}\n")
+    with pytest.raises(CatalogError, match=complaint):
+        catalog.read_catalog()
+
+
+def test_a_catalogue_that_cannot_be_read(models: Path) -> None:
+    models.write_bytes(b"\xff\xfe")
+    with pytest.raises(CatalogError, match=r"models\.txt cannot be read"):
+        catalog.read_catalog()
+
+
+def test_the_users_own_models(models: Path, tmp_path: Path) -> None:
+    """They come last, and replace what has the same name."""
+    models.write_text("a | file | /a.gguf | - | - | - | - | -\nb | file | /b.gguf | - | - | - | - | -\n")
+    file = tmp_path / "mine.gguf"
+    file.touch()
+    catalog.add(["b", "file", str(file), "", "1.5", "", "MIT", "my own"])
+    catalog.add(["c", "hf:o/r", "Q8_0", "main", "-", "-", "-", "-"])
+    catalog.add(["c", "hf:o/r", "Q6_K", "main", "-", "-", "-", "-"])
+    assert list(catalog.read_catalog()) == ["a", "b", "c"]
+    assert catalog.resolve("b").path == file
+    assert catalog.find("c") == catalog.Entry("c", "hf:o/r", "Q6_K", "main", None, None, "", "")
+    assert [path.name for path in catalog.user_catalog_path().parent.iterdir()] == ["models.txt"]
+    file.unlink()
+    with pytest.raises(ModelNotFoundError, match=f"b: there is no file {file}"):
+        catalog.resolve("b")
+
+
+def test_adding_keeps_what_a_person_wrote(models: Path) -> None:
+    path = catalog.user_catalog_path()
+    path.parent.mkdir(parents=True)
+    path.write_text("# my models\na | file | /a.gguf | - | - | - | - | -  # the first\n")
+    catalog.add(["b", "file", "/b.gguf", "-", "-", "-", "-", "-"])
+    assert path.read_text().splitlines() == [
+        "# my models",
+        "a | file | /a.gguf | - | - | - | - | -  # the first",
+        "b | file | /b.gguf | - | - | - | - | -",
+    ]
+    assert not models.exists()
+
+
+@pytest.mark.parametrize("column", ["x | y", "x # y", "x\ny"])
+def test_what_a_line_cannot_hold(models: Path, column: str) -> None:
+    with pytest.raises(CatalogError, match="cannot hold"):
+        catalog.add(["a", "file", "/a.gguf", "-", "-", "-", "-", column])
+    with pytest.raises(CatalogError, match="is no name"):
+        catalog.add(["a b", "file", "/a.gguf", "-", "-", "-", "-", "-"])
+    assert not catalog.user_catalog_path().exists()
+    assert not models.exists()
+
+
+def test_a_folder_that_cannot_be_written(models: Path, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("in the way")
+    with pytest.raises(CatalogError, match="cannot be written"):
+        catalog.add(["a", "file", "/a.gguf", "-", "-", "-", "-", "-"])
+    assert not models.exists()
+
+
+def test_every_line_of_the_catalogue_is_whole() -> None:
+    """What stands in models.txt can be pulled: each file has a size, and each name one entry."""
+    entries = [
+        entry for entries in catalog.read_catalog(catalog._catalog_path()).values() for entry in entries
+    ]
+    assert len({entry.name for entry in entries}) == len(entries) > 40
+    for entry in entries:
+        assert entry.size
+        assert entry.licence
+        assert entry.file.endswith(".gguf")
+        assert (entry.quantization or "Q4_1") in entry.file

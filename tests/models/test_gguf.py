@@ -1,0 +1,259 @@
+"""Headers: what a file says is read as the `gguf` library reads it, and a damaged one costs a sentence."""
+
+import ctypes
+import random
+import signal
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mink_local.errors import ModelError
+from mink_local.models import gguf as header_module
+from mink_local.models.gguf import Header, parts, read_header
+from tests.conftest import shared
+
+STRING, ARRAY, U32, U64 = 8, 9, 4, 10
+
+
+@pytest.fixture(autouse=True)
+def _no_hang() -> Iterator[None]:
+    """A reader that loops for ever ends the test instead of never ending it."""
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+
+
+def string(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def key(name: str, kind: int, value: bytes) -> bytes:
+    return string(name) + struct.pack("<I", kind) + value
+
+
+def tensor(name: str, shape: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
+    dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return string(name) + dimensions + struct.pack("<IQ", kind, offset)
+
+
+def content(keys: list[bytes], tensors: list[bytes] = [], version: int = 3) -> bytes:  # noqa: B006
+    counts = struct.pack("<IQQ", version, len(tensors), len(keys))
+    return b"GGUF" + counts + b"".join([*keys, *tensors])
+
+
+def as_the_library_reads(path: Path) -> tuple[dict[str, object], list[tuple[str, str, int, int]]]:
+    reader = gguf.GGUFReader(path)
+    fields = {
+        name: field.contents()
+        for name, field in reader.fields.items()
+        if not name.startswith("GGUF.") and field.types[0] != gguf.GGUFValueType.ARRAY
+    }
+    tensors = [(t.name, t.tensor_type.name, t.n_elements, t.n_bytes) for t in reader.tensors]
+    return fields, tensors
+
+
+def test_the_real_model(smollm2_path: Path) -> None:
+    header = read_header(smollm2_path)
+    fields, tensors = as_the_library_reads(smollm2_path)
+    read = {
+        name: value for name, value in header.metadata.items() if not isinstance(value, header_module.Array)
+    }
+    assert read == fields
+    assert [(t.name, t.type, t.n_parameters, t.n_bytes) for t in header.tensors] == tensors
+    assert (header.architecture, header.n_layers, header.n_ctx_train) == ("llama", 30, 8192)
+    assert (header.n_vocab, header.n_parameters) == (49152, 134_515_008)
+    assert header.n_bytes == smollm2_path.stat().st_size
+    assert "<|im_start|>" in (header.chat_template or "")
+
+
+@pytest.mark.parametrize("name", ["llama-bpe", "qwen2"])
+def test_real_vocabularies(name: str) -> None:
+    path = shared(f"vocab/ggml-vocab-{name}.gguf")
+    header = read_header(path)
+    assert header.n_vocab == {"llama-bpe": 128_256, "qwen2": 151_936}[name]
+    assert header.tensors == ()
+
+
+def test_types_are_those_of_llama_cpp() -> None:
+    """Name, block and bytes of every type that the installed llama.cpp knows."""
+    from llama_cpp import llama_cpp as C
+
+    from mink_local.llama.ggml import function
+
+    name = function("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
+    block = function("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
+    size = function("ggml_type_size", ctypes.c_size_t, ctypes.c_int)
+    known = {n: (name(n).decode().upper(), block(n), size(n)) for n in range(C.GGML_TYPE_COUNT) if block(n)}
+    assert known == header_module._TYPES
+
+
+def test_arrays_of_one_value_a_layer(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    heads = struct.pack("<IQ3I", U32, 3, 4, 2, 1)
+    keys = [
+        key("general.architecture", STRING, string("mix")),
+        key("mix.block_count", U32, struct.pack("<I", 5)),
+    ]
+    path.write_bytes(content([*keys, key("mix.attention.head_count_kv", ARRAY, heads)]))
+    header = read_header(path)
+    assert header.per_layer("attention.head_count_kv", 0, 5) == [4, 2, 1, 1, 1]
+    assert header.number("attention.head_count_kv") == 4
+    assert header.number("attention.head_count", 7) == 7
+    assert header.per_layer("attention.head_count", 7, 2) == [7, 7]
+
+
+def test_a_model_in_several_files(tmp_path: Path) -> None:
+    names = [f"blk.{layer}.{name}.weight" for layer in range(3) for name in ("attn_q", "attn_k", "ffn_up")]
+    path = tmp_path / "m-00001-of-00003.gguf"
+    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=4)
+    writer.add_block_count(3)
+    for name in names:
+        writer.add_tensor(name, np.zeros((2, 3), np.float32))
+    writer.write_header_to_file(tmp_path / "m.gguf")
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert [part.name for part in parts(path)] == [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    header = read_header(path)
+    assert [tensor.name for tensor in header.tensors] == names
+    assert header.n_parameters == 9 * 6
+    assert header.n_bytes == sum(part.stat().st_size for part in tmp_path.glob("m-*.gguf"))
+    with pytest.raises(ModelError, match="is part 2 of a model: name its first part"):
+        read_header(tmp_path / "m-00002-of-00003.gguf")
+    (tmp_path / "m-00003-of-00003.gguf").unlink()
+    with pytest.raises(ModelError, match=r"m-00003-of-00003\.gguf cannot be read: No such file"):
+        read_header(path)
+
+
+ENDLESS = struct.pack("<IQ", ARRAY, 2**62)
+HOSTILE = {
+    "nothing": (b"", "is empty"),
+    "another format": (b"PK\3\4" + bytes(50), "is not a GGUF file"),
+    "magic alone": (b"GGUF", "it ends within its header"),
+    "version 1": (content([], version=1), "its format has version 1, and 2 and 3"),
+    "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "its format has version 50331648"),
+    "more keys than bytes": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "it ends within its header"),
+    "more tensors than bytes": (b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 0), "it ends within its header"),
+    "a long key": (content([struct.pack("<Q", 2**64 - 1)]), "it ends within its header"),
+    "an unknown type": (content([key("a", 99, b"")]), "a value of the unknown type 99"),
+    "one key twice": (content([key("a", U32, bytes(4))] * 2), "it has the key 'a' twice"),
+    "arrays in an array": (content([key("a", ARRAY, ENDLESS)]), "an array of the unknown type 9"),
+    "more strings than bytes": (content([key("a", ARRAY, struct.pack("<IQ", STRING, 2**61))]), "it ends "),
+    "more numbers than bytes": (content([key("a", ARRAY, struct.pack("<IQ", U64, 2**61))]), "it ends "),
+    "a string that leads out": (
+        content([key("a", ARRAY, struct.pack("<IQQ", STRING, 1, 2**64 - 20))]),
+        "it ends within its header",
+    ),
+    "five dimensions": (content([], [tensor("t", (1,) * 5)]), "its tensor 't' has 5 dimensions"),
+    "2^32 dimensions": (content([], [string("t") + struct.pack("<I", 2**32 - 1)]), "4294967295 dimensions"),
+    "an unknown quantization": (content([], [tensor("t", (32,), 5)]), "'t' is of the unknown type 5"),
+    "a tensor beyond the end": (content([], [tensor("t", (2**62, 2**62))]), "bytes are missing at its end"),
+    "a tensor at the end of time": (content([], [tensor("t", (1,), 0, 2**64 - 1)]), "bytes are missing"),
+    "no alignment": (content([key("general.alignment", U32, bytes(4))]), "its alignment is 0"),
+    "many layers": (
+        content([key("general.architecture", STRING, string("x")), key("x.block_count", U32, b"\xff" * 4)]),
+        "it says that it has 4294967295 layers",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "complaint"), HOSTILE.values(), ids=HOSTILE)
+def test_damaged_headers(tmp_path: Path, data: bytes, complaint: str) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=complaint):
+        read_header(path)
+
+
+def test_a_header_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may be large, a header not: what is read of it has a limit."""
+    monkeypatch.setattr(header_module, "_LONGEST", 1 << 20)
+    path = tmp_path / "x.gguf"
+    path.write_bytes(content([key("a", STRING, struct.pack("<Q", 1 << 21) + bytes(1 << 21))]))
+    with pytest.raises(ModelError, match="its header is longer than 1 MiB"):
+        read_header(path)
+
+
+def test_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be read: No such file"):
+        read_header(tmp_path / "x.gguf")
+    with pytest.raises(ModelError, match="cannot be read: Is a directory"):
+        read_header(tmp_path)
+
+
+def all_that_is_asked(header: Header) -> None:
+    """What the other modules ask of a header must not fail on what it says, either."""
+    from mink_local.models.info import describe, where_it_fits
+    from mink_local.models.memory import Room, plan
+
+    free = Room(8 << 30, 4 << 30)
+    describe(header, plan(header, free), 1)
+    where_it_fits(header, free)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A model of one layer with six tokens: its header is a kilobyte, so that most mutations hit it."""
+    path = tmp_path_factory.mktemp("header") / "small.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(128)
+    writer.add_embedding_length(64)
+    writer.add_head_count(2)
+    writer.add_head_count_kv([2, 1])
+    writer.add_token_list(["a", "b", "c", "d", "e", "f"])
+    writer.add_chat_template("{{ messages }}")
+    for name in ("token_embd.weight", "blk.0.attn_k.weight", "blk.1.ffn_up.weight", "output_norm.weight"):
+        writer.add_tensor(name, np.zeros((64, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    all_that_is_asked(read_header(path))
+    return path.read_bytes()
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_mutated_headers(small: bytes, tmp_path: Path, data: st.DataObject) -> None:
+    """Whatever is changed, cut off or put in: a header, or one sentence."""
+    mutated = bytearray(small)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, min(1200, len(mutated))))
+        new = data.draw(
+            st.binary(max_size=9) | st.sampled_from([b"\xff" * 8, bytes(8), struct.pack("<Q", 2**40)])
+        )
+        mutated[at : at + data.draw(st.sampled_from([0, len(new)]))] = new
+    path = tmp_path / "x.gguf"
+    path.write_bytes(mutated[: data.draw(st.sampled_from([len(mutated), 500, 100]))])
+    try:
+        header = read_header(path)
+    except ModelError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+        assert len(str(error)) < 300  # noqa: PT017
+    else:
+        all_that_is_asked(header)
+
+
+def test_mutated_copies_of_the_real_header(smollm2_path: Path, tmp_path: Path) -> None:
+    """The same with a real vocabulary, whose strings and scores are passed over."""
+    original = smollm2_path.read_bytes()[: 3 << 20]
+    path, refused = tmp_path / "x.gguf", 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        mutated = bytearray(original)
+        for _ in range(rng.choice([1, 4, 64])):
+            mutated[rng.choice([rng.randrange(1500), rng.randrange(len(mutated))])] = rng.choice([0, 1, 255])
+        path.write_bytes(mutated)
+        try:
+            all_that_is_asked(read_header(path))
+        except ModelError as error:
+            refused += 1
+            assert "\n" not in str(error)  # noqa: PT017
+    assert refused == 60  # its tensors are cut off

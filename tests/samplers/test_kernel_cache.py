@@ -1,0 +1,87 @@
+"""The compiled kernels: kept in a private folder of the user's, shared by processes that start at once."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mink_local
+from tests.support import reference
+
+CUT = """
+import numpy as np
+from mink_local import MinK
+from mink_local.samplers import kernels
+print(kernels.__file__, *MinK(300.0).candidates(np.random.default_rng(0).normal(0, 3, 5000))[0])
+"""
+
+
+def run(cache: Path, package_parent: Path | None = None) -> "subprocess.Popen[str]":
+    """A new process that cuts one row, with an XDG cache folder of its own."""
+    root = package_parent or Path(mink_local.__file__).parent.parent
+    return subprocess.Popen(
+        [sys.executable, "-c", CUT],
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(root)},
+        cwd="/",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def candidates(process: "subprocess.Popen[str]") -> list[int]:
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return [int(token) for token in output.split()[1:]]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    import numpy as np
+
+    row = np.random.default_rng(0).normal(0, 3, 5000).astype(np.float32)
+    return [int(token) for token in reference.min_k(row, 300.0)]
+
+
+def compiled(cache: Path) -> dict[str, int]:
+    """The files of compiled code, with their modification times."""
+    return {str(path): path.stat().st_mtime_ns for path in (cache / "mink-local").rglob("*.nb[ci]")}
+
+
+def test_processes_that_start_at_once_and_later_ones(tmp_path: Path, expected: list[int]) -> None:
+    for _ in range(2):
+        for process in [run(tmp_path) for _ in range(4)]:
+            assert candidates(process) == expected
+    before = compiled(tmp_path)
+    assert len(before) >= 8
+    assert stat.S_IMODE((tmp_path / "mink-local" / "numba").stat().st_mode) == 0o700
+    assert candidates(run(tmp_path)) == expected
+    assert compiled(tmp_path) == before  # nothing was compiled again
+
+
+def test_read_only_package(tmp_path: Path, expected: list[int]) -> None:
+    package = tmp_path / "site" / "mink_local"
+    shutil.copytree(Path(mink_local.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in [package, *package.rglob("*")]:
+        path.chmod(path.stat().st_mode & ~0o222)
+    assert candidates(run(tmp_path / "cache", tmp_path / "site")) == expected
+    assert compiled(tmp_path / "cache")
+    assert not list(package.rglob("*.nb[ci]"))
+
+
+def test_no_folder_for_a_cache(tmp_path: Path, expected: list[int]) -> None:
+    (tmp_path / "file").touch()
+    assert candidates(run(tmp_path / "file")) == expected
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, expected: list[int]) -> None:
+    """Numba's cache is pickle: what another user puts there would be run."""
+    folder = tmp_path / "mink-local" / "numba"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert candidates(run(tmp_path)) == expected
+    assert not compiled(tmp_path)

@@ -1,0 +1,157 @@
+"""Folders as `mink-eval run` leaves them, with responses that no model wrote: for the report's tests.
+
+python -m tests.support.made_run FOLDER [--responses 20000]
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mink_local.evals.tasks import Question, find_task, score
+
+SAMPLERS = (
+    "min-k:tau=3",
+    "greedy",
+    "top-k:k=20",
+    "top-p:p=0.9,order=temperature-first",
+    "top-p:p=0.9,order=temperature-last",
+    "min-p:p=0.1,order=temperature-first",
+    "min-p:p=0.1,order=temperature-last",
+    "top-n-sigma:n=1",
+)
+TEMPERATURES = (1.0, 2.0, 5.0, 10.0)
+WORDS = "she sells the eggs so each day there are twice as many left and we add 3 then divide by 2 to get"
+NOISE = [
+    *"жñ漢🙂∑",
+    "<script>alert(1)</script>",
+    "</script>",
+    "&amp;",
+    "[bold]",
+    "|",
+    "**",
+    "א",
+    "\u2028",
+    "{{7*7}}",
+]
+
+
+def write_run(
+    folder: Path,
+    models: Sequence[str] = ("tiny-model",),
+    tasks: Sequence[str] = ("gsm8k", "aqua"),
+    samplers: Sequence[str] = SAMPLERS,
+    temperatures: Sequence[float] = TEMPERATURES,
+    repeats: int = 2,
+    n_questions: int = 30,
+    seed: int = 1,
+) -> Path:
+    """Write questions.jsonl and records.jsonl: methods that cut the scaled distribution lose their accuracy
+    as it gets hotter, all others keep theirs."""
+    draw = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    questions = [_question(task, number, draw) for task in tasks for number in range(n_questions)]
+    _write(folder / "questions.jsonl", questions)
+    drawn = [(s, t, r) for s in samplers if s != "greedy" for t in temperatures for r in range(repeats)]
+    once = [("greedy", 0.0, 0)] if "greedy" in samplers else []
+    cells = [(model, *cell) for model in models for cell in drawn + once]
+    records = (_record(question, *cell, draw) for question in questions for cell in cells)
+    _write(folder / "records.jsonl", records)
+    return folder
+
+
+def _write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def _question(task: str, number: int, draw: random.Random) -> dict[str, Any]:
+    text = " ".join(draw.choices(WORDS.split(), k=draw.randint(12, 50)))
+    choices = [str(number) for number in draw.sample(range(999), 5)] if task == "aqua" else []
+    return {
+        "task": task,
+        "question_id": str(number),
+        "prompt": f"Question {number} of {task}: if {text}, how many are left? <b>&</b>",
+        "gold": draw.choice("ABCDE") if choices else str(draw.randint(0, 2000)),
+        "choices": choices,
+        "order": [],
+        "difficulty": draw.random(),
+    }
+
+
+def heat(sampler: str, temperature: float) -> float:
+    """How far gone a method is, 0 to 1."""
+    scaled = "temperature-first" in sampler or sampler.startswith("top-k")
+    return min(1.0, (temperature - 1) / 6) if scaled else 0.02 * temperature
+
+
+def _record(
+    question: dict[str, Any], model: str, sampler: str, temperature: float, repeat: int, draw: random.Random
+) -> dict[str, Any]:
+    hot = heat(sampler, temperature)
+    cut_off = draw.random() < hot * 0.9
+    finish_reason = "length" if cut_off else "stop"
+    response = _words(question, sampler, temperature, draw)
+    if not cut_off:
+        right = draw.random() < 0.75 * (1 - hot) * (1.4 - question["difficulty"])
+        response += f"\n\n{_ending(question, right, draw)}"
+    asked = Question(*(question[name] for name in ("question_id", "prompt", "gold", "choices")))
+    strict, flexible = score(find_task(question["task"]), asked, response, finish_reason)
+    sizes = [1 + int(draw.paretovariate(1.5 - hot)) % 49152 for _ in range(draw.randint(20, 80))]
+    k = [1 if sampler == "greedy" or draw.random() < 0.7 else size for size in sizes]
+    return {
+        "model": model,
+        "task": question["task"],
+        "sampler": sampler,
+        "temperature": temperature,
+        "order": next((o for o in ("temperature-first", "temperature-last") if o in sampler), None),
+        "repeat": repeat,
+        "question_id": question["question_id"],
+        "seed": draw.randint(0, 2**31),
+        "prompt_sha256": "0" * 64,
+        "prompt_tokens": 60,
+        "response": response,
+        "n_tokens": len(k),
+        "finish_reason": finish_reason,
+        "k": k,
+        "seconds": 0.5,
+        "strict": asdict(strict),
+        "flexible": asdict(flexible),
+    }
+
+
+def _words(question: dict[str, Any], sampler: str, temperature: float, draw: random.Random) -> str:
+    """What every response to a question has in common, with strays that the heat brings."""
+    usual = random.Random(question["prompt"])
+    hot = heat(sampler, temperature)
+    strays = 0.0 if sampler == "greedy" else min(0.6, 0.05 + 0.03 * temperature + hot)
+    words = usual.choices(WORDS.split(), k=usual.randint(20, 80))
+    words = [draw.choice(WORDS.split()) if draw.random() < strays else word for word in words]
+    return " ".join(draw.choice(NOISE) if draw.random() < 0.6 * hot else word for word in words)
+
+
+def _ending(question: dict[str, Any], right: bool, draw: random.Random) -> str:
+    """The last sentence; in one of five only a person finds the answer."""
+    boxed = draw.random() < 0.2
+    if question["choices"]:
+        letter = question["gold"] if right else draw.choice("ABCDE")
+        return f"The answer is **{letter}**." if boxed else f"The answer is ({letter})."
+    number = question["gold"] if right else draw.randint(0, 2000)
+    return f"The final answer is \\(\\boxed{{{number}}}\\)" if boxed else f"The final answer is {number}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--responses", type=int, default=2000)
+    arguments = parser.parse_args()
+    models = ("smollm2-135m", "Qwen3-4B-Q4_K_M")
+    cells = len(models) * 2 * len(SAMPLERS) * len(TEMPERATURES) * 2
+    write_run(arguments.folder, models, n_questions=max(1, arguments.responses // cells))
+
+
+if __name__ == "__main__":
+    main()
