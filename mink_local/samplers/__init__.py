@@ -12,6 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -28,10 +29,9 @@ class _Kernels:
     Numba, which takes as long to import as a small model to load, and the two overlap."""
 
     def __getattr__(self, name: str) -> Any:
-        from mink_local.samplers import kernels
-
-        setattr(self, name, getattr(kernels, name))  # so that it is asked for once
-        return getattr(kernels, name)
+        module = import_module("mink_local.samplers.kernels")
+        setattr(self, name, getattr(module, name))  # so that it is asked for once
+        return getattr(module, name)
 
 
 kernels = _Kernels()
