@@ -13,12 +13,17 @@ import psutil
 
 from mink_local.errors import ModelError
 from mink_local.generation.parallel import make_context
-from mink_local.llama.devices import room
 from mink_local.llama.weights import ALL_LAYERS, N_SEQ_MAX, Context, Weights, gpu_missing
 from mink_local.models.catalog import resolve
-from mink_local.models.gguf import read_header
-from mink_local.models.memory import USUAL_CONTEXT, Need, Plan, Share
-from mink_local.models.memory import plan as make_plan
+from mink_local.models.gguf import read_metadata
+from mink_local.models.memory import (
+    USUAL_CONTEXT,
+    MemoryNeed,
+    Placement,
+    Usage,
+    choose_placement,
+    memory_budget,
+)
 from mink_local.models.trust import vet
 
 if TYPE_CHECKING:
@@ -99,18 +104,18 @@ def load_model(
     return Model(file.name, weights, context, placement, sampling, n_parallel is None, today)
 
 
-def _plan(path: Path, n_ctx: int | None, n_gpu_layers: int | Literal["auto"], n_parallel: int) -> Plan:
+def _plan(path: Path, n_ctx: int | None, n_gpu_layers: int | Literal["auto"], n_parallel: int) -> Placement:
     """What of the model goes where."""
-    free = room()
+    free = memory_budget()
     try:
-        header = read_header(path)
-        return make_plan(header, free, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers, n_parallel=n_parallel)
+        header = read_metadata(path)
+        return choose_placement(header, free, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers, n_parallel=n_parallel)
     except ModelError as error:  # llama.cpp may know of formats and types that are unknown here
         log.info("%s", error)
     if n_gpu_layers == "auto":
         n_gpu_layers = ALL_LAYERS if free.vram else 0
     layers = _EVERY_LAYER if n_gpu_layers == ALL_LAYERS else n_gpu_layers
-    return Plan(n_ctx or USUAL_CONTEXT * n_parallel, layers, Need(Share(), Share()))
+    return Placement(n_ctx or USUAL_CONTEXT * n_parallel, layers, MemoryNeed(Usage(), Usage()))
 
 
 def _place(

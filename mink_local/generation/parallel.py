@@ -8,7 +8,7 @@ import psutil
 from mink_local.errors import ModelError
 from mink_local.llama.devices import gpus
 from mink_local.llama.weights import N_SEQ_MAX, Context, Weights
-from mink_local.models.gguf import read_header
+from mink_local.models.gguf import read_metadata
 from mink_local.models.memory import kv_bytes_per_token
 
 ON_CPU, ON_GPU = 32, 64  # answers at a time, from where on more of them gain little
@@ -61,7 +61,7 @@ def make_context(
 def _fitting(weights: Weights, n_ctx: int) -> int:
     """How many caches of `n_ctx` tokens the free memory holds."""
     try:
-        each = n_ctx * kv_bytes_per_token(read_header(weights.path))
+        each = n_ctx * kv_bytes_per_token(read_metadata(weights.path))
     except ModelError:  # llama.cpp may know of formats that are unknown here
         each = 0
     return _free_memory(weights) // each if each else N_SEQ_MAX

@@ -1,13 +1,8 @@
-"""How much memory is free, in this machine and on its GPUs."""
+"""The GPUs that llama.cpp can use."""
 
 import ctypes
 from dataclasses import dataclass
 
-import psutil
-
-from mink_local.models.memory import Room
-
-_LEFT_ALONE = 1 << 30  # bytes of each GPU, for its driver, other programs, what llama.cpp borrows
 _GPU, _INTEGRATED_GPU = 1, 2  # of enum ggml_backend_dev_type
 
 
@@ -18,12 +13,6 @@ class Gpu:
     name: str
     free: int
     total: int
-
-
-def room() -> Room:
-    """What a model may take here."""
-    vram = sum(max(0, gpu.free - _LEFT_ALONE) for gpu in gpus())
-    return Room(psutil.virtual_memory().available, vram)
 
 
 def gpus() -> list[Gpu]:

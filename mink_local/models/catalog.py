@@ -18,7 +18,7 @@ _UNKNOWN = "-"
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogEntry:
     """One model of `models.txt`, in one quantization.
 
     name: with the quantization, `llama-3-8b:Q4_K_M`, where the line lists several.
@@ -54,14 +54,14 @@ class ModelFile:
     sha256: str | None = None
 
 
-def read_catalog(*paths: Path) -> dict[str, tuple[Entry, ...]]:
+def read_catalog(*paths: Path) -> dict[str, tuple[CatalogEntry, ...]]:
     """The models of the given files, by default of `models.txt` and the user's own, by name: an entry
     for every quantization, the first of which is the usual one.
 
     A later file replaces what an earlier one says of a name. Raises CatalogError naming a line that
     does not parse.
     """
-    models: dict[str, tuple[Entry, ...]] = {}
+    models: dict[str, tuple[CatalogEntry, ...]] = {}
     for path in paths or (_catalog_path(), user_catalog_path()):
         models |= _read_file(path)
     return models
@@ -74,7 +74,7 @@ def user_catalog_path() -> Path:
     return user_config_path("mink-local") / "models.txt"
 
 
-def find(name: str) -> Entry | None:
+def find(name: str) -> CatalogEntry | None:
     """The entry of a name with or without a quantization; None where there is no such model.
 
     Raises ModelNotFoundError for a quantization that it is not listed in, with those that it is.
@@ -114,7 +114,7 @@ def resolve(model: str) -> ModelFile:
     raise ModelNotFoundError(f"unknown model {model!r}: name a .gguf file or one of {known}")
 
 
-def unlisted(model: str) -> Entry:
+def unlisted(model: str) -> CatalogEntry:
     """The entry that a name with the prefix of a store amounts to; ModelNotFoundError where it has none."""
     if not model.startswith(stores.PREFIXES):
         raise ModelNotFoundError(f"{model} is in no store: hf:, ollama: and lmstudio: are known")
@@ -125,7 +125,7 @@ def unlisted(model: str) -> Entry:
         source = f"{prefix}:{name}"
         if prefix == "hf" and not _REPOSITORY.fullmatch(source):
             raise ModelNotFoundError(f"{model}: a repository is named as hf:organisation/name")
-    return Entry(model, source, file or _UNKNOWN, "main", None, None, "", "")
+    return CatalogEntry(model, source, file or _UNKNOWN, "main", None, None, "", "")
 
 
 def add(line: Iterable[str]) -> None:
@@ -152,7 +152,7 @@ def add(line: Iterable[str]) -> None:
         raise CatalogError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _locate(entry: Entry) -> Path:
+def _locate(entry: CatalogEntry) -> Path:
     """Where an entry's file is; raises ModelNotFoundError with what to type to get it."""
     kind, _, name = entry.source.partition(":")
     file = "" if entry.file == _UNKNOWN else entry.file
@@ -180,7 +180,7 @@ def _catalog_path() -> Path:
     return installed if installed.exists() else package.parent / "models.txt"
 
 
-def _read_file(path: Path) -> dict[str, tuple[Entry, ...]]:
+def _read_file(path: Path) -> dict[str, tuple[CatalogEntry, ...]]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -195,7 +195,7 @@ def _read_file(path: Path) -> dict[str, tuple[Entry, ...]]:
     return models
 
 
-def _entries(path: Path, number: int, line: str) -> tuple[Entry, ...]:
+def _entries(path: Path, number: int, line: str) -> tuple[CatalogEntry, ...]:
     """One line: an entry for every quantization in it, or one without."""
 
     def refuse(complaint: str) -> CatalogError:
@@ -226,7 +226,7 @@ def _entries(path: Path, number: int, line: str) -> tuple[Entry, ...]:
             f"the SHA-256 {hashes!r} is not 64 hexadecimal digits for each quantization, or -"
         ) from None
     return tuple(
-        Entry(
+        CatalogEntry(
             f"{name}:{quantization}" if quantization else name,
             source,
             _QUANTIZATIONS.sub(quantization, file, count=1) if listed else file,

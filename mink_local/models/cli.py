@@ -15,10 +15,10 @@ from mink_local import __version__
 from mink_local.cli import GpuLayers, run
 from mink_local.errors import ModelError, ModelNotFoundError
 from mink_local.models import catalog, stores
-from mink_local.models.catalog import Entry
-from mink_local.models.gguf import parts, read_header
+from mink_local.models.catalog import CatalogEntry
+from mink_local.models.gguf import read_metadata, shards
 from mink_local.models.info import describe, size_in_words, where_it_fits, where_size_fits
-from mink_local.models.memory import Room, plan
+from mink_local.models.memory import Budget, choose_placement, memory_budget
 
 PROGRAM = "mink-models"
 
@@ -67,9 +67,9 @@ def cli(context: click.Context) -> None:
 @json_option
 def list_(here: bool, as_json: bool) -> None:
     """What is here, what could be, and what fits this machine."""
-    from mink_local.llama.devices import gpus, room
+    from mink_local.llama.devices import gpus
 
-    free = room()
+    free = memory_budget()
     rows = _listed(free)
     rows += _found(free, known={row["path"] for row in rows})
     if here:
@@ -92,12 +92,12 @@ def list_(here: bool, as_json: bool) -> None:
     console.print(f"Models of your own: {catalog.user_catalog_path()}", style="dim", highlight=False)
 
 
-def _listed(free: Room) -> list[dict[str, Any]]:
+def _listed(free: Budget) -> list[dict[str, Any]]:
     """A row for every model and quantization of the catalogue."""
     return [_row(entry, free) for entries in catalog.read_catalog().values() for entry in entries]
 
 
-def _row(entry: Entry, free: Room) -> dict[str, Any]:
+def _row(entry: CatalogEntry, free: Budget) -> dict[str, Any]:
     row: dict[str, Any] = {"name": entry.name, "size": entry.size, "path": None, "fits": None}
     try:
         row |= _here(catalog.resolve(entry.name).path, free)
@@ -107,7 +107,7 @@ def _row(entry: Entry, free: Room) -> dict[str, Any]:
     return row | {"source": entry.source, "licence": entry.licence, "note": entry.note}
 
 
-def _found(free: Room, known: set[str | None]) -> list[dict[str, Any]]:
+def _found(free: Budget, known: set[str | None]) -> list[dict[str, Any]]:
     """A row for every model in the stores whose path is not known yet."""
     return [
         {"name": name, **_here(path, free), "source": name.partition(":")[0], "licence": "", "note": ""}
@@ -116,9 +116,9 @@ def _found(free: Room, known: set[str | None]) -> list[dict[str, Any]]:
     ]
 
 
-def _here(path: Path, free: Room) -> dict[str, Any]:
+def _here(path: Path, free: Budget) -> dict[str, Any]:
     try:
-        header = read_header(path)
+        header = read_metadata(path)
     except ModelError:  # `info` says what is wrong with it
         return {"path": str(path), "size": None, "fits": "damaged"}
     return {"path": str(path), "size": header.n_bytes, "fits": where_it_fits(header, free)}
@@ -169,10 +169,10 @@ def _print_others(rows: Sequence[dict[str, Any]], console: Console) -> None:
 @json_option
 def info(model: str, ctx: int | None, parallel: int, gpu_layers: Any, as_json: bool) -> None:
     """What is in a model, and the memory that it takes, from its header, without loading it."""
-    from mink_local.llama.devices import room
-
-    header = read_header(catalog.resolve(model).path)
-    chosen = plan(header, room(), n_ctx=ctx, n_gpu_layers=gpu_layers, n_parallel=parallel)
+    header = read_metadata(catalog.resolve(model).path)
+    chosen = choose_placement(
+        header, memory_budget(), n_ctx=ctx, n_gpu_layers=gpu_layers, n_parallel=parallel
+    )
     facts = describe(header, chosen, parallel)
     click.echo(json.dumps(facts, indent=2) if as_json else _in_words(facts))
 
@@ -244,7 +244,7 @@ def pull(models: Sequence[str]) -> None:
             click.echo(path)
             continue
         path = hub.pull(entry, lambda sentence: click.echo(sentence, err=True))
-        if entry.sha256 and len(parts(path)) == 1:
+        if entry.sha256 and len(shards(path)) == 1:
             vetting.remember(path)  # just hashed: it is the file that the catalogue vouches for
         click.echo(path)
 
@@ -266,7 +266,7 @@ def rm(model: str, yes: bool) -> None:
     file = catalog.resolve(model)
     if not file.path.is_relative_to(stores.hub_cache()):
         raise click.UsageError(f"{model} was not pulled: its file is {file.path}.")
-    size = sum(part.stat().st_size for part in parts(file.path))
+    size = sum(part.stat().st_size for part in shards(file.path))
     if not yes:
         click.confirm(f"Delete {file.name}, {size_in_words(size)}?", abort=True, err=True)
     click.echo(f"{size_in_words(hub.remove(file.path))} are free again", err=True)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mink_local.errors import DownloadError
-from mink_local.models.catalog import Entry
-from mink_local.models.gguf import parts
+from mink_local.models.catalog import CatalogEntry
+from mink_local.models.gguf import shards
 from mink_local.models.info import size_in_words
 from mink_local.models.stores import hub_folder, select
 from mink_local.models.trust import sha256_of
@@ -40,7 +40,7 @@ class RemoteFile:
     sha256: str | None
 
 
-def pull(entry: Entry, say: Say) -> Path:
+def pull(entry: CatalogEntry, say: Say) -> Path:
     """Fetch the files of `entry`, an `hf:` one, as far as they are not here; returns the first one's path.
 
     `say` takes a sentence for the person who waits. Raises DownloadError; what was fetched until then is
@@ -57,7 +57,7 @@ def pull(entry: Entry, say: Say) -> Path:
 def remove(path: Path) -> int:
     """Delete a model, given by its first file in the Hub's cache, and return how many bytes that freed."""
     freed = 0
-    for pointer in parts(path):
+    for pointer in shards(path):
         blob = pointer.resolve()
         freed += blob.stat().st_size
         repository = _snapshots(pointer).parent
@@ -73,7 +73,7 @@ def _snapshots(pointer: Path) -> Path:
     return next(folder for folder in pointer.parents if folder.name == "snapshots")
 
 
-def _listed(entry: Entry, repository: str) -> list[RemoteFile]:
+def _listed(entry: CatalogEntry, repository: str) -> list[RemoteFile]:
     """What the Hub says of the files that `entry` names."""
     from huggingface_hub import HfApi
 
@@ -83,7 +83,7 @@ def _listed(entry: Entry, repository: str) -> list[RemoteFile]:
         names = select(siblings, "" if entry.file == "-" else entry.file)
     except ValueError as error:
         raise DownloadError(f"{entry.name} in {repository}: {error}") from None
-    wanted = [str(path) for path in parts(Path(names[0]))]
+    wanted = [str(path) for path in shards(Path(names[0]))]
     if missing := [name for name in wanted if name not in siblings]:
         raise DownloadError(f"{repository} lacks {missing[0]}, a part of {entry.name}")
     files = []

@@ -26,7 +26,7 @@ _MOST_DIMENSIONS = 4
 _MOST_LAYERS = 1024  # llama.cpp takes 512
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
+_SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 
 # Name, weights in a block and bytes of a block, by the number in enum ggml_type (ggml.h, ggml-common.h).
 _TYPES = {
@@ -67,7 +67,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Header:
+class Metadata:
     """Metadata and tensors of a model, those of all its parts where it is split in several files.
 
     n_bytes: of all its files.
@@ -120,13 +120,13 @@ class Header:
         return (values + [values[-1]] * n_layers)[:n_layers]
 
 
-def read_header(path: Path) -> Header:
+def read_metadata(path: Path) -> Metadata:
     """The header of a GGUF file, and of the other parts where it is the first of several.
 
     Raises ModelError for a file that is missing, cut short, or not as the format says.
     """
-    headers = [_read_file(part) for part in parts(path)]
-    return Header(
+    headers = [_read_file(part) for part in shards(path)]
+    return Metadata(
         path,
         headers[0].version,
         headers[0].metadata,
@@ -135,7 +135,7 @@ def read_header(path: Path) -> Header:
     )
 
 
-def parts(path: Path) -> list[Path]:
+def shards(path: Path) -> list[Path]:
     """The files of a model split as `name-00001-of-00003.gguf`, of which `path` is the first; else `path`."""
     match = _SHARD.match(path.name)
     if not match:
@@ -145,11 +145,17 @@ def parts(path: Path) -> list[Path]:
     count = int(match["count"])
     if count < 1:
         return [path]
-    names = (f"{match['stem']}-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1))
+    names = (f"{match['stem']}-{n:05}-of-{count:05}{path.suffix}" for n in range(1, count + 1))
     return [path.with_name(name) for name in names]
 
 
-def _read_file(path: Path) -> Header:
+def shard_stem(name: str) -> str:
+    """Return a file's name without the -00001-of-00003 of a model in several files."""
+    match = _SHARD.match(name)
+    return f"{match['stem']}.gguf" if match else name
+
+
+def _read_file(path: Path) -> Metadata:
     try:
         with path.open("rb") as stream:
             return _Reader(path, stream).header()
@@ -173,7 +179,7 @@ class _Reader:
         self._data = bytearray()
         self._at = 0
 
-    def header(self) -> Header:
+    def header(self) -> Metadata:
         if self._size == 0:
             raise ModelError(f"{self._path} is empty")
         if self._stream.read(len(_MAGIC)) != _MAGIC:
@@ -191,7 +197,7 @@ class _Reader:
                 raise _DamagedError(f"it has the key {key[:60]!r} twice")
             metadata[key] = self._value(self._scalar("I"))
         tensors = tuple(self._tensors(n_tensors, metadata))
-        header = Header(self._path, version, metadata, tensors, self._size)
+        header = Metadata(self._path, version, metadata, tensors, self._size)
         if header.n_layers > _MOST_LAYERS:
             raise _DamagedError(f"it says that it has {header.n_layers} layers")
         return header

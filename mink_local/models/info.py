@@ -2,15 +2,22 @@
 
 from typing import Any, Literal
 
-from mink_local.models.gguf import Header
-from mink_local.models.memory import USUAL_CONTEXT, Plan, Room, Share, kv_bytes_per_token, plan
+from mink_local.models.gguf import Metadata
+from mink_local.models.memory import (
+    USUAL_CONTEXT,
+    Budget,
+    Placement,
+    Usage,
+    choose_placement,
+    kv_bytes_per_token,
+)
 
 _BESIDE_WEIGHTS = (
     600_000_000  # bytes: the KV cache of 4096 tokens and the compute buffer of a model of 8 billion
 )
 
 
-def describe(header: Header, chosen: Plan, n_parallel: int) -> dict[str, Any]:
+def describe(header: Metadata, chosen: Placement, n_parallel: int) -> dict[str, Any]:
     """All that `mink-models info` shows, ready for JSON; sizes in bytes."""
     return {
         "path": str(header.path),
@@ -47,7 +54,7 @@ def describe(header: Header, chosen: Plan, n_parallel: int) -> dict[str, Any]:
     }
 
 
-def tensor_types(header: Header) -> list[dict[str, Any]]:
+def tensor_types(header: Metadata) -> list[dict[str, Any]]:
     """The quantization mix: how many tensors, parameters and bytes there are of each type, largest first."""
     types: dict[str, dict[str, Any]] = {}
     for tensor in header.tensors:
@@ -58,7 +65,7 @@ def tensor_types(header: Header) -> list[dict[str, Any]]:
     return sorted(types.values(), key=lambda row: -row["bytes"])
 
 
-def thinking(header: Header) -> Literal["no", "yes", "can be switched"]:
+def thinking(header: Metadata) -> Literal["no", "yes", "can be switched"]:
     """Whether the chat template knows of a block of thoughts before the answer, and of a switch for it."""
     template = header.chat_template or ""
     if "enable_thinking" in template:
@@ -66,9 +73,9 @@ def thinking(header: Header) -> Literal["no", "yes", "can be switched"]:
     return "yes" if "<think>" in template else "no"
 
 
-def where_it_fits(header: Header, room: Room) -> str:
+def where_it_fits(header: Metadata, room: Budget) -> str:
     """Where a model has room, with a context of 4096 tokens."""
-    chosen = plan(header, room, n_ctx=USUAL_CONTEXT)
+    chosen = choose_placement(header, room, n_ctx=USUAL_CONTEXT)
     if chosen.warning:
         return "no"
     if chosen.n_gpu_layers == 0:
@@ -76,7 +83,7 @@ def where_it_fits(header: Header, room: Room) -> str:
     return "GPU" if chosen.n_gpu_layers > header.n_layers else "GPU and CPU"
 
 
-def where_size_fits(size: int, room: Room) -> str:
+def where_size_fits(size: int, room: Budget) -> str:
     """The same for a file that is not here, from nothing but its size: an estimate."""
     needed = size + size // 20 + _BESIDE_WEIGHTS
     if needed <= room.vram:
@@ -93,12 +100,12 @@ def size_in_words(n_bytes: int) -> str:
     return f"{n_bytes / 1e3:.0f} kB"
 
 
-def _bits_each(header: Header) -> float | None:
+def _bits_each(header: Metadata) -> float | None:
     n_bytes = sum(tensor.n_bytes for tensor in header.tensors)
     return round(8 * n_bytes / header.n_parameters, 2) if header.n_parameters else None
 
 
-def _share(share: Share) -> dict[str, int]:
+def _share(share: Usage) -> dict[str, int]:
     return {"weights": share.weights, "kv": share.kv, "compute": share.compute, "total": share.total}
 
 

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mink_local.models.gguf import Header
+import psutil
+
+from mink_local.llama.devices import gpus
+from mink_local.models.gguf import Metadata
 
 ALL_LAYERS = -1
 USUAL_CONTEXT = 4096  # tokens for one sequence
@@ -17,19 +20,26 @@ _LONGER = (32768, 16384, 8192)
 _SHORTER = (2048, 1024, 512)
 _KV_SHARE = 16  # a longer context's KV cache may take one part in 16 of the memory left by the weights
 _BATCH = 512  # tokens that llama.cpp evaluates at a time
+_LEFT_ALONE = 1 << 30  # bytes of each GPU, for its driver, other programs, what llama.cpp borrows
 _F16, _F32 = 2, 4  # bytes
 
 
 @dataclass(frozen=True)
-class Room:
+class Budget:
     """Free bytes: of memory, and of GPU memory without the part that is to be left alone."""
 
     ram: int
     vram: int = 0
 
 
+def memory_budget() -> Budget:
+    """Return the memory that a model may take on this machine."""
+    vram = sum(max(0, gpu.free - _LEFT_ALONE) for gpu in gpus())
+    return Budget(psutil.virtual_memory().available, vram)
+
+
 @dataclass(frozen=True)
-class Share:
+class Usage:
     """Bytes that a model takes in one kind of memory."""
 
     weights: int = 0
@@ -42,15 +52,15 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Need:
+class MemoryNeed:
     """Bytes that a model takes on the GPU and in memory."""
 
-    gpu: Share
-    cpu: Share
+    gpu: Usage
+    cpu: Usage
 
 
 @dataclass(frozen=True)
-class Plan:
+class Placement:
     """How a model is to be loaded.
 
     n_ctx: tokens of all sequences together. n_gpu_layers: as llama.cpp counts them, from 0 to one more
@@ -59,14 +69,14 @@ class Plan:
 
     n_ctx: int
     n_gpu_layers: int
-    need: Need
+    need: MemoryNeed
     warning: str | None = None
 
 
 class Footprint:
     """The sizes in a header that decide how much memory a model takes."""
 
-    def __init__(self, header: Header) -> None:
+    def __init__(self, header: Metadata) -> None:
         self.n_layers = header.n_layers
         self._embeddings = self._output = 0
         self._layers = [0] * header.n_layers
@@ -87,7 +97,7 @@ class Footprint:
         self._hidden = max(header.number("feed_forward_length"), experts)
         self._n_vocab = header.n_vocab
 
-    def need(self, n_ctx: int, n_parallel: int = 1, n_gpu_layers: int = 0) -> Need:
+    def need(self, n_ctx: int, n_parallel: int = 1, n_gpu_layers: int = 0) -> MemoryNeed:
         """Bytes for `n_ctx` tokens of `n_parallel` sequences together, with `n_gpu_layers` of the layers
         on the GPU: llama.cpp puts the output there first, then the last layers, and the embeddings never.
         """
@@ -96,11 +106,11 @@ class Footprint:
         compute = self._compute(each, n_parallel)
         if n_gpu_layers == 0:
             weights = self._embeddings + sum(self._layers) + self._output
-            return Need(Share(), Share(weights, sum(kv), compute))
+            return MemoryNeed(Usage(), Usage(weights, sum(kv), compute))
         first = max(self.n_layers + 1 - n_gpu_layers, 0)
-        return Need(
-            gpu=Share(sum(self._layers[first:]) + self._output + self._copy, sum(kv[first:]), compute),
-            cpu=Share(self._embeddings + sum(self._layers[:first]), sum(kv[:first]), compute if first else 0),
+        return MemoryNeed(
+            gpu=Usage(sum(self._layers[first:]) + self._output + self._copy, sum(kv[first:]), compute),
+            cpu=Usage(self._embeddings + sum(self._layers[:first]), sum(kv[:first]), compute if first else 0),
         )
 
     def _compute(self, n_ctx_each: int, n_parallel: int) -> int:
@@ -111,12 +121,12 @@ class Footprint:
         return activations + mask + logits
 
 
-def kv_bytes_per_token(header: Header) -> int:
+def kv_bytes_per_token(header: Metadata) -> int:
     """Bytes of the KV cache, in float16, for one token of one sequence, over all layers."""
     return sum(kv_bytes_per_layer(header))
 
 
-def kv_bytes_per_layer(header: Header) -> list[int]:
+def kv_bytes_per_layer(header: Metadata) -> list[int]:
     """Bytes for one token in each layer: keys and values of its KV heads (llama.cpp's `llama_hparams`).
 
     Layers with a sliding window count like the others: llama-cpp-python keeps their whole context.
@@ -137,7 +147,7 @@ def kv_bytes_per_layer(header: Header) -> list[int]:
     ]
 
 
-def _recurrent_layers(header: Header) -> set[int | None]:
+def _recurrent_layers(header: Metadata) -> set[int | None]:
     """The layers that keep a state of fixed size in place of keys and values."""
 
     def layers_with(*names: str) -> set[int | None]:
@@ -146,14 +156,14 @@ def _recurrent_layers(header: Header) -> set[int | None]:
     return layers_with(".ssm_", ".time_mix_", ".shortconv.") - layers_with(".attn_k.", ".attn_kv_a_mqa.")
 
 
-def plan(
-    header: Header,
-    room: Room,
+def choose_placement(
+    header: Metadata,
+    room: Budget,
     *,
     n_ctx: int | None = None,
     n_gpu_layers: int | Literal["auto"] = "auto",
     n_parallel: int = 1,
-) -> Plan:
+) -> Placement:
     """Choose what was not asked for.
 
     Layers: as many as the GPU has room for. Context: 4096 tokens for each sequence, and never more than
@@ -163,14 +173,14 @@ def plan(
     """
     footprint = Footprint(header)
 
-    def with_context(n_ctx_each: int) -> Plan:
+    def with_context(n_ctx_each: int) -> Placement:
         total = min(n_ctx_each, header.n_ctx_train or n_ctx_each) * n_parallel
         layers = n_gpu_layers
         if layers == "auto":
             layers = _layers_that_fit(footprint, room.vram, total, n_parallel)
         if layers == ALL_LAYERS or layers > header.n_layers:
             layers = header.n_layers + 1
-        return Plan(total, layers, footprint.need(total, n_parallel, layers))
+        return Placement(total, layers, footprint.need(total, n_parallel, layers))
 
     if n_ctx is not None:
         chosen = with_context(max(1, n_ctx // n_parallel))
@@ -179,11 +189,13 @@ def plan(
     return replace(chosen, warning=_warning(chosen.need.cpu.total, room.ram))
 
 
-def _with_best_context(room: Room, with_context: Callable[[int], Plan], may_be_longer: bool) -> Plan:
+def _with_best_context(
+    room: Budget, with_context: Callable[[int], Placement], may_be_longer: bool
+) -> Placement:
     usual = with_context(USUAL_CONTEXT)
     if usual.need.cpu.total > room.ram:
         shorter = (with_context(n_ctx) for n_ctx in _SHORTER)
-        return next((plan for plan in shorter if plan.need.cpu.total <= room.ram), usual)
+        return next((placement for placement in shorter if placement.need.cpu.total <= room.ram), usual)
     for n_ctx in _LONGER if may_be_longer else ():
         longer = with_context(n_ctx)
         spare = (room.ram - longer.need.cpu.weights) // _KV_SHARE

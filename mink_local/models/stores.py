@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from mink_local.errors import ModelNotFoundError
-from mink_local.models.gguf import parts
+from mink_local.models.gguf import shard_stem, shards
 
 PREFIXES = ("hf:", "ollama:", "lmstudio:")
 _USUAL_QUANTIZATION = "Q4_K_M"
 _LARGEST_MANIFEST = 1 << 20  # bytes
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _OLLAMA_WEIGHTS = "application/vnd.ollama.image.model"
-_SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 
 
 class AmbiguousError(ValueError):
@@ -38,7 +37,7 @@ def select(files: Iterable[str], wanted: str) -> list[str]:
         whole = [name for name in models if "mmproj" not in name.lower()]
         usual = [name for name in whole if _matches(name, _USUAL_QUANTIZATION)]
         found = usual or whole
-    if len({_SHARD.sub("", name) for name in found}) == 1:
+    if len({shard_stem(name) for name in found}) == 1:
         return found
     if not found:
         listed = ", ".join(models) or "it has no .gguf file"
@@ -50,7 +49,7 @@ def _matches(name: str, wanted: str) -> bool:
     if any(character in wanted for character in "*?["):
         return any(fnmatch.fnmatch(part.lower(), wanted.lower()) for part in (name, Path(name).name))
     if wanted.lower().endswith(".gguf"):
-        whole = _SHARD.sub(".gguf", Path(name).name)
+        whole = shard_stem(Path(name).name)
         return wanted.lower() in (name.lower(), Path(name).name.lower(), whole.lower())
     if not wanted or "mmproj" in name.lower():  # the eyes of a model, not the model
         return False
@@ -96,7 +95,7 @@ def in_hub_cache(repository: str, revision: str, wanted: str) -> Path | None:
         raise ModelNotFoundError(f"hf:{repository}: {error}") from None
     except ValueError:
         return None
-    return first if all(part.is_file() for part in parts(first)) else None
+    return first if all(part.is_file() for part in shards(first)) else None
 
 
 def in_ollama(name: str) -> Path:

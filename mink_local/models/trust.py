@@ -20,7 +20,7 @@ from platformdirs import user_cache_path
 
 from mink_local.errors import MinkError, ModelError
 from mink_local.models.catalog import ModelFile
-from mink_local.models.gguf import parts
+from mink_local.models.gguf import shards
 
 N_CTX = 512
 _GIB = 1 << 30
@@ -101,7 +101,7 @@ def _passed() -> dict[str, object]:
 
 def _state(path: Path) -> list[int]:
     """Bytes and latest modification time, in ns, of a model's file, or of all its parts."""
-    status = [part.stat() for part in parts(path)]
+    status = [part.stat() for part in shards(path)]
     return [sum(each.st_size for each in status), max(each.st_mtime_ns for each in status)]
 
 

@@ -17,7 +17,7 @@ from mink_local.generation import parallel as parallel_module
 from mink_local.generation.answer import Answer, Request
 from mink_local.generation.model import Model, Sampling
 from mink_local.llama.weights import Context, Part
-from mink_local.models.gguf import read_header
+from mink_local.models.gguf import read_metadata
 from mink_local.models.memory import kv_bytes_per_token
 from mink_local.samplers import Greedy, TopP
 from tests.conftest import forget
@@ -417,7 +417,7 @@ def test_answers_at_a_time_are_those_that_memory_is_there_for(
 ) -> None:
     """A machine with memory for `free` answers, played by what is asked of it."""
     weights = smollm2._weights
-    each = 256 * kv_bytes_per_token(read_header(weights.path))
+    each = 256 * kv_bytes_per_token(read_metadata(weights.path))
     monkeypatch.setattr(parallel_module, "_free_memory", lambda _: int(free * each))
     context = parallel_module.make_context(weights, 256, 1, wanted)
     assert context.n_seq == possible

@@ -58,15 +58,17 @@ def test_a_package_that_is_not_installed(models: Path) -> None:
 
 def test_a_line_without_quantizations(models: Path) -> None:
     models.write_text(f"# a comment\n\n a | package:p | f.gguf | - | 0.1 | {'A' * 64} | MIT | b # and more\n")
-    entry = catalog.Entry("a", "package:p", "f.gguf", "main", 100_000_000, "a" * 64, "MIT", "b")
+    entry = catalog.CatalogEntry("a", "package:p", "f.gguf", "main", 100_000_000, "a" * 64, "MIT", "b")
     assert catalog.read_catalog() == {"a": (entry,)}
 
 
 def test_a_line_with_quantizations(models: Path) -> None:
     """Sizes and hashes go by order, and what is missing at the end is not known."""
     models.write_text(f"a | hf:o/r | m-{{Q4_K_M, Q8_0}}*.gguf | v1 | 4.92, 8.5 | {'0' * 64} | MIT |\n")
-    q4 = catalog.Entry("a:Q4_K_M", "hf:o/r", "m-Q4_K_M*.gguf", "v1", 4_920_000_000, "0" * 64, "MIT", "")
-    q8 = catalog.Entry("a:Q8_0", "hf:o/r", "m-Q8_0*.gguf", "v1", 8_500_000_000, None, "MIT", "")
+    q4 = catalog.CatalogEntry(
+        "a:Q4_K_M", "hf:o/r", "m-Q4_K_M*.gguf", "v1", 4_920_000_000, "0" * 64, "MIT", ""
+    )
+    q8 = catalog.CatalogEntry("a:Q8_0", "hf:o/r", "m-Q8_0*.gguf", "v1", 8_500_000_000, None, "MIT", "")
     assert catalog.read_catalog() == {"a": (q4, q8)}
     assert catalog.find("a") == q4
     assert catalog.find("a:q8_0") == q8
@@ -116,7 +118,7 @@ def test_the_users_own_models(models: Path, tmp_path: Path) -> None:
     catalog.add(["c", "hf:o/r", "Q6_K", "main", "-", "-", "-", "-"])
     assert list(catalog.read_catalog()) == ["a", "b", "c"]
     assert catalog.resolve("b").path == file
-    assert catalog.find("c") == catalog.Entry("c", "hf:o/r", "Q6_K", "main", None, None, "", "")
+    assert catalog.find("c") == catalog.CatalogEntry("c", "hf:o/r", "Q6_K", "main", None, None, "", "")
     assert [path.name for path in catalog.user_catalog_path().parent.iterdir()] == ["models.txt"]
     file.unlink()
     with pytest.raises(ModelNotFoundError, match=f"b: there is no file {file}"):

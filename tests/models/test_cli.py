@@ -13,7 +13,7 @@ from mink_local.llama import devices as memory
 from mink_local.llama.devices import Gpu
 from mink_local.models import catalog
 from mink_local.models import cli as models
-from mink_local.models.memory import Room
+from mink_local.models.memory import Budget
 
 GB = 10**9
 Mink = Callable[..., tuple[int, str, str]]
@@ -58,7 +58,7 @@ def rows(mink: Mink, *options: str) -> dict[str, dict[str, Any]]:
 
 def test_list(mink: Mink, tmp_path: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU with 10 GB, a machine with 20: what is here by its header, what is not by its size."""
-    monkeypatch.setattr(memory, "room", lambda: Room(20 * GB, 9 * GB))
+    monkeypatch.setattr(models, "memory_budget", lambda: Budget(20 * GB, 9 * GB))
     monkeypatch.setattr(memory, "gpus", lambda: [Gpu("Parrot 3000", 10 * GB, 12 * GB)])
     whole = tiny().read_bytes()
     snapshot = cached(tmp_path, whole, "m-Q8_0.gguf", "m-Q4_K_M.gguf")

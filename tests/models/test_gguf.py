@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mink_local.errors import ModelError
 from mink_local.models import gguf as header_module
-from mink_local.models.gguf import Header, parts, read_header
+from mink_local.models.gguf import Metadata, read_metadata, shards
 from tests.conftest import shared
 
 STRING, ARRAY, U32, U64 = 8, 9, 4, 10
@@ -59,7 +59,7 @@ def as_the_library_reads(path: Path) -> tuple[dict[str, object], list[tuple[str,
 
 
 def test_the_real_model(smollm2_path: Path) -> None:
-    header = read_header(smollm2_path)
+    header = read_metadata(smollm2_path)
     fields, tensors = as_the_library_reads(smollm2_path)
     read = {
         name: value for name, value in header.metadata.items() if not isinstance(value, header_module.Array)
@@ -75,7 +75,7 @@ def test_the_real_model(smollm2_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama-bpe", "qwen2"])
 def test_real_vocabularies(name: str) -> None:
     path = shared(f"vocab/ggml-vocab-{name}.gguf")
-    header = read_header(path)
+    header = read_metadata(path)
     assert header.n_vocab == {"llama-bpe": 128_256, "qwen2": 151_936}[name]
     assert header.tensors == ()
 
@@ -101,7 +101,7 @@ def test_arrays_of_one_value_a_layer(tmp_path: Path) -> None:
         key("mix.block_count", U32, struct.pack("<I", 5)),
     ]
     path.write_bytes(content([*keys, key("mix.attention.head_count_kv", ARRAY, heads)]))
-    header = read_header(path)
+    header = read_metadata(path)
     assert header.per_layer("attention.head_count_kv", 0, 5) == [4, 2, 1, 1, 1]
     assert header.number("attention.head_count_kv") == 4
     assert header.number("attention.head_count", 7) == 7
@@ -119,16 +119,16 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert [part.name for part in parts(path)] == [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
-    header = read_header(path)
+    assert [part.name for part in shards(path)] == [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    header = read_metadata(path)
     assert [tensor.name for tensor in header.tensors] == names
     assert header.n_parameters == 9 * 6
     assert header.n_bytes == sum(part.stat().st_size for part in tmp_path.glob("m-*.gguf"))
     with pytest.raises(ModelError, match="is part 2 of a model: name its first part"):
-        read_header(tmp_path / "m-00002-of-00003.gguf")
+        read_metadata(tmp_path / "m-00002-of-00003.gguf")
     (tmp_path / "m-00003-of-00003.gguf").unlink()
     with pytest.raises(ModelError, match=r"m-00003-of-00003\.gguf cannot be read: No such file"):
-        read_header(path)
+        read_metadata(path)
 
 
 ENDLESS = struct.pack("<IQ", ARRAY, 2**62)
@@ -168,7 +168,7 @@ def test_damaged_headers(tmp_path: Path, data: bytes, complaint: str) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(data)
     with pytest.raises(ModelError, match=complaint):
-        read_header(path)
+        read_metadata(path)
 
 
 def test_a_header_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,23 +177,23 @@ def test_a_header_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = tmp_path / "x.gguf"
     path.write_bytes(content([key("a", STRING, struct.pack("<Q", 1 << 21) + bytes(1 << 21))]))
     with pytest.raises(ModelError, match="its header is longer than 1 MiB"):
-        read_header(path)
+        read_metadata(path)
 
 
 def test_unreadable(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be read: No such file"):
-        read_header(tmp_path / "x.gguf")
+        read_metadata(tmp_path / "x.gguf")
     with pytest.raises(ModelError, match="cannot be read: Is a directory"):
-        read_header(tmp_path)
+        read_metadata(tmp_path)
 
 
-def all_that_is_asked(header: Header) -> None:
+def all_that_is_asked(header: Metadata) -> None:
     """What the other modules ask of a header must not fail on what it says, either."""
     from mink_local.models.info import describe, where_it_fits
-    from mink_local.models.memory import Room, plan
+    from mink_local.models.memory import Budget, choose_placement
 
-    free = Room(8 << 30, 4 << 30)
-    describe(header, plan(header, free), 1)
+    free = Budget(8 << 30, 4 << 30)
+    describe(header, choose_placement(header, free), 1)
     where_it_fits(header, free)
 
 
@@ -215,7 +215,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    all_that_is_asked(read_header(path))
+    all_that_is_asked(read_metadata(path))
     return path.read_bytes()
 
 
@@ -233,7 +233,7 @@ def test_mutated_headers(small: bytes, tmp_path: Path, data: st.DataObject) -> N
     path = tmp_path / "x.gguf"
     path.write_bytes(mutated[: data.draw(st.sampled_from([len(mutated), 500, 100]))])
     try:
-        header = read_header(path)
+        header = read_metadata(path)
     except ModelError as error:
         assert "\n" not in str(error)  # noqa: PT017
         assert len(str(error)) < 300  # noqa: PT017
@@ -252,7 +252,7 @@ def test_mutated_copies_of_the_real_header(smollm2_path: Path, tmp_path: Path) -
             mutated[rng.choice([rng.randrange(1500), rng.randrange(len(mutated))])] = rng.choice([0, 1, 255])
         path.write_bytes(mutated)
         try:
-            all_that_is_asked(read_header(path))
+            all_that_is_asked(read_metadata(path))
         except ModelError as error:
             refused += 1
             assert "\n" not in str(error)  # noqa: PT017

@@ -14,22 +14,22 @@ from mink_local import load_model
 from mink_local.errors import ModelError
 from mink_local.generation import loading
 from mink_local.llama.weights import Context, Weights
-from mink_local.models.gguf import Array, Header, Tensor, read_header
+from mink_local.models.gguf import Array, Metadata, Tensor, read_metadata
 from mink_local.models.memory import (
+    Budget,
     Footprint,
-    Need,
-    Room,
-    Share,
+    MemoryNeed,
+    Usage,
+    choose_placement,
     kv_bytes_per_layer,
     kv_bytes_per_token,
-    plan,
 )
 from tests.support.tiny import Shape
 
 MB = 1_000_000
 
 
-def model(layers: int = 4, tied: bool = False, n_ctx_train: int = 131072, **keys: Any) -> Header:
+def model(layers: int = 4, tied: bool = False, n_ctx_train: int = 131072, **keys: Any) -> Metadata:
     """A model of 10 MB embeddings, 10 MB output unless tied, 20 MB a layer, 1024 bytes of KV cache for each
     token and layer: 2 KV heads of 128 dimensions, keys and values, in float16."""
     metadata = {
@@ -45,7 +45,7 @@ def model(layers: int = 4, tied: bool = False, n_ctx_train: int = 131072, **keys
     tensors += [Tensor(f"blk.{i}.attn_k.weight", "F16", 10 * MB, 20 * MB) for i in range(layers)]
     if not tied:
         tensors.append(Tensor("output.weight", "F16", 5 * MB, 10 * MB))
-    return Header(
+    return Metadata(
         Path("model.gguf"),
         3,
         {"general.architecture": "x", **{f"x.{key}": value for key, value in metadata.items()}},
@@ -60,7 +60,7 @@ KV = 4096 * 1024  # of one layer
 
 
 def test_weights_cache_and_compute_by_hand() -> None:
-    assert Footprint(model()).need(4096) == Need(Share(), Share(100 * MB, 4 * KV, COMPUTE))
+    assert Footprint(model()).need(4096) == MemoryNeed(Usage(), Usage(100 * MB, 4 * KV, COMPUTE))
 
 
 @pytest.mark.parametrize(("layers", "gpu", "cpu"), [
@@ -106,7 +106,7 @@ def test_kv_cache_of_a_layer(keys: dict[str, Any], per_layer: list[int]) -> None
 def test_recurrent_layers_have_no_kv_cache() -> None:
     header = model()
     tensors = [Tensor("blk.1.ssm_a", "F32", 1, 4), *(t for t in header.tensors if t.layer != 1)]
-    hybrid = Header(header.path, 3, header.metadata, tuple(tensors), 0)
+    hybrid = Metadata(header.path, 3, header.metadata, tuple(tensors), 0)
     assert kv_bytes_per_layer(hybrid) == [1024, 0, 1024, 1024]
 
 
@@ -123,49 +123,49 @@ ONE_LAYER = 20 * MB + KV
     (10 * MB + COMPUTE + 4 * ONE_LAYER, 5),
 ])  # fmt: skip
 def test_as_many_layers_as_the_gpu_holds(vram: int, layers: int) -> None:
-    assert plan(model(), Room(ROOMY, vram), n_ctx=4096).n_gpu_layers == layers
+    assert choose_placement(model(), Budget(ROOMY, vram), n_ctx=4096).n_gpu_layers == layers
 
 
 @pytest.mark.parametrize(("asked", "layers"), [(-1, 5), (0, 0), (3, 3), (99, 5)])
 def test_layers_that_were_asked_for(asked: int, layers: int) -> None:
-    assert plan(model(), Room(ROOMY, 0), n_gpu_layers=asked).n_gpu_layers == layers
+    assert choose_placement(model(), Budget(ROOMY, 0), n_gpu_layers=asked).n_gpu_layers == layers
 
 
 @pytest.mark.parametrize(("room", "options", "n_ctx"), [
     # Each token takes 4096 bytes: 8192 take 33.6 MB, 16384 67.1, 32768 134.2; the weights take 100.
-    (Room(ROOMY), {}, 32768),
-    (Room(100 * MB + 16 * 134_217_728), {}, 32768),
-    (Room(100 * MB + 16 * 134_217_728 - 1), {}, 16384),
-    (Room(1000 * MB), {}, 8192),
-    (Room(600 * MB), {}, 4096),
-    (Room(ROOMY), {"n_ctx": 300}, 300),
-    (Room(ROOMY), {"n_parallel": 4}, 16384),  # 4096 each
-    (Room(ROOMY), {"n_parallel": 4, "n_ctx": 1000}, 1000),
+    (Budget(ROOMY), {}, 32768),
+    (Budget(100 * MB + 16 * 134_217_728), {}, 32768),
+    (Budget(100 * MB + 16 * 134_217_728 - 1), {}, 16384),
+    (Budget(1000 * MB), {}, 8192),
+    (Budget(600 * MB), {}, 4096),
+    (Budget(ROOMY), {"n_ctx": 300}, 300),
+    (Budget(ROOMY), {"n_parallel": 4}, 16384),  # 4096 each
+    (Budget(ROOMY), {"n_parallel": 4, "n_ctx": 1000}, 1000),
     # 4096 tokens take 133.6 MB in all, 2048 take 123.1, 512 take 115.2.
-    (Room(130 * MB), {}, 2048),
-    (Room(116 * MB), {}, 512),
-    (Room(50 * MB), {}, 4096),  # hopeless: then at least not short
+    (Budget(130 * MB), {}, 2048),
+    (Budget(116 * MB), {}, 512),
+    (Budget(50 * MB), {}, 4096),  # hopeless: then at least not short
     # With a GPU a longer context must not drive a layer off it.
-    (Room(ROOMY, 90 * MB + COMPUTE + 28672 * 1024 + 4 * 32768 * 1024), {}, 32768),
-    (Room(ROOMY, 90 * MB + COMPUTE + 28672 * 1024 + 4 * 32768 * 1024 - 1), {}, 16384),
-    (Room(ROOMY, 60 * MB), {}, 8192),  # two layers either way
+    (Budget(ROOMY, 90 * MB + COMPUTE + 28672 * 1024 + 4 * 32768 * 1024), {}, 32768),
+    (Budget(ROOMY, 90 * MB + COMPUTE + 28672 * 1024 + 4 * 32768 * 1024 - 1), {}, 16384),
+    (Budget(ROOMY, 60 * MB), {}, 8192),  # two layers either way
 ])  # fmt: skip
-def test_the_context(room: Room, options: dict[str, int], n_ctx: int) -> None:
-    assert plan(model(), room, **options).n_ctx == n_ctx
+def test_the_context(room: Budget, options: dict[str, int], n_ctx: int) -> None:
+    assert choose_placement(model(), room, **options).n_ctx == n_ctx
 
 
 def test_the_context_is_at_most_what_the_model_was_trained_on() -> None:
-    assert plan(model(n_ctx_train=2048), Room(ROOMY)).n_ctx == 2048
-    assert plan(model(n_ctx_train=2048), Room(ROOMY), n_ctx=5000).n_ctx == 2048
-    assert plan(model(n_ctx_train=2048), Room(ROOMY), n_parallel=2, n_ctx=5000).n_ctx == 4096
-    assert plan(model(n_ctx_train=6000), Room(ROOMY)).n_ctx == 6000
+    assert choose_placement(model(n_ctx_train=2048), Budget(ROOMY)).n_ctx == 2048
+    assert choose_placement(model(n_ctx_train=2048), Budget(ROOMY), n_ctx=5000).n_ctx == 2048
+    assert choose_placement(model(n_ctx_train=2048), Budget(ROOMY), n_parallel=2, n_ctx=5000).n_ctx == 4096
+    assert choose_placement(model(n_ctx_train=6000), Budget(ROOMY)).n_ctx == 6000
 
 
 def test_too_little_memory_is_said() -> None:
-    warning = plan(model(), Room(50 * MB)).warning or ""
+    warning = choose_placement(model(), Budget(50 * MB)).warning or ""
     assert warning.startswith("it takes about 0.1 GB of memory and 0.1 GB are free")
-    assert plan(model(), Room(200 * MB)).warning is None
-    assert plan(model(), Room(50 * MB, ROOMY)).warning is None  # 10 MB stay here
+    assert choose_placement(model(), Budget(200 * MB)).warning is None
+    assert choose_placement(model(), Budget(50 * MB, ROOMY)).warning is None  # 10 MB stay here
 
 
 def _models(tiny: Callable[..., Path], smollm2_path: Path) -> dict[str, Path]:
@@ -182,7 +182,7 @@ def test_against_llama_cpps_own_log(
 ) -> None:
     """Weights and KV cache to the 0.01 MiB that it logs; the compute buffer is an upper bound."""
     for name, path in _models(tiny, smollm2_path).items():
-        footprint = Footprint(read_header(path))
+        footprint = Footprint(read_metadata(path))
         for n_ctx in (300, 2048):
             Context(Weights(path, verbose=True), n_ctx, 1)
             logged = capsys.readouterr().err
@@ -264,7 +264,7 @@ def test_the_choice_is_shown_and_can_be_overridden(
     assert load_model(path).placement.endswith("with a context of 16384 tokens")
     assert load_model(path, n_ctx=512).placement.endswith("with a context of 512 tokens")
     assert not caplog.messages
-    monkeypatch.setattr(loading, "room", lambda: Room(2 * MB))
+    monkeypatch.setattr(loading, "memory_budget", lambda: Budget(2 * MB))
     assert load_model(path).placement.endswith("with a context of 4096 tokens")
     assert caplog.messages[0].startswith("tiny: it takes about 0.0 GB of memory and 0.0 GB are free")
 
@@ -272,10 +272,10 @@ def test_the_choice_is_shown_and_can_be_overridden(
 def test_a_header_that_only_llama_cpp_can_read(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreadable(path: Path) -> Header:
+    def unreadable(path: Path) -> Metadata:
         raise ModelError(f"{path} is of an unknown type")
 
-    monkeypatch.setattr(loading, "read_header", unreadable)
+    monkeypatch.setattr(loading, "read_metadata", unreadable)
     loaded = load_model(str(tiny(n_ctx_train=8192)))
     assert loaded.n_ctx == 4096
     assert list(loaded.chat([{"role": "user", "content": "Hello"}], max_tokens=2)) is not None

@@ -23,7 +23,7 @@ from mink_local import __version__
 from mink_local.errors import RunError
 from mink_local.evals.run.records import MANIFEST, QUESTIONS, Store
 from mink_local.evals.tasks.base import Question
-from mink_local.models.gguf import parts
+from mink_local.models.gguf import shards
 from mink_local.models.trust import sha256_of
 
 FORMAT = 1
@@ -32,7 +32,7 @@ FORMAT = 1
 def file_sha256(path: Path) -> str:
     """Of a file's content; of a GGUF model that is split in several, of all their SHA-256."""
     try:
-        sums = [sha256_of(part) for part in parts(path)]
+        sums = [sha256_of(part) for part in shards(path)]
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
