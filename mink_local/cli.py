@@ -1,9 +1,11 @@
-"""What the command-line programs share: option types, and one sentence for whatever goes wrong."""
+"""What the programs share: option types, and one sentence for whatever goes wrong."""
 
+import errno
 import logging
 import math
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,23 +13,15 @@ import click
 from mink_local.errors import MinkError, ModelNotFoundError, TaskNotFoundError
 from mink_local.models.catalog import DEFAULT_MODEL
 
-model_option = click.option(
-    "--model",
-    "-m",
-    default=DEFAULT_MODEL,
-    show_default=True,
-    metavar="NAME|PATH",
-    help="A name of models.txt, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help).",
-)
-
 INTERRUPTED = 130  # the shell's exit status for a program that Ctrl-C ended
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
 
 def run(command: click.Command, program: str) -> None:
     """Run a program to its exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     logging.basicConfig(format=f"{program}: %(message)s", level=logging.WARNING)
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
+    _write_any_character()
     try:
         status = command.main(prog_name=program, standalone_mode=False) or 0
         sys.stdout.flush()
@@ -39,15 +33,87 @@ def run(command: click.Command, program: str) -> None:
         status = _fail(program, str(error), 1)
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
-    except BrokenPipeError:  # whoever read the answer has had enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if not _reader_has_left(error):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         status = 1
     sys.exit(status)
+
+
+def _write_any_character() -> None:
+    """Write UTF-8 to pipes and files, also on Windows, and ? for what a terminal cannot show."""
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
+        if not hasattr(stream, "reconfigure"):
+            continue
+        if stream.isatty() or "PYTHONIOENCODING" in os.environ:
+            stream.reconfigure(errors=errors)
+        else:
+            stream.reconfigure(encoding="utf-8", errors=errors)
 
 
 def _fail(program: str, sentence: str, status: int) -> int:
     print(f"{program}: {sentence}", file=sys.stderr)
     return status
+
+
+def _reader_has_left(error: OSError) -> bool:
+    """Return if standard output is a pipe that nobody reads any more; Windows calls that EINVAL."""
+    return error.errno == errno.EPIPE or (
+        os.name == "nt" and error.errno == errno.EINVAL and error.filename is None
+    )
+
+
+class OptionType(click.ParamType):  # type: ignore[type-arg]  # takes no type argument before click 8.4
+    """Base of option types."""
+
+
+class AutoOrInt(OptionType):
+    """Type of an option that is `auto` or a whole number.
+
+    Args:
+        min: Least number.
+        max: Greatest number, if there is one, or a function that returns it.
+    """
+
+    name = "auto|N"
+
+    def __init__(self, min: int, max: int | Callable[[], int] | None = None) -> None:  # noqa: A002
+        self._min, self._max = min, max
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "auto":
+            return value
+        limit = self._max() if callable(self._max) else self._max
+        try:
+            number = int(value)
+        except ValueError:
+            number = self._min - 1
+        if number < self._min or (limit is not None and number > limit):
+            numbers = f"of at least {self._min}" if limit is None else f"from {self._min} to {limit}"
+            self.fail(f"{value!r} is neither auto nor a number {numbers}.", param, ctx)
+        return number
+
+
+class FiniteFloat(click.FloatRange):
+    """Type of an option that is a number in a range, infinity and NaN excluded."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
+
+
+# The old forms of models/options.py and FiniteFloat, until nobody imports them.
+model_option = click.option(
+    "--model",
+    "-m",
+    default=DEFAULT_MODEL,
+    show_default=True,
+    metavar="NAME|PATH",
+    help="A name of models.txt, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help).",
+)
 
 
 def finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
@@ -57,7 +123,7 @@ def finite(_: click.Context, __: click.Parameter, value: float | None) -> float 
     return value
 
 
-class GpuLayers(click.ParamType["int | str"]):
+class GpuLayers(OptionType):
     name = "auto|N"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

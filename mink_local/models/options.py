@@ -1,0 +1,54 @@
+"""Options of several programs: the model, where its layers go, a sampler."""
+
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from mink_local.cli import AutoOrInt, OptionType
+from mink_local.models.catalog import DEFAULT_MODEL
+
+MODEL_HELP = "A name of models.txt, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help)."
+
+model_option = click.option(
+    "--model", "-m", default=DEFAULT_MODEL, show_default=True, metavar="NAME|PATH", help=MODEL_HELP
+)
+
+GPU_LAYERS = AutoOrInt(min=-1)
+GPU_LAYERS_HELP = "Layers on the GPU: auto puts there what fits, -1 all of them."
+
+gpu_layers_option = click.option(
+    "--gpu-layers", type=GPU_LAYERS, default="auto", show_default=True, help=GPU_LAYERS_HELP
+)
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="CPU threads.  [default: one for every physical core]",
+)
+
+
+class SamplerType(OptionType):
+    """Type of an option that names a sampler, such as `top-p:p=0.9`; its value is a `Sampler`."""
+
+    name = "NAME[:OPTION=VALUE,…]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from mink_local.samplers import parse
+
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse(value)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        from mink_local.samplers import SAMPLERS
+
+        return [CompletionItem(name) for name in SAMPLERS if name.startswith(incomplete)]
