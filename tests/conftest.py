@@ -1,6 +1,7 @@
-"""What the tests share: the real model, small models with random weights, the test data."""
+"""Fixtures of all tests: the embedded model, small random models, the user's folders, the test data."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import numba
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from platformdirs import user_cache_path, user_data_path
 
 from mink_local import load_model
+from mink_local.files import private_folder
 from mink_local.generation.model import Model
 from mink_local.models.catalog import resolve
 from tests.support.tiny import write_model
@@ -18,15 +21,51 @@ from tests.support.tiny import write_model
 SHARED = Path(__file__).parents[2] / "shared"
 LOGITS = ("smollm2-135m-49152", "qwen2.5-0.5b-151936", "gemma3-270m-262144")
 
+_ELSEWHERE = {
+    "posix": (os.name != "posix", "needs a POSIX system"),
+    "linux": (sys.platform != "linux", "needs Linux"),
+    "terminal": (os.name != "posix", "needs a POSIX terminal"),
+}
+
+
+def pytest_configure() -> None:
+    """Share the compiled kernels with child processes; give each pytest-xdist worker its own cores.
+
+    A test may give its child processes another cache folder, which would have no kernels. And llama.cpp
+    starts one thread for each core that the process may use.
+    """
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(private_folder(user_cache_path("mink-local") / "numba")))
+    worker, n_workers = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("PYTEST_XDIST_WORKER_COUNT")
+    if worker and n_workers and hasattr(os, "sched_setaffinity"):
+        own = sorted(os.sched_getaffinity(0))[int(worker.removeprefix("gw")) :: int(n_workers)]
+        if own:
+            os.sched_setaffinity(0, own)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this system cannot run."""
+    for item in items:
+        for name, (skipped, reason) in _ELSEWHERE.items():
+            if skipped and item.get_closest_marker(name):
+                item.add_marker(pytest.mark.skip(reason=reason))
+        if item.get_closest_marker("gpu") and not _has_gpu():
+            item.add_marker(pytest.mark.skip(reason="llama.cpp finds no GPU"))
+
+
+def _has_gpu() -> bool:
+    from llama_cpp import llama_cpp as C
+
+    return bool(C.llama_supports_gpu_offload())
+
 
 def forget(model: Model) -> Model:
-    """The model as it is when just loaded: nothing in the KV cache."""
+    """Return the model as it is when just loaded: with an empty KV cache."""
     model.forget()
     return model
 
 
 def shared(name: str) -> Path:
-    """A file of the test data beside the checkout; the test is skipped where it is not there."""
+    """Return a file of the test data beside the checkout; skip the test if it is not there."""
     path = SHARED / name
     if not path.exists():
         pytest.skip(f"the test data {path} is not here")
@@ -45,33 +84,47 @@ def logits(request: pytest.FixtureRequest) -> NDArray[np.float32]:
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
+    """The GGUF file of the embedded model, SmolLM2-135M-Instruct."""
     return resolve("smollm2-135m").path
 
 
 @pytest.fixture(scope="session")
 def smollm2() -> Model:
+    """The embedded model, loaded once; `forget(smollm2)` empties its KV cache."""
     return load_model("smollm2-135m", n_ctx=1024)
 
 
 @pytest.fixture
-def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Conversations, settings and history of the test's own; returns the folder of the first."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    for name in [name for name in os.environ if name.startswith("MINK_") or name in ("NO_COLOR", "INPUTRC")]:
-        monkeypatch.delenv(name)
-    return tmp_path / "data" / "mink-local"
+def user_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Data, settings and caches of the test's own, also in child processes; returns the parent folder."""
+    for kind in ("data", "config", "cache"):
+        monkeypatch.setenv(f"XDG_{kind.upper()}_HOME", str(tmp_path / kind))
+    monkeypatch.setenv("WIN_PD_OVERRIDE_LOCAL_APPDATA", str(tmp_path / "data"))
+    return tmp_path
 
 
 @pytest.fixture
-def tiny(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+def own_files(user_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: ARG001
+    """Conversations, settings and history of the test's own; returns the folder of the first."""
+    for name in [name for name in os.environ if name.startswith("MINK_") or name in ("NO_COLOR", "INPUTRC")]:
+        monkeypatch.delenv(name)
+    return user_data_path("mink-local")
+
+
+@pytest.fixture
+def tiny(user_folders: Path, smollm2_path: Path) -> Callable[..., Path]:
     """`tiny(**options)` writes a one-layer model with SmolLM2's vocabulary; see `write_model`.
 
-    What passes the child process is remembered in a cache of the test's own.
+    Which files passed the child process is remembered in a cache of the test's own.
     """
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def write(name: str = "tiny.gguf", **options: Any) -> Path:
-        return write_model(tmp_path / name, options.pop("vocabulary", smollm2_path), **options)
+        return write_model(user_folders / name, options.pop("vocabulary", smollm2_path), **options)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Path:
+    """A one-layer model with random weights and SmolLM2's vocabulary, written once; it loads in no time."""
+    return write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf", smollm2_path)

@@ -23,9 +23,11 @@ print(kernels.__file__, *MinK(300.0).candidates(np.random.default_rng(0).normal(
 def run(cache: Path, package_parent: Path | None = None) -> "subprocess.Popen[str]":
     """A new process that cuts one row, with an XDG cache folder of its own."""
     root = package_parent or Path(mink_local.__file__).parent.parent
+    env = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(root)}
+    env.pop("NUMBA_CACHE_DIR", None)  # that of all other tests
     return subprocess.Popen(
         [sys.executable, "-c", CUT],
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(root)},
+        env=env,
         cwd="/",
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
