@@ -1,8 +1,8 @@
-"""Files that are written whole or not at all, hashed, kept private, and locked."""
+"""Files that are written whole or not at all, hashed, kept private; sizes in words."""
 
 import hashlib
 import os
-import tempfile
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,35 +11,26 @@ def write_atomic(path: Path, data: str | bytes) -> None:
     """Write a file whole or not at all: a reader sees what was there before, or all of `data`.
 
     Args:
-        path: Where the file goes. Its folder must exist; a file that is there is replaced.
+        path: Where the file goes. Its folder must exist; a file that is there is replaced and its
+            permissions are kept. A symbolic link stays one.
         data: The content; text is written as UTF-8 with `\\n` line ends.
 
     Raises:
         OSError: The file cannot be written. Nothing is left behind and `path` is as it was.
     """
-    content = data.encode() if isinstance(data, str) else data
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    unfinished = Path(name)
+    path = Path(os.path.realpath(path))
+    unfinished = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
+        with unfinished.open("xb") as stream:
+            if path.exists():
+                unfinished.chmod(path.stat().st_mode & 0o777)
+            stream.write(data.encode() if isinstance(data, str) else data)
             stream.flush()
             os.fsync(stream.fileno())
-        unfinished.chmod(_mode_of(path))
         unfinished.replace(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-
-
-def _mode_of(path: Path) -> int:
-    """Return the permissions of a file, or those that a new file gets."""
-    try:
-        return path.stat().st_mode & 0o777
-    except OSError:
-        before = os.umask(0)
-        os.umask(before)
-        return 0o666 & ~before
 
 
 def sha256_of(paths: Path | Sequence[Path]) -> str:
@@ -58,6 +49,13 @@ def private_folder(path: Path) -> Path:
     On Windows the user's own folders are private already, and the mode has no effect.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+def private_file(path: Path) -> Path:
+    """Make an empty file that only its owner can read, in a private folder, unless it is there; return it."""
+    private_folder(path.parent)
+    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     return path
 
 

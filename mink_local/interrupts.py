@@ -39,8 +39,8 @@ def in_background(
 
     Args:
         items: What is iterated over.
-        interrupt: Called if this generator is closed, or left by an error, before the end of `items`; it
-            must make the iteration end soon, which is waited for.
+        interrupt: Called if this generator is closed, or left by Ctrl-C, before the end of `items`; it must
+            make the iteration end soon, which is waited for.
         waiting: Called now and then while no item comes.
     """
     arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
@@ -63,16 +63,17 @@ def in_background(
 
     thread = threading.Thread(target=collect, name="generation")
     thread.start()
+    ended = False
     try:
-        while (item := next_item()) is not None:
-            if isinstance(item, BaseException):
-                raise item
+        while isinstance(item := next_item(), tuple):
             yield item[0]
-    except BaseException:
-        interrupt()
-        raise
+        ended = True
     finally:
+        if not ended:
+            interrupt()
         thread.join()
+    if item is not None:
+        raise item
 
 
 @contextmanager
@@ -89,9 +90,9 @@ def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterat
         yield
         return
     signals = (signal.SIGINT, signal.SIGTERM) if terminate else (signal.SIGINT,)
-    before = [signal.signal(number, lambda *_: stop()) for number in signals]
+    before = {number: signal.signal(number, lambda *_: stop()) for number in signals}
     try:
         yield
     finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)  # None: not a handler of Python's

@@ -1,27 +1,31 @@
 """Run a module of this package in a child process, with a limit of time and memory.
 
-The parent keeps both limits: it watches the child's clock and resident memory and kills it, which works in
-the same way on Linux, macOS and Windows, also while the child is inside C code.
+The parent keeps both limits: it watches the child's clock and memory and kills it, which works in the same
+way on Linux, macOS and Windows, also while the child is inside C code. Questions and answers are JSON, one
+value a line.
 """
 
 import contextlib
+import faulthandler
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import psutil
 
+GIB = 1 << 30
+
 _INTERVAL = 0.05  # seconds between two looks at a child
+_ORPHAN_SECONDS = 5  # how much longer than its limit a child works whose parent was killed
 _ROOT = Path(__file__).parents[1]  # -m looks here first, so that no other package of the name is found
-_GIB = 1 << 30
 
 
 class SandboxError(Exception):
@@ -31,66 +35,17 @@ class SandboxError(Exception):
 class ChildTimeoutError(SandboxError):
     """A child process took too long."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"timed out after {seconds:.0f} s")
-
 
 class ChildMemoryError(SandboxError):
     """A child process took too much memory."""
 
-    def __init__(self, memory: int) -> None:
-        super().__init__(f"took more than {memory / _GIB:.0f} GiB of memory")
-
 
 class ChildCrashError(SandboxError):
-    """A child process ended without an answer.
-
-    Attributes:
-        status: Its exit status; the negative number of the signal that ended it on POSIX.
-        stderr: What it wrote to standard error.
-    """
-
-    def __init__(self, status: int, stderr: str = "") -> None:
-        super().__init__(f"ended its process (status {status})")
-        self.status = status
-        self.stderr = stderr
-
-    @property
-    def crashed(self) -> bool:
-        """Whether the operating system ended it: a signal, or a Windows exception code."""
-        return self.status < 0 or self.status >= 0xC0000000
+    """A child process ended without an answer."""
 
 
-@dataclass(frozen=True)
-class Finished:
-    """What a child process left: its exit status and its output."""
-
-    status: int
-    stdout: bytes
-    stderr: str
-
-
-def run(module: str, *arguments: str, text: bytes = b"", seconds: float, memory: int) -> Finished:
-    """Run `python -m module arguments` to its end, with `text` on its standard input.
-
-    Args:
-        module: Name of a module of this package.
-        seconds: Limit of time.
-        memory: Limit of resident memory, in bytes.
-
-    Raises:
-        ChildTimeoutError: It took longer than `seconds`.
-        ChildMemoryError: It took more than `memory`.
-    """
-    child = _start(module, arguments, subprocess.PIPE)
-    try:
-        with _Watch(child, seconds, memory) as watch:
-            stdout, stderr = child.communicate(text)
-    finally:
-        _end(child)
-    if watch.verdict is not None:
-        raise watch.verdict
-    return Finished(child.returncode, stdout, stderr.decode("utf-8", "replace"))
+class ChildFailureError(SandboxError):
+    """A child process raised an exception, which is the text."""
 
 
 class Server:
@@ -101,16 +56,16 @@ class Server:
 
     Args:
         module: Name of a module of this package, which calls `serve`.
-        memory: Limit of the child's resident memory, in bytes.
+        memory: Limit of the child's memory, in bytes.
         first: What every new child is told first; `serve` hands it to the module.
         start_seconds: What starting the child may take.
     """
 
-    def __init__(self, module: str, *, memory: int, first: Any = None, start_seconds: float = 60) -> None:
+    def __init__(self, module: str, *, memory: int, first: Any = None, start_seconds: float = 120) -> None:
         self._module, self._memory, self._first = module, memory, first
         self._start_seconds = start_seconds
         self._child: subprocess.Popen[bytes] | None = None
-        self._finalizer: Callable[[], object] = lambda: None
+        self._end: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
 
     def ask(self, question: Any, seconds: float) -> Any:
@@ -124,39 +79,56 @@ class Server:
             SandboxError: There is no answer; the next question starts another child.
         """
         with self._lock:
-            if self._child is None:
-                self._begin()
-            return self._exchange(question, seconds)
+            try:
+                if self._child is None:
+                    self._child = _start(self._module)
+                    self._end = weakref.finalize(self, _end, self._child)
+                    self._exchange(self._first, self._start_seconds)
+                return self._exchange(question, seconds)
+            except BaseException:  # an answer that nobody waited for would be taken for the next one
+                self.close()
+                raise
 
     def close(self) -> None:
         """End the child process, if there is one."""
-        self._finalizer()
+        self._end()
         self._child = None
-
-    def _begin(self) -> None:
-        self._child = _start(self._module, (), subprocess.DEVNULL)
-        self._finalizer = weakref.finalize(self, _end, self._child)
-        self._exchange(self._first, self._start_seconds)
 
     def _exchange(self, question: Any, seconds: float) -> Any:
         child = self._child
         assert child is not None
         assert child.stdin is not None
         assert child.stdout is not None
-        try:
-            with _Watch(child, seconds, self._memory) as watch:
-                with contextlib.suppress(OSError):  # the child has ended: reading from it tells
-                    child.stdin.write(json.dumps(question).encode() + b"\n")
-                    child.stdin.flush()
-                line = child.stdout.readline()
-        except BaseException:  # an answer that nobody waited for would be taken for the next one
-            self.close()
-            raise
-        if line.endswith(b"\n"):
-            return json.loads(line)
-        status = child.wait()
-        self.close()
-        raise watch.verdict or ChildCrashError(status)
+        with _Watch(child, seconds, self._memory) as watch:
+            with contextlib.suppress(OSError):  # the child has ended: reading from it tells
+                child.stdin.write(json.dumps([seconds, question]).encode() + b"\n")
+                child.stdin.flush()
+            line = child.stdout.readline()
+            status = None if line.endswith(b"\n") else child.wait()
+        if watch.verdict is not None:
+            raise watch.verdict
+        if status is not None:
+            raise ChildCrashError(f"ended its process ({_cause(status)})")
+        answer, failure = json.loads(line)
+        if failure is not None:
+            raise ChildFailureError(failure)
+        return answer
+
+
+def ask(module: str, question: Any, *, seconds: float, memory: int) -> Any:
+    """Return the answer of a child process that is started for this one question.
+
+    Args:
+        module: Name of a module of this package, which calls `serve`.
+        question: What the child is asked, a JSON value.
+        seconds: Limit of time, the start of the child not included.
+        memory: Limit of memory, in bytes.
+
+    Raises:
+        SandboxError: There is no answer.
+    """
+    with contextlib.closing(Server(module, memory=memory)) as server:
+        return server.ask(question, seconds)
 
 
 def serve(begin: Callable[[Any], Callable[[Any], Any]]) -> None:
@@ -165,17 +137,23 @@ def serve(begin: Callable[[Any], Callable[[Any], Any]]) -> None:
     Args:
         begin: Gets what `Server` was given as `first`; returns the function that answers a question.
     """
-    replies = sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a library prints is no answer
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
     answer: Callable[[Any], Any] | None = None
     for line in sys.stdin.buffer:
-        value = json.loads(line)
-        if answer is None:
-            answer, reply = begin(value), None
-        else:
-            reply = answer(value)
-        replies.write(json.dumps(reply).encode() + b"\n")
-        replies.flush()
+        seconds, question = json.loads(line)
+        faulthandler.dump_traceback_later(seconds + _ORPHAN_SECONDS, exit=True)
+        reply = failure = None
+        try:
+            if answer is None:
+                answer = begin(question)
+            else:
+                reply = answer(question)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+        faulthandler.cancel_dump_traceback_later()
+        answers.write(json.dumps([reply, failure]).encode() + b"\n")
+        answers.flush()
 
 
 class _Watch:
@@ -201,41 +179,47 @@ class _Watch:
         end = time.monotonic() + self._seconds
         while not self._done.wait(_INTERVAL):
             if time.monotonic() > end:
-                self.verdict = ChildTimeoutError(self._seconds)
+                self.verdict = ChildTimeoutError(f"timed out after {self._seconds:g} s")
             elif _memory_of(self._child.pid) > self._memory:
-                self.verdict = ChildMemoryError(self._memory)
+                self.verdict = ChildMemoryError(f"took more than {self._memory / GIB:g} GiB of memory")
             if self.verdict is not None:
                 self._child.kill()
                 return
 
 
 def _memory_of(pid: int) -> int:
+    """Return the bytes that a process has in memory; on Windows also those that it has only reserved."""
     try:
-        return int(psutil.Process(pid).memory_info().rss)
+        memory = psutil.Process(pid).memory_info()
     except psutil.Error:  # it has ended
         return 0
+    return int(max(memory.rss, getattr(memory, "private", 0)))
 
 
-def _start(module: str, arguments: tuple[str, ...], stderr: int) -> "subprocess.Popen[bytes]":
+def _cause(status: int) -> str:
+    """Return an exit status in words: the number of a signal on POSIX, an exception's code on Windows."""
+    if status < 0:
+        return f"signal {-status}"
+    return f"status {status:#x}" if status > 255 else f"status {status}"
+
+
+def _start(module: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", module, *arguments],
+        [sys.executable, "-W", "ignore", "-m", module],
         cwd=_ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=stderr,
+        stderr=subprocess.DEVNULL,
         # Ctrl-C in the terminal is not meant for the child.
         start_new_session=True,
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+        | getattr(subprocess, "CREATE_NO_WINDOW", 0),
     )
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:
     child.kill()
-    for stream in _streams(child):
-        with contextlib.suppress(OSError):
-            stream.close()
+    for stream in (child.stdin, child.stdout):
+        with contextlib.suppress(OSError):  # what is still to be flushed has no reader
+            stream.close()  # type: ignore[union-attr]
     child.wait()
-
-
-def _streams(child: "subprocess.Popen[bytes]") -> Iterator[Any]:
-    return (stream for stream in (child.stdin, child.stdout, child.stderr) if stream is not None)

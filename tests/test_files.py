@@ -1,0 +1,139 @@
+"""Files: written whole or not at all, hashed, private."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mink_local.files import private_file, private_folder, sha256_of, size_in_words, write_atomic
+from tests.support.windows import refuse_open_files
+
+posix = pytest.mark.posix
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_file_is_new_or_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_open_files(monkeypatch)
+    write_atomic(tmp_path / "x", "σ\n")
+    write_atomic(tmp_path / "x", "ℓ\r\n\n")
+    write_atomic(tmp_path / "y", b"\0\n")
+    write_atomic(tmp_path / ("n" * 255), "")
+    assert contents(tmp_path) == {"x": "ℓ\r\n\n".encode(), "y": b"\0\n", "n" * 255: b""}
+
+
+def test_the_stand_in_for_windows_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_open_files(monkeypatch)
+    with (tmp_path / "x").open("w"), pytest.raises(PermissionError):
+        os.replace(tmp_path / "x", tmp_path / "y")
+    os.replace(tmp_path / "x", tmp_path / "y")
+
+
+def test_a_target_that_cannot_be_replaced_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_open_files(monkeypatch)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):  # noqa: PT011
+        write_atomic(tmp_path / "folder", "text")
+    with (tmp_path / "open").open("w") as stream:
+        stream.write("before")
+        stream.flush()
+        with pytest.raises(PermissionError):
+            write_atomic(tmp_path / "open", "after")
+    with pytest.raises(FileNotFoundError):
+        write_atomic(tmp_path / "no folder" / "x", "text")
+    assert contents(tmp_path) == {"open": b"before"}
+
+
+@posix
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: the write fails half way."""
+    (tmp_path / "x").write_text("before")
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from mink_local.files import write_atomic
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    write_atomic(Path(sys.argv[1]), "y" * 100_000)
+except OSError as error:
+    print("refused")
+"""
+    child = subprocess.run([sys.executable, "-c", code, tmp_path / "x"], capture_output=True, check=False)
+    assert (child.stdout, child.stderr) == (b"refused\n", b"")
+    assert contents(tmp_path) == {"x": b"before"}
+
+
+@posix
+def test_a_folder_that_is_read_only_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("before")
+    tmp_path.chmod(0o500)
+    try:
+        if os.access(tmp_path, os.W_OK):
+            pytest.skip("this user may write everywhere")
+        with pytest.raises(PermissionError):
+            write_atomic(tmp_path / "x", "after")
+        assert contents(tmp_path) == {"x": b"before"}
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomic(tmp_path / "x", "text")
+    assert contents(tmp_path) == {}
+
+
+@posix
+def test_permissions_and_links_are_kept(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "new", "")
+    finally:
+        os.umask(before)
+    (tmp_path / "secret").touch(0o600)
+    (tmp_path / "link").symlink_to("secret")
+    write_atomic(tmp_path / "link", "text")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "secret").read_text() == "text"
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
+
+
+def test_sha256_of_several_files_is_that_of_their_concatenation(tmp_path: Path) -> None:
+    parts = [b"x" * (1 << 20), b"", b"yz"]
+    paths = [tmp_path / str(i) for i in range(3)]
+    for path, part in zip(paths, parts, strict=True):
+        path.write_bytes(part)
+    assert sha256_of(paths) == hashlib.sha256(b"".join(parts)).hexdigest()
+    assert sha256_of(paths[2]) == hashlib.sha256(b"yz").hexdigest()
+
+
+@posix
+def test_private_files_are_the_owners(tmp_path: Path) -> None:
+    folder, file = tmp_path / "a" / "b", tmp_path / "c" / "d"
+    for _ in range(2):
+        assert private_folder(folder) == folder
+        assert private_file(file) == file
+        file.write_text("kept") if not file.read_text() else None
+    assert file.read_text() == "kept"
+    assert [path.stat().st_mode & 0o777 for path in (folder, file.parent, file)] == [0o700, 0o700, 0o600]
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "words"),
+    [(0, "0 kB"), (1500, "2 kB"), (98_000_000, "98 MB"), (4_920_000_000, "4.9 GB"), (10**12, "1000.0 GB")],
+)
+def test_sizes_in_words(n_bytes: int, words: str) -> None:
+    assert size_in_words(n_bytes) == words

@@ -1,0 +1,149 @@
+"""Iterating in another thread, and Ctrl-C as a call instead of an exception."""
+
+import _thread
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mink_local.interrupts import in_background, on_interrupt, until_interrupted
+
+
+class Source:
+    """Counts until it is interrupted; fails at a number if one is given."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.fails_at = fails_at
+        self.interrupted = threading.Event()
+        self.interrupts = 0
+        self.threads: set[threading.Thread] = set()
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
+        self.interrupted.set()
+
+    def __iter__(self) -> Iterator[int]:
+        i = 0
+        while not self.interrupted.is_set():
+            self.threads.add(threading.current_thread())
+            if i == self.fails_at:
+                raise LookupError("failed")
+            yield i
+            i += 1
+
+
+def test_items_come_from_another_thread_in_order() -> None:
+    source = iter([0, None, "", ValueError("an item, not raised")])
+    items = list(in_background(source, lambda: pytest.fail("interrupted")))
+    assert items[:3] == [0, None, ""]
+    assert isinstance(items[3], ValueError)
+    source_of_two = Source(fails_at=2)
+    with pytest.raises(LookupError):
+        list(in_background(source_of_two, source_of_two.interrupt))
+    assert source_of_two.threads.isdisjoint({threading.current_thread()})
+
+
+def test_an_error_comes_after_the_items_and_interrupts_nobody() -> None:
+    """An interrupt after the end would end what is generated next."""
+    source = Source(fails_at=3)
+    items: list[int] = []
+    with pytest.raises(LookupError, match="failed"):
+        items.extend(in_background(source, source.interrupt))
+    assert (items, source.interrupts) == ([0, 1, 2], 0)
+
+
+def test_leaving_early_ends_the_iteration_and_waits_for_it() -> None:
+    source = Source()
+    items = in_background(source, source.interrupt)
+    assert [next(items), next(items)] == [0, 1]
+    items.close()
+    assert source.interrupts == 1
+    assert not any(thread.is_alive() for thread in source.threads)
+
+
+def test_waiting_is_called_while_nothing_comes() -> None:
+    calls: list[float] = []
+    enough = threading.Event()
+
+    def waiting() -> None:
+        calls.append(time.monotonic())
+        if len(calls) == 2:
+            enough.set()
+
+    def slow() -> Iterator[int]:
+        assert enough.wait(30)
+        yield 1
+
+    assert list(in_background(slow(), lambda: None, waiting)) == [1]
+    assert len(calls) >= 2
+
+
+def test_an_error_while_waiting_ends_the_iteration() -> None:
+    stopped = threading.Event()
+
+    def slow() -> Iterator[int]:
+        assert stopped.wait(30)
+        yield 1
+
+    def waiting() -> None:
+        raise RuntimeError("the window is gone")
+
+    with pytest.raises(RuntimeError, match="window"):
+        list(in_background(slow(), stopped.set, waiting))
+
+
+def test_ctrl_c_ends_a_source_without_an_exception() -> None:
+    source = Source()
+    items = []
+    for item in until_interrupted(source):
+        items.append(item)
+        if item == 5:
+            _thread.interrupt_main()
+    assert items[:6] == [0, 1, 2, 3, 4, 5]
+    assert source.interrupts == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("terminate", [True, False])
+def test_signals_are_handled_for_a_while(terminate: bool) -> None:
+    stops = []
+    before = signal.getsignal(signal.SIGTERM)
+    with on_interrupt(lambda: stops.append(1), terminate=terminate):
+        signal.raise_signal(signal.SIGINT)
+        assert (signal.getsignal(signal.SIGTERM) is before) is not terminate
+        if terminate:
+            signal.raise_signal(signal.SIGTERM)
+    assert len(stops) == 1 + terminate
+    assert signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_handler_that_python_did_not_install_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    install = signal.signal
+    installed = []
+
+    def of_c(number: int, handler: object) -> object:
+        installed.append(handler)
+        install(number, signal.default_int_handler)
+        return None
+
+    monkeypatch.setattr(signal, "signal", of_c)
+    with on_interrupt(lambda: None):
+        pass
+    assert installed[-1] == signal.SIG_DFL
+
+
+def test_in_another_thread_nothing_is_installed() -> None:
+    handlers = []
+
+    def work() -> None:
+        with on_interrupt(lambda: None):
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.default_int_handler]

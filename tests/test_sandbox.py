@@ -1,0 +1,225 @@
+"""The child process: limits of time and memory, crashes, interrupts, threads, and what is left behind."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psutil
+import pytest
+
+from mink_local.sandbox import (
+    ChildCrashError,
+    ChildFailureError,
+    ChildMemoryError,
+    ChildTimeoutError,
+    SandboxError,
+    Server,
+    ask,
+)
+
+CHILD = "tests.support.child"
+MEMORY = 300 << 20
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server(CHILD, memory=MEMORY, first={"told": "first"})
+    yield server
+    server.close()
+
+
+def pid(server: Server) -> int:
+    return int(server.ask(["pid", None], 10))
+
+
+def gone(pid: int, seconds: float = 10) -> bool:
+    """Wait for the end of a process."""
+    try:
+        psutil.Process(pid).wait(seconds)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    return True
+
+
+@pytest.mark.parametrize("value", [None, True, "日本語 \ud800 \n\r", [1, {"a": 2.5}], {"x": None}])
+def test_questions_and_answers_are_json(server: Server, value: Any) -> None:
+    assert server.ask(["echo", value], 10) == value
+    assert server.ask(["first", None], 10) == {"told": "first"}
+
+
+def test_one_child_answers_until_one_question_is_too_much(server: Server) -> None:
+    first = pid(server)
+    assert pid(server) == first
+    with pytest.raises(ChildTimeoutError, match=r"^timed out after 0\.2 s$"):
+        server.ask(["sleep", 60], 0.2)
+    assert gone(first)
+    assert pid(server) not in (first, os.getpid())
+
+
+@pytest.mark.parametrize("action", ["loop", "loop in C", "close"])
+def test_no_loop_is_waited_for(server: Server, action: str) -> None:
+    pid(server)
+    begin = time.monotonic()
+    with pytest.raises(ChildTimeoutError):
+        server.ask([action, None], 0.3)
+    assert time.monotonic() - begin < 5
+    assert server.ask(["echo", 1], 10) == 1
+
+
+def test_memory_is_limited(server: Server) -> None:
+    with pytest.raises(ChildMemoryError, match=r"^took more than 0\.29\d* GiB of memory$"):
+        server.ask(["memory", MEMORY], 60)
+    assert server.ask(["echo", 1], 10) == 1
+
+
+def test_memory_that_is_only_reserved_counts_on_windows(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OfWindows:
+        rss, private = 0, MEMORY + 1
+
+    monkeypatch.setattr(psutil.Process, "memory_info", lambda _: OfWindows)
+    with pytest.raises(ChildMemoryError):
+        server.ask(["sleep", 5], 10)
+
+
+@pytest.mark.parametrize(
+    ("question", "cause"),
+    [
+        (["exit", 0], "status 0"),
+        (["exit", 3], "status 3"),
+        pytest.param(["abort", None], "signal 6", marks=pytest.mark.posix),
+    ],
+)
+def test_a_crash_says_how_it_ended(server: Server, question: Any, cause: str) -> None:
+    with pytest.raises(ChildCrashError, match=rf"^ended its process \({cause}\)$"):
+        server.ask(question, 10)
+    assert server.ask(["echo", 1], 10) == 1
+
+
+def test_a_crash_on_windows_has_a_code(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess.Popen, "wait", lambda _: 0xC0000005)
+    with pytest.raises(ChildCrashError, match="status 0xc0000005"):
+        server.ask(["exit", 1], 10)
+
+
+def test_an_exception_is_told_and_the_next_child_is_another(server: Server) -> None:
+    first = pid(server)
+    with pytest.raises(ChildFailureError, match=r"^RuntimeError: too bad$"):
+        server.ask(["fail", "too bad"], 10)
+    assert pid(server) != first
+
+
+def test_a_child_that_cannot_begin() -> None:
+    for _ in range(2):
+        with pytest.raises(ChildFailureError, match="ValueError: no beginning"):
+            Server(CHILD, memory=MEMORY, first="fail").ask(["echo", 1], 10)
+    with pytest.raises(ChildCrashError, match="status 1"):
+        ask("tests.support.no_such_module", 1, seconds=10, memory=MEMORY)
+
+
+def test_what_is_printed_is_no_answer(server: Server) -> None:
+    for text in ("hello\n", "[1, null]\n", "x" * 100_000):
+        assert server.ask(["print", text], 10) == text
+    assert server.ask(["echo", 1], 10) == 1
+
+
+def test_questions_and_answers_of_megabytes(server: Server) -> None:
+    text = "é" * 3_000_000
+    assert server.ask(["echo", text], 30) == text
+
+
+def test_a_killed_child_is_noticed_and_replaced(server: Server) -> None:
+    psutil.Process(pid(server)).kill()
+    with pytest.raises(ChildCrashError):
+        server.ask(["echo", 1], 10)
+    assert server.ask(["echo", "x" * 1_000_000], 10) == "x" * 1_000_000
+
+
+def test_threads_get_their_own_answers(server: Server) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda i: server.ask(["echo", i], 30), range(200))) == list(range(200))
+
+    def ask_badly(i: int) -> object:
+        try:
+            return server.ask(["echo", i] if i % 4 else ["exit", 1], 30)
+        except SandboxError:
+            return "crash"
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask_badly, range(16)))
+    assert answers == [i if i % 4 else "crash" for i in range(16)]
+
+
+def test_closing_ends_a_question_of_another_thread(server: Server) -> None:
+    child = pid(server)
+    threading.Timer(0.2, server.close).start()
+    with pytest.raises(ChildCrashError):
+        server.ask(["sleep", 60], 30)
+    assert gone(child)
+    assert server.ask(["echo", 1], 10) == 1
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("begun", [True, False])
+def test_ctrl_c_leaves_no_answer_for_the_next_question(server: Server, begun: bool) -> None:
+    first = pid(server) if begun else None
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.3 if begun else 0.01, signal.pthread_kill, [main, signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        server.ask(["sleep", 5], 30)
+    timer.join()
+    assert server.ask(["echo", "mine"], 10) == "mine"
+    assert first is None or gone(first)
+
+
+def test_a_server_that_nobody_holds_leaves_no_child() -> None:
+    server = Server(CHILD, memory=MEMORY)
+    child = pid(server)
+    del server
+    gc.collect()
+    assert gone(child)
+    child = ask(CHILD, ["pid", None], seconds=10, memory=MEMORY)
+    assert gone(child)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "action", ["echo", pytest.param("loop", marks=SLOW), pytest.param("loop in C", marks=SLOW)]
+)
+def test_a_child_does_not_outlive_its_parent(action: str) -> None:
+    code = f"""
+import threading
+from mink_local import sandbox
+server = sandbox.Server({CHILD!r}, memory={MEMORY})
+print(server.ask(["pid", None], 10), flush=True)
+threading.Thread(target=server.ask, args=([{action!r}, None], 1)).start()
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code + "import time; time.sleep(60)"], stdout=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        time.sleep(0.2)
+        parent.kill()
+    assert gone(child, 20)
+
+
+def test_ctrl_c_in_the_terminal_is_not_for_the_child(server: Server) -> None:
+    if not hasattr(os, "getpgid"):
+        pytest.skip("process groups are POSIX's")
+    assert os.getpgid(pid(server)) != os.getpgid(0)
