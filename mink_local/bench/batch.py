@@ -10,7 +10,7 @@ from mink_local.bench.timing import PROMPT
 from mink_local.generation.answer import Request
 from mink_local.generation.engine import Batch
 from mink_local.generation.parallel import make_context
-from mink_local.llama.weights import Context
+from mink_local.llama.context import Context
 from mink_local.samplers import Sampler
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from mink_local.bench.batch import BatchSpeed, time_batches
 from mink_local.bench.timing import Cost, Form, Speed, read_rows, real_rows, time_decoding, time_samplers
 from mink_local.cli import GpuLayers, finite, model_option, run
 from mink_local.generation.loading import load_model
-from mink_local.llama.weights import N_SEQ_MAX
+from mink_local.llama.context import N_SEQ_MAX
 from mink_local.samplers import SAMPLERS, Sampler, parse
 
 PROGRAM = "mink-bench"

@@ -18,8 +18,8 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import MinkError
-from mink_local.llama.backend_sampler import GraphDraw, has_graph
-from mink_local.llama.token_sampler import Draw
+from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
+from mink_local.llama.token_sampler import TokenSampler
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, Scratch, TopK, TopNSigma, TopP, kernels
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _select(sampler: Sampler, temperature: float, n_vocab: int) -> Callable[[Row
 
 
 def _step(sampler: Sampler, temperature: float, n_vocab: int) -> Callable[[Rows], float]:
-    draw = Draw(sampler, temperature, 1, n_vocab)
+    draw = TokenSampler(sampler, temperature, 1, n_vocab)
     return _timed(lambda row: draw(row, 1))
 
 
@@ -186,7 +186,7 @@ def time_decoding(
         (str(sampler), form): sampler
         for form in forms
         for sampler in [Greedy(), *samplers]
-        if form == "host" or has_graph(sampler)
+        if form == "host" or has_backend_form(sampler)
     }
     steps: dict[tuple[str, Form], list[NDArray[np.float64]]] = {key: [] for key in methods}
     keys = list(methods)
@@ -233,9 +233,9 @@ def _decode(
     prompt = model._template.tokens([{"role": "user", "content": PROMPT}])
     slot = model._batch.slots[0]
     slot.cut(0)
-    draw = Draw(sampler, temperature, seed, model._weights.n_vocab)
+    draw = TokenSampler(sampler, temperature, seed, model._weights.n_vocab)
     own = _chain(sampler) if form == "llama.cpp" else None
-    graph = GraphDraw(sampler, temperature, seed, context) if form == "graph" else None
+    graph = BackendSampler(sampler, temperature, seed, context) if form == "graph" else None
     if graph and not graph.attach():
         raise MinkError(f"this device lacks an operation of the graph form of {sampler}: time --form host")
     slot.pending = prompt

@@ -99,7 +99,7 @@ class Parallel(click.ParamType["int | str"]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "auto":
             return value
-        from mink_local.llama.weights import N_SEQ_MAX
+        from mink_local.llama.context import N_SEQ_MAX
 
         if not str(value).isdecimal() or not 1 <= int(value) <= N_SEQ_MAX:
             self.fail(f"{value!r} is neither auto nor a number from 1 to {N_SEQ_MAX}.", param, ctx)

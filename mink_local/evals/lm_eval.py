@@ -19,7 +19,7 @@ from mink_local.errors import MinkError
 from mink_local.evals.run.worker import TODAY
 from mink_local.generation.answer import Request
 from mink_local.generation.loading import load_model
-from mink_local.llama.weights import RANDOM_SEED
+from mink_local.llama.context import RANDOM_SEED
 from mink_local.models.catalog import DEFAULT_MODEL
 from mink_local.samplers import Greedy, MinP, Sampler, TopK, TopP, parse
 

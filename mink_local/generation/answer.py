@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from mink_local.generation.template import Message
 from mink_local.llama.constraints import Constrainer, Constraints
-from mink_local.llama.token_sampler import Buffers, Draw
-from mink_local.llama.weights import RANDOM_SEED, Weights
+from mink_local.llama.context import RANDOM_SEED
+from mink_local.llama.token_sampler import SamplingBuffers, TokenSampler
+from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, MinK, Sampler
 
 FinishReason = Literal["stop", "length", "interrupted", "overflow"]
@@ -91,7 +92,7 @@ class Answer:
         prompt: Sequence[int],
         n_ctx: int,
         weights: Weights,
-        buffers: Buffers,
+        buffers: SamplingBuffers,
         stop: Sequence[str] = (),
         index: int = 0,
     ) -> None:
@@ -117,7 +118,9 @@ class Answer:
         self._stream = TextStream((*request.stop, *stop))
         constraints = request.constraints
         constrainer = Constrainer(constraints, weights, prompt) if constraints else None
-        self._draw = Draw(request.rule, request.temperature, self.seed, weights.n_vocab, constrainer, buffers)
+        self._draw = TokenSampler(
+            request.rule, request.temperature, self.seed, weights.n_vocab, constrainer, buffers
+        )
 
     @property
     def n_tokens(self) -> int:
@@ -129,7 +132,7 @@ class Answer:
         self._began = time.perf_counter()
 
     def draw(self, logits: NDArray[np.float32]) -> int:
-        """The next token, drawn from raw logits (V,). Raises as `Draw` does."""
+        """The next token, drawn from raw logits (V,). Raises as `TokenSampler` does."""
         return self._draw(logits, step=len(self.k) + 1)
 
     def accept(self, token: int, k: int | None = None) -> str:

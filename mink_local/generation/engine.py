@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer
-from mink_local.llama.backend_sampler import GraphDraw, has_graph
-from mink_local.llama.weights import Context, Part
+from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
+from mink_local.llama.context import Context, Segment
 
 log = logging.getLogger("mink_local")
 
@@ -31,7 +31,7 @@ class Slot(Generic[Job]):
         self.tokens: list[int] = []
         self.pending: Sequence[int] = ()
         self.job: Job | None = None
-        self.graph: GraphDraw | None = None
+        self.graph: BackendSampler | None = None
         self._context = context
 
     def rewind(self, tokens: Sequence[int], outputs: int = 1) -> None:
@@ -63,11 +63,11 @@ class Slot(Generic[Job]):
         self.job, self.pending = other.job, other.pending
         other.release()
 
-    def take(self, room: int) -> Part:
+    def take(self, room: int) -> Segment:
         """The next of what is pending, at most `room` tokens."""
-        return Part(self.pending[:room], len(self.tokens), self.seq_id, int(room >= len(self.pending)))
+        return Segment(self.pending[:room], len(self.tokens), self.seq_id, int(room >= len(self.pending)))
 
-    def evaluated(self, part: Part) -> None:
+    def evaluated(self, part: Segment) -> None:
         self.tokens += part.tokens
         self.pending = self.pending[len(part.tokens) :]
 
@@ -229,7 +229,7 @@ class Batch:
         for slot, part in parts:
             slot.evaluated(part)
             end += len(part.tokens)
-            if part.outputs:
+            if part.n_outputs:
                 outputs.append((slot, end - 1))
         return outputs
 
@@ -241,7 +241,7 @@ class Batch:
                 yield answer, answer.end("interrupted")
 
     def _write(self, slot: Slot[Group], output: int) -> Iterator[tuple[Answer, str]]:
-        """Draw the next token of every answer in a sequence. Those that go on with the first one's stay
+        """Sample the next token of every answer in a sequence. Those that go on with the first one's stay
         there, and those with another in a copy of it, as soon as there is room for one."""
         groups: dict[int, Group] = {}
         for answer in slot.job or ():
@@ -303,16 +303,16 @@ def place(slots: Sequence[Slot[Job]], tokens: Sequence[int], outputs: int = 1) -
     return slot
 
 
-def _graph_draw(answer: Answer, context: Context, seq_id: int) -> GraphDraw | None:
+def _graph_draw(answer: Answer, context: Context, seq_id: int) -> BackendSampler | None:
     """What draws inside the graph, attached; None, with a warning, where tokens are drawn on the host."""
     sampler = answer.request.rule
     if answer.request.constraints:
         log.warning("penalties, bias and grammar have no graph form: tokens are drawn on the host")
         return None
-    if not has_graph(sampler):
+    if not has_backend_form(sampler):
         log.warning("%s has no graph form: its tokens are drawn on the host", sampler)
         return None
-    draw = GraphDraw(sampler, answer.request.temperature, answer.seed, context, seq_id)
+    draw = BackendSampler(sampler, answer.request.temperature, answer.seed, context, seq_id)
     if draw.attach():
         return draw
     log.warning("%s: this device lacks an operation of its graph form: drawn on the host", sampler)

@@ -13,7 +13,9 @@ import psutil
 
 from mink_local.errors import ModelError
 from mink_local.generation.parallel import make_context
-from mink_local.llama.weights import ALL_LAYERS, N_SEQ_MAX, Context, Weights, gpu_missing
+from mink_local.llama.context import ALL_LAYERS, N_SEQ_MAX, Context
+from mink_local.llama.devices import gpu_missing
+from mink_local.llama.weights import Weights
 from mink_local.models.catalog import resolve
 from mink_local.models.gguf import read_metadata
 from mink_local.models.memory import (

@@ -7,7 +7,8 @@ from typing import Literal
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.engine import Slot, place
 from mink_local.generation.parallel import make_context
-from mink_local.llama.weights import Context, Part, Weights
+from mink_local.llama.context import Context, Segment
+from mink_local.llama.weights import Weights
 from mink_local.samplers import kernels
 
 N_OUTPUTS = 128  # tokens of a batch whose logits are wanted: 78 MB of them at a vocabulary of 151,936
@@ -91,13 +92,13 @@ class Scorer:
 
     def _step(self) -> Iterator[Likelihood]:
         """Evaluate a batch, and yield what is complete with it."""
-        parts: list[tuple[Slot[_Request], Part]] = []
+        parts: list[tuple[Slot[_Request], Segment]] = []
         room, outputs = self._context.n_batch, self._context.n_outputs
         for slot in self._slots:
             if slot.job is not None and (part := _next_part(slot, slot.job, room, outputs)).tokens:
                 parts.append((slot, part))
                 room -= len(part.tokens)
-                outputs -= part.outputs
+                outputs -= part.n_outputs
         if not self._context.decode(*(part for _, part in parts)):
             raise GenerationError("the scoring was interrupted")
         end = 0
@@ -106,7 +107,7 @@ class Scorer:
             slot.evaluated(part)
             request = slot.job
             assert request is not None
-            for output in range(end - part.outputs, end):
+            for output in range(end - part.n_outputs, end):
                 self._take(request, output)
             if request.left == 0:
                 yield request.likelihood
@@ -124,8 +125,8 @@ class Scorer:
         likelihood.is_greedy = likelihood.is_greedy and int(logits.argmax()) == token
 
 
-def _next_part(slot: Slot[_Request], request: _Request, room: int, outputs: int) -> Part:
+def _next_part(slot: Slot[_Request], request: _Request, room: int, outputs: int) -> Segment:
     """As much of what is pending as there is room for, and no more outputs than there is room for."""
     before = len(slot.pending) - request.left  # tokens whose logits are not wanted
     length = min(room, len(slot.pending), before + outputs)
-    return Part(slot.pending[:length], len(slot.tokens), slot.seq_id, max(0, length - before))
+    return Segment(slot.pending[:length], len(slot.tokens), slot.seq_id, max(0, length - before))

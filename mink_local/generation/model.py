@@ -16,10 +16,10 @@ from mink_local.generation.logprobs import Likelihood, Scorer
 from mink_local.generation.parallel import make_context
 from mink_local.generation.template import ChatTemplate, Message
 from mink_local.llama.constraints import Constraints
-from mink_local.llama.token_sampler import Buffers
-from mink_local.llama.weights import RANDOM_SEED, Context, Weights
+from mink_local.llama.context import RANDOM_SEED, Context
+from mink_local.llama.token_sampler import SamplingBuffers
+from mink_local.llama.weights import Weights
 from mink_local.samplers import Sampler
-from mink_local.samplers.kernels import flag_is_set
 
 log = logging.getLogger("mink_local")
 
@@ -54,7 +54,7 @@ class Model:
         self._chat_in_graph = sampling == "graph" or (sampling == "auto" and weights.on_gpu)
         self._batch_in_graph = sampling == "graph"
         self._weights = weights
-        self._buffers = Buffers(weights.n_vocab)
+        self._buffers = SamplingBuffers(weights.n_vocab)
         self._use(context)
         self._n_parallel_is_open = n_parallel_is_open
         self._template = ChatTemplate(weights, today)
@@ -63,7 +63,7 @@ class Model:
 
     def _use(self, context: Context) -> None:
         self.n_ctx, self.n_parallel = context.n_ctx, context.n_seq
-        self._batch = _batch(context)
+        self._batch = Batch(context)
         self._many: Batch | None = None  # what `complete` makes for itself
 
     @property
@@ -209,7 +209,7 @@ class Model:
         n_ctx = min(longest, self.n_ctx)
         if self._many is None or self._many.context.n_ctx < n_ctx:
             self._many = None  # its memory is wanted
-            self._many = _batch(make_context(self._weights, n_ctx, self._batch.context.n_threads, "auto"))
+            self._many = Batch(make_context(self._weights, n_ctx, self._batch.context.n_threads, "auto"))
         return self._many
 
     def likelihoods(
@@ -282,12 +282,6 @@ class Model:
         raw = isinstance(request.prompt, str) or are_tokens(request.prompt)
         stop = () if raw else self._template.stop
         return kind(request, prompt, n_ctx, self._weights, self._buffers, stop, index)
-
-
-def _batch(context: Context) -> Batch:
-    """A batch that can be interrupted in the middle of a prompt."""
-    context.ask_between_nodes(flag_is_set.address)
-    return Batch(context)
 
 
 class Reply(Answer, Iterator[str]):

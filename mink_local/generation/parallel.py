@@ -6,8 +6,9 @@ from typing import Literal
 import psutil
 
 from mink_local.errors import ModelError
+from mink_local.llama.context import N_SEQ_MAX, Context
 from mink_local.llama.devices import gpus
-from mink_local.llama.weights import N_SEQ_MAX, Context, Weights
+from mink_local.llama.weights import Weights
 from mink_local.models.gguf import read_metadata
 from mink_local.models.memory import kv_bytes_per_token
 

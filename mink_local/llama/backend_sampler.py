@@ -7,7 +7,7 @@ only while llama.cpp builds the graph: when a sampler is attached and when the s
 
 Shapes in a graph are fixed and its arithmetic is float32, so a cut is given together with a number
 that says whether it can be relied on. Where it cannot (a tie or a near-tie, a logit that is not finite,
-more candidates than the graph looks at) `GraphDraw.next` says so and the step is done on the host. For
+more candidates than the graph looks at) `BackendSampler.next` says so and the step is done on the host. For
 min-k, greedy and top-k no token is ever taken from a cut that might differ from the kernel's; for the
 others, which keep what reaches a threshold, a token within float32 rounding of it may be on either side.
 """
@@ -22,8 +22,8 @@ from typing import Any
 from llama_cpp import llama_cpp as C
 
 from mink_local.errors import GenerationError
+from mink_local.llama.context import Context
 from mink_local.llama.ggml import Node, Scratch, supported
-from mink_local.llama.weights import Context
 from mink_local.samplers import Eta, Greedy, MinK, MinP, PLess, Sampler, TopK, TopNSigma, TopP
 
 WIDTH = 1024  # logits that are sorted: what ggml sorts in one CUDA block; the walk needs at most 286
@@ -160,7 +160,7 @@ GRAPHS: dict[type[Sampler], Callable[[Any, Node, float], Cut]] = {
 """What can be cut in a graph: (sampler, one row of raw logits, temperature) to the nodes of its cut."""
 
 
-def has_graph(sampler: Sampler) -> bool:
+def has_backend_form(sampler: Sampler) -> bool:
     """Whether there is a graph form of it: of mirostat, say, or a variant of Min-k there is none."""
     return type(sampler) in GRAPHS and not (isinstance(sampler, MinK) and sampler != MinK(sampler.tau))
 
@@ -294,7 +294,7 @@ class Chain:
             data.logits = data.candidates = None
 
 
-class GraphDraw:
+class BackendSampler:
     """Draws the tokens of one sequence of `context` inside its graph.
 
     A random number is spent on every output of the sequence: for one seed to give one text, only the

@@ -1,38 +1,73 @@
-"""The GPUs that llama.cpp can use."""
+"""The GPUs that this build of llama.cpp can use, and their memory."""
 
 import ctypes
 from dataclasses import dataclass
 
-_GPU, _INTEGRATED_GPU = 1, 2  # of enum ggml_backend_dev_type
+from llama_cpp import llama_cpp as C
+
+from mink_local.llama.ggml import function
+from mink_local.llama.log import logged
+
+_DEDICATED, _INTEGRATED = 1, 2  # of enum ggml_backend_dev_type
+_METAL = "MTL"  # Apple's GPUs call themselves dedicated
+_REMOTE = "RPC"
+
+_SIZE = ctypes.POINTER(ctypes.c_size_t)
+_device_count = function("ggml_backend_dev_count", ctypes.c_size_t)
+_device = function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+_device_type = function("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+_description = function("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
+_memory = function("ggml_backend_dev_memory", None, ctypes.c_void_p, _SIZE, _SIZE)
+_backend_of = function("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)
+_backend_count = function("ggml_backend_reg_count", ctypes.c_size_t)
+_backend = function("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
+_backend_name = function("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
+_backend_devices = function("ggml_backend_reg_dev_count", ctypes.c_size_t, ctypes.c_void_p)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that llama.cpp can use, with its memory in bytes."""
+    """A GPU that llama.cpp can use.
+
+    Attributes:
+        name: Its description by the driver.
+        free: Bytes of its memory that are free.
+        total: Bytes of its memory.
+        shares_ram: Whether its memory is the machine's: integrated GPUs, and all of Apple's.
+    """
 
     name: str
     free: int
     total: int
+    shares_ram: bool = False
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs that this build of llama.cpp can use, integrated ones where there are no others."""
-    from llama_cpp import llama_cpp as C
+    """Return the GPUs that this build of llama.cpp can use; integrated ones only if there are no others."""
+    with logged(False):
+        C.llama_supports_gpu_offload()  # loads the backends that are libraries of their own
+        C.llama_backend_init()
+        devices = [_device(i) for i in range(_device_count())]
+        for kind in (_DEDICATED, _INTEGRATED):
+            if found := [_gpu(device) for device in devices if _device_type(device) == kind]:
+                return found
+    return []
 
-    from mink_local.llama.ggml import function
 
-    C.llama_backend_init()
-    device = function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    kind = function("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
-    description = function("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
-    size = ctypes.POINTER(ctypes.c_size_t)
-    memory = function("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)
-    found: dict[int, list[Gpu]] = {_GPU: [], _INTEGRATED_GPU: []}
-    for i in range(function("ggml_backend_dev_count", ctypes.c_size_t)()):
-        pointer = device(i)
-        if kind(pointer) in found:
-            free, total = ctypes.c_size_t(), ctypes.c_size_t()
-            memory(pointer, ctypes.byref(free), ctypes.byref(total))
-            gpu = Gpu(description(pointer).decode("utf-8", "replace"), free.value, total.value)
-            found[kind(pointer)].append(gpu)
-    return found[_GPU] or found[_INTEGRATED_GPU]
+def gpu_missing() -> str | None:
+    """Return why no layer can go to a GPU, or None if one can."""
+    if gpus():
+        return None
+    backends = [_backend(i) for i in range(_backend_count())]
+    without = [backend for backend in backends if not _backend_devices(backend)]
+    if any(_backend_name(backend).decode() != _REMOTE for backend in without):
+        return "no GPU was found"
+    return "llama-cpp-python was built without GPU support"
+
+
+def _gpu(device: int) -> Gpu:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    _memory(device, ctypes.byref(free), ctypes.byref(total))
+    shares_ram = _device_type(device) == _INTEGRATED or _backend_name(_backend_of(device)).decode() == _METAL
+    name = _description(device).decode("utf-8", "replace")
+    return Gpu(name, free.value, total.value, shares_ram)

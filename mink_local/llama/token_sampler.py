@@ -22,8 +22,8 @@ if kernels.TOKEN_DATA.itemsize != ctypes.sizeof(C.llama_token_data):
 _MIROSTAT_M = 100  # tokens that version 1 estimates Zipf's exponent from; llama.cpp's own choice
 
 
-class Buffers:
-    """What drawing from `n_vocab` logits needs; for any number of `Draw`s, one at a time."""
+class SamplingBuffers:
+    """What drawing from `n_vocab` logits needs; for any number of `TokenSampler`s, one at a time."""
 
     def __init__(self, n_vocab: int) -> None:
         self.scratch = Scratch(n_vocab)
@@ -33,7 +33,7 @@ class Buffers:
         self.array.data = ctypes.cast(self.records.ctypes.data, C.llama_token_data_p)
 
 
-class Draw:
+class TokenSampler:
     """Draws tokens: constraints, where there are any, a sampler's cut, then llama.cpp's `temp` and
     `dist` (or its `mirostat`) over what stands.
 
@@ -55,11 +55,11 @@ class Draw:
         seed: int,
         n_vocab: int,
         constrainer: Constrainer | None = None,
-        buffers: Buffers | None = None,
+        buffers: SamplingBuffers | None = None,
     ) -> None:
         self._constrainer = constrainer
         self._cut, options = sampler.cut(temperature)
-        buffers = buffers or Buffers(n_vocab)
+        buffers = buffers or SamplingBuffers(n_vocab)
         self._scratch = buffers.scratch
         self._arguments = (*options, False, self._scratch.work, self._scratch.ids)
         self._records = buffers.records
@@ -75,7 +75,7 @@ class Draw:
         self.k = 0
 
     def __call__(self, logits: NDArray[np.float32], step: int) -> int:
-        """Draw one token from raw logits (V,). Raises GenerationError, naming `step`, for a row with
+        """TokenSampler one token from raw logits (V,). Raises GenerationError, naming `step`, for a row with
         a NaN or without a finite logit, from which llama.cpp would silently take some token, and
         where the constraints leave no token."""
         row = logits if self._constrainer is None else self._constrainer.apply(logits)

@@ -140,7 +140,8 @@ def limit_memory(size: int) -> None:
 def _try_file(path: Path) -> None:
     """Do with the file all that a chat does."""
     from mink_local.generation.template import ChatTemplate
-    from mink_local.llama.weights import Context, Part, Weights
+    from mink_local.llama.context import Context, Segment
+    from mink_local.llama.weights import Weights
 
     weights = Weights(path)
     context = Context(weights, min(N_CTX, weights.n_ctx_train), n_threads=2)
@@ -153,9 +154,9 @@ def _try_file(path: Path) -> None:
     except MinkError:  # a template that is broken harms nobody
         tokens = weights.tokenize("Hello", add_special=True, parse_special=False)
     tokens = tokens[: context.n_ctx - 1] or [0]
-    context.decode(Part(tokens, 0))
+    context.decode(Segment(tokens, 0))
     context.logits()
-    context.decode(Part(tokens[:1], len(tokens)))
+    context.decode(Segment(tokens[:1], len(tokens)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from mink_local.errors import GenerationError, ModelError
 from mink_local.generation import parallel as parallel_module
 from mink_local.generation.answer import Answer, Request
 from mink_local.generation.model import Model, Sampling
-from mink_local.llama.weights import Context, Part
+from mink_local.llama.context import Context, Segment
 from mink_local.models.gguf import read_metadata
 from mink_local.models.memory import kv_bytes_per_token
 from mink_local.samplers import Greedy, TopP
@@ -75,10 +75,10 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
 def logits_alone(model: Model, prompt: list[int], answer: list[int]) -> list[NDArray[np.float32]]:
     """The logits at every step of an answer, token by token in a context of its own."""
     context = Context(model._weights, 512, 2)
-    context.decode(Part(prompt, 0))
+    context.decode(Segment(prompt, 0))
     rows = [context.logits().copy()]
     for i, token in enumerate(answer):
-        context.decode(Part([token], len(prompt) + i))
+        context.decode(Segment([token], len(prompt) + i))
         rows.append(context.logits().copy())
     return rows
 
@@ -181,12 +181,12 @@ def test_a_prompt_is_evaluated_once(model: Model) -> None:
 
 
 @pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Part, ...]]:
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Segment, ...]]:
     """What was evaluated, batch by batch."""
-    batches: list[tuple[Part, ...]] = []
+    batches: list[tuple[Segment, ...]] = []
     decode = Context.decode
 
-    def watched(self: Context, *parts: Part) -> bool:
+    def watched(self: Context, *parts: Segment) -> bool:
         batches.append(parts)
         return decode(self, *parts)
 
@@ -194,7 +194,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Part, ...]]:
     return batches
 
 
-def test_what_answers_have_in_common_is_evaluated_once(model: Model, decoded: list[tuple[Part, ...]]) -> None:
+def test_what_answers_have_in_common_is_evaluated_once(
+    model: Model, decoded: list[tuple[Segment, ...]]
+) -> None:
     """Among answers that are drawn from the same logits: not one token is evaluated for a second time, and
     what several have begun with is evaluated for all of them."""
     requests = [
@@ -213,7 +215,7 @@ def test_what_answers_have_in_common_is_evaluated_once(model: Model, decoded: li
     assert len({answer.text for answer in answers}) > 1, "they parted"
 
 
-def test_those_that_part_wait_for_a_sequence(model: Model, decoded: list[tuple[Part, ...]]) -> None:
+def test_those_that_part_wait_for_a_sequence(model: Model, decoded: list[tuple[Segment, ...]]) -> None:
     """More answers than sequences are begun together, and part at once."""
     requests = [Request(ask(QUESTIONS[3]), TopP(), 10.0, 6, seed=i) for i in range(9)]
     answers = list(forget(model).complete(requests))
@@ -224,7 +226,7 @@ def test_those_that_part_wait_for_a_sequence(model: Model, decoded: list[tuple[P
     assert evaluated <= answers[0].prompt_tokens + 9 * 6, "nobody's prompt is read again"
 
 
-def test_a_gap_is_closed(model: Model, decoded: list[tuple[Part, ...]]) -> None:
+def test_a_gap_is_closed(model: Model, decoded: list[tuple[Segment, ...]]) -> None:
     """llama.cpp evaluates only neighbouring sequences together."""
     requests = [
         Request(ask(text), MinK(), temperature, 3 + (5 * i) % 13, seed=i)
@@ -366,7 +368,7 @@ def test_tokens_are_drawn_in_the_graph_of_a_batch_too() -> None:
 
 
 def test_many_answers_have_room_beside_a_conversation(
-    smollm2: Model, decoded: list[tuple[Part, ...]], caplog: pytest.LogCaptureFixture
+    smollm2: Model, decoded: list[tuple[Segment, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A model that was loaded without a word about them writes as many at a time as suit the device."""
     conversation = ask(QUESTIONS[3])

@@ -13,7 +13,7 @@ from mink_local import load_model
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.logprobs import N_OUTPUTS, Scorer
 from mink_local.generation.model import Model
-from mink_local.llama.weights import Context, Part
+from mink_local.llama.context import Context, Segment
 from mink_local.samplers import kernels
 
 TEXT = (
@@ -31,13 +31,13 @@ def plain(row: NDArray[np.float32], token: int) -> float:
 def one_at_a_time(model: Model, context: list[int], continuation: list[int]) -> tuple[list[float], bool]:
     """Token by token, in a KV cache of its own."""
     cache = Context(model._weights, 1024, 2)
-    cache.decode(Part(context, 0))
+    cache.decode(Segment(context, 0))
     log_probabilities, greedy = [], True
     for i, token in enumerate(continuation):
         row = cache.logits()
         log_probabilities.append(plain(row, token))
         greedy = greedy and int(row.argmax()) == token
-        cache.decode(Part([token], len(context) + i))
+        cache.decode(Segment([token], len(context) + i))
     return log_probabilities, greedy
 
 
@@ -102,7 +102,7 @@ def test_the_same_batch_gives_the_same_numbers(smollm2: Model) -> None:
     assert len(continuation) < N_OUTPUTS
     cache = Context(smollm2._weights, 1024, smollm2._batch.context.n_threads, n_outputs=N_OUTPUTS)
     tokens = [*context, *continuation[:-1]]
-    cache.decode(Part(tokens, 0, outputs=len(continuation)))
+    cache.decode(Segment(tokens, 0, n_outputs=len(continuation)))
     rows = [cache.logits(len(context) - 1 + i) for i in range(len(continuation))]
     expected = [plain(row, token) for row, token in zip(rows, continuation, strict=True)]
     (scored,) = smollm2.likelihoods([(context, continuation)], 1)
@@ -113,7 +113,7 @@ def test_a_shared_context_is_evaluated_once(smollm2: Model, monkeypatch: pytest.
     evaluated = []
     decode = Context.decode
 
-    def watched(self: Context, *parts: Part) -> bool:
+    def watched(self: Context, *parts: Segment) -> bool:
         evaluated.append(sum(len(part.tokens) for part in parts))
         return decode(self, *parts)
 

@@ -15,7 +15,7 @@ from mink_local import MinK, load_model
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.answer import TextStream
 from mink_local.generation.model import Model, Reply
-from mink_local.llama.weights import Part
+from mink_local.llama.context import Segment
 from mink_local.samplers import Greedy
 from tests.conftest import forget
 
@@ -248,7 +248,7 @@ def test_models_are_freed_in_any_order(tiny: Callable[..., Path]) -> None:
         del reply, weights
         gc.collect()
         assert context.truncate(0)
-        assert context.decode(Part([1], 0))
+        assert context.decode(Segment([1], 0))
         del context
         gc.collect()
 

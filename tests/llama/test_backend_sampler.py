@@ -18,8 +18,9 @@ from mink_local.errors import GenerationError, MinkError
 from mink_local.generation.model import Model
 from mink_local.llama import backend_sampler as graph
 from mink_local.llama import ggml
-from mink_local.llama.backend_sampler import Chain, GraphDraw, has_graph
-from mink_local.llama.weights import Context, Part, Weights
+from mink_local.llama.backend_sampler import BackendSampler, Chain, has_backend_form
+from mink_local.llama.context import Context, Segment
+from mink_local.llama.weights import Weights
 from mink_local.models.catalog import resolve
 from mink_local.samplers import (
     Eta,
@@ -124,10 +125,10 @@ def test_thresholds_are_met_but_for_the_rounding_of_float32(sampler: Sampler, te
 
 
 def test_only_a_sampler_with_the_same_nodes_has_a_graph() -> None:
-    assert has_graph(MinK(0.5))
-    assert not has_graph(MinK(alpha=2))
-    assert not has_graph(MinK(normalize=False))
-    assert not has_graph(Mirostat())
+    assert has_backend_form(MinK(0.5))
+    assert not has_backend_form(MinK(alpha=2))
+    assert not has_backend_form(MinK(normalize=False))
+    assert not has_backend_form(Mirostat())
 
 
 @pytest.mark.parametrize("n", [2, 3, 100, graph.WIDTH, graph.WIDTH + 1, 40_000])
@@ -307,15 +308,15 @@ def test_the_draws_follow_the_distribution_of_the_candidates(weights: Weights, s
     temperature, n_draws = 1.2, 250
     context = Context(weights, 512, 1)
     prompt = weights.tokenize("The", add_special=True, parse_special=False)
-    context.decode(Part(prompt, 0))
+    context.decode(Segment(prompt, 0))
     ids, logits = sampler.candidates(context.logits(), temperature)
     assert 7 <= ids.size <= 17
-    draw = GraphDraw(sampler, temperature, 7, context)
+    draw = BackendSampler(sampler, temperature, 7, context)
     assert draw.attach()
     counts = dict.fromkeys(ids.tolist(), 0)
     for _ in range(n_draws):
         context.truncate(len(prompt) - 1)
-        context.decode(Part(prompt[-1:], len(prompt) - 1))
+        context.decode(Segment(prompt[-1:], len(prompt) - 1))
         token = draw.next()
         assert token is not None
         counts[token] += 1  # KeyError: drawn from outside the cut
@@ -327,16 +328,16 @@ def test_the_draws_follow_the_distribution_of_the_candidates(weights: Weights, s
 def test_only_an_output_spends_a_random_number(weights: Weights) -> None:
     def draws(attach_first: bool) -> list[int | None]:
         context = Context(weights, 512, 1)
-        draw = GraphDraw(MinK(1000), 5.0, 7, context)
+        draw = BackendSampler(MinK(1000), 5.0, 7, context)
         if attach_first:
             assert draw.attach()
-        context.decode(Part([1, 2], 0, outputs=0))
-        context.decode(Part([3, 4], 2, outputs=0))
+        context.decode(Segment([1, 2], 0, n_outputs=0))
+        context.decode(Segment([3, 4], 2, n_outputs=0))
         if not attach_first:
             assert draw.attach()
         tokens: list[int | None] = []
         for position in range(4, 16):
-            context.decode(Part([5], position))
+            context.decode(Segment([5], position))
             tokens.append(draw.next())
         return tokens
 
@@ -448,10 +449,10 @@ def test_an_exception_while_a_batch_is_built_is_raised_by_the_next_draw(
     weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = Context(weights, 64, 1)
-    draw = GraphDraw(MinK(), 1.0, 1, context)
+    draw = BackendSampler(MinK(), 1.0, 1, context)
     assert draw.attach()
     monkeypatch.setattr(graph, "GRAPHS", {MinK: fail})
-    context.decode(Part([1, 2, 3], 0))
+    context.decode(Segment([1, 2, 3], 0))
     with pytest.raises(GenerationError, match="could not be built"):
         draw.next()
 
@@ -475,7 +476,7 @@ def small(weights: Weights) -> Context:
 def test_a_chain_may_outlive_its_context_and_the_other_way_round(weights: Weights) -> None:
     for attach in (True, False):
         context = Context(weights, 64, 1)
-        draw = GraphDraw(MinK(), 1.0, 1, context)
+        draw = BackendSampler(MinK(), 1.0, 1, context)
         if attach:
             assert draw.attach()
         del context
@@ -485,16 +486,16 @@ def test_a_chain_may_outlive_its_context_and_the_other_way_round(weights: Weight
 
 
 def test_a_second_chain_takes_the_place_of_the_first(small: Context) -> None:
-    first, second = (GraphDraw(MinK(), 1.0, seed, small) for seed in (1, 2))
+    first, second = (BackendSampler(MinK(), 1.0, seed, small) for seed in (1, 2))
     assert first.attach()
-    small.decode(Part([1, 2], 0))
+    small.decode(Segment([1, 2], 0))
     assert second.attach()
     del first
     gc.collect()
-    small.decode(Part([3], 2))
+    small.decode(Segment([3], 2))
     assert second.next() is not None
     second.detach()
-    small.decode(Part([4], 3))
+    small.decode(Segment([4], 3))
     assert np.isfinite(small.logits()).all()
     with pytest.raises(GenerationError, match="no token"):
         second.next()
@@ -502,8 +503,8 @@ def test_a_second_chain_takes_the_place_of_the_first(small: Context) -> None:
 
 def test_ten_thousand_chains_come_and_go(small: Context) -> None:
     for seed in range(10_000):
-        GraphDraw(MinK(), 1.0, seed, small)
-    assert GraphDraw(MinK(), 1.0, 0, small).attach()
+        BackendSampler(MinK(), 1.0, seed, small)
+    assert BackendSampler(MinK(), 1.0, 0, small).attach()
 
 
 def test_a_clone_of_a_chain_cuts_too(small: Context) -> None:
@@ -512,7 +513,7 @@ def test_a_clone_of_a_chain_cuts_too(small: Context) -> None:
     chain.free()
     small.attach(clone)
     assert chain.offloaded
-    small.decode(Part([1, 2], 0))
+    small.decode(Segment([1, 2], 0))
     token, report = small.sampled()
     assert report >= 1
     assert token >= 0

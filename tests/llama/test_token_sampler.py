@@ -25,8 +25,8 @@ from mink_local.errors import GenerationError
 from mink_local.generation.model import Model
 from mink_local.llama import grammar
 from mink_local.llama.constraints import Constrainer, Constraints
-from mink_local.llama.token_sampler import Draw
-from mink_local.llama.weights import Part
+from mink_local.llama.context import Segment
+from mink_local.llama.token_sampler import TokenSampler
 from mink_local.models.catalog import resolve
 from mink_local.native import check, native_sampler
 from mink_local.samplers import SAMPLERS, Greedy, MinK, Mirostat, Sampler, kernels, parse
@@ -82,7 +82,7 @@ def rows(smollm2: Model) -> Row:
     )
     taken = []
     for position, token in enumerate(tokens[:32]):
-        context.decode(Part([token], position))
+        context.decode(Segment([token], position))
         taken.append(context.logits().copy())
     context.clear()
     return np.array(taken)
@@ -149,7 +149,7 @@ def test_every_form_draws_the_same_tokens(
     assert len(tokens) >= 100
 
     n_vocab = smollm2._weights.n_vocab
-    direct = Draw(MinK(), temperature, seed, n_vocab)
+    direct = TokenSampler(MinK(), temperature, seed, n_vocab)
     assert [direct(row, 1) for row in steps[:-1]] == tokens
     native = Chain(
         native_sampler(MinK(), n_vocab),
@@ -166,7 +166,7 @@ def test_every_form_draws_the_same_tokens(
 def test_forms_agree_on_many_candidates(rows: Row) -> None:
     """A large tau keeps hundreds of tokens of a row whose range is about 30."""
     sampler = MinK(tau=10_000.0)
-    direct = Draw(sampler, 2.0, 5, rows.shape[1])
+    direct = TokenSampler(sampler, 2.0, 5, rows.shape[1])
     cut = native_sampler(sampler, rows.shape[1])
     native = Chain(cut, C.llama_sampler_init_temp(2.0), C.llama_sampler_init_dist(5))
     processed = Chain(C.llama_sampler_init_temp(2.0), C.llama_sampler_init_dist(5))
@@ -185,7 +185,7 @@ def test_forms_agree_on_many_candidates(rows: Row) -> None:
 @pytest.mark.parametrize("sampler", SAMPLES, ids=str)
 def test_every_method_draws_the_same_in_every_form(rows: Row, sampler: Sampler, temperature: float) -> None:
     """The logits processor is told no temperature: it cuts at 1, as does `temperature-last`."""
-    direct = Draw(sampler, temperature, 9, rows.shape[1])
+    direct = TokenSampler(sampler, temperature, 9, rows.shape[1])
     cut = native_sampler(sampler, rows.shape[1], temperature)
     native = Chain(cut, C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
     processed = Chain(C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
@@ -303,7 +303,7 @@ def test_native_clone_outlives_its_original(rows: Row) -> None:
 
 @pytest.mark.parametrize("sampler", [MinK(), Greedy(), Mirostat()], ids=str)
 def test_broken_rows_name_the_step(sampler: Sampler) -> None:
-    draw = Draw(sampler, 1.0, 1, 1000)
+    draw = TokenSampler(sampler, 1.0, 1, 1000)
     row = np.zeros(1000, np.float32)
     row[17] = NAN
     with pytest.raises(GenerationError, match="a NaN among its logits at step 3"):
@@ -311,7 +311,7 @@ def test_broken_rows_name_the_step(sampler: Sampler) -> None:
     with pytest.raises(GenerationError, match="no finite logit at step 4"):
         draw(np.full(1000, -INF, np.float32), 4)
     row[17] = INF
-    assert Draw(Greedy(), 0.0, 1, 1000)(row, 5) == 17
+    assert TokenSampler(Greedy(), 0.0, 1, 1000)(row, 5) == 17
 
 
 def test_a_ban_does_not_hide_a_nan(smollm2: Model) -> None:
@@ -338,9 +338,9 @@ def test_constraints_that_leave_nothing(smollm2: Model) -> None:
 
 def constrained(
     model: Model, constraints: Constraints, prompt: list[int] | None = None, sampler: Sampler | None = None
-) -> Draw:
+) -> TokenSampler:
     constrainer = Constrainer(constraints, model._weights, prompt or [])
-    return Draw(sampler or MinK(), 1.0, 1, model._weights.n_vocab, constrainer)
+    return TokenSampler(sampler or MinK(), 1.0, 1, model._weights.n_vocab, constrainer)
 
 
 def test_penalties_are_llama_cpps(smollm2: Model, rows: Row) -> None:
@@ -423,7 +423,7 @@ def test_constrained_text_is_that_of_one_llama_cpp_chain(smollm2: Model, tempera
     k: list[int] = []
     batch = tokens
     while len(k) < len(reply.k):
-        context.decode(Part(batch, len(tokens) - len(batch)))
+        context.decode(Segment(batch, len(tokens) - len(batch)))
         batch = [C.llama_sampler_sample(chain.handle, context.handle, -1)]
         tokens += batch
         k.append(check(cut, 1))
@@ -457,7 +457,7 @@ def test_greedy_over_what_is_left(smollm2: Model) -> None:
     """At temperature 0 every seed gives the same text, and it is the likeliest that the grammar has."""
     digits = Constraints(grammar="root ::= [0-9]")
     answers = {"".join(smollm2.chat(STORY, temperature=0, seed=n, constraints=digits)) for n in (1, 2)}
-    forget(smollm2)._batch.context.decode(Part(smollm2._template.tokens(STORY), 0))
+    forget(smollm2)._batch.context.decode(Segment(smollm2._template.tokens(STORY), 0))
     row = smollm2._batch.context.logits().copy()
     smollm2._batch.context.clear()
     pieces = [smollm2._weights.piece(token) for token in range(row.size)]
@@ -564,7 +564,7 @@ def test_mirostat_keeps_what_does_not_surprise(rows: Row) -> None:
     """Version 2 starts by keeping tokens of at most 2 tau bits of surprise, after temperature."""
     row = rows[3].astype(np.float64) / 1.5
     bits = -np.log2(np.exp(row - row.max()) / np.exp(row - row.max()).sum())
-    draw = Draw(Mirostat(tau=5.0), 1.5, 1, row.size)
+    draw = TokenSampler(Mirostat(tau=5.0), 1.5, 1, row.size)
     token = draw(rows[3], 1)
     assert bits[token] <= 10
     assert draw.k == np.count_nonzero(bits <= 10)
@@ -595,8 +595,8 @@ def grown(cycle: Callable[[], object], cycles: int) -> float:
 
 
 def test_ten_thousand_draws_come_and_go(rows: Row) -> None:
-    """One Draw is 2.1 MB at this vocabulary and one llama.cpp `dist` 5 kB: 1% leaked would show."""
-    assert grown(lambda: Draw(MinK(), 1.0, 1, rows.shape[1])(rows[0], 1), 10_000) < 4e6
+    """One TokenSampler is 2.1 MB at this vocabulary and one llama.cpp `dist` 5 kB: 1% leaked would show."""
+    assert grown(lambda: TokenSampler(MinK(), 1.0, 1, rows.shape[1])(rows[0], 1), 10_000) < 4e6
 
 
 def test_ten_thousand_native_samplers_come_and_go(rows: Row) -> None:
@@ -627,7 +627,7 @@ def test_garbage_collection_in_the_middle_of_an_answer(smollm2: Model) -> None:
     undisturbed = "".join(smollm2.chat(STORY, **options))
     pieces = []
     for piece in smollm2.chat(STORY, **options):
-        Draw(MinK(), 1.0, 1, 1000)
+        TokenSampler(MinK(), 1.0, 1, 1000)
         gc.collect()
         pieces.append(piece)
     assert "".join(pieces) == undisturbed
@@ -651,7 +651,7 @@ def test_an_answer_outlives_its_model_and_the_other_way_round() -> None:
 def test_samplers_that_are_alive_when_the_interpreter_ends() -> None:
     program = """
 from llama_cpp import llama_cpp as C
-from mink_local.llama.token_sampler import Draw
+from mink_local.llama.token_sampler import TokenSampler
 from mink_local.native import native_sampler
 from mink_local.samplers import MinK
 
@@ -664,7 +664,7 @@ class Holder:
         self.free(self.chain)
         print("freed", flush=True)
 
-holder, draw = Holder(), Draw(MinK(), 1.0, 1, 1000)
+holder, draw = Holder(), TokenSampler(MinK(), 1.0, 1, 1000)
 holder.itself = holder  # only the last collection of all finds it
 """
     child = subprocess.run(

@@ -13,7 +13,8 @@ import pytest
 from mink_local import load_model
 from mink_local.errors import ModelError
 from mink_local.generation import loading
-from mink_local.llama.weights import Context, Weights
+from mink_local.llama.context import Context
+from mink_local.llama.weights import Weights
 from mink_local.models.gguf import Array, Metadata, Tensor, read_metadata
 from mink_local.models.memory import (
     Budget,
@@ -206,7 +207,8 @@ import gc, json, logging, resource, sys, weakref
 from pathlib import Path
 from mink_local.generation import loading
 from mink_local.errors import ModelError
-from mink_local.llama.weights import Context, Part, Weights
+from mink_local.llama.context import Context, Segment
+from mink_local.llama.weights import Weights
 
 resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
 said = []
@@ -227,7 +229,7 @@ for fits in (40, 8, -1):
 
     try:
         layers, weights, context = loading._load_what_fits(load, 31)
-        assert context.decode(Part([1], 0))
+        assert context.decode(Segment([1], 0))
         outcome = loading._placement(layers, weights.n_layers)
     except ModelError as error:
         outcome = str(error)
