@@ -23,16 +23,16 @@ import click
 
 from mink_local.cli import model_option, run
 from mink_local.evals.run.data import locate
-from mink_local.evals.run.grid import Draw, Job
+from mink_local.evals.run.grid import Variant, WorkItem
 from mink_local.evals.run.worker import Worker
 from mink_local.evals.tasks import TASKS
 from mink_local.evals.tasks.base import Question
 from mink_local.models.catalog import resolve
 from mink_local.samplers import MinP, Sampler, TopP
 
-ONE_CELL = [Draw(TopP(p=0.9), 1.0, 0)]
+ONE_CELL = [Variant(TopP(p=0.9), 1.0, 0)]
 EIGHT_CELLS = [
-    Draw(sampler, temperature, 0)
+    Variant(sampler, temperature, 0)
     for sampler in (TopP(p=0.9, order="temperature-last"), MinP(p=0.1, order="temperature-last"))
     for temperature in (1.0, 2.0, 5.0, 10.0)
 ]
@@ -74,14 +74,14 @@ class Server:
         self._process.kill()
         self._process.wait()
 
-    def time(self, questions: Sequence[Question], cells: Sequence[Draw], max_tokens: int) -> Took:
+    def time(self, questions: Sequence[Question], cells: Sequence[Variant], max_tokens: int) -> Took:
         asked = [(question, cell) for cell in cells for question in questions]
         began = time.perf_counter()
         with ThreadPoolExecutor(self._n_slots) as clients:
             tokens = list(clients.map(lambda job: self._ask(job[0], job[1], max_tokens), asked))
         return time.perf_counter() - began, len(tokens), sum(tokens)
 
-    def _ask(self, question: Question, cell: Draw, max_tokens: int) -> int:
+    def _ask(self, question: Question, cell: Variant, max_tokens: int) -> int:
         body = {
             "messages": [{"role": "user", "content": question.prompt}],
             "max_tokens": max_tokens,
@@ -115,10 +115,10 @@ def started(server: Server) -> Iterator[Server]:
 
 
 def time_ours(
-    worker: Worker, task: str, questions: Sequence[Question], cells: Sequence[Draw], max_tokens: int
+    worker: Worker, task: str, questions: Sequence[Question], cells: Sequence[Variant], max_tokens: int
 ) -> Took:
     worker.model.forget()
-    jobs = [Job(task, question, max_tokens, tuple(cells)) for question in questions]
+    jobs = [WorkItem(task, question, max_tokens, tuple(cells)) for question in questions]
     began = time.perf_counter()
     tokens = [record.n_tokens for record in worker.answer(jobs)]
     return time.perf_counter() - began, len(tokens), sum(tokens)
@@ -157,7 +157,7 @@ def main(
     worker = Worker(str(file.path), file.name, 0, "auto", None, "auto", threads)
     questions = TASKS[task].read(locate(TASKS[task], data), 0)
     n_ctx = worker.context_for([question.prompt for question in questions[: max(limits)]], max_tokens)
-    worker.make_room(n_ctx)
+    worker.reserve(n_ctx)
     for name, cells, limit in (("one cell", ONE_CELL, limits[0]), ("eight cells", EIGHT_CELLS, limits[1])):
         ratios = []
         for _ in range(rounds):

@@ -1,7 +1,6 @@
-"""`mink-eval`: GGUF models on tasks with every sampling method and temperature, and what that says."""
+"""`mink-eval`: run GGUF models on tasks with every sampler and temperature, and report the results."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mink_local import __version__
-from mink_local.cli import GpuLayers, run
+from mink_local.cli import AutoOrInt, FiniteFloat, run
 from mink_local.models.catalog import DEFAULT_MODEL
+from mink_local.models.options import SamplerType, gpu_layers_option, threads_option
 
 if TYPE_CHECKING:
     from mink_local.evals.tasks.base import Task
@@ -28,8 +28,9 @@ Examples:
   mink-eval run gsm8k aqua --model qwen3-4b --model ./mine.gguf --temp 1 --repeats 3 --out runs/qwen
   mink-eval report mink-eval-run
 
-The same command again goes on where the last one stopped, however that ended; another sampler,
-temperature, model, task, or more questions or repeats run only what is new.
+The same command again continues a run that stopped, for whatever reason. With another sampler,
+temperature, model or task, or with more questions or repeats, only the responses that are missing
+are generated.
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
@@ -39,7 +40,7 @@ _ELSEWHERE = {"report": "mink_local.evals.report.cli"}
 
 
 class _Commands(click.Group):
-    """With commands of other modules, which are imported when they are wanted: the run needs none of them."""
+    """A group that imports the commands of other modules only if they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*super().list_commands(ctx), *_ELSEWHERE]
@@ -63,17 +64,8 @@ def _tasks(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list
     return [find_task(name) for name in dict.fromkeys(names)]
 
 
-def _samplers(_: click.Context, __: click.Parameter, texts: Iterable[str]) -> "list[Sampler]":
-    from mink_local.samplers import parse
-
-    try:
-        return [parse(text) for text in texts]
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
-
-
 def _models(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[ModelFile]":
-    """The models' files, each once; records know a model by its name, so two must not share one."""
+    """Return the models' files, each once; two must not share the name that is in the records."""
     from mink_local.models.catalog import resolve
 
     files = {file.path: file for file in map(resolve, names)}
@@ -86,28 +78,14 @@ def _models(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "lis
     return list(by_name.values())
 
 
-def _finite(_: click.Context, __: click.Parameter, values: Sequence[float]) -> Sequence[float]:
-    for value in values:
-        if not math.isfinite(value):
-            raise click.BadParameter(f"{value} is not a finite number.")
-    return values
+def _most_sequences() -> int:
+    from mink_local.llama.context import N_SEQ_MAX
 
-
-class Parallel(click.ParamType["int | str"]):
-    name = "auto|N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "auto":
-            return value
-        from mink_local.llama.context import N_SEQ_MAX
-
-        if not str(value).isdecimal() or not 1 <= int(value) <= N_SEQ_MAX:
-            self.fail(f"{value!r} is neither auto nor a number from 1 to {N_SEQ_MAX}.", param, ctx)
-        return int(value)
+    return int(N_SEQ_MAX)
 
 
 def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
-    """Files by task, from FILE, where there is one task, and TASK=FILE."""
+    """Return files by task, from TASK=FILE, and from FILE if there is one task."""
     from mink_local.evals.tasks import TASKS
 
     files: dict[str, Path] = {}
@@ -136,18 +114,17 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     show_default=True,
     callback=_models,
     metavar="NAME|PATH",
-    help="A name of models.txt or a .gguf file; may be given several times, as --sampler and --temp may.",
+    help="A name of models.txt or a .gguf file. May be given several times, as may --sampler and --temp.",
 )
 @click.option(
     "--sampler",
     "-s",
     "samplers",
     multiple=True,
+    type=SamplerType(),
     default=["min-k"],
     show_default=True,
-    callback=_samplers,
-    metavar="NAME[:OPTION=VALUE,…]",
-    help="A method: min-k, top-p:p=0.9,order=temperature-last, min-p, top-k, top-n-sigma, eta, p-less, "
+    help="A sampler: min-k, top-p:p=0.9,order=temperature-last, min-p, top-k, top-n-sigma, eta, p-less, "
     "mirostat, greedy.",
 )
 @click.option(
@@ -155,12 +132,11 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     "-t",
     "temperatures",
     multiple=True,
-    type=click.FloatRange(min=0),
+    type=FiniteFloat(min=0),
     default=[1.0],
     show_default=True,
-    callback=_finite,
     metavar="T",
-    help="A temperature; every sampler is run at each. Greedy has none and is run once, as is any at 0.",
+    help="A temperature, for every sampler. Greedy is run once, as is every sampler at 0.",
 )
 @click.option(
     "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N questions of a task."
@@ -171,9 +147,16 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     default=1,
     show_default=True,
     metavar="N",
-    help="Responses to every question, each with a seed of its own.",
+    help="Responses to every question, each with another seed.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**32 - 2), default=0, show_default=True, metavar="N")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 2),  # MAX_SEED, whose module loads llama.cpp
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="The seed of the run, from which the seeds of all responses are computed.",
+)
 @click.option(
     "--max-tokens",
     "-n",
@@ -185,7 +168,7 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     "--data",
     multiple=True,
     metavar="[TASK=]FILE",
-    help="The questions, instead of a download; may be given for every task.",
+    help="A file with the questions, instead of a download. May be given for every task.",
 )
 @click.option(
     "--out",
@@ -194,28 +177,23 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     default=OUT,
     show_default=True,
     metavar="DIR",
-    help="Folder of the records; a run that is there goes on.",
+    help="Folder of the records; a run that is there is continued.",
 )
 @click.option(
     "--parallel",
-    type=Parallel(),
+    type=AutoOrInt(min=1, max=_most_sequences),
     default="auto",
     show_default=True,
-    help="Responses at a time; auto takes what suits memory and device.",
+    help="Responses at a time; auto chooses by memory and device.",
 )
 @click.option(
     "--ctx",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Most tokens for a prompt and its response.  [default: as many as they need]",
+    help="Most tokens of a prompt and its response.  [default: as many as they need]",
 )
-@click.option("--gpu-layers", type=GpuLayers(), default="auto", show_default=True, help="Layers on the GPU.")
-@click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="CPU threads.  [default: one for every physical core]",
-)
+@gpu_layers_option
+@threads_option
 @click.option(
     "--executor",
     type=click.Choice(["local", "ray"]),
@@ -234,58 +212,45 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     metavar="N",
     help="Ray workers.  [default: one for every GPU, or every machine]",
 )
-@click.option("--quiet", "-q", is_flag=True, help="No progress, only the summary.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress, only the summary.")
 def run_command(
     tasks: "list[Task]",
     models: "list[ModelFile]",
-    samplers: "list[Sampler]",
+    samplers: "Sequence[Sampler]",
     temperatures: Sequence[float],
-    limit: int | None,
     repeats: int,
-    seed: int,
-    max_tokens: int | None,
     data: Sequence[str],
-    out: Path,
     parallel: Any,
-    ctx: int | None,
     gpu_layers: Any,
     threads: int | None,
     executor: str,
     ray_address: str | None,
     workers: int | None,
     quiet: bool,
+    **settings: Any,  # out, limit, seed, max_tokens, ctx
 ) -> None:
     """Have models answer the questions of tasks, with every sampler at every temperature.
 
-    Every response goes to a line of DIR/records.jsonl as soon as it is complete. The run may be stopped by
-    Ctrl-C, or in any other way: the same command goes on.
+    Every response goes to a line of DIR/records.jsonl as soon as it is complete. After Ctrl-C, or after a
+    crash, the same command continues the run.
     """
     files = _data(data, tasks)
-    from mink_local.evals.run.grid import draws, methods
-    from mink_local.evals.run.run import Plan, evaluate
+    from mink_local.evals.run.grid import variants
+    from mink_local.evals.run.run import Evaluation, evaluate
     from mink_local.evals.run.worker import answer_here
 
-    plan = Plan(
-        tasks=tasks,
-        models=models,
-        draws=draws(methods(samplers, temperatures), repeats),
-        out=out,
-        data=files,
-        limit=limit,
-        seed=seed,
-        max_tokens=max_tokens,
-        ctx=ctx,
-    )
-    circumstances = {"n_parallel": parallel, "n_gpu_layers": gpu_layers, "n_threads": threads}
+    wanted = variants(samplers, temperatures, repeats)
+    evaluation = Evaluation(tasks=tasks, models=models, variants=wanted, data=files, **settings)
+    environment = {"n_parallel": parallel, "n_gpu_layers": gpu_layers, "n_threads": threads}
     if executor == "local" and (workers or ray_address):
         raise click.UsageError("--workers and --ray-address are Ray's: give --executor ray too.")
     if executor == "ray":
         from mink_local.evals.run.ray import answer_on_ray, connect
 
         connect(ray_address)
-        evaluate(plan, partial(answer_on_ray, workers=workers), circumstances, quiet)
+        evaluate(evaluation, partial(answer_on_ray, workers=workers), environment, quiet)
     else:
-        evaluate(plan, answer_here, circumstances, quiet)
+        evaluate(evaluation, answer_here, environment, quiet)
 
 
 @cli.command(

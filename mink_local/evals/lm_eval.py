@@ -16,7 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from mink_local.errors import MinkError
-from mink_local.evals.run.worker import TODAY
+from mink_local.evals.run.worker import DATE
 from mink_local.generation.answer import Request
 from mink_local.generation.loading import load_model
 from mink_local.llama.context import RANDOM_SEED
@@ -69,7 +69,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
                 n_ctx=256,
                 n_gpu_layers=gpu_layers,  # type: ignore[arg-type]
                 n_threads=threads,
-                today=TODAY,
+                today=DATE,
             )
         except ValueError as error:
             raise MinkError(f"--model_args: {error}") from None

@@ -1,15 +1,27 @@
-"""Where a task's questions are on this machine: a file given, a bundled one, or a download that is kept."""
+"""Where a task's questions are on this machine: a given file, a bundled one, or a download that is kept."""
 
+import http.client
+import urllib.error
+import urllib.request
+from hashlib import sha256
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import Bundled, OwnCopy, Task
+from mink_local.evals.tasks.base import Bundled, OwnCopy, Published, Task
+from mink_local.files import sha256_of, write_atomic
+
+_SECONDS = 30.0  # without a byte
 
 
 def locate(task: Task, data: Path | None = None) -> Path:
-    """The file of a task's questions: `data` if it is given, else the bundled or the downloaded one.
+    """Return the file of a task's questions: `data` if given, or else the bundled or downloaded one.
 
-    A download is kept in the user's cache, and its SHA-256 is checked each time. Raises DataError.
+    A download is kept in the user's cache, and its SHA-256 is checked each time.
+
+    Raises:
+        DataError: There is no such file, or it cannot be downloaded.
     """
     if data is not None:
         return _given(data.expanduser())
@@ -17,8 +29,6 @@ def locate(task: Task, data: Path | None = None) -> Path:
         return Path(__file__).parents[1] / "samples" / task.source.file
     if isinstance(task.source, OwnCopy):
         raise DataError(f"{task.name} needs your own copy of its data with --data FILE: {task.source.advice}")
-    from mink_local.evals.run.download import fetch
-
     return fetch(task.source, task.name)
 
 
@@ -28,3 +38,37 @@ def _given(data: Path) -> Path:
     if not data.exists():
         raise DataError(f"there is no file {data}")
     return data
+
+
+def fetch(source: Published, name: str) -> Path:
+    """Return the data set's file in the user's cache, downloaded unless it is there. Raises DataError."""
+    folder = user_cache_path("mink-local") / "data"
+    path = folder / f"{name}-{source.sha256[:12]}{Path(source.url).suffix}"
+    try:
+        if not path.exists() or sha256_of(path) != source.sha256:
+            content = _download(source, name)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, content)
+    except OSError as error:
+        raise DataError(f"{name} cannot be kept in {folder}: {error.strerror or error}") from None
+    return path
+
+
+def _download(source: Published, name: str) -> bytes:
+    request = urllib.request.Request(source.url, headers={"User-Agent": "mink-local"})
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as response:
+            content: bytes = response.read(source.size + 1)
+        if sha256(content).hexdigest() == source.sha256:
+            return content
+        reason = f"the {len(content)} bytes that came are not the file: they have another SHA-256"
+    except urllib.error.HTTPError as error:
+        reason = f"HTTP {error.code} {error.reason}"
+    except urllib.error.URLError as error:
+        reason = str(getattr(error.reason, "strerror", None) or error.reason)
+    except (OSError, http.client.HTTPException) as error:
+        reason = str(error) or type(error).__name__
+    raise DataError(
+        f"{name} cannot be downloaded ({reason}): try again later, or fetch {source.url} on a machine "
+        "that reaches it and give the file with --data FILE"
+    )

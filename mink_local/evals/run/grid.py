@@ -1,7 +1,6 @@
-"""What is to be asked: every question with every method, and what of that is missing.
+"""The evaluation grid (question × sampler × temperature × repeat) and which of its responses are missing.
 
-The order is question-major, all missing responses to a question behind one another, so that its prompt is
-evaluated once for all of them.
+All missing responses to a question follow one another, so that its prompt is evaluated once for all of them.
 """
 
 import hashlib
@@ -10,18 +9,15 @@ from collections.abc import Callable, Container, Generator, Iterable, Iterator, 
 from dataclasses import dataclass
 from typing import Any
 
-from mink_local.evals.run.records import Key, Record
+from mink_local.evals.run.records import Response, ResponseKey
 from mink_local.evals.tasks.base import Question
+from mink_local.llama.context import MAX_SEED
 from mink_local.samplers import Greedy, Sampler
-
-_SEEDS = 2**32 - 1  # the largest 32-bit number means "any seed" to llama.cpp
-
-Method = tuple[Sampler, float]  # with the temperature
 
 
 @dataclass(frozen=True)
-class Draw:
-    """One response to a question: how it is to be drawn. repeat: from 0."""
+class Variant:
+    """How one of the responses to a question is generated. `repeat` counts from 0."""
 
     sampler: Sampler
     temperature: float
@@ -29,82 +25,90 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Job:
+class WorkItem:
     """A question of a task and the responses to it that are wanted, of at most `max_tokens` each."""
 
     task: str
     question: Question
     max_tokens: int
-    draws: tuple[Draw, ...]
+    variants: tuple[Variant, ...]
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one model is to do on one task.
+class TaskWork:
+    """The responses of one task that a model has yet to give.
 
-    prompts: of all questions of the run, those that are answered included: the longest of them decides
-    about the context, which is thus the same whenever the run goes on. max_tokens: of an answer. jobs: what
-    is missing.
+    Attributes:
+        prompts: Of all questions of the run, the answered ones included: the longest prompt decides how
+            long the context is, so that it is the same whenever the run is continued.
+        max_tokens: Of a response.
+        items: The missing responses.
     """
 
     prompts: tuple[str, ...]
     max_tokens: int
-    jobs: tuple[Job, ...]
+    items: tuple[WorkItem, ...]
 
 
-Ready = Callable[[str, Mapping[str, Any]], None]  # takes a template's SHA-256 and circumstances to note
+# Called with the SHA-256 of a model's chat template and its runtime environment, when a model is loaded.
+Ready = Callable[[str, Mapping[str, Any]], None]
 
-# Takes the options of a `Worker`, what is to be done and whom to tell when the model is ready; closing it
-# ends it early. Raises KeyboardInterrupt after Ctrl-C, as soon as what was complete is handed over.
-Executor = Callable[[Mapping[str, Any], Sequence[Part], Ready], Generator[Record, None, None]]
+# Takes the options of a `Worker`, the work, and what to call when the model is loaded. Closing the generator
+# ends the work early. After Ctrl-C it yields what is complete and raises KeyboardInterrupt.
+Executor = Callable[[Mapping[str, Any], Sequence[TaskWork], Ready], Generator[Response, None, None]]
 
 
-def methods(samplers: Iterable[Sampler], temperatures: Iterable[float]) -> list[Method]:
-    """Every sampler at every temperature, each once. Greedy has no temperature and stands as (greedy, 0),
-    which is what every sampler is at temperature 0."""
+def variants(samplers: Iterable[Sampler], temperatures: Iterable[float], repeats: int) -> list[Variant]:
+    """Return every sampler at every temperature, `repeats` times, each once.
+
+    At temperature 0 every sampler is greedy, and greedy says the same at every temperature and repeat:
+    it is asked for once, as Variant(Greedy(), 0.0, 0).
+    """
     pairs = [(sampler, float(temperature)) for sampler in samplers for temperature in temperatures]
     greedy = (Greedy(), 0.0)
-    return list(dict.fromkeys(greedy if pair[1] == 0 or pair[0] == Greedy() else pair for pair in pairs))
-
-
-def draws(methods: Iterable[Method], repeats: int) -> list[Draw]:
-    """Every method `repeats` times, greedy once: it would only say the same again."""
+    methods = dict.fromkeys(greedy if pair[1] == 0 or pair[0] == Greedy() else pair for pair in pairs)
     return [
-        Draw(sampler, temperature, repeat)
+        Variant(sampler, temperature, repeat)
         for sampler, temperature in methods
         for repeat in range(repeats if temperature else 1)
     ]
 
 
-def keys(model: str, task: str, questions: Iterable[Question], wanted: Sequence[Draw]) -> Iterator[Key]:
-    """The keys of all records of a model and a task, in the order of the cells."""
-    listed = list(questions)
-    return (key(model, task, question, draw) for draw in wanted for question in listed)
+def keys(
+    model: str, task: str, questions: Sequence[Question], wanted: Sequence[Variant]
+) -> Iterator[ResponseKey]:
+    """Return the keys of all responses of a model to a task, cell by cell."""
+    return (key(model, task, question, variant) for variant in wanted for question in questions)
 
 
-def key(model: str, task: str, question: Question, draw: Draw) -> Key:
-    return model, task, str(draw.sampler), draw.temperature, draw.repeat, question.id
+def key(model: str, task: str, question: Question, variant: Variant) -> ResponseKey:
+    """Return the key of one response."""
+    sampler = str(variant.sampler)
+    return ResponseKey(model, task, sampler, variant.temperature, variant.repeat, question.id)
 
 
-def part(
+def task_work(
     model: str,
     task: str,
     questions: Sequence[Question],
     max_tokens: int,
-    wanted: Sequence[Draw],
-    done: Container[Key],
-) -> Part:
-    """What is left of a task when the records with the keys `done` are there."""
-    jobs = []
+    wanted: Sequence[Variant],
+    done: Container[ResponseKey],
+) -> TaskWork:
+    """Return the work of a model on a task, except the responses whose keys are in `done`."""
+    items = []
     for question in questions:
-        missing = tuple(draw for draw in wanted if key(model, task, question, draw) not in done)
+        missing = tuple(variant for variant in wanted if key(model, task, question, variant) not in done)
         if missing:
-            jobs.append(Job(task, question, max_tokens, missing))
-    return Part(tuple(question.prompt for question in questions), max_tokens, tuple(jobs))
+            items.append(WorkItem(task, question, max_tokens, missing))
+    return TaskWork(tuple(question.prompt for question in questions), max_tokens, tuple(items))
 
 
 def seed_of(run_seed: int, task: str, question_id: str, repeat: int) -> int:
-    """The seed of a response, 0 to 2^32 - 2: the same in whatever batch, with whatever limit, and for every
-    method, so that methods meet a question with the same luck."""
+    """Return the seed of a response, 0 to MAX_SEED.
+
+    It depends on neither batch nor limit, and is the same for every method: methods meet a question with
+    the same random numbers.
+    """
     text = json.dumps([run_seed, task, question_id, repeat])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % _SEEDS
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % (MAX_SEED + 1)

@@ -1,13 +1,13 @@
-"""What the records of a run depend on, in `DIR/manifest.json`, and its questions, in `DIR/questions.jsonl`.
+"""The settings that the responses of a run depend on, in `DIR/manifest.json`, and the run's questions.
 
-A run goes on only under what it was begun with. Refused, because responses of both sorts would stand in
-one table as if they were comparable: another run seed, context limit, limit of a response, data file,
+A run is continued only under the settings that it was started with. Refused, because the responses would be
+in one table as if they were comparable: another run seed, context limit, limit of a response, data file,
 question, GGUF file or chat template, another version of llama.cpp, llama-cpp-python or mink-local.
 
-Let through, and noted under "sessions": the number of sequences, threads, layers on the GPU, the executor.
-They move the last bits of llama.cpp's sums, so a seed may draw another response, but one of the same
-distribution; and whoever goes on with a run on another machine, or in less memory, changes just these. Let
-through as well: more models, tasks, samplers, temperatures, repeats and questions, which only add cells.
+Allowed, and noted under "sessions": another number of slots, threads or layers on the GPU, another executor.
+They change the last bits of llama.cpp's sums, so that a seed may give another response, of the same
+distribution; and who continues a run on another machine, or in less memory, changes just these. Also
+allowed: more models, tasks, samplers, temperatures, repeats and questions, which only add responses.
 """
 
 import hashlib
@@ -21,24 +21,30 @@ from typing import Any
 
 from mink_local import __version__
 from mink_local.errors import RunError
-from mink_local.evals.run.records import MANIFEST, QUESTIONS, Store
+from mink_local.evals.run.questions import parse_question, question_line
+from mink_local.evals.run.records import MANIFEST, QUESTIONS, Complaint, RunFolder, read_lines
 from mink_local.evals.tasks.base import Question
+from mink_local.files import sha256_of
 from mink_local.models.gguf import shards
-from mink_local.models.trust import sha256_of
 
 FORMAT = 1
 
 
 def file_sha256(path: Path) -> str:
-    """Of a file's content; of a GGUF model that is split in several, of all their SHA-256."""
+    """Return the SHA-256 of a file; of a GGUF model in several files, that of all their SHA-256.
+
+    Raises:
+        RunError: A file cannot be read.
+    """
     try:
-        sums = [sha256_of(part) for part in shards(path)]
+        sums = [sha256_of(shard) for shard in shards(path)]
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of the programs that responses depend on."""
     from llama_cpp import llama_cpp
 
     return {
@@ -49,21 +55,25 @@ def versions() -> dict[str, str]:
 
 
 class Manifest:
-    """The manifest of a folder, made to agree with what is asked for now.
+    """The manifest of a folder, which agrees with what is asked for now.
 
-    questions: by task; they are kept, so that scoring and the report need neither data nor model.
-    wanted: "seed" and "ctx"; "models", by name: their "path" and "sha256"; "tasks", by name: their "data",
-    "data_sha256" and "max_tokens". Raises RunError, which names everything that differs, where the folder
-    was begun otherwise.
+    Args:
+        folder: The run's.
+        wanted: "seed" and "ctx"; "models", by name: their "path" and "sha256"; "tasks", by name: their
+            "data", "data_sha256" and "max_tokens".
+        questions: By task. They are kept in the folder.
+
+    Raises:
+        RunError: The folder was started with other settings; the text names every difference.
     """
 
     def __init__(
-        self, store: Store, wanted: Mapping[str, Any], questions: Mapping[str, Sequence[Question]]
+        self, folder: RunFolder, wanted: Mapping[str, Any], questions: Mapping[str, Sequence[Question]]
     ) -> None:
-        self._store = store
+        self._folder = folder
         wanted = {"format": FORMAT, "versions": versions(), **wanted}
         self._content = self._read() or {**wanted, "sessions": []}
-        with self._damage_told(MANIFEST):
+        with self._as_damage():
             self._refuse(list(_differences(self._content, wanted)))
             for kind in ("models", "tasks"):
                 self._content[kind] = wanted[kind] | self._content[kind]
@@ -71,7 +81,11 @@ class Manifest:
         self._write()
 
     def begin_session(self, model: str, template_sha256: str, session: Mapping[str, Any]) -> None:
-        """Note under what circumstances a model goes on. Raises RunError where its template is another."""
+        """Note the runtime environment in which a model continues the run.
+
+        Raises:
+            RunError: The model's chat template is another than before.
+        """
         entry = self._content["models"][model]
         if entry.setdefault("template_sha256", template_sha256) != template_sha256:
             self._refuse([f"the chat template of {model} is another"])
@@ -80,48 +94,54 @@ class Manifest:
         self._write()
 
     def _keep(self, questions: Mapping[str, Sequence[Question]]) -> None:
-        with self._damage_told(QUESTIONS):
-            lines = map(json.loads, (self._store.read(QUESTIONS) or "").splitlines())
-            known = {(line["task"], line["question_id"]): line for line in lines}
-        before = len(known)
+        """Add questions to those of earlier sessions."""
+        known: dict[tuple[str, str], Question] = {}
+        path = self._folder.folder / QUESTIONS
+        for number, item in read_lines(path, parse_question) if path.exists() else ():
+            if isinstance(item, Complaint):
+                raise RunError(f"{path} is damaged (line {number}: {item}): name another --out")
+            task, question = item
+            known[task, question.id] = question
+        n_before = len(known)
         for task, of_task in questions.items():
             for question in of_task:
-                line = _line(task, question)
-                if known.setdefault((task, question.id), line) != line:
+                if known.setdefault((task, question.id), question) != question:
                     self._refuse([f"question {question.id} of {task} has another text or answer"])
-        if len(known) > before:
-            self._store.write(QUESTIONS, "".join(json.dumps(line) + "\n" for line in known.values()))
+        if len(known) > n_before:
+            lines = [question_line(task, question) for (task, _), question in known.items()]
+            self._folder.write(QUESTIONS, "".join(lines))
 
     def _read(self) -> dict[str, Any] | None:
-        text = self._store.read(MANIFEST)
+        text = self._folder.read(MANIFEST)
         if text is None:
             return None
-        with self._damage_told(MANIFEST):
+        with self._as_damage():
             content: dict[str, Any] = json.loads(text)
             if content["format"] == FORMAT:
                 return content
-        raise RunError(f"{self._store.folder} is of another version of mink-eval: name another --out")
+        raise RunError(f"{self._folder.folder} is of another version of mink-eval: name another --out")
 
     def _write(self) -> None:
-        self._store.write(MANIFEST, json.dumps(self._content, indent=1) + "\n")
+        self._folder.write(MANIFEST, json.dumps(self._content, indent=1) + "\n")
 
     @contextmanager
-    def _damage_told(self, name: str) -> Iterator[None]:
+    def _as_damage(self) -> Iterator[None]:
+        """Raise what a manifest of another structure causes as a RunError."""
         try:
             yield
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise RunError(f"{self._store.folder / name} is damaged: name another --out") from None
+            raise RunError(f"{self._folder.folder / MANIFEST} is damaged: name another --out") from None
 
     def _refuse(self, differences: Sequence[str]) -> None:
         if differences:
             raise RunError(
-                f"{self._store.folder} was begun otherwise: {'; '.join(differences)}. "
-                "Give what it was begun with, or name another folder with --out"
+                f"{self._folder.folder} was started with other settings: {'; '.join(differences)}. "
+                "Give the settings that it was started with, or name another folder with --out"
             )
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What of `now` cannot stand beside records that were made under `then`."""
+    """Yield every setting whose responses are not comparable with those made under `then`."""
     for option in ("seed", "ctx"):
         if then[option] != now[option]:
             yield f"--{option} was {_given(then[option])} and is {_given(now[option])}"
@@ -141,14 +161,3 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
 
 def _given(value: int | None) -> str:
     return "not given" if value is None else str(value)
-
-
-def _line(task: str, question: Question) -> dict[str, Any]:
-    return {
-        "task": task,
-        "question_id": question.id,
-        "prompt": question.prompt,
-        "gold": question.gold,
-        "choices": list(question.choices),
-        "order": list(question.order),
-    }

@@ -1,188 +1,216 @@
-"""`--executor ray`: one worker on every GPU of a Ray cluster, or several on CPUs.
+"""`--executor ray`: a worker on every GPU of a Ray cluster, or several on CPUs.
 
-Workers are given stretches of questions, long ones first, and stream their records to the driver, which alone
-writes. What a lost worker had not handed over is given out again, and another worker is started in its
-place. All of the scheduling is Ray's.
+Workers get stretches of questions, long ones first, and stream their responses to the driver, which alone
+writes. What a lost worker had yet to answer is given out again, and another worker is started. Ray decides
+where workers run.
 """
 
 import logging
 import math
 import os
+import queue
 import socket
+import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mink_local.errors import MinkError, RunError
-from mink_local.evals.run.grid import Draw, Job, Part, Ready, key
+from mink_local.evals.run.grid import Ready, TaskWork, Variant, WorkItem, key
 from mink_local.evals.run.manifest import file_sha256
-from mink_local.evals.run.records import Key, Record
+from mink_local.evals.run.records import Response, ResponseKey
 from mink_local.evals.run.worker import Worker
 from mink_local.interrupts import on_interrupt
 from mink_local.models.catalog import resolve
 
-_LOSSES = 3  # of workers one after another, none of which has answered anything
+_LOSSES = 3  # workers lost with no response in between end the run
 _CONNECT_SECONDS = 10.0
 _POLL_SECONDS = 0.2  # after which Ctrl-C is noticed
 
 log = logging.getLogger("mink_local")
 
 
-class Actor:
-    """A worker in a process of its own, on whatever machine of the cluster."""
+@dataclass(frozen=True)
+class LoadedWorker:
+    """A worker's model. `contexts`: the tokens of a prompt and its response, by task."""
 
-    def load(self, options: Mapping[str, Any], sha256: str, parts: Sequence[Part]) -> "Loaded":
-        """Load the model, and find the context that each of the parts needs.
+    template_sha256: str
+    environment: Mapping[str, Any]
+    contexts: tuple[int, ...]
 
-        Raises RunError where this machine has another file for the model.
+
+class RayWorker:
+    """A worker in a process of its own, on any machine of the cluster."""
+
+    def load(self, options: Mapping[str, Any], sha256: str, work: Sequence[TaskWork]) -> LoadedWorker:
+        """Load the model, and find the context that each task needs.
+
+        Raises:
+            RunError: This machine has another file for the model.
         """
         if file_sha256(resolve(options["model"]).path) != sha256:
             raise RunError(f"{options['model']} is not the same file on every machine of the cluster")
         self._worker = worker = Worker(**options)
-        contexts = tuple(worker.context_for(part.prompts, part.max_tokens) for part in parts)
-        worker.make_room(contexts[0])
-        return Loaded(worker.template_sha256, worker.circumstances, contexts)
+        contexts = tuple(worker.context_for(task.prompts, task.max_tokens) for task in work)
+        worker.reserve(contexts[0])
+        return LoadedWorker(worker.template_sha256, worker.environment, contexts)
 
-    def answer(self, jobs: Sequence[Job], n_ctx_seq: int) -> Iterator[Record]:
-        """The records of the jobs, as `Worker.answer` has them."""
-        self._worker.make_room(n_ctx_seq)
-        yield from self._worker.answer(jobs)
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What a worker says when its model is there. contexts: tokens of a sequence, for every part."""
-
-    template_sha256: str
-    circumstances: Mapping[str, Any]
-    contexts: tuple[int, ...]
+    def answer(self, items: Sequence[WorkItem], n_ctx: int) -> Iterator[Response]:
+        """Yield the responses in order of completion."""
+        self._worker.reserve(n_ctx)
+        yield from self._worker.answer(items)
 
 
-@dataclass
-class Hand:
-    """A worker as the driver sees it.
+class WorkerPool:
+    """The workers, a thread for each that gives it work, and the work that is left.
 
-    handle: Ray's, of its `Actor`. waits_for: what `load` will return, or the stream of records; None while
-    there is nothing to do. loaded: None while it loads. missing: what it is to answer yet, of the part with
-    this number.
+    Args:
+        options: Of a `Worker`.
+        work: Of every task.
+        ready: Called when a worker has loaded its model.
+        workers: How many, None for one on every GPU or machine.
     """
 
-    handle: Any
-    waits_for: Any
-    loaded: Loaded | None = None
-    part: int = 0
-    missing: dict[Key, tuple[Job, Draw]] = field(default_factory=dict)
-
-
-class Crew:
-    """The workers, and what is left for them to do."""
-
     def __init__(
-        self, options: Mapping[str, Any], parts: Sequence[Part], ready: Ready, workers: int | None
+        self, options: Mapping[str, Any], work: Sequence[TaskWork], ready: Ready, workers: int | None
     ) -> None:
         import ray
 
         self.interrupted = False
         self._ray = ray
-        self._name: str = options["name"]
-        self._todo = [deque(part.jobs) for part in parts]
         self._ready = ready
-        self._losses = 0
-        n_workers, resources, threads = _shares(ray, workers)
+        self._model: str = options["name"]
+        self._todo = [deque(task.items) for task in work]
+        self._n_workers, resources, threads = _shares(ray, workers)
         options = {**options, "n_threads": options["n_threads"] or threads}
-        self._kind = ray.remote(Actor).options(**resources)
-        self._load = (options, file_sha256(resolve(options["model"]).path), ray.put(list(parts)))
-        self._hands = [self._hire() for _ in range(n_workers)]
+        self._actor = ray.remote(RayWorker).options(**resources)
+        self._load = (options, file_sha256(resolve(options["model"]).path), ray.put(list(work)))
+        self._handles: list[Any] = []
+        self._losses = 0
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._events: queue.SimpleQueue[LoadedWorker | Response | BaseException | None] = queue.SimpleQueue()
 
-    def records(self) -> Iterator[Record]:
-        """The records of all that is to be done, as they come. Raises KeyboardInterrupt when interrupted."""
-        while any(self._todo) or any(hand.missing for hand in self._hands):
-            if self.interrupted:
-                raise KeyboardInterrupt
-            for hand in self._hands:
-                if hand.waits_for is None and any(self._todo):
-                    self._assign(hand)
-            waiting = [hand for hand in self._hands if hand.waits_for is not None]
-            events, _ = self._ray.wait([hand.waits_for for hand in waiting], timeout=_POLL_SECONDS)
-            for hand in waiting:
-                if any(hand.waits_for is event for event in events) and (record := self._take(hand)):
-                    yield record
+    def responses(self) -> Generator[Response, None, None]:
+        """Yield the responses as they come. Raises KeyboardInterrupt when `interrupted` is set."""
+        threads = [threading.Thread(target=self._keep_working) for _ in range(self._n_workers)]
+        for thread in threads:
+            thread.start()
+        n_running = len(threads)
+        try:
+            while n_running:
+                if self.interrupted:
+                    raise KeyboardInterrupt
+                try:
+                    event = self._events.get(timeout=_POLL_SECONDS)
+                except queue.Empty:
+                    continue
+                if event is None:
+                    n_running -= 1
+                elif isinstance(event, BaseException):
+                    raise event
+                elif isinstance(event, LoadedWorker):
+                    self._ready(event.template_sha256, {"executor": "ray", **event.environment})
+                else:
+                    yield event
+        finally:
+            with self._lock:
+                self._stopped = True
+                for handle in self._handles:
+                    self._ray.kill(handle)
+            for thread in threads:
+                thread.join()
 
-    def dismiss(self) -> None:
-        for hand in self._hands:
-            self._ray.kill(hand.handle)
+    # In a worker's thread
 
-    def _hire(self) -> Hand:
-        handle = self._kind.remote()
-        return Hand(handle, handle.load.remote(*self._load))
+    def _keep_working(self) -> None:
+        try:
+            while any(self._todo) and not self._stopped:
+                self._run_worker()
+        except BaseException as error:
+            self._events.put(error)
+        else:
+            self._events.put(None)
 
-    def _assign(self, hand: Hand) -> None:
-        """Give a worker half of its share of what is left of a part: long stretches first, in which its
-        batches are full, and short ones in the end, so that all are done at about the same time."""
-        assert hand.loaded is not None
-        hand.part = next(i for i, jobs in enumerate(self._todo) if jobs)
-        jobs = self._todo[hand.part]
-        stretch = [jobs.popleft() for _ in range(math.ceil(len(jobs) / (2 * len(self._hands))))]
-        hand.missing = {
-            key(self._name, job.task, job.question, draw): (job, draw)
-            for job in stretch
-            for draw in job.draws
-        }
-        answer = hand.handle.answer.options(num_returns="streaming")
-        hand.waits_for = answer.remote(stretch, hand.loaded.contexts[hand.part])
-
-    def _take(self, hand: Hand) -> Record | None:
-        """What Ray has for us from a worker, a record perhaps."""
+    def _run_worker(self) -> None:
+        """Start a worker and give it work until nothing is left, or the worker is lost."""
         errors = self._ray.exceptions
         try:
-            if hand.loaded is None:
-                hand.loaded, hand.waits_for = self._ray.get(hand.waits_for), None
-                self._ready(hand.loaded.template_sha256, {"executor": "ray", **hand.loaded.circumstances})
-                return None
-            record: Record = self._ray.get(next(hand.waits_for))
-        except StopIteration:
-            hand.waits_for = None
-            self._take_back(hand)
-            return None
+            worker = self._start_worker()
+            loaded = self._ray.get(worker.load.remote(*self._load))
+            self._events.put(loaded)
+            while stretch := self._next_stretch():
+                self._answer(worker, loaded, *stretch)
         except errors.RayTaskError as error:
             if isinstance(error.cause, MinkError):
                 raise error.cause from None
             raise RunError(f"a worker failed: {error.cause!r}") from None
         except errors.RayError as error:
-            self._replace(hand, str(error))
-            return None
-        self._losses = 0
-        del hand.missing[record.key]
-        return record
+            self._note_loss(str(error).strip().partition("\n")[0])
 
-    def _replace(self, lost: Hand, reason: str) -> None:
-        """Start another worker for one that is lost, and have done again what it has not handed over."""
+    def _start_worker(self) -> Any:
+        worker = self._actor.remote()
+        with self._lock:
+            self._handles.append(worker)
+            if self._stopped:
+                self._ray.kill(worker)
+        return worker
+
+    def _next_stretch(self) -> tuple[int, list[WorkItem]] | None:
+        """Take half of a worker's share of what is left of a task; return the task's number and the items.
+
+        Long stretches come first, in which the worker's batches are full, and short ones last, so that all
+        workers end at about the same time.
+        """
+        with self._lock:
+            number = next((i for i, items in enumerate(self._todo) if items), None)
+            if number is None:
+                return None
+            items = self._todo[number]
+            n_items = math.ceil(len(items) / (2 * self._n_workers))
+            return number, [items.popleft() for _ in range(n_items)]
+
+    def _answer(self, worker: Any, loaded: LoadedWorker, number: int, items: Sequence[WorkItem]) -> None:
+        """Have a worker answer items of a task; what it does not answer is given out again."""
+        missing: dict[ResponseKey, tuple[WorkItem, Variant]] = {
+            key(self._model, item.task, item.question, variant): (item, variant)
+            for item in items
+            for variant in item.variants
+        }
+        try:
+            answer = worker.answer.options(num_returns="streaming")
+            for reference in answer.remote(items, loaded.contexts[number]):
+                response = self._ray.get(reference)
+                del missing[response.key]
+                self._losses = 0
+                self._events.put(response)
+        finally:
+            left: dict[WorkItem, list[Variant]] = {}
+            for item, variant in missing.values():
+                left.setdefault(item, []).append(variant)
+            again = [replace(item, variants=tuple(variants)) for item, variants in left.items()]
+            with self._lock:
+                self._todo[number].extendleft(reversed(again))
+
+    def _note_loss(self, reason: str) -> None:
+        """Raise RunError if too many workers were lost; `_keep_working` starts another."""
+        if self._stopped:
+            return
         self._losses += 1
-        reason = reason.strip().partition("\n")[0]
         if self._losses == _LOSSES:
             raise RunError(f"{_LOSSES} workers were lost one after another, the last one so: {reason}")
         log.warning("a worker was lost, another is started: %s", reason)
-        self._take_back(lost)
-        self._hands[self._hands.index(lost)] = self._hire()
-
-    def _take_back(self, hand: Hand) -> None:
-        """Have what a worker has not handed over done first: nothing, unless it was lost or stopped."""
-        draws: dict[Job, list[Draw]] = {}
-        for job, draw in hand.missing.values():
-            draws.setdefault(job, []).append(draw)
-        again = [replace(job, draws=tuple(left)) for job, left in draws.items()]
-        self._todo[hand.part].extendleft(reversed(again))
-        hand.missing = {}
 
 
 def _shares(ray: Any, workers: int | None) -> tuple[int, dict[str, Any], int | None]:
-    """How many workers there are, what Ray is to give each, and its threads where the user named none."""
+    """Return the number of workers, the resources of each, and its threads unless the user gives them."""
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0))
     if gpus:
         if workers and workers > gpus:
-            raise RunError(f"the cluster has {gpus} GPUs: at most so many --workers, not {workers}")
+            raise RunError(f"the cluster has {gpus} GPUs: at most {gpus} --workers, not {workers}")
         return workers or gpus, {"num_gpus": 1, "num_cpus": 0}, None
     nodes = sum(node["Alive"] for node in ray.nodes())
     workers = workers or nodes
@@ -193,9 +221,10 @@ def _shares(ray: Any, workers: int | None) -> tuple[int, dict[str, Any], int | N
 def connect(address: str | None) -> None:
     """Join the Ray cluster at `address` or in RAY_ADDRESS, or else start one on this machine, once.
 
-    Raises RunError where Ray is not installed or there is no cluster.
+    Raises:
+        RunError: Ray is not installed, or no cluster answers.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers,
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # and write on our standard output
     try:
         import ray
@@ -209,11 +238,11 @@ def connect(address: str | None) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise RunError(f"no Ray cluster was to be had: {reason}") from None
+        raise RunError(f"there is no Ray cluster: {reason}") from None
 
 
 def _require_answer(address: str) -> None:
-    """Raise RunError where nothing listens at HOST:PORT: Ray itself tries that for minutes, and aloud."""
+    """Raise RunError if nothing listens at HOST:PORT: Ray itself retries for minutes, and prints it."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         try:
@@ -224,19 +253,15 @@ def _require_answer(address: str) -> None:
 
 def answer_on_ray(
     options: Mapping[str, Any],
-    parts: Sequence[Part],
+    work: Sequence[TaskWork],
     ready: Ready,
     workers: int | None = None,
-) -> Generator[Record, None, None]:
-    """The executor of the Ray cluster that `connect` has joined: one worker on every GPU, or where there
-    is none on every machine; or so many `workers`."""
-    crew = Crew(options, parts, ready, workers)
+) -> Generator[Response, None, None]:
+    """Execute the work on the Ray cluster that `connect` has joined. It is an `Executor`."""
+    pool = WorkerPool(options, work, ready, workers)
 
     def interrupt() -> None:
-        crew.interrupted = True
+        pool.interrupted = True
 
-    try:
-        with on_interrupt(interrupt, terminate=True):
-            yield from crew.records()
-    finally:
-        crew.dismiss()
+    with on_interrupt(interrupt, terminate=True), closing(pool.responses()) as responses:
+        yield from responses

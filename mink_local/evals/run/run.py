@@ -1,4 +1,4 @@
-"""`mink-eval run`: from what is asked for to the records that are missing."""
+"""`mink-eval run`: generate the responses that a run's folder lacks."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,28 +12,34 @@ from rich.console import Console
 
 from mink_local.evals.run.data import locate
 from mink_local.evals.run.display import duration, summary, watching
-from mink_local.evals.run.grid import Draw, Executor, Part, keys, part
+from mink_local.evals.run.grid import Executor, TaskWork, Variant, keys, task_work
 from mink_local.evals.run.manifest import Manifest, file_sha256
 from mink_local.evals.run.progress import Progress
-from mink_local.evals.run.records import Key, Store, read_records
+from mink_local.evals.run.records import ResponseKey, RunFolder, read_responses
 from mink_local.evals.tasks.base import Question, Task
 from mink_local.models.catalog import ModelFile
 from mink_local.models.trust import vet
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is to be in the folder `out` in the end: the answers of every model to the first `limit`
-    questions of every task (None: all), each drawn in all the ways of `draws`.
+class Evaluation:
+    """Tasks, models and sampling settings, whose responses go to the folder `out`.
 
-    data: files to take instead of a task's own, by task. seed: of the run. max_tokens: of an answer, None
-    for the task's own limit. ctx: at most so many tokens for a prompt and its answer, None for what a model
-    was trained on.
+    Attributes:
+        tasks: The tasks, each with its questions.
+        models: Each answers every question.
+        variants: The responses that each model gives to each question.
+        out: The folder.
+        data: Files with questions that replace a task's own, by task.
+        limit: Only the first so many questions of a task; None is all.
+        seed: The run's.
+        max_tokens: Of a response; None is the task's own limit.
+        ctx: At most so many tokens for a prompt and its response; None is what a model was trained on.
     """
 
     tasks: Sequence[Task]
     models: Sequence[ModelFile]
-    draws: Sequence[Draw]
+    variants: Sequence[Variant]
     out: Path
     data: Mapping[str, Path]
     limit: int | None = None
@@ -41,94 +47,121 @@ class Plan:
     max_tokens: int | None = None
     ctx: int | None = None
 
-    def longest_answer(self, task: Task) -> int:
+    def max_tokens_of(self, task: Task) -> int:
         return self.max_tokens or task.max_tokens
 
 
-def evaluate(plan: Plan, execute: Executor, circumstances: Mapping[str, Any], quiet: bool = False) -> None:
-    """Make the records that are missing, and print what came of it.
+def evaluate(
+    evaluation: Evaluation, execute: Executor, environment: Mapping[str, Any], quiet: bool = False
+) -> None:
+    """Generate and record the missing responses, and print a summary.
 
-    circumstances: the options of a `Worker` that only say how: n_parallel, n_gpu_layers, n_threads. Raises a
-    MinkError with everything that is recorded kept, and KeyboardInterrupt after Ctrl-C.
+    Args:
+        evaluation: The responses that are wanted.
+        execute: Generates them.
+        environment: The options of a `Worker` that are not in the manifest: n_parallel, n_gpu_layers and
+            n_threads.
+        quiet: Show no progress.
+
+    Raises:
+        MinkError: The run cannot go on. Everything that is recorded is kept.
+        KeyboardInterrupt: After Ctrl-C, also with everything kept.
     """
-    files = {task.name: locate(task, plan.data.get(task.name)) for task in plan.tasks}
-    questions = {task.name: task.read(files[task.name], plan.seed)[: plan.limit] for task in plan.tasks}
-    for model in plan.models:
-        vet(model)  # a damaged one is found now, and not after hours with another
-    with closing(Store(plan.out)) as store:
-        manifest = Manifest(store, _wanted(plan, files), questions)
-        progress, done = _begin(plan, questions)
+    files = {task.name: locate(task, evaluation.data.get(task.name)) for task in evaluation.tasks}
+    questions = {
+        task.name: task.read(files[task.name], evaluation.seed)[: evaluation.limit]
+        for task in evaluation.tasks
+    }
+    for model in evaluation.models:
+        vet(model)  # a damaged file is found now, and not after hours with another model
+    with closing(RunFolder(evaluation.out)) as folder:
+        manifest = Manifest(folder, _wanted(evaluation, files), questions)
+        progress, done = _recorded(evaluation, questions)
         try:
-            with watching(progress, quiet) as tick:
-                for model in plan.models:
-                    parts = _parts(plan, model, questions, done)
-                    if not parts:
+            with watching(progress, quiet) as show:
+                for model in evaluation.models:
+                    work = _work(evaluation, model, questions, done)
+                    if not work:
                         continue
                     options = {
-                        "model": _asked_for(model),
+                        "model": _portable_name(model),
                         "name": model.name,
-                        "seed": plan.seed,
-                        "ctx": plan.ctx,
+                        "seed": evaluation.seed,
+                        "ctx": evaluation.ctx,
+                        **environment,
                     }
                     ready = partial(manifest.begin_session, model.name)
-                    with closing(execute({**options, **circumstances}, parts, ready)) as records:
-                        for record in records:
-                            store.append(record)
-                            progress.add(record)
-                            tick()
+                    with closing(execute(options, work, ready)) as responses:
+                        for response in responses:
+                            folder.append(response)
+                            progress.add(response)
+                            show(response)
         finally:
-            _print_summary(progress, plan.out)
+            _print_summary(progress, evaluation.out)
 
 
-def _wanted(plan: Plan, files: Mapping[str, Path]) -> dict[str, Any]:
-    """What the manifest is to say."""
+def _wanted(evaluation: Evaluation, files: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the settings that the manifest keeps."""
     return {
-        "seed": plan.seed,
-        "ctx": plan.ctx,
+        "seed": evaluation.seed,
+        "ctx": evaluation.ctx,
         "models": {
-            model.name: {"path": str(model.path), "sha256": file_sha256(model.path)} for model in plan.models
+            model.name: {"path": str(model.path), "sha256": file_sha256(model.path)}
+            for model in evaluation.models
         },
         "tasks": {
             task.name: {
                 "data": str(files[task.name]),
                 "data_sha256": file_sha256(files[task.name]),
-                "max_tokens": plan.longest_answer(task),
+                "max_tokens": evaluation.max_tokens_of(task),
             }
-            for task in plan.tasks
+            for task in evaluation.tasks
         },
     }
 
 
-def _begin(plan: Plan, questions: Mapping[str, Sequence[Question]]) -> tuple[Progress, set[Key]]:
-    """The progress with what an earlier run has recorded counted in, and the keys of that."""
+def _recorded(
+    evaluation: Evaluation, questions: Mapping[str, Sequence[Question]]
+) -> tuple[Progress, set[ResponseKey]]:
+    """Return the progress with the recorded responses counted, and their keys."""
     wanted = [
         key
-        for model in plan.models
-        for task in plan.tasks
-        for key in keys(model.name, task.name, questions[task.name], plan.draws)
+        for model in evaluation.models
+        for task in evaluation.tasks
+        for key in keys(model.name, task.name, questions[task.name], evaluation.variants)
     ]
     progress, asked, done = Progress(wanted), set(wanted), set()
-    for record in read_records(plan.out):
-        if record.key in asked:  # a run with fewer questions than before leaves some out
-            done.add(record.key)
-            progress.add(record, new=False)
+    for response in read_responses(evaluation.out):
+        if response.key in asked:  # the run may have had more questions before
+            done.add(response.key)
+            progress.add(response, new=False)
     return progress, done
 
 
-def _asked_for(model: ModelFile) -> str:
-    """What stands for the model on any machine: the name that `models.txt` vouches for, or the path."""
+def _portable_name(model: ModelFile) -> str:
+    """Return what names the model on any machine: its alias if `models.txt` has its SHA-256, or its path."""
     return model.name if model.sha256 else str(model.path)
 
 
-def _parts(
-    plan: Plan, model: ModelFile, questions: Mapping[str, Sequence[Question]], done: set[Key]
-) -> list[Part]:
-    """What the model has left to do, task by task."""
-    parts = [
-        part(model.name, task.name, questions[task.name], plan.longest_answer(task), plan.draws, done)
-        for task in plan.tasks
+def _work(
+    evaluation: Evaluation,
+    model: ModelFile,
+    questions: Mapping[str, Sequence[Question]],
+    done: set[ResponseKey],
+) -> list[TaskWork]:
+    """Return the missing responses of a model, task by task."""
+    work = [
+        task_work(
+            model.name,
+            task.name,
+            questions[task.name],
+            evaluation.max_tokens_of(task),
+            evaluation.variants,
+            done,
+        )
+        for task in evaluation.tasks
     ]
-    return [part for part in parts if part.jobs]
+    return [of_task for of_task in work if of_task.items]
 
 
 def _print_summary(progress: Progress, out: Path) -> None:
@@ -141,6 +174,6 @@ def _print_summary(progress: Progress, out: Path) -> None:
         took = f"{duration(total.seconds)} ({total.tokens_per_second:.1f} tokens/s)"
         print(f"{total.new} responses of {total.tokens} tokens in {took}.")
     if total.done < total.wanted:
-        print(f"{total.done} of {total.wanted} responses are in {out}; the same command goes on from there.")
+        print(f"{total.done} of {total.wanted} responses are in {out}; the same command generates the rest.")
     else:
         print(f"All {total.wanted} responses are in {out}. Next: mink-eval report {shlex.quote(str(out))}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mink_local.evals.run.records import RECORDS, read_records
+from mink_local.evals.run.records import RECORDS, read_responses
 from tests.evals.run.test_run import MINK_EVAL, ask
 
 pytest.importorskip("ray")
@@ -21,7 +21,7 @@ RAY = ["--executor", "ray", "--workers", "2", "--threads", "1", "--parallel", "1
 def actors(driver: int) -> list[psutil.Process]:
     """The processes of the workers that are answering."""
     children = psutil.Process(driver).children(recursive=True)
-    return [child for child in children if child.cmdline()[:1] == ["ray::Actor.answer"]]
+    return [child for child in children if child.cmdline()[:1] == ["ray::RayWorker.answer"]]
 
 
 def test_a_killed_worker_loses_and_repeats_nothing(tmp_path: Path, tiny: Callable[..., Path]) -> None:
@@ -41,7 +41,7 @@ def test_a_killed_worker_loses_and_repeats_nothing(tmp_path: Path, tiny: Callabl
     assert "\x1b" not in output + errors  # Ray's own words are kept off the screen
     assert "raylet" not in output + errors
     assert records.read_bytes().count(b"\n") == 40
-    assert len({record.key for record in read_records(tmp_path / "run")}) == 40
+    assert len({record.key for record in read_responses(tmp_path / "run")}) == 40
 
 
 def test_without_ray_it_says_what_to_install() -> None:

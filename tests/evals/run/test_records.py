@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from mink_local.errors import RunError
 from mink_local.evals.run.manifest import Manifest
-from mink_local.evals.run.records import RECORDS, Record, Store, read_records
+from mink_local.evals.run.records import RECORDS, Response, RunFolder, read_responses
 from mink_local.evals.tasks.base import Question, Verdict
 
-RECORD = Record(
+RECORD = Response(
     model="tiny",
     task="gsm8k",
     sampler="min-k:tau=3",
@@ -47,8 +47,8 @@ WANTED: dict[str, Any] = {
 }
 
 
-def write(folder: Path, records: list[Record]) -> None:
-    with closing(Store(folder)) as store:
+def write(folder: Path, records: list[Response]) -> None:
+    with closing(RunFolder(folder)) as store:
         Manifest(store, WANTED, {"gsm8k": [QUESTION]})
         for record in records:
             store.append(record)
@@ -57,7 +57,7 @@ def write(folder: Path, records: list[Record]) -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     write(tmp_path / "new" / "run", RECORDS_OF_FOUR[:3])
     write(tmp_path / "new" / "run", RECORDS_OF_FOUR[3:])
-    assert list(read_records(tmp_path / "new" / "run")) == RECORDS_OF_FOUR
+    assert list(read_responses(tmp_path / "new" / "run")) == RECORDS_OF_FOUR
     assert (tmp_path / "new" / "run" / RECORDS).read_bytes().count(b"\n") == 4
 
 
@@ -66,7 +66,7 @@ def test_every_jsonl_of_records_is_read_and_no_key_twice(tmp_path: Path) -> None
     write(tmp_path, RECORDS_OF_FOUR[:2])
     (tmp_path / "other.jsonl").write_bytes(b"".join(record.line() for record in RECORDS_OF_FOUR))
     (tmp_path / "notes.jsonl").write_text('{"note": "no record"}\n')
-    assert sorted(read_records(tmp_path), key=lambda record: record.question_id) == RECORDS_OF_FOUR
+    assert sorted(read_responses(tmp_path), key=lambda record: record.question_id) == RECORDS_OF_FOUR
 
 
 @given(cut=st.integers(1, len(RECORD.line())))
@@ -76,9 +76,9 @@ def test_a_line_cut_anywhere_is_mended(cut: int, tmp_path_factory: pytest.TempPa
     path = folder / RECORDS
     os.truncate(path, path.stat().st_size - cut)
     whole = 4 if cut == 1 else 3  # of one that lacks its line end alone nothing is lost
-    assert len(list(read_records(folder))) == whole  # a reader beside a run that is writing
+    assert len(list(read_responses(folder))) == whole  # a reader beside a run that is writing
     write(folder, RECORDS_OF_FOUR[whole:])
-    assert list(read_records(folder)) == RECORDS_OF_FOUR
+    assert list(read_responses(folder)) == RECORDS_OF_FOUR
     assert path.read_bytes() == b"".join(record.line() for record in RECORDS_OF_FOUR)
 
 
@@ -103,8 +103,8 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         lines[0].replace(b'"correct"', b'"right"'),
     ):
         (tmp_path / RECORDS).write_bytes(b"".join([*lines[:2], damage, lines[3]]))
-        with pytest.raises(RunError, match=r"line 3 of .*records.jsonl is no record"):
-            list(read_records(tmp_path))
+        with pytest.raises(RunError, match=r"line 3 of .*records.jsonl is not a record"):
+            list(read_responses(tmp_path))
 
 
 @contextmanager
@@ -121,22 +121,22 @@ def disk_of(n_bytes: int) -> Iterator[None]:
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     write(tmp_path, [])
     fits = len(RECORD.line()) * 5 // 2
-    with closing(Store(tmp_path)) as store:
+    with closing(RunFolder(tmp_path)) as store:
         with disk_of(fits):
             store.append(RECORDS_OF_FOUR[0])
             store.append(RECORDS_OF_FOUR[1])
-            with pytest.raises(RunError, match=r"cannot be written: File too large\. What is recorded stays"):
+            with pytest.raises(RunError, match=r"cannot be written: File too large\. The records are kept"):
                 store.append(RECORDS_OF_FOUR[2])
         assert (tmp_path / RECORDS).read_bytes() == b"".join(r.line() for r in RECORDS_OF_FOUR[:2])
         store.append(RECORDS_OF_FOUR[2])
-    assert list(read_records(tmp_path)) == RECORDS_OF_FOUR[:3]
+    assert list(read_responses(tmp_path)) == RECORDS_OF_FOUR[:3]
 
 
 def test_a_manifest_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None:
     write(tmp_path, RECORDS_OF_FOUR)
     before = (tmp_path / "manifest.json").read_text()
     with (
-        closing(Store(tmp_path)) as store,
+        closing(RunFolder(tmp_path)) as store,
         disk_of(20),
         pytest.raises(RunError, match=r"manifest.json cannot"),
     ):
@@ -145,9 +145,9 @@ def test_a_manifest_that_does_not_fit_leaves_the_old_one(tmp_path: Path) -> None
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
-    with closing(Store(tmp_path)), pytest.raises(RunError, match="another mink-eval is writing to"):
-        Store(tmp_path)
-    Store(tmp_path).close()
+    with closing(RunFolder(tmp_path)), pytest.raises(RunError, match="another mink-eval is writing to"):
+        RunFolder(tmp_path)
+    RunFolder(tmp_path).close()
 
 
 def test_folders_that_are_none_of_a_run(tmp_path: Path) -> None:
@@ -160,16 +160,16 @@ def test_folders_that_are_none_of_a_run(tmp_path: Path) -> None:
         ("file", "file cannot be written: File exists"),
         ("file/run", "run cannot be written: Not a directory"),
         ("full", "full holds other files and no run"),
-        ("bare", r"bare has records without the manifest.json"),
+        ("bare", r"bare has records and no manifest.json"),
     ]:
         with pytest.raises(RunError, match=complaint):
-            Store(tmp_path / name)
+            RunFolder(tmp_path / name)
     assert [path.name for path in (tmp_path / "full").iterdir()] == ["thesis.tex"]
 
 
 def test_a_folder_that_may_not_be_written() -> None:
     with pytest.raises(RunError, match="/proc/run cannot be written: "):  # not even by root
-        Store(Path("/proc/run"))
+        RunFolder(Path("/proc/run"))
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -198,9 +198,9 @@ def changed(**changes: Any) -> dict[str, Any]:
 def test_what_would_mix_is_refused(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
     write(tmp_path, RECORDS_OF_FOUR)
     before = (tmp_path / "manifest.json").read_text()
-    with closing(Store(tmp_path)) as store, pytest.raises(RunError) as error:
+    with closing(RunFolder(tmp_path)) as store, pytest.raises(RunError) as error:
         Manifest(store, changed(**changes), {"gsm8k": [QUESTION]})
-    assert f"{tmp_path} was begun otherwise: {complaint}. " in str(error.value)
+    assert f"{tmp_path} was started with other settings: {complaint}. " in str(error.value)
     assert "name another folder with --out" in str(error.value)
     assert (tmp_path / "manifest.json").read_text() == before
 
@@ -209,7 +209,7 @@ def test_another_version_question_or_template_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, [])
-    with closing(Store(tmp_path)) as store:
+    with closing(RunFolder(tmp_path)) as store:
         with pytest.raises(RunError, match="question 0 of gsm8k has another text or answer"):
             Manifest(store, WANTED, {"gsm8k": [replace(QUESTION, gold="3")]})
         Manifest(store, WANTED, {}).begin_session("tiny", "11", {})
@@ -225,7 +225,7 @@ def test_more_of_everything_is_added(tmp_path: Path) -> None:
     write(tmp_path, [])
     more = changed(**{"models/large": {"path": "", "sha256": "cc"}})
     more["tasks"]["aqua"] = more["tasks"]["gsm8k"]
-    with closing(Store(tmp_path)) as store:
+    with closing(RunFolder(tmp_path)) as store:
         Manifest(store, more, {"aqua": [QUESTION], "gsm8k": [QUESTION, replace(QUESTION, id="1")]})
         Manifest(store, WANTED, {"gsm8k": [QUESTION]}).begin_session("tiny", "11", {"n_parallel": 4})
     manifest = json.loads((tmp_path / "manifest.json").read_text())
@@ -246,12 +246,15 @@ def test_more_of_everything_is_added(tmp_path: Path) -> None:
 def test_a_damaged_manifest_is_one_sentence(tmp_path: Path, content: str) -> None:
     write(tmp_path, [])
     (tmp_path / "manifest.json").write_text(content, errors="surrogateescape")
-    with closing(Store(tmp_path)) as store, pytest.raises(RunError, match=r"manifest.json is"):
+    with closing(RunFolder(tmp_path)) as store, pytest.raises(RunError, match=r"manifest.json is"):
         Manifest(store, WANTED, {})
 
 
 def test_a_manifest_of_the_future_is_refused(tmp_path: Path) -> None:
     write(tmp_path, [])
     (tmp_path / "manifest.json").write_text('{"format": 2}')
-    with closing(Store(tmp_path)) as store, pytest.raises(RunError, match="of another version of mink-eval"):
+    with (
+        closing(RunFolder(tmp_path)) as store,
+        pytest.raises(RunError, match="of another version of mink-eval"),
+    ):
         Manifest(store, WANTED, {})

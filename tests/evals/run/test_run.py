@@ -16,9 +16,9 @@ import pexpect
 import pytest
 
 from mink_local.evals.cli import main
-from mink_local.evals.run.grid import Draw, draws, methods, seed_of
-from mink_local.evals.run.records import RECORDS, read_records
-from mink_local.samplers import Greedy, MinK, TopP, kernels
+from mink_local.evals.run.grid import seed_of
+from mink_local.evals.run.records import RECORDS, read_responses
+from mink_local.samplers import kernels
 
 MINK_EVAL = [sys.executable, "-m", "mink_local.evals.cli"]
 GRID = ["--sampler", "min-k", "--sampler", "top-p", "--temp", "1", "--temp", "5", "--max-tokens", "24"]
@@ -75,7 +75,7 @@ def here(questions: list[object], tiny: Callable[..., Path]) -> list[object]:
 
 def responses(folder: Path) -> dict[object, tuple[object, ...]]:
     """What does not depend on the clock, by key; fails where a key is there twice."""
-    records = list(read_records(folder))
+    records = list(read_responses(folder))
     lines = (folder / RECORDS).read_bytes().splitlines()
     assert len(records) == len(lines)
     return {record.key: (record.response, record.k, record.seed, record.finish_reason) for record in records}
@@ -131,7 +131,7 @@ def test_what_is_added_is_all_that_runs(
         result = mink_eval("run", "gsm8k", *here, *base, *options)
         assert result.status == 0, result.stderr
         assert f"{new} responses of" in result.stdout
-    records = list(read_records(out))
+    records = list(read_responses(out))
     assert Counter((r.sampler, r.temperature, r.repeat) for r in records) == {
         ("min-k:tau=3", 1.0, 0): 5, ("greedy", 0.0, 0): 2, ("min-k:tau=3", 5.0, 0): 2,
         ("min-k:tau=3", 2.0, 0): 2, ("min-k:tau=3", 2.0, 1): 2, ("min-k:tau=3", 2.0, 2): 2,
@@ -158,7 +158,7 @@ def test_records_say_all(tmp_path: Path, here: list[object], mink_eval: Callable
         ).status
         == 0
     )
-    (record,) = read_records(tmp_path / "run")
+    (record,) = read_responses(tmp_path / "run")
     assert (record.model, record.task, record.question_id) == ("tiny", "gsm8k", "0")
     assert record.sampler == "top-p:p=0.9,order=temperature-last"
     assert record.order == "temperature-last"
@@ -206,7 +206,7 @@ def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_goes_on(
     )
     assert result.status == 0, result.stderr
     assert "1 prompts did not fit the context" in result.stdout
-    by_id = {record.question_id: record for record in read_records(tmp_path / "run")}
+    by_id = {record.question_id: record for record in read_responses(tmp_path / "run")}
     assert [by_id[i].finish_reason for i in "012"] == ["length", "overflow", "length"]
     assert (by_id["1"].response, by_id["1"].n_tokens) == ("", 0)
 
@@ -226,7 +226,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, here: list[object]) -> None:
     terminal.close()
     assert terminal.exitstatus == 130
     assert recorded == len(responses(out)) > 0
-    assert all(record.finish_reason != "interrupted" for record in read_records(out))
+    assert all(record.finish_reason != "interrupted" for record in read_responses(out))
 
 
 def test_a_log_is_plain_lines(tmp_path: Path, here: list[object], mink_eval: Callable[..., Run]) -> None:
@@ -304,14 +304,3 @@ def test_models_of_one_name_are_refused(
     result = mink_eval("run", "gsm8k", "--model", one, "--model", two)
     assert result.status == 2
     assert "have the same name: rename one" in result.stderr
-
-
-def test_methods_and_seeds() -> None:
-    grid = methods([MinK(), Greedy(), TopP(), MinK()], [1, 5, 0, 1.0])
-    assert grid == [(MinK(), 1), (MinK(), 5), (Greedy(), 0), (TopP(), 1), (TopP(), 5)]
-    assert draws(grid[1:3], 2) == [Draw(MinK(), 5, 0), Draw(MinK(), 5, 1), Draw(Greedy(), 0, 0)]
-    seeds = {seed_of(run, task, question, repeat) for run in (0, 1) for task in ("a", "b")
-             for question in ("1", "11") for repeat in (0, 1)}  # fmt: skip
-    assert len(seeds) == 16
-    assert all(0 <= seed < 2**32 - 1 for seed in seeds)
-    assert seed_of(0, "gsm8k", "0", 0) == 2826138680  # of records that exist
