@@ -1,4 +1,4 @@
-"""What may change the logits before the cut: bias, penalties for repetition, a grammar."""
+"""Constraints on logits before sampling: bias, penalties for repetition, a grammar."""
 
 import ctypes
 import math
@@ -12,6 +12,7 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.llama import grammar as gbnf
+from mink_local.llama.log import logged, reason
 from mink_local.llama.weights import Weights
 from mink_local.samplers import kernels
 
@@ -20,19 +21,28 @@ _LARGE = 1e30  # no sum or product of options up to this leaves float32, where i
 
 @dataclass(frozen=True)
 class Constraints:
-    """Options of llama.cpp, under its names and with its defaults, which switch everything off.
+    """Options that change the logits before sampling, by llama.cpp's names and defaults (all off).
 
-    logit_bias: what is added to the logits of tokens, -inf to ban one.
-    repeat_penalty: > 0; divides positive logits, multiplies negative ones, of tokens among the last
-        `penalty_last_n`, those of the prompt included (as in llama.cpp's server). `frequency_penalty`
-        is subtracted once for every time, `presence_penalty` once.
-    dry_multiplier: >= 0; DRY takes `multiplier * base ** (length - allowed_length)` from a token that
-        would continue a repetition of `length` tokens that stand among the last `dry_penalty_last_n`
-        with no sequence breaker in them.
-    grammar: GBNF; its start is the rule `root`, and its end ends the answer.
-    json_schema: as JSON or as a dict, in place of a grammar.
+    They are applied in this order, and all before the sampler.
 
-    They come in this order, and all before the cut. Raises ValueError for an option out of range.
+    Args:
+        logit_bias: What is added to the logits of tokens, by token id; -inf bans a token.
+        repeat_penalty: Above 0; divides the positive logits, and multiplies the negative ones, of the tokens
+            among the last `penalty_last_n`, those of the prompt included (as in llama.cpp's server).
+        frequency_penalty: Subtracted from the logit of such a token once for each occurrence.
+        presence_penalty: Subtracted from the logit of such a token once.
+        penalty_last_n: Number of tokens to look back at.
+        dry_multiplier: At least 0. DRY subtracts `multiplier * base ** (length - allowed_length)` from the
+            logit of a token that would continue a repetition of `length` tokens.
+        dry_base: At least 1.
+        dry_allowed_length: Length of the longest repetition that costs nothing.
+        dry_penalty_last_n: Number of tokens among which a repetition is looked for.
+        dry_sequence_breakers: Texts that a repetition does not extend across.
+        grammar: GBNF, which begins at the rule `root`; the end of the grammar ends the answer.
+        json_schema: A JSON schema, as text or as a dict, in place of a grammar.
+
+    Raises:
+        ValueError: An option is out of range.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
@@ -63,9 +73,9 @@ class Constraints:
         if isinstance(self.dry_sequence_breakers, str) or not all(self.dry_sequence_breakers):
             raise ValueError("dry_sequence_breakers must be a list of strings that are not empty")
         if self.grammar is not None and not self.grammar.strip():
-            raise ValueError("the grammar is empty")
+            raise ValueError("the grammar is empty: give GBNF, or none")
         if self.grammar is not None and "\0" in self.grammar:
-            raise ValueError("the grammar has a NUL character in it")
+            raise ValueError("the grammar contains a NUL character: remove it")
         if self.grammar is not None and self.json_schema is not None:
             raise ValueError("give a grammar or a json_schema, not both")
 
@@ -76,12 +86,17 @@ def _check(name: str, value: float, low: float, high: float) -> None:
 
 
 class Constrainer:
-    """Applies constraints to a row of logits: a llama.cpp chain of `logit-bias`, `penalties`, `dry`
-    and `grammar` over the whole vocabulary.
+    """Applies constraints to rows of logits, by a llama.cpp chain over the whole vocabulary.
 
-    prompt: the tokens that the penalties know before the first step. The grammar knows nothing of
-    them. Raises ValueError for a bias of a token that the vocabulary has not, and for a grammar or a
-    schema that llama.cpp cannot take.
+    The chain is `logit-bias`, `penalties`, `dry` and `grammar`.
+
+    Args:
+        constraints: The options.
+        weights: The model, of which the vocabulary counts.
+        prompt: Tokens that the penalties know before the first step; the grammar does not see them.
+
+    Raises:
+        ValueError: A biased token is not in the vocabulary, or llama.cpp cannot take the grammar or schema.
     """
 
     def __init__(self, constraints: Constraints, weights: Weights, prompt: Sequence[int]) -> None:
@@ -110,8 +125,10 @@ class Constrainer:
             C.llama_sampler_chain_add(self._chain, sampler)
 
     def apply(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The logits (V,) under the constraints, -inf where a token is banned; valid until the next
-        call. A row with a NaN is returned as it is: a ban must not hide that a model is broken."""
+        """Return the logits (V,) under the constraints, -inf for a banned token; valid until the next call.
+
+        A row with a NaN is returned unchanged: a ban must not hide that a model is broken.
+        """
         if kernels.fill_token_data(logits, self._records):
             return logits
         array = self._array
@@ -121,13 +138,15 @@ class Constrainer:
         return self._logits
 
     def accept(self, token: int) -> None:
-        """Take note of the token drawn, which must be one that the constraints allow: llama.cpp aborts
-        the process over one that its grammar does not."""
+        """Tell the penalties and the grammar which token was sampled.
+
+        The constraints must allow it: llama.cpp aborts the process for a token that its grammar does not.
+        """
         C.llama_sampler_accept(self._chain, token)
 
 
 def _history(last_n: int, weights: Weights) -> int:
-    """llama.cpp allocates as many entries as it is told to look back at: no more than there can be."""
+    """Return `last_n`, at most the longest context: llama.cpp allocates an entry for each."""
     return min(last_n, weights.n_ctx_train)
 
 
@@ -159,8 +178,15 @@ def _grammar(constraints: Constraints, weights: Weights) -> Any:
         text = gbnf.from_json_schema(constraints.json_schema)
     if text is None:
         return None
-    gbnf.vet(text, weights.path)
-    return C.llama_sampler_init_grammar(weights.vocab, text.encode("utf-8", "replace"), gbnf.ROOT.encode())
+    if not weights.trust:
+        gbnf.vet(text, weights.path)
+    with logged(weights.verbose):
+        sampler = C.llama_sampler_init_grammar(
+            weights.vocab, text.encode("utf-8", "replace"), gbnf.ROOT.encode()
+        )
+    if not sampler:
+        raise ValueError(f"the grammar does not parse: {reason()}")
+    return sampler
 
 
 def _free_chain(chain: Any, *_: object) -> None:

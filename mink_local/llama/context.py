@@ -20,10 +20,34 @@ N_SEQ_MAX: int = C.llama_max_parallel_sequences()
 RANDOM_SEED: int = C.LLAMA_DEFAULT_SEED  # the one seed that llama.cpp takes to mean "any"
 MAX_SEED = RANDOM_SEED - 1
 
+KV_TYPES: dict[str, int] = {
+    "f32": C.GGML_TYPE_F32,
+    "f16": C.GGML_TYPE_F16,
+    "bf16": 30,  # GGML_TYPE_BF16, which the bindings leave out
+    "q8_0": C.GGML_TYPE_Q8_0,
+    "q5_1": C.GGML_TYPE_Q5_1,
+    "q5_0": C.GGML_TYPE_Q5_0,
+    "q4_1": C.GGML_TYPE_Q4_1,
+    "q4_0": C.GGML_TYPE_Q4_0,
+}
+"""Number formats that keys and values of a KV cache can have, by name."""
+
+_FLASH_ATTENTION = {
+    None: C.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    True: C.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    False: C.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+
 
 class Segment(NamedTuple):
-    """Consecutive tokens of one sequence, for a batch: they stand at `position` and on. `n_outputs`: of how
-    many of the last ones logits, or a token from the sampler that is attached, are wanted."""
+    """A run of tokens of one sequence, to be evaluated in a batch.
+
+    Attributes:
+        tokens: The token ids.
+        position: Position of the first token in its sequence.
+        seq_id: The sequence, from 0.
+        n_outputs: Logits are produced for this many of the last tokens, or a token if a sampler is attached.
+    """
 
     tokens: Sequence[int]
     position: int
@@ -32,23 +56,52 @@ class Segment(NamedTuple):
 
 
 class Context:
-    """KV caches of `n_ctx` tokens for each of `n_seq` sequences over `weights`, and the batches that fill
-    them, which have room for the logits of `n_outputs` tokens, by default one for each sequence.
+    """KV caches for several sequences, and the evaluation of batches of tokens in them.
 
-    `n_ctx` is what llama.cpp made of the number asked for. Raises ModelError where the memory for it
-    is not to be had or the model has no KV cache to generate with.
+    Args:
+        weights: The model.
+        n_ctx: Tokens of one sequence.
+        n_threads: Threads for what is evaluated on the CPU.
+        n_seq: Number of sequences.
+        n_outputs: Most tokens of a batch for which there are logits; 0 is one for each sequence.
+        kv_type: Number format of the KV cache, one of KV_TYPES; "q8_0" takes about half the memory of "f16".
+        flash_attn: Whether to use flash attention, which a quantized cache needs; None: llama.cpp decides.
+
+    Attributes:
+        n_ctx: Tokens of one sequence: what llama.cpp made of the number asked for.
+        n_batch: Most tokens of a batch.
+
+    Raises:
+        ValueError: An unknown `kv_type`, or a quantized one without flash attention.
+        ModelError: There is not enough memory, or the model has no KV cache of this kind.
     """
 
     def __init__(
-        self, weights: Weights, n_ctx: int, n_threads: int, n_seq: int = 1, n_outputs: int = 0
+        self,
+        weights: Weights,
+        n_ctx: int,
+        n_threads: int,
+        n_seq: int = 1,
+        n_outputs: int = 0,
+        kv_type: str = "f16",
+        flash_attn: bool | None = None,
     ) -> None:
+        if kv_type not in KV_TYPES:
+            raise ValueError(f"kv_type must be {', '.join(KV_TYPES)}, not {kv_type!r}")
+        if kv_type.startswith("q") and flash_attn is False:
+            raise ValueError(f"kv_type {kv_type} needs flash attention: leave flash_attn out, or use f16")
+        if weights.handle is None:
+            raise ModelError(f"{weights.path} is closed: load it again")
         params = C.llama_context_default_params()
         params.n_ctx = n_ctx * n_seq
         params.n_seq_max = n_seq
         params.n_batch = params.n_ubatch = min(N_BATCH, params.n_ctx)
-        self.n_outputs = params.n_outputs_max = n_outputs or n_seq
+        params.n_outputs_max = n_outputs or n_seq
         params.n_threads = params.n_threads_batch = n_threads
+        params.type_k = params.type_v = KV_TYPES[kv_type]
+        params.flash_attn_type = _FLASH_ATTENTION[flash_attn]
         self._interrupt = ctypes.c_uint8(0)
+        # llama.cpp polls this between the nodes of its graph, on a CPU: in the middle of a batch.
         params.abort_callback = C.ggml_abort_callback(flag_is_set.address)
         params.abort_callback_data = ctypes.addressof(self._interrupt)
         with logged(weights.verbose):
@@ -56,34 +109,54 @@ class Context:
         if not self.handle:
             raise ModelError(f"no context of {n_seq} x {n_ctx} tokens for {weights.path}: {reason()}")
         # The finalizer holds the weights: a context must be freed before its model.
-        weakref.finalize(self, _free_context, self.handle, weights, self._interrupt)
+        self._free = weakref.finalize(self, _free_context, self.handle, weights, self._interrupt)
         self._memory = C.llama_get_memory(self.handle)
         if not self._memory:
             raise ModelError(f"{weights.path} is an embedding model: it has no decoder to write with")
+        weights.contexts.add(self)
         self.n_ctx: int = C.llama_n_ctx_seq(self.handle)
-        self.n_seq = n_seq
-        self.n_threads = n_threads
         self.n_batch: int = C.llama_n_batch(self.handle)
+        self.n_seq, self.n_threads, self.n_outputs = n_seq, n_threads, params.n_outputs_max
+        self.kv_type, self.flash_attn = kv_type, flash_attn
         self._n_vocab, self._verbose = weights.n_vocab, weights.verbose
         self._views: dict[int, NDArray[np.float32]] = {}
         self._chains: dict[int, Any] = {}
-        self._batch = _Batch(self.n_batch)
+        self._batch = _TokenBatch(self.n_batch)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.handle is None else f"{self.n_threads} threads"
+        return f"<Context of {self.n_seq} x {self.n_ctx} tokens in {self.kv_type}, {state}>"
+
+    def close(self) -> None:
+        """Free the memory. May be called again."""
+        self._chains.clear()  # llama.cpp does not look at a sampler when it frees the context
+        self._views.clear()
+        self._free()
+        self.handle = self._memory = None
 
     @property
     def interrupted(self) -> bool:
+        """Whether a batch is to stop. Any thread may set it; on a CPU a running batch stops soon after."""
         return self._interrupt.value != 0
 
     @interrupted.setter
     def interrupted(self, value: bool) -> None:
-        """May be set from any thread: a batch that is being decoded on the CPU stops soon after."""
         self._interrupt.value = value
 
     def decode(self, *segments: Segment) -> bool:
-        """Evaluate parts of as many sequences, together no more than `n_batch` tokens.
+        """Evaluate one batch.
 
-        Returns False where it was interrupted: nothing of the parts may be relied on then.
-        Raises GenerationError where llama.cpp fails.
+        Args:
+            *segments: One for each sequence at most, together no more than `n_batch` tokens.
+
+        Returns:
+            False if it was interrupted: the KV cache may hold some of the segments' tokens, or none.
+
+        Raises:
+            GenerationError: llama.cpp failed, or the context is closed.
         """
+        if self.handle is None:
+            raise GenerationError("the context is closed: make another")
         with logged(self._verbose):
             status = C.llama_decode(self.handle, self._batch.fill(segments))
         if status == 2:
@@ -97,8 +170,11 @@ class Context:
         return True
 
     def logits(self, output: int = -1) -> NDArray[np.float32]:
-        """The logits (V,) of a token of the last batch that was an output, by its place in the batch;
-        by default of the last one. Where llama.cpp holds them, until the next batch."""
+        """Return the logits (V,) of a token of the last batch: llama.cpp's memory, until the next batch.
+
+        Args:
+            output: Index of the token in the batch; by default the last one with logits.
+        """
         pointer = C.llama_get_logits_ith(self.handle, output)
         if not pointer:
             raise GenerationError("llama.cpp has no logits for a token that they were asked for")
@@ -111,33 +187,49 @@ class Context:
         return self._views[address]
 
     def attach(self, chain: Any, seq_id: int = 0) -> None:
-        """Have llama.cpp sample a sequence by a llama_sampler_chain, in place of the one before, inside
-        its graph, and give no logits for it. The chain must be detached before it is freed."""
+        """Have llama.cpp sample a sequence inside its compute graph, and give no logits for it.
+
+        Args:
+            chain: A llama_sampler_chain, which replaces the one before. Detach it before it is freed.
+            seq_id: The sequence.
+
+        Raises:
+            GenerationError: llama.cpp does not sample in the graph of this model.
+        """
         if not C.llama_set_sampler(self.handle, seq_id, chain):
             raise GenerationError("llama.cpp does not sample in the graph of this model")
         self._chains[seq_id] = chain
 
     def detach(self, chain: Any = None, seq_id: int = 0) -> None:
-        """Have llama.cpp give logits for a sequence again, unless another chain than this is attached."""
+        """Have llama.cpp give logits for a sequence again, unless a chain other than this is attached."""
         if seq_id in self._chains and chain in (None, self._chains[seq_id]):
             C.llama_set_sampler(self.handle, seq_id, None)
             del self._chains[seq_id]
 
     def sampled(self, output: int = -1) -> tuple[int, float]:
-        """The token that the attached chain drew for an output of the last batch, and the first of
-        what it left as probabilities."""
+        """Return what the attached chain made of an output of the last batch.
+
+        Args:
+            output: Index of the token in the batch; by default the last one with an output.
+
+        Returns:
+            The sampled token, and the first number of what the chain left as probabilities.
+
+        Raises:
+            GenerationError: No chain has sampled a token there.
+        """
         token = C.llama_get_sampled_token_ith(self.handle, output)
-        report = C.llama_get_sampled_probs_ith(self.handle, output)
-        if token < 0 or not report:
+        probabilities = C.llama_get_sampled_probs_ith(self.handle, output)
+        if token < 0 or not probabilities:
             raise GenerationError("llama.cpp sampled no token in its graph")
-        return token, report[0]
+        return token, probabilities[0]
 
     def truncate(self, length: int, seq_id: int = 0) -> bool:
-        """Forget all but the first `length` tokens of a sequence; False where the model cannot."""
+        """Forget all but the first `length` tokens of a sequence; returns False if the model cannot."""
         return bool(C.llama_memory_seq_rm(self._memory, seq_id, length, -1))
 
     def copy(self, source: int, target: int) -> None:
-        """Have the sequence `target`, which must be empty, hold what `source` does."""
+        """Copy the sequence `source` to `target`, which must be empty."""
         C.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def clear(self, seq_id: int = 0) -> None:
@@ -145,8 +237,8 @@ class Context:
         C.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
 
-class _Batch:
-    """A llama_batch over arrays of ours: llama_batch_init's would be filled element by element."""
+class _TokenBatch:
+    """A llama_batch over NumPy arrays, which are filled faster than those of llama_batch_init."""
 
     def __init__(self, n_batch: int) -> None:
         self._token = np.zeros(n_batch, np.int32)

@@ -1,19 +1,21 @@
 """Nodes of a ggml graph, written as arithmetic: `(row - largest).step().sum()`.
 
-Calling an operation computes nothing: it adds a node to the graph that llama.cpp is building and
-returns it. Shapes are fixed while the graph is built; every node here is one row of float32 or int32.
+An operation computes nothing: it adds a node to the graph that llama.cpp is building, and returns the
+node. Shapes are fixed while the graph is built; every node here is one row of float32 or int32.
 """
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
 from llama_cpp import llama_cpp as C
+from llama_cpp._ctypes_extensions import load_shared_library
 
 from mink_local.errors import MinkError
-
-_ggml = ctypes.CDLL(C._lib._name)  # libllama; the symbols of the ggml libraries are found through it
 
 _PTR, _F32, _I64, _SIZE = ctypes.c_void_p, ctypes.c_float, ctypes.c_int64, ctypes.c_size_t
 _TYPE_F32, _TYPE_I32 = 0, 26  # of enum ggml_type
@@ -22,16 +24,37 @@ _WIDTH = 4  # bytes of a float32 and of an int32
 
 
 def function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function that ggml exports, with its C types. Raises MinkError where there is none."""
-    try:
-        symbol = _ggml[name]  # unlike an attribute not shared with others who look for it
-    except AttributeError:
-        raise MinkError(
-            f"llama-cpp-python {llama_cpp.__version__} has no {name}: "
-            "install a version from 0.3.36 on and below 0.4"
-        ) from None
-    symbol.restype, symbol.argtypes = result, arguments
-    return symbol
+    """Return a C function that ggml exports.
+
+    Args:
+        name: Its name.
+        result: ctypes type of its result.
+        *arguments: ctypes types of its arguments.
+
+    Raises:
+        MinkError: This version of llama.cpp does not have it.
+    """
+    for library in _libraries():
+        with contextlib.suppress(AttributeError):
+            symbol = library[name]  # unlike an attribute not shared with others who look for it
+            symbol.restype, symbol.argtypes = result, arguments
+            return symbol
+    raise MinkError(
+        f"llama-cpp-python {llama_cpp.__version__} has no {name}: "
+        "install a version from 0.3.36 on and below 0.4"
+    )
+
+
+def _libraries() -> Iterator[ctypes.CDLL]:
+    """Yield libllama, and then the libraries that it depends on.
+
+    Linux and macOS find a symbol of ggml through libllama, and Windows only in the library itself. Loading
+    that where it is not needed could load it twice: a wheel holds it under several names.
+    """
+    yield C._lib
+    for name in ("ggml-base", "ggml"):
+        with contextlib.suppress(FileNotFoundError, RuntimeError):
+            yield load_shared_library(name, Path(C._lib._name).parent)
 
 
 def _operation(name: str, *arguments: Any) -> Any:

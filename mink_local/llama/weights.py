@@ -4,6 +4,7 @@ import ctypes
 import weakref
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from llama_cpp import llama_cpp as C
 
@@ -14,44 +15,83 @@ from mink_local.llama.log import logged, reason
 class Weights:
     """A GGUF file loaded by llama.cpp: tensors, vocabulary and chat template.
 
-    n_gpu_layers: how many layers go to the GPU, ALL_LAYERS for every one.
-    Raises ModelError where llama.cpp does not load the file or it is no model that writes text.
-    A damaged file can abort the process inside llama.cpp: see `vetting`.
+    A damaged file can abort the process inside llama.cpp: try a file of unknown origin in a child process
+    first (`mink_local.models.trust`).
+
+    Args:
+        path: The file, or the first of the files that it is split into.
+        n_gpu_layers: Number of layers on the GPU, the output layer first; ALL_LAYERS for every one.
+        verbose: Write llama.cpp's log to standard error, also that of the contexts made from these weights.
+        trust: Start no child process for what a user adds later, for example a grammar.
+        devices: () uses no GPU, not even for what llama.cpp does there without being asked; None uses all.
+
+    Attributes:
+        n_vocab: Number of tokens in the vocabulary, V.
+        n_layers: Number of layers without the output layer.
+        n_ctx_train: Number of tokens of the longest context that the model was trained on.
+        on_gpu: Whether the output layer is on a GPU, and so the logits.
+
+    Raises:
+        ModelError: llama.cpp cannot load the file, or the model does not generate text.
     """
 
-    def __init__(self, path: Path, n_gpu_layers: int = 0, verbose: bool = False) -> None:
-        self.verbose = verbose
+    def __init__(
+        self,
+        path: Path,
+        n_gpu_layers: int = 0,
+        verbose: bool = False,
+        trust: bool = False,
+        devices: tuple[()] | None = None,
+    ) -> None:
+        self.path, self.verbose, self.trust = path, verbose, trust
+        self.on_gpu = n_gpu_layers != 0 and devices is None
+        self.contexts: weakref.WeakSet[Any] = weakref.WeakSet()  # to be closed before the weights
         with logged(verbose):
             C.llama_backend_init()
             params = C.llama_model_default_params()
             params.n_gpu_layers = n_gpu_layers
+            if devices is not None:
+                no_device = (ctypes.c_void_p * 1)(None)
+                params.devices = ctypes.cast(no_device, ctypes.c_void_p)
             self.handle = C.llama_model_load_from_file(bytes(path), params)
         if not self.handle:
             raise ModelError(f"llama.cpp cannot load {path}: {reason()}")
-        weakref.finalize(self, C.llama_model_free, self.handle)
-        self.path = path
-        self.on_gpu = n_gpu_layers != 0  # the output layer is the first to go there
+        self._free = weakref.finalize(self, C.llama_model_free, self.handle)
         self.vocab = C.llama_model_get_vocab(self.handle)
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.n_layers: int = C.llama_model_n_layer(self.handle)
         self.n_ctx_train: int = C.llama_model_n_ctx_train(self.handle)
         self._pieces: dict[int, bytes] = {}
+        self._require_generator()
+
+    def _require_generator(self) -> None:
         if C.llama_vocab_type(self.vocab) == C.LLAMA_VOCAB_TYPE_NONE or self.n_vocab == 0:
-            raise ModelError(f"{path} has no vocabulary: it cannot read or write text")
+            raise ModelError(f"{self.path} has no vocabulary: it cannot read or write text")
         if C.llama_model_has_encoder(self.handle) or not C.llama_model_has_decoder(self.handle):
-            raise ModelError(f"{path} is not a decoder-only model: it cannot be chatted with")
+            raise ModelError(f"{self.path} is not a decoder-only model: it cannot be chatted with")
         if C.llama_model_is_diffusion(self.handle):
-            raise ModelError(f"{path} is a diffusion model: it does not write token by token")
+            raise ModelError(f"{self.path} is a diffusion model: it does not write token by token")
+
+    def __repr__(self) -> str:
+        state = "closed" if self.handle is None else "on the GPU" if self.on_gpu else "on the CPU"
+        return f"<Weights {self.path.name}: {self.n_layers} layers, {self.n_vocab} tokens, {state}>"
+
+    def close(self) -> None:
+        """Free the memory, of all contexts made from these weights first. May be called again."""
+        for context in list(self.contexts):
+            context.close()
+        self._free()
+        self.handle = self.vocab = None
 
     @cached_property
     def chat_template(self) -> str | None:
-        """The Jinja source in the file, or None where it has none."""
+        """Jinja source of the chat template in the file, or None if there is none."""
         template = C.llama_model_chat_template(self.handle, None)
         return template.decode("utf-8", "replace") if template else None
 
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
-        """The texts that the tokenizer may read as a control token instead of as text."""
+        """Texts that the tokenizer can parse as control tokens."""
         special = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
         return tuple(
             self.token_text(token)
@@ -60,30 +100,48 @@ class Weights:
         )
 
     @cached_property
+    def end_tokens(self) -> frozenset[int]:
+        """Ids of the tokens that end generation."""
+        return frozenset(token for token in range(self.n_vocab) if self.ends_generation(token))
+
+    @cached_property
     def bos(self) -> str:
+        """Text of the token that begins a sequence; empty if there is none."""
         return self.token_text(C.llama_vocab_bos(self.vocab))
 
     @cached_property
     def eos(self) -> str:
+        """Text of the token that ends a sequence; empty if there is none."""
         return self.token_text(C.llama_vocab_eos(self.vocab))
 
     def token_text(self, token: int) -> str:
-        """A token as the vocabulary spells it; empty for the -1 of a token that is not there."""
+        """Return a token as the vocabulary spells it; empty for llama.cpp's -1, no token."""
         text = C.llama_vocab_get_text(self.vocab, token) if 0 <= token < self.n_vocab else b""
         return (text or b"").decode("utf-8", "replace")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of `text`. `parse_special` reads control tokens in it as such."""
+        """Return the token ids of a text.
+
+        Args:
+            text: The text.
+            add_special: Add the tokens that the vocabulary puts before or after every text.
+            parse_special: Read the text of a control token as that token, not as text.
+
+        Raises:
+            GenerationError: llama.cpp cannot tokenize the text, or the weights are closed.
+        """
+        if self.handle is None:
+            raise GenerationError(f"{self.path} is closed: load it again")
         data = text.encode("utf-8", "replace")
         tokens = (C.llama_token * (len(data) + 8))()
         args = (tokens, len(tokens), add_special, parse_special)
         n_tokens = C.llama_tokenize(self.vocab, data, len(data), *args)
         if n_tokens < 0:
-            raise GenerationError(f"llama.cpp could not tokenize a text of {len(data)} bytes")
+            raise GenerationError(f"llama.cpp cannot tokenize a text of {len(data)} bytes")
         return list(tokens[:n_tokens])
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token writes, perhaps part of a character; none for a control token."""
+        """Return the UTF-8 bytes of a token: perhaps part of a character, nothing for a control token."""
         if token not in self._pieces:
             buffer = ctypes.create_string_buffer(32)
             size = C.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
@@ -94,4 +152,5 @@ class Weights:
         return self._pieces[token]
 
     def ends_generation(self, token: int) -> bool:
+        """Return whether a token ends generation."""
         return bool(C.llama_vocab_is_eog(self.vocab, token))
