@@ -6,7 +6,7 @@ python -m tests.support.made_run FOLDER [--responses 20000]
 import argparse
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,26 @@ def write_run(
     records = (_record(question, *cell, draw) for question in questions for cell in cells)
     _write(folder / "records.jsonl", records)
     return folder
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of records.jsonl."""
+    return [json.loads(line) for line in (folder / "records.jsonl").read_bytes().splitlines()]
+
+
+def change(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> Path:
+    """Edit every record in place, and drop those for which `edit` returns False. Return the folder."""
+    _write(folder / "records.jsonl", [line for line in records(folder) if edit(line) is not False])
+    return folder
+
+
+def judge(folder: Path, is_correct: Callable[[dict[str, Any]], bool]) -> Path:
+    """Replace the verdicts of every record, strict and flexible. Return the folder."""
+
+    def edit(line: dict[str, Any]) -> None:
+        line["strict"] = line["flexible"] = {"answer": "1", "correct": is_correct(line)}
+
+    return change(folder, edit)
 
 
 def _write(path: Path, lines: Iterable[dict[str, Any]]) -> None:

@@ -38,25 +38,26 @@ async function unpack() {
 }
 
 function connect({ baseline, questions, cells, responses }) {
-  const of = cells.map(([model, task, sampler, t, method]) => ({ model, task, sampler, t, method }));
-  const asked = questions.map(([task, id, prompt, gold]) => ({ task, id, prompt, gold, responses: [] }));
-  const usual = new Map();
+  const cellOf = cells.map(([model, task, sampler, t, method]) => ({ model, task, sampler, t, method }));
+  const questionOf = questions.map(([task, id, prompt, gold]) => ({ task, id, prompt, gold, responses: [] }));
+  const ofBaseline = new Map();
   for (const [cell, question, repeat, text, strict, s, flexible, f, finish, tokens, steps, ones, largest] of responses) {
-    const response = { cell: of[cell], order: cell, question, repeat, text, strict, strictRight: !!s, flexible,
+    const response = { cell: cellOf[cell], order: cell, question, repeat, text, strict, strictRight: !!s, flexible,
       flexibleRight: !!f, finish, tokens, steps, ones, largest };
-    asked[question].responses.push(response);
-    if (of[cell].sampler === baseline) usual.set(place(response), response);
+    questionOf[question].responses.push(response);
+    if (response.cell.sampler === baseline) ofBaseline.set(pairKey(response), response);
   }
-  for (const { responses: given } of asked) {
-    given.sort((a, b) => a.order - b.order || a.repeat - b.repeat);
-    for (const response of given) {
-      if (response.cell.sampler !== baseline) response.other = usual.get(place(response));
+  for (const question of questionOf) {
+    question.responses.sort((a, b) => a.order - b.order || a.repeat - b.repeat);
+    for (const response of question.responses) {
+      if (response.cell.sampler !== baseline) response.other = ofBaseline.get(pairKey(response));
     }
   }
-  return { baseline, cells: of, questions: asked };
+  return { baseline, cells: cellOf, questions: questionOf };
 }
 
-function place({ cell, question, repeat }) {
+// Two responses with the same key differ in their method alone.
+function pairKey({ cell, question, repeat }) {
   return JSON.stringify([cell.model, cell.t, question, repeat]);
 }
 
@@ -210,7 +211,7 @@ function recall() {
   for (const field of filters.elements) {
     if (field.type === "checkbox") field.checked = state.has(field.name);
     else field.value = state.get(field.name) ?? "";
-    if (field.selectedIndex === -1) field.value = ""; // an option that this run does not have
+    if (field.selectedIndex === -1) field.value = ""; // this run does not have the option
   }
   const at = data.questions.findIndex((q) => q.id === state.get("question") && q.task === state.get("in"));
   current = at >= 0 ? at : null;

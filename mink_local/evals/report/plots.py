@@ -1,111 +1,155 @@
-"""The pictures of a report. Every method has its own panel, so that no line or band covers another, and
-is drawn against the method compared with; what is told apart by colour is so by shape too."""
+"""The pictures of a report, as SVG.
 
+Every method has a panel of its own, so that no line or band covers another, and shares it with the method
+compared with. Whatever colour tells apart, shape tells apart too.
+"""
+
+import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.evals.report.summary import SCORINGS, Cell, Group, Method, Scoring, Summary
+from mink_local.evals.report.summary import SCORINGS, CellResult, Method, Scoring, Summary, TaskResult
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # matplotlib is optional
     from matplotlib.figure import Figure
 
 COLUMNS = 3
-# Okabe and Ito's colours, which the colour-blind can tell apart, dark before light.
+# Colours that colour-blind people can tell apart, of Okabe and Ito (2008), https://jfly.uni-koeln.de/color/,
+# dark ones first.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6BB1")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GREY, LIGHT = "#777777", "#bbbbbb"
 
 
-def pictures(summary: Summary, group: Group) -> Iterator[tuple[str, str, "Figure"]]:
-    """Every picture of one model and task: the stem of its file's name, what it shows, the figure."""
-    where = f"{group.task} with {group.model}"
+@dataclass(frozen=True)
+class Picture:
+    """A picture with its description; `stem` is the name of its file without ".svg"."""
+
+    stem: str
+    description: str
+    svg: bytes
+
+
+def plot_pictures(summary: Summary, task: TaskResult) -> Iterator[Picture]:
+    """Plot every picture of one model and task. The same numbers give the same bytes."""
+    import matplotlib
+
+    number = summary.tasks.index(task) + 1
+    # hashsalt: element ids are the same in every run. parse_math: a $ in a sampler's name is a $.
+    with matplotlib.rc_context({"svg.hashsalt": "mink-local", "text.parse_math": False}):
+        for stem, description, figure in _figures(summary, task):
+            svg = io.BytesIO()
+            figure.savefig(svg, format="svg", metadata={"Date": None})
+            yield Picture(f"{number}-{stem}", f"{description}, {task.title}", svg.getvalue())
+
+
+def _figures(summary: Summary, task: TaskResult) -> Iterator[tuple[str, str, "Figure"]]:
     for scoring in SCORINGS:
-        shows = f"{scoring.capitalize()} accuracy against temperature, {where}"
-        yield f"accuracy-{scoring}", shows, accuracy_figure(summary, group, scoring)
-    if any(cell.distinct_2 is not None for cell in group.cells.values()):
+        yield (
+            f"accuracy-{scoring}",
+            f"{scoring.capitalize()} accuracy against temperature",
+            accuracy_figure(summary, task, scoring),
+        )
+    if any(cell.distinct_2 is not None for cell in task.cells.values()):
         for scoring in SCORINGS:
-            shows = f"{scoring.capitalize()} accuracy against diversity, {where}"
-            yield f"diversity-{scoring}", shows, diversity_figure(group, scoring)
-    if any(cell.steps.n for cell in group.cells.values()):
-        yield "k", f"Sizes of the candidate set, {where}", sizes_figure(group)
+            yield (
+                f"diversity-{scoring}",
+                f"{scoring.capitalize()} accuracy against diversity",
+                diversity_figure(task, scoring),
+            )
+    if any(cell.cutoffs.n_steps for cell in task.cells.values()):
+        yield "k", "Sizes of the candidate set", cutoffs_figure(task)
 
 
-def accuracy_figure(summary: Summary, group: Group, scoring: Scoring) -> "Figure":
-    """A panel a method: accuracy over temperature with Wilson's band, both orders, Min-k in grey behind."""
-    names = list(dict.fromkeys(m.name for m in group.methods if m.sampler != summary.baseline))
-    baseline = next((m for m in group.methods if m.sampler == summary.baseline), None)
-    names = names or [m.name for m in group.methods]
+@dataclass(frozen=True)
+class _Line:
+    """The cells of one method, at ascending temperatures, and the look of their line."""
+
+    method: Method
+    cells: Sequence[CellResult]
+    colour: str
+    marker: str
+
+    def plot(self, axis: Any, x: Any, y: Any) -> None:
+        axis.plot(
+            x,
+            y,
+            "--" if self.method.order == "temperature-first" else "-",
+            color=self.colour,
+            marker=self.marker,
+            label=self.method.short_order or self.method.name,
+            zorder=3,
+        )
+
+
+def _lines(task: TaskResult, name: str) -> list[_Line]:
+    """Return a line for every method of this name: one, or one for each order."""
+    methods = [method for method in task.methods if method.name == name]
+    looks = zip(methods, COLOURS, MARKERS, strict=False)
+    return [_Line(method, task.row(method), colour, marker) for method, colour, marker in looks]
+
+
+def accuracy_figure(summary: Summary, task: TaskResult, scoring: Scoring) -> "Figure":
+    """Return a panel a method: accuracy over temperature with Wilson's interval, and the baseline in grey."""
+    baseline = next((m for m in task.methods if m.sampler == summary.baseline), None)
+    names = dict.fromkeys(m.name for m in task.methods if m != baseline) or [m.name for m in task.methods]
     figure, axes = _panels(len(names), "temperature", f"{scoring} accuracy, %")
-    for axis, name in zip(axes, names, strict=False):
+    for axis, name in zip(axes, names, strict=True):
         if baseline and name != baseline.name:
-            _line(axis, group, baseline, scoring, GREY, "D")
-        shown = [m for m in group.methods if m.name == name]
-        for method, colour, marker in zip(shown, COLOURS, MARKERS, strict=False):
-            _line(axis, group, method, scoring, colour, marker)
+            _plot_accuracy(axis, _Line(baseline, task.row(baseline), GREY, "D"), scoring)
+        for line in _lines(task, name):
+            _plot_accuracy(axis, line, scoring)
         axis.set_title(name)
         axis.legend(frameon=False, fontsize="small")
-        _temperature_axis(axis, group.temperatures)
-    axes[0].set_ylim(0, 100 * min(1.0, 1.08 * max(c.accuracy[scoring].high for c in group.cells.values())))
-    if baseline and group.comparisons[scoring]:
+        _temperature_axis(axis, task.temperatures)
+    highest = max(cell.accuracy[scoring].high for cell in task.cells.values())
+    axes[0].set_ylim(0, 100 * min(1.0, 1.08 * highest))
+    if task.comparisons(scoring):
         _note(
             figure, f"Bands: Wilson's 95% intervals. Hollow: no significant difference from {baseline} found."
         )
     return figure
 
 
-def _line(axis: Any, group: Group, method: Method, scoring: Scoring, colour: str, marker: str) -> None:
-    """Hollow markers: no significant difference found from the method compared with."""
-    cells = _cells(group, method)
-    at = [c.temperature for c in cells]
+def _plot_accuracy(axis: Any, line: _Line, scoring: Scoring) -> None:
+    """Plot a line with its band; a hollow marker means no significant difference from the baseline."""
+    t = [cell.temperature for cell in line.cells]
+    accuracies = [cell.accuracy[scoring] for cell in line.cells]
     value, low, high = (
-        [100 * getattr(c.accuracy[scoring], name) for c in cells] for name in ("value", "low", "high")
+        [100 * getattr(accuracy, name) for accuracy in accuracies] for name in ("value", "low", "high")
     )
-    comparisons = [group.comparisons[scoring].get((method.sampler, t)) for t in at]
-    axis.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
-    axis.vlines(at, low, high, color=colour, alpha=0.4, linewidth=1)
-    axis.plot(
-        at,
-        value,
-        _style(method),
-        color=colour,
-        marker=marker,
-        label=method.short_order or method.name,
-        zorder=3,
-    )
-    hollow = [
-        (t, v) for t, v, c in zip(at, value, comparisons, strict=True) if c and not (c.better or c.worse)
-    ]
-    axis.plot(*zip(*hollow, strict=True) if hollow else ((), ()), marker, color=colour, mfc="white", zorder=4)
+    axis.fill_between(t, low, high, color=line.colour, alpha=0.15, linewidth=0)
+    axis.vlines(t, low, high, color=line.colour, alpha=0.4, linewidth=1)
+    line.plot(axis, t, value)
+    for cell in line.cells:
+        comparison = cell.comparisons.get(scoring)
+        if comparison and not (comparison.better or comparison.worse):
+            point = (cell.temperature, 100 * cell.accuracy[scoring].value)
+            axis.plot(*point, line.marker, color=line.colour, mfc="white", zorder=4)
 
 
-def _cells(group: Group, method: Method) -> list[Cell]:
-    """A method's cells, coldest first."""
-    return [group.cells[method.sampler, t] for t in group.temperatures if (method.sampler, t) in group.cells]
+def diversity_figure(task: TaskResult, scoring: Scoring) -> "Figure":
+    """Return a panel a method: accuracy against distinct-2, a point for every temperature.
 
-
-def _style(method: Method) -> str:
-    return "--" if method.order == "temperature-first" else "-"
-
-
-def diversity_figure(group: Group, scoring: Scoring) -> "Figure":
-    """A panel a method: accuracy against distinct-2 at every temperature, before the other methods' cells and
-    the frontier, the cells that no other beats in both. (Whole responses are nearly all distinct as soon as
-    they are long, so their share is left to the table.)"""
-    points = _points(group.cells.values(), scoring)
-    names = list(dict.fromkeys(m.name for m in group.methods))
+    Behind them are the other methods' cells and the frontier: the cells that no other beats in both. (Long
+    responses are nearly all distinct, so the share of distinct responses is left to the table.)
+    """
+    points = _points(task.cells.values(), scoring)
+    names = list(dict.fromkeys(m.name for m in task.methods))
     figure, axes = _panels(len(names), "distinct-2, %", f"{scoring} accuracy, %")
-    for axis, name in zip(axes, names, strict=False):
+    for axis, name in zip(axes, names, strict=True):
         axis.scatter(*points.T, s=8, color=LIGHT)
         axis.plot(*_frontier(points).T, color=LIGHT, linewidth=1.2)
-        shown = [m for m in group.methods if m.name == name]
-        for method, colour, marker in zip(shown, COLOURS, MARKERS, strict=False):
-            _trail(axis, group, method, scoring, colour, marker, near=0.08 * np.ptp(points, axis=0))
+        lines = _lines(task, name)
+        for line in lines:
+            _plot_trail(axis, line, scoring, near=0.08 * np.ptp(points, axis=0))
         axis.set_title(name)
-        if len(shown) > 1:
+        if len(lines) > 1:
             axis.legend(frameon=False, fontsize="small")
     axes[0].margins(0.08)
     axes[0].set_ylim(bottom=0)
@@ -116,14 +160,14 @@ def diversity_figure(group: Group, scoring: Scoring) -> "Figure":
     return figure
 
 
-def _points(cells: Iterable[Cell], scoring: Scoring) -> NDArray[np.float64]:
-    """Distinct-2 and accuracy in %, float64 (cells that have both, 2)."""
+def _points(cells: Iterable[CellResult], scoring: Scoring) -> NDArray[np.float64]:
+    """Return distinct-2 and accuracy in percent, float64 (cells that have both, 2)."""
     both = [(c.distinct_2, c.accuracy[scoring].value) for c in cells if c.distinct_2 is not None]
     return 100 * np.array(both, np.float64).reshape(-1, 2)
 
 
 def _frontier(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The corners, from left to right, of the stairs under which every point lies."""
+    """Return the corners, from left to right, of the lowest stairs that lie above every point."""
     stairs: list[tuple[float, float]] = []
     height = -math.inf
     for x, y in sorted(map(tuple, points), reverse=True):
@@ -133,41 +177,43 @@ def _frontier(points: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([*stairs, (points[:, 0].min(), height)][::-1])
 
 
-def _trail(
-    axis: Any,
-    group: Group,
-    method: Method,
-    scoring: Scoring,
-    colour: str,
-    marker: str,
-    near: NDArray[np.float64],
-) -> None:
-    """near: how far apart two points may be at most, float64 (2,), for one label to be enough."""
-    cells = [c for c in _cells(group, method) if c.distinct_2 is not None]
+def _plot_trail(axis: Any, line: _Line, scoring: Scoring, near: NDArray[np.float64]) -> None:
+    """Plot a line whose points are labelled with their temperatures.
+
+    Args:
+        axis: The panel.
+        line: The method's cells.
+        scoring: The accuracy to plot.
+        near: The distances, float64 (2,), within which successive points share a label.
+    """
+    cells = [cell for cell in line.cells if cell.distinct_2 is not None]
     points = _points(cells, scoring)
-    axis.plot(*points.T, _style(method), color=colour, marker=marker, label=method.short_order or method.name)
+    line.plot(axis, *points.T)
     labels: list[tuple[NDArray[np.float64], list[str]]] = []
     for cell, point in zip(cells, points, strict=True):
         if not labels or (np.abs(point - labels[-1][0]) > near).any():
             labels.append((point, []))
         labels[-1][1].append(f"{cell.temperature:g}")
-    for point, names in labels:
+    for point, temperatures in labels:
+        text = ", ".join(temperatures)
         axis.annotate(
-            ", ".join(names), point, xytext=(5, 4), textcoords="offset points", fontsize="small", color=colour
+            text, point, xytext=(5, 4), textcoords="offset points", fontsize="small", color=line.colour
         )
 
 
-def sizes_figure(group: Group) -> "Figure":
-    """A panel a method, a line a temperature: at every k, the share of steps with at least k candidates."""
+def cutoffs_figure(task: TaskResult) -> "Figure":
+    """Return a panel a method, a line a temperature: the share of steps with at least k candidates."""
+    from matplotlib import colormaps
     from matplotlib.ticker import NullLocator
 
-    figure, axes = _panels(len(group.methods), "k, candidates in a step", "steps with at least k, %")
-    colours = _shades(len(group.temperatures))
-    for axis, method in zip(axes, group.methods, strict=False):
-        for cell in _cells(group, method):
-            if cell.steps.n:
-                look = group.temperatures.index(cell.temperature)
-                _survival(axis, cell, colours[look], MARKERS[look % len(MARKERS)])
+    figure, axes = _panels(len(task.methods), "k, candidates in a step", "steps with at least k, %")
+    shades = colormaps["viridis"](np.linspace(0.85, 0, len(task.temperatures)))
+    looks = dict(zip(task.temperatures, enumerate(shades), strict=True))
+    for axis, method in zip(axes, task.methods, strict=True):
+        for cell in task.row(method):
+            if cell.cutoffs.n_steps:
+                number, colour = looks[cell.temperature]
+                _plot_cutoffs(axis, cell, colour, MARKERS[number % len(MARKERS)])
         axis.set_title(str(method))
         axis.legend(frameon=False, fontsize="x-small")
     axes[0].set_xscale("log")
@@ -178,18 +224,12 @@ def sizes_figure(group: Group) -> "Figure":
     return figure
 
 
-def _survival(axis: Any, cell: Cell, colour: Any, marker: str) -> None:
-    label = f"T = {cell.temperature:g}, k = 1 in {100 * cell.steps.share(1):.0f}%"
-    x = [1, *cell.steps.sizes]
-    y = [100, *(100 * cell.steps.at_least())]
-    marked = 0.25 if len(x) > 2 else None  # four a line, or its only point
+def _plot_cutoffs(axis: Any, cell: CellResult, colour: Any, marker: str) -> None:
+    label = f"T = {cell.temperature:g}, k = 1 in {100 * cell.cutoffs.share(1):.0f}%"
+    x = [1, *cell.cutoffs.sizes]
+    y = [100, *(100 * cell.cutoffs.at_least())]
+    marked = 0.25 if len(x) > 2 else None  # four markers a line, or one on its only point
     axis.step(x, y, where="pre", color=colour, label=label, marker=marker, markevery=marked, markersize=4)
-
-
-def _shades(n: int) -> list[Any]:
-    from matplotlib import colormaps
-
-    return [colormaps["viridis"](0.85 * (1 - i / max(1, n - 1))) for i in range(n)]
 
 
 def _panels(n: int, x_label: str, y_label: str) -> tuple["Figure", Any]:
@@ -201,7 +241,7 @@ def _panels(n: int, x_label: str, y_label: str) -> tuple["Figure", Any]:
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
     for axis in axes[n:]:
         axis.remove()
-    for axis in axes[max(0, n - columns) : n]:  # the last of their columns
+    for axis in axes[max(0, n - columns) : n]:  # the lowest panel of every column
         axis.xaxis.set_tick_params(labelbottom=True)
     figure.supxlabel(x_label)
     figure.supylabel(y_label)
@@ -215,7 +255,7 @@ def _note(figure: "Figure", text: str) -> None:
 def _temperature_axis(axis: Any, temperatures: Sequence[float]) -> None:
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    if all(temperatures):  # a logarithm of 0 there is none
+    if all(temperatures):  # 0 has no logarithm
         axis.set_xscale("log")
     axis.xaxis.set_major_locator(FixedLocator(list(temperatures)))
     axis.xaxis.set_minor_locator(NullLocator())

@@ -2,51 +2,44 @@
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
-from mink_local.evals.report.reading import Run
+from mink_local.evals.report.recorded_run import RecordedRun
 from mink_local.evals.run.records import Response
 from mink_local.evals.tasks import find_task
-from mink_local.evals.tasks.base import Question, Verdict, score
+from mink_local.evals.tasks.base import Question, score
 
-AT_ONCE = 500  # responses; fewer than this are not worth another process
-
-Verdicts = tuple[Verdict, Verdict]
+CHUNK = 500  # responses to score in one go; fewer are not worth another process
 
 
-def rescore(run: Run) -> Run:
-    """The run with the verdicts that this version's tasks reach. The records on disk stay as they are.
+def rescore(run: RecordedRun) -> RecordedRun:
+    """Return the run with the verdicts of this version's tasks. The records on disk do not change.
 
-    In several processes, since an answer of MATH500 can take long. Raises DataError for an unknown task.
+    It scores in several processes, because an answer of MATH500 can take long.
+
+    Raises:
+        DataError: A task is unknown.
     """
     for task in {response.task for response in run.responses}:
         find_task(task)
-    chunks = [run.responses[at : at + AT_ONCE] for at in range(0, len(run.responses), AT_ONCE)]
-    asked = [[run.questions[r.task, r.question_id] for r in chunk] for chunk in chunks]
-    judged = (verdicts for given in _judge_all(chunks, asked) for verdicts in given)
-    responses = [
-        replace(response, strict=strict, flexible=flexible)
-        for response, (strict, flexible) in zip(run.responses, judged, strict=True)
-    ]
-    return replace(run, responses=responses)
-
-
-def _judge_all(
-    chunks: Sequence[Sequence[Response]], asked: Sequence[Sequence[Question]]
-) -> Iterator[list[Verdicts]]:
+    chunks = [run.responses[start : start + CHUNK] for start in range(0, len(run.responses), CHUNK)]
+    questions = [[run.questions[r.task, r.question_id] for r in chunk] for chunk in chunks]
     if len(chunks) == 1:
-        yield _judge(chunks[0], asked[0])
-        return
-    workers = min(len(chunks), os.cpu_count() or 1)
-    context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        yield from pool.map(_judge, chunks, asked)
+        rescored = [_rescore(chunks[0], questions[0])]
+    else:
+        workers = min(len(chunks), os.cpu_count() or 1)
+        context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            rescored = list(pool.map(_rescore, chunks, questions))
+    return replace(run, responses=[response for chunk in rescored for response in chunk])
 
 
-def _judge(responses: Sequence[Response], questions: Sequence[Question]) -> list[Verdicts]:
-    return [
-        score(find_task(response.task), question, response.response, response.finish_reason)
-        for response, question in zip(responses, questions, strict=True)
-    ]
+def _rescore(responses: Sequence[Response], questions: Sequence[Question]) -> list[Response]:
+    rescored = []
+    for response, question in zip(responses, questions, strict=True):
+        task = find_task(response.task)
+        strict, flexible = score(task, question, response.response, response.finish_reason)
+        rescored.append(replace(response, strict=strict, flexible=flexible))
+    return rescored

@@ -1,9 +1,12 @@
-"""What a grid of right and wrong answers says: intervals, paired tests, the difference that could have
-been seen, diversity. The distributions and corrections are SciPy's and statsmodels'.
+"""Statistics of a grid of correct and wrong answers: intervals, paired tests, power, diversity.
 
-A question is what is drawn at random here, from all questions like it. The responses to one question
-are not independent of each other, so neither an interval nor a test counts them as if they were: both
-have as many observations as there are questions, however often each was asked.
+The distributions and corrections are SciPy's and statsmodels'. The unit of observation is the question, as if
+sampled from all questions like it. Responses to one question depend on each other, so intervals and
+tests have as many observations as there are questions, however often each was asked.
+
+Sources: E. B. Wilson (1927), doi:10.2307/2276774, for the interval; Q. McNemar (1947),
+doi:10.1007/BF02295996, for the paired test; S. Holm (1979), Scand. J. Statist. 6, 65-70, for the correction;
+J. Li et al. (2016), arXiv:1510.03055, for distinct-2.
 """
 
 import statistics
@@ -16,21 +19,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-ALPHA = 0.05  # the chance of a false find that is allowed to all comparisons of one family together
+ALPHA = 0.05  # familywise error rate: the chance of even one false find among all comparisons of a family
 POWER = 0.8
 
-Outcomes = Mapping[tuple[str, int], bool]  # (question id, repeat) -> whether the answer is correct
+Outcomes = Mapping[tuple[str, int], bool]  # (question id, repeat) -> whether the response is correct
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Share of correct answers, 0 to 1, with a 95% interval.
+    """A share of correct responses, 0 to 1, with its 95% interval.
 
-    value: the mean over questions of the share of a question's responses that are correct.
-    low, high: Wilson's interval of `value` for `n_questions` observations. With one response a question that
-        is the interval of a proportion. With several, the variance of a question's mean is at most that of
-        one response, so the interval is too wide and never too narrow.
-    repeats: the accuracy of every repeat on its own, in their order.
+    Attributes:
+        value: The mean over questions of the share of a question's responses that are correct.
+        low: Lower end of Wilson's interval of `value` for `n_questions` observations. With one response a
+            question it is the interval of a proportion. With several, the variance of a question's mean is at
+            most that of one response, so the interval is too wide and never too narrow.
+        high: Its upper end.
+        n_questions: The number of questions.
+        repeats: The accuracy of each repeat, in their order.
     """
 
     value: float
@@ -41,41 +47,44 @@ class Accuracy:
 
     @property
     def spread(self) -> float | None:
-        """Sample standard deviation of the repeats' accuracies; None where there is one repeat."""
+        """Sample standard deviation of the repeats' accuracies; None if there is one repeat."""
         return statistics.stdev(self.repeats) if len(self.repeats) > 1 else None
 
 
 def accuracy(outcomes: Outcomes) -> Accuracy:
-    """Raises ValueError where there are no outcomes."""
+    """Return the accuracy over questions, with its interval. Raises ValueError if there are no outcomes."""
     from statsmodels.stats.proportion import proportion_confint
 
     if not outcomes:
-        raise ValueError("no outcomes: there is no accuracy of nothing")
-    value = statistics.fmean(statistics.fmean(given) for given in _by_key(outcomes, 0).values())
-    n_questions = len(_by_key(outcomes, 0))
-    low, high = proportion_confint(value * n_questions, n_questions, method="wilson")
-    repeats = _by_key(outcomes, 1)
+        raise ValueError("there are no outcomes to take an accuracy of")
+    questions, repeats = _grouped(outcomes, by=0), _grouped(outcomes, by=1)
+    value = statistics.fmean(map(statistics.fmean, questions.values()))
+    low, high = proportion_confint(value * len(questions), len(questions), method="wilson")
     shares = tuple(statistics.fmean(repeats[repeat]) for repeat in sorted(repeats))
-    return Accuracy(value, max(0.0, float(low)), min(1.0, float(high)), n_questions, shares)
+    return Accuracy(value, max(0.0, float(low)), min(1.0, float(high)), len(questions), shares)
 
 
-def _by_key(outcomes: Outcomes, part: int) -> dict[Any, list[bool]]:
-    grouped: dict[Any, list[bool]] = {}
+def _grouped(outcomes: Outcomes, by: int) -> dict[Any, list[bool]]:
+    """Return the outcomes by question id (0) or by repeat (1)."""
+    groups: dict[Any, list[bool]] = {}
     for key, correct in outcomes.items():
-        grouped.setdefault(key[part], []).append(correct)
-    return grouped
+        groups.setdefault(key[by], []).append(correct)
+    return groups
 
 
 @dataclass(frozen=True)
-class Paired:
-    """Two methods on the questions that both answered.
+class PairedTest:
+    """Two methods compared on the questions that both answered.
 
-    difference: of their accuracies there, the first's minus the second's.
-    won, lost: questions that the first answered correctly in more, or in fewer, of the repeats that both
-        have; with one response a question, McNemar's two discordant counts.
-    p: two-sided p-value of the exact binomial test that a discordant question is as likely won as lost:
-        McNemar's exact test, which with several responses a question becomes the sign test of the
-        questions' counts. 1 where no question is discordant.
+    Attributes:
+        n_questions: The number of questions that both answered.
+        difference: Their accuracy there, the first's minus the second's.
+        won: Questions that the first answered correctly in more of the repeats that both have. With one
+            response a question, `won` and `lost` are McNemar's two discordant counts.
+        lost: Questions that it answered correctly in fewer.
+        p: Two-sided p-value of the exact binomial test that a discordant question is as likely won as lost:
+            McNemar's exact test, and with several responses a question the sign test of their counts. 1 if no
+            question is discordant.
     """
 
     n_questions: int
@@ -85,8 +94,11 @@ class Paired:
     p: float
 
 
-def compare(first: Outcomes, second: Outcomes) -> Paired:
-    """Exact for any number of repeats, since the signs of different questions are independent."""
+def compare(first: Outcomes, second: Outcomes) -> PairedTest:
+    """Return the paired test of two methods, exact for any number of repeats.
+
+    It is exact because the signs of different questions are independent.
+    """
     from scipy.stats import binomtest
 
     gains: dict[str, list[int]] = {}
@@ -96,14 +108,14 @@ def compare(first: Outcomes, second: Outcomes) -> Paired:
     won, lost = sum(total > 0 for total in totals), sum(total < 0 for total in totals)
     difference = statistics.fmean(map(statistics.fmean, gains.values())) if gains else 0.0
     p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
-    return Paired(len(gains), difference, won, lost, p)
+    return PairedTest(len(gains), difference, won, lost, p)
 
 
 def holm(p_values: Sequence[float]) -> tuple[list[float], float]:
-    """Holm's adjusted p-values of one family, in the order given, and the level of its next step.
+    """Return Holm's adjusted p-values of one family, in the order given, and the level of its next step.
 
     An adjusted p-value of at most `ALPHA` is significant. The level is what the smallest p-value that is not
-    significant would have had to reach, `ALPHA / (n − significant ones)`; `ALPHA` where all are.
+    significant had to reach: `ALPHA / (n - n_significant)`, or `ALPHA` if all are significant.
     """
     from statsmodels.stats.multitest import multipletests
 
@@ -115,12 +127,17 @@ def holm(p_values: Sequence[float]) -> tuple[list[float], float]:
 
 @lru_cache(maxsize=4096)
 def visible_difference(n: int, discordant: int, level: float) -> float | None:
-    """The smallest true difference that `compare` would find in four of five runs like this one.
+    """Return the smallest true difference that `compare` finds with a chance of 80% (`POWER`).
 
-    A run of `n` questions of which a share of `discordant / n` is discordant, or as large a share as the
-    difference itself; found: p of at most `level`, the better method ahead. In questions won minus
-    questions lost, as a share of all: with one response a question, the difference of the accuracies.
-    None where not even a difference of 1 would be found.
+    Args:
+        n: Questions of the run.
+        discordant: Questions on which the two methods disagreed. The true share of discordant questions is
+            taken to be `discordant / n`, or the difference itself if that is larger.
+        level: The p-value that counts as found, if the better method is ahead.
+
+    Returns:
+        Questions won minus questions lost, as a share of all; with one response a question, the difference of
+        the accuracies. None if not even a difference of 1 would be found.
     """
     from scipy.optimize import brentq
 
@@ -130,58 +147,64 @@ def visible_difference(n: int, discordant: int, level: float) -> float | None:
 
 
 def _power(n: int, discordant: float, difference: float, level: float) -> float:
-    """Chance that the test finds `difference`: over every number of discordant questions, the chance
-    that enough of them are won. 0 at a difference of 0, where there is nothing to find."""
+    """Return the chance that the exact test finds `difference`.
+
+    The number of discordant questions is binomial; given that number, so is the number of those won. The
+    power is the sum over the first of the chance that enough are won.
+    """
     from scipy.stats import binom
 
     if difference == 0:
-        return 0.0
+        return 0.0  # there is nothing to find
     discordant = max(discordant, difference)
     counts = np.arange(n + 1)
-    enough = binom.isf(level / 2, counts, 0.5)  # won > enough: P(that many or more) <= level / 2
+    enough = binom.isf(level / 2, counts, 0.5)  # the largest number won that is not significant yet
     found = binom.sf(enough, counts, (1 + difference / discordant) / 2)
     return float(binom.pmf(counts, n, discordant) @ found)
 
 
 def distinct(responses: Sequence[str]) -> float:
-    """Share of different texts among the responses to one question: 1 / n where all are alike."""
+    """Return the share of different texts among the responses to one question: 1 / n if all are alike."""
     return len(set(responses)) / len(responses)
 
 
 def distinct_2(responses: Sequence[str]) -> float | None:
-    """Share of different pairs of neighbouring words among all such pairs in the responses to one
-    question (distinct-2 of Li et al. 2016, arXiv 1510.03055). Words are what white space parts. None where
-    there is no pair."""
+    """Return the share of different pairs of neighbouring words in the responses to one question.
+
+    This is distinct-2 of Li et al. (2016), with words separated by white space. None if there is no pair.
+    """
     words = [response.split() for response in responses]
     pairs = [pair for text in words for pair in pairwise(text)]
     return len(set(pairs)) / len(pairs) if pairs else None
 
 
 @dataclass(frozen=True)
-class Steps:
-    """How often every candidate-set size k occurred: `sizes` ascending, int64 (m,), and their `counts`."""
+class CutoffCounts:
+    """Counts of each cutoff k: `sizes`, int64 (m,), ascending, and their `counts`, int64 (m,)."""
 
     sizes: NDArray[np.int64]
     counts: NDArray[np.int64]
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence[int]]) -> "Steps":
+    def of(cls, sequences: Iterable[Sequence[int]]) -> "CutoffCounts":
+        """Count the k of every step of several responses."""
         sizes = np.fromiter(chain.from_iterable(sequences), np.int64)
         return cls(*np.unique(sizes, return_counts=True))
 
     @property
-    def n(self) -> int:
+    def n_steps(self) -> int:
+        """The number of steps counted."""
         return int(self.counts.sum())
 
     def at_least(self) -> NDArray[np.float64]:
-        """Share of steps with a k of at least `sizes[i]`, float64 (m,)."""
-        shares: NDArray[np.float64] = self.counts[::-1].cumsum()[::-1] / max(1, self.n)
+        """Return the share of steps with a k of at least `sizes[i]`, float64 (m,)."""
+        shares: NDArray[np.float64] = self.counts[::-1].cumsum()[::-1] / max(1, self.n_steps)
         return shares
 
-    def share(self, size: int) -> float:
-        """Share of steps with exactly this k."""
-        return float(self.counts[self.sizes == size].sum() / max(1, self.n))
+    def share(self, k: int) -> float:
+        """Return the share of steps with exactly this k."""
+        return float(self.counts[self.sizes == k].sum() / max(1, self.n_steps))
 
     def quantile(self, q: float) -> int:
-        """The smallest k that at least a share `q` of the steps does not exceed. Steps are needed."""
-        return int(self.sizes[np.searchsorted(self.counts.cumsum(), q * self.n)])
+        """Return the smallest k that is not exceeded in a share `q` of the steps. There must be steps."""
+        return int(self.sizes[np.searchsorted(self.counts.cumsum(), q * self.n_steps)])

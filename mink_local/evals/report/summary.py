@@ -1,18 +1,18 @@
-"""From responses to numbers: the cells of the grid, and every method against Min-k."""
+"""The numbers of a report: the cells of the grid, and every method compared with Min-k."""
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, get_args
 
 from mink_local.errors import ReportError
-from mink_local.evals.report.reading import Run
+from mink_local.evals.report.recorded_run import RecordedRun
 from mink_local.evals.report.stats import (
     ALPHA,
     Accuracy,
-    Paired,
-    Steps,
+    CutoffCounts,
+    PairedTest,
     accuracy,
     compare,
     distinct,
@@ -21,7 +21,6 @@ from mink_local.evals.report.stats import (
     visible_difference,
 )
 from mink_local.evals.run.records import Response
-from mink_local.evals.tasks.base import Question
 from mink_local.samplers import SAMPLERS, MinK
 
 Scoring = Literal["strict", "flexible"]
@@ -30,47 +29,87 @@ SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
 
 @dataclass(frozen=True)
 class Method:
-    """A sampler as a row of a table. `name` is what `--sampler` takes, without the order."""
+    """A sampler, as `str(sampler)`, together with where its temperature acts: a row of a table."""
 
     sampler: str
     order: str | None
 
     @property
     def name(self) -> str:
+        """The sampler without its order."""
         name, _, options = self.sampler.partition(":")
         kept = ",".join(option for option in options.split(",") if not option.startswith("order="))
         return f"{name}:{kept}" if kept else name
 
     @property
     def short_order(self) -> str:
+        """ "T first", "T last", or nothing if the cutoff does not depend on temperature."""
         return self.order.replace("temperature", "T").replace("-", " ") if self.order else ""
 
     def __str__(self) -> str:
         return f"{self.name}, {self.short_order}" if self.order else self.name
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """The difference between a cell and the baseline's cell at the same temperature.
+
+    Attributes:
+        paired: The paired test of the two on the questions that both answered.
+        adjusted: Its p-value after Holm's correction over the family.
+        visible: See `visible_difference`, at the level of the family's next step.
+    """
+
+    paired: PairedTest
+    adjusted: float
+    visible: float | None
+
+    @property
+    def better(self) -> bool:
+        """True if the cell is significantly better than the baseline's."""
+        return self.significant and self.paired.won > self.paired.lost and self.paired.difference > 0
+
+    @property
+    def worse(self) -> bool:
+        """True if the cell is significantly worse than the baseline's."""
+        return self.significant and self.paired.won < self.paired.lost and self.paired.difference < 0
+
+    @property
+    def significant(self) -> bool:
+        """True if the adjusted p-value is at most `ALPHA`."""
+        return self.adjusted <= ALPHA
+
+
 @dataclass(frozen=True, eq=False)
-class Cell:
-    """All responses of one model to one task under one method and temperature."""
+class CellResult:
+    """All responses of one cell of the grid, and what they say.
+
+    Attributes:
+        comparisons: With the baseline, by scoring; empty for the baseline's own cells.
+    """
 
     method: Method
     temperature: float
     responses: Sequence[Response]
+    comparisons: dict[Scoring, Comparison] = field(default_factory=dict)
 
     def outcomes(self, scoring: Scoring) -> dict[tuple[str, int], bool]:
+        """Return the correctness of every response, by question id and repeat."""
         return {(r.question_id, r.repeat): getattr(r, scoring).correct for r in self.responses}
 
     @cached_property
     def accuracy(self) -> dict[Scoring, Accuracy]:
+        """The accuracy under each scoring."""
         return {scoring: accuracy(self.outcomes(scoring)) for scoring in SCORINGS}
 
     @property
     def n_questions(self) -> int:
+        """The number of questions with a response."""
         return self.accuracy["strict"].n_questions
 
     @cached_property
     def no_answer(self) -> dict[Scoring, float]:
-        """Share of responses in which no answer was found."""
+        """Share of responses in which no answer was found, under each scoring."""
         return {
             "strict": self._share(lambda r: r.strict.answer is None),
             "flexible": self._share(lambda r: r.flexible.answer is None),
@@ -88,11 +127,13 @@ class Cell:
 
     @cached_property
     def mean_tokens(self) -> float:
+        """Mean length of a response in tokens."""
         return statistics.fmean(r.n_tokens for r in self.responses)
 
     @cached_property
-    def steps(self) -> Steps:
-        return Steps.of(r.k for r in self.responses)
+    def cutoffs(self) -> CutoffCounts:
+        """Counts of each k, over the steps of all responses."""
+        return CutoffCounts.of(r.k for r in self.responses)
 
     @cached_property
     def distinct(self) -> float | None:
@@ -101,15 +142,16 @@ class Cell:
 
     @cached_property
     def distinct_2(self) -> float | None:
+        """Mean over questions of distinct-2; None with one response a question."""
         return self._over_repeats(distinct_2)
 
     def _over_repeats(self, measure: Callable[[list[str]], float | None]) -> float | None:
-        """Only over questions with all repeats: both measures fall with the number of responses."""
+        """Return the mean over questions with all repeats, because more responses lower both measures."""
         texts: dict[str, list[str]] = {}
         for response in self.responses:
             texts.setdefault(response.question_id, []).append(response.response)
-        repeats = max(map(len, texts.values()))
-        values = [measure(given) for given in texts.values() if len(given) == repeats > 1]
+        n_repeats = max(map(len, texts.values()))
+        values = [measure(given) for given in texts.values() if len(given) == n_repeats > 1]
         measured = [value for value in values if value is not None]
         return statistics.fmean(measured) if measured else None
 
@@ -117,117 +159,126 @@ class Cell:
         return statistics.fmean(map(holds, self.responses))
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A cell against Min-k's at the same temperature. adjusted: the p-value after Holm's correction over
-    the family. visible: see `visible_difference`, at the level of the family's next step."""
-
-    group: "Group"
-    scoring: Scoring
-    cell: Cell
-    paired: Paired
-    adjusted: float
-    visible: float | None
-
-    @property
-    def better(self) -> bool:
-        return self._significant and self.paired.won > self.paired.lost and self.paired.difference > 0
-
-    @property
-    def worse(self) -> bool:
-        return self._significant and self.paired.won < self.paired.lost and self.paired.difference < 0
-
-    @property
-    def _significant(self) -> bool:
-        return self.adjusted <= ALPHA
-
-
 @dataclass(eq=False)
-class Group:
-    """One model on one task: a table of methods × temperatures.
+class TaskResult:
+    """The grid of one model on one task: methods × temperatures.
 
-    `comparisons`: by scoring and (sampler, temperature), of every cell but Min-k's own.
+    Attributes:
+        chance: The accuracy of guessing, if all questions have the same number of choices.
+        methods: The rows of the grid; the baseline comes first.
+        temperatures: The columns of the grid, ascending.
+        cells: By sampler and temperature.
     """
 
     model: str
     task: str
-    questions: dict[str, Question]
+    chance: float | None
     methods: list[Method]
     temperatures: list[float]
-    cells: dict[tuple[str, float], Cell]
-    comparisons: dict[Scoring, dict[tuple[str, float], Comparison]]
+    cells: dict[tuple[str, float], CellResult]
+
+    @property
+    def title(self) -> str:
+        """Task and model, in a heading."""
+        return f"{self.task} with {self.model}"
 
     @property
     def n_questions(self) -> int:
-        """Of the cell with most; a cell with fewer is not complete."""
+        """The most questions of any cell; a cell with fewer is not complete."""
         return max(cell.n_questions for cell in self.cells.values())
 
     @property
     def n_repeats(self) -> int:
+        """The most responses a question."""
         return max(len(cell.accuracy["strict"].repeats) for cell in self.cells.values())
 
-    @property
-    def incomplete(self) -> list[Cell]:
+    @cached_property
+    def incomplete(self) -> list[CellResult]:
+        """The cells that have fewer responses than others."""
         full = max(len(cell.responses) for cell in self.cells.values())
         return [cell for cell in self.cells.values() if len(cell.responses) < full]
 
-    def rows(self) -> Iterable[tuple[Method, list[Cell | None]]]:
-        for method in self.methods:
-            yield method, [self.cells.get((method.sampler, t)) for t in self.temperatures]
+    def row(self, method: Method) -> list[CellResult]:
+        """Return the cells of a method, at ascending temperatures."""
+        cells = (self.cells.get((method.sampler, t)) for t in self.temperatures)
+        return [cell for cell in cells if cell]
+
+    def comparisons(self, scoring: Scoring) -> list[tuple[CellResult, Comparison]]:
+        """Return every cell that is compared with the baseline, row by row, and the comparison."""
+        cells = (cell for method in self.methods for cell in self.row(method))
+        return [(cell, cell.comparisons[scoring]) for cell in cells if scoring in cell.comparisons]
+
+    def winners(self, scoring: Scoring, temperature: float) -> set[Method]:
+        """Return the methods that are significantly better at a temperature than the baseline.
+
+        If the baseline is significantly better than every other method, return the baseline.
+        """
+        column = [pair for pair in self.comparisons(scoring) if pair[0].temperature == temperature]
+        if column and all(comparison.worse for _, comparison in column):
+            return {self.methods[0]}
+        return {cell.method for cell, comparison in column if comparison.better}
 
 
 @dataclass
 class Summary:
-    """`baseline`: the sampler that the others are compared with, None where the run has no Min-k."""
+    """All numbers of a report.
 
-    groups: list[Group]
+    Attributes:
+        tasks: One grid for every model and task.
+        baseline: The sampler that the others are compared with; None if the run has no Min-k.
+    """
+
+    tasks: list[TaskResult]
     baseline: str | None
 
     def family(self, scoring: Scoring) -> list[Comparison]:
-        """All comparisons that are corrected together: those of the whole run under one scoring."""
-        return [c for group in self.groups for c in group.comparisons[scoring].values()]
-
-    def winners(self, group: Group, scoring: Scoring, temperature: float) -> set[str]:
-        """The samplers of a column that stand out for a reason: those significantly better than Min-k, or
-        Min-k itself where it is significantly better than every other."""
-        column = [c for (_, t), c in group.comparisons[scoring].items() if t == temperature]
-        if self.baseline and column and all(c.worse for c in column):
-            return {self.baseline}
-        return {c.cell.method.sampler for c in column if c.better}
+        """Return the comparisons that are corrected together: those of the whole run under one scoring."""
+        return [comparison for task in self.tasks for _, comparison in task.comparisons(scoring)]
 
 
-def summarise(run: Run, against: str | None = None) -> Summary:
-    """The grid of a run. against: the `str()` of the sampler to compare with; by default Min-k as the
-    paper has it, or else the first Min-k of the run. Raises ReportError where `against` is not in it."""
+def summarise(run: RecordedRun, against: str | None = None) -> Summary:
+    """Return the numbers of a run.
+
+    Args:
+        run: The recorded questions and responses.
+        against: The sampler to compare the others with, as `str(sampler)`. By default Min-k with the paper's
+            options, or else the first Min-k of the run.
+
+    Raises:
+        ReportError: `against` is not in the run.
+    """
     orders = {r.sampler: r.order for r in run.responses}
     baseline = _baseline(sorted(orders, key=_rank), against)
     samplers = sorted(orders, key=lambda sampler: (sampler != baseline, *_rank(sampler)))
-    methods = {sampler: Method(sampler, orders[sampler]) for sampler in samplers}
+    methods = [Method(sampler, orders[sampler]) for sampler in samplers]
     cells: dict[tuple[str, str], dict[tuple[str, float], list[Response]]] = {}
-    for r in _spread(run.responses):
+    for r in _repeat_greedy(run.responses):
         cells.setdefault((r.model, r.task), {}).setdefault((r.sampler, r.temperature), []).append(r)
-    groups = [_group(run, *key, methods, cells[key]) for key in sorted(cells)]
+    tasks = [_task_result(run, model, task, methods, cells[model, task]) for model, task in sorted(cells)]
     for scoring in SCORINGS:
-        _compare(groups, scoring, baseline)
-    return Summary(groups, baseline)
+        _compare_all(tasks, scoring, baseline)
+    return Summary(tasks, baseline)
 
 
-def _spread(responses: Sequence[Response]) -> Iterator[Response]:
-    """The responses, with those of temperature 0, which a run asks for once (greedy), standing at every
-    temperature and repeat of their model and task: they would be the same there."""
-    drawn: dict[tuple[str, str], set[tuple[float, int]]] = {}
+def _repeat_greedy(responses: Sequence[Response]) -> Iterator[Response]:
+    """Copy each greedy response to every temperature and repeat of its model and task.
+
+    A run generates a response at temperature 0 once, since it would be the same again.
+    """
+    sampled: dict[tuple[str, str], set[tuple[float, int]]] = {}
     for r in responses:
         if r.temperature:
-            drawn.setdefault((r.model, r.task), set()).add((r.temperature, r.repeat))
+            sampled.setdefault((r.model, r.task), set()).add((r.temperature, r.repeat))
     for r in responses:
-        if r.temperature or (r.model, r.task) not in drawn:
+        if r.temperature or (r.model, r.task) not in sampled:
             yield r
         else:
-            for temperature, repeat in sorted(drawn[r.model, r.task]):
+            for temperature, repeat in sorted(sampled[r.model, r.task]):
                 yield replace(r, temperature=temperature, repeat=repeat)
 
 
 def _rank(sampler: str) -> tuple[int, str]:
+    """Return a sort key: the order of `SAMPLERS`, then the text."""
     names = list(SAMPLERS)
     name = sampler.partition(":")[0]
     return (names.index(name) if name in names else len(names), sampler)
@@ -236,38 +287,36 @@ def _rank(sampler: str) -> tuple[int, str]:
 def _baseline(samplers: Sequence[str], against: str | None) -> str | None:
     if against and against not in samplers:
         raise ReportError(f"{against} is not in this run: its samplers are {', '.join(samplers)}")
-    kinds = [sampler for sampler in samplers if sampler.partition(":")[0] == MinK.name]
+    min_ks = [sampler for sampler in samplers if sampler.partition(":")[0] == MinK.name]
     paper = str(MinK())
-    return against or (paper if paper in kinds else next(iter(kinds), None))
+    return against or (paper if paper in min_ks else next(iter(min_ks), None))
 
 
-def _group(
-    run: Run,
+def _task_result(
+    run: RecordedRun,
     model: str,
     task: str,
-    methods: dict[str, Method],
+    methods: Sequence[Method],
     responses: dict[tuple[str, float], list[Response]],
-) -> Group:
-    present = {sampler for sampler, _ in responses}
-    cells = {key: Cell(methods[key[0]], key[1], given) for key, given in responses.items()}
-    questions = {question.id: question for (of, _), question in run.questions.items() if of == task}
-    temperatures = sorted({temperature for _, temperature in responses})
-    rows = [method for sampler, method in methods.items() if sampler in present]
-    return Group(model, task, questions, rows, temperatures, cells, {s: {} for s in SCORINGS})
+) -> TaskResult:
+    by_sampler = {method.sampler: method for method in methods}
+    cells = {(s, t): CellResult(by_sampler[s], t, given) for (s, t), given in responses.items()}
+    n_choices = {len(question.choices) for (of, _), question in run.questions.items() if of == task}
+    chance = 1 / min(n_choices) if len(n_choices) == 1 and min(n_choices) else None
+    rows = [method for method in methods if any(sampler == method.sampler for sampler, _ in cells)]
+    return TaskResult(model, task, chance, rows, sorted({t for _, t in cells}), cells)
 
 
-def _compare(groups: Sequence[Group], scoring: Scoring, baseline: str | None) -> None:
-    """Fill in every group's comparisons under one scoring, corrected together."""
-    found = []
-    for group in groups:
-        for method, cells in group.rows():
-            for temperature, cell in zip(group.temperatures, cells, strict=True):
-                other = group.cells.get((baseline or "", temperature))
-                if cell and other and method.sampler != baseline:
-                    found.append((group, cell, compare(cell.outcomes(scoring), other.outcomes(scoring))))
-    adjusted, level = holm([paired.p for _, _, paired in found])
-    for (group, cell, paired), p in zip(found, adjusted, strict=True):
-        visible = visible_difference(paired.n_questions, paired.won + paired.lost, level)
-        group.comparisons[scoring][cell.method.sampler, cell.temperature] = Comparison(
-            group, scoring, cell, paired, p, visible
-        )
+def _compare_all(tasks: Sequence[TaskResult], scoring: Scoring, baseline: str | None) -> None:
+    """Compare every cell with the baseline's under one scoring, corrected together."""
+    pairs = [
+        (cell, other)
+        for task in tasks
+        for cell in task.cells.values()
+        if cell.method.sampler != baseline and (other := task.cells.get((baseline or "", cell.temperature)))
+    ]
+    tests = [compare(cell.outcomes(scoring), other.outcomes(scoring)) for cell, other in pairs]
+    adjusted, level = holm([test.p for test in tests])
+    for (cell, _), test, p in zip(pairs, tests, adjusted, strict=True):
+        visible = visible_difference(test.n_questions, test.won + test.lost, level)
+        cell.comparisons[scoring] = Comparison(test, p, visible)

@@ -1,208 +1,189 @@
-"""The tables of a report: each once, and written out for a terminal, as Markdown and as CSV."""
+"""The tables of a report, for a terminal, as Markdown and as CSV."""
 
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.table import Table as RichTable
+from rich.table import Table
 from rich.text import Text
 
-from mink_local.evals.report.summary import SCORINGS, Cell, Comparison, Group, Scoring, Summary
+from mink_local.evals.report.format import escape_markdown, p_value, percent, points
+from mink_local.evals.report.summary import (
+    SCORINGS,
+    CellResult,
+    Comparison,
+    Scoring,
+    Summary,
+    TaskResult,
+)
 
 BETTER, WORSE, INCOMPLETE = "▲", "▼", "*"
 
 
 @dataclass(frozen=True)
-class Entry:
-    """`text`, with what belongs `below` it in smaller print."""
+class TableEntry:
+    """A text, with another one `below` it in smaller print."""
 
-    text: str
+    text: str = ""
     below: str = ""
     bold: bool = False
 
+    @property
+    def width(self) -> int:
+        """The characters of the longer line."""
+        return max(len(self.text), len(self.below))
+
 
 @dataclass(frozen=True)
-class Table:
-    """The first column holds names, the others numbers."""
+class ReportTable:
+    """A table whose first column holds names and whose other columns hold numbers."""
 
     title: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Entry]]
+    rows: Sequence[Sequence[TableEntry]]
 
-    def rich(self, width: int) -> Iterator[RichTable | Text]:
-        """For a terminal of `width` columns: the title, and as few tables as show every number uncut."""
+    def rich(self, width: int) -> Iterator[Table | Text]:
+        """Yield the title and, for a terminal of `width` columns, as few tables as show every number whole.
+
+        (One table would be folded, and break numbers in the middle.)
+        """
         yield Text(f"\n{self.title}", style="bold")
-        for columns in self._fitting(width):
-            table = RichTable()
-            for index in columns:
-                table.add_column(
-                    Text(self.columns[index]), justify="right" if index else "left", no_wrap=True
-                )
-            for row in self.rows:
-                table.add_row(*(_rich(row[index]) for index in columns))
-            yield table
+        entries = zip(*([TableEntry(name) for name in self.columns], *self.rows), strict=True)
+        names, *numbers = (max(entry.width for entry in column) + 3 for column in entries)
+        n = max(1, (width - names - 1) // max(numbers))
+        for start in range(1, len(self.columns), n):
+            yield self._rich_part([0, *range(start, min(start + n, len(self.columns)))])
 
-    def _fitting(self, width: int) -> Iterator[list[int]]:
-        widths = [max(map(len, self._column(index))) + 3 for index in range(len(self.columns))]
-        columns, room = [0], width - widths[0] - 1
-        for index in range(1, len(widths)):
-            if widths[index] > room and len(columns) > 1:
-                yield columns
-                columns, room = [0], width - widths[0] - 1
-            columns.append(index)
-            room -= widths[index]
-        yield columns
-
-    def _column(self, index: int) -> Iterator[str]:
-        yield self.columns[index]
+    def _rich_part(self, columns: Sequence[int]) -> Table:
+        table = Table()
+        for column in columns:
+            table.add_column(Text(self.columns[column]), justify="right" if column else "left", no_wrap=True)
         for row in self.rows:
-            yield row[index].text
-            yield row[index].below
+            table.add_row(*(_rich(row[column]) for column in columns))
+        return table
 
     def markdown(self) -> str:
+        """Return the table as Markdown."""
         rule = ["---", *["--:"] * (len(self.columns) - 1)]
         rows = [[_markdown(entry) for entry in row] for row in self.rows]
-        lines = [[escape(name) for name in self.columns], rule, *rows]
+        lines = [[escape_markdown(name) for name in self.columns], rule, *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _rich(entry: Entry) -> Text:
+def _rich(entry: TableEntry) -> Text:
     text = Text(entry.text, style="bold" if entry.bold else "")
     return text.append(f"\n{entry.below}", style="dim not bold") if entry.below else text
 
 
-def _markdown(entry: Entry) -> str:
-    text = f"**{escape(entry.text)}**" if entry.bold else escape(entry.text)
-    return f"{text} ({escape(entry.below)})" if entry.below else text
+def _markdown(entry: TableEntry) -> str:
+    text = f"**{escape_markdown(entry.text)}**" if entry.bold else escape_markdown(entry.text)
+    return f"{text} ({escape_markdown(entry.below)})" if entry.below else text
 
 
-def escape(text: str) -> str:
-    """Text as Markdown shows it unchanged, in a table too. (A name may be anything that a user typed.)"""
-    for character in "\\`*_[]<>|":
-        text = text.replace(character, f"\\{character}")
-    return " ".join(text.split())
+def grid_tables(task: TaskResult) -> list[ReportTable]:
+    """Return the tables of methods × temperatures that have numbers for this model and task."""
+    title = f"{task.task} · {task.model} ·"
+    tables = [accuracy_table(task, scoring) for scoring in SCORINGS]
+    rates = f"{title} no answer found, strict / flexible; cut off at the token limit, %"
+    tables.append(_grid(task, rates, _rates))
+    if any(cell.distinct is not None for cell in task.cells.values()):
+        diversity = f"{title} distinct responses and distinct-2, % ({task.n_repeats} a question)"
+        tables.append(_grid(task, diversity, _diversity))
+    if any(cell.cutoffs.n_steps for cell in task.cells.values()):
+        cutoffs = f"{title} steps with one candidate, %, and the k of 95%, 99% and all steps"
+        tables.append(_grid(task, cutoffs, _cutoffs))
+    return tables
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.1f}"
+def accuracy_table(task: TaskResult, scoring: Scoring) -> ReportTable:
+    """Return accuracies with intervals and significance, laid out as in the paper's Table 1."""
+    winners = {t: task.winners(scoring, t) for t in task.temperatures}
 
-
-def points(difference: float) -> str:
-    return f"{100 * difference:+.1f}".replace("-", "−")
-
-
-def _where(group: Group) -> str:
-    return f"{group.task} · {group.model}"
-
-
-def accuracy_table(summary: Summary, group: Group, scoring: Scoring) -> Table:
-    """The paper's Table 1 for one model and task: methods × temperatures."""
-    title = f"{_where(group)} · {scoring} accuracy, %"
-    winners = {t: summary.winners(group, scoring, t) for t in group.temperatures}
-
-    def entry(cell: Cell) -> Entry:
+    def entry(cell: CellResult) -> TableEntry:
         value = cell.accuracy[scoring]
         spread = "" if value.spread is None else f"±{percent(value.spread)}"
-        comparison = group.comparisons[scoring].get((cell.method.sampler, cell.temperature))
-        mark = (BETTER if comparison.better else WORSE if comparison.worse else "") if comparison else ""
-        star = INCOMPLETE if cell in group.incomplete else ""
-        return Entry(
-            f"{percent(value.value)}{spread}{mark}{star}",
+        star = INCOMPLETE if cell in task.incomplete else ""
+        return TableEntry(
+            f"{percent(value.value)}{spread}{_mark(cell.comparisons.get(scoring))}{star}",
             f"{percent(value.low)}–{percent(value.high)}",
-            cell.method.sampler in winners[cell.temperature],
+            cell.method in winners[cell.temperature],
         )
 
-    return _grid(group, title, entry)
+    return _grid(task, f"{task.task} · {task.model} · {scoring} accuracy, %", entry)
 
 
-def rates_table(group: Group) -> Table:
-    title = f"{_where(group)} · no answer found, strict / flexible; cut off at the token limit, %"
-    return _grid(group, title, _rates)
+def _mark(comparison: Comparison | None) -> str:
+    if comparison is None:
+        return ""
+    return BETTER if comparison.better else WORSE if comparison.worse else ""
 
 
-def _rates(cell: Cell) -> Entry:
-    none = " / ".join(percent(cell.no_answer[scoring]) for scoring in SCORINGS)
-    return Entry(none, f"cut off {percent(cell.truncated)}")
+def _rates(cell: CellResult) -> TableEntry:
+    no_answer = " / ".join(percent(cell.no_answer[scoring]) for scoring in SCORINGS)
+    return TableEntry(no_answer, f"cut off {percent(cell.truncated)}")
 
 
-def diversity_table(group: Group) -> Table:
-    title = f"{_where(group)} · distinct responses and distinct-2, % ({group.n_repeats} a question)"
-    return _grid(group, title, _diversity)
-
-
-def _diversity(cell: Cell) -> Entry:
+def _diversity(cell: CellResult) -> TableEntry:
     if cell.distinct is None:
-        return Entry("")
-    return Entry(
-        percent(cell.distinct), f"d-2 {percent(cell.distinct_2)}" if cell.distinct_2 is not None else ""
-    )
+        return TableEntry()
+    below = "" if cell.distinct_2 is None else f"d-2 {percent(cell.distinct_2)}"
+    return TableEntry(percent(cell.distinct), below)
 
 
-def steps_table(group: Group) -> Table:
-    title = f"{_where(group)} · steps with one candidate, %, and the k of 95%, 99% and all steps"
-    return _grid(group, title, _steps)
+def _cutoffs(cell: CellResult) -> TableEntry:
+    if not cell.cutoffs.n_steps:
+        return TableEntry()
+    quantiles = " ".join(f"{cell.cutoffs.quantile(q):,}" for q in (0.95, 0.99, 1))
+    return TableEntry(percent(cell.cutoffs.share(1)), f"≤ {quantiles}")
 
 
-def _steps(cell: Cell) -> Entry:
-    if not cell.steps.n:
-        return Entry("")
-    sizes = " ".join(f"{cell.steps.quantile(q):,}" for q in (0.95, 0.99, 1))
-    return Entry(percent(cell.steps.share(1)), f"≤ {sizes}")
+def _grid(task: TaskResult, title: str, entry: Callable[[CellResult], TableEntry]) -> ReportTable:
+    columns = ["method", *(f"T = {temperature:g}" for temperature in task.temperatures)]
+    rows = []
+    for method in task.methods:
+        entries = {cell.temperature: entry(cell) for cell in task.row(method)}
+        numbers = (entries.get(temperature, TableEntry()) for temperature in task.temperatures)
+        rows.append([TableEntry(method.name, method.short_order), *numbers])
+    return ReportTable(title, columns, rows)
 
 
-def _grid(group: Group, title: str, entry: Callable[[Cell], Entry]) -> Table:
-    columns = ["method", *(f"T = {temperature:g}" for temperature in group.temperatures)]
-    rows = [
-        [Entry(method.name, method.short_order), *(entry(cell) if cell else Entry("") for cell in cells)]
-        for method, cells in group.rows()
-    ]
-    return Table(title, columns, rows)
-
-
-def comparisons_table(summary: Summary, group: Group, scoring: Scoring) -> Table:
-    title = f"{_where(group)} · {scoring}, against {summary.baseline} on the same questions"
+def comparisons_table(task: TaskResult, scoring: Scoring, baseline: str | None) -> ReportTable:
+    """Return every comparison of this model and task with the baseline, under one scoring."""
+    title = f"{task.task} · {task.model} · {scoring}, against {baseline} on the same questions"
     columns = ("method", "T", "questions", "difference", "won", "lost", "p", "p, Holm", "visible")
-    rows = [_comparison(c) for c in group.comparisons[scoring].values()]
-    return Table(title, columns, rows)
+    rows = [_comparison(cell, comparison) for cell, comparison in task.comparisons(scoring)]
+    return ReportTable(title, columns, rows)
 
 
-def _comparison(c: Comparison) -> list[Entry]:
-    paired = c.paired
-    numbers = (
-        f"{c.cell.temperature:g}",
-        str(paired.n_questions),
-        points(paired.difference),
-        str(paired.won),
-        str(paired.lost),
-        p_value(paired.p),
-        p_value(c.adjusted),
-        "none" if c.visible is None else percent(c.visible),
-    )
-    significant = c.better or c.worse
+def _comparison(cell: CellResult, comparison: Comparison) -> list[TableEntry]:
+    paired = comparison.paired
     return [
-        Entry(str(c.cell.method)),
-        *(Entry(n, bold=significant and i == 6) for i, n in enumerate(numbers)),
+        TableEntry(str(cell.method)),
+        TableEntry(f"{cell.temperature:g}"),
+        TableEntry(str(paired.n_questions)),
+        TableEntry(points(paired.difference)),
+        TableEntry(str(paired.won)),
+        TableEntry(str(paired.lost)),
+        TableEntry(p_value(paired.p)),
+        TableEntry(p_value(comparison.adjusted), bold=comparison.better or comparison.worse),
+        TableEntry("none" if comparison.visible is None else percent(comparison.visible)),
     ]
 
 
-def made_with_table(made_with: Mapping[str, str]) -> Table:
-    rows = [[Entry(name), Entry(value)] for name, value in made_with.items()]
-    return Table("What the run was made with", ("", ""), rows)
-
-
-def p_value(p: float) -> str:
-    return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
+def made_with_table(made_with: Mapping[str, str]) -> ReportTable:
+    """Return the values of a run's manifest."""
+    rows = [[TableEntry(name), TableEntry(value)] for name, value in made_with.items()]
+    return ReportTable("What the run was made with", ("", ""), rows)
 
 
 def to_csv(summary: Summary) -> str:
-    """One line a cell and scoring; accuracies, rates and differences are shares, not percent."""
+    """Return a line for every cell and scoring. Accuracies, rates and differences are shares, not percent."""
     rows = [
-        _csv_row(summary, group, cell, scoring)
-        for group in summary.groups
-        for _, cells in group.rows()
-        for cell in cells
-        if cell
+        _csv_row(summary, task, cell, scoring)
+        for task in summary.tasks
+        for method in task.methods
+        for cell in task.row(method)
         for scoring in SCORINGS
     ]
     stream = io.StringIO()
@@ -212,11 +193,13 @@ def to_csv(summary: Summary) -> str:
     return stream.getvalue()
 
 
-def _csv_row(summary: Summary, group: Group, cell: Cell, scoring: Scoring) -> dict[str, object]:
+def _csv_row(summary: Summary, task: TaskResult, cell: CellResult, scoring: Scoring) -> dict[str, object]:
     value = cell.accuracy[scoring]
+    comparison = cell.comparisons.get(scoring)
+    paired = comparison.paired if comparison else None
     return {
-        "model": group.model,
-        "task": group.task,
+        "model": task.model,
+        "task": task.task,
         "scoring": scoring,
         "sampler": cell.method.sampler,
         "order": cell.method.order,
@@ -233,26 +216,14 @@ def _csv_row(summary: Summary, group: Group, cell: Cell, scoring: Scoring) -> di
         "mean_tokens": cell.mean_tokens,
         "distinct": cell.distinct,
         "distinct_2": cell.distinct_2,
-        "k_is_1": cell.steps.share(1),
-        **_csv_comparison(summary, group.comparisons[scoring].get((cell.method.sampler, cell.temperature))),
+        "k_is_1": cell.cutoffs.share(1),
+        "against": summary.baseline if comparison else None,
+        "common_questions": paired and paired.n_questions,
+        "difference": paired and paired.difference,
+        "won": paired and paired.won,
+        "lost": paired and paired.lost,
+        "p": paired and paired.p,
+        "p_holm": comparison and comparison.adjusted,
+        "significant": comparison and (comparison.better or comparison.worse),
+        "visible": comparison and comparison.visible,
     }
-
-
-def _csv_comparison(summary: Summary, comparison: Comparison | None) -> dict[str, object]:
-    names = (
-        "against",
-        "common_questions",
-        "difference",
-        "won",
-        "lost",
-        "p",
-        "p_holm",
-        "significant",
-        "visible",
-    )
-    if comparison is None:
-        return dict.fromkeys(names)
-    paired = comparison.paired
-    values = (paired.n_questions, paired.difference, paired.won, paired.lost, paired.p, comparison.adjusted)
-    significant = comparison.better or comparison.worse
-    return dict(zip(names, (summary.baseline, *values, significant, comparison.visible), strict=True))

@@ -1,4 +1,4 @@
-"""The page of a report: what it says and packs, and what a browser makes of it."""
+"""The page of a report: its text, its packed responses, and what Node and a browser show of them."""
 
 import base64
 import gzip
@@ -6,19 +6,23 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from mink_local.evals.report.cli import report
+from mink_local.evals.report.document import make_document
+from mink_local.evals.report.page import render_page
+from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.report.summary import summarise
 from tests.support.made_run import write_run
 
+MIN_K = "min-k:tau=3"
 HOSTILE = "</script><script>document.title = 'hacked'</script><img src=x onerror=\"document.title='hacked'\">"
+NODE = shutil.which("node")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to open the page in")
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --virtual-time-budget=20000 --dump-dom"
@@ -33,7 +37,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder,
         tasks=("gsm8k",),
         models=(f"model {HOSTILE}",),
-        samplers=("min-k:tau=3", "top-p:p=0.9,order=temperature-last"),
+        samplers=(MIN_K, "top-p:p=0.9,order=temperature-last"),
         temperatures=(1.0, 5.0),
         n_questions=6,
     )
@@ -50,9 +54,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "manifest.json").write_text(
         json.dumps({"seed": 7, "models": [{"path": "/home/me", "sha": "ab"}]})
     )
-    result = CliRunner().invoke(report, [str(folder)], catch_exceptions=False)
-    assert result.exit_code == 0
-    return folder / "report" / "report.html"
+    run = read_run(folder)
+    summary = summarise(run)
+    (folder / "report.html").write_text(render_page(make_document(run, summary, ["a <note>"]), run, summary))
+    return folder / "report.html"
 
 
 class Reader(HTMLParser):
@@ -75,6 +80,9 @@ class Reader(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.text += "" if self._skip else data
 
+    def classes(self, tag: str) -> list[str | None]:
+        return [attributes.get("class") for name, attributes in self.tags if name == tag]
+
 
 def test_the_page_asks_for_nothing_and_runs_only_its_own_script(page: Path) -> None:
     html = page.read_text()
@@ -84,11 +92,12 @@ def test_the_page_asks_for_nothing_and_runs_only_its_own_script(page: Path) -> N
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
     assert [tag for tag, _ in reader.tags].count("script") == 2  # the data and the program
+    assert [tag for tag, _ in reader.tags].count("img") == 5
     for _, attributes in reader.tags:
         assert not any(name.startswith("on") or name == "style" for name in attributes)
-        assert (attributes.get("src") or "data:").startswith(
+        assert (attributes.get("src") or "data:image/svg+xml;base64,").startswith(
             "data:image/svg+xml;base64,"
-        ) or "src" not in attributes
+        )
         assert (attributes.get("href") or "#").startswith("#")
     assert HOSTILE not in html
 
@@ -96,6 +105,7 @@ def test_the_page_asks_for_nothing_and_runs_only_its_own_script(page: Path) -> N
 def test_tables_and_sentences_are_in_the_page_without_script(page: Path) -> None:
     text = Reader(page.read_text()).text
     assert f"gsm8k with model {HOSTILE}" in text
+    assert "a <note>" in text
     assert "top-p:p=0.9" in text
     assert "6 questions, 2 responses each, 2 methods at T = 1 and 5." in text
     assert "models 1 sha" in text
@@ -106,57 +116,111 @@ def test_all_responses_are_packed(page: Path) -> None:
     packed = re.search(r'id="data">([^<]+)<', page.read_text())
     assert packed
     data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed[1])))
-    records = [json.loads(line) for line in (page.parents[1] / "records.jsonl").read_bytes().splitlines()]
+    records = [json.loads(line) for line in (page.parent / "records.jsonl").read_bytes().splitlines()]
     assert data["baseline"] == "min-k:tau=3"
     got = []
-    for cell, question, repeat, response, strict, right, *_, tokens, steps, ones, largest in data[
-        "responses"
-    ]:
+    for cell, question, *rest in data["responses"]:
+        repeat, response, strict, right, _, _, _, n_tokens, n_steps, ones, largest = rest
         model, task, sampler, temperature, _ = data["cells"][cell]
         of, name, _, _ = data["questions"][question]
         assert of == task
-        got.append((model, task, sampler, temperature, name, repeat, response, strict, right))
-        assert ones <= steps == tokens
+        assert ones <= n_steps == n_tokens
         assert largest >= 1
+        got.append((model, task, sampler, temperature, name, repeat, response, strict, right))
     keys = ("model", "task", "sampler", "temperature", "question_id", "repeat", "response")
-    wanted = [(*(r[k] for k in keys), r["strict"]["answer"], r["strict"]["correct"]) for r in records]
-    assert got == wanted
+    assert got == [(*(r[k] for k in keys), r["strict"]["answer"], r["strict"]["correct"]) for r in records]
 
 
-def open_page(page: Path, state: str, tmp_path: Path) -> str:
-    """What is on the page when its script has run, as HTML."""
-    assert CHROMIUM is not None
-    command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={tmp_path}", f"file://{page}#{state}"]
-    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
-    return done.stdout.decode()
+@dataclass
+class Shown:
+    """The page after its script has run."""
+
+    status: str
+    question: Reader
+    html: str
 
 
-@browser
-def test_a_link_opens_a_question(page: Path, tmp_path: Path) -> None:
-    """Question 3 of gsm8k: every response is shown as it is, as text, and nothing in it ran."""
-    html = open_page(page, "in=gsm8k&question=3", tmp_path)
-    article = html[html.index('<article id="question"') :]
-    shown = Reader(article[: article.index("</article>")])
-    assert "gsm8k, question 3" in shown.text
-    assert shown.text.count(HOSTILE) == 1 + 1 + 8 * 3 + 2  # prompt, gold, response and answers, model's name
-    assert [a["class"] for t, a in shown.tags if t == "section"] == ["card"] * 8
-    assert [tag for tag, _ in shown.tags if tag in ("script", "img")] == []
-    assert "<title>Min-k evaluation: gsm8k</title>" in html
-    assert "48 responses to 6 questions." in html
+def in_node(page: Path, state: str, keys: str = "") -> dict[str, str]:
+    assert NODE
+    script = Path(__file__).with_name("page_in_node.js")
+    done = subprocess.run([NODE, script, page, state, keys], capture_output=True, timeout=60, check=True)
+    shown: dict[str, str] = json.loads(done.stdout)
+    return shown
 
 
-@browser
-def test_filters_come_from_the_link(page: Path, tmp_path: Path) -> None:
-    state = "task=gsm8k&t=5&method=min-k%3Atau%3D3&text=NEEDLE&verdict=strict-right&others=on"
-    html = open_page(page, state, tmp_path)
-    assert "2 responses to 1 question." in html
-    shown = Reader(html[html.index('<article id="question"') :])
-    assert shown.text.count("needle") == 8
-    assert [t for t, _ in shown.tags].count("mark") == 8
-    assert [a["class"] for t, a in shown.tags if t == "section" and "class" in a].count("card other") == 6
+@pytest.fixture(params=["node", "chromium"])
+def opened(request: pytest.FixtureRequest, page: Path, tmp_path: Path) -> Any:
+    """`opened(state)` runs the page's script with this fragment of the address."""
+
+    def open_in_node(state: str) -> Shown:
+        shown = in_node(page, state)
+        return Shown(shown["status"], Reader(shown["question"]), shown["question"])
+
+    def open_in_chromium(state: str) -> Shown:
+        assert CHROMIUM
+        command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={tmp_path}", f"file://{page}#{state}"]
+        html = subprocess.run(command, capture_output=True, timeout=120, check=True).stdout.decode()
+        assert "<title>Min-k evaluation: gsm8k</title>" in html  # no hostile script ran
+        status = html[html.index('<p id="status"') :]
+        article = html[html.index('<article id="question"') :]
+        article = article[: article.index("</article>")]
+        return Shown(Reader(status[: status.index("</p>")]).text, Reader(article), article)
+
+    program, open_page = {
+        "node": (NODE, open_in_node),
+        "chromium": (CHROMIUM, open_in_chromium),
+    }[request.param]
+    if not program:
+        others = "" if NODE or CHROMIUM else ", and no other program runs the page's script: it is not tested"
+        pytest.skip(f"{request.param} is not installed{others}")
+    return open_page
 
 
-@browser
-def test_an_unknown_link_opens_the_page(page: Path, tmp_path: Path) -> None:
-    html = open_page(page, "in=gsm8k&question=999&task=nothing&t=", tmp_path)
-    assert "48 responses to 6 questions." in html
+def test_a_link_opens_a_question(opened: Any) -> None:
+    """Every response to question 3 is shown as it is, as text, and nothing in it runs."""
+    shown = opened("in=gsm8k&question=3")
+    assert shown.status == "48 responses to 6 questions."
+    assert "gsm8k, question 3" in shown.question.text
+    n_hostile = shown.question.text.count(HOSTILE)
+    assert n_hostile == 1 + 1 + 8 * 3 + 2  # prompt, gold answer, responses, model's name
+    assert shown.question.classes("section") == ["card"] * 8
+    assert [tag for tag, _ in shown.question.tags if tag in ("script", "img")] == []
+
+
+def test_filters_come_from_the_link(opened: Any) -> None:
+    shown = opened("task=gsm8k&t=5&method=min-k%3Atau%3D3&text=NEEDLE&verdict=strict-right&others=on")
+    assert shown.status == "2 responses to 1 question."
+    assert shown.question.text.count("needle") == 8
+    assert len(shown.question.classes("mark")) == 8
+    assert shown.question.classes("section").count("card other") == 6
+
+
+def test_an_unknown_link_opens_the_page(opened: Any) -> None:
+    shown = opened("in=gsm8k&question=999&task=nothing&t=")
+    assert shown.status == "48 responses to 6 questions."
+
+
+def test_responses_are_paired_with_the_baselines(opened: Any, page: Path) -> None:
+    """The filters "won" and "lost" compare responses at the same temperature and repeat."""
+    records = [json.loads(line) for line in (page.parent / "records.jsonl").read_bytes().splitlines()]
+    correct = {
+        (r["sampler"], (r["temperature"], r["repeat"], r["question_id"])): r["strict"]["correct"]
+        for r in records
+    }
+    pairs = [(right, correct[MIN_K, at]) for (sampler, at), right in correct.items() if sampler != MIN_K]
+    for verdict, wanted in (("won", (True, False)), ("lost", (False, True))):
+        n = pairs.count(wanted)
+        assert n
+        assert opened(f"verdict={verdict}").status.startswith(f"{n} response{'s' * (n > 1)} to ")
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+@pytest.mark.parametrize(
+    ("keys", "question"), [("", "2"), ("j", "3"), ("jjjjjjj", "5"), ("kk", "0"), ("jx", "3")]
+)
+def test_j_and_k_go_from_question_to_question(page: Path, keys: str, question: str) -> None:
+    shown = in_node(page, "in=gsm8k&question=2", keys)
+    assert f"gsm8k, question {question}<" in shown["question"]
+    listed = [a for tag, a in Reader(shown["questions"]).tags if tag == "button"]
+    assert [button["data-number"] for button in listed if button["aria-current"] == "true"] == [question]
+    assert not keys or f"question={question}" in shown["hash"]

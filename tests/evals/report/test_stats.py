@@ -13,8 +13,8 @@ from statsmodels.stats.contingency_tables import mcnemar
 from mink_local.evals.report.stats import (
     ALPHA,
     POWER,
+    CutoffCounts,
     Outcomes,
-    Steps,
     accuracy,
     compare,
     distinct,
@@ -53,11 +53,11 @@ def test_a_question_counts_once_however_often_it_was_asked() -> None:
 
 
 def test_the_interval_covers_where_repeats_depend_on_each_other() -> None:
-    """40 questions of uniformly drawn difficulty, three responses each: the mean accuracy is 1/2."""
-    draw = np.random.default_rng(1)
+    """40 questions of uniformly sampled difficulty, three responses each: the mean accuracy is 1/2."""
+    rng = np.random.default_rng(1)
     covered = 0
     for _ in range(400):
-        rights = draw.random((3, 40)) < draw.random(40)
+        rights = rng.random((3, 40)) < rng.random(40)
         got = accuracy(outcomes(*rights))
         covered += got.low <= 0.5 <= got.high
     assert covered / 400 > 0.94
@@ -96,11 +96,11 @@ def test_only_what_both_answered_is_compared() -> None:
 def test_equal_methods_are_seldom_told_apart_however_alike_the_repeats() -> None:
     """The null hypothesis with every response given three times, which counted singly would be three
     times the evidence: at most one run in twenty may be significant."""
-    draw = np.random.default_rng(2)
+    rng = np.random.default_rng(2)
     found = pooled = 0
     for _ in range(400):
-        difficulty = draw.random(60)
-        first, second = draw.random(60) < difficulty, draw.random(60) < difficulty
+        difficulty = rng.random(60)
+        first, second = rng.random(60) < difficulty, rng.random(60) < difficulty
         found += compare(outcomes(*[first] * 3), outcomes(*[second] * 3)).p <= ALPHA
         won, lost = 3 * int((first & ~second).sum()), 3 * int((second & ~first).sum())
         pooled += binomtest(won, won + lost).pvalue <= ALPHA
@@ -119,9 +119,9 @@ def test_holm() -> None:
 
 def _found(n: int, discordant: float, difference: float, level: float, rounds: int = 4000) -> float:
     """Share of simulated runs in which the test finds the better method."""
-    draw = np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     won_share = (discordant + difference) / 2
-    counts = draw.multinomial(n, [won_share, discordant - won_share, 1 - discordant], rounds)
+    counts = rng.multinomial(n, [won_share, discordant - won_share, 1 - discordant], rounds)
     splits, times = np.unique(counts[:, :2], axis=0, return_counts=True)
     found = [won > lost and binomtest(won, won + lost).pvalue <= level for won, lost in splits.tolist()]
     return float(times @ found / rounds)
@@ -149,15 +149,15 @@ def test_diversity() -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 50), max_size=30), min_size=1, max_size=5))
-def test_steps_count_what_a_list_would(sequences: list[list[int]]) -> None:
+def test_cutoffs_are_counted_as_a_list_would(sequences: list[list[int]]) -> None:
     flat = sorted(k for sequence in sequences for k in sequence)
-    steps = Steps.of(sequences)
-    assert steps.n == len(flat)
-    assert steps.share(1) == (flat.count(1) / len(flat) if flat else 0)
-    for size, share in zip(steps.sizes, steps.at_least(), strict=True):
+    counts = CutoffCounts.of(sequences)
+    assert counts.n_steps == len(flat)
+    assert counts.share(1) == (flat.count(1) / len(flat) if flat else 0)
+    for size, share in zip(counts.sizes, counts.at_least(), strict=True):
         assert share == pytest.approx(sum(k >= size for k in flat) / len(flat))
     if flat:
         q = random.Random(len(flat)).random()
-        assert sum(k <= steps.quantile(q) for k in flat) >= q * len(flat)
-        assert sum(k < steps.quantile(q) for k in flat) < q * len(flat) or q == 0
-        assert steps.quantile(1) == flat[-1]
+        assert sum(k <= counts.quantile(q) for k in flat) >= q * len(flat)
+        assert sum(k < counts.quantile(q) for k in flat) < q * len(flat) or q == 0
+        assert counts.quantile(1) == flat[-1]

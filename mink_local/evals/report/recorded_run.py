@@ -1,0 +1,102 @@
+"""The questions and responses that a run left in its folder, however the run ended."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mink_local.errors import ReportError, RunError
+from mink_local.evals.run.questions import parse_question
+from mink_local.evals.run.records import (
+    MANIFEST,
+    QUESTIONS,
+    Complaint,
+    Response,
+    parse_response,
+    read_lines,
+    record_files,
+)
+from mink_local.evals.tasks.base import Question
+
+
+@dataclass
+class RecordedRun:
+    """The questions and responses of a run, and what they were made with.
+
+    Attributes:
+        questions: By task and question id.
+        responses: In the order of the files and lines.
+        made_with: The values of the manifest, by the path of their keys, such as "versions mink-local".
+        problems: A sentence for every line that was left out, with its file and number.
+    """
+
+    questions: dict[tuple[str, str], Question] = field(default_factory=dict)
+    responses: list[Response] = field(default_factory=list)
+    made_with: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def read_run(folder: Path) -> RecordedRun:
+    """Return the questions and responses in a folder, without the lines that cannot be read.
+
+    If two responses have the same key, the first counts.
+
+    Raises:
+        ReportError: The folder holds no run or no response, or a file cannot be read.
+    """
+    if not (folder / QUESTIONS).exists():
+        raise ReportError(f"{folder} holds no {QUESTIONS}: is it the --out of a mink-eval run?")
+    run = RecordedRun(made_with=_made_with(folder / MANIFEST))
+    try:
+        _read_questions(folder, run)
+        _read_responses(folder, run)
+    except RunError as error:
+        raise ReportError(str(error)) from None
+    if not run.responses:
+        first = f" ({run.problems[0]})" if run.problems else ""
+        raise ReportError(f"{folder} holds no responses{first}: run mink-eval run … --out {folder}")
+    return run
+
+
+def _read_questions(folder: Path, run: RecordedRun) -> None:
+    for number, item in read_lines(folder / QUESTIONS, parse_question):
+        if isinstance(item, Complaint):
+            run.problems.append(f"{QUESTIONS}, line {number}: {item}")
+        else:
+            task, question = item
+            run.questions[task, question.id] = question
+
+
+def _read_responses(folder: Path, run: RecordedRun) -> None:
+    seen = set()
+    for path in record_files(folder):
+        for number, item in read_lines(path, parse_response):
+            if isinstance(item, Complaint):
+                problem: str = item
+            elif item.key in seen:
+                problem = "an earlier line has its response"
+            elif (item.task, item.question_id) not in run.questions:
+                problem = f"question {item.question_id} of {item.task} is not in {QUESTIONS}"
+            else:
+                seen.add(item.key)
+                run.responses.append(item)
+                continue
+            run.problems.append(f"{path.name}, line {number}: {problem}")
+
+
+def _made_with(manifest: Path) -> dict[str, str]:
+    """Return the manifest's values; none if it cannot be read, since the responses do not depend on it."""
+    try:
+        return dict(_flat(json.loads(manifest.read_bytes())))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict | list):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value, start=1):
+            if key not in ("path", "data"):  # folders of this machine: a report is for showing to others
+                yield from _flat(part, f"{name} {key}".strip())
+    else:
+        yield name, str(value)

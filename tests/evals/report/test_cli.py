@@ -1,0 +1,138 @@
+"""`mink-eval report`: its files, its output and its errors."""
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mink_local.cli import run as run_program
+from mink_local.evals.report.cli import report
+from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.report.summary import SCORINGS
+from tests.support.made_run import change, judge, records, write_run
+
+MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
+SMALL: dict[str, Any] = {
+    "tasks": ("gsm8k",),
+    "samplers": (MIN_K, SIGMA),
+    "temperatures": (1.0,),
+    "n_questions": 5,
+    "repeats": 1,
+}
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(report, list(map(str, arguments)), catch_exceptions=False)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "report" / "table.csv").open(encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_run_has_one_report_with_every_file(tmp_path: Path) -> None:
+    write_run(tmp_path, **SMALL | {"repeats": 2})
+    out = tmp_path / "report"
+    printed = invoke(tmp_path).output
+    pictures = [f"1-{name}.svg" for s in SCORINGS for name in (f"accuracy-{s}", f"diversity-{s}")] + [
+        "1-k.svg"
+    ]
+    files = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert set(files) == {"report.html", "report.md", "table.csv", *pictures}
+    markdown = files["report.md"].decode()
+    for name in pictures:
+        assert b"<svg" in files[name]
+        assert f"]({name})" in markdown
+    assert str(out / "report.html") in printed.replace("\n", "")
+    for row in rows(tmp_path):
+        accuracy = f"{100 * float(row['accuracy']):.1f}±"
+        assert accuracy in printed
+        assert accuracy in markdown
+    invoke(tmp_path)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("samplers", "edit"),
+    [
+        ((MIN_K,), {"k": []}),
+        (("$\\frac{:p=_1",), {"temperature": 0}),
+        ((MIN_K, "greedy"), {"response": "", "finish_reason": "overflow"}),
+    ],
+)
+def test_the_least_that_a_run_can_be(tmp_path: Path, samplers: tuple[str, ...], edit: dict[str, Any]) -> None:
+    """One question, one temperature, no candidates, nothing to compare with, a name that is no sampler's."""
+    write_run(tmp_path, **SMALL | {"samplers": samplers, "n_questions": 1})
+    result = invoke(change(tmp_path, lambda r: r.update(edit)))
+    assert result.exit_code == 0
+    assert samplers[0] in result.output
+    assert rows(tmp_path)[0]["sampler"] == samplers[0]
+
+
+def test_rescoring_says_how_many_verdicts_differ(tmp_path: Path) -> None:
+    write_run(tmp_path, **SMALL)
+    recorded = {r.key: r.strict.correct for r in read_run(tmp_path).responses}
+    judge(tmp_path, lambda r: r["question_id"] == "3")
+    before = (tmp_path / "records.jsonl").read_bytes()
+    again = invoke(tmp_path, "--rescore")
+    differ = re.search(r"Scored again: (\d+) strict and (\d+) flexible of 10 verdicts differ", again.stderr)
+    assert differ
+    assert int(differ[1]) > 0
+    assert "Scored again" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+    [row] = [r for r in rows(tmp_path) if (r["sampler"], r["scoring"]) == (SIGMA, "strict")]
+    right = [correct for key, correct in recorded.items() if key.sampler == SIGMA]
+    assert float(row["accuracy"]) == pytest.approx(sum(right) / len(right))
+
+
+def test_lines_left_out_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path, **SMALL)
+    with (tmp_path / "records.jsonl").open("a") as stream:
+        stream.write("[]\n" * 6)
+    n = len(records(tmp_path)) - 6
+    result = invoke(tmp_path, "--against", "top-n-sigma")
+    assert {row["against"] for row in rows(tmp_path)} == {SIGMA, ""}
+    assert f"6 lines left out: records.jsonl, line {n + 1}: not a JSON object; " in result.stderr
+    assert "and 1 more." in result.stderr
+    assert "6 lines left out" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+
+
+def test_wrong_use_is_refused_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(status: int, *arguments: object) -> str:
+        """Run the program, which must end with this status and one line; return the line."""
+        monkeypatch.setattr("sys.argv", ["mink-eval", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            run_program(report, "mink-eval")
+        assert ended.value.code == status
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        return said
+
+    assert "nothing" in fail(2, tmp_path / "nothing")
+    assert "holds no questions.jsonl" in fail(1, tmp_path)
+    write_run(tmp_path, **SMALL)
+    assert "unknown sampler 'top-q'" in fail(2, tmp_path, "--against", "top-q")
+    assert "top-p:p=0.9,order=temperature-last is not in this run" in fail(
+        1, tmp_path, "--against", "top-p:p=0.9,order=temperature-last"
+    )
+    (tmp_path / "report").write_text("a file where the folder should be")
+    assert f"cannot be written to {tmp_path / 'report'}" in fail(1, tmp_path)
+    (tmp_path / "report").unlink()
+    (tmp_path / "report" / "report.md").mkdir(parents=True)
+    assert f"cannot be written to {tmp_path / 'report'}" in fail(1, tmp_path)
+    (tmp_path / "records.jsonl").write_text(json.dumps({"response": 1}) + "\n")
+    assert 'holds no responses (records.jsonl, line 1: no "model")' in fail(1, tmp_path)
+
+
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "statsmodels.stats.proportion", None)
+    write_run(tmp_path, **SMALL)
+    result = CliRunner().invoke(report, [str(tmp_path)])
+    assert result.exit_code == 2
+    assert 'python -m pip install "mink-local[eval]"' in result.output

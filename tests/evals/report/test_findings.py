@@ -1,0 +1,63 @@
+"""The sentences on a whole run."""
+
+from pathlib import Path
+from typing import Any
+
+from mink_local.evals.report.findings import findings
+from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.report.summary import summarise
+from tests.support.made_run import change, judge, write_run
+
+SIGMA = "top-n-sigma:n=1"
+SMALL: dict[str, Any] = {"samplers": ("min-k:tau=3", SIGMA), "temperatures": (1.0, 10.0)}
+
+
+def sentences(folder: Path) -> list[str]:
+    return findings(summarise(read_run(folder)))
+
+
+def test_comparisons_are_counted(tmp_path: Path) -> None:
+    write_run(tmp_path, **SMALL)
+
+    def right(r: dict[str, Any]) -> bool:
+        return int(r["question_id"]) < 15 or (r["sampler"] == SIGMA and r["temperature"] == 10)
+
+    strict, flexible, aqua, gsm8k = sentences(judge(tmp_path, right))
+    assert strict.startswith(
+        "Strict: of 4 comparisons with min-k:tau=3 at the same temperature, the other method is "
+        "significantly better in 2 and significantly worse in 0; in 2 no difference was found, which does "
+        "not show that there is none. A difference of "
+    )
+    assert strict.endswith(
+        " points, depending on the comparison, would have been found with a chance of 80%."
+    )
+    assert flexible == strict.replace("Strict", "Flexible")
+    assert aqua == (
+        "aqua with tiny-model: 30 questions, 2 responses each, 2 methods at T = 1 and 10. "
+        "Guessing gets 20.0%."
+    )
+    assert "Guessing" not in gsm8k
+
+
+def test_too_few_questions_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path, tasks=("gsm8k",), n_questions=5, repeats=1, **SMALL)
+    strict, _, size = sentences(tmp_path)
+    assert strict.endswith("With so few questions none could have been found.")
+    assert "5 questions, 1 response each" in size
+    assert "--repeats 2" in size
+
+
+def test_incomplete_cells_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path, tasks=("gsm8k",), n_questions=10, **SMALL)
+    change(tmp_path, lambda r: r["sampler"] != SIGMA or int(r["question_id"]) < 4)
+    assert "Not complete yet: top-n-sigma:n=1 at T = 1 and 10." in sentences(tmp_path)[-1]
+
+
+def test_a_run_without_comparisons_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path, tasks=("gsm8k",), n_questions=2, **SMALL)
+    change(tmp_path, lambda r: r["sampler"] == SIGMA or r["temperature"] == 1)
+    change(tmp_path, lambda r: r["sampler"] != SIGMA or r["temperature"] == 10)
+    assert sentences(tmp_path)[0] == (
+        "There is no other method at the temperatures of min-k:tau=3 to compare it with."
+    )
+    assert "no Min-k" in sentences(change(tmp_path, lambda r: r["sampler"] == SIGMA))[0]

@@ -1,0 +1,114 @@
+"""The pictures: which there are, and that their lines and points are the cells'."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mink_local.evals.report import plots
+from mink_local.evals.report.plots import accuracy_figure, cutoffs_figure, diversity_figure, plot_pictures
+from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.report.summary import Summary, summarise
+from tests.support.made_run import change, judge, write_run
+
+MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
+FIRST, LAST = "top-p:p=0.9,order=temperature-first", "top-p:p=0.9,order=temperature-last"
+
+
+def make(folder: Path, **options: Any) -> Summary:
+    chosen: dict[str, Any] = {
+        "samplers": (MIN_K, SIGMA, FIRST, LAST),
+        "temperatures": (1.0, 10.0),
+        "n_questions": 20,
+    }
+    write_run(folder, tasks=("gsm8k",), **chosen | options)
+    return summarise(read_run(folder))
+
+
+def lines_of(axis: Any) -> dict[str, Any]:
+    """Return the lines of a panel that are in its legend."""
+    return {line.get_label(): line for line in axis.lines if not line.get_label().startswith("_")}
+
+
+def test_a_panel_has_the_accuracies_of_a_method_and_the_baseline(tmp_path: Path) -> None:
+    summary = make(tmp_path)
+    task = summary.tasks[0]
+    axes = accuracy_figure(summary, task, "flexible").axes
+    assert [axis.get_title() for axis in axes] == ["top-p:p=0.9", SIGMA]
+    shown = {**lines_of(axes[0]), **lines_of(axes[1])}
+    for label, sampler in ((MIN_K, MIN_K), ("T first", FIRST), ("T last", LAST), (SIGMA, SIGMA)):
+        t, value = shown[label].get_data()
+        assert list(t) == [1, 10]
+        assert list(value) == pytest.approx(
+            [100 * task.cells[sampler, t].accuracy["flexible"].value for t in (1.0, 10.0)]
+        )
+    assert (
+        len({(line.get_color(), line.get_marker()) for line in shown.values()}) == 3
+    )  # SIGMA: a first line too
+    assert (shown["T first"].get_linestyle(), shown["T last"].get_linestyle()) == ("--", "-")
+
+
+def test_markers_are_hollow_without_a_significant_difference(tmp_path: Path) -> None:
+    make(tmp_path, samplers=(MIN_K, SIGMA))
+    judge(
+        tmp_path,
+        lambda r: int(r["question_id"]) < (20 if r["sampler"] == SIGMA and r["temperature"] == 10 else 5),
+    )
+    summary = summarise(read_run(tmp_path))
+    axis: Any
+    [axis] = accuracy_figure(summary, summary.tasks[0], "strict").axes
+    hollow = [line.get_xydata().tolist() for line in axis.lines if line.get_markerfacecolor() == "white"]
+    assert hollow == [[[1, 25]]]
+
+
+def test_a_point_has_diversity_and_accuracy(tmp_path: Path) -> None:
+    task = make(tmp_path).tasks[0]
+    axes = diversity_figure(task, "strict").axes
+    points = lines_of(axes[1])["T last"].get_xydata()
+    cells: Any = [task.cells[LAST, t] for t in (1.0, 10.0)]
+    assert points.tolist() == [[100 * c.distinct_2, 100 * c.accuracy["strict"].value] for c in cells]
+    assert [text.get_text() for text in axes[0].texts] in (["1", "10"], ["1, 10"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
+def test_the_frontier_is_of_points_that_no_other_beats(pairs: list[tuple[int, int]]) -> None:
+    """A corner that is a point is not beaten in both, and the stairs are above every point."""
+    stairs = plots._frontier(np.array(pairs, np.float64)).tolist()
+    assert stairs == sorted(stairs, key=lambda corner: (corner[0], -corner[1]))
+    for x, y in pairs:
+        assert max(height for right, height in stairs if right >= x) >= y
+    for x, y in pairs:
+        beaten = any(a >= x and b >= y and (a, b) != (x, y) for a, b in pairs)
+        assert beaten or [x, y] in stairs
+
+
+def test_sizes_fall_from_one_hundred_percent(tmp_path: Path) -> None:
+    task = make(tmp_path).tasks[0]
+    axes = cutoffs_figure(task).axes
+    assert [axis.get_title() for axis in axes] == [str(method) for method in task.methods]
+    line: Any = axes[0].lines[0]
+    x, y = line.get_data()
+    sizes = [k for response in task.cells[MIN_K, 1.0].responses for k in response.k]
+    assert (x[0], y[0], max(x)) == (1, 100, max(sizes))
+    assert y[-1] == pytest.approx(100 * sizes.count(max(sizes)) / len(sizes))
+
+
+@pytest.mark.parametrize(
+    ("edit", "stems"),
+    [
+        ({}, ["accuracy-strict", "accuracy-flexible", "diversity-strict", "diversity-flexible", "k"]),
+        ({"k": []}, ["accuracy-strict", "accuracy-flexible", "diversity-strict", "diversity-flexible"]),
+        ({"response": ""}, ["accuracy-strict", "accuracy-flexible", "k"]),
+    ],
+)
+def test_there_is_a_picture_for_what_is_known(tmp_path: Path, edit: dict[str, Any], stems: list[str]) -> None:
+    make(tmp_path, samplers=(MIN_K,), temperatures=(0.5,), n_questions=1)
+    summary = summarise(read_run(change(tmp_path, lambda r: r.update(edit))))
+    pictures = list(plot_pictures(summary, summary.tasks[0]))
+    assert [picture.stem for picture in pictures] == [f"1-{stem}" for stem in stems]
+    assert all(b"<svg" in picture.svg for picture in pictures)
+    assert pictures[0].description == "Strict accuracy against temperature, gsm8k with tiny-model"
+    assert list(plot_pictures(summary, summary.tasks[0])) == pictures

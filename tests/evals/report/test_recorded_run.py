@@ -1,0 +1,103 @@
+"""Reading a run's folder: what is in it, and what is left out and named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mink_local.errors import ReportError
+from mink_local.evals.report.recorded_run import read_run
+from tests.support.made_run import records, write_run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_run(tmp_path, tasks=("gsm8k",), samplers=("min-k:tau=3", "greedy"), n_questions=2)
+
+
+def test_questions_responses_and_manifest_are_read(folder: Path) -> None:
+    (folder / "manifest.json").write_text(
+        json.dumps(
+            {"seed": 7, "ctx": None, "models": {"m": {"path": "/home/me", "sha256": "ab"}}, "tasks": []}
+        )
+    )
+    run = read_run(folder)
+    lines = records(folder)
+    assert [(r.question_id, r.response, r.k, r.strict.correct) for r in run.responses] == [
+        (r["question_id"], r["response"], r["k"], r["strict"]["correct"]) for r in lines
+    ]
+    assert list(run.questions) == [("gsm8k", "0"), ("gsm8k", "1")]
+    assert run.questions["gsm8k", "1"].prompt.startswith("Question 1 of gsm8k")
+    assert run.made_with == {"seed": "7", "ctx": "None", "models m sha256": "ab"}
+    assert run.problems == []
+
+
+@pytest.mark.parametrize("manifest", [None, "", "[" * 100_000])
+def test_a_manifest_is_not_needed(folder: Path, manifest: str | None) -> None:
+    if manifest is not None:
+        (folder / "manifest.json").write_text(manifest)
+    assert read_run(folder).made_with == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"k": [1, -1]}, '"k" cannot be -1'),
+        ({"strict": {"answer": None}}, 'no "correct"'),
+        ({"model": "a\x1b[2Jb"}, '"model" cannot be "a\\u001b[2Jb"'),
+        ({"question_id": "99"}, "question 99 of gsm8k is not in questions.jsonl"),
+    ],
+)
+def test_a_bad_record_is_named_and_left_out(folder: Path, changes: dict[str, Any], problem: str) -> None:
+    lines = records(folder)
+    lines[2] |= changes
+    (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = read_run(folder)
+    assert len(run.responses) == len(lines) - 1
+    assert len(run.problems) == 1
+    assert run.problems[0].startswith(f"records.jsonl, line 3: {problem}")
+
+
+def test_lines_that_are_not_records_are_named(folder: Path) -> None:
+    path = folder / "records.jsonl"
+    whole = path.read_bytes()
+    first = whole.split(b"\n")[0]
+    path.write_bytes(whole + b"[" * 100_000 + b'\n\xff\xfe\n[]\n"text"\n\n' + first + b"\n" + first[:-30])
+    (folder / "notes.jsonl").write_text('{"note": "no records here"}\n')
+    questions = folder / "questions.jsonl"
+    questions.write_bytes(questions.read_bytes() + b"{}\n")
+    n = whole.count(b"\n")
+    assert read_run(folder).problems == [
+        'questions.jsonl, line 3: no "question_id"',
+        f"records.jsonl, line {n + 1}: not JSON",
+        f"records.jsonl, line {n + 2}: not JSON",
+        f"records.jsonl, line {n + 3}: not a JSON object",
+        f"records.jsonl, line {n + 4}: not a JSON object",
+        f"records.jsonl, line {n + 6}: an earlier line has its response",
+        f"records.jsonl, line {n + 7}: cut short",
+    ]
+
+
+def test_records_may_be_in_several_files(folder: Path) -> None:
+    lines = (folder / "records.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "records.jsonl").write_bytes(b"".join(lines[:5]))
+    (folder / "worker-2.jsonl").write_bytes(b"".join(lines[5:]))
+    assert len(read_run(folder).responses) == len(lines)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"holds no questions\.jsonl: is it the --out of a mink-eval run\?"):
+        read_run(tmp_path)
+    write_run(tmp_path, n_questions=1)
+    (tmp_path / "records.jsonl").write_text("")
+    with pytest.raises(ReportError, match="holds no responses: run mink-eval run"):
+        read_run(tmp_path)
+    (tmp_path / "records.jsonl").write_text('{"response": 1}\n')
+    with pytest.raises(ReportError, match=r'holds no responses \(records\.jsonl, line 1: no "model"\)'):
+        read_run(tmp_path)
+    (tmp_path / "records.jsonl").unlink()
+    (tmp_path / "questions.jsonl").unlink()
+    (tmp_path / "questions.jsonl").mkdir()
+    with pytest.raises(ReportError, match=r"questions\.jsonl cannot be read"):
+        read_run(tmp_path)

@@ -1,0 +1,128 @@
+"""The cells of the grid, their comparisons and winners, on runs whose verdicts are chosen."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mink_local.errors import ReportError
+from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.report.summary import Method, Scoring, Summary, TaskResult, summarise
+from tests.support.made_run import change, judge, write_run
+
+MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
+FIRST, LAST = "top-p:p=0.9,order=temperature-first", "top-p:p=0.9,order=temperature-last"
+
+
+def make(folder: Path, **options: Any) -> Path:
+    """Write a run of four methods at T = 1 and 10, with two responses to each of 30 questions of GSM8K."""
+    chosen = {"tasks": ("gsm8k",), "samplers": (MIN_K, SIGMA, FIRST, LAST), "temperatures": (1.0, 10.0)}
+    return write_run(folder, **chosen | options)
+
+
+def summary_of(folder: Path) -> Summary:
+    return summarise(read_run(folder))
+
+
+def marks(task: TaskResult, scoring: Scoring = "strict") -> dict[str, str]:
+    """Return for each method, at T = 1 and 10: better +, worse -, in bold !; no sign."""
+    found = {}
+    for method in task.methods:
+        text = []
+        for cell in task.row(method):
+            comparison = cell.comparisons.get(scoring)
+            bold = "!" if method in task.winners(scoring, cell.temperature) else ""
+            sign = ("+" if comparison.better else "-" if comparison.worse else "") if comparison else ""
+            text.append(sign + bold)
+        found[method.sampler] = " ".join(text)
+    return found
+
+
+def test_methods_are_named() -> None:
+    assert [str(Method(*m)) for m in ((FIRST, "temperature-first"), ("greedy", None), (MIN_K, None))] == [
+        "top-p:p=0.9, T first",
+        "greedy",
+        MIN_K,
+    ]
+    assert Method("mirostat:tau=5,order=temperature-last,eta=0.1", "temperature-last").name == (
+        "mirostat:tau=5,eta=0.1"
+    )
+
+
+def test_greedy_is_repeated_at_every_temperature(tmp_path: Path) -> None:
+    """It was run once, at temperature 0; alone it is a run at temperature 0."""
+    make(tmp_path, samplers=(MIN_K, "greedy"))
+    task = summary_of(tmp_path).tasks[0]
+    assert task.temperatures == [1.0, 10.0]
+    assert task.incomplete == []
+    cold, hot = task.cells["greedy", 1.0], task.cells["greedy", 10.0]
+    assert cold.accuracy == hot.accuracy
+    assert (hot.accuracy["strict"].spread, hot.distinct) == (0, 0.5)
+    alone = summary_of(change(tmp_path, lambda r: r["sampler"] == "greedy")).tasks[0]
+    assert (alone.temperatures, alone.n_repeats) == ([0.0], 1)
+
+
+def test_only_significant_winners_are_bold(tmp_path: Path) -> None:
+    """Top-nσ beats Min-k at T = 10 alone; the others are as good as Min-k, or a little better."""
+
+    def right(r: dict[str, Any]) -> bool:
+        if r["sampler"] == SIGMA and r["temperature"] == 10:
+            return True
+        lucky = r["sampler"] == LAST and r["question_id"] in ("20", "21")
+        return int(r["question_id"]) < 15 or lucky
+
+    summary = summary_of(judge(make(tmp_path), right))
+    assert marks(summary.tasks[0]) == {MIN_K: " ", SIGMA: " +!", FIRST: " ", LAST: " "}
+    [better] = [c for c in summary.family("strict") if c.better]
+    assert better.paired.difference == 0.5
+    assert len(summary.family("strict")) == 6
+
+
+def test_min_k_is_bold_if_it_beats_all(tmp_path: Path) -> None:
+    def right(r: dict[str, Any]) -> bool:
+        as_good = r["sampler"] == LAST and r["temperature"] == 10
+        return r["sampler"] == MIN_K or as_good or int(r["question_id"]) < 10
+
+    task = summary_of(judge(make(tmp_path), right)).tasks[0]
+    assert marks(task) == {MIN_K: "! ", SIGMA: "- -", FIRST: "- -", LAST: "- "}
+
+
+def test_more_comparisons_ask_for_more_evidence(tmp_path: Path) -> None:
+    """Six questions won and none lost is p = 2 / 2^6 = 0.031: significant alone, not among four."""
+
+    def right(r: dict[str, Any]) -> bool:
+        return r["sampler"] == SIGMA and r["temperature"] == 1 and int(r["question_id"]) < 6
+
+    alone = make(tmp_path / "a", samplers=(MIN_K, SIGMA), temperatures=(1.0,))
+    four = make(tmp_path / "b", samplers=(MIN_K, SIGMA, LAST))
+    assert marks(summary_of(judge(alone, right)).tasks[0])[SIGMA] == "+!"
+    assert marks(summary_of(judge(four, right)).tasks[0])[SIGMA] == " "
+
+
+def test_a_cell_with_fewer_responses_is_incomplete(tmp_path: Path) -> None:
+    make(tmp_path, n_questions=10)
+    change(tmp_path, lambda r: r["sampler"] != LAST or r["temperature"] == 1 or int(r["question_id"]) < 4)
+    task = summary_of(tmp_path).tasks[0]
+    assert [(cell.method.sampler, cell.temperature) for cell in task.incomplete] == [(LAST, 10.0)]
+    assert task.n_questions == 10
+    comparison = task.cells[LAST, 10.0].comparisons["strict"]
+    assert comparison.paired.n_questions == 4
+
+
+def test_chance_is_that_of_the_choices(tmp_path: Path) -> None:
+    tasks = summary_of(write_run(tmp_path, n_questions=2, samplers=(MIN_K,))).tasks
+    assert {task.task: task.chance for task in tasks} == {"aqua": 0.2, "gsm8k": None}
+
+
+def test_the_baseline_is_min_k_or_chosen(tmp_path: Path) -> None:
+    run = read_run(make(tmp_path, n_questions=5, repeats=1))
+    assert summarise(run).baseline == MIN_K
+    assert summarise(run, SIGMA).baseline == SIGMA
+    assert summarise(run, SIGMA).tasks[0].methods[0].sampler == SIGMA
+    assert MIN_K in {cell.method.sampler for cell, _ in summarise(run, SIGMA).tasks[0].comparisons("strict")}
+    with pytest.raises(ReportError, match="eta is not in this run: its samplers are min-k:tau=3, top-p"):
+        summarise(run, "eta")
+    without = summary_of(change(tmp_path, lambda r: not r["sampler"].startswith("min-k")))
+    assert (without.baseline, without.family("strict")) == (None, [])
+    change(tmp_path, lambda r: r.update(sampler="min-k:tau=0" if r["sampler"] == SIGMA else r["sampler"]))
+    assert summary_of(tmp_path).baseline == "min-k:tau=0"

@@ -1,0 +1,147 @@
+"""Tables against plain counting, in a terminal of any width, as Markdown and as CSV."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.report.summary import SCORINGS, Summary, summarise
+from mink_local.evals.report.tables import (
+    ReportTable,
+    TableEntry,
+    accuracy_table,
+    comparisons_table,
+    grid_tables,
+    to_csv,
+)
+from tests.support.made_run import change, judge, records, write_run
+
+MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
+FIRST, LAST = "top-p:p=0.9,order=temperature-first", "top-p:p=0.9,order=temperature-last"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Summary]:
+    """The records of a run and its summary."""
+    folder = write_run(
+        tmp_path_factory.mktemp("run"),
+        tasks=("gsm8k",),
+        n_questions=40,
+        samplers=(MIN_K, "greedy", FIRST, LAST),
+        temperatures=(1.0, 10.0),
+    )
+    return records(folder), summarise(read_run(folder))
+
+
+def csv_rows(summary: Summary) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(to_csv(summary))))
+
+
+def cell_of(lines: list[dict[str, Any]], row: dict[str, str]) -> list[dict[str, Any]]:
+    """Return the records of a row; greedy was run once, at temperature 0."""
+    temperature = 0.0 if row["sampler"] == "greedy" else float(row["temperature"])
+    return [r for r in lines if (r["sampler"], r["temperature"]) == (row["sampler"], temperature)]
+
+
+def test_cells_are_what_counting_says(made: tuple[list[dict[str, Any]], Summary]) -> None:
+    lines, summary = made
+    rows = csv_rows(summary)
+    assert len(rows) == 4 * 2 * 2  # methods, temperatures, scorings
+    tables: dict[str, str] = {s: accuracy_table(summary.tasks[0], s).markdown() for s in SCORINGS}
+    for row in rows:
+        cell = cell_of(lines, row)
+        n = len(cell)
+        assert n == (40 if row["sampler"] == "greedy" else 80)
+        assert int(row["questions"]) == 40
+        right = sum(r[row["scoring"]]["correct"] for r in cell)
+        none = sum(r[row["scoring"]]["answer"] is None for r in cell)
+        n_steps = sum(len(r["k"]) for r in cell)
+        assert float(row["accuracy"]) == pytest.approx(right / n)
+        assert float(row["no_answer"]) == pytest.approx(none / n)
+        assert float(row["truncated"]) == pytest.approx(sum(r["finish_reason"] == "length" for r in cell) / n)
+        assert float(row["k_is_1"]) == pytest.approx(sum(r["k"].count(1) for r in cell) / n_steps)
+        assert f"{100 * float(row['accuracy']):.1f}±" in tables[row["scoring"]]
+
+
+def right_answers(lines: list[dict[str, Any]], row: dict[str, str]) -> dict[str, int]:
+    """Return how many of two responses to each question are correct."""
+    times = 2 if row["sampler"] == "greedy" else 1
+    right: dict[str, int] = {}
+    for r in cell_of(lines, row):
+        right[r["question_id"]] = right.get(r["question_id"], 0) + times * r[row["scoring"]]["correct"]
+    return right
+
+
+def test_comparisons_are_what_counting_says(made: tuple[list[dict[str, Any]], Summary]) -> None:
+    lines, summary = made
+    compared = [row for row in csv_rows(summary) if row["against"]]
+    assert {row["sampler"] for row in compared} == {"greedy", FIRST, LAST}
+    shown = [
+        [entry.text for entry in row[2:6]]
+        for scoring in SCORINGS
+        for row in comparisons_table(summary.tasks[0], scoring, MIN_K).rows
+    ]
+    for row in compared:
+        assert row["against"] == MIN_K
+        right, usual = right_answers(lines, row), right_answers(lines, row | {"sampler": MIN_K})
+        gains = [right[question] - usual[question] for question in right]
+        won, lost = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
+        assert (int(row["won"]), int(row["lost"])) == (won, lost)
+        assert float(row["difference"]) == pytest.approx(sum(gains) / 80)
+        assert ["40", f"{100 * sum(gains) / 80:+.1f}".replace("-", "−"), str(won), str(lost)] in shown
+
+
+def test_marks_are_in_the_table(tmp_path: Path) -> None:
+    write_run(tmp_path, tasks=("gsm8k",), samplers=(MIN_K, SIGMA, LAST), temperatures=(1.0, 10.0))
+
+    def right(r: dict[str, Any]) -> bool:
+        return {MIN_K: 15, SIGMA: 30 if r["temperature"] == 10 else 0, LAST: 15}[r["sampler"]] > int(
+            r["question_id"]
+        )
+
+    judge(tmp_path, right)
+    change(tmp_path, lambda r: r["sampler"] != LAST or r["question_id"] != "7" or r["temperature"] == 1)
+    table = accuracy_table(summarise(read_run(tmp_path)).tasks[0], "strict")
+    assert [[(e.text, e.bold) for e in row] for row in table.rows] == [
+        [(MIN_K, False), ("50.0±0.0", False), ("50.0±0.0", False)],
+        [("top-p:p=0.9", False), ("50.0±0.0", False), ("48.3±0.0*", False)],
+        [(SIGMA, False), ("0.0±0.0▼", False), ("100.0±0.0▲", True)],
+    ]
+    assert table.rows[1][0].below == "T last"
+    assert table.rows[0][1].below == "33.2–66.8"  # Wilson's interval of 15 in 30
+
+
+def test_without_repeats_there_is_no_diversity(tmp_path: Path) -> None:
+    write_run(tmp_path, tasks=("gsm8k",), n_questions=5, repeats=1, samplers=(MIN_K,))
+    summary = summarise(read_run(tmp_path))
+    assert not any("distinct" in table.title for table in grid_tables(summary.tasks[0]))
+    assert csv_rows(summary)[0]["distinct"] == csv_rows(summary)[0]["spread"] == ""
+
+
+@pytest.mark.parametrize(("width", "n_tables"), [(30, 8), (40, 4), (80, 2), (200, 1)])
+def test_a_narrow_terminal_gets_more_tables_and_every_number(width: int, n_tables: int) -> None:
+    columns = ["method", *(f"T = {t}" for t in range(1, 9))]
+    row = [
+        TableEntry("top-p:p=0.9", "T first"),
+        *(TableEntry(f"{t}2.3±4.{t}▼", f"{t}0.1–{t}9.9") for t in range(1, 9)),
+    ]
+    console = Console(width=width, file=io.StringIO(), record=True)
+    parts = list(ReportTable("a title", columns, [row]).rich(width))
+    for part in parts:
+        console.print(part)
+    printed = console.export_text()
+    assert max(map(len, printed.split("\n"))) <= width
+    for entry in row:
+        assert entry.text in printed
+        assert entry.below in printed
+    assert printed.count("a title") == 1
+    assert len(parts) == 1 + n_tables
+
+
+def test_markdown() -> None:
+    table = ReportTable("t", ["n", "v"], [[TableEntry("a|b"), TableEntry("1", "2", bold=True)]])
+    assert table.markdown() == "| n | v |\n| --- | --: |\n| a\\|b | **1** (2) |"
