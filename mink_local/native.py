@@ -22,8 +22,10 @@ from numba import carray, njit, types, uintp
 from numba.extending import intrinsic
 
 from mink_local.errors import GenerationError
+from mink_local.llama.token_data import TOKEN_DATA, layout, read_token_data, write_token_data
 from mink_local.llama.token_sampler import broken
 from mink_local.samplers import Sampler, kernels
+from mink_local.samplers.compile import c_function
 
 # Every kernel with its place here; `_select` below calls them by it.
 _METHODS = (
@@ -41,20 +43,8 @@ _N_OPTIONS = 4  # the most that a kernel has
 _UNKNOWN_TOKEN = -3
 
 
-def _layout(structure: Any, **formats: Any) -> np.dtype[np.void]:
-    """Fields of a ctypes structure as a NumPy type, which NumPy itself refuses where one is a pointer."""
-    return np.dtype(
-        {
-            "names": list(formats),
-            "formats": list(formats.values()),
-            "offsets": [getattr(structure, name).offset for name in formats],
-            "itemsize": ctypes.sizeof(structure),
-        }
-    )
-
-
-_SAMPLER = _layout(C.llama_sampler, ctx=np.uintp)
-_ARRAY = _layout(C.llama_token_data_array, data=np.uintp, size=np.uintp, selected=np.int64, sorted=np.bool_)
+_SAMPLER = layout(C.llama_sampler, ctx=np.uintp)
+_ARRAY = layout(C.llama_token_data_array, data=np.uintp, size=np.uintp, selected=np.int64, sorted=np.bool_)
 _STATE = np.dtype(  # what `ctx` points to; the scratch arrays follow it in the same block of memory
     [
         ("interface", np.uintp),
@@ -68,7 +58,6 @@ _STATE = np.dtype(  # what `ctx` points to; the scratch arrays follow it in the 
     ],
     align=True,
 )
-_TOKEN_DATA = kernels.TOKEN_DATA
 _SIZE = _STATE.itemsize
 
 # Looked up by name when the code below is loaded: an address in it could not be cached on disk.
@@ -133,49 +122,49 @@ def _select(state, logits, work, ids):
     return kernels.p_less(logits, a, False, work, ids)
 
 
-@kernels.native(types.void(types.voidptr, types.voidptr))
+@c_function(types.void(types.voidptr, types.voidptr))
 def _apply(sampler, array):
     """Cut a llama_token_data_array down to the candidates, by token id; leaves it where it cannot."""
     state = _states(sampler)[0]
     candidates = carray(array, (1,), _ARRAY)[0]
-    records = carray(_pointer(candidates.data), (np.int64(candidates.size),), _TOKEN_DATA)
+    records = carray(_pointer(candidates.data), (np.int64(candidates.size),), TOKEN_DATA)
     scratch = _context(sampler) + uintp(_SIZE)
     work = carray(_pointer(scratch), (state.n_work,), np.uint64)
     scratch += uintp(8 * state.n_work)
     logits = carray(_pointer(scratch), (state.n_vocab,), np.float32)
     ids = carray(_pointer(scratch + uintp(4 * state.n_vocab)), (state.n_vocab,), np.int32)
-    if not kernels.read_token_data(records, logits):
+    if not read_token_data(records, logits):
         state.error = _UNKNOWN_TOKEN
         return
     k = _select(state, logits, work, ids)
     if k < 0:
         state.error = k
         return
-    kernels.write_token_data(logits, ids, k, records)
+    write_token_data(logits, ids, k, records)
     candidates.size = k
     candidates.selected = -1
     candidates.sorted = False
     state.k = k
 
 
-@kernels.native(types.void(types.voidptr))
+@c_function(types.void(types.voidptr))
 def _reset(sampler):
     state = _states(sampler)[0]
     state.k = 0
     state.error = 0
 
 
-@kernels.native(types.voidptr(types.voidptr))
+@c_function(types.voidptr(types.voidptr))
 def _clone(sampler):
     return _pointer(_create(_states(sampler)))
 
 
-@kernels.native(types.void(types.voidptr))
+@c_function(types.void(types.voidptr))
 def _release(sampler):
     _free(_context(sampler))
 
 
-@kernels.native(uintp(types.voidptr))
+@c_function(uintp(types.voidptr))
 def _new(states):
     return _create(carray(states, (1,), _STATE))
 
@@ -189,7 +178,7 @@ def _immortal(thing: Any) -> Any:
 _NAME = _immortal(ctypes.create_string_buffer(b"mink-local"))
 
 
-@kernels.native(types.voidptr(types.voidptr))
+@c_function(types.voidptr(types.voidptr))
 def _name(sampler):
     return _pointer(_states(sampler)[0].name)
 

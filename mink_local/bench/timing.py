@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from mink_local.errors import MinkError
 from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
+from mink_local.llama.token_data import TOKEN_DATA
 from mink_local.llama.token_sampler import TokenSampler
-from mink_local.samplers import Greedy, MinK, MinP, Sampler, Scratch, TopK, TopNSigma, TopP, kernels
+from mink_local.samplers import Greedy, MinK, MinP, Sampler, Scratch, TopK, TopNSigma, TopP
 
 if TYPE_CHECKING:
     from mink_local.generation.model import Model
@@ -112,7 +113,7 @@ def _processor(sampler: Sampler, temperature: float) -> Callable[[Rows], float]:
     ids: list[int] = []
 
     def contestant(row: Rows) -> float:
-        scores = np.zeros(row.size, kernels.TOKEN_DATA)["logit"]
+        scores = np.zeros(row.size, TOKEN_DATA)["logit"]
         scores[:] = row
         began = time.perf_counter()
         processor(ids, scores)
@@ -130,7 +131,7 @@ def _chain(sampler: Sampler) -> Any:
 
 def _llama_cpp(sampler: Sampler, n_vocab: int) -> Callable[[Rows], float]:
     chain = _chain(sampler)
-    records = np.zeros(n_vocab, kernels.TOKEN_DATA)
+    records = np.zeros(n_vocab, TOKEN_DATA)
     array = C.llama_token_data_array()
     array.data = ctypes.cast(records.ctypes.data, C.llama_token_data_p)
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from mink_local.llama import grammar as gbnf
 from mink_local.llama.log import logged, reason
+from mink_local.llama.token_data import TOKEN_DATA, fill_token_data, read_token_data
 from mink_local.llama.weights import Weights
-from mink_local.samplers import kernels
 
 _LARGE = 1e30  # no sum or product of options up to this leaves float32, where inf - inf would be NaN
 
@@ -101,7 +101,7 @@ class Constrainer:
 
     def __init__(self, constraints: Constraints, weights: Weights, prompt: Sequence[int]) -> None:
         self._logits = np.empty(weights.n_vocab, np.float32)
-        self._records = np.empty(weights.n_vocab, kernels.TOKEN_DATA)
+        self._records = np.empty(weights.n_vocab, TOKEN_DATA)
         self._array = C.llama_token_data_array()
         self._array.data = ctypes.cast(self._records.ctypes.data, C.llama_token_data_p)
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
@@ -129,12 +129,12 @@ class Constrainer:
 
         A row with a NaN is returned unchanged: a ban must not hide that a model is broken.
         """
-        if kernels.fill_token_data(logits, self._records):
+        if fill_token_data(logits, self._records):
             return logits
         array = self._array
         array.size, array.selected, array.sorted = logits.size, -1, False
         C.llama_sampler_apply(self._chain, ctypes.byref(array))
-        kernels.read_token_data(self._records, self._logits)
+        read_token_data(self._records, self._logits)
         return self._logits
 
     def accept(self, token: int) -> None:

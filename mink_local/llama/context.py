@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, ModelError
 from mink_local.llama.log import logged, reason
+from mink_local.llama.token_data import flag_is_set
 from mink_local.llama.weights import Weights
-from mink_local.samplers.kernels import flag_is_set
 
 ALL_LAYERS = -1  # as a number of layers on the GPU
 N_BATCH = 512  # most tokens in one llama_decode; a longer batch aborts the process

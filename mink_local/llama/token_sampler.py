@@ -4,20 +4,14 @@ import ctypes
 import weakref
 from typing import Any
 
-import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local.errors import GenerationError, MinkError
+from mink_local.errors import GenerationError
 from mink_local.llama.constraints import Constrainer
+from mink_local.llama.token_data import TOKEN_DATA, write_token_data
 from mink_local.samplers import Mirostat, Sampler, Scratch, kernels
-
-if kernels.TOKEN_DATA.itemsize != ctypes.sizeof(C.llama_token_data):
-    raise MinkError(
-        f"llama-cpp-python {llama_cpp.__version__} lays out its candidates in a way that is not known "
-        "here: install a version from 0.3.36 on and below 0.4"
-    )
 
 _MIROSTAT_M = 100  # tokens that version 1 estimates Zipf's exponent from; llama.cpp's own choice
 
@@ -27,7 +21,7 @@ class SamplingBuffers:
 
     def __init__(self, n_vocab: int) -> None:
         self.scratch = Scratch(n_vocab)
-        self.records = np.empty(n_vocab, kernels.TOKEN_DATA)
+        self.records = np.empty(n_vocab, TOKEN_DATA)
         self.record_ids = self.records["id"]
         self.array = C.llama_token_data_array()
         self.array.data = ctypes.cast(self.records.ctypes.data, C.llama_token_data_p)
@@ -98,11 +92,11 @@ class TokenSampler:
         # dist spends a random number on a single candidate too: those not spent are made up for here,
         # warm, where it costs a tenth of what it does one by one, after a batch has cleared the caches.
         if self._draws_owed:
-            kernels.write_token_data(row, self._scratch.ids, 1, self._records)
+            write_token_data(row, self._scratch.ids, 1, self._records)
             for _ in range(self._draws_owed):
                 self._apply(1)
             self._draws_owed = 0
-        kernels.write_token_data(row, self._scratch.ids, k, self._records)
+        write_token_data(row, self._scratch.ids, k, self._records)
         self._apply(k)
         self.k = self._array.size
         return int(self._ids[self._array.selected])

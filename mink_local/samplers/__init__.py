@@ -12,29 +12,17 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from importlib import import_module
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from mink_local.samplers import kernels
+
 LogitsProcessor = Callable[[Any, NDArray[np.float32]], NDArray[np.float32]]
 Order = Literal["temperature-first", "temperature-last"]
 Decay = Literal["power", "log"]
 Cut = tuple[Callable[..., int], tuple[float, ...]]  # a kernel, and the options it is called with
-
-
-class _Kernels:
-    """The kernels, imported when the first of them is asked for: naming a sampler does not need
-    Numba, which takes as long to import as a small model to load, and the two overlap."""
-
-    def __getattr__(self, name: str) -> Any:
-        module = import_module("mink_local.samplers.kernels")
-        setattr(self, name, getattr(module, name))  # so that it is asked for once
-        return getattr(module, name)
-
-
-kernels = _Kernels()
 
 
 class Scratch:

@@ -17,23 +17,16 @@ a machine; the other methods and Min-k's variants are when they are first called
 fill the cache at once write the same thing.
 """
 
-import contextlib
 import math
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
-from numba import boolean, cfunc, float32, float64, int32, int64, njit, types, uint8, uint64
-from platformdirs import user_cache_path
+from numba import boolean, float32, float64, int32, int64, njit, uint64
+
+from mink_local.samplers.compile import compiled, helper
 
 NO_FINITE_LOGIT = -1
 HAS_NAN = -2
-
-TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-"""One entry of llama.cpp's `llama_token_data_array`."""
 
 # Order-preserving keys: the bits of a float32 as an int32, magnitude flipped where it is negative,
 # compare as the floats do, and, unlike floats, their maximum and minimum vectorise with no promise
@@ -55,57 +48,12 @@ _DIGITS = 1 << _DIGIT_BITS
 _EPSILON = 1e-8  # keeps a row of equal logits (range 0) from dividing by zero
 
 
-def _cache_folder() -> Path | None:
-    """The folder of the compiled code, or None where no private one can be had.
-
-    Numba's cache is pickle: a folder that others can write to is code execution, so only one of our
-    own with mode 0700 is used.
-    """
-    folder = user_cache_path("mink-local") / "numba"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError:
-        return None
-    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-        return None
-    return folder if os.access(folder, os.W_OK) else None
+def _kernel(_: object) -> Any:
+    return compiled
 
 
-@contextlib.contextmanager
-def _numba_cache(folder: Path) -> Iterator[None]:
-    """Point Numba at `folder` while a function is decorated, and only then: the setting is global."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)
-    try:
-        yield
-    finally:
-        numba.config.CACHE_DIR = before
-
-
-_CACHE = None if "NUMBA_CACHE_DIR" in os.environ else _cache_folder()
-
-
-def _compile(decorator: Callable[..., Any], signature: Any, **options: Any) -> Callable[..., Any]:
-    """`decorator(signature, cache=...)`, cached in our own folder or where NUMBA_CACHE_DIR says."""
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        if _CACHE is not None:
-            with _numba_cache(_CACHE):
-                return decorator(signature, cache=True, **options)(function)
-        return decorator(signature, cache="NUMBA_CACHE_DIR" in os.environ, **options)(function)
-
-    return decorate
-
-
-def _kernel(signature: Any) -> Callable[..., Any]:
-    return _compile(njit, signature, nogil=True, error_model="numpy")
-
-
-# Compiled when first called instead, with the arguments' own types: float64, not int, is for the caller.
-_lazy_kernel = _compile(njit, None, nogil=True, error_model="numpy")
-
-_helper = njit(nogil=True, error_model="numpy")  # compiled into the kernels that call it
+_lazy_kernel = compiled
+_helper = helper
 _inlined_helper = njit(nogil=True, error_model="numpy", inline="always")  # for each caller's constants
 
 
@@ -649,65 +597,3 @@ def p_less(logits, temperature, allow_nan, work, ids):
     total, squares, _ = _exp_sums(logits, largest, _scale(temperature))
     cut = largest + temperature * math.log(squares / total)
     return _keep_from(cut, logits, highest, block_max, entries, scratch, ids)
-
-
-@_kernel(types.void(float32[::1], int32[::1], int64, numba.from_dtype(TOKEN_DATA)[::1]))
-def write_token_data(logits, ids, k, records):
-    """Write the first k of `ids` with their logits to `records`, in the order of the token ids.
-
-    llama.cpp's `dist` walks its array in the order it finds it: by token id, every way of hanging
-    the cut on llama.cpp draws the same token for a seed.
-    """
-    if k < logits.size // 32:
-        ids[:k].sort()
-    else:  # marking those that stand and going through all is cheaper then
-        stands = np.zeros(logits.size, np.bool_)
-        for i in range(k):
-            stands[ids[i]] = True
-        i = 0
-        for token in range(logits.size):
-            if stands[token]:
-                ids[i] = token
-                i += 1
-    largest = _logit(_LARGEST_FINITE)
-    for i in range(k):
-        records["id"][i] = ids[i]
-        records["logit"][i] = min(logits[ids[i]], largest)
-        records["p"][i] = np.float32(0)
-
-
-@_compile(cfunc, uint8(types.CPointer(uint8)))
-def flag_is_set(flag):
-    """C function: whether the byte at `flag` is not zero. llama.cpp asks it whether to stop a batch."""
-    return flag[0] != 0
-
-
-@_kernel(boolean(float32[::1], numba.from_dtype(TOKEN_DATA)[::1]))
-def fill_token_data(logits, records):
-    """Write every token with its logit to `records`, by id; returns whether one of them is a NaN."""
-    largest = _logit(_LARGEST_FINITE)
-    has_nan = False
-    for i in range(logits.size):
-        records["id"][i] = i
-        records["logit"][i] = min(logits[i], largest)
-        records["p"][i] = np.float32(0)
-        has_nan |= np.isnan(logits[i])
-    return has_nan
-
-
-@_kernel(boolean(numba.from_dtype(TOKEN_DATA)[::1], float32[::1]))
-def read_token_data(records, logits):
-    """Write the logits of `records`, in whatever order they are, to `logits` by token id, -inf where
-    there is no record; returns whether every id is one of 0 to V - 1."""
-    logits[:] = -np.inf
-    for i in range(records.size):
-        token = records["id"][i]
-        if not 0 <= token < logits.size:
-            return False
-        logits[token] = records["logit"][i]
-    return True
-
-
-def native(signature: Any) -> Callable[..., Any]:
-    """A C function of this signature, compiled and cached as the kernels are."""
-    return _compile(cfunc, signature, error_model="numpy")

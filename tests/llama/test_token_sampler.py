@@ -4,18 +4,11 @@ import ctypes
 import gc
 import json
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from llama_cpp import Llama, LogitsProcessorList
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
@@ -29,9 +22,11 @@ from mink_local.llama.context import Segment
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.models.catalog import resolve
 from mink_local.native import check, native_sampler
-from mink_local.samplers import SAMPLERS, Greedy, MinK, Mirostat, Sampler, kernels, parse
+from mink_local.samplers import Greedy, MinK, Mirostat, Sampler
 from tests.conftest import forget
 from tests.support import reference
+from tests.support.chain import SamplerChain
+from tests.support.memory import grown, rss
 
 STORY = [{"role": "user", "content": "Tell me a story about a robot."}]
 JSON = [{"role": "user", "content": "Describe a cat as JSON with its name and age."}]
@@ -40,13 +35,6 @@ SCHEMA = {
     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
     "required": ["name", "age"],
 }
-SAMPLES = [
-    *(parse(name) for name in SAMPLERS if name != "mirostat"),
-    *(parse(f"{name}:order=temperature-last") for name in ("top-p", "min-p", "eta", "p-less")),
-    MinK(tau=2000.0),
-    MinK(alpha=0.5),
-    MinK(decay="log", normalize=False),
-]
 INF = float("inf")
 NAN = float("nan")
 
@@ -88,37 +76,6 @@ def rows(smollm2: Model) -> Row:
     return np.array(taken)
 
 
-class Chain:
-    """A llama.cpp chain, and candidates to apply it to."""
-
-    def __init__(self, *samplers: Any) -> None:
-        self.handle = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        for sampler in samplers:
-            C.llama_sampler_chain_add(self.handle, sampler)
-
-    def apply(self, ids: NDArray[np.integer[Any]], logits: Row, is_sorted: bool = False) -> Any:
-        """The candidates after the chain, as records, and which of them it selected."""
-        records = np.zeros(len(ids), kernels.TOKEN_DATA)
-        records["id"], records["logit"] = ids, logits
-        array = C.llama_token_data_array()
-        array.data = ctypes.cast(records.ctypes.data, C.llama_token_data_p)
-        array.size, array.selected, array.sorted = len(ids), -1, is_sorted
-        C.llama_sampler_apply(self.handle, ctypes.byref(array))
-        return records[: array.size], array.selected
-
-    def draw(self, row: Row) -> int:
-        records, selected = self.apply(np.arange(row.size), row)
-        return int(records["id"][selected])
-
-    def free(self) -> None:
-        C.llama_sampler_free(self.handle)
-
-
-def rss() -> int:
-    gc.collect()
-    return int(psutil.Process().memory_info().rss)
-
-
 # One seed, one text: logits processor, direct form, native form
 
 
@@ -151,151 +108,16 @@ def test_every_form_draws_the_same_tokens(
     n_vocab = smollm2._weights.n_vocab
     direct = TokenSampler(MinK(), temperature, seed, n_vocab)
     assert [direct(row, 1) for row in steps[:-1]] == tokens
-    native = Chain(
+    native = SamplerChain(
         native_sampler(MinK(), n_vocab),
         C.llama_sampler_init_temp(temperature),
         C.llama_sampler_init_dist(seed),
     )
-    assert [native.draw(row) for row in steps[:-1]] == tokens
+    assert [native.sample(row) for row in steps[:-1]] == tokens
     native.free()
 
     reply = smollm2.chat(STORY, temperature=temperature, seed=seed, max_tokens=110)
     assert "".join(reply) == answer["choices"][0]["text"]
-
-
-def test_forms_agree_on_many_candidates(rows: Row) -> None:
-    """A large tau keeps hundreds of tokens of a row whose range is about 30."""
-    sampler = MinK(tau=10_000.0)
-    direct = TokenSampler(sampler, 2.0, 5, rows.shape[1])
-    cut = native_sampler(sampler, rows.shape[1])
-    native = Chain(cut, C.llama_sampler_init_temp(2.0), C.llama_sampler_init_dist(5))
-    processed = Chain(C.llama_sampler_init_temp(2.0), C.llama_sampler_init_dist(5))
-    tokens = []
-    for row in rows:
-        tokens.append(direct(row, 1))
-        assert native.draw(row) == tokens[-1]
-        assert processed.draw(sampler([], row)) == tokens[-1]
-        assert check(cut, 1) == direct.k > 100
-    assert len(set(tokens)) > 20
-    native.free()
-    processed.free()
-
-
-@pytest.mark.parametrize("temperature", [0.7, 5.0])
-@pytest.mark.parametrize("sampler", SAMPLES, ids=str)
-def test_every_method_draws_the_same_in_every_form(rows: Row, sampler: Sampler, temperature: float) -> None:
-    """The logits processor is told no temperature: it cuts at 1, as does `temperature-last`."""
-    direct = TokenSampler(sampler, temperature, 9, rows.shape[1])
-    cut = native_sampler(sampler, rows.shape[1], temperature)
-    native = Chain(cut, C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
-    processed = Chain(C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
-    for row in rows:
-        token = direct(row, 1)
-        assert native.draw(row) == token
-        assert check(cut, 1) == direct.k
-        if sampler.order != "temperature-first":
-            assert processed.draw(sampler([], row)) == token
-    native.free()
-    processed.free()
-
-
-# The native form
-
-
-@pytest.mark.parametrize("sampler", SAMPLES, ids=str)
-def test_native_cut_is_the_kernels_whatever_the_order(rows: Row, sampler: Sampler) -> None:
-    random = np.random.default_rng(1)
-    chain = Chain(cut := native_sampler(sampler, rows.shape[1]))
-    for row in rows:
-        row = row.copy()
-        row[random.integers(0, row.size, 1000)] = -INF
-        order = random.permutation(row.size)
-        records, selected = chain.apply(order, row[order])
-        ids, _ = sampler.candidates(row)
-        assert records["id"].tolist() == sorted(ids.tolist())
-        assert np.array_equal(records["logit"], row[records["id"]])
-        assert selected == -1
-        assert check(cut, 1) == len(ids)
-    chain.free()
-
-
-def test_native_cut_of_what_another_sampler_left(rows: Row) -> None:
-    """After top-k the array is short and sorted: the tokens that are gone do not count."""
-    chain = Chain(C.llama_sampler_init_top_k(5), native_sampler(MinK(tau=0.0), rows.shape[1]))
-    for row in rows:
-        records, _ = chain.apply(np.arange(row.size), row)
-        rest = np.full_like(row, -INF)
-        top = np.argsort(-row, kind="stable")[:5]
-        rest[top] = row[top]
-        assert records["id"].tolist() == sorted(MinK(tau=0.0).candidates(rest)[0].tolist())
-    chain.free()
-
-
-@given(
-    row=hnp.arrays(
-        np.float32,
-        st.integers(1, 600),
-        elements=st.one_of(
-            st.floats(-40, 40, width=32), st.sampled_from([0.0, -0.0, INF, -INF, NAN, 3e38, -3e38])
-        ),
-    ),
-    tau=st.sampled_from([0.0, 3.0, 100.0]),
-)
-@settings(deadline=None, max_examples=150)
-def test_native_cut_of_hostile_rows(row: Row, tau: float) -> None:
-    chain = Chain(cut := native_sampler(MinK(tau), row.size))
-    records, _ = chain.apply(np.arange(row.size), row)
-    if np.isnan(row).any() or not (row > -INF).any():
-        assert np.array_equal(records["logit"], row, equal_nan=True)  # left as it was
-        with pytest.raises(GenerationError, match="NaN" if np.isnan(row).any() else "no finite logit"):
-            check(cut, 1)
-    else:
-        assert records["id"].tolist() == sorted(reference.min_k(row, tau).tolist())
-        assert np.isfinite(records["logit"]).all()
-        assert check(cut, 1) == len(records)
-    chain.free()
-
-
-def test_native_error_stays_until_reset() -> None:
-    chain = Chain(cut := native_sampler(MinK(), 4))
-    good = np.array([4, 1, 0, -1], np.float32)
-    chain.apply(np.arange(4), np.full(4, NAN, np.float32))
-    chain.apply(np.arange(4), good)
-    with pytest.raises(GenerationError, match="NaN among its logits at step 9"):
-        check(cut, step=9)
-    C.llama_sampler_reset(chain.handle)
-    chain.apply(np.arange(4), good)
-    assert check(cut, 1) == 1
-    chain.free()
-
-
-@pytest.mark.parametrize("token", [4, -1, 2**31 - 1])
-def test_native_refuses_tokens_outside_its_vocabulary(token: int) -> None:
-    chain = Chain(cut := native_sampler(MinK(), 4))
-    records, _ = chain.apply(np.array([0, token]), np.array([1, 2], np.float32))
-    assert records["id"].tolist() == [0, token]
-    with pytest.raises(GenerationError, match="vocabulary of 4"):
-        check(cut, 1)
-    chain.free()
-
-
-def test_native_form_of_another_sampler_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"mirostat is a sampler of llama\.cpp's own"):
-        native_sampler(Mirostat(), 10)
-
-
-def test_native_clone_outlives_its_original(rows: Row) -> None:
-    original = Chain(native_sampler(MinK(tau=2000.0), rows.shape[1]), C.llama_sampler_init_dist(3))
-    original.draw(rows[0])
-    clone = Chain()
-    C.llama_sampler_free(clone.handle)
-    clone.handle = C.llama_sampler_clone(original.handle)
-    expected = [original.draw(row) for row in rows[1:]]
-    original.free()
-    gc.collect()
-    assert [clone.draw(row) for row in rows[1:]] == expected
-    assert C.llama_sampler_name(C.llama_sampler_chain_get(clone.handle, 0)) == b"mink-local"
-    clone.free()
 
 
 # Rows that nothing can be drawn from
@@ -403,7 +225,7 @@ def test_constrained_text_is_that_of_one_llama_cpp_chain(smollm2: Model, tempera
 
     bias = (C.llama_logit_bias * 1)(*[C.llama_logit_bias(t, b) for t, b in constraints.logit_bias.items()])
     breakers = (ctypes.c_char_p * 4)(b"\n", b":", b'"', b"*")
-    chain = Chain(
+    chain = SamplerChain(
         C.llama_sampler_init_logit_bias(weights.n_vocab, 1, bias),
         C.llama_sampler_init_penalties(weights.n_vocab, 64, 1.2, 0.1, 0.1),
         C.llama_sampler_init_dry(weights.vocab, 0.8, 1.75, 2, 64, breakers, 4),
@@ -584,30 +406,9 @@ def test_mirostat_under_constraints(smollm2: Model) -> None:
 # Lifetimes
 
 
-def grown(cycle: Callable[[], object], cycles: int) -> float:
-    """Bytes that the process grew by over `cycles` cycles, after as many as fill every pool."""
-    for _ in range(cycles // 10):
-        cycle()
-    before = rss()
-    for _ in range(cycles):
-        cycle()
-    return rss() - before
-
-
 def test_ten_thousand_draws_come_and_go(rows: Row) -> None:
     """One TokenSampler is 2.1 MB at this vocabulary and one llama.cpp `dist` 5 kB: 1% leaked would show."""
     assert grown(lambda: TokenSampler(MinK(), 1.0, 1, rows.shape[1])(rows[0], 1), 10_000) < 4e6
-
-
-def test_ten_thousand_native_samplers_come_and_go(rows: Row) -> None:
-    def cycle() -> None:
-        chain = Chain(native_sampler(MinK(), rows.shape[1]), C.llama_sampler_init_dist(1))
-        clone = C.llama_sampler_clone(chain.handle)
-        chain.apply(np.arange(8), rows[0, :8])
-        chain.free()
-        C.llama_sampler_free(clone)
-
-    assert grown(cycle, 10_000) < 4e6
 
 
 def test_ten_thousand_constrainers_come_and_go(smollm2: Model) -> None:
@@ -646,32 +447,3 @@ def test_an_answer_outlives_its_model_and_the_other_way_round() -> None:
     del model
     gc.collect()
     assert first + "".join(reply) == expected
-
-
-def test_samplers_that_are_alive_when_the_interpreter_ends() -> None:
-    program = """
-from llama_cpp import llama_cpp as C
-from mink_local.llama.token_sampler import TokenSampler
-from mink_local.native import native_sampler
-from mink_local.samplers import MinK
-
-class Holder:
-    def __init__(self):
-        self.chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        C.llama_sampler_chain_add(self.chain, native_sampler(MinK(), 1000))
-        self.free = C.llama_sampler_free
-    def __del__(self):
-        self.free(self.chain)
-        print("freed", flush=True)
-
-holder, draw = Holder(), TokenSampler(MinK(), 1.0, 1, 1000)
-holder.itself = holder  # only the last collection of all finds it
-"""
-    child = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[2],
-    )
-    assert (child.returncode, child.stdout.strip()) == (0, "freed"), child.stderr

@@ -55,11 +55,10 @@ def compiled(cache: Path) -> dict[str, int]:
 
 
 def test_processes_that_start_at_once_and_later_ones(tmp_path: Path, expected: list[int]) -> None:
-    for _ in range(2):
-        for process in [run(tmp_path) for _ in range(4)]:
-            assert candidates(process) == expected
+    for process in [run(tmp_path) for _ in range(3)]:
+        assert candidates(process) == expected
     before = compiled(tmp_path)
-    assert len(before) >= 8
+    assert len(before) >= 2  # the index and the code of one kernel
     assert stat.S_IMODE((tmp_path / "mink-local" / "numba").stat().st_mode) == 0o700
     assert candidates(run(tmp_path)) == expected
     assert compiled(tmp_path) == before  # nothing was compiled again

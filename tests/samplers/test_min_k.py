@@ -14,6 +14,7 @@ from llama_cpp import LogitsProcessorList
 from numpy.typing import NDArray
 
 from mink_local import MinK
+from mink_local.llama.token_data import TOKEN_DATA, write_token_data
 from mink_local.samplers import Greedy, Scratch, kernels, parse
 from tests.support import reference
 
@@ -196,8 +197,8 @@ def test_survivors_are_handed_on_by_token_id(k: int) -> None:
     chosen = random.permutation(5000)[:k].astype(np.int32)
     ids = np.full(5000, -1, np.int32)
     ids[:k] = chosen
-    records = np.empty(5000, kernels.TOKEN_DATA)
-    kernels.write_token_data(row, ids, k, records)
+    records = np.empty(5000, TOKEN_DATA)
+    write_token_data(row, ids, k, records)
     assert records["id"][:k].tolist() == sorted(chosen.tolist())
     expected = np.minimum(row[records["id"][:k]], np.float32(LARGEST))
     assert records["logit"][:k].tolist() == expected.tolist()
@@ -206,7 +207,7 @@ def test_survivors_are_handed_on_by_token_id(k: int) -> None:
 def test_strided_and_other_arrays(logits: Row) -> None:
     """llama-cpp-python hands its processors a view with 12 bytes between the logits."""
     row = logits[0]
-    records = np.zeros(row.size, kernels.TOKEN_DATA)
+    records = np.zeros(row.size, TOKEN_DATA)
     records["logit"] = row
     assert records["logit"].strides == (12,)
     for scores in (records["logit"], row.astype(np.float64), row[::-1], row.tolist()):

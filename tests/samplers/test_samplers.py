@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as npst
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
+from mink_local.llama.token_data import TOKEN_DATA
 from mink_local.samplers import (
     SAMPLERS,
     Eta,
@@ -31,9 +32,9 @@ from mink_local.samplers import (
     kernels,
     parse,
 )
-from tests.conftest import LOGITS as FILES
 from tests.conftest import SHARED
 from tests.support import reference
+from tests.support.logits import NAMES as FILES
 
 LOGITS = SHARED / "logits"
 JIT = not numba.config.DISABLE_JIT  # without it a whole vocabulary takes minutes
@@ -261,7 +262,7 @@ def test_exp2() -> None:
 
 def kept_by_llamacpp(handle: object, row: NDArray[np.float32]) -> NDArray[np.int64]:
     """Sorted token ids that a llama.cpp sampler leaves above -inf."""
-    records = np.empty(row.size, kernels.TOKEN_DATA)
+    records = np.empty(row.size, TOKEN_DATA)
     records["id"], records["logit"], records["p"] = np.arange(row.size), row, 0
     array = C.llama_token_data_array()
     array.data = ctypes.cast(records.ctypes.data, C.llama_token_data_p)

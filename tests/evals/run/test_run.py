@@ -18,7 +18,7 @@ import pytest
 from mink_local.evals.cli import main
 from mink_local.evals.run.grid import seed_of
 from mink_local.evals.run.records import RECORDS, read_responses
-from mink_local.samplers import kernels
+from mink_local.samplers.compile import CACHE
 
 MINK_EVAL = [sys.executable, "-m", "mink_local.evals.cli"]
 GRID = ["--sampler", "min-k", "--sampler", "top-p", "--temp", "1", "--temp", "5", "--max-tokens", "24"]
@@ -54,8 +54,8 @@ def mink_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 @pytest.fixture(autouse=True)
 def compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a test has a cache of its own for models, the kernels need not be compiled anew."""
-    if kernels._CACHE is not None:
-        monkeypatch.setenv("NUMBA_CACHE_DIR", str(kernels._CACHE))
+    if CACHE is not None:
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(CACHE))
 
 
 @pytest.fixture

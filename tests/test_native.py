@@ -1,0 +1,213 @@
+"""`native_sampler`: a sampler as a `llama_sampler` in a chain of llama.cpp's."""
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
+
+from mink_local.errors import GenerationError
+from mink_local.llama.token_sampler import TokenSampler
+from mink_local.native import check, native_sampler
+from mink_local.samplers import SAMPLERS, MinK, Mirostat, Sampler, parse
+from tests.support import reference
+from tests.support.chain import SamplerChain
+from tests.support.logits import embedded_logits
+from tests.support.memory import grown
+
+SAMPLES = [
+    *(parse(name) for name in SAMPLERS if name != "mirostat"),
+    *(parse(f"{name}:order=temperature-last") for name in ("top-p", "min-p", "eta", "p-less")),
+    MinK(tau=2000.0),
+    MinK(alpha=0.5),
+    MinK(decay="log", normalize=False),
+]
+INF = float("inf")
+NAN = float("nan")
+
+Row = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def rows() -> Row:
+    """Logits of the real model over the steps of a text, (20, V)."""
+    return embedded_logits()
+
+
+def test_forms_agree_on_many_candidates(rows: Row) -> None:
+    """A large tau keeps hundreds of tokens of a row whose range is about 30."""
+    sampler = MinK(tau=10_000.0)
+    direct = TokenSampler(sampler, 2.0, 5, rows.shape[1])
+    cut = native_sampler(sampler, rows.shape[1])
+    native = SamplerChain(cut, C.llama_sampler_init_temp(2.0), C.llama_sampler_init_dist(5))
+    processed = SamplerChain(C.llama_sampler_init_temp(2.0), C.llama_sampler_init_dist(5))
+    tokens = []
+    for row in rows:
+        tokens.append(direct(row, 1))
+        assert native.sample(row) == tokens[-1]
+        assert processed.sample(sampler([], row)) == tokens[-1]
+        assert check(cut, 1) == direct.k > 100
+    assert len(set(tokens)) > 12
+    native.free()
+    processed.free()
+
+
+@pytest.mark.parametrize("temperature", [0.7, 5.0])
+@pytest.mark.parametrize("sampler", SAMPLES, ids=str)
+def test_every_method_draws_the_same_in_every_form(rows: Row, sampler: Sampler, temperature: float) -> None:
+    """The logits processor is told no temperature: it cuts at 1, as does `temperature-last`."""
+    direct = TokenSampler(sampler, temperature, 9, rows.shape[1])
+    cut = native_sampler(sampler, rows.shape[1], temperature)
+    native = SamplerChain(cut, C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
+    processed = SamplerChain(C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
+    for row in rows:
+        token = direct(row, 1)
+        assert native.sample(row) == token
+        assert check(cut, 1) == direct.k
+        if sampler.order != "temperature-first":
+            assert processed.sample(sampler([], row)) == token
+    native.free()
+    processed.free()
+
+
+@pytest.mark.parametrize("sampler", SAMPLES, ids=str)
+def test_native_cut_is_the_kernels_whatever_the_order(rows: Row, sampler: Sampler) -> None:
+    random = np.random.default_rng(1)
+    chain = SamplerChain(cut := native_sampler(sampler, rows.shape[1]))
+    for row in rows:
+        row = row.copy()
+        row[random.integers(0, row.size, 1000)] = -INF
+        order = random.permutation(row.size)
+        records, selected = chain.apply(order, row[order])
+        ids, _ = sampler.candidates(row)
+        assert records["id"].tolist() == sorted(ids.tolist())
+        assert np.array_equal(records["logit"], row[records["id"]])
+        assert selected == -1
+        assert check(cut, 1) == len(ids)
+    chain.free()
+
+
+def test_native_cut_of_what_another_sampler_left(rows: Row) -> None:
+    """After top-k the array is short and sorted: the tokens that are gone do not count."""
+    chain = SamplerChain(C.llama_sampler_init_top_k(5), native_sampler(MinK(tau=0.0), rows.shape[1]))
+    for row in rows:
+        records, _ = chain.apply(np.arange(row.size), row)
+        rest = np.full_like(row, -INF)
+        top = np.argsort(-row, kind="stable")[:5]
+        rest[top] = row[top]
+        assert records["id"].tolist() == sorted(MinK(tau=0.0).candidates(rest)[0].tolist())
+    chain.free()
+
+
+@given(
+    row=hnp.arrays(
+        np.float32,
+        st.integers(1, 600),
+        elements=st.one_of(
+            st.floats(-40, 40, width=32), st.sampled_from([0.0, -0.0, INF, -INF, NAN, 3e38, -3e38])
+        ),
+    ),
+    tau=st.sampled_from([0.0, 3.0, 100.0]),
+)
+@settings(deadline=None, max_examples=150)
+def test_native_cut_of_hostile_rows(row: Row, tau: float) -> None:
+    chain = SamplerChain(cut := native_sampler(MinK(tau), row.size))
+    records, _ = chain.apply(np.arange(row.size), row)
+    if np.isnan(row).any() or not (row > -INF).any():
+        assert np.array_equal(records["logit"], row, equal_nan=True)  # left as it was
+        with pytest.raises(GenerationError, match="NaN" if np.isnan(row).any() else "no finite logit"):
+            check(cut, 1)
+    else:
+        assert records["id"].tolist() == sorted(reference.min_k(row, tau).tolist())
+        assert np.isfinite(records["logit"]).all()
+        assert check(cut, 1) == len(records)
+    chain.free()
+
+
+def test_native_error_stays_until_reset() -> None:
+    chain = SamplerChain(cut := native_sampler(MinK(), 4))
+    good = np.array([4, 1, 0, -1], np.float32)
+    chain.apply(np.arange(4), np.full(4, NAN, np.float32))
+    chain.apply(np.arange(4), good)
+    with pytest.raises(GenerationError, match="NaN among its logits at step 9"):
+        check(cut, step=9)
+    C.llama_sampler_reset(chain.handle)
+    chain.apply(np.arange(4), good)
+    assert check(cut, 1) == 1
+    chain.free()
+
+
+@pytest.mark.parametrize("token", [4, -1, 2**31 - 1])
+def test_native_refuses_tokens_outside_its_vocabulary(token: int) -> None:
+    chain = SamplerChain(cut := native_sampler(MinK(), 4))
+    records, _ = chain.apply(np.array([0, token]), np.array([1, 2], np.float32))
+    assert records["id"].tolist() == [0, token]
+    with pytest.raises(GenerationError, match="vocabulary of 4"):
+        check(cut, 1)
+    chain.free()
+
+
+def test_native_form_of_another_sampler_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"mirostat is a sampler of llama\.cpp's own"):
+        native_sampler(Mirostat(), 10)
+
+
+def test_native_clone_outlives_its_original(rows: Row) -> None:
+    original = SamplerChain(native_sampler(MinK(tau=2000.0), rows.shape[1]), C.llama_sampler_init_dist(3))
+    original.sample(rows[0])
+    clone = SamplerChain()
+    C.llama_sampler_free(clone.handle)
+    clone.handle = C.llama_sampler_clone(original.handle)
+    expected = [original.sample(row) for row in rows[1:]]
+    original.free()
+    gc.collect()
+    assert [clone.sample(row) for row in rows[1:]] == expected
+    assert C.llama_sampler_name(C.llama_sampler_chain_get(clone.handle, 0)) == b"mink-local"
+    clone.free()
+
+
+def test_native_samplers_come_and_go(rows: Row) -> None:
+    def cycle() -> None:
+        chain = SamplerChain(native_sampler(MinK(), rows.shape[1]), C.llama_sampler_init_dist(1))
+        clone = C.llama_sampler_clone(chain.handle)
+        chain.apply(np.arange(8), rows[0, :8])
+        chain.free()
+        C.llama_sampler_free(clone)
+
+    assert grown(cycle, 1_000) < 1e6
+
+
+def test_samplers_that_are_alive_when_the_interpreter_ends() -> None:
+    program = """
+from llama_cpp import llama_cpp as C
+from mink_local.llama.token_sampler import TokenSampler
+from mink_local.native import native_sampler
+from mink_local.samplers import MinK
+
+class Holder:
+    def __init__(self):
+        self.chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        C.llama_sampler_chain_add(self.chain, native_sampler(MinK(), 1000))
+        self.free = C.llama_sampler_free
+    def __del__(self):
+        self.free(self.chain)
+        print("freed", flush=True)
+
+holder, draw = Holder(), TokenSampler(MinK(), 1.0, 1, 1000)
+holder.itself = holder  # only the last collection of all finds it
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (child.returncode, child.stdout.strip()) == (0, "freed"), child.stderr
