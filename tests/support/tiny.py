@@ -2,6 +2,8 @@
 tests, full-size ones for benchmarks, where the weights' values change nothing."""
 
 import math
+import mmap
+import struct
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -33,10 +35,57 @@ SHAPES = {
 }
 
 
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of GGUF's value types
+_STRING, _ARRAY = 8, 9
+
+
+class _Packed(bytes):
+    """A value's type and bytes as they are in a GGUF file."""
+
+
+class _Writer(gguf.GGUFWriter):  # type: ignore[misc]
+    """A writer that also takes packed values: packing and unpacking a vocabulary takes gguf seconds."""
+
+    def _pack_val(self, val: Any, *arguments: Any, **options: Any) -> bytes | bytearray:
+        return val if isinstance(val, _Packed) else super()._pack_val(val, *arguments, **options)
+
+
+@dataclass(frozen=True)
+class _Tokenizer:
+    """The entries of a GGUF file that make up its tokenizer, without the chat template."""
+
+    entries: dict[str, _Packed]
+    n_vocab: int
+    template: str
+
+
 @cache
-def _tokenizer(path: Path) -> dict[str, Any]:
-    fields = gguf.GGUFReader(path).fields
-    return {key: field for key, field in fields.items() if key.startswith("tokenizer.")}
+def _tokenizer(path: Path) -> _Tokenizer:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+
+        def end_of(kind: int, at: int) -> int:
+            if kind == _STRING:
+                return at + 8 + int(struct.unpack_from("<Q", data, at)[0])
+            if kind != _ARRAY:
+                return at + _SIZES[kind]
+            item, count = struct.unpack_from("<IQ", data, at)
+            at += 12
+            if item in _SIZES:
+                return at + int(count) * _SIZES[item]
+            for _ in range(count):
+                at = end_of(item, at)
+            return at
+
+        entries: dict[str, _Packed] = {}
+        at = 24  # behind magic, version and two counts
+        for _ in range(struct.unpack_from("<Q", data, 16)[0]):
+            begin, at = at + 8, end_of(_STRING, at)
+            key, begin = data[begin:at].decode(), at
+            at = end_of(struct.unpack_from("<I", data, at)[0], at + 4)
+            if key.startswith("tokenizer."):
+                entries[key] = _Packed(data[begin:at])
+    n_vocab = struct.unpack_from("<Q", entries["tokenizer.ggml.tokens"], 8)[0]
+    return _Tokenizer(entries, n_vocab, entries.pop("tokenizer.chat_template", b"")[12:].decode())
 
 
 def write_model(
@@ -55,8 +104,7 @@ def write_model(
     """
     shape = shape or Shape(arch)
     tokenizer = _tokenizer(vocabulary)
-    n_vocab = len(tokenizer["tokenizer.ggml.tokens"].data)
-    writer = gguf.GGUFWriter(path, shape.arch)
+    writer = _Writer(path, shape.arch)
     writer.add_block_count(shape.layers)
     writer.add_context_length(n_ctx_train)
     writer.add_embedding_length(shape.width)
@@ -67,21 +115,17 @@ def write_model(
     writer.add_value_length(shape.head_width)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(shape.head_width)
-    writer.add_vocab_size(n_vocab)
+    writer.add_vocab_size(tokenizer.n_vocab)
     _add_tokenizer(writer, tokenizer)
-    if template == "" and "tokenizer.chat_template" in tokenizer:
-        template = tokenizer["tokenizer.chat_template"].contents()
+    template = tokenizer.template if template == "" else template
     if template:
         writer.add_chat_template(template)
-    return _finish(writer, path, _tensors(shape, n_vocab, scale))
+    return _finish(writer, path, _tensors(shape, tokenizer.n_vocab, scale))
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: dict[str, Any]) -> None:
-    for key, field in tokenizer.items():
-        if key != "tokenizer.chat_template":
-            kind = field.types[0]
-            sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), kind, sub_type)
+def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: _Tokenizer) -> None:
+    for key, value in tokenizer.entries.items():
+        writer.add_key_value(key, value, gguf.GGUFValueType(struct.unpack_from("<I", value)[0]))
 
 
 def _tensors(shape: Shape, n_vocab: int, scale: float) -> dict[str, tuple[tuple[int, ...], float]]:
@@ -119,12 +163,16 @@ def _fill(shape: tuple[int, ...], value: float, noise: NDArray[np.float16]) -> N
     return np.resize(noise[start:], size).reshape(shape)
 
 
+@cache
+def _noise() -> NDArray[np.float16]:
+    return np.random.default_rng(0).normal(0, 0.3, 4_000_037).astype(np.float16)
+
+
 def write_recurrent_model(path: Path, vocabulary: Path) -> Path:
     """Write a Mamba of two layers, which cannot forget just the end of a sequence, to `path`."""
     width, inner, state, rank, kernel = 64, 128, 16, 4, 4
     tokenizer = _tokenizer(vocabulary)
-    n_vocab = len(tokenizer["tokenizer.ggml.tokens"].data)
-    writer = gguf.GGUFWriter(path, "mamba")
+    writer = _Writer(path, "mamba")
     writer.add_block_count(2)
     writer.add_context_length(2048)
     writer.add_embedding_length(width)
@@ -141,7 +189,7 @@ def write_recurrent_model(path: Path, vocabulary: Path) -> Path:
     def add(name: str, *shape: int) -> None:
         writer.add_tensor(name, random.normal(0, 0.3, shape).astype(np.float32))
 
-    add("token_embd.weight", n_vocab, width)
+    add("token_embd.weight", tokenizer.n_vocab, width)
     writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
     for i in range(2):
         writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(width, np.float32))
@@ -206,10 +254,9 @@ def _finish(
     if tensors is None:
         writer.write_tensors_to_file()
     else:
-        noise = np.random.default_rng(0).normal(0, 0.3, 4_000_037).astype(np.float16)
         writer.write_ti_data_to_file()
         for shape, value in tensors.values():
-            writer.write_tensor_data(_fill(shape, value, noise))
+            writer.write_tensor_data(_fill(shape, value, _noise()))
     writer.close()
     return path
 
