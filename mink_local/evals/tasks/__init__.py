@@ -1,4 +1,4 @@
-"""The tasks by name. A new one is a small file beside this one and a line in `TASKS`."""
+"""The tasks by name. A new task is a small file in this folder and an entry of `_ALL`."""
 
 from mink_local.errors import TaskNotFoundError
 from mink_local.evals.tasks.aqua import Aqua
@@ -58,7 +58,7 @@ TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 
 
 def find_task(name: str) -> Task:
-    """The task of this name. Raises TaskNotFoundError with the names that there are."""
+    """Return the task of this name. Raises TaskNotFoundError, whose text lists the names."""
     if name not in TASKS:
         raise TaskNotFoundError(f"unknown task {name!r}: the tasks are {', '.join(TASKS)}")
     return TASKS[name]

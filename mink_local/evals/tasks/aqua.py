@@ -39,7 +39,7 @@ class Aqua(Task):
 
 
 def _options(row: dict[str, Any], where: str) -> tuple[str, ...]:
-    """The texts of the five options, without their letters."""
+    """Return the texts of the five options, without their letters."""
     if "options" not in row:
         raise DataError(f"{where}: no 'options'")
     options = row["options"]

@@ -1,4 +1,4 @@
-"""What a task is: questions from a file, and two readings of a response, strict and flexible."""
+"""Base of all tasks: questions from a file, and two ways to score a response, strict and flexible."""
 
 import re
 from abc import ABC, abstractmethod
@@ -9,12 +9,12 @@ from typing import ClassVar
 
 from mink_local.errors import DataError
 
-_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_REASONING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Published:
-    """A data set that its owner publishes: the address of one version, its SHA-256, its size in bytes."""
+    """A version of a data set that its owner publishes. `size` is in bytes."""
 
     url: str
     sha256: str
@@ -23,14 +23,14 @@ class Published:
 
 @dataclass(frozen=True)
 class Bundled:
-    """A data set that comes with this package: the name of its file in `evals/samples`."""
+    """A data set that comes with this package, in a file of `evals/samples`."""
 
     file: str
 
 
 @dataclass(frozen=True)
 class OwnCopy:
-    """A data set that is not downloaded; `advice` says why, and where the user gets it."""
+    """A data set that is not downloaded. `advice` says why, and where the user gets it."""
 
     advice: str
 
@@ -39,9 +39,12 @@ class OwnCopy:
 class Question:
     """One question as a model gets it.
 
-    `id` is stable and unique within the task (the row's number, from 0), `prompt` the whole user message,
-    `gold` the right answer ("18", "B", "\\frac{1}{2}"). Multiple choice: `choices` are the options in the
-    order shown, and where they were shuffled `order[i]` is the place in the file of the i-th one shown.
+    Attributes:
+        id: The row's number, from 0: stable, and unique within the task.
+        prompt: The whole user message.
+        gold: The right answer ("18", "B", "\\frac{1}{2}").
+        choices: The options of a multiple-choice question, in the order shown.
+        order: The i-th option shown is option `order[i]` of the file; empty if options are not shuffled.
     """
 
     id: str
@@ -53,7 +56,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was read from a response (None: no answer) and whether it is right."""
+    """The answer found in a response, None if there is none, and if it is correct."""
 
     answer: str | None
     correct: bool
@@ -64,10 +67,14 @@ NO_ANSWER = Verdict(None, correct=False)
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A data set with its prompt, its extraction and its comparison.
+    """A data set, its prompt, and the extraction and comparison of answers.
 
-    `max_tokens` is the longest response, in tokens, where the user names no other limit (the paper names
-    none). `instruction` ends every prompt (the paper's appendix, "Reasoning Datasets").
+    Attributes:
+        name: What the command line and the records call it.
+        title: What the report calls it.
+        source: Where its questions come from.
+        max_tokens: Longest response, in tokens, unless the user gives another limit (the paper gives none).
+        instruction: The end of every prompt (the paper's appendix, "Reasoning Datasets").
     """
 
     name: str
@@ -78,9 +85,14 @@ class Task(ABC):
     instruction: ClassVar[str]
 
     def read(self, path: Path, seed: int) -> list[Question]:
-        """The questions of a file in this task's format; `seed` is the run's, for whatever is shuffled.
+        """Return the questions of a file in this task's format.
 
-        Raises DataError naming the file and the line that does not fit.
+        Args:
+            path: The file.
+            seed: The run's, which decides the order of shuffled options.
+
+        Raises:
+            DataError: A line is not in the format; the text names file and line.
         """
         questions: list[Question] = []
         lines: dict[str, int] = {}
@@ -95,39 +107,39 @@ class Task(ABC):
 
     @abstractmethod
     def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:
-        """Line number, from 1, and question of every row. Raises DataError."""
+        """Yield line number, from 1, and question of every row. Raises DataError."""
 
     @abstractmethod
     def strict(self, response: str, question: Question) -> Verdict:
-        """Read by the paper's regular expression, exactly; its last match counts."""
+        """Score by the last match of the paper's regular expression."""
 
     @abstractmethod
     def flexible(self, response: str, question: Question) -> Verdict:
-        """Read as a person would read the stated answer."""
+        """Score the stated answer as a person would understand it."""
 
 
 def score(task: Task, question: Question, response: str, finish_reason: str) -> tuple[Verdict, Verdict]:
-    """The strict and the flexible verdict on a response.
+    """Return the strict and the flexible verdict on a response.
 
-    A response that ran out of tokens ("length") is wrong, whatever can be read from it.
+    A response that ran out of tokens ("length") is wrong, also if it has the right answer.
     """
-    text = without_thoughts(response)
+    text = without_reasoning(response)
     strict, flexible = task.strict(text, question), task.flexible(text, question)
     if finish_reason == "length":
         return replace(strict, correct=False), replace(flexible, correct=False)
     return strict, flexible
 
 
-def without_thoughts(response: str) -> str:
-    """The response without its `<think>…</think>` blocks and without blank ends.
+def without_reasoning(response: str) -> str:
+    """Return a response without its `<think>…</think>` blocks, stripped.
 
-    A block that was never closed reaches to the end. One that was never opened began in the prompt,
-    as some chat templates have it.
+    A block that is never closed reaches to the end. A block that is never opened was opened in the prompt,
+    as some chat templates do.
     """
-    return _THOUGHT.sub("", response).rpartition("</think>")[2].strip()
+    return _REASONING.sub("", response).rpartition("</think>")[2].strip()
 
 
 def last_match(pattern: re.Pattern[str], text: str) -> str | None:
-    """The first group of the last match."""
+    """Return the first group of the last match, None if there is no match."""
     found = pattern.findall(text)
     return found[-1] if found else None

@@ -1,4 +1,4 @@
-"""Which option of a multiple-choice question a response states."""
+"""Find the option of a multiple-choice question that a response states."""
 
 import re
 from string import ascii_uppercase
@@ -20,16 +20,16 @@ _LOOSE = re.compile(r"[\s,]+|\.$")
 
 
 def listed(choices: tuple[str, ...]) -> str:
-    """The options as a model is shown them, one a line: (A) …"""
+    """Return the options as a model gets them, one a line: (A) …"""
     return "\n".join(f"({letter}) {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))
 
 
 def judge(response: str, question: Question) -> Verdict:
-    """The flexible verdict: a letter, or the wording of an option, that is stated as the answer.
+    """Return the flexible verdict: on a letter, or the wording of an option, that is stated as the answer.
 
-    A letter counts in brackets, in bold, in a box, in lower case where it cannot be a word, and before or
-    (in brackets) behind the option's text. "Apples" is A only where that is what option A says. Options
-    with the same text are the same answer, whatever their letters. "A or B" is no answer.
+    A letter counts in brackets, in bold, in a box, in lower case if it cannot be a word, and before or
+    (in brackets) after the option's text. "Apples" is A only if option A says so. Options with the same
+    text are the same answer, whatever their letters. "A or B" is no answer.
     """
     options = dict(zip(ascii_uppercase, (_key(choice) for choice in question.choices), strict=False))
     for statement in statements(response):
@@ -53,5 +53,5 @@ def _letter(statement: Statement, options: dict[str, str]) -> str | None:
 
 
 def _key(text: str) -> str:
-    """What is left of an option's wording when it is compared."""
+    """Return the form of an option's wording that is compared."""
     return _LOOSE.sub("", plain(text)).casefold()

@@ -45,9 +45,9 @@ class Gpqa(Task):
 
 
 def shuffled(question: str, n: int, seed: int) -> tuple[int, ...]:
-    """The numbers below `n` in an order that depends on the run's seed and the question's text alone.
+    """Return the numbers below `n` in an order that depends only on the run's seed and the question's text.
 
-    By hashes: Python's own shuffle is not promised to stay the same from one version to the next.
+    They are sorted by hashes, because Python's shuffle may change from one version to the next.
     """
 
     def key(place: int) -> bytes:
@@ -57,7 +57,7 @@ def shuffled(question: str, n: int, seed: int) -> tuple[int, ...]:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str | None]]]:
-    """Number of its first line and fields by column of every row. Raises DataError."""
+    """Yield the number of its first line, and its fields by column, of every row. Raises DataError."""
     reader = csv.reader((text for _, text in decoded_lines(path)), strict=True)
     line = 1
     try:

@@ -34,10 +34,10 @@ _SCALES = {None: 1, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 class Gsm8k(Task):
     """Questions with one number as the answer, in GSM8K's format.
 
-    Flexible reads the last number that is stated as the answer (see `statements`): after the last `=` of the
+    Flexible takes the last number that is stated as the answer (see `statements`): after the last `=` of the
     statement; the number that begins it or the only one in it, with or without currency, percent, unit,
-    bold, LaTeX and thousands separators; a fraction; 1.5 million. Not read: an expression that is left
-    to be computed, a range, numbers in words. Where nothing else can be read, GSM8K's own `#### 18` counts.
+    bold, LaTeX and thousands separators; a fraction; 1.5 million. Not taken: an expression that is left
+    to be computed, a range, numbers in words. If there is no such number, GSM8K's own `#### 18` counts.
     """
 
     instruction = 'Your response must end with "The final answer is (answer)".'
@@ -74,7 +74,7 @@ def _stated(response: str) -> Fraction | None:
 
 
 def _value(statement: Statement) -> Fraction | None:
-    """The number that a statement states, None where it is not certain which."""
+    """Return the number that a statement states, None if it is not certain which."""
     text = re.split("[=≈]", plain(statement.text))[-1]
     lead = _LEAD.match(text)
     number = _NUMBER.match(text, lead.end() if lead else 0)
@@ -97,6 +97,6 @@ def _as_fraction(number: re.Match[str]) -> Fraction | None:
 
 
 def _shown(value: Fraction) -> str:
-    """18, 17.5, and 1/3 where no decimal is exact."""
+    """Return a number as text: 18, 17.5, and 1/3 if no decimal is exact."""
     decimal = Decimal(value.numerator) / Decimal(value.denominator)
     return f"{decimal:f}" if Fraction(decimal) == value else str(value)

@@ -1,4 +1,4 @@
-"""Reading data files, with errors that name the line."""
+"""Lines of data files, with errors that name the line."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from mink_local.errors import DataError
 
 
 def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number, from 1, and text of every line. Raises DataError."""
+    """Yield number, from 1, and text of every line. Raises DataError."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -21,7 +21,7 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number, from 1, and object of every line that is not blank. Raises DataError."""
+    """Yield number, from 1, and JSON object of every line that is not blank. Raises DataError."""
     for number, line in decoded_lines(path):
         if not line.strip():
             continue
@@ -29,22 +29,22 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             row = json.loads(line)
         except (ValueError, RecursionError):
             raise DataError(
-                f"{path}, line {number}: this is not JSON; one JSON object a line is wanted"
+                f"{path}, line {number}: this is not JSON: write one JSON object a line"
             ) from None
         if not isinstance(row, dict):
-            raise DataError(f"{path}, line {number}: a JSON object is wanted, not {line.strip()[:20]}")
+            raise DataError(f"{path}, line {number}: {line.strip()[:20]} is not a JSON object")
         yield number, row
 
 
 def text_of(row: dict[str, Any], field: str, where: str) -> str:
-    """A field that must be there and hold text. `where` names file and line. Raises DataError."""
+    """Return a field that must be text. `where` names file and line. Raises DataError."""
     if field not in row:
         raise DataError(f"{where}: no '{field}'")
     return checked_text(row[field], field, where)
 
 
 def checked_text(value: object, field: str, where: str) -> str:
-    """`value` if it is text that is not blank and that can be written as UTF-8. Raises DataError."""
+    """Return `value` if it is text that is not blank and fits UTF-8. Raises DataError."""
     if not isinstance(value, str):
         raise DataError(f"{where}: '{field}' is not text")
     if not value.strip():

@@ -26,9 +26,9 @@ _AROUND = " \t\n*_`,:;\"'“”"
 class Math500(Task):
     """Problems with an answer in LaTeX.
 
-    Strict compares as the paper describes it: both normalised (see `normalized`), else both as floats
-    within 1e-6. Flexible takes the stated answer (see `statements`), boxed, in math mode or bare, with or
-    without the brackets that the prompt's "(answer)" shows, and asks math-verify whether it is the same.
+    Strict compares as the paper describes: normalized texts (see `normalized`), or floats within 1e-6.
+    Flexible takes the stated answer (see `statements`), boxed, in math mode or bare, with or without the
+    brackets that the prompt's "(answer)" shows, and asks math-verify if it is the same.
     """
 
     max_tokens = 2048
@@ -57,7 +57,7 @@ class Math500(Task):
 
 
 def normalized(answer: str) -> str:
-    """The paper's canonical form: no LaTeX that only dresses, fractions as a/b, no spaces, lower case.
+    """Return the paper's canonical form: no LaTeX for looks, fractions as a/b, no spaces, lower case.
 
     The paper removes all commands; here \\sqrt, \\pi and the like keep their names, or 2\\pi would be 2.
     """
@@ -77,7 +77,7 @@ def _same(answer: str, gold: str) -> bool:
 
 
 def _matches(answer: str, gold: str) -> bool:
-    """Equal as normalised text or as numbers, and only where neither says so by math-verify's reckoning."""
+    """Compare normalized texts, then numbers, and ask math-verify only if an answer is not a number."""
     text, wanted = normalized(answer), normalized(gold)
     if _same(text, wanted):
         return True
@@ -87,14 +87,14 @@ def _matches(answer: str, gold: str) -> bool:
 
 
 def _expression(statement: Statement) -> str:
-    """The expression that a statement states: its only piece in math mode, or all of it."""
+    """Return the expression that a statement states: its only piece in math mode, or all of it."""
     pieces = _MATHS.findall(statement.text)
     text = "".join(pieces[0]) if len(pieces) == 1 else _DELIMITER.sub("", statement.text)
     return text.lstrip(_AROUND).rstrip(f"{_AROUND}.")
 
 
 def _unbracketed(answer: str) -> str:
-    """What stands in the brackets of "(answer)", if the whole answer stands in them."""
+    """Return the content of "(answer)", or the answer if it is not all in one pair of brackets."""
     if not (answer.startswith("(") and answer.endswith(")")):
         return answer
     inner = answer[1:-1]

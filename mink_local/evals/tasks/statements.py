@@ -1,10 +1,10 @@
-"""Where a response states its answer, and LaTeX and Markdown turned into plain text.
+"""Find where a response states its answer, and turn LaTeX and Markdown into plain text.
 
-What flexible scoring takes for a statement: the words after "the answer is", "final answer:", "Answer ="
-and the like up to the end of the sentence, whatever the case and the markup. The last statement that can
-be read counts. Only where there is none: the word before "is the answer", the last `\\boxed{}`, and a
-response that is nothing but a few characters on one line. Never the last number of a rambling text: at a
-high temperature that rewards luck, and strict and flexible would drift apart for no reason one could see.
+For flexible scoring a statement is the words after "the answer is", "final answer:", "Answer =" and the like
+up to the end of the sentence, whatever the case and the markup. The last statement from which an answer can
+be taken counts. If there is none, these are tried: the word before "is the answer", the last `\\boxed{}`,
+and a response of only a few characters on one line. The last number of a rambling text never counts: at a
+high temperature that would reward luck, and strict and flexible would differ for no visible reason.
 """
 
 import re
@@ -32,7 +32,7 @@ _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\w))\s*(?:\{([^{}]*)\}|(
 _SIGNS = {"times": "×", "cdot": "·", "div": "÷", "approx": "≈", "pm": "±", "percent": "%"}
 _SIGN = re.compile(r"\\(" + "|".join(_SIGNS) + r")\b")
 _SPACE = re.compile(r"\\[,;:!> ]|~|[\u00a0\u2000-\u200b\u202f]")
-_DRESS = re.compile(  # what is not in here, such as \sqrt, has a meaning and stays
+_DRESS = re.compile(  # what is not in here, such as \sqrt, has a meaning and is kept
     r"\\[()\[\]]|\\(?:text\w*|math\w+|mbox|[fh]?boxed?|operatorname|left|right|[bB]igg?[lr]?|displaystyle|q?quad)\b"
 )
 _STARS = re.compile(r"(?<![\d*])(?<!\d\s)\*+|(?<!\*)\*+(?!\s?[\d(*])")  # not the * of 3 * 6
@@ -41,14 +41,14 @@ _MARKUP = re.compile(r"\\(?=[%$&#_{}])|[{}$€£¥`]|(?<!\w)_+|_+(?!\w)")
 
 @dataclass(frozen=True)
 class Statement:
-    """Text that states the answer. `terse`: it must begin with the answer, there is no sentence around it."""
+    """Text that states the answer. `terse`: it begins with the answer, there is no sentence around it."""
 
     text: str
     terse: bool = False
 
 
 def statements(response: str) -> Iterator[Statement]:
-    """What states the answer, the weightiest first; the first that can be read is the answer."""
+    """Yield the statements of the answer, the weightiest first."""
     for phrase in reversed(deque(_PHRASE.finditer(response), maxlen=_MOST)):
         yield _statement(response[phrase.end() : phrase.end() + _LONGEST], phrase[0].endswith("\n"))
     before, boxes = _BEFORE.findall(response), boxed(response)
@@ -61,7 +61,7 @@ def statements(response: str) -> Iterator[Statement]:
 
 
 def _statement(rest: str, new_line: bool) -> Statement:
-    """What `rest` begins with: a formula on lines of its own, or a sentence; or the first box in either."""
+    """Return what `rest` begins with: a formula on lines of its own, a sentence, or the first box in it."""
     opening = _OPENING.match(rest)
     start = opening.end() if opening else 0
     display = _DISPLAY.match(rest, start)
@@ -76,7 +76,7 @@ def _statement(rest: str, new_line: bool) -> Statement:
 
 
 def boxed(text: str) -> list[tuple[int, str]]:
-    """Place and content of every `\\boxed{}` that is closed, in order of place."""
+    """Return start and content of every `\\boxed{}` that is closed, in order."""
     open_braces: list[tuple[int, int, bool]] = []  # place, beginning of the content, whether a box
     boxes = []
     for token in _BRACE.finditer(text):
@@ -90,9 +90,9 @@ def boxed(text: str) -> list[tuple[int, str]]:
 
 
 def plain(text: str) -> str:
-    """LaTeX and Markdown as plain text: `**\\$1{,}200**` is 1,200 and `\\dfrac{1}{2}` is 1/2.
+    """Return LaTeX and Markdown as plain text: `**\\$1{,}200**` is 1,200 and `\\dfrac{1}{2}` is 1/2.
 
-    Currency signs are dropped, commands that only dress the text too.
+    Currency signs and commands that change only the looks are dropped.
     """
     text = text.replace("{,}", ",").replace("−", "-").replace("\\!", "")
     text = _FRACTION.sub(_fraction, text)

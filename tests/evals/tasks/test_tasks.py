@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mink_local.evals.run.data import locate
 from mink_local.evals.tasks import TASKS, Question, Verdict, score
-from mink_local.evals.tasks.base import without_thoughts
+from mink_local.evals.tasks.base import without_reasoning
 from mink_local.evals.tasks.statements import boxed, plain
 
 GSM8K, AQUA, GPQA = TASKS["gsm8k"], TASKS["aqua"], TASKS["gpqa"]
@@ -269,7 +269,7 @@ def test_an_answer_in_an_open_thought_is_none() -> None:
         Verdict(None, False),
         Verdict(None, False),
     )
-    assert without_thoughts(" <think>a<think>b</think> c ") == "c"
+    assert without_reasoning(" <think>a<think>b</think> c ") == "c"
 
 
 @pytest.mark.parametrize(("reason", "correct"), [("stop", True), ("length", False)])
