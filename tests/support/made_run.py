@@ -1,4 +1,4 @@
-"""Folders as `mink-eval run` leaves them, with responses that no model wrote: for the report's tests.
+"""Write folders like those of `mink-eval run`, with responses that no model generated, to test the report.
 
 python -m tests.support.made_run FOLDER [--responses 20000]
 """
@@ -49,16 +49,18 @@ def write_run(
     n_questions: int = 30,
     seed: int = 1,
 ) -> Path:
-    """Write questions.jsonl and records.jsonl: methods that cut the scaled distribution lose their accuracy
-    as it gets hotter, all others keep theirs."""
-    draw = random.Random(seed)
+    """Write questions.jsonl and records.jsonl to `folder`, and return it.
+
+    Samplers whose cutoff depends on temperature lose their accuracy as temperature rises, the others keep it.
+    """
+    rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
-    questions = [_question(task, number, draw) for task in tasks for number in range(n_questions)]
+    questions = [_question(task, number, rng) for task in tasks for number in range(n_questions)]
     _write(folder / "questions.jsonl", questions)
-    drawn = [(s, t, r) for s in samplers if s != "greedy" for t in temperatures for r in range(repeats)]
+    repeated = [(s, t, r) for s in samplers if s != "greedy" for t in temperatures for r in range(repeats)]
     once = [("greedy", 0.0, 0)] if "greedy" in samplers else []
-    cells = [(model, *cell) for model in models for cell in drawn + once]
-    records = (_record(question, *cell, draw) for question in questions for cell in cells)
+    cells = [(model, *cell) for model in models for cell in repeated + once]
+    records = (_record(question, *cell, rng) for question in questions for cell in cells)
     _write(folder / "records.jsonl", records)
     return folder
 
@@ -88,40 +90,40 @@ def _write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
         stream.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
-def _question(task: str, number: int, draw: random.Random) -> dict[str, Any]:
-    text = " ".join(draw.choices(WORDS.split(), k=draw.randint(12, 50)))
-    choices = [str(number) for number in draw.sample(range(999), 5)] if task == "aqua" else []
+def _question(task: str, number: int, rng: random.Random) -> dict[str, Any]:
+    text = " ".join(rng.choices(WORDS.split(), k=rng.randint(12, 50)))
+    choices = [str(number) for number in rng.sample(range(999), 5)] if task == "aqua" else []
     return {
         "task": task,
         "question_id": str(number),
         "prompt": f"Question {number} of {task}: if {text}, how many are left? <b>&</b>",
-        "gold": draw.choice("ABCDE") if choices else str(draw.randint(0, 2000)),
+        "gold": rng.choice("ABCDE") if choices else str(rng.randint(0, 2000)),
         "choices": choices,
         "order": [],
-        "difficulty": draw.random(),
+        "difficulty": rng.random(),
     }
 
 
 def heat(sampler: str, temperature: float) -> float:
-    """How far gone a method is, 0 to 1."""
+    """Return how much a method's accuracy has suffered, 0 to 1."""
     scaled = "temperature-first" in sampler or sampler.startswith("top-k")
     return min(1.0, (temperature - 1) / 6) if scaled else 0.02 * temperature
 
 
 def _record(
-    question: dict[str, Any], model: str, sampler: str, temperature: float, repeat: int, draw: random.Random
+    question: dict[str, Any], model: str, sampler: str, temperature: float, repeat: int, rng: random.Random
 ) -> dict[str, Any]:
     hot = heat(sampler, temperature)
-    cut_off = draw.random() < hot * 0.9
+    cut_off = rng.random() < hot * 0.9
     finish_reason = "length" if cut_off else "stop"
-    response = _words(question, sampler, temperature, draw)
+    response = _words(question, sampler, temperature, rng)
     if not cut_off:
-        right = draw.random() < 0.75 * (1 - hot) * (1.4 - question["difficulty"])
-        response += f"\n\n{_ending(question, right, draw)}"
+        right = rng.random() < 0.75 * (1 - hot) * (1.4 - question["difficulty"])
+        response += f"\n\n{_ending(question, right, rng)}"
     asked = Question(*(question[name] for name in ("question_id", "prompt", "gold", "choices")))
     strict, flexible = score(find_task(question["task"]), asked, response, finish_reason)
-    sizes = [1 + int(draw.paretovariate(1.5 - hot)) % 49152 for _ in range(draw.randint(20, 80))]
-    k = [1 if sampler == "greedy" or draw.random() < 0.7 else size for size in sizes]
+    sizes = [1 + int(rng.paretovariate(1.5 - hot)) % 49152 for _ in range(rng.randint(20, 80))]
+    k = [1 if sampler == "greedy" or rng.random() < 0.7 else size for size in sizes]
     return {
         "model": model,
         "task": question["task"],
@@ -130,7 +132,7 @@ def _record(
         "order": next((o for o in ("temperature-first", "temperature-last") if o in sampler), None),
         "repeat": repeat,
         "question_id": question["question_id"],
-        "seed": draw.randint(0, 2**31),
+        "seed": rng.randint(0, 2**31),
         "prompt_sha256": "0" * 64,
         "prompt_tokens": 60,
         "response": response,
@@ -143,23 +145,23 @@ def _record(
     }
 
 
-def _words(question: dict[str, Any], sampler: str, temperature: float, draw: random.Random) -> str:
-    """What every response to a question has in common, with strays that the heat brings."""
+def _words(question: dict[str, Any], sampler: str, temperature: float, rng: random.Random) -> str:
+    """Return the words that all responses to a question share, of which temperature replaces some."""
     usual = random.Random(question["prompt"])
     hot = heat(sampler, temperature)
     strays = 0.0 if sampler == "greedy" else min(0.6, 0.05 + 0.03 * temperature + hot)
     words = usual.choices(WORDS.split(), k=usual.randint(20, 80))
-    words = [draw.choice(WORDS.split()) if draw.random() < strays else word for word in words]
-    return " ".join(draw.choice(NOISE) if draw.random() < 0.6 * hot else word for word in words)
+    words = [rng.choice(WORDS.split()) if rng.random() < strays else word for word in words]
+    return " ".join(rng.choice(NOISE) if rng.random() < 0.6 * hot else word for word in words)
 
 
-def _ending(question: dict[str, Any], right: bool, draw: random.Random) -> str:
-    """The last sentence; in one of five only a person finds the answer."""
-    boxed = draw.random() < 0.2
+def _ending(question: dict[str, Any], right: bool, rng: random.Random) -> str:
+    """Return the last sentence, of which one in five is only for flexible extraction."""
+    boxed = rng.random() < 0.2
     if question["choices"]:
-        letter = question["gold"] if right else draw.choice("ABCDE")
+        letter = question["gold"] if right else rng.choice("ABCDE")
         return f"The answer is **{letter}**." if boxed else f"The answer is ({letter})."
-    number = question["gold"] if right else draw.randint(0, 2000)
+    number = question["gold"] if right else rng.randint(0, 2000)
     return f"The final answer is \\(\\boxed{{{number}}}\\)" if boxed else f"The final answer is {number}"
 
 

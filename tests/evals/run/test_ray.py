@@ -4,14 +4,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from mink_local.evals.run.records import RECORDS, read_responses
-from tests.evals.run.test_run import MINK_EVAL, ask
+from tests.support.mink_eval import MINK_EVAL, MinkEval, count_lines, responses
 
 pytest.importorskip("ray")
 
@@ -24,13 +22,13 @@ def actors(driver: int) -> list[psutil.Process]:
     return [child for child in children if child.cmdline()[:1] == ["ray::RayWorker.answer"]]
 
 
-def test_a_killed_worker_loses_and_repeats_nothing(tmp_path: Path, tiny: Callable[..., Path]) -> None:
+@pytest.mark.slow
+def test_a_killed_worker_loses_and_repeats_nothing(tmp_path: Path, tiny_path: Path) -> None:
     """The one killed is replaced; what both write is what one process writes."""
-    grid = ["-s", "min-k", "-s", "top-p", "-t", "5", "--limit", "20", "-n", "64", "--model", str(tiny())]
+    grid = ["-s", "min-k", "-s", "top-p", "-t", "5", "--limit", "20", "-n", "64", "--model", str(tiny_path)]
     command = [*MINK_EVAL, "run", "sample-math", *grid, "--out", str(tmp_path / "run"), *RAY]
     driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    records = tmp_path / "run" / RECORDS
-    while driver.poll() is None and not (records.exists() and records.stat().st_size):
+    while driver.poll() is None and not count_lines(tmp_path / "run"):
         time.sleep(0.01)
     killed = actors(driver.pid)[0]
     killed.kill()
@@ -40,23 +38,22 @@ def test_a_killed_worker_loses_and_repeats_nothing(tmp_path: Path, tiny: Callabl
     assert "a worker was lost, another is started" in errors
     assert "\x1b" not in output + errors  # Ray's own words are kept off the screen
     assert "raylet" not in output + errors
-    assert records.read_bytes().count(b"\n") == 40
-    assert len({record.key for record in read_responses(tmp_path / "run")}) == 40
+    assert len(responses(tmp_path / "run")) == 40
 
 
-def test_without_ray_it_says_what_to_install() -> None:
-    program = "import sys; sys.modules['ray'] = None; from mink_local.evals.cli import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", program, "run", "sample-math", "--executor", "ray"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert result.returncode == 1
+def test_without_ray_it_says_what_to_install(
+    mink_eval: MinkEval, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = mink_eval("run", "sample-math", "--executor", "ray", "--out", tmp_path / "run")
+    assert result.status == 1
     assert result.stderr.startswith(
         'mink-eval: --executor ray needs Ray: type  python -m pip install "mink-local[ray]"'
     )
 
 
-def test_there_must_be_a_cluster_at_the_address(tmp_path: Path) -> None:
-    result = ask("--executor", "ray", "--ray-address", "127.0.0.1:1", "--out", tmp_path / "run")
-    assert (result.returncode, result.stdout) == (1, "")
+def test_there_must_be_a_cluster_at_the_address(tmp_path: Path, mink_eval: MinkEval) -> None:
+    address = ["--executor", "ray", "--ray-address", "127.0.0.1:1"]
+    result = mink_eval("run", "sample-math", *address, "--out", tmp_path / "run")
+    assert (result.status, result.stdout) == (1, "")
     assert re.fullmatch("mink-eval: no Ray cluster answers at 127.0.0.1:1: .*refused\n", result.stderr)

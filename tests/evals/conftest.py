@@ -1,0 +1,38 @@
+"""Fixtures of the tests that run `mink-eval`."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.mink_eval import MinkEval
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep in a cache of the tests which model files llama.cpp can load, so that each is tried once."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def mink_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> MinkEval:
+    """Run mink-eval in this process."""
+    return MinkEval(monkeypatch, capsys)
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> list[object]:
+    """Options for 12 questions, and one response at a time."""
+    data = tmp_path / "gsm8k.jsonl"
+    rows = [{"question": f"What is {i} + {i}?", "answer": f"It is\n#### {2 * i}"} for i in range(12)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ["--data", data, "--parallel", 1]
+
+
+@pytest.fixture
+def here(questions: list[object], tiny_path: Path) -> list[object]:
+    """The same options, and a small model."""
+    return [*questions, "--model", tiny_path, "--threads", 1]

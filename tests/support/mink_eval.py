@@ -1,0 +1,49 @@
+"""`mink-eval` as its tests run it, and what they make of its records."""
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from mink_local.evals.cli import main
+from mink_local.evals.run.records import RECORDS, read_responses
+
+MINK_EVAL = [sys.executable, "-m", "mink_local.evals.cli"]  # in a process of its own
+
+
+class Finished(NamedTuple):
+    status: object
+    stdout: str
+    stderr: str
+
+
+class MinkEval:
+    """`mink_eval(*arguments)` runs the program in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> Finished:
+        self._monkeypatch.setattr(sys, "argv", ["mink-eval", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return Finished(exit_.value.code, *self._capsys.readouterr())
+
+    def run(self, *arguments: object) -> Finished:
+        """Run `mink-eval run gsm8k`, which must succeed."""
+        finished = self("run", "gsm8k", *arguments)
+        assert finished.status == 0, finished.stderr
+        return finished
+
+
+def responses(folder: Path) -> dict[object, tuple[object, ...]]:
+    """Return what does not depend on the clock, by key; fail if a key is there twice."""
+    records = list(read_responses(folder))
+    assert len(records) == count_lines(folder)
+    return {record.key: (record.response, record.k, record.seed, record.finish_reason) for record in records}
+
+
+def count_lines(folder: Path) -> int:
+    path = folder / RECORDS
+    return path.read_bytes().count(b"\n") if path.exists() else 0
