@@ -86,7 +86,7 @@ def judge(folder: Path, is_correct: Callable[[dict[str, Any]], bool]) -> Path:
 
 
 def _write(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8") as stream:
+    with path.open("w", encoding="utf-8", newline="\n") as stream:
         stream.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 

@@ -67,7 +67,7 @@ function fill(name, all, options) {
   for (const [value, label] of options) select.append(element("option", { value }, label));
 }
 
-function choices(read, label = (value) => value) {
+function choices(read, label = read) {
   return [...new Map(data.cells.map((cell) => [String(read(cell)), label(cell)]))];
 }
 

@@ -3,7 +3,7 @@
 //   node page_in_node.js REPORT.HTML STATE [KEYS]
 //
 // STATE is the fragment of the page's address, KEYS are typed when the responses are shown. Prints JSON: the page's
-// status, the open question and the list of questions as HTML, and the fragment in the end.
+// status, the filters, the open question and the list of questions as HTML, and the fragment in the end.
 "use strict";
 const fs = require("fs");
 const [path, state, keys = ""] = process.argv.slice(2);
@@ -68,8 +68,8 @@ process.on("beforeExit", () => { // the page has nothing left to do
   if (typed) return;
   typed = true;
   for (const key of keys) listeners.keydown({ key, target: { closest: () => null } });
-  const { status, question, questions } = elements;
-  const shown = { status: status.textContent, question: String(question), questions: String(questions), hash: location.hash };
+  const shown = { status: elements.status.textContent, filters: fields.join(""), hash: location.hash };
+  for (const id of ["question", "questions"]) shown[id] = String(elements[id]);
   process.stdout.write(JSON.stringify(shown));
 });
 (0, eval)(html.slice(html.lastIndexOf("<script>") + "<script>".length, html.lastIndexOf("</script>")));

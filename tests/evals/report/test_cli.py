@@ -121,12 +121,12 @@ def test_wrong_use_is_refused_in_a_sentence(
     assert "top-p:p=0.9,order=temperature-last is not in this run" in fail(
         1, tmp_path, "--against", "top-p:p=0.9,order=temperature-last"
     )
-    (tmp_path / "report").write_text("a file where the folder should be")
+    (tmp_path / "report").write_text("a file where the folder should be", encoding="utf-8")
     assert f"cannot be written to {tmp_path / 'report'}" in fail(1, tmp_path)
     (tmp_path / "report").unlink()
     (tmp_path / "report" / "report.md").mkdir(parents=True)
     assert f"cannot be written to {tmp_path / 'report'}" in fail(1, tmp_path)
-    (tmp_path / "records.jsonl").write_text(json.dumps({"response": 1}) + "\n")
+    (tmp_path / "records.jsonl").write_text(json.dumps({"response": 1}) + "\n", encoding="utf-8")
     assert 'holds no responses (records.jsonl, line 1: no "model")' in fail(1, tmp_path)
 
 

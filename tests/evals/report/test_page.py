@@ -50,13 +50,15 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 line["strict"] = line["flexible"] = {"answer": HOSTILE, "correct": True}
             if line["question_id"] == "4" and "response" in line:
                 line["response"] += "\ud800"  # Chromium shows it, but its --dump-dom falls over
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (folder / "manifest.json").write_text(
         json.dumps({"seed": 7, "models": [{"path": "/home/me", "sha": "ab"}]})
     )
     run = read_run(folder)
     summary = summarise(run)
-    (folder / "report.html").write_text(render_page(make_document(run, summary, ["a <note>"]), run, summary))
+    (folder / "report.html").write_text(
+        render_page(make_document(run, summary, ["a <note>"]), run, summary), encoding="utf-8"
+    )
     return folder / "report.html"
 
 
@@ -85,7 +87,7 @@ class Reader(HTMLParser):
 
 
 def test_the_page_asks_for_nothing_and_runs_only_its_own_script(page: Path) -> None:
-    html = page.read_text()
+    html = page.read_text(encoding="utf-8")
     reader = Reader(html)
     policy = next(a["content"] for _, a in reader.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
@@ -103,7 +105,7 @@ def test_the_page_asks_for_nothing_and_runs_only_its_own_script(page: Path) -> N
 
 
 def test_tables_and_sentences_are_in_the_page_without_script(page: Path) -> None:
-    text = Reader(page.read_text()).text
+    text = Reader(page.read_text(encoding="utf-8")).text
     assert f"gsm8k with model {HOSTILE}" in text
     assert "a <note>" in text
     assert "top-p:p=0.9" in text
@@ -113,7 +115,7 @@ def test_tables_and_sentences_are_in_the_page_without_script(page: Path) -> None
 
 
 def test_all_responses_are_packed(page: Path) -> None:
-    packed = re.search(r'id="data">([^<]+)<', page.read_text())
+    packed = re.search(r'id="data">([^<]+)<', page.read_text(encoding="utf-8"))
     assert packed
     data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed[1])))
     records = [json.loads(line) for line in (page.parent / "records.jsonl").read_bytes().splitlines()]
@@ -136,8 +138,8 @@ class Shown:
     """The page after its script has run."""
 
     status: str
+    filters: Reader
     question: Reader
-    html: str
 
 
 def in_node(page: Path, state: str, keys: str = "") -> dict[str, str]:
@@ -154,17 +156,18 @@ def opened(request: pytest.FixtureRequest, page: Path, tmp_path: Path) -> Any:
 
     def open_in_node(state: str) -> Shown:
         shown = in_node(page, state)
-        return Shown(shown["status"], Reader(shown["question"]), shown["question"])
+        return Shown(shown["status"], Reader(shown["filters"]), Reader(shown["question"]))
 
     def open_in_chromium(state: str) -> Shown:
         assert CHROMIUM
-        command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={tmp_path}", f"file://{page}#{state}"]
+        command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={tmp_path}", f"{page.as_uri()}#{state}"]
         html = subprocess.run(command, capture_output=True, timeout=120, check=True).stdout.decode()
         assert "<title>Min-k evaluation: gsm8k</title>" in html  # no hostile script ran
-        status = html[html.index('<p id="status"') :]
-        article = html[html.index('<article id="question"') :]
-        article = article[: article.index("</article>")]
-        return Shown(Reader(status[: status.index("</p>")]).text, Reader(article), article)
+        status, filters, question = (
+            Reader(html[(start := html.index(f"<{tag} id=")) : html.index(f"</{tag}>", start)])
+            for tag in ("p", "form", "article")
+        )
+        return Shown(status.text, filters, question)
 
     program, open_page = {
         "node": (NODE, open_in_node),
@@ -185,6 +188,13 @@ def test_a_link_opens_a_question(opened: Any) -> None:
     assert n_hostile == 1 + 1 + 8 * 3 + 2  # prompt, gold answer, responses, model's name
     assert shown.question.classes("section") == ["card"] * 8
     assert [tag for tag, _ in shown.question.tags if tag in ("script", "img")] == []
+
+
+def test_filters_offer_what_the_run_has(opened: Any) -> None:
+    text = opened("").filters.text
+    for names in ("allgsm8k", f"allmodel {HOSTILE}", f"all{MIN_K}top-p:p=0.9, T last", "all15"):
+        assert names in text
+    assert f"correct where {MIN_K} is wrong (strict)" in text
 
 
 def test_filters_come_from_the_link(opened: Any) -> None:

@@ -36,7 +36,7 @@ def test_questions_responses_and_manifest_are_read(folder: Path) -> None:
 @pytest.mark.parametrize("manifest", [None, "", "[" * 100_000])
 def test_a_manifest_is_not_needed(folder: Path, manifest: str | None) -> None:
     if manifest is not None:
-        (folder / "manifest.json").write_text(manifest)
+        (folder / "manifest.json").write_text(manifest, encoding="utf-8")
     assert read_run(folder).made_with == {}
 
 
@@ -52,7 +52,9 @@ def test_a_manifest_is_not_needed(folder: Path, manifest: str | None) -> None:
 def test_a_bad_record_is_named_and_left_out(folder: Path, changes: dict[str, Any], problem: str) -> None:
     lines = records(folder)
     lines[2] |= changes
-    (folder / "records.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "records.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+    )
     run = read_run(folder)
     assert len(run.responses) == len(lines) - 1
     assert len(run.problems) == 1
@@ -64,7 +66,7 @@ def test_lines_that_are_not_records_are_named(folder: Path) -> None:
     whole = path.read_bytes()
     first = whole.split(b"\n")[0]
     path.write_bytes(whole + b"[" * 100_000 + b'\n\xff\xfe\n[]\n"text"\n\n' + first + b"\n" + first[:-30])
-    (folder / "notes.jsonl").write_text('{"note": "no records here"}\n')
+    (folder / "notes.jsonl").write_text('{"note": "no records here"}\n', encoding="utf-8")
     questions = folder / "questions.jsonl"
     questions.write_bytes(questions.read_bytes() + b"{}\n")
     n = whole.count(b"\n")
@@ -90,10 +92,10 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match=r"holds no questions\.jsonl: is it the --out of a mink-eval run\?"):
         read_run(tmp_path)
     write_run(tmp_path, n_questions=1)
-    (tmp_path / "records.jsonl").write_text("")
+    (tmp_path / "records.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(ReportError, match="holds no responses: run mink-eval run"):
         read_run(tmp_path)
-    (tmp_path / "records.jsonl").write_text('{"response": 1}\n')
+    (tmp_path / "records.jsonl").write_text('{"response": 1}\n', encoding="utf-8")
     with pytest.raises(ReportError, match=r'holds no responses \(records\.jsonl, line 1: no "model"\)'):
         read_run(tmp_path)
     (tmp_path / "records.jsonl").unlink()
