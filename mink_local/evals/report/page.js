@@ -185,7 +185,7 @@ function verdict(name, answer, right) {
 function marked(text) {
   const wanted = filters.elements.text.value.toLowerCase();
   const low = text.toLowerCase();
-  if (!wanted || low.length !== text.length) return [text]; // lower case may be longer: then the places differ
+  if (!wanted || low.length !== text.length) return [text]; // lower case may be longer, and positions differ then
   const parts = [];
   let from = 0;
   for (let at = low.indexOf(wanted); at >= 0; at = low.indexOf(wanted, from)) {

@@ -49,19 +49,14 @@ def plot_pictures(summary: Summary, task: TaskResult) -> Iterator[Picture]:
 
 
 def _figures(summary: Summary, task: TaskResult) -> Iterator[tuple[str, str, "Figure"]]:
+    """Yield the stem, the description and the figure of every picture."""
     for scoring in SCORINGS:
-        yield (
-            f"accuracy-{scoring}",
-            f"{scoring.capitalize()} accuracy against temperature",
-            accuracy_figure(summary, task, scoring),
-        )
+        figure = accuracy_figure(summary, task, scoring)
+        yield f"accuracy-{scoring}", f"{scoring.capitalize()} accuracy against temperature", figure
     if any(cell.distinct_2 is not None for cell in task.cells.values()):
         for scoring in SCORINGS:
-            yield (
-                f"diversity-{scoring}",
-                f"{scoring.capitalize()} accuracy against diversity",
-                diversity_figure(task, scoring),
-            )
+            figure = diversity_figure(task, scoring)
+            yield f"diversity-{scoring}", f"{scoring.capitalize()} accuracy against diversity", figure
     if any(cell.cutoffs.n_steps for cell in task.cells.values()):
         yield "k", "Sizes of the candidate set", cutoffs_figure(task)
 

@@ -1,10 +1,10 @@
 """The questions and responses that a run left in its folder, however the run ended."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mink_local.errors import ReportError, RunError
 from mink_local.evals.run.questions import parse_question
@@ -18,6 +18,8 @@ from mink_local.evals.run.records import (
     record_files,
 )
 from mink_local.evals.tasks.base import Question
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -49,8 +51,10 @@ def read_run(folder: Path) -> RecordedRun:
         raise ReportError(f"{folder} holds no {QUESTIONS}: is it the --out of a mink-eval run?")
     run = RecordedRun(made_with=_made_with(folder / MANIFEST))
     try:
-        _read_questions(folder, run)
-        _read_responses(folder, run)
+        for _, (task, question) in _readable(folder / QUESTIONS, parse_question, run.problems):
+            run.questions[task, question.id] = question
+        for path in record_files(folder):
+            _add_responses(run, path)
     except RunError as error:
         raise ReportError(str(error)) from None
     if not run.responses:
@@ -59,30 +63,27 @@ def read_run(folder: Path) -> RecordedRun:
     return run
 
 
-def _read_questions(folder: Path, run: RecordedRun) -> None:
-    for number, item in read_lines(folder / QUESTIONS, parse_question):
-        if isinstance(item, Complaint):
-            run.problems.append(f"{QUESTIONS}, line {number}: {item}")
+def _add_responses(run: RecordedRun, path: Path) -> None:
+    seen = {response.key for response in run.responses}
+    for line, response in _readable(path, parse_response, run.problems):
+        if response.key in seen:
+            run.problems.append(f"{line}: an earlier line has its response")
+        elif (response.task, response.question_id) not in run.questions:
+            question = f"question {response.question_id} of {response.task}"
+            run.problems.append(f"{line}: {question} is not in {QUESTIONS}")
         else:
-            task, question = item
-            run.questions[task, question.id] = question
+            seen.add(response.key)
+            run.responses.append(response)
 
 
-def _read_responses(folder: Path, run: RecordedRun) -> None:
-    seen = set()
-    for path in record_files(folder):
-        for number, item in read_lines(path, parse_response):
-            if isinstance(item, Complaint):
-                problem: str = item
-            elif item.key in seen:
-                problem = "an earlier line has its response"
-            elif (item.task, item.question_id) not in run.questions:
-                problem = f"question {item.question_id} of {item.task} is not in {QUESTIONS}"
-            else:
-                seen.add(item.key)
-                run.responses.append(item)
-                continue
-            run.problems.append(f"{path.name}, line {number}: {problem}")
+def _readable(path: Path, parse: Callable[[Any], T], problems: list[str]) -> Iterator[tuple[str, T]]:
+    """Yield the place and content of every line that can be parsed; add the others to the problems."""
+    for number, content in read_lines(path, parse):
+        line = f"{path.name}, line {number}"
+        if isinstance(content, Complaint):
+            problems.append(f"{line}: {content}")
+        else:
+            yield line, content
 
 
 def _made_with(manifest: Path) -> dict[str, str]:

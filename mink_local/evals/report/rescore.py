@@ -20,7 +20,7 @@ def rescore(run: RecordedRun) -> RecordedRun:
     It scores in several processes, because an answer of MATH500 can take long.
 
     Raises:
-        DataError: A task is unknown.
+        TaskNotFoundError: A task is unknown.
     """
     for task in {response.task for response in run.responses}:
         find_task(task)
@@ -29,7 +29,7 @@ def rescore(run: RecordedRun) -> RecordedRun:
     if len(chunks) == 1:
         rescored = [_rescore(chunks[0], questions[0])]
     else:
-        workers = min(len(chunks), os.cpu_count() or 1)
+        workers = min(len(chunks), os.cpu_count() or 1, 61)  # Windows takes at most 61
         context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
         with ProcessPoolExecutor(workers, mp_context=context) as pool:
             rescored = list(pool.map(_rescore, chunks, questions))

@@ -1,11 +1,12 @@
 """Scoring stored responses again."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mink_local.errors import MinkError
+from mink_local.errors import TaskNotFoundError
 from mink_local.evals.report import rescore as module
 from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.report.rescore import rescore
@@ -33,6 +34,6 @@ def test_stored_responses_are_scored_again(
 
 def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path, tasks=("gsm8k",), n_questions=1))
-    run.responses = [run.responses[0].__class__(**{**vars(run.responses[0]), "task": "gsm9k"})]
-    with pytest.raises(MinkError, match="gsm9k"):
+    run.responses = [replace(run.responses[0], task="gsm9k")]
+    with pytest.raises(TaskNotFoundError, match="gsm9k"):
         rescore(run)
