@@ -49,9 +49,5 @@ class DataError(MinkError):
     """A task's questions are not to be had, or their file is not in the task's format."""
 
 
-class MathVerifyError(MinkError):
-    """math-verify, which compares the answers of MATH500, cannot be used."""
-
-
 class ReportError(MinkError):
     """A folder holds no run to report on, or the report cannot be written."""

@@ -21,6 +21,8 @@ from typing import Any
 
 import psutil
 
+from mink_local.errors import MinkError
+
 GIB = 1 << 30
 
 _INTERVAL = 0.05  # seconds between two looks at a child
@@ -29,7 +31,7 @@ _ROOT = Path(__file__).parents[1]  # -m looks here first, so that no other packa
 
 
 class SandboxError(Exception):
-    """A child process did not answer; the text ends a sentence whose subject is what the child was given."""
+    """A child process did not answer; the text ends a sentence whose subject is the program in the child."""
 
 
 class ChildTimeoutError(SandboxError):
@@ -45,7 +47,11 @@ class ChildCrashError(SandboxError):
 
 
 class ChildFailureError(SandboxError):
-    """A child process raised an exception, which is the text."""
+    """A child process raised an exception."""
+
+
+class ChildStartError(MinkError):
+    """No child process can be started; that says nothing about what it was to be asked."""
 
 
 class Server:
@@ -77,13 +83,12 @@ class Server:
 
         Raises:
             SandboxError: There is no answer; the next question starts another child.
+            ChildStartError: The child does not start.
         """
         with self._lock:
             try:
                 if self._child is None:
-                    self._child = _start(self._module)
-                    self._end = weakref.finalize(self, _end, self._child)
-                    self._exchange(self._first, self._start_seconds)
+                    self._begin()
                 return self._exchange(question, seconds)
             except BaseException:  # an answer that nobody waited for would be taken for the next one
                 self.close()
@@ -93,6 +98,19 @@ class Server:
         """End the child process, if there is one."""
         self._end()
         self._child = None
+
+    def _begin(self) -> None:
+        if getattr(sys, "frozen", False):
+            raise ChildStartError("a frozen program has no Python for child processes: load with trust=True")
+        try:
+            self._child = _start(self._module)
+            self._end = weakref.finalize(self, _end, self._child)
+            self._exchange(self._first, self._start_seconds)
+        except (SandboxError, OSError) as error:
+            raise ChildStartError(
+                f"the child process {self._module} does not start, it {error}: "
+                f"try  {sys.executable} -m {self._module}  to see why"
+            ) from None
 
     def _exchange(self, question: Any, seconds: float) -> Any:
         child = self._child
@@ -108,10 +126,10 @@ class Server:
         if watch.verdict is not None:
             raise watch.verdict
         if status is not None:
-            raise ChildCrashError(f"ended its process ({_cause(status)})")
+            raise ChildCrashError(f"crashed ({_cause(status)})")
         answer, failure = json.loads(line)
         if failure is not None:
-            raise ChildFailureError(failure)
+            raise ChildFailureError(f"failed ({failure})")
         return answer
 
 
@@ -126,6 +144,7 @@ def ask(module: str, question: Any, *, seconds: float, memory: int) -> Any:
 
     Raises:
         SandboxError: There is no answer.
+        ChildStartError: The child does not start.
     """
     with contextlib.closing(Server(module, memory=memory)) as server:
         return server.ask(question, seconds)
@@ -205,7 +224,7 @@ def _cause(status: int) -> str:
 
 def _start(module: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", module],
+        [str(sys.executable), "-W", "ignore", "-m", module],
         cwd=_ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

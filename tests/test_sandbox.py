@@ -18,6 +18,7 @@ from mink_local.sandbox import (
     ChildCrashError,
     ChildFailureError,
     ChildMemoryError,
+    ChildStartError,
     ChildTimeoutError,
     SandboxError,
     Server,
@@ -101,7 +102,7 @@ def test_memory_that_is_only_reserved_counts_on_windows(
     ],
 )
 def test_a_crash_says_how_it_ended(server: Server, question: Any, cause: str) -> None:
-    with pytest.raises(ChildCrashError, match=rf"^ended its process \({cause}\)$"):
+    with pytest.raises(ChildCrashError, match=rf"^crashed \({cause}\)$"):
         server.ask(question, 10)
     assert server.ask(["echo", 1], 10) == 1
 
@@ -114,17 +115,34 @@ def test_a_crash_on_windows_has_a_code(server: Server, monkeypatch: pytest.Monke
 
 def test_an_exception_is_told_and_the_next_child_is_another(server: Server) -> None:
     first = pid(server)
-    with pytest.raises(ChildFailureError, match=r"^RuntimeError: too bad$"):
+    with pytest.raises(ChildFailureError, match=r"^failed \(RuntimeError: too bad\)$"):
         server.ask(["fail", "too bad"], 10)
     assert pid(server) != first
 
 
 def test_a_child_that_cannot_begin() -> None:
     for _ in range(2):
-        with pytest.raises(ChildFailureError, match="ValueError: no beginning"):
+        with pytest.raises(ChildStartError, match=r"does not start, it failed \(ValueError: no beginning\)"):
             Server(CHILD, memory=MEMORY, first="fail").ask(["echo", 1], 10)
-    with pytest.raises(ChildCrashError, match="status 1"):
+    with pytest.raises(
+        ChildStartError, match=r"it crashed \(status 1\): try .* -m tests.support.no_such_module "
+    ):
         ask("tests.support.no_such_module", 1, seconds=10, memory=MEMORY)
+    with pytest.raises(ChildStartError, match=r"it timed out after 0\.01 s"):
+        Server(CHILD, memory=MEMORY, start_seconds=0.01).ask(["echo", 1], 10)
+
+
+@pytest.mark.parametrize("executable", ["", "/no/such/python", None])
+def test_without_a_python_there_is_no_child(monkeypatch: pytest.MonkeyPatch, executable: str | None) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(ChildStartError, match="does not start"):
+        ask(CHILD, 1, seconds=10, memory=MEMORY)
+
+
+def test_a_frozen_program_does_not_start_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(ChildStartError, match="trust=True"):
+        ask(CHILD, 1, seconds=10, memory=MEMORY)
 
 
 def test_what_is_printed_is_no_answer(server: Server) -> None:

@@ -135,11 +135,11 @@ class Chat:
     def _reload(self, before: dict[str, Any]) -> None:
         """Load the model that the settings name. The one before makes room for it, and comes back where that
         fails."""
+        from mink_local.models import trust
         from mink_local.models.catalog import resolve
-        from mink_local.models.trust import vet
 
         session = self.session
-        vet(resolve(session.settings["model"]))
+        trust.check(resolve(session.settings["model"]))
         now = dict(session.settings)
         del session.model
         try:

@@ -16,6 +16,7 @@ from mink_local.generation.parallel import make_context
 from mink_local.llama.context import ALL_LAYERS, N_SEQ_MAX, Context
 from mink_local.llama.devices import gpu_missing
 from mink_local.llama.weights import Weights
+from mink_local.models import trust
 from mink_local.models.catalog import resolve
 from mink_local.models.gguf import read_metadata
 from mink_local.models.memory import (
@@ -26,7 +27,6 @@ from mink_local.models.memory import (
     choose_placement,
     memory_budget,
 )
-from mink_local.models.trust import vet
 
 if TYPE_CHECKING:
     from mink_local.generation.model import Model, Sampling
@@ -69,7 +69,7 @@ def load_model(
     verbose: llama.cpp's log on standard error.
 
     Raises ModelNotFoundError, or ModelError for a file that cannot be loaded. A file that is not yet known
-    is first tried in a child process (`vetting`).
+    is first tried in a child process (`models.trust`).
     """
     if n_ctx is not None and n_ctx < 1:
         raise ValueError(f"n_ctx must be at least 1, not {n_ctx}")
@@ -82,7 +82,7 @@ def load_model(
     if sampling not in ("auto", "host", "graph"):
         raise ValueError(f"sampling must be auto, host or graph, not {sampling!r}")
     file = resolve(model)
-    vet(file)
+    trust.check(file)
     threads = n_threads or _physical_cores()
     n_seq = n_parallel or 1
     plan = _plan(file.path, n_ctx, n_gpu_layers, n_seq)

@@ -179,7 +179,7 @@ def _grammar(constraints: Constraints, weights: Weights) -> Any:
     if text is None:
         return None
     if not weights.trust:
-        gbnf.vet(text, weights.path)
+        gbnf.check(text, weights.path)
     with logged(weights.verbose):
         sampler = C.llama_sampler_init_grammar(
             weights.vocab, text.encode("utf-8", "replace"), gbnf.ROOT.encode()

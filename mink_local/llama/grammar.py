@@ -1,16 +1,16 @@
 """GBNF grammars: made from JSON schemas, and tried in a child process before llama.cpp gets them.
 
-llama.cpp refuses most broken grammars, but some bring the process down: `"a"{2,1}` takes all the memory
-there is, a left recursion behind a rule that can be empty is followed for ever, thousands of nested
-parentheses overflow the stack. `python -m mink_local.llama.grammar MODEL` is the child that finds out, with
-the grammar on its standard input and llama.cpp's complaint, if any, on its standard error.
+llama.cpp refuses most broken grammars, but some end the process: `"a"{2,1}` takes all memory, a left
+recursion behind a rule that can be empty is followed for ever, thousands of nested parentheses overflow the
+stack. The child process finds out; it is this module, too.
 """
 
+import ctypes
 import json
+import os
 import re
-import subprocess
-import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,18 @@ from typing import Any
 from llama_cpp import llama_cpp as C
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
-from mink_local.models.trust import limit_memory, run_in_child
+from mink_local.sandbox import GIB, SandboxError, ask, serve
 
 ROOT = "root"
 _SECONDS = 20.0  # an honest grammar takes a few milliseconds, a large vocabulary half a second
 _RULE = re.compile(r"([a-zA-Z0-9-]+)\s*::=")
-_REFUSED = 3
 
 
 def from_json_schema(schema: str | Mapping[str, Any]) -> str:
-    """The grammar of the JSON texts that `schema` allows, by llama-cpp-python's own converter.
+    """Return the grammar of the JSON texts that a schema allows, by llama-cpp-python's own converter.
 
-    Raises ValueError where it cannot convert the schema.
+    Raises:
+        ValueError: The schema cannot be converted.
     """
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema)
@@ -39,46 +39,47 @@ def from_json_schema(schema: str | Mapping[str, Any]) -> str:
 
 
 @lru_cache(maxsize=64)
-def vet(grammar: str, model: Path) -> None:
-    """Return if llama.cpp can be trusted with this grammar over the vocabulary of `model`.
+def check(grammar: str, model: Path) -> None:
+    """Try a grammar over the vocabulary of a model file in a child process.
 
-    Raises ValueError with the reason if not.
+    Raises:
+        ValueError: The grammar does not parse, or makes llama.cpp crash.
+        ChildStartError: The child process does not start.
     """
+    question = [str(model.absolute()), grammar]
     try:
-        child = run_in_child("mink_local.llama.grammar", model, _SECONDS, grammar.encode("utf-8", "replace"))
-    except subprocess.TimeoutExpired:
-        raise ValueError(
-            f"the grammar was refused: llama.cpp was not done with it after {_SECONDS:.0f} s"
-        ) from None
-    if child.returncode == _REFUSED:
-        raise ValueError(f"the grammar does not parse: {_reason(child.stderr.decode('utf-8', 'replace'))}")
-    if child.returncode:
-        raise ValueError("the grammar was refused: it makes llama.cpp crash or run out of memory")
+        complaint = ask("mink_local.llama.grammar", question, seconds=_SECONDS, memory=2 * GIB)
+    except SandboxError as error:
+        raise ValueError(f"the grammar cannot be used: llama.cpp {error}") from None
+    if complaint is not None:
+        raise ValueError(f"the grammar does not parse: {complaint}")
 
 
-def _reason(complaints: str) -> str:
-    """llama.cpp's first complaint, without the name of the function that it is from."""
-    lines = [line for line in complaints.splitlines() if line.strip()]
-    first = next((line for line in lines if "grammar" in line), "llama.cpp gave no reason")
+def _begin(_: object) -> Callable[[tuple[str, str]], str | None]:
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # a crash starts no debugger
+    return _complaint
+
+
+def _complaint(question: tuple[str, str]) -> str | None:
+    """Return llama.cpp's first complaint about a grammar, or None."""
+    model, grammar = question[0], question[1].encode("utf-8", "replace")
+    params = C.llama_model_default_params()
+    params.vocab_only = True
+    no_device = (ctypes.c_void_p * 1)(None)
+    params.devices = ctypes.cast(no_device, ctypes.c_void_p)
+    vocab = C.llama_model_get_vocab(C.llama_model_load_from_file(os.fsencode(model), params))
+    with tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), 2)  # where llama.cpp complains
+        if C.llama_sampler_init_grammar(vocab, grammar, ROOT.encode()):
+            # Starting at a rule follows it to its first characters, and so finds a recursion without end.
+            for rule in set(_RULE.findall(question[1])):
+                C.llama_sampler_init_grammar(vocab, grammar, rule.encode())
+            return None
+        log.seek(0)
+        lines = log.read().decode("utf-8", "replace").splitlines()
+    first = next((line for line in lines if "grammar" in line), "llama.cpp gives no reason")
     return re.sub(r"^(parse: )?(error parsing grammar: )?", "", first)
 
 
-def _try(grammar: bytes, model: Path) -> bool:
-    """Whether llama.cpp takes the grammar, after having started at every one of its rules.
-
-    Starting at a rule follows it to its first characters, and so finds a recursion that never ends.
-    """
-    params = C.llama_model_default_params()
-    params.vocab_only = True
-    vocab = C.llama_model_get_vocab(C.llama_model_load_from_file(bytes(model), params))
-    if not C.llama_sampler_init_grammar(vocab, grammar, ROOT.encode()):
-        return False
-    for rule in set(_RULE.findall(grammar.decode("utf-8"))):
-        C.llama_sampler_init_grammar(vocab, grammar, rule.encode())
-    return True
-
-
 if __name__ == "__main__":
-    limit_memory(0)
-    if not _try(sys.stdin.buffer.read(), Path(sys.argv[1])):
-        sys.exit(_REFUSED)
+    serve(_begin)

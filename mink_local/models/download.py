@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mink_local.errors import DownloadError
+from mink_local.files import sha256_of
 from mink_local.models.catalog import CatalogEntry
 from mink_local.models.gguf import shards
 from mink_local.models.info import size_in_words
 from mink_local.models.stores import hub_folder, select
-from mink_local.models.trust import sha256_of
 
 Say = Callable[[str], None]
 

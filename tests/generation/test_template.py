@@ -10,7 +10,6 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from mink_local import load_model
 from mink_local.errors import MinkError
 from mink_local.evals.run.worker import Worker
-from mink_local.generation import rendering
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.weights import Weights
 from tests.conftest import shared
@@ -140,52 +139,3 @@ def test_long_tokens_and_spaces_are_written_whole(weights: Weights) -> None:
     text = " " * 64 + "x" + "\n" * 40 + "=" * 100
     tokens = weights.tokenize(text, add_special=False, parse_special=False)
     assert b"".join(weights.piece(token) for token in tokens) == text.encode()
-
-
-HOSTILE = {
-    "a loop": (
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "not done after",
-    ),
-    "a long string": ("{{ 'a' * 10 ** 10 }}", "wanted more than 1 GiB"),
-    "a long prompt": ("{{ 'a' * 10 ** 8 }}", r"it wrote 100,000,0.. characters"),
-    "doubling": (
-        "{% set ns = namespace(s='a') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-        "wanted more than 1 GiB",
-    ),
-    "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_templates_that_do_not_end_are_stopped(name: str) -> None:
-    """Also where they wait for a later turn, and the turns before that are not lost."""
-    template, complaint = HOSTILE[name]
-    render = rendering.Renderer("{% if messages | length > 1 %}" + template + "{% endif %}fine")
-    hello = [{"role": "user", "content": "Hello"}]
-    assert render(hello) == "fine"
-    with pytest.raises(rendering.TemplateError, match=complaint):
-        render(hello * 2)
-    assert render(hello) == "fine"
-
-
-class Interrupted:
-    """What Ctrl-C makes of waiting for the child."""
-
-    def readline(self) -> bytes:
-        raise KeyboardInterrupt
-
-    def close(self) -> None:
-        pass
-
-
-def test_an_interrupted_rendering_is_not_taken_for_the_next() -> None:
-    render = rendering.Renderer("{{ messages[0].content }}")
-    first = render._child
-    answers, first.stdout = first.stdout, Interrupted()  # type: ignore[assignment]
-    with pytest.raises(KeyboardInterrupt):
-        render([{"role": "user", "content": "one"}])
-    assert answers is not None
-    answers.close()
-    assert render([{"role": "user", "content": "two"}]) == "two"
-    assert first.poll() is not None

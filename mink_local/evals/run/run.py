@@ -17,8 +17,8 @@ from mink_local.evals.run.manifest import Manifest, file_sha256
 from mink_local.evals.run.progress import Progress
 from mink_local.evals.run.records import ResponseKey, RunFolder, read_responses
 from mink_local.evals.tasks.base import Question, Task
+from mink_local.models import trust
 from mink_local.models.catalog import ModelFile
-from mink_local.models.trust import vet
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def evaluate(
         for task in evaluation.tasks
     }
     for model in evaluation.models:
-        vet(model)  # a damaged file is found now, and not after hours with another model
+        trust.check(model)  # a damaged file is found now, and not after hours with another model
     with closing(RunFolder(evaluation.out)) as folder:
         manifest = Manifest(folder, _wanted(evaluation, files), questions)
         progress, done = _recorded(evaluation, questions)
