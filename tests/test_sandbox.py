@@ -88,6 +88,7 @@ def test_memory_that_is_only_reserved_counts_on_windows(
     class OfWindows:
         rss, private = 0, MEMORY + 1
 
+    pid(server)
     monkeypatch.setattr(psutil.Process, "memory_info", lambda _: OfWindows)
     with pytest.raises(ChildMemoryError):
         server.ask(["sleep", 5], 10)
@@ -108,7 +109,8 @@ def test_a_crash_says_how_it_ended(server: Server, question: Any, cause: str) ->
 
 
 def test_a_crash_on_windows_has_a_code(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess.Popen, "wait", lambda _: 0xC0000005)
+    wait = subprocess.Popen.wait
+    monkeypatch.setattr(subprocess.Popen, "wait", lambda child: wait(child) and 0xC0000005)
     with pytest.raises(ChildCrashError, match="status 0xc0000005"):
         server.ask(["exit", 1], 10)
 

@@ -2,87 +2,94 @@
 
 import json
 import os
+import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mink_local import load_model
 from mink_local.errors import ModelError
-from mink_local.models import trust as vetting
+from mink_local.models import trust
 from mink_local.models.catalog import ModelFile, resolve
+from mink_local.sandbox import ChildCrashError, ChildStartError, ChildTimeoutError, ask
 from tests.conftest import shared
+from tests.support.tiny import write_embedding_model
 
-HELLO = [{"role": "user", "content": "Hello"}]
-
-# A process that loads and uses mutated copies of a GGUF file, one after the other, and prints what
-# came of each. It must live to the end.
+# A process that loads and uses the files it is given, and prints what came of each. It must live to the end.
 PARENT = """
-import json, random, sys
-from pathlib import Path
-import gguf
+import json, sys
 from mink_local import load_model
 from mink_local.errors import MinkError
 
-source, copy = Path(sys.argv[1]), Path(sys.argv[2])
-first, last = int(sys.argv[3]), int(sys.argv[4])
-header = gguf.GGUFReader(source).data_offset
-original = source.read_bytes()
-size = len(original)
-
-for seed in range(first, last):
-    rng = random.Random(seed)
-    kind = seed % 5
-    if kind == 0:  # cut short
-        content = original[: rng.choice([rng.randrange(size), rng.randrange(header)])]
-    else:
-        content = bytearray(original)
-        # the header's numbers stand at its beginning, the tensors' shapes at its end
-        start, stop = [(8, 1500), (header - 16_000, header), (0, header), (0, size)][kind - 1]
-        for _ in range(rng.choice([1, 1, 4, 64])):
-            at = rng.randrange(start, stop)
-            content[at] = rng.choice([0, 1, 255, content[at] ^ (1 << rng.randrange(8)), rng.randrange(256)])
-    copy.write_bytes(content)
+for path in sys.argv[1:]:
     try:
-        reply = load_model(str(copy)).chat([{"role": "user", "content": "Hello"}], max_tokens=3, seed=1)
-        "".join(reply)
+        "".join(load_model(path, n_threads=1).chat([{"role": "user", "content": "Hi"}], max_tokens=2, seed=1))
         outcome = "answered"
     except MinkError as error:
         outcome = str(error)
-    print(json.dumps([seed, outcome]), flush=True)
+    print(json.dumps(outcome), flush=True)
 """
 
 
-def test_300_mutated_copies_kill_no_parent(
-    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    parents = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                PARENT,
-                smollm2_path,
-                tmp_path / f"{part}.gguf",
-                str(part * 150),
-                str(part * 150 + 150),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+def mutated(original: bytes, header: int, seed: int) -> bytes:
+    """Return a copy that is cut short, or has a few other bytes: in numbers, in shapes, anywhere."""
+    rng = random.Random(seed)
+    size = len(original)
+    if seed % 5 == 0:
+        return original[: rng.choice([rng.randrange(size), rng.randrange(header)])]
+    content = bytearray(original)
+    # the metadata's numbers are at the beginning of the header, the tensors' shapes at its end
+    start, stop = [(8, 1500), (header - 2000, header), (0, header), (0, size)][seed % 5 - 1]
+    for _ in range(rng.choice([1, 1, 4, 64])):
+        at = rng.randrange(start, stop)
+        content[at] = rng.choice([0, 1, 255, content[at] ^ (1 << rng.randrange(8)), rng.randrange(256)])
+    return bytes(content)
+
+
+def outcomes_of_mutated(source: Path, folder: Path, seeds: range) -> list[str]:
+    gguf = pytest.importorskip("gguf")
+    header = gguf.GGUFReader(source).data_offset
+    original = source.read_bytes()
+    outcomes = []
+    for seed in range(seeds.start, seeds.stop, 10):
+        paths = [folder / f"{i}.gguf" for i in range(seed, min(seed + 10, seeds.stop))]
+        for i, path in enumerate(paths, seed):
+            path.write_bytes(mutated(original, header, i))
+        child = subprocess.run(
+            [sys.executable, "-c", PARENT, *paths], capture_output=True, text=True, check=False
         )
-        for part in range(2)
-    ]
-    outputs = [parent.communicate() for parent in parents]
-    assert [parent.returncode for parent in parents] == [0, 0], [error[-2000:] for _, error in outputs]
-    outcomes = dict(json.loads(line) for output, _ in outputs for line in output.splitlines())
-    assert sorted(outcomes) == list(range(300))
-    refused = [outcome for outcome in outcomes.values() if outcome != "answered"]
+        assert child.returncode == 0, child.stderr[-2000:]
+        outcomes += [json.loads(line) for line in child.stdout.splitlines()]
+        for path in paths:
+            path.unlink()
+    assert len(outcomes) == len(seeds)
+    assert all("\n" not in outcome and len(outcome) < 400 for outcome in outcomes)
+    return outcomes
+
+
+def test_mutated_copies_kill_no_parent(model: Path, tmp_path: Path) -> None:
+    outcomes = outcomes_of_mutated(model, tmp_path, range(5))
+    assert 0 < outcomes.count("answered") < 5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("user_folders")
+def test_300_mutated_copies_kill_no_parent(smollm2_path: Path, tmp_path: Path) -> None:
+    refused = [outcome for outcome in outcomes_of_mutated(smollm2_path, tmp_path, range(300))
+               if outcome != "answered"]  # fmt: skip
     assert 100 < len(refused) < 300  # both kinds were met
-    assert all("\n" not in outcome and len(outcome) < 400 for outcome in refused)
+    assert any("llama.cpp crashed" in outcome for outcome in refused)
+
+
+@pytest.fixture
+def model(user_folders: Path, tiny_path: Path) -> Path:
+    """A small model that no cache knows."""
+    return Path(shutil.copy(tiny_path, user_folders / "x.gguf"))
 
 
 def file(path: Path, sha256: str | None = None) -> ModelFile:
@@ -103,27 +110,25 @@ def test_files_that_are_no_model(tmp_path: Path, content: bytes, complaint: str)
     path = tmp_path / "x.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelError, match=complaint):
-        load_model(str(path))
+        trust.check(file(path))
 
 
 def test_unsupported_architecture(tiny: Callable[..., Path]) -> None:
     with pytest.raises(ModelError, match="unknown model architecture: 'parrot'"):
-        load_model(str(tiny(arch="parrot")))
+        trust.check(file(tiny(arch="parrot")))
 
 
 def test_vocabulary_without_weights() -> None:
     with pytest.raises(ModelError, match=r"tensor 'token_embd.weight' not found"):
-        load_model(str(shared("vocab/ggml-vocab-qwen2.gguf")))
+        trust.check(file(shared("vocab/ggml-vocab-qwen2.gguf")))
 
 
-def test_embedding_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.support.tiny import write_embedding_model
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(ModelError, match="is an embedding model: it has no decoder"):
-        load_model(str(write_embedding_model(tmp_path / "bert.gguf")))
+def test_embedding_model(user_folders: Path) -> None:
+    with pytest.raises(ModelError, match="is an embedding model"):
+        load_model(str(write_embedding_model(user_folders / "bert.gguf")))
 
 
+@pytest.mark.posix
 def test_unreadable_file(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"GGUF")
@@ -131,99 +136,126 @@ def test_unreadable_file(tmp_path: Path) -> None:
     if os.access(path, os.R_OK):
         pytest.skip("this user may read every file")
     with pytest.raises(ModelError, match="cannot be read: Permission denied"):
-        load_model(str(path))
-
-
-class Tried(Exception):  # noqa: N818
-    """Stands for the child process."""
+        trust.check(file(path))
+    with pytest.raises(ModelError, match="cannot be read: No such file"):
+        trust.check(file(tmp_path / "y.gguf"))
 
 
 @pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    def child(*_: object) -> None:
-        raise Tried
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that were tried, without a child process: all pass."""
+    paths: list[str] = []
 
-    monkeypatch.setattr(vetting, "_try_in_child", child)
+    def child(module: str, path: str, **_: object) -> None:
+        assert module == "mink_local.models.trial"
+        paths.append(path)
+
+    monkeypatch.setattr(trust, "ask", child)
+    return paths
 
 
-def test_a_file_that_passed_is_not_tried_again(
-    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_passed_is_tried_again_if_it_or_llama_cpp_has_changed(
+    model: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tiny()
-    vetting.vet(file(path))
+    monkeypatch.chdir(model.parent)
+    for name in (model, model, Path(model.name)):
+        trust.check(file(name))
+    assert tried == [str(model)]
+    os.utime(model, ns=(0, 0))
+    trust.check(file(model))
+    trust.check(file(model))
+    assert len(tried) == 2
+    monkeypatch.setattr(trust, "version", lambda _: "0.9.9")
+    trust.check(file(model))
+    trust.check(file(model))
+    assert len(tried) == 3
 
-    def child(*_: object) -> None:
-        raise Tried
 
-    monkeypatch.setattr(vetting, "_try_in_child", child)
-    vetting.vet(file(path))
-    os.utime(path, ns=(0, 0))
-    with pytest.raises(Tried):
-        vetting.vet(file(path))
-
-
-@pytest.mark.usefixtures("tried")
-def test_a_file_that_the_catalogue_vouches_for_is_not_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+@pytest.mark.usefixtures("user_folders")
+def test_a_file_of_the_catalogue_is_not_tried(tried: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     embedded = resolve("smollm2-135m")
-    vetting.vet(embedded)
-    monkeypatch.setattr(vetting, "sha256_of", lambda _: pytest.fail("hashed a second time"))
-    vetting.vet(embedded)
+    trust.check(embedded)
+    monkeypatch.setattr(trust, "sha256_of", lambda _: pytest.fail("hashed a second time"))
+    trust.check(embedded)
+    assert tried == []
 
 
-@pytest.mark.usefixtures("tried")
-def test_a_wrong_sha256_vouches_for_nothing(tiny: Callable[..., Path]) -> None:
-    with pytest.raises(Tried):
-        vetting.vet(file(tiny(), "0" * 64))
+def test_a_file_with_another_sha256_is_tried(model: Path, tried: list[str]) -> None:
+    trust.check(file(model, "0" * 64))
+    assert len(tried) == 1
 
 
-@pytest.mark.parametrize("content", ["", "{", "{}", "[1, 2]", "[]", '[["x"]]'])
-def test_a_damaged_record_is_begun_anew(tiny: Callable[..., Path], content: str) -> None:
-    path = tiny()
-    vetting._record().parent.mkdir(parents=True)
-    vetting._record().write_text(content)
-    vetting.vet(file(path))
-    assert str(path) in vetting._record().read_text()
+@pytest.mark.parametrize("content", ["", "{", "{}", "[1, 2]", "[]", '[["x"]]', '{"x": [1, 2]}', "\udc80"])
+def test_a_damaged_record_is_started_anew(
+    user_folders: Path, model: Path, tried: list[str], content: str
+) -> None:
+    trust.remember(model)
+    (record,) = user_folders.rglob("vetted.json")
+    record.write_bytes(content.encode("utf-8", "surrogateescape"))
+    trust.check(file(model))
+    assert tried == [str(model)]
+    assert str(model) in json.loads(record.read_text())
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(
-    tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path, tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tiny()
     (tmp_path / "in the way").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "in the way"))
-    vetting.vet(file(path))
+    monkeypatch.setattr(trust, "user_cache_path", lambda _: tmp_path / "in the way" / "cache")
+    trust.check(file(model))
+    trust.check(file(model))
+    assert len(tried) == 2
+
+
+def test_the_cache_holds_nothing_half_written(
+    user_folders: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    trust.remember(model)
+    assert not [left for left in user_folders.rglob("*") if left.is_file() and left != model]
 
 
 @pytest.mark.parametrize(
-    ("child", "complaint"),
+    ("error", "complaint"),
     [
-        ("import os; os.abort()", r"is damaged: it makes llama.cpp crash \(signal 6\)"),
-        ("import time; time.sleep(60)", "llama.cpp was not done with it after 2 s"),
-        ("raise MemoryError('too much')", r"is damaged: it makes llama.cpp fail \(MemoryError: too much\)"),
-        ("print('nonsense')", "is damaged: it makes llama.cpp fail"),
+        (ChildCrashError("crashed (signal 6)"), r"x.gguf is damaged, .*: llama.cpp crashed \(signal 6\)"),
+        (
+            ChildTimeoutError("timed out after 60 s"),
+            "x.gguf cannot be loaded: llama.cpp timed out after 60 s",
+        ),
     ],
 )
-def test_what_the_child_can_come_to(
-    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, child: str, complaint: str
+def test_how_a_trial_ends(
+    model: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, complaint: str
 ) -> None:
-    """The ways of a child with a file that llama.cpp does not survive."""
-    run = subprocess.run
+    limits: dict[str, Any] = {}
 
-    def instead(_: list[str], **options: object) -> object:
-        return run([sys.executable, "-c", child], **options)  # type: ignore[call-overload]
+    def child(*_: object, **options: Any) -> None:
+        limits.update(options)
+        raise error
 
-    monkeypatch.setattr(subprocess, "run", instead)
-    monkeypatch.setattr(vetting, "_SECONDS", 1.6)
+    monkeypatch.setattr(trust, "ask", child)
     with pytest.raises(ModelError, match=complaint):
-        vetting.vet(file(tiny()))
+        trust.check(file(model))
+    size = model.stat().st_size
+    assert size < limits["memory"] < 5 << 30
+    assert 60 < limits["seconds"] < 61
 
 
-def test_memory_limit() -> None:
-    """The child's limit holds: a file of 1 kB entitles to 8 GiB and no more."""
-    code = "from mink_local.models.trust import limit_memory; limit_memory(1000); bytearray(9 << 30)"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert child.returncode == 1
-    assert "MemoryError" in child.stderr
+def test_a_child_that_does_not_start_says_nothing_about_the_file(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(ChildStartError, match="does not start"):
+        trust.check(file(model))
+
+
+def test_the_time_limit_holds(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        trust, "ask", lambda module, path, memory, **_: ask(module, path, memory=memory, seconds=0.001)
+    )
+    with pytest.raises(ModelError, match=r"timed out after 0\.001 s"):
+        trust.check(file(model))
