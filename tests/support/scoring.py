@@ -1,0 +1,12 @@
+"""Scoring of responses, as a run does it."""
+
+from mink_local.evals.tasks import TASKS, Question, Verdict, score
+
+OPTIONS = ("15%", "Apples", "3/8", "20 km/h", "None of these")
+
+
+def verdicts(
+    task: str, response: str, gold: str, choices: tuple[str, ...] = (), finish_reason: str = "stop"
+) -> tuple[Verdict, Verdict]:
+    """Return the strict and the flexible verdict of a task on a response."""
+    return score(TASKS[task], Question("0", "", gold, choices), response, finish_reason)
