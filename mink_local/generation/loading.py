@@ -85,7 +85,7 @@ def load_model(
     trust.check(file)
     threads = n_threads or _physical_cores()
     n_seq = n_parallel or 1
-    plan = _plan(file.path, n_ctx, n_gpu_layers, n_seq)
+    plan = _plan(file.path, n_ctx and n_ctx // n_seq, n_gpu_layers, n_seq)
     if plan.warning:
         log.warning("%s: %s", file.name, plan.warning)
 
@@ -93,7 +93,7 @@ def load_model(
         weights = Weights(file.path, layers, verbose)
         if n_ctx is not None and n_ctx // n_seq > weights.n_ctx_train:
             log.warning("%s was trained on %d tokens: the context is that", file.name, weights.n_ctx_train)
-        return weights, make_context(weights, plan.n_ctx // n_seq, threads, n_seq)
+        return weights, make_context(weights, plan.n_ctx, threads, n_seq)
 
     # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback, and which leaves
     # this one free to import Numba meanwhile: each takes about a third of a second.
@@ -117,7 +117,7 @@ def _plan(path: Path, n_ctx: int | None, n_gpu_layers: int | Literal["auto"], n_
     if n_gpu_layers == "auto":
         n_gpu_layers = ALL_LAYERS if free.vram else 0
     layers = _EVERY_LAYER if n_gpu_layers == ALL_LAYERS else n_gpu_layers
-    return Placement(n_ctx or USUAL_CONTEXT * n_parallel, layers, MemoryNeed(Usage(), Usage()))
+    return Placement(n_ctx or USUAL_CONTEXT, layers, MemoryNeed(Usage(), Usage()))
 
 
 def _place(

@@ -3,14 +3,10 @@
 import logging
 from typing import Literal
 
-import psutil
-
 from mink_local.errors import ModelError
 from mink_local.llama.context import N_SEQ_MAX, Context
-from mink_local.llama.devices import gpus
 from mink_local.llama.weights import Weights
-from mink_local.models.gguf import read_metadata
-from mink_local.models.memory import kv_bytes_per_token
+from mink_local.models.memory import caches_that_fit
 
 ON_CPU, ON_GPU = 32, 64  # answers at a time, from where on more of them gain little
 _SHARE = 4  # of the free memory, the part that is taken unasked
@@ -41,10 +37,12 @@ def make_context(
     n_ctx = min(n_ctx, weights.n_ctx_train)
     if n_parallel == "auto":
         most = ON_GPU if weights.on_gpu else ON_CPU
-        wanted = possible = max(1, min(most, _fitting(weights, n_ctx) // _SHARE))
+        wanted = possible = max(1, min(most, caches_that_fit(weights.path, n_ctx, weights.on_gpu) // _SHARE))
     else:
         wanted = n_parallel
-        possible = 1 if wanted == 1 else max(1, min(wanted, _fitting(weights, n_ctx)))
+        possible = (
+            1 if wanted == 1 else max(1, min(wanted, caches_that_fit(weights.path, n_ctx, weights.on_gpu)))
+        )
     while True:
         try:
             context = Context(weights, n_ctx, n_threads, possible, n_outputs)
@@ -57,17 +55,3 @@ def make_context(
     if possible < wanted:
         log.warning("memory is short: %d answers at a time instead of %d", possible, wanted)
     return context
-
-
-def _fitting(weights: Weights, n_ctx: int) -> int:
-    """How many caches of `n_ctx` tokens the free memory holds."""
-    try:
-        each = n_ctx * kv_bytes_per_token(read_metadata(weights.path))
-    except ModelError:  # llama.cpp may know of formats that are unknown here
-        each = 0
-    return _free_memory(weights) // each if each else N_SEQ_MAX
-
-
-def _free_memory(weights: Weights) -> int:
-    """Bytes that are free where the KV cache goes."""
-    return sum(gpu.free for gpu in gpus()) if weights.on_gpu else psutil.virtual_memory().available

@@ -1,14 +1,20 @@
-"""Which file a model's name stands for: `models.txt`, the user's own, and what `stores` finds."""
+"""Models by name: those of `models.txt`, the user's own, and those in the stores of other programs."""
 
-import os
 import re
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import TypeVar
+
+from filelock import FileLock
+from platformdirs import user_config_path
 
 from mink_local.errors import CatalogError, ModelNotFoundError
+from mink_local.files import write_atomic
 from mink_local.models import stores
+
+T = TypeVar("T")
 
 DEFAULT_MODEL = "smollm2-135m"
 _COLUMNS = ("name", "source", "file", "revision", "size", "SHA-256", "licence", "note")
@@ -21,19 +27,23 @@ _UNKNOWN = "-"
 class CatalogEntry:
     """One model of `models.txt`, in one quantization.
 
-    name: with the quantization, `llama-3-8b:Q4_K_M`, where the line lists several.
-    source, file, revision: where it is from; file is a name or a pattern.
-    size: in bytes, rounded as the catalogue gives it. sha256 vouches for the file's content.
+    Attributes:
+        name: With the quantization if the line lists several: `llama-3-8b:Q4_K_M`.
+        source: `package:…`, `hf:…`, `ollama:…`, `lmstudio:…` or `file`.
+        file: A name or a pattern; empty if the source says enough.
+        revision: Branch, tag or commit of the repository.
+        size: In bytes, as rounded by the catalogue.
+        sha256: The SHA-256 of the file; a file that has it is safe to load.
     """
 
     name: str
     source: str
-    file: str
-    revision: str
-    size: int | None
-    sha256: str | None
-    licence: str
-    note: str
+    file: str = ""
+    revision: str = "main"
+    size: int | None = None
+    sha256: str | None = None
+    licence: str = ""
+    note: str = ""
 
     @property
     def model(self) -> str:
@@ -47,7 +57,7 @@ class CatalogEntry:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file on this machine. `sha256` is what it should hash to, where that is known."""
+    """A GGUF file on this machine, and its SHA-256 according to the catalogue, if that gives one."""
 
     name: str
     path: Path
@@ -55,29 +65,37 @@ class ModelFile:
 
 
 def read_catalog(*paths: Path) -> dict[str, tuple[CatalogEntry, ...]]:
-    """The models of the given files, by default of `models.txt` and the user's own, by name: an entry
-    for every quantization, the first of which is the usual one.
+    """Return the models of catalogue files by name, with an entry for each quantization, the usual one first.
 
-    A later file replaces what an earlier one says of a name. Raises CatalogError naming a line that
-    does not parse.
+    Args:
+        paths: The files; a later file replaces the models of the same name in an earlier one. By default
+            `models.txt` and the user's own.
+
+    Raises:
+        CatalogError: A file cannot be read, or a line of it is invalid.
     """
     models: dict[str, tuple[CatalogEntry, ...]] = {}
     for path in paths or (_catalog_path(), user_catalog_path()):
-        models |= _read_file(path)
+        for number, line in enumerate(_read_text(path).splitlines(), start=1):
+            if content := line.partition("#")[0].strip():
+                try:
+                    entries = _parse_line(content)
+                except ValueError as error:
+                    raise CatalogError(f"{path}, line {number}: {error}") from None
+                models[entries[0].model] = entries
     return models
 
 
 def user_catalog_path() -> Path:
-    """The user's own `models.txt`, which need not be there."""
-    from platformdirs import user_config_path
-
+    """Return the path of the user's own `models.txt`, which need not exist."""
     return user_config_path("mink-local") / "models.txt"
 
 
 def find(name: str) -> CatalogEntry | None:
-    """The entry of a name with or without a quantization; None where there is no such model.
+    """Return the entry of a name with or without a quantization, or None if there is no such model.
 
-    Raises ModelNotFoundError for a quantization that it is not listed in, with those that it is.
+    Raises:
+        ModelNotFoundError: The model is not listed in this quantization.
     """
     model, _, quantization = name.partition(":")
     entries = read_catalog().get(model)
@@ -93,16 +111,19 @@ def find(name: str) -> CatalogEntry | None:
 
 
 def resolve(model: str) -> ModelFile:
-    """The file on this machine that a model's name stands for: the one way from a name to a file.
+    """Return the file on this machine that a model's name means.
 
-    model: a name of `models.txt`, a path, `hf:organisation/repository:file` (where file may be a pattern
-    or a quantization), `ollama:name:tag` or `lmstudio:name`.
-    Raises ModelNotFoundError where there is none, with the known names or what to type.
+    Args:
+        model: A name of `models.txt`, a path, `hf:organisation/repository:file`, in which `file` may be a
+            pattern or a quantization, `ollama:name:tag` or `lmstudio:name`.
+
+    Raises:
+        ModelNotFoundError: There is no such file; the message gives the known names, or what to type.
     """
     if entry := find(model):
         return ModelFile(entry.name, _locate(entry), entry.sha256)
     if model.startswith(stores.PREFIXES):
-        return ModelFile(model, _locate(unlisted(model)))
+        return ModelFile(model, _locate(store_entry(model)))
     path = Path(model).expanduser()
     if path.is_dir():
         raise ModelNotFoundError(f"{model} is a folder: name the .gguf file in it")
@@ -114,152 +135,132 @@ def resolve(model: str) -> ModelFile:
     raise ModelNotFoundError(f"unknown model {model!r}: name a .gguf file or one of {known}")
 
 
-def unlisted(model: str) -> CatalogEntry:
-    """The entry that a name with the prefix of a store amounts to; ModelNotFoundError where it has none."""
-    if not model.startswith(stores.PREFIXES):
-        raise ModelNotFoundError(f"{model} is in no store: hf:, ollama: and lmstudio: are known")
-    source, file = model, _UNKNOWN
-    if not model.startswith("ollama:"):
-        prefix, _, rest = model.partition(":")
-        name, _, file = rest.partition(":")
-        source = f"{prefix}:{name}"
-        if prefix == "hf" and not _REPOSITORY.fullmatch(source):
-            raise ModelNotFoundError(f"{model}: a repository is named as hf:organisation/name")
-    return CatalogEntry(model, source, file or _UNKNOWN, "main", None, None, "", "")
+def store_entry(model: str) -> CatalogEntry:
+    """Return the entry for a name with the prefix of a store, such as `hf:Qwen/Qwen3-4B-GGUF:Q8_0`.
 
-
-def add(line: Iterable[str]) -> None:
-    """Write a model, given by its columns, to the user's catalogue, in place of one of the same name.
-
-    Raises CatalogError where the line would not parse or the file cannot be written.
+    Raises:
+        ModelNotFoundError: `hf:` is not followed by the name of a repository.
     """
-    columns = [column.strip() or _UNKNOWN for column in line]
+    if model.startswith("ollama:"):
+        return CatalogEntry(model, model)
+    prefix, _, rest = model.partition(":")
+    name, _, file = rest.partition(":")
+    source = f"{prefix}:{name}"
+    if prefix == "hf" and not _REPOSITORY.fullmatch(source):
+        raise ModelNotFoundError(f"{model}: a repository is named as hf:organisation/name")
+    return CatalogEntry(model, source, file)
+
+
+def add(columns: Iterable[str]) -> None:
+    """Write a model to the user's catalogue, in place of one of the same name.
+
+    Args:
+        columns: Those of `models.txt`.
+
+    Raises:
+        CatalogError: A column is invalid, or the file cannot be written.
+    """
+    columns = [column.strip() or _UNKNOWN for column in columns]
     text = " | ".join(columns)
     if any(character in column for column in columns for character in "|#\n\r"):
         raise CatalogError(f"a column of models.txt cannot hold | or # or a line break: {text!r}")
+    try:
+        _parse_line(text)
+    except ValueError as error:
+        raise CatalogError(str(error)) from None
     path = user_catalog_path()
-    _entries(path, 1, text)
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else ["# " + " | ".join(_COLUMNS)]
-    kept = [line for line in lines if line.partition("|")[0].strip() != columns[0]]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as stream:
-            stream.write("\n".join([*kept, text, ""]))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(stream.name, path)
+        with FileLock(path.with_name(".models.txt.lock")):
+            lines = _read_text(path).splitlines() or ["# " + " | ".join(_COLUMNS)]
+            kept = [line for line in lines if line.partition("|")[0].strip() != columns[0]]
+            write_atomic(path, "\n".join([*kept, text, ""]))
     except OSError as error:
         raise CatalogError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _locate(entry: CatalogEntry) -> Path:
-    """Where an entry's file is; raises ModelNotFoundError with what to type to get it."""
+    """Return where an entry's file is; raises ModelNotFoundError with what to type to get it."""
     kind, _, name = entry.source.partition(":")
-    file = "" if entry.file == _UNKNOWN else entry.file
     if kind == "package":
-        return stores.in_package(entry.name, name, file)
+        return stores.in_package(entry.name, name, entry.file)
     if kind == "hf":
-        path = stores.in_hub_cache(name, entry.revision, file)
+        path = stores.in_hub_cache(name, entry.revision, entry.file)
         if path is None:
             raise ModelNotFoundError(f"{entry.name} is not here yet: type  mink-models pull {entry.name}")
         return path
     if kind == "ollama":
         return stores.in_ollama(name)
     if kind == "lmstudio":
-        return stores.in_lm_studio(name, file)
-    path = Path(file).expanduser()
+        return stores.in_lm_studio(name, entry.file)
+    path = Path(entry.file).expanduser()
     if not path.is_file():
-        raise ModelNotFoundError(f"{entry.name}: there is no file {file}")
+        raise ModelNotFoundError(f"{entry.name}: there is no file {entry.file}")
     return path.absolute()
 
 
 def _catalog_path() -> Path:
-    """`models.txt` stands in the package when installed, at the top of a checkout otherwise."""
+    """Return the path of `models.txt`: in the package if that is installed, else above it."""
     package = Path(__file__).parents[1]
     installed = package / "models.txt"
     return installed if installed.exists() else package.parent / "models.txt"
 
 
-def _read_file(path: Path) -> dict[str, tuple[CatalogEntry, ...]]:
+def _read_text(path: Path) -> str:
+    """Return the content of a file, "" if there is no such file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return {}
+        return ""
     except (OSError, UnicodeDecodeError) as error:
         raise CatalogError(f"{path} cannot be read: {error}") from None
-    models = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        if content := line.partition("#")[0].strip():
-            entries = _entries(path, number, content)
-            models[entries[0].model] = entries
-    return models
 
 
-def _entries(path: Path, number: int, line: str) -> tuple[CatalogEntry, ...]:
-    """One line: an entry for every quantization in it, or one without."""
-
-    def refuse(complaint: str) -> CatalogError:
-        return CatalogError(f"{path}, line {number}: {complaint}")
-
+def _parse_line(line: str) -> tuple[CatalogEntry, ...]:
+    """Return an entry for each quantization in a line; raises ValueError with the complaint."""
     columns = [column.strip() for column in line.split("|")]
     if len(columns) != len(_COLUMNS):
-        raise refuse(f"{len(_COLUMNS)} columns are wanted ({' | '.join(_COLUMNS)}), not {len(columns)}")
-    name, source, file, revision, sizes, hashes, licence, note = columns
+        raise ValueError(f"{len(_COLUMNS)} columns are wanted ({' | '.join(_COLUMNS)}), not {len(columns)}")
+    name, source, *others = columns
+    file, revision, sizes, hashes, licence, note = ("" if text == _UNKNOWN else text for text in others)
     if not re.fullmatch(r"[\w.+-]+", name):
-        raise refuse(f"{name!r} is no name: letters, digits and . _ + - make one")
+        raise ValueError(f"invalid model name {name!r}: use letters, digits, and . _ + -")
     if source != "file" and not source.startswith(("package:", *stores.PREFIXES)):
-        raise refuse(
-            f"the source {source!r} is unknown: package:, hf:, ollama:, lmstudio: and file are known"
-        )
+        raise ValueError(f"unknown source {source!r}: use package:…, hf:…, ollama:…, lmstudio:… or file")
     if source.startswith("hf:") and not _REPOSITORY.fullmatch(source):
-        raise refuse(f"{source!r} is no repository, as hf:organisation/name is")
-    listed = _QUANTIZATIONS.search(file)
-    quantizations = [q.strip() for q in listed[1].split(",")] if listed else [""]
-    try:
-        in_bytes = [_bytes(size) for size in _list(sizes, len(quantizations))]
-    except ValueError:
-        raise refuse(f"the size {sizes!r} is not a number of GB for each quantization, or -") from None
-    try:
-        digests = [_digest(digest) for digest in _list(hashes, len(quantizations))]
-    except ValueError:
-        raise refuse(
-            f"the SHA-256 {hashes!r} is not 64 hexadecimal digits for each quantization, or -"
-        ) from None
+        raise ValueError(f"invalid repository {source!r}: write hf:organisation/name")
+    names, files = [name], [file]
+    if listed := _QUANTIZATIONS.search(file):
+        quantizations = [quantization.strip() for quantization in listed[1].split(",")]
+        names = [f"{name}:{quantization}" for quantization in quantizations]
+        files = [file.replace(listed[0], quantization, 1) for quantization in quantizations]
+    in_bytes = _parse_list("size", sizes, len(names), _parse_gigabytes, "a number of GB")
+    digests = _parse_list("SHA-256", hashes, len(names), _parse_digest, "64 hexadecimal digits")
     return tuple(
-        CatalogEntry(
-            f"{name}:{quantization}" if quantization else name,
-            source,
-            _QUANTIZATIONS.sub(quantization, file, count=1) if listed else file,
-            "main" if revision == _UNKNOWN else revision,
-            size,
-            digest,
-            licence.removeprefix(_UNKNOWN),
-            note.removeprefix(_UNKNOWN),
-        )
-        for quantization, size, digest in zip(quantizations, in_bytes, digests, strict=True)
+        CatalogEntry(name, source, file, revision or "main", size, digest, licence, note)
+        for name, file, size, digest in zip_longest(names, files, in_bytes, digests)
     )
 
 
-def _list(column: str, length: int) -> list[str]:
-    """The items of a column, filled up with unknowns. Raises ValueError where there are too many."""
+def _parse_list(title: str, column: str, most: int, parse: Callable[[str], T], wanted: str) -> list[T | None]:
+    """Return the values of a column for the first quantizations, with None for an unknown one."""
     items = [item.strip() for item in column.split(",")]
-    if len(items) > length:
-        raise ValueError(column)
-    return items + [_UNKNOWN] * (length - len(items))
+    try:
+        if len(items) > most:
+            raise ValueError
+        return [None if item in ("", _UNKNOWN) else parse(item) for item in items]
+    except ValueError:
+        raise ValueError(f"the {title} {column!r} is not {wanted} for each quantization, or -") from None
 
 
-def _bytes(gigabytes: str) -> int | None:
-    if gigabytes in (_UNKNOWN, ""):
-        return None
-    size = float(gigabytes)
+def _parse_gigabytes(text: str) -> int:
+    size = float(text)
     if not 0 < size < 1e6:
-        raise ValueError(gigabytes)
+        raise ValueError
     return round(size * 1e9)
 
 
-def _digest(text: str) -> str | None:
-    if text in (_UNKNOWN, ""):
-        return None
+def _parse_digest(text: str) -> str:
     if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
-        raise ValueError(text)
+        raise ValueError
     return text.lower()

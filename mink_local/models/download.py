@@ -1,12 +1,11 @@
-"""Fetching models from the Hugging Face Hub into its cache, where other programs find them, too.
+"""Fetch models from the Hugging Face Hub into its cache, where other programs find them, too.
 
-huggingface_hub's own `hf_hub_download` begins anew where an earlier process was interrupted, and shows a
-file before anybody has hashed it. So its parts are put together here in another order: what is fetched
-goes to `blobs/SHA-256.incomplete`, where the next call continues, is hashed there, and only then
-becomes part of the cache. Plain HTTP is used, since Xet's protocol does not continue.
+huggingface_hub's own `hf_hub_download` begins anew after an earlier process was interrupted, and shows a
+file before anybody has hashed it. So its functions are used here in another order: a file is fetched to
+`blobs/SHA-256.incomplete`, where the next call continues, is hashed there, and only then becomes part of
+the cache. Plain HTTP is used, since Xet's protocol does not continue.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -14,23 +13,32 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from filelock import FileLock, Timeout
+from huggingface_hub import HfApi, constants, errors, hf_hub_url
+from huggingface_hub.errors import HTTPError
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
 from mink_local.errors import DownloadError
-from mink_local.files import sha256_of
+from mink_local.files import sha256_of, size_in_words, write_atomic
 from mink_local.models.catalog import CatalogEntry
 from mink_local.models.gguf import shards
-from mink_local.models.info import size_in_words
-from mink_local.models.stores import hub_folder, select
+from mink_local.models.stores import hub_cache, hub_folder, select
 
-Say = Callable[[str], None]
+_LOG_IN = "log in (type  hf auth login) or set HF_TOKEN"
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository at one commit. sha256 is None where the Hub does not know it."""
+    """A file of a repository on the Hub at one commit.
+
+    Attributes:
+        blob: Its name in the cache: the SHA-256, or Git's SHA-1 for a file that Git itself keeps.
+        sha256: None if the Hub does not know it.
+    """
 
     repository: str
     commit: str
@@ -39,185 +47,203 @@ class RemoteFile:
     blob: str
     sha256: str | None
 
+    @property
+    def blob_path(self) -> Path:
+        return hub_folder(self.repository) / "blobs" / self.blob
 
-def pull(entry: CatalogEntry, say: Say) -> Path:
-    """Fetch the files of `entry`, an `hf:` one, as far as they are not here; returns the first one's path.
+    @property
+    def pointer(self) -> Path:
+        """The path for programs: a link to the blob, or the file itself if there are no links."""
+        return hub_folder(self.repository) / "snapshots" / self.commit / self.name
 
-    `say` takes a sentence for the person who waits. Raises DownloadError; what was fetched until then is
-    kept for the next time, but for a file whose SHA-256 is wrong.
+
+def pull(entry: CatalogEntry, report: Callable[[str], None]) -> Path:
+    """Fetch the missing files of a model into the Hub's cache, and return the path of the first.
+
+    Args:
+        entry: A model whose source is `hf:…`.
+        report: Called with a sentence for the person who waits.
+
+    Raises:
+        DownloadError: The model cannot be fetched. The part that is here is kept for the next time, except a
+            file whose SHA-256 is wrong.
     """
     repository = entry.source.partition(":")[2]
-    with _errors(repository, entry.revision):
-        files = _listed(entry, repository)
+    with _hub_errors(repository, entry.revision):
+        files = _resolve_files(entry, repository, _listing(repository, entry.revision))
         for file in files:
-            _fetch(file, say)
-        return _publish(files, entry.revision)
+            _fetch(file, report)
+        for file in files:
+            _publish(file)
+        if entry.revision != files[0].commit:
+            reference = hub_folder(repository) / "refs" / entry.revision
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(reference, files[0].commit)
+    return files[0].pointer
 
 
-def remove(path: Path) -> int:
-    """Delete a model, given by its first file in the Hub's cache, and return how many bytes that freed."""
-    freed = 0
-    for pointer in shards(path):
-        blob = pointer.resolve()
-        freed += blob.stat().st_size
-        repository = _snapshots(pointer).parent
-        for other in repository.glob("snapshots/*/**/*"):
-            if other.is_symlink() and other.resolve() == blob:
-                other.unlink()
-        pointer.unlink(missing_ok=True)  # a copy, where the file system has no links
-        blob.unlink(missing_ok=True)
-    return freed
+class _BadListingError(Exception):
+    """An answer that does not describe a repository."""
 
 
-def _snapshots(pointer: Path) -> Path:
-    return next(folder for folder in pointer.parents if folder.name == "snapshots")
-
-
-def _listed(entry: CatalogEntry, repository: str) -> list[RemoteFile]:
-    """What the Hub says of the files that `entry` names."""
-    from huggingface_hub import HfApi
-
-    info = HfApi().model_info(repository, revision=entry.revision, files_metadata=True)
-    siblings = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+def _listing(repository: str, revision: str) -> dict[str, RemoteFile]:
+    """Return the GGUF files of a repository by name; raises _BadListingError."""
     try:
-        names = select(siblings, "" if entry.file == "-" else entry.file)
-    except ValueError as error:
-        raise DownloadError(f"{entry.name} in {repository}: {error}") from None
-    wanted = [str(path) for path in shards(Path(names[0]))]
-    if missing := [name for name in wanted if name not in siblings]:
-        raise DownloadError(f"{repository} lacks {missing[0]}, a part of {entry.name}")
-    files = []
-    for sibling in map(siblings.__getitem__, wanted):
+        info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:  # from parsing the answer
+        raise _BadListingError from error
+    files = {}
+    for sibling in info.siblings or ():
+        name, size = sibling.rfilename, sibling.size
+        if not isinstance(name, str) or not name.lower().endswith(".gguf"):
+            continue
         sha256 = sibling.lfs.sha256 if sibling.lfs else None
-        if entry.sha256 and len(wanted) == 1:
-            if sha256 not in (None, entry.sha256):
-                raise DownloadError(
-                    f"{sibling.rfilename} in {repository} is not the file that models.txt vouches for: its "
-                    f"SHA-256 is {sha256}; if you trust it, add a line with that (mink-models add)"
-                )
-            sha256 = entry.sha256
-        file = RemoteFile(
-            repository, info.sha, sibling.rfilename, sibling.size, sha256 or sibling.blob_id, sha256
-        )
-        if not re.fullmatch("[0-9a-f]{40,64}", file.blob) or not re.fullmatch("[0-9a-f]{40}", file.commit):
-            raise TypeError("what the server gives for a hash is none")
-        if ".." in Path(file.name).parts or Path(file.name).is_absolute():
-            raise TypeError("a file's name leads out of the repository")
-        files.append(file)
+        blob = sha256 or sibling.blob_id
+        if (
+            not re.fullmatch("[0-9a-f]{40}", str(info.sha))
+            or not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", str(blob))
+            or not isinstance(size, int)
+            or _leads_out(name)
+        ):
+            raise _BadListingError
+        files[name] = RemoteFile(repository, info.sha, name, size, blob, sha256)
     return files
 
 
-def _fetch(file: RemoteFile, say: Say) -> None:
-    """Have the file as a blob of the cache, whole and hashed."""
-    blob = hub_folder(file.repository) / "blobs" / file.blob
-    blob.parent.mkdir(parents=True, exist_ok=True)
-    if blob.exists():
-        say(f"{file.name} is here: checking it")
-        if _is_right(blob, file):
-            return
-        say(f"{file.name} is damaged: fetching it again")
-        blob.unlink()
-    partial = blob.with_name(f"{blob.name}.incomplete")
-    with partial.open("ab") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DownloadError(f"{file.name} is being fetched by another process") from None
-        try:
-            _download(file, stream, say)
-        except KeyboardInterrupt:
-            say("interrupted: what is here is kept, and the next pull continues")
-            raise
-        os.fsync(stream.fileno())
-        say("checking its SHA-256" if file.sha256 else "its SHA-256 is not known: checking its size alone")
-        if not _is_right(partial, file):
-            partial.unlink()
-            raise DownloadError(
-                f"{file.name} arrived damaged and was deleted: its SHA-256 is wrong; pull again"
+def _leads_out(name: str) -> bool:
+    """Return whether the name of a file leads out of its folder, on any system."""
+    path = PurePosixPath(name)
+    return path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name
+
+
+def _resolve_files(entry: CatalogEntry, repository: str, listing: dict[str, RemoteFile]) -> list[RemoteFile]:
+    """Return the files of a model in a repository; raises DownloadError if there is none, or another."""
+    try:
+        first = select(listing, entry.file)[0]
+    except ValueError as error:
+        raise DownloadError(f"{entry.name} in {repository}: {error}") from None
+    names = [path.as_posix() for path in shards(Path(first))]
+    if missing := [name for name in names if name not in listing]:
+        raise DownloadError(f"{repository} lacks {missing[0]}, a part of {entry.name}")
+    files = [listing[name] for name in names]
+    if not entry.sha256 or len(files) > 1:
+        return files
+    (file,) = files
+    if file.sha256 not in (None, entry.sha256):
+        raise DownloadError(
+            f"{file.name} in {repository} is not the file that models.txt means: its SHA-256 is "
+            f"{file.sha256}; if you trust it, add a line with that (mink-models add)"
+        )
+    return [replace(file, blob=entry.sha256, sha256=entry.sha256)]
+
+
+def _fetch(file: RemoteFile, report: Callable[[str], None]) -> None:
+    """Bring a file into the cache, whole and hashed."""
+    blob = file.blob_path
+    lock = hub_cache() / ".locks" / blob.parents[1].name / f"{blob.name}.lock"  # huggingface_hub's own
+    for folder in (blob.parent, lock.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(lock, timeout=0):
+            for here in (blob, file.pointer):
+                if here.is_file():
+                    report(f"{file.name} is here: checking it")
+                    if _is_right(here, file):
+                        return
+                    report(f"{file.name} is damaged: fetching it again")
+                    here.unlink()
+            partial = blob.with_name(f"{blob.name}.incomplete")
+            _download(file, partial, report)
+            report(
+                "checking its SHA-256" if file.sha256 else "its SHA-256 is unknown: checking its size alone"
             )
-        partial.replace(blob)
+            if not _is_right(partial, file):
+                partial.unlink()
+                raise DownloadError(
+                    f"{file.name} arrived damaged and was deleted: its SHA-256 is wrong; pull again"
+                )
+            partial.replace(blob)
+    except Timeout:
+        raise DownloadError(f"{file.name} is being fetched by another process") from None
 
 
-def _download(file: RemoteFile, stream: BinaryIO, say: Say) -> None:
-    """Append to `stream` what it lacks of the file, for as long as a broken connection brings some of it."""
-    from huggingface_hub import errors, hf_hub_url
-    from huggingface_hub.errors import HTTPError
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers, disable_progress_bars
-
+def _download(file: RemoteFile, partial: Path, report: Callable[[str], None]) -> None:
+    """Append to `partial` the missing end of a file; try again if a broken connection brought some of it."""
     if not sys.stderr.isatty():
         disable_progress_bars()
-    have = stream.tell()
-    if have > file.size:
-        have = stream.truncate(0)
-    missing, free = file.size - have, shutil.disk_usage(hub_folder(file.repository)).free
+    if _size(partial) > file.size:
+        partial.unlink()
+    missing, free = file.size - _size(partial), shutil.disk_usage(partial.parent).free
     if free < missing:
         raise DownloadError(
             f"{file.name} takes {size_in_words(missing)} and {size_in_words(free)} are free: make room, or "
             "set HF_HOME to another disk"
         )
     while True:
-        place = f"at {size_in_words(have)} of {size_in_words(file.size)}"
-        say(
-            f"continuing {file.name} {place}" if have else f"fetching {file.name}, {size_in_words(file.size)}"
+        have, size = _size(partial), size_in_words(file.size)
+        report(
+            f"continuing {file.name} at {size_in_words(have)} of {size}"
+            if have
+            else f"fetching {file.name}, {size}"
         )
         try:
-            http_get(
-                hf_hub_url(file.repository, file.name, revision=file.commit),
-                stream,
-                resume_size=have,
-                headers=build_hf_headers(),
-                expected_size=file.size,
-                displayed_filename=Path(file.name).name,
-            )
-        except HTTPError as error:
-            stream.flush()
-            size = os.fstat(stream.fileno()).st_size
-            if isinstance(error, errors.HfHubHTTPError) or size == have:
+            with partial.open("ab") as stream:
+                http_get(
+                    hf_hub_url(file.repository, file.name, revision=file.commit),
+                    stream,
+                    resume_size=have,
+                    headers=build_hf_headers(),
+                    expected_size=file.size,
+                    displayed_filename=PurePosixPath(file.name).name,
+                )
+                stream.flush()
+                os.fsync(stream.fileno())
+                return
+        except KeyboardInterrupt:
+            report("interrupted: the part that is here is kept, and the next pull continues")
+            raise
+        except errors.HfHubHTTPError:
+            raise
+        except HTTPError:
+            if _size(partial) == have:
                 raise
-            have = size
-        else:
-            stream.flush()
-            return
+        except ValueError as error:  # larger than plain HTTP may be
+            raise DownloadError(f"{file.repository}: {' '.join(str(error).split())}") from None
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file in bytes, 0 if there is no such file."""
+    return path.stat().st_size if path.exists() else 0
 
 
 def _is_right(path: Path, file: RemoteFile) -> bool:
     return path.stat().st_size == file.size and file.sha256 in (None, sha256_of(path))
 
 
-def _publish(files: list[RemoteFile], revision: str) -> Path:
-    """Enter the blobs into the cache's folder of their commit, and the commit as what `revision` means."""
-    folder = hub_folder(files[0].repository)
-    snapshot = folder / "snapshots" / files[0].commit
-    for file in files:
-        pointer = snapshot / file.name
-        pointer.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = pointer.with_name(f"{pointer.name}.{os.getpid()}")
-        unfinished.symlink_to(os.path.relpath(folder / "blobs" / file.blob, pointer.parent))
-        unfinished.replace(pointer)
-    if revision != files[0].commit:
-        reference = folder / "refs" / revision
-        reference.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = reference.with_name(f"{reference.name}.{os.getpid()}")
-        unfinished.write_text(files[0].commit, encoding="utf-8")
-        unfinished.replace(reference)
-    return snapshot / files[0].name
+def _publish(file: RemoteFile) -> None:
+    """Link a blob into the cache's folder of its commit, or move it there if there are no links."""
+    if not file.blob_path.exists():  # it was moved by an earlier pull
+        return
+    pointer = file.pointer
+    pointer.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = pointer.with_name(f"{pointer.name}.{os.getpid()}")
+    try:
+        unfinished.symlink_to(os.path.relpath(file.blob_path, pointer.parent))
+    except OSError:  # Windows without developer mode, and some file systems
+        unfinished = file.blob_path
+    unfinished.replace(pointer)
 
 
 @contextmanager
-def _errors(repository: str, revision: str) -> Iterator[None]:
-    """Make one sentence of whatever goes wrong between here and the Hub."""
-    from huggingface_hub import constants, errors
-    from huggingface_hub.errors import HTTPError
-
-    log_in = "log in (type  hf auth login) or set HF_TOKEN"
+def _hub_errors(repository: str, revision: str) -> Iterator[None]:
+    """Raise DownloadError with one sentence for an error between this machine and the Hub."""
     place = f"{constants.ENDPOINT}/{repository}"
     try:
         yield
     except errors.GatedRepoError:
-        raise DownloadError(f"{repository} is gated: ask for access at {place}, then {log_in}") from None
+        raise DownloadError(f"{repository} is gated: ask for access at {place}, then {_LOG_IN}") from None
     except errors.RepositoryNotFoundError:
-        raise DownloadError(f"there is no repository {place}, or it is private: then {log_in}") from None
+        raise DownloadError(f"there is no repository {place}, or it is private: then {_LOG_IN}") from None
     except errors.RevisionNotFoundError:
         raise DownloadError(f"{place} has no revision {revision}") from None
     except errors.RemoteEntryNotFoundError:
@@ -233,12 +259,10 @@ def _errors(repository: str, revision: str) -> Iterator[None]:
         raise DownloadError(
             f"the connection to {constants.ENDPOINT} failed ({reason}): pull again, it continues"
         ) from None
-    except (AttributeError, KeyError, TypeError, json.JSONDecodeError):
+    except _BadListingError:
         raise DownloadError(
             f"{place} does not answer as the Hugging Face Hub does: is HF_ENDPOINT right?"
         ) from None
-    except ValueError as error:  # larger than plain HTTP may be
-        raise DownloadError(f"{repository}: {' '.join(str(error).split())}") from None
     except OSError as error:
         reason = error.strerror or " ".join(str(error).split())
         raise DownloadError(f"the model could not be written or fetched: {reason}") from None

@@ -1,50 +1,69 @@
-"""What the header of a GGUF file says, read without llama.cpp and without trusting the file.
+"""The metadata and tensor infos of a GGUF file, read without loading it and without trusting it.
 
 `gguf.GGUFReader` can loop for ever on a damaged file and takes seconds for a real vocabulary, and
 llama.cpp can abort the process, so this reads the format itself
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) under three rules: nothing is read beyond
-`_LONGEST` bytes, no count is believed before the bytes for it were seen, and whatever is not as the
-format says raises ModelError.
+`_LONGEST` bytes, no count is believed before the bytes for it were seen, and a deviation from the format
+raises ModelError.
 """
 
+import ctypes
 import math
 import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from mink_local.errors import ModelError
 
-_MAGIC = b"GGUF"
-_LONGEST = 64 << 20  # bytes of a header; the largest vocabularies in use take 12 MiB
+MAGIC = b"GGUF"
+KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # of a KV cache in llama.cpp
+
+_LONGEST = 64 << 20  # bytes of metadata and tensor infos; the largest vocabularies in use take 12 MiB
 _BLOCK = 1 << 20
 _ARRAY_KEPT = 4096  # longest array whose values are kept: one for every layer, and not the vocabulary
 _MOST_DIMENSIONS = 4
 _MOST_LAYERS = 1024  # llama.cpp takes 512
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)$", re.IGNORECASE)
 
-# Name, weights in a block and bytes of a block, by the number in enum ggml_type (ggml.h, ggml-common.h).
-_TYPES = {
-    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 36), 10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8),
-    28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
-    42: ("Q2_0", 64, 18),
-}  # fmt: skip
+
+class TensorType(NamedTuple):
+    """A type of ggml: its name, and how many numbers a block of how many bytes holds."""
+
+    name: str
+    block: int
+    block_bytes: int
+
+    def n_bytes(self, count: int) -> int:
+        """Return the bytes that `count` numbers take, in whole blocks."""
+        return -(-count // self.block) * self.block_bytes
+
+
+@cache
+def tensor_types() -> dict[int, TensorType]:
+    """Return the types that the installed llama.cpp knows, by their number in enum ggml_type."""
+    from llama_cpp import llama_cpp as C  # here, since it takes half a second and few programs come here
+
+    from mink_local.llama.ggml import function
+
+    name = function("ggml_type_name", ctypes.c_char_p, ctypes.c_int)
+    block = function("ggml_blck_size", ctypes.c_int64, ctypes.c_int)
+    size = function("ggml_type_size", ctypes.c_size_t, ctypes.c_int)
+    return {
+        number: TensorType(name(number).decode().upper(), block(number), size(number))
+        for number in range(C.GGML_TYPE_COUNT)
+        if block(number)  # none for a number that is no longer used
+    }
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array of `length` values; `values` is None where they were passed over as too many."""
+    """An array of `length` values; `values` is None if they were skipped as too many."""
 
     length: int
     values: tuple[Any, ...] | None
@@ -61,21 +80,26 @@ class Tensor:
 
     @property
     def layer(self) -> int | None:
-        """The block that it is part of; None for embeddings and output."""
+        """The layer that the tensor is part of; None for embeddings and output."""
         match = re.match(r"blk\.(\d{1,6})\.", self.name)
         return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """Metadata and tensors of a model, those of all its parts where it is split in several files.
+    """Metadata and tensors of a model, taken together if it is split into several files.
 
-    n_bytes: of all its files.
+    Attributes:
+        path: The file, the first one of several.
+        version: Of the GGUF format.
+        values: The metadata: an integer, float, boolean, text or `Array` for each key.
+        tensors: Of all files.
+        n_bytes: Size of all files together.
     """
 
     path: Path
     version: int
-    metadata: dict[str, Any]
+    values: dict[str, Any]
     tensors: tuple[Tensor, ...]
     n_bytes: int
 
@@ -97,7 +121,7 @@ class Metadata:
 
     @property
     def n_vocab(self) -> int:
-        tokens = self.metadata.get("tokenizer.ggml.tokens")
+        tokens = self.values.get("tokenizer.ggml.tokens")
         return tokens.length if isinstance(tokens, Array) else self.number("vocab_size")
 
     @property
@@ -105,60 +129,72 @@ class Metadata:
         return self.text("tokenizer.chat_template")
 
     def text(self, key: str) -> str | None:
-        value = self.metadata.get(key)
+        """Return the text of a key, or None if there is none."""
+        value = self.values.get(key)
         return value if isinstance(value, str) else None
 
     def number(self, key: str, default: int = 0) -> int:
-        """An integer of the architecture's own keys; the first where there is one for every layer."""
+        """Return an integer of the architecture's own keys, the first one if there is one for each layer."""
         return self.per_layer(key, default, 1)[0]
 
     def per_layer(self, key: str, default: int, n_layers: int) -> list[int]:
-        """An integer of the architecture's own keys for each layer: files give one for all, or a list."""
-        value = self.metadata.get(f"{self.architecture}.{key}")
+        """Return an integer of the architecture's own keys for each layer: files give one, or a list."""
+        value = self.values.get(f"{self.architecture}.{key}")
         found = value.values if isinstance(value, Array) and value.values else (value,)
-        values = [item if isinstance(item, int) and item >= 0 else default for item in found]
-        return (values + [values[-1]] * n_layers)[:n_layers]
+        numbers = [item if isinstance(item, int) and item >= 0 else default for item in found]
+        return (numbers + [numbers[-1]] * n_layers)[:n_layers]
 
 
 def read_metadata(path: Path) -> Metadata:
-    """The header of a GGUF file, and of the other parts where it is the first of several.
+    """Read the metadata and tensor infos of a GGUF file, or of all files of a model that is split.
 
-    Raises ModelError for a file that is missing, cut short, or not as the format says.
+    Args:
+        path: The file; of a model in several files the first one.
+
+    Raises:
+        ModelError: The file is missing, incomplete, or deviates from the format.
     """
-    headers = [_read_file(part) for part in shards(path)]
+    files = [_read_file(shard) for shard in shards(path)]
     return Metadata(
         path,
-        headers[0].version,
-        headers[0].metadata,
-        tuple(tensor for header in headers for tensor in header.tensors),
-        sum(header.n_bytes for header in headers),
+        files[0].version,
+        files[0].values,
+        tuple(tensor for file in files for tensor in file.tensors),
+        sum(file.n_bytes for file in files),
     )
 
 
 def shards(path: Path) -> list[Path]:
-    """The files of a model split as `name-00001-of-00003.gguf`, of which `path` is the first; else `path`."""
-    match = _SHARD.match(path.name)
-    if not match:
+    """Return all files of a model, given by its only file, or by `name-00001-of-00003.gguf`.
+
+    Raises:
+        ModelError: The file is a later one than the first.
+    """
+    match = _SHARD.fullmatch(path.name)
+    if not match or not int(match["count"]):
         return [path]
     if int(match["number"]) != 1:
         raise ModelError(f"{path} is part {int(match['number'])} of a model: name its first part")
-    count = int(match["count"])
-    if count < 1:
-        return [path]
-    names = (f"{match['stem']}-{n:05}-of-{count:05}{path.suffix}" for n in range(1, count + 1))
-    return [path.with_name(name) for name in names]
+    count, suffix = match["count"], match["suffix"]
+    numbers = range(1, int(count) + 1)
+    return [path.with_name(f"{match['stem']}-{number:05}-of-{count}{suffix}") for number in numbers]
 
 
 def shard_stem(name: str) -> str:
-    """Return a file's name without the -00001-of-00003 of a model in several files."""
-    match = _SHARD.match(name)
-    return f"{match['stem']}.gguf" if match else name
+    """Return a file's name without the `-00001-of-00003` of a model in several files."""
+    return _SHARD.sub(r"\g<stem>\g<suffix>", name)
+
+
+def is_later_shard(name: str) -> bool:
+    """Return whether a file is part of a model in several files, and not the first part."""
+    match = _SHARD.fullmatch(name)
+    return match is not None and int(match["number"]) != 1
 
 
 def _read_file(path: Path) -> Metadata:
     try:
         with path.open("rb") as stream:
-            return _Reader(path, stream).header()
+            return _Reader(path, stream).read()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     except _DamagedError as error:
@@ -166,11 +202,11 @@ def _read_file(path: Path) -> Metadata:
 
 
 class _DamagedError(Exception):
-    """What is wrong with a file, as half a sentence."""
+    """A deviation from the format, as half a sentence."""
 
 
 class _Reader:
-    """Walks through the header of one file, reading it block by block."""
+    """Reads the metadata and tensor infos of one file, block by block."""
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path = path
@@ -179,40 +215,40 @@ class _Reader:
         self._data = bytearray()
         self._at = 0
 
-    def header(self) -> Metadata:
+    def read(self) -> Metadata:
         if self._size == 0:
             raise ModelError(f"{self._path} is empty")
-        if self._stream.read(len(_MAGIC)) != _MAGIC:
-            raise ModelError(f"{self._path} is not a GGUF file: it does not start with {_MAGIC.decode()}")
-        self._data += _MAGIC
-        self._at = len(_MAGIC)
+        if self._stream.read(len(MAGIC)) != MAGIC:
+            raise ModelError(f"{self._path} is not a GGUF file: it does not start with {MAGIC.decode()}")
+        self._data += MAGIC
+        self._at = len(MAGIC)
         version = self._scalar("I")
         if version not in (2, 3):
             raise _DamagedError(f"its format has version {version}, and 2 and 3 are known")
         n_tensors, n_keys = self._scalar("Q"), self._scalar("Q")
-        metadata = {}
+        values: dict[str, Any] = {}
         for _ in range(n_keys):
             key = self._string()
-            if key in metadata:
+            if key in values:
                 raise _DamagedError(f"it has the key {key[:60]!r} twice")
-            metadata[key] = self._value(self._scalar("I"))
-        tensors = tuple(self._tensors(n_tensors, metadata))
-        header = Metadata(self._path, version, metadata, tensors, self._size)
-        if header.n_layers > _MOST_LAYERS:
-            raise _DamagedError(f"it says that it has {header.n_layers} layers")
-        return header
+            values[key] = self._value(self._scalar("I"))
+        tensors = tuple(self._tensors(n_tensors, values.get("general.alignment", 32)))
+        metadata = Metadata(self._path, version, values, tensors, self._size)
+        if metadata.n_layers > _MOST_LAYERS:
+            raise _DamagedError(f"it says that it has {metadata.n_layers} layers")
+        return metadata
 
     def _need(self, n_bytes: int) -> None:
-        """Have `n_bytes` from here on in memory."""
+        """Have the next `n_bytes` of the file in memory."""
         end = self._at + n_bytes
         if end > self._size:
-            raise _DamagedError("it ends within its header")
+            raise _DamagedError("it ends within its metadata")
         if end > _LONGEST:
-            raise _DamagedError(f"its header is longer than {_LONGEST >> 20} MiB")
+            raise _DamagedError(f"its metadata is longer than {_LONGEST >> 20} MiB")
         while len(self._data) < end:
             block = self._stream.read(max(_BLOCK, end - len(self._data)))
             if not block:
-                raise _DamagedError("it ends within its header")
+                raise _DamagedError("it ends within its metadata")
             self._data += block
 
     def _scalar(self, code: str) -> Any:
@@ -252,7 +288,7 @@ class _Reader:
         return Array(length, struct.unpack_from(f"<{length}{_SCALARS[kind]}", self._data, start))
 
     def _skip_strings(self, count: int) -> None:
-        """Pass over the tokens of a vocabulary: some 100,000 of them, hence the plain loop."""
+        """Skip the tokens of a vocabulary, about 100,000 of them, in a plain loop."""
         self._need(8 * count)  # no string is shorter than its length
         unpack, at = struct.Struct("<Q").unpack_from, self._at
         for _ in range(count):
@@ -263,8 +299,8 @@ class _Reader:
         self._at = at
         self._need(0)
 
-    def _tensors(self, count: int, metadata: dict[str, Any]) -> Iterator[Tensor]:
-        """The tensors, each of which must lie within the file."""
+    def _tensors(self, count: int, alignment: Any) -> Iterator[Tensor]:
+        """Read the tensor infos; every tensor must lie within the file."""
         ends = 0
         for _ in range(count):
             name = self._string()
@@ -273,16 +309,14 @@ class _Reader:
                 raise _DamagedError(f"its tensor {name[:60]!r} has {n_dimensions} dimensions")
             n_parameters = math.prod(self._scalar("Q") for _ in range(n_dimensions))
             number, offset = self._scalar("I"), self._scalar("Q")
-            if number not in _TYPES:
+            if not (kind := tensor_types().get(number)):
                 raise _DamagedError(f"its tensor {name[:60]!r} is of the unknown type {number}")
-            kind, block, block_bytes = _TYPES[number]
-            n_bytes = n_parameters // block * block_bytes
+            n_bytes = kind.n_bytes(n_parameters)
             ends = max(ends, offset + n_bytes)
-            yield Tensor(name, kind, n_parameters, n_bytes)
-        alignment = metadata.get("general.alignment", 32)
+            yield Tensor(name, kind.name, n_parameters, n_bytes)
         if not isinstance(alignment, int) or alignment < 1:
             raise _DamagedError(f"its alignment is {alignment!r}")
         start = -(-self._at // alignment) * alignment
         if count and start + ends > self._size:
             missing = start + ends - self._size
-            raise _DamagedError(f"{missing:,} bytes are missing at its end: it was not copied whole")
+            raise _DamagedError(f"{missing:,} bytes are missing at its end: copy or download it again")

@@ -1,8 +1,12 @@
-"""What the header of a model says, in the words of a person or of a program, and what it would take."""
+"""The facts that `mink-models` shows of a model, from its metadata: contents, size, memory."""
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Literal
 
-from mink_local.models.gguf import Metadata
+from mink_local.errors import ModelError, ModelNotFoundError
+from mink_local.models import catalog, stores
+from mink_local.models.gguf import Metadata, read_metadata
 from mink_local.models.memory import (
     USUAL_CONTEXT,
     Budget,
@@ -12,52 +16,107 @@ from mink_local.models.memory import (
     kv_bytes_per_token,
 )
 
-_BESIDE_WEIGHTS = (
-    600_000_000  # bytes: the KV cache of 4096 tokens and the compute buffer of a model of 8 billion
-)
+_BESIDE_WEIGHTS = 600_000_000  # bytes: KV cache of 4096 tokens and compute buffer of an 8 B model
 
 
-def describe(header: Metadata, chosen: Placement, n_parallel: int) -> dict[str, Any]:
-    """All that `mink-models info` shows, ready for JSON; sizes in bytes."""
+def model_info(
+    metadata: Metadata, placement: Placement, n_parallel: int = 1, kv_type: str = "f16"
+) -> dict[str, Any]:
+    """Return all that `mink-models info` shows, ready for JSON; sizes are in bytes."""
+    n_heads = metadata.number("attention.head_count")
     return {
-        "path": str(header.path),
-        "size": header.n_bytes,
-        "name": _printable(header.text("general.name")),
-        "licence": _printable(header.text("general.license")),
-        "architecture": _printable(header.architecture),
-        "parameters": header.n_parameters,
-        "bits_per_parameter": _bits_each(header),
-        "tensor_types": tensor_types(header),
-        "layers": header.n_layers,
-        "width": header.number("embedding_length"),
-        "heads": header.number("attention.head_count"),
-        "kv_heads": header.number("attention.head_count_kv", header.number("attention.head_count")),
-        "experts": header.number("expert_count"),
-        "experts_used": header.number("expert_used_count"),
-        "context_length": header.n_ctx_train,
+        "path": str(metadata.path),
+        "size": metadata.n_bytes,
+        "name": _printable(metadata.text("general.name")),
+        "licence": _printable(metadata.text("general.license")),
+        "architecture": _printable(metadata.architecture),
+        "parameters": metadata.n_parameters,
+        "bits_per_parameter": _bits_per_parameter(metadata),
+        "tensor_types": _tensor_types(metadata),
+        "layers": metadata.n_layers,
+        "width": metadata.number("embedding_length"),
+        "heads": n_heads,
+        "kv_heads": metadata.number("attention.head_count_kv", n_heads),
+        "experts": metadata.number("expert_count"),
+        "experts_used": metadata.number("expert_used_count"),
+        "context_length": metadata.n_ctx_train,
         "vocabulary": {
-            "tokens": header.n_vocab,
-            "kind": _printable(header.text("tokenizer.ggml.model")),
-            "split": _printable(header.text("tokenizer.ggml.pre")),
+            "tokens": metadata.n_vocab,
+            "kind": _printable(metadata.text("tokenizer.ggml.model")),
+            "split": _printable(metadata.text("tokenizer.ggml.pre")),
         },
-        "chat_template": header.chat_template is not None,
-        "thinking": thinking(header),
+        "chat_template": metadata.chat_template is not None,
+        "thinking": _thinking(metadata),
         "memory": {
-            "ctx": chosen.n_ctx,
+            "ctx": placement.n_ctx,
             "parallel": n_parallel,
-            "gpu_layers": chosen.n_gpu_layers,
-            "kv_per_token": kv_bytes_per_token(header),
-            "gpu": _share(chosen.need.gpu),
-            "cpu": _share(chosen.need.cpu),
-            "warning": chosen.warning,
+            "gpu_layers": placement.n_gpu_layers,
+            "kv_per_token": kv_bytes_per_token(metadata, kv_type),
+            "gpu": _usage(placement.need.gpu),
+            "cpu": _usage(placement.need.cpu),
+            "warning": placement.warning,
         },
     }
 
 
-def tensor_types(header: Metadata) -> list[dict[str, Any]]:
-    """The quantization mix: how many tensors, parameters and bytes there are of each type, largest first."""
+def model_list(budget: Budget) -> list[dict[str, Any]]:
+    """Return all that `mink-models list` shows: the models of the catalogue, then those of the stores."""
+    rows = [_entry(entry, budget) for entries in catalog.read_catalog().values() for entry in entries]
+    known = {row["path"] for row in rows}
+    for name, path in stores.elsewhere():
+        if str(path) not in known:
+            source = name.partition(":")[0]
+            rows.append({"name": name, **_file(path, budget), "source": source, "licence": "", "note": ""})
+    return rows
+
+
+def _entry(entry: catalog.CatalogEntry, budget: Budget) -> dict[str, Any]:
+    try:
+        file = _file(catalog.resolve(entry.name).path, budget)
+    except ModelNotFoundError:
+        fits = where_size_fits(entry.size, budget) if entry.size else None
+        file = {"size": entry.size, "path": None, "fits": fits}
+    return {
+        "name": entry.name,
+        **file,
+        "source": entry.source,
+        "licence": entry.licence,
+        "note": entry.note,
+    }
+
+
+def _file(path: Path, budget: Budget) -> dict[str, Any]:
+    try:
+        metadata = read_metadata(path)
+    except ModelError:  # `mink-models info` says why
+        return {"size": None, "path": str(path), "fits": "damaged"}
+    return {"size": metadata.n_bytes, "path": str(path), "fits": where_it_fits(metadata, budget)}
+
+
+def where_it_fits(metadata: Metadata, budget: Budget) -> str:
+    """Return where a model fits with a context of 4096 tokens: GPU, GPU and CPU, CPU, or no."""
+    placement = choose_placement(metadata, budget, n_ctx=USUAL_CONTEXT)
+    if placement.warning:
+        return "no"
+    if placement.n_gpu_layers == 0:
+        return "CPU"
+    return "GPU" if placement.n_gpu_layers > metadata.n_layers else "GPU and CPU"
+
+
+def where_size_fits(size: int, budget: Budget) -> str:
+    """Estimate where a file that is not on this machine fits, from its size alone; see `where_it_fits`."""
+    needed = size + size // 20 + _BESIDE_WEIGHTS
+    if needed <= budget.vram:
+        return "GPU"
+    if budget.vram <= _BESIDE_WEIGHTS:
+        return "CPU" if needed <= budget.system else "no"
+    return "GPU and CPU" if needed <= max(budget.system, budget.total - _BESIDE_WEIGHTS) else "no"
+
+
+def _tensor_types(metadata: Metadata) -> list[dict[str, Any]]:
+    """Return how many tensors, parameters and bytes there are of each type, the largest type first."""
     types: dict[str, dict[str, Any]] = {}
-    for tensor in header.tensors:
+    for tensor in metadata.tensors:
         row = types.setdefault(tensor.type, {"type": tensor.type, "tensors": 0, "parameters": 0, "bytes": 0})
         row["tensors"] += 1
         row["parameters"] += tensor.n_parameters
@@ -65,52 +124,25 @@ def tensor_types(header: Metadata) -> list[dict[str, Any]]:
     return sorted(types.values(), key=lambda row: -row["bytes"])
 
 
-def thinking(header: Metadata) -> Literal["no", "yes", "can be switched"]:
-    """Whether the chat template knows of a block of thoughts before the answer, and of a switch for it."""
-    template = header.chat_template or ""
+def _thinking(metadata: Metadata) -> Literal["no", "yes", "can be switched"]:
+    """Return whether the chat template knows reasoning before the answer, and a switch for it."""
+    template = metadata.chat_template or ""
     if "enable_thinking" in template:
         return "can be switched"
     return "yes" if "<think>" in template else "no"
 
 
-def where_it_fits(header: Metadata, room: Budget) -> str:
-    """Where a model has room, with a context of 4096 tokens."""
-    chosen = choose_placement(header, room, n_ctx=USUAL_CONTEXT)
-    if chosen.warning:
-        return "no"
-    if chosen.n_gpu_layers == 0:
-        return "CPU"
-    return "GPU" if chosen.n_gpu_layers > header.n_layers else "GPU and CPU"
+def _bits_per_parameter(metadata: Metadata) -> float | None:
+    n_bytes = sum(tensor.n_bytes for tensor in metadata.tensors)
+    return round(8 * n_bytes / metadata.n_parameters, 2) if metadata.n_parameters else None
 
 
-def where_size_fits(size: int, room: Budget) -> str:
-    """The same for a file that is not here, from nothing but its size: an estimate."""
-    needed = size + size // 20 + _BESIDE_WEIGHTS
-    if needed <= room.vram:
-        return "GPU"
-    if needed <= room.ram:
-        return "GPU and CPU" if room.vram > _BESIDE_WEIGHTS else "CPU"
-    return "GPU and CPU" if needed <= room.ram + room.vram - _BESIDE_WEIGHTS else "no"
-
-
-def size_in_words(n_bytes: int) -> str:
-    for unit, name, digits in ((1e9, "GB", 1), (1e6, "MB", 0)):
-        if n_bytes >= unit:
-            return f"{n_bytes / unit:.{digits}f} {name}"
-    return f"{n_bytes / 1e3:.0f} kB"
-
-
-def _bits_each(header: Metadata) -> float | None:
-    n_bytes = sum(tensor.n_bytes for tensor in header.tensors)
-    return round(8 * n_bytes / header.n_parameters, 2) if header.n_parameters else None
-
-
-def _share(share: Usage) -> dict[str, int]:
-    return {"weights": share.weights, "kv": share.kv, "compute": share.compute, "total": share.total}
+def _usage(usage: Usage) -> dict[str, int]:
+    return {**asdict(usage), "total": usage.total}
 
 
 def _printable(text: str | None) -> str | None:
-    """Text from a file, short and without what a terminal would obey."""
+    """Return text from a file, cut short, without characters that command a terminal."""
     if text is None:
         return None
     return "".join(character if character.isprintable() else "\ufffd" for character in text[:100])

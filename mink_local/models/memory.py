@@ -1,41 +1,29 @@
-"""How much memory a model takes, and how much of it a machine has room for: from its header alone.
+"""The memory that a model takes and that is free, and the parts of it that go to the GPU.
 
-Weights and KV cache are what llama.cpp allocates, to the byte. Its compute buffer is estimated, by an
-upper bound of what llama.cpp 0.3.36 logs with flash attention for LLaMA-3 and Qwen3 models of 0.1 to 70
-billion weights (at most 25 MiB above). The state of recurrent layers is not counted.
+It is calculated from the model's metadata. Weights and KV cache are what llama.cpp allocates, to the byte.
+Its compute buffer is estimated, by an upper bound of what llama.cpp 0.3.36 logs with flash attention for
+LLaMA-3 and Qwen3 models of 0.1 to 70 billion weights (at most 25 MiB above). The state of recurrent layers
+is not counted.
 """
 
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import psutil
 
+from mink_local.errors import ModelError
 from mink_local.llama.devices import gpus
-from mink_local.models.gguf import Metadata
+from mink_local.models.gguf import KV_TYPES, Metadata, read_metadata, tensor_types
 
-ALL_LAYERS = -1
-USUAL_CONTEXT = 4096  # tokens for one sequence
+USUAL_CONTEXT = 4096  # tokens of one answer with its prompt
 _LONGER = (32768, 16384, 8192)
 _SHORTER = (2048, 1024, 512)
 _KV_SHARE = 16  # a longer context's KV cache may take one part in 16 of the memory left by the weights
-_BATCH = 512  # tokens that llama.cpp evaluates at a time
-_LEFT_ALONE = 1 << 30  # bytes of each GPU, for its driver, other programs, what llama.cpp borrows
+_BATCH = 512  # tokens that llama.cpp evaluates at a time: `llama.context.N_BATCH`
 _F16, _F32 = 2, 4  # bytes
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Free bytes: of memory, and of GPU memory without the part that is to be left alone."""
-
-    ram: int
-    vram: int = 0
-
-
-def memory_budget() -> Budget:
-    """Return the memory that a model may take on this machine."""
-    vram = sum(max(0, gpu.free - _LEFT_ALONE) for gpu in gpus())
-    return Budget(psutil.virtual_memory().available, vram)
+_RESERVE = 1 << 30  # bytes of each GPU that stay free for its driver and other programs
 
 
 @dataclass(frozen=True)
@@ -50,21 +38,68 @@ class Usage:
     def total(self) -> int:
         return self.weights + self.kv + self.compute
 
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(self.weights + other.weights, self.kv + other.kv, self.compute + other.compute)
+
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that a model takes on the GPU and in memory."""
+    """Bytes that a model takes on the GPU and in system memory."""
 
-    gpu: Usage
-    cpu: Usage
+    gpu: Usage = Usage()
+    cpu: Usage = Usage()
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes that a model may take: of system memory, and of GPU memory except a reserve of 1 GiB per GPU.
+
+    Attributes:
+        ram: Free bytes of system memory.
+        vram: Free bytes of GPU memory.
+        unified: The GPU uses system memory, so that the bytes of `vram` are among those of `ram`.
+    """
+
+    ram: int
+    vram: int = 0
+    unified: bool = False
+
+    @property
+    def total(self) -> int:
+        """The bytes of both kinds of memory; of unified memory each byte once."""
+        return max(self.ram, self.vram) if self.unified else self.ram + self.vram
+
+    @property
+    def system(self) -> int:
+        """The bytes of system memory, with the GPU's if memory is unified."""
+        return self.total if self.unified else self.ram
+
+    def system_usage(self, need: MemoryNeed) -> Usage:
+        """Return what a model takes of `system`."""
+        return need.cpu + need.gpu if self.unified else need.cpu
+
+    def holds(self, need: MemoryNeed) -> bool:
+        """Return whether system memory is enough for a model."""
+        return self.system_usage(need).total <= self.system
+
+
+def memory_budget() -> Budget:
+    """Return what a model may take of this machine's free memory."""
+    devices = gpus()
+    vram = sum(max(0, gpu.free - _RESERVE) for gpu in devices)
+    return Budget(psutil.virtual_memory().available, vram, any(gpu.shares_ram for gpu in devices))
 
 
 @dataclass(frozen=True)
 class Placement:
-    """How a model is to be loaded.
+    """A way to load a model.
 
-    n_ctx: tokens of all sequences together. n_gpu_layers: as llama.cpp counts them, from 0 to one more
-    than there are layers, the output being the first to go there. warning: what to say before.
+    Attributes:
+        n_ctx: Tokens of one answer with its prompt.
+        n_gpu_layers: As llama.cpp counts them, from 0 to one more than the model has: the output is the
+            first to go to the GPU.
+        need: The memory that it takes.
+        warning: What to tell the user before loading it.
     """
 
     n_ctx: int
@@ -74,147 +109,184 @@ class Placement:
 
 
 class Footprint:
-    """The sizes in a header that decide how much memory a model takes."""
+    """The sizes in a model's metadata that decide how much memory it takes."""
 
-    def __init__(self, header: Metadata) -> None:
-        self.n_layers = header.n_layers
+    def __init__(self, metadata: Metadata, kv_type: str = "f16") -> None:
+        self.n_layers = metadata.n_layers
         self._embeddings = self._output = 0
-        self._layers = [0] * header.n_layers
-        for tensor in header.tensors:
+        self._layers = [0] * metadata.n_layers
+        for tensor in metadata.tensors:
             if tensor.name.startswith("token_embd"):
                 self._embeddings += tensor.n_bytes
-            elif tensor.layer is not None and tensor.layer < header.n_layers:
+            elif tensor.layer is not None and tensor.layer < metadata.n_layers:
                 self._layers[tensor.layer] += tensor.n_bytes
             else:
                 self._output += tensor.n_bytes
-        # Where the embeddings are the output matrix too, a GPU gets a copy of them.
-        is_tied = all(tensor.name != "output.weight" for tensor in header.tensors)
+        # A GPU gets a copy of embeddings that are the output matrix too.
+        is_tied = all(tensor.name != "output.weight" for tensor in metadata.tensors)
         self._copy = self._embeddings if is_tied else 0
-        self._kv = kv_bytes_per_layer(header)
-        attention = header.number("attention.head_count") * header.number("attention.key_length")
-        experts = header.number("expert_used_count") * header.number("expert_feed_forward_length")
-        self._width = max(header.number("embedding_length"), attention)
-        self._hidden = max(header.number("feed_forward_length"), experts)
-        self._n_vocab = header.n_vocab
+        self._kv = kv_bytes_per_layer(metadata, kv_type)
+        attention = metadata.number("attention.head_count") * metadata.number("attention.key_length")
+        experts = metadata.number("expert_used_count") * metadata.number("expert_feed_forward_length")
+        self._width = max(metadata.number("embedding_length"), attention)
+        self._hidden = max(metadata.number("feed_forward_length"), experts)
+        self._n_vocab = metadata.n_vocab
 
     def need(self, n_ctx: int, n_parallel: int = 1, n_gpu_layers: int = 0) -> MemoryNeed:
-        """Bytes for `n_ctx` tokens of `n_parallel` sequences together, with `n_gpu_layers` of the layers
-        on the GPU: llama.cpp puts the output there first, then the last layers, and the embeddings never.
+        """Return the bytes that the model takes with KV caches for several answers.
+
+        llama.cpp puts the output on the GPU first, then the last layers, and the embeddings never.
+
+        Args:
+            n_ctx: Tokens of one answer with its prompt.
+            n_parallel: How many answers are generated at a time.
+            n_gpu_layers: How many layers go to the GPU, as llama.cpp counts them.
         """
-        each = -(-n_ctx // n_parallel // 256) * 256  # llama.cpp rounds up to a multiple of 256
+        each = -(-n_ctx // 256) * 256  # llama.cpp rounds up to a multiple of 256
         kv = [each * n_parallel * layer for layer in self._kv]
         compute = self._compute(each, n_parallel)
         if n_gpu_layers == 0:
             weights = self._embeddings + sum(self._layers) + self._output
-            return MemoryNeed(Usage(), Usage(weights, sum(kv), compute))
+            return MemoryNeed(cpu=Usage(weights, sum(kv), compute))
         first = max(self.n_layers + 1 - n_gpu_layers, 0)
         return MemoryNeed(
             gpu=Usage(sum(self._layers[first:]) + self._output + self._copy, sum(kv[first:]), compute),
             cpu=Usage(self._embeddings + sum(self._layers[:first]), sum(kv[:first]), compute if first else 0),
         )
 
-    def _compute(self, n_ctx_each: int, n_parallel: int) -> int:
-        """What the activations of a batch take at a time, the attention mask, and the logits."""
+    def _compute(self, n_ctx: int, n_parallel: int) -> int:
+        """Return the bytes of a batch's activations, of the attention mask, and of the logits."""
         activations = _BATCH * (2 * self._hidden + 8 * self._width) * _F32
-        mask = _BATCH * n_ctx_each * _F16
+        mask = _BATCH * n_ctx * _F16
         logits = 2 * n_parallel * self._n_vocab * _F32
         return activations + mask + logits
 
 
-def kv_bytes_per_token(header: Metadata) -> int:
-    """Bytes of the KV cache, in float16, for one token of one sequence, over all layers."""
-    return sum(kv_bytes_per_layer(header))
+def kv_bytes_per_token(metadata: Metadata, kv_type: str = "f16") -> int:
+    """Return the bytes of the KV cache for one token of one answer, over all layers."""
+    return sum(kv_bytes_per_layer(metadata, kv_type))
 
 
-def kv_bytes_per_layer(header: Metadata) -> list[int]:
-    """Bytes for one token in each layer: keys and values of its KV heads (llama.cpp's `llama_hparams`).
+def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
+    """Return the bytes of the KV cache for one token in each layer (llama.cpp's `llama_hparams`).
 
     Layers with a sliding window count like the others: llama-cpp-python keeps their whole context.
+
+    Args:
+        metadata: Of the model.
+        kv_type: One of `gguf.KV_TYPES`.
     """
-    n_heads = header.number("attention.head_count")
-    heads = header.per_layer("attention.head_count_kv", n_heads, header.n_layers)
-    default = header.number("embedding_length") // n_heads if n_heads else 0
-    keys = header.number("attention.key_length", default)
-    values = header.number("attention.value_length", default)
-    if header.number("attention.key_length_mla"):  # DeepSeek's latent attention keeps keys alone
+    if kv_type not in KV_TYPES:
+        raise ValueError(f"kv_type must be one of {', '.join(KV_TYPES)}, not {kv_type!r}")
+    n_heads = metadata.number("attention.head_count")
+    heads = metadata.per_layer("attention.head_count_kv", n_heads, metadata.n_layers)
+    default = metadata.number("embedding_length") // n_heads if n_heads else 0
+    keys = metadata.number("attention.key_length", default)
+    values = metadata.number("attention.value_length", default)
+    if metadata.number("attention.key_length_mla"):  # DeepSeek's latent attention keeps keys alone
         values = 0
     # The last layers may use the caches of others.
-    has_own = header.n_layers - header.number("attention.shared_kv_layers")
-    recurrent = _recurrent_layers(header)
+    has_own = metadata.n_layers - metadata.number("attention.shared_kv_layers")
+    recurrent = _recurrent_layers(metadata)
+    kind = next(kind for kind in tensor_types().values() if kind.name.lower() == kv_type)
     return [
-        heads[layer] * (keys + values) * _F16 if layer < has_own and layer not in recurrent else 0
-        for layer in range(header.n_layers)
+        kind.n_bytes(heads[layer] * keys) + kind.n_bytes(heads[layer] * values)
+        if layer < has_own and layer not in recurrent
+        else 0
+        for layer in range(metadata.n_layers)
     ]
 
 
-def _recurrent_layers(header: Metadata) -> set[int | None]:
-    """The layers that keep a state of fixed size in place of keys and values."""
+def _recurrent_layers(metadata: Metadata) -> set[int | None]:
+    """Return the layers that keep a state of fixed size in place of keys and values."""
 
     def layers_with(*names: str) -> set[int | None]:
-        return {tensor.layer for tensor in header.tensors if any(name in tensor.name for name in names)}
+        return {tensor.layer for tensor in metadata.tensors if any(name in tensor.name for name in names)}
 
     return layers_with(".ssm_", ".time_mix_", ".shortconv.") - layers_with(".attn_k.", ".attn_kv_a_mqa.")
 
 
+def caches_that_fit(path: Path, n_ctx: int, on_gpu: bool, kv_type: str = "f16") -> int:
+    """Return how many KV caches the free memory holds: any number if the size of one is unknown.
+
+    Args:
+        path: The model's file.
+        n_ctx: Tokens of one answer with its prompt.
+        on_gpu: The caches go to the GPU.
+        kv_type: One of `gguf.KV_TYPES`.
+    """
+    try:
+        each = n_ctx * kv_bytes_per_token(read_metadata(path), kv_type)
+    except ModelError:  # llama.cpp may know formats that are unknown here
+        each = 0
+    budget = memory_budget()
+    return (budget.vram if on_gpu else budget.ram) // each if each else sys.maxsize
+
+
 def choose_placement(
-    header: Metadata,
-    room: Budget,
+    metadata: Metadata,
+    budget: Budget,
     *,
     n_ctx: int | None = None,
     n_gpu_layers: int | Literal["auto"] = "auto",
     n_parallel: int = 1,
+    kv_type: str = "f16",
 ) -> Placement:
-    """Choose what was not asked for.
+    """Choose the context and the layers on the GPU if they are not given.
 
-    Layers: as many as the GPU has room for. Context: 4096 tokens for each sequence, and never more than
-    the model was trained on. A single sequence gets up to 32768, as long as no layer leaves the GPU for
-    them and the part of the KV cache in memory takes at most a sixteenth of what the weights leave there;
-    and fewer than 4096 where that makes it fit.
+    As many layers go to the GPU as it holds. The context is 4096 tokens, and never more than the model was
+    trained on. For one answer at a time it is up to 32768, if that keeps all layers on the GPU and the KV
+    cache in system memory takes at most a sixteenth of what the weights leave there; and less than 4096
+    if only that fits.
+
+    Args:
+        metadata: Of the model.
+        budget: The memory that it may take.
+        n_ctx: Tokens of one answer with its prompt; None to choose.
+        n_gpu_layers: Layers on the GPU, -1 for all, "auto" to choose.
+        n_parallel: How many answers are generated at a time.
+        kv_type: One of `gguf.KV_TYPES`.
     """
-    footprint = Footprint(header)
+    footprint = Footprint(metadata, kv_type)
 
-    def with_context(n_ctx_each: int) -> Placement:
-        total = min(n_ctx_each, header.n_ctx_train or n_ctx_each) * n_parallel
+    def with_context(wanted: int) -> Placement:
+        context = max(1, min(wanted, metadata.n_ctx_train or wanted))
         layers = n_gpu_layers
         if layers == "auto":
-            layers = _layers_that_fit(footprint, room.vram, total, n_parallel)
-        if layers == ALL_LAYERS or layers > header.n_layers:
-            layers = header.n_layers + 1
-        return Placement(total, layers, footprint.need(total, n_parallel, layers))
+            layers = _layers_that_fit(footprint, budget.vram, context, n_parallel)
+        if not 0 <= layers <= metadata.n_layers:
+            layers = metadata.n_layers + 1
+        return Placement(context, layers, footprint.need(context, n_parallel, layers))
 
-    if n_ctx is not None:
-        chosen = with_context(max(1, n_ctx // n_parallel))
-    else:
-        chosen = _with_best_context(room, with_context, may_be_longer=n_parallel == 1)
-    return replace(chosen, warning=_warning(chosen.need.cpu.total, room.ram))
+    chosen = with_context(n_ctx or USUAL_CONTEXT)
+    if n_ctx is None and not budget.holds(chosen.need):
+        shorter = map(with_context, _SHORTER)
+        chosen = next((placement for placement in shorter if budget.holds(placement.need)), chosen)
+    elif n_ctx is None and n_parallel == 1:
+        longer = map(with_context, _LONGER)
+        chosen = next((one for one in longer if _is_cheap(one, chosen.n_gpu_layers, budget)), chosen)
+    return replace(chosen, warning=_warning(chosen.need, budget))
 
 
-def _with_best_context(
-    room: Budget, with_context: Callable[[int], Placement], may_be_longer: bool
-) -> Placement:
-    usual = with_context(USUAL_CONTEXT)
-    if usual.need.cpu.total > room.ram:
-        shorter = (with_context(n_ctx) for n_ctx in _SHORTER)
-        return next((placement for placement in shorter if placement.need.cpu.total <= room.ram), usual)
-    for n_ctx in _LONGER if may_be_longer else ():
-        longer = with_context(n_ctx)
-        spare = (room.ram - longer.need.cpu.weights) // _KV_SHARE
-        if longer.n_gpu_layers == usual.n_gpu_layers and longer.need.cpu.kv <= spare:
-            return longer
-    return usual
+def _is_cheap(placement: Placement, n_gpu_layers: int, budget: Budget) -> bool:
+    """Return whether a longer context leaves as many layers on the GPU, and enough of system memory."""
+    usage = budget.system_usage(placement.need)
+    spare = (budget.system - usage.weights) // _KV_SHARE
+    return placement.n_gpu_layers == n_gpu_layers and usage.kv <= spare
 
 
 def _layers_that_fit(footprint: Footprint, vram: int, n_ctx: int, n_parallel: int) -> int:
-    """The most layers whose weights, KV cache and compute buffer `vram` bytes hold."""
+    """Return the most layers whose weights, KV cache and compute buffer take at most `vram` bytes."""
     most = footprint.n_layers + 1
     fits = (n for n in range(most, 0, -1) if footprint.need(n_ctx, n_parallel, n).gpu.total <= vram)
     return next(fits, 0)
 
 
-def _warning(needed: int, free: int) -> str | None:
-    if needed <= free:
+def _warning(need: MemoryNeed, budget: Budget) -> str | None:
+    if budget.holds(need):
         return None
     return (
-        f"it takes about {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free: it will be very "
-        "slow, or the system will end it; a smaller quantization or a shorter context takes less"
+        f"it takes about {budget.system_usage(need).total / 1e9:.1f} GB of memory and "
+        f"{budget.system / 1e9:.1f} GB are free: it will be very slow, or the system will end it; "
+        "a smaller quantization or a shorter context takes less"
     )

@@ -7,6 +7,7 @@ from click.shell_completion import CompletionItem
 
 from mink_local.cli import AutoOrInt, OptionType
 from mink_local.models.catalog import DEFAULT_MODEL
+from mink_local.models.gguf import KV_TYPES
 
 MODEL_HELP = "A name of models.txt, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help)."
 
@@ -26,6 +27,11 @@ threads_option = click.option(
     metavar="N",
     help="CPU threads.  [default: one for every physical core]",
 )
+
+KV_TYPE = click.Choice(KV_TYPES)
+KV_TYPE_HELP = "Type of the KV cache: q8_0 takes about half the memory of f16."
+
+kv_type_option = click.option("--kv-type", type=KV_TYPE, default="f16", show_default=True, help=KV_TYPE_HELP)
 
 
 class SamplerType(OptionType):

@@ -1,4 +1,4 @@
-"""Where models lie on this machine: Python packages, the Hugging Face Hub's cache, Ollama, LM Studio."""
+"""The models on this machine: in Python packages, the Hugging Face Hub's cache, Ollama, LM Studio."""
 
 import contextlib
 import fnmatch
@@ -10,8 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants
+
 from mink_local.errors import ModelNotFoundError
-from mink_local.models.gguf import shard_stem, shards
+from mink_local.models.gguf import is_later_shard, shard_stem, shards
 
 PREFIXES = ("hf:", "ollama:", "lmstudio:")
 _USUAL_QUANTIZATION = "Q4_K_M"
@@ -21,15 +23,20 @@ _OLLAMA_WEIGHTS = "application/vnd.ollama.image.model"
 
 
 class AmbiguousError(ValueError):
-    """More than one model answers a name."""
+    """A name fits more than one model."""
 
 
 def select(files: Iterable[str], wanted: str) -> list[str]:
-    """The files of one model among the names of `files`, in order where it is split in several.
+    """Return the files of one model among `files`, in order if the model is split into several.
 
-    wanted: a file's name (without -00001-of-00003 it stands for all of them), a pattern with *, a
-    quantization, or "" for Q4_K_M or the only model there is.
-    Raises ValueError where there is none, AmbiguousError where there is more than one.
+    Args:
+        files: Names of files, in which folders are separated by `/`.
+        wanted: The name of a file (without `-00001-of-00003` all of them), a pattern with `*`,
+            a quantization, or "" for Q4_K_M or the only model there is.
+
+    Raises:
+        ValueError: There is no such model.
+        AmbiguousError: There is more than one.
     """
     models = sorted(name for name in files if name.lower().endswith(".gguf"))
     found = [name for name in models if _matches(name, wanted)]
@@ -46,18 +53,19 @@ def select(files: Iterable[str], wanted: str) -> list[str]:
 
 
 def _matches(name: str, wanted: str) -> bool:
+    name, wanted = name.lower(), wanted.lower()
+    file = name.rpartition("/")[2]
     if any(character in wanted for character in "*?["):
-        return any(fnmatch.fnmatch(part.lower(), wanted.lower()) for part in (name, Path(name).name))
-    if wanted.lower().endswith(".gguf"):
-        whole = shard_stem(Path(name).name)
-        return wanted.lower() in (name.lower(), Path(name).name.lower(), whole.lower())
-    if not wanted or "mmproj" in name.lower():  # the eyes of a model, not the model
+        return fnmatch.fnmatchcase(name, wanted) or fnmatch.fnmatchcase(file, wanted)
+    if wanted.endswith(".gguf"):
+        return wanted in (name, file, shard_stem(file))
+    if not wanted or "mmproj" in name:  # a projector of images, not a model
         return False
-    return bool(re.search(rf"(^|[-_./]){re.escape(wanted)}(?=[-./])", name, re.IGNORECASE))
+    return bool(re.search(rf"(^|[-_./]){re.escape(wanted)}(?=[-./])", name))
 
 
 def in_package(name: str, package: str, file: str) -> Path:
-    """The file that a Python package carries, found without importing the package."""
+    """Return the file that a Python package carries, without importing the package."""
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / file
@@ -71,35 +79,48 @@ def in_package(name: str, package: str, file: str) -> Path:
 
 
 def hub_cache() -> Path:
-    """The Hugging Face Hub's cache (HF_HOME, HF_HUB_CACHE)."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    return Path(HF_HUB_CACHE).expanduser().absolute()
+    """Return the folder of the Hugging Face Hub's cache (HF_HOME, HF_HUB_CACHE)."""
+    return Path(constants.HF_HUB_CACHE).expanduser().absolute()
 
 
 def hub_folder(repository: str) -> Path:
-    """Where that cache keeps a repository."""
+    """Return the folder of a repository in the Hub's cache."""
     return hub_cache() / ("models--" + repository.replace("/", "--"))
 
 
 def in_hub_cache(repository: str, revision: str, wanted: str) -> Path | None:
-    """The first file of a model in the Hub's cache; None where it, or a part of it, is not there."""
+    """Return the first file of a model in the Hub's cache, or None unless all its files are there."""
     folder = hub_folder(repository)
     reference = folder / "refs" / revision
     commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else revision
     snapshot = folder / "snapshots" / commit
-    names = [str(path.relative_to(snapshot)) for path in snapshot.glob("**/*") if path.is_file()]
+    names = [path.relative_to(snapshot).as_posix() for path in snapshot.glob("**/*") if path.is_file()]
     try:
         first = snapshot / select(names, wanted)[0]
     except AmbiguousError as error:
         raise ModelNotFoundError(f"hf:{repository}: {error}") from None
     except ValueError:
         return None
-    return first if all(part.is_file() for part in shards(first)) else None
+    return first if all(shard.is_file() for shard in shards(first)) else None
+
+
+def remove_from_hub_cache(path: Path) -> int:
+    """Delete a model, given by its first file in the Hub's cache, and return how many bytes that freed."""
+    freed = 0
+    for pointer in shards(path):
+        blob = pointer.resolve()
+        freed += blob.stat().st_size
+        snapshots = next(folder for folder in pointer.parents if folder.name == "snapshots")
+        for other in snapshots.glob("*/**/*"):
+            if other.is_symlink() and other.resolve() == blob:
+                other.unlink()
+        pointer.unlink(missing_ok=True)  # the file itself, if the file system has no links
+        blob.unlink(missing_ok=True)
+    return freed
 
 
 def in_ollama(name: str) -> Path:
-    """The weights of a model that Ollama has pulled: `llama3:8b`, `user/model`, `hf.co/user/model:Q8_0`."""
+    """Return the file of a model in Ollama's store: `llama3:8b`, `user/model`, `hf.co/user/model:Q8_0`."""
     manifest = _manifest_name(name)
     for store in _ollama_stores():
         if (path := store / "manifests" / manifest).is_file():
@@ -112,11 +133,11 @@ def in_ollama(name: str) -> Path:
 
 
 def _manifest_name(name: str) -> Path:
-    """Ollama's place for a manifest: host/namespace/model/tag."""
+    """Return the path of a manifest in Ollama's store: host/namespace/model/tag."""
     path, _, tag = name.rpartition(":") if ":" in name.rpartition("/")[2] else (name, "", "latest")
     parts = [*path.split("/"), tag]
     if not 2 <= len(parts) <= 4 or not all(re.fullmatch(r"\w[\w.-]*", part) for part in parts):
-        raise ModelNotFoundError(f"ollama:{name} is no name of a model in Ollama, as ollama:llama3:8b is")
+        raise ModelNotFoundError(f"invalid name ollama:{name}: write it as ollama:llama3:8b")
     return Path(*["registry.ollama.ai", "library"][: 4 - len(parts)], *parts)
 
 
@@ -127,7 +148,7 @@ def _ollama_stores() -> list[Path]:
 
 
 def _weights_digest(manifest: Path) -> str:
-    """The SHA-256 of the layer that holds the weights, from a manifest as container registries have them."""
+    """Return the SHA-256 of the layer with the weights, from a manifest of a container registry."""
     content = _read_json(manifest)
     layers = content.get("layers") if isinstance(content, dict) else None
     for layer in layers if isinstance(layers, list) else ():
@@ -139,7 +160,7 @@ def _weights_digest(manifest: Path) -> str:
 
 
 def _read_json(path: Path) -> Any:
-    """What a small JSON file says; None where it cannot be read."""
+    """Return the content of a small JSON file, or None if it cannot be read."""
     try:
         with path.open("rb") as stream:
             return json.loads(stream.read(_LARGEST_MANIFEST))
@@ -148,9 +169,9 @@ def _read_json(path: Path) -> Any:
 
 
 def in_lm_studio(name: str, wanted: str) -> Path:
-    """The first file of a model in LM Studio's folder: `publisher/repository`, or `repository`."""
+    """Return the first file of a model in LM Studio's folder: `publisher/repository`, or `repository`."""
     if not re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name):
-        raise ModelNotFoundError(f"lmstudio:{name} is no name in LM Studio, as lmstudio:publisher/name is")
+        raise ModelNotFoundError(f"invalid name lmstudio:{name}: write it as lmstudio:publisher/name")
     pattern = name if "/" in name else f"*/{name}"
     for folder in (folder for store in _lm_studio_stores() for folder in sorted(store.glob(pattern))):
         try:
@@ -168,7 +189,7 @@ def _lm_studio_stores() -> list[Path]:
 
 
 def elsewhere() -> Iterator[tuple[str, Path]]:
-    """Every model in the Hub's cache, Ollama's store and LM Studio's: a name for it, and its first file."""
+    """Yield name and first file of every model in the Hub's cache, Ollama's store and LM Studio's."""
     cache = hub_cache()
     for path in _first_files(cache, "models--*--*/snapshots/*/**/*.gguf"):
         folder, _, _, *file = path.relative_to(cache).parts
@@ -187,11 +208,9 @@ def elsewhere() -> Iterator[tuple[str, Path]]:
 
 
 def _first_files(folder: Path, pattern: str) -> list[Path]:
-    """The models of a folder: no parts but the first, no projectors, nothing that leads nowhere."""
+    """Return the first file of every model in a folder, without projectors and broken links."""
     return [
         path
         for path in sorted(folder.glob(pattern))
-        if path.is_file()
-        and "mmproj" not in path.name.lower()
-        and not re.search(r"-(?!00001)\d{5}-of-", path.name)
+        if path.is_file() and "mmproj" not in path.name.lower() and not is_later_shard(path.name)
     ]

@@ -1,10 +1,15 @@
 """Names, paths, and `models.txt`."""
 
+import errno
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from mink_local.errors import CatalogError, ModelNotFoundError
+from mink_local.files import write_atomic
 from mink_local.models import catalog
 
 
@@ -21,7 +26,8 @@ def test_a_path_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert catalog.resolve(str(path)) == catalog.ModelFile("my model.v2", path)
     monkeypatch.chdir(tmp_path)
     assert catalog.resolve("my model.v2.gguf").path == path
-    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
     assert catalog.resolve("~/my model.v2.gguf").path == path
 
 
@@ -41,12 +47,10 @@ def test_no_such_model(name: str, complaint: str) -> None:
 
 
 @pytest.fixture
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A models.txt, not yet written, in place of the real one, and no other; and an empty cache."""
-    path = tmp_path / "models.txt"
+def models(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A models.txt, not yet written, in place of the real one, and no other; and empty stores."""
+    path = home / "models.txt"
     monkeypatch.setattr(catalog, "_catalog_path", lambda: path)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     return path
 
 
@@ -85,10 +89,13 @@ def test_a_line_with_quantizations(models: Path) -> None:
     ("line", "complaint"),
     [
         ("a | b", r"line 2: 8 columns are wanted \(name \| .*\), not 2"),
-        ("a b | file | f | - | - | - | - | -", "line 2: 'a b' is no name"),
-        (" | file | f | - | - | - | - | -", "line 2: '' is no name"),
-        ("a | ftp://x | f | - | - | - | - | -", "line 2: the source 'ftp://x' is unknown"),
-        ("a | hf:x | f | - | - | - | - | -", "line 2: 'hf:x' is no repository"),
+        (
+            "a b | file | f | - | - | - | - | -",
+            r"invalid model name 'a b': use letters, digits, and \. _ \+ -",
+        ),
+        (" | file | f | - | - | - | - | -", "line 2: invalid model name ''"),
+        ("a | ftp://x | f | - | - | - | - | -", "line 2: unknown source 'ftp://x': use package:"),
+        ("a | hf:x | f | - | - | - | - | -", "line 2: invalid repository 'hf:x': write hf:organisation/name"),
         ("a | file | f | - | big | - | - | -", "line 2: the size 'big' is not a number of GB"),
         ("a | file | f | - | nan | - | - | -", "line 2: the size 'nan'"),
         ("a | file | f | - | 1, 2 | - | - | -", "line 2: the size '1, 2'"),
@@ -108,6 +115,9 @@ def test_a_catalogue_that_cannot_be_read(models: Path) -> None:
         catalog.read_catalog()
 
 
+FILES = {"models.txt", ".models.txt.lock"}
+
+
 def test_the_users_own_models(models: Path, tmp_path: Path) -> None:
     """They come last, and replace what has the same name."""
     models.write_text("a | file | /a.gguf | - | - | - | - | -\nb | file | /b.gguf | - | - | - | - | -\n")
@@ -119,7 +129,7 @@ def test_the_users_own_models(models: Path, tmp_path: Path) -> None:
     assert list(catalog.read_catalog()) == ["a", "b", "c"]
     assert catalog.resolve("b").path == file
     assert catalog.find("c") == catalog.CatalogEntry("c", "hf:o/r", "Q6_K", "main", None, None, "", "")
-    assert [path.name for path in catalog.user_catalog_path().parent.iterdir()] == ["models.txt"]
+    assert {path.name for path in catalog.user_catalog_path().parent.iterdir()} == FILES
     file.unlink()
     with pytest.raises(ModelNotFoundError, match=f"b: there is no file {file}"):
         catalog.resolve("b")
@@ -142,21 +152,49 @@ def test_adding_keeps_what_a_person_wrote(models: Path) -> None:
 def test_what_a_line_cannot_hold(models: Path, column: str) -> None:
     with pytest.raises(CatalogError, match="cannot hold"):
         catalog.add(["a", "file", "/a.gguf", "-", "-", "-", "-", column])
-    with pytest.raises(CatalogError, match="is no name"):
+    with pytest.raises(CatalogError, match=r"^invalid model name 'a b'"):
         catalog.add(["a b", "file", "/a.gguf", "-", "-", "-", "-", "-"])
     assert not catalog.user_catalog_path().exists()
     assert not models.exists()
 
 
-def test_a_folder_that_cannot_be_written(models: Path, tmp_path: Path) -> None:
-    (tmp_path / "config").write_text("in the way")
+def test_models_added_at_once_are_all_kept(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_slowly(path: Path, data: str) -> None:
+        time.sleep(0.05)
+        write_atomic(path, data)
+
+    monkeypatch.setattr(catalog, "write_atomic", write_slowly)
+    names = ["a", "b", "c", "d"]
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lambda name: catalog.add([name, "file", f"/{name}", "", "", "", "", ""]), names))
+    assert sorted(catalog.read_catalog()) == names
+    assert not models.exists()
+
+
+def test_a_disk_that_is_full(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalogue is as it was, and no other file is left behind."""
+    catalog.add(["a", "file", "/a", "", "", "", "", ""])
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CatalogError, match=r"models\.txt cannot be written: No space left"):
+        catalog.add(["b", "file", "/b", "", "", "", "", ""])
+    assert list(catalog.read_catalog()) == ["a"]
+    assert {path.name for path in catalog.user_catalog_path().parent.iterdir()} == FILES
+    assert not models.exists()
+
+
+def test_a_folder_that_cannot_be_written(models: Path, home: Path) -> None:
+    (home / "config").write_text("in the way")
     with pytest.raises(CatalogError, match="cannot be written"):
         catalog.add(["a", "file", "/a.gguf", "-", "-", "-", "-", "-"])
     assert not models.exists()
 
 
 def test_every_line_of_the_catalogue_is_whole() -> None:
-    """What stands in models.txt can be pulled: each file has a size, and each name one entry."""
+    """All of models.txt can be pulled: each file has a size, and each name one entry."""
     entries = [
         entry for entries in catalog.read_catalog(catalog._catalog_path()).values() for entry in entries
     ]

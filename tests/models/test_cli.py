@@ -1,7 +1,6 @@
 """`mink-models` as its users meet it: what it prints, what it refuses, and how it ends."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,37 +8,18 @@ from typing import Any
 import pytest
 
 from mink_local import cli
-from mink_local.llama import devices as memory
 from mink_local.llama.devices import Gpu
-from mink_local.models import catalog
-from mink_local.models import cli as models
+from mink_local.models import catalog, display, memory
+from mink_local.models.cli import cli as command_group
 from mink_local.models.memory import Budget
+from tests.models.conftest import Mink, Result
 
 GB = 10**9
-Mink = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def mink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Mink:
-    """Runs `mink-models` with nothing of this machine's but its memory: exit status, output, errors."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mink-models", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.run(models.cli, models.PROGRAM)
-        return int(end.value.code or 0), *capsys.readouterr()
-
-    return run
-
-
-def cached(tmp_path: Path, content: bytes, *names: str) -> Path:
+def cached(home: Path, content: bytes, *names: str) -> Path:
     """Files of the repository me/parrot as the Hub's cache has them; the folder of their commit."""
-    folder = tmp_path / "hub/models--me--parrot"
+    folder = home / "hub/models--me--parrot"
     snapshot = folder / "snapshots" / ("c" * 40)
     for place in (folder / "blobs", folder / "refs", snapshot):
         place.mkdir(parents=True)
@@ -51,17 +31,17 @@ def cached(tmp_path: Path, content: bytes, *names: str) -> Path:
 
 
 def rows(mink: Mink, *options: str) -> dict[str, dict[str, Any]]:
-    status, output, _ = mink("list", "--json", *options)
-    assert status == 0
-    return {row["name"]: row for row in json.loads(output)}
+    result = mink("list", "--json", *options)
+    assert result.status == 0
+    return {row["name"]: row for row in json.loads(result.stdout)}
 
 
-def test_list(mink: Mink, tmp_path: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list(mink: Mink, home: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU with 10 GB, a machine with 20: what is here by its header, what is not by its size."""
-    monkeypatch.setattr(models, "memory_budget", lambda: Budget(20 * GB, 9 * GB))
-    monkeypatch.setattr(memory, "gpus", lambda: [Gpu("Parrot 3000", 10 * GB, 12 * GB)])
+    monkeypatch.setattr(memory, "memory_budget", lambda: Budget(20 * GB, 9 * GB))
+    monkeypatch.setattr(display, "gpus", lambda: [Gpu("Parrot 3000", 10 * GB, 12 * GB)])
     whole = tiny().read_bytes()
-    snapshot = cached(tmp_path, whole, "m-Q8_0.gguf", "m-Q4_K_M.gguf")
+    snapshot = cached(home, whole, "m-Q8_0.gguf", "m-Q4_K_M.gguf")
     (snapshot / "m-Q2_K.gguf").write_bytes(whole[:5000])
     found = rows(mink)
     assert found["smollm2-135m"]["fits"] == "GPU"
@@ -81,13 +61,12 @@ def test_list(mink: Mink, tmp_path: Path, tiny: Callable[..., Path], monkeypatch
     assert found["llama-3-70b:Q4_K_M"]["fits"] == "no"
     assert found["hf:me/parrot:m-Q8_0.gguf"]["path"] == str(snapshot / "m-Q8_0.gguf")
     assert found["hf:me/parrot:m-Q2_K.gguf"]["fits"] == "damaged"
-    assert mink("add", "parrot", "hf:me/parrot:Q8_0")[0] == 0
+    assert mink("add", "parrot", "hf:me/parrot:Q8_0").status == 0
     here = rows(mink, "--here")
     assert list(here) == ["smollm2-135m", "parrot", "hf:me/parrot:m-Q2_K.gguf", "hf:me/parrot:m-Q4_K_M.gguf"]
 
-    status, output, _ = mink("list")
+    output = mink("list").stdout
     lines = output.splitlines()
-    assert status == 0
     (embedded,) = (line for line in lines if line.startswith("smollm2-135m"))
     assert embedded.split()[:4] == ["smollm2-135m", "98", "MB", "GPU"]
     (llama,) = (line for line in lines if line.startswith("llama-3-8b"))
@@ -99,9 +78,7 @@ def test_list(mink: Mink, tmp_path: Path, tiny: Callable[..., Path], monkeypatch
 
 
 def test_info_of_the_real_model(mink: Mink) -> None:
-    status, output, _ = mink("info", "smollm2-135m", "--ctx", 4096, "--json")
-    assert status == 0
-    facts = json.loads(output)
+    facts = json.loads(mink("info", "smollm2-135m", "--ctx", 4096, "--json").stdout)
     assert {key: facts[key] for key in ("architecture", "parameters", "layers", "heads", "kv_heads")} == {
         "architecture": "llama",
         "parameters": 134_515_008,
@@ -118,18 +95,25 @@ def test_info_of_the_real_model(mink: Mink) -> None:
     # layers, KV heads, their dimensions, keys and values, bytes
     assert facts["memory"]["kv_per_token"] == 30 * 3 * 64 * 2 * 2
     assert facts["memory"]["cpu"]["kv"] == 4096 * 23040
-    status, output, _ = mink("info", "smollm2-135m", "--ctx", 4096, "--parallel", 2)
-    assert status == 0
+    output = mink("info", "smollm2-135m", "--ctx", 2048, "--parallel", 2).stdout
     assert "Q4_1      210 tensors      106,168,320 parameters       66.4 MB" in output
-    assert "for 4,096 tokens of 2 sequences, 23,040 bytes of KV cache each:" in output
+    assert "with 2,048 tokens for each of 2 answers, 23,040 bytes of KV cache each:" in output
     assert "CPU: 210 MB = 97 MB weights + 94 MB KV cache + about 19 MB to compute with" in output
 
 
-def test_info_shares_out_to_a_gpu(mink: Mink) -> None:
-    status, output, _ = mink("info", "smollm2-135m", "--ctx", 4096, "--gpu-layers", 16, "--json")
-    shares = json.loads(output)["memory"]
-    assert (status, shares["gpu_layers"]) == (0, 16)
-    assert shares["gpu"]["kv"] == shares["cpu"]["kv"] == 15 * 4096 * 768
+def test_info_of_a_model_that_is_partly_on_the_gpu(mink: Mink) -> None:
+    options = ("--ctx", 4096, "--gpu-layers", 16, "--json")
+    memory = json.loads(mink("info", "smollm2-135m", *options).stdout)["memory"]
+    assert memory["gpu_layers"] == 16
+    assert memory["gpu"]["kv"] == memory["cpu"]["kv"] == 15 * 4096 * 768
+
+
+def test_info_with_a_quantized_cache(mink: Mink) -> None:
+    for n_answers in (1, 3):
+        options = ("--ctx", 4096, "--parallel", n_answers, "--kv-type", "q8_0", "--gpu-layers", 0, "--json")
+        memory = json.loads(mink("info", "smollm2-135m", *options).stdout)["memory"]
+        assert (memory["ctx"], memory["parallel"], memory["kv_per_token"]) == (4096, n_answers, 12240)
+        assert memory["cpu"]["kv"] == n_answers * 4096 * 12240
 
 
 def test_info_says_whether_a_model_thinks(mink: Mink, tiny: Callable[..., Path]) -> None:
@@ -139,7 +123,7 @@ def test_info_says_whether_a_model_thinks(mink: Mink, tiny: Callable[..., Path])
         ("{% if enable_thinking %}<think>{% endif %}", "can be switched"),
         (None, "no"),
     ):
-        facts = json.loads(mink("info", tiny(template=template), "--json")[1])
+        facts = json.loads(mink("info", tiny(template=template), "--json").stdout)
         assert (facts["thinking"], facts["chat_template"]) == (thinks, template is not None)
 
 
@@ -153,42 +137,39 @@ def test_what_a_file_says_cannot_command_the_terminal(mink: Mink, tmp_path: Path
     writer.write_tensors_to_file()
     writer.close()
     for options in ([], ["--json"]):
-        status, output, _ = mink("info", tmp_path / "x.gguf", *options)
-        assert status == 0
+        output = mink("info", tmp_path / "x.gguf", *options).stdout
         assert "parrot" in output
         assert not {"\x1b", "\x07", "\x9b"} & set(output)
 
 
-def test_rm(mink: Mink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshot = cached(tmp_path, b"GGUF" * 1000, "m-Q8_0.gguf", "m-Q4_K_M.gguf")
+def test_rm(mink: Mink, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = cached(home, b"GGUF" * 1000, "m-Q8_0.gguf", "m-Q4_K_M.gguf")
     other = snapshot.parent / ("d" * 40) / "m-Q8_0.gguf"  # the same file at an earlier commit
     other.parent.mkdir()
     other.symlink_to((snapshot / "m-Q8_0.gguf").readlink())
     monkeypatch.setattr("click.termui.visible_prompt_func", lambda _: "n")
-    status, _, errors = mink("rm", "hf:me/parrot:Q8_0")
-    assert status == cli.INTERRUPTED
+    assert mink("rm", "hf:me/parrot:Q8_0").status == cli.INTERRUPTED
     assert (snapshot / "m-Q8_0.gguf").exists()
-    status, _, errors = mink("rm", "hf:me/parrot:Q8_0", "--yes")
-    assert (status, errors) == (0, "4 kB are free again\n")
+    assert mink("rm", "hf:me/parrot:Q8_0", "--yes") == Result(0, "", "4 kB are free again\n")
     assert [path.name for path in snapshot.parent.glob("*/*")] == ["m-Q4_K_M.gguf"]
     assert (snapshot / "m-Q4_K_M.gguf").read_bytes() == b"GGUF" * 1000
     assert len(list(snapshot.parents[1].glob("blobs/*"))) == 1
-    status, _, errors = mink("rm", "smollm2-135m", "--yes")
-    assert status == 2
-    assert "smollm2-135m was not pulled: its file is" in errors
+    result = mink("rm", "smollm2-135m", "--yes")
+    assert result.status == 2
+    assert "smollm2-135m was not pulled: its file is" in result.stderr
     assert catalog.resolve("smollm2-135m").path.exists()
 
 
 def test_add(mink: Mink, tiny: Callable[..., Path]) -> None:
     path = tiny("parrot.gguf")
-    assert mink("add", "parrot", path, "--licence", "MIT", "--note", "a bird")[0] == 0
-    assert mink("path", "parrot") == (0, f"{path}\n", "")
-    assert mink("add", "parrot", "hf:me/parrot:Q8_0", "--revision", "v1", "--size", "1.5")[0] == 0
+    assert mink("add", "parrot", path, "--licence", "MIT", "--note", "a bird").status == 0
+    assert mink("path", "parrot") == Result(0, f"{path}\n", "")
+    assert mink("add", "parrot", "hf:me/parrot:Q8_0", "--revision", "v1", "--size", "1.5").status == 0
     assert catalog.user_catalog_path().read_text().splitlines()[1:] == [
         "parrot | hf:me/parrot | Q8_0 | v1 | 1.5 | - | - | -"
     ]
-    status, _, errors = mink("path", "parrot")
-    assert (status, errors) == (2, "mink-models: parrot is not here yet: type  mink-models pull parrot\n")
+    complaint = "mink-models: parrot is not here yet: type  mink-models pull parrot\n"
+    assert mink("path", "parrot") == Result(2, "", complaint)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +179,7 @@ def test_add(mink: Mink, tiny: Callable[..., Path]) -> None:
         (["path", "no/such.gguf"], 2, "there is no file no/such.gguf"),
         (["info", "llama-3-8b"], 2, "is not here yet: type  mink-models pull llama-3-8b:Q4_K_M"),
         (["info", "smollm2-135m", "--ctx", "0"], 2, "0 is not in the range"),
-        (["add", "a b", "hf:o/r"], 1, "'a b' is no name"),
+        (["add", "a b", "hf:o/r"], 1, "mink-models: invalid model name 'a b'"),
         (["add", "a", "no/such.gguf"], 2, "there is no file no/such.gguf"),
         (["add", "a", "hf:o/r", "--sha256", "abc"], 1, "the SHA-256 'abc' is not"),
         (["rm", "parrot"], 2, "unknown model 'parrot'"),
@@ -207,23 +188,23 @@ def test_add(mink: Mink, tiny: Callable[..., Path]) -> None:
     ],
 )
 def test_bad_input(mink: Mink, arguments: list[str], status: int, complaint: str) -> None:
-    ended, output, errors = mink(*arguments)
-    assert (ended, output) == (status, "")
-    assert complaint in errors
-    assert errors.count("\n") == 1
+    result = mink(*arguments)
+    assert (result.status, result.stdout) == (status, "")
+    assert complaint in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_a_damaged_file(mink: Mink, tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"GGUF\3")
-    status, _, errors = mink("info", tmp_path / "x.gguf")
-    assert status == 1
-    assert errors.endswith("x.gguf is damaged: it ends within its header\n")
+    result = mink("info", tmp_path / "x.gguf")
+    assert result.status == 1
+    assert result.stderr.endswith("x.gguf is damaged: it ends within its metadata\n")
 
 
 def test_help(mink: Mink) -> None:
     for arguments in ([], ["--help"], ["-h"]):
-        status, output, errors = mink(*arguments)
-        assert (status, errors) == (0, "")
-        assert "mink-models pull llama-3-8b:Q5_K_M" in output
-    for command in models.cli.commands:
-        assert mink(command, "--help")[0] == 0
+        result = mink(*arguments)
+        assert (result.status, result.stderr) == (0, "")
+        assert "mink-models pull llama-3-8b:Q5_K_M" in result.stdout
+    for command in command_group.commands:
+        assert mink(command, "--help").status == 0

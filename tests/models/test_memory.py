@@ -1,33 +1,33 @@
-"""How much memory a model takes and what of it goes where: by hand, and against llama.cpp's own log."""
+"""The memory that a model takes, and what of it goes where: by hand, and against llama.cpp's own log."""
 
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mink_local import load_model
-from mink_local.errors import ModelError
-from mink_local.generation import loading
-from mink_local.llama.context import Context
+from mink_local.llama.context import N_BATCH, Context
+from mink_local.llama.devices import Gpu
 from mink_local.llama.weights import Weights
+from mink_local.models import memory
 from mink_local.models.gguf import Array, Metadata, Tensor, read_metadata
+from mink_local.models.info import where_it_fits, where_size_fits
 from mink_local.models.memory import (
     Budget,
     Footprint,
     MemoryNeed,
     Usage,
+    caches_that_fit,
     choose_placement,
     kv_bytes_per_layer,
     kv_bytes_per_token,
+    memory_budget,
 )
 from tests.support.tiny import Shape
 
-MB = 1_000_000
+MB, GB, GIB = 10**6, 10**9, 1 << 30
 
 
 def model(layers: int = 4, tied: bool = False, n_ctx_train: int = 131072, **keys: Any) -> Metadata:
@@ -61,7 +61,8 @@ KV = 4096 * 1024  # of one layer
 
 
 def test_weights_cache_and_compute_by_hand() -> None:
-    assert Footprint(model()).need(4096) == MemoryNeed(Usage(), Usage(100 * MB, 4 * KV, COMPUTE))
+    assert N_BATCH == memory._BATCH == 512
+    assert Footprint(model()).need(4096) == MemoryNeed(cpu=Usage(100 * MB, 4 * KV, COMPUTE))
 
 
 @pytest.mark.parametrize(("layers", "gpu", "cpu"), [
@@ -85,8 +86,8 @@ def test_tied_embeddings_are_copied_to_the_gpu() -> None:
 
 
 def test_sequences_are_rounded_up_each() -> None:
-    """Three sequences of 300 tokens are three of 512, as llama.cpp has it."""
-    assert Footprint(model()).need(900, 3).cpu.kv == 3 * 512 * 4 * 1024
+    """Three answers of 300 tokens take three sequences of 512, in llama.cpp as here."""
+    assert Footprint(model()).need(300, 3).cpu.kv == 3 * 512 * 4 * 1024
 
 
 @pytest.mark.parametrize(("keys", "per_layer"), [
@@ -99,15 +100,32 @@ def test_sequences_are_rounded_up_each() -> None:
     ({"attention.key_length": 576, "attention.head_count_kv": 1, "attention.key_length_mla": 9}, [1152] * 4),
 ])  # fmt: skip
 def test_kv_cache_of_a_layer(keys: dict[str, Any], per_layer: list[int]) -> None:
-    header = model(**keys)
-    assert kv_bytes_per_layer(header) == per_layer
-    assert kv_bytes_per_token(header) == sum(per_layer)
+    metadata = model(**keys)
+    assert kv_bytes_per_layer(metadata) == per_layer
+    assert kv_bytes_per_token(metadata) == sum(per_layer)
+
+
+@pytest.mark.parametrize(("kv_type", "n_bytes"), [
+    ("f32", 512 * 4), ("f16", 512 * 2), ("bf16", 512 * 2), ("q8_0", 16 * 34), ("q5_1", 16 * 24),
+    ("q5_0", 16 * 22), ("q4_1", 16 * 20), ("q4_0", 16 * 18),
+])  # fmt: skip
+def test_types_of_the_kv_cache(kv_type: str, n_bytes: int) -> None:
+    """512 numbers a layer, in blocks of 32 if they are quantized."""
+    assert kv_bytes_per_layer(model(), kv_type) == [n_bytes] * 4
+    assert Footprint(model(), kv_type).need(4096).cpu.kv == 4 * 4096 * n_bytes
+    placement = choose_placement(model(), Budget(ROOMY), n_ctx=4096, kv_type=kv_type)
+    assert placement.need.cpu.kv == 4 * 4096 * n_bytes
+
+
+def test_an_unknown_type_of_the_kv_cache() -> None:
+    with pytest.raises(ValueError, match=r"kv_type must be one of f16, .*, not 'q2_K'"):
+        choose_placement(model(), Budget(ROOMY), kv_type="q2_K")
 
 
 def test_recurrent_layers_have_no_kv_cache() -> None:
-    header = model()
-    tensors = [Tensor("blk.1.ssm_a", "F32", 1, 4), *(t for t in header.tensors if t.layer != 1)]
-    hybrid = Metadata(header.path, 3, header.metadata, tuple(tensors), 0)
+    attention = model()
+    tensors = [Tensor("blk.1.ssm_a", "F32", 1, 4), *(t for t in attention.tensors if t.layer != 1)]
+    hybrid = Metadata(attention.path, 3, attention.values, tuple(tensors), 0)
     assert kv_bytes_per_layer(hybrid) == [1024, 0, 1024, 1024]
 
 
@@ -132,7 +150,7 @@ def test_layers_that_were_asked_for(asked: int, layers: int) -> None:
     assert choose_placement(model(), Budget(ROOMY, 0), n_gpu_layers=asked).n_gpu_layers == layers
 
 
-@pytest.mark.parametrize(("room", "options", "n_ctx"), [
+@pytest.mark.parametrize(("budget", "options", "n_ctx"), [
     # Each token takes 4096 bytes: 8192 take 33.6 MB, 16384 67.1, 32768 134.2; the weights take 100.
     (Budget(ROOMY), {}, 32768),
     (Budget(100 * MB + 16 * 134_217_728), {}, 32768),
@@ -140,7 +158,7 @@ def test_layers_that_were_asked_for(asked: int, layers: int) -> None:
     (Budget(1000 * MB), {}, 8192),
     (Budget(600 * MB), {}, 4096),
     (Budget(ROOMY), {"n_ctx": 300}, 300),
-    (Budget(ROOMY), {"n_parallel": 4}, 16384),  # 4096 each
+    (Budget(ROOMY), {"n_parallel": 4}, 4096),
     (Budget(ROOMY), {"n_parallel": 4, "n_ctx": 1000}, 1000),
     # 4096 tokens take 133.6 MB in all, 2048 take 123.1, 512 take 115.2.
     (Budget(130 * MB), {}, 2048),
@@ -151,14 +169,14 @@ def test_layers_that_were_asked_for(asked: int, layers: int) -> None:
     (Budget(ROOMY, 90 * MB + COMPUTE + 28672 * 1024 + 4 * 32768 * 1024 - 1), {}, 16384),
     (Budget(ROOMY, 60 * MB), {}, 8192),  # two layers either way
 ])  # fmt: skip
-def test_the_context(room: Budget, options: dict[str, int], n_ctx: int) -> None:
-    assert choose_placement(model(), room, **options).n_ctx == n_ctx
+def test_the_context(budget: Budget, options: dict[str, Any], n_ctx: int) -> None:
+    assert choose_placement(model(), budget, **options).n_ctx == n_ctx
 
 
 def test_the_context_is_at_most_what_the_model_was_trained_on() -> None:
     assert choose_placement(model(n_ctx_train=2048), Budget(ROOMY)).n_ctx == 2048
     assert choose_placement(model(n_ctx_train=2048), Budget(ROOMY), n_ctx=5000).n_ctx == 2048
-    assert choose_placement(model(n_ctx_train=2048), Budget(ROOMY), n_parallel=2, n_ctx=5000).n_ctx == 4096
+    assert choose_placement(model(n_ctx_train=2048), Budget(ROOMY), n_parallel=2, n_ctx=5000).n_ctx == 2048
     assert choose_placement(model(n_ctx_train=6000), Budget(ROOMY)).n_ctx == 6000
 
 
@@ -167,6 +185,55 @@ def test_too_little_memory_is_said() -> None:
     assert warning.startswith("it takes about 0.1 GB of memory and 0.1 GB are free")
     assert choose_placement(model(), Budget(200 * MB)).warning is None
     assert choose_placement(model(), Budget(50 * MB, ROOMY)).warning is None  # 10 MB stay here
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, ram: int, *gpus: Gpu) -> Budget:
+    """Pretend that this machine has these GPUs and so much free memory; return what a model may take."""
+    monkeypatch.setattr(memory, "gpus", lambda: list(gpus))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=ram))
+    return memory_budget()
+
+
+def test_a_gigabyte_of_each_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = Gpu("a", 3 * GIB, 8 * GIB), Gpu("b", GIB // 2, 8 * GIB), Gpu("c", 5 * GIB, 8 * GIB)
+    assert machine(monkeypatch, 16 * GIB, *gpus) == Budget(16 * GIB, 6 * GIB)
+    assert machine(monkeypatch, 16 * GIB) == Budget(16 * GIB)
+
+
+def test_kv_caches_get_what_the_budget_says(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many caches are made as the same free memory holds that layers are chosen by."""
+    each = 4096 * 23040
+    machine(monkeypatch, 5 * each, Gpu("a", GIB + 7 * each, 8 * GIB))
+    assert caches_that_fit(smollm2_path, 4096, on_gpu=True) == 7
+    assert caches_that_fit(smollm2_path, 4096, on_gpu=False) == 5
+    assert caches_that_fit(smollm2_path, 4096, on_gpu=False, kv_type="q8_0") == 9
+    assert caches_that_fit(smollm2_path.with_name("none.gguf"), 4096, on_gpu=False) > 10**9
+
+
+def test_unified_memory_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 20 GB does not fit 14 GB of which the GPU may take 11, as it would if both were added."""
+    free = machine(monkeypatch, 14 * GB, Gpu("Apple M2", 11 * GB + GIB, 16 * GB, shares_ram=True))
+    assert free == Budget(14 * GB, 11 * GB, unified=True)
+    assert free.total == 14 * GB
+    large, small = model(layers=1000), model(layers=400)
+    assert "takes about 20." in (choose_placement(large, free, n_ctx=512).warning or "")
+    assert where_it_fits(large, free) == "no"
+    assert where_size_fits(18 * GB, free) == "no"
+    assert choose_placement(small, free, n_ctx=512) == choose_placement(
+        small, Budget(14 * GB, 11 * GB), n_ctx=512
+    )
+    assert where_it_fits(small, free) == where_size_fits(8 * GB, free) == "GPU"
+    between = model(layers=500)  # 12 GB with the KV cache: the GPU may take 11
+    assert where_it_fits(between, free) == where_size_fits(12 * GB, free) == "GPU and CPU"
+    discrete = machine(monkeypatch, 14 * GB, Gpu("Parrot 3000", 11 * GB + GIB, 12 * GB))
+    assert where_it_fits(large, discrete) == where_size_fits(18 * GB, discrete) == "GPU and CPU"
+
+
+def test_a_long_context_leaves_unified_memory_free() -> None:
+    """The KV cache on the GPU counts as one in system memory: at most a sixteenth of what is left."""
+    ram = 100 * MB + 16 * 134_217_728
+    assert choose_placement(model(), Budget(ram, 10 * GB)).n_ctx == 32768
+    assert choose_placement(model(tied=True), Budget(ram - 1, ram - 1, unified=True)).n_ctx == 16384
 
 
 def _models(tiny: Callable[..., Path], smollm2_path: Path) -> dict[str, Path]:
@@ -178,6 +245,13 @@ def _models(tiny: Callable[..., Path], smollm2_path: Path) -> dict[str, Path]:
     }
 
 
+def mib(pattern: str, log: str) -> float:
+    """Return the size that llama.cpp has logged after a text."""
+    match = re.search(pattern + r" *= *([\d.]+) MiB", log)
+    assert match, log
+    return float(match[1])
+
+
 def test_against_llama_cpps_own_log(
     tiny: Callable[..., Path], smollm2_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,98 +260,21 @@ def test_against_llama_cpps_own_log(
         footprint = Footprint(read_metadata(path))
         for n_ctx in (300, 2048):
             Context(Weights(path, verbose=True), n_ctx, 1)
-            logged = capsys.readouterr().err
-
-            def mib(pattern: str, log: str = logged) -> float:
-                match = re.search(pattern + r" *= *([\d.]+) MiB", log)
-                assert match, log
-                return float(match[1])
-
+            log = capsys.readouterr().err
             need = footprint.need(n_ctx).cpu
-            assert mib("file size  ") == pytest.approx(need.weights / 2**20, abs=0.006), name
-            assert mib("llama_kv_cache: size") == pytest.approx(need.kv / 2**20, abs=0.006), name
-            compute = mib("compute buffer size") + mib("output buffer size")
+            assert mib("file size  ", log) == pytest.approx(need.weights / 2**20, abs=0.006), name
+            assert mib("llama_kv_cache: size", log) == pytest.approx(need.kv / 2**20, abs=0.006), name
+            compute = mib("compute buffer size", log) + mib("output buffer size", log)
             assert compute - 0.02 <= need.compute / 2**20 < compute + 25, name
 
 
-# A process with 12 GiB, in which a GPU with room for so many layers is played on the CPU: with more,
-# llama.cpp is asked for a KV cache of 24 GB. What failed must be freed before the next attempt.
-LIMITED = """
-import gc, json, logging, resource, sys, weakref
-from pathlib import Path
-from mink_local.generation import loading
-from mink_local.errors import ModelError
-from mink_local.llama.context import Context, Segment
-from mink_local.llama.weights import Weights
-
-resource.setrlimit(resource.RLIMIT_AS, (12 << 30, 12 << 30))
-said = []
-handler = logging.Handler()
-handler.emit = lambda record: said.append(record.getMessage())
-loading.log.addHandler(handler)
-for fits in (40, 8, -1):
-    attempts, before = [], []
-    said.clear()
-
-    def load(layers):
-        gc.collect()
-        assert all(weights() is None for weights in before)
-        attempts.append(layers)
-        weights = Weights(Path(sys.argv[1]))
-        before.append(weakref.ref(weights))
-        return weights, Context(weights, 64 if layers <= fits else 1 << 20, 1)
-
-    try:
-        layers, weights, context = loading._load_what_fits(load, 31)
-        assert context.decode(Segment([1], 0))
-        outcome = loading._placement(layers, weights.n_layers)
-    except ModelError as error:
-        outcome = str(error)
-    print(json.dumps([fits, attempts, outcome, said]))
-"""
-
-
-def test_fewer_layers_where_memory_runs_out(smollm2_path: Path) -> None:
-    command = [sys.executable, "-c", LIMITED, str(smollm2_path)]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stderr
-    lines = [json.loads(line) for line in child.stdout.splitlines()]
-    assert [attempts for _, attempts, _, _ in lines] == [
-        [31],
-        [31, 23, 15, 7],
-        [31, 23, 15, 7, 0],
-    ]
-    assert [outcome for _, _, outcome, _ in lines[:-1]] == [
-        "on the GPU, every layer",
-        "on the GPU with 7 of 31 layers, on the CPU with the rest",
-    ]
-    assert lines[-1][2].startswith("no context of 1 x 1048576 tokens")
-    for _, attempts, _, said in lines:
-        assert len(said) == len(attempts) - 1
-        for layers, fewer, message in zip(attempts, attempts[1:], said, strict=False):
-            assert message.startswith(f"{layers} layers do not fit the GPU (no context of")
-            assert message.endswith(f": trying {fewer}")
-
-
-def test_the_choice_is_shown_and_can_be_overridden(
-    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
+def test_a_quantized_cache_against_llama_cpps_own_log(
+    smollm2_path: Path, kv_type: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(tiny(n_ctx_train=16384))
-    assert load_model(path).placement.endswith("with a context of 16384 tokens")
-    assert load_model(path, n_ctx=512).placement.endswith("with a context of 512 tokens")
-    assert not caplog.messages
-    monkeypatch.setattr(loading, "memory_budget", lambda: Budget(2 * MB))
-    assert load_model(path).placement.endswith("with a context of 4096 tokens")
-    assert caplog.messages[0].startswith("tiny: it takes about 0.0 GB of memory and 0.0 GB are free")
-
-
-def test_a_header_that_only_llama_cpp_can_read(
-    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unreadable(path: Path) -> Metadata:
-        raise ModelError(f"{path} is of an unknown type")
-
-    monkeypatch.setattr(loading, "read_metadata", unreadable)
-    loaded = load_model(str(tiny(n_ctx_train=8192)))
-    assert loaded.n_ctx == 4096
-    assert list(loaded.chat([{"role": "user", "content": "Hello"}], max_tokens=2)) is not None
+    Context(Weights(smollm2_path, verbose=True), 2048, 1, n_seq=2, kv_type=kv_type)
+    log = capsys.readouterr().err
+    need = Footprint(read_metadata(smollm2_path), kv_type).need(2048, 2).cpu
+    assert mib("llama_kv_cache: size", log) == pytest.approx(need.kv / 2**20, abs=0.006)
+    compute = mib("compute buffer size", log) + mib("output buffer size", log)
+    assert compute - 0.02 <= need.compute / 2**20 < compute + 25

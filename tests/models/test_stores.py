@@ -23,13 +23,7 @@ FILES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home and a cache that have nothing in them."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.mark.parametrize(("wanted", "found"), [
@@ -121,7 +115,7 @@ def resolve_fails(name: str) -> str:
     "name", ["", "..", "../x", "a/../../../b:c", "/etc:passwd", "a:b:c", "a/b/c/d:e", "a: b"]
 )
 def test_names_that_lead_out_of_ollamas_store(name: str) -> None:
-    assert "is no name of a model in Ollama" in resolve_fails(f"ollama:{name}")
+    assert "write it as ollama:llama3:8b" in resolve_fails(f"ollama:{name}")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +170,7 @@ def test_lm_studio(home: Path) -> None:
         "lmstudio:me/parrot:parrot-Q4_K_M.gguf",
         "lmstudio:me/parrot:parrot-Q8_0.gguf",
     ]
-    assert "is no name in LM Studio" in resolve_fails("lmstudio:../x")
+    assert "write it as lmstudio:publisher/name" in resolve_fails("lmstudio:../x")
 
 
 def test_lm_studios_folder_was_moved(home: Path) -> None:
@@ -207,7 +201,12 @@ def test_the_hubs_cache(home: Path) -> None:
     (folder / "snapshots" / commit / "a-Q8_0-00002-of-00002.gguf").write_bytes(b"")
     assert resolve("hf:me/parrot:Q8_0").path.name == "a-Q8_0-00001-of-00002.gguf"
     assert "say which of its files" in resolve_fails("hf:me/parrot:*")
+    deep = folder / "snapshots" / commit / "Q2_K" / "a-Q2_K.gguf"
+    deep.parent.mkdir()
+    deep.write_bytes(b"GGUF")
+    assert resolve("hf:me/parrot:Q2_K/a-Q2_K.gguf").path == deep
     assert [name for name, _ in stores.elsewhere()] == [
+        "hf:me/parrot:Q2_K/a-Q2_K.gguf",
         "hf:me/parrot:a-Q4_K_M.gguf",
         "hf:me/parrot:a-Q8_0-00001-of-00002.gguf",
     ]
