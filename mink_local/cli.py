@@ -1,4 +1,4 @@
-"""What the programs share: option types, and one sentence for whatever goes wrong."""
+"""Parts that all programs share: option types, and one sentence for whatever goes wrong."""
 
 import errno
 import logging

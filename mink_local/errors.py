@@ -1,4 +1,4 @@
-"""What can go wrong, each with one sentence for the person who meets it."""
+"""Errors of this package; the text of each is one sentence for a person."""
 
 
 class MinkError(Exception):
@@ -6,7 +6,7 @@ class MinkError(Exception):
 
 
 class ModelNotFoundError(MinkError):
-    """No file stands behind a model's name or path."""
+    """No file is found for a model's name or path."""
 
 
 class CatalogError(MinkError):
@@ -34,11 +34,11 @@ class ContextOverflowError(MinkError):
 
 
 class RunError(MinkError):
-    """The folder of an evaluation cannot be used, or what is in it does not go with what is asked for."""
+    """The folder of an evaluation cannot be used, or its records do not match the run."""
 
 
 class GenerationError(MinkError):
-    """The model stopped giving usable logits."""
+    """A model cannot go on generating."""
 
 
 class TaskNotFoundError(MinkError):
@@ -46,7 +46,7 @@ class TaskNotFoundError(MinkError):
 
 
 class DataError(MinkError):
-    """A task's questions are not to be had, or their file is not in the task's format."""
+    """A task's questions are not available, not in the task's format, or cannot be scored."""
 
 
 class ReportError(MinkError):

@@ -1,7 +1,7 @@
 """`mink-bench`: what a cut costs, beside other things timed in the same run, as a table, JSON, a picture."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,10 +14,11 @@ from rich.table import Table
 
 from mink_local.bench.batch import BatchSpeed, time_batches
 from mink_local.bench.timing import Cost, Form, Speed, read_rows, real_rows, time_decoding, time_samplers
-from mink_local.cli import GpuLayers, finite, model_option, run
+from mink_local.cli import FiniteFloat, json_option, run
 from mink_local.generation.loading import load_model
 from mink_local.llama.context import N_SEQ_MAX
-from mink_local.samplers import SAMPLERS, Sampler, parse
+from mink_local.models.options import SamplerType, gpu_layers_option, model_option, threads_option
+from mink_local.samplers import SAMPLERS, Sampler
 
 PROGRAM = "mink-bench"
 
@@ -122,17 +123,6 @@ def _figure(panels: int) -> tuple[Any, Any]:
     return figure, np.atleast_1d(figure.subplots(panels))
 
 
-def _samplers(_: click.Context, __: click.Parameter, texts: Iterable[str]) -> list[Sampler]:
-    try:
-        return [parse(text) for text in texts] or [sampler() for sampler in SAMPLERS.values()]
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
-
-
-def _sampler(context: click.Context, parameter: click.Parameter, text: str) -> Sampler:
-    return _samplers(context, parameter, [text])[0]
-
-
 def _writable(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
     """A picture's file, refused before the measuring and not after it."""
     if path is None:
@@ -152,22 +142,20 @@ def _writable(_: click.Context, __: click.Parameter, path: Path | None) -> Path 
 _sampler_option = click.option(
     "--sampler",
     "samplers",
+    type=SamplerType(),
     multiple=True,
-    callback=_samplers,
-    metavar="NAME[:OPTION=VALUE,…]",
+    callback=lambda _, __, samplers: samplers or [sampler() for sampler in SAMPLERS.values()],
     help="A method to time; may be given several times.  [default: all]",
 )
 _temp_option = click.option(
     "--temp",
     "-t",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteFloat(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    callback=finite,
     metavar="T",
     help="Temperature.",
 )
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 _plot_option = click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -195,7 +183,7 @@ def cli() -> None:
 @_sampler_option
 @_temp_option
 @click.option("--rounds", type=click.IntRange(min=1), default=200, show_default=True, metavar="N")
-@_json_option
+@json_option
 @_plot_option
 def sampler_command(
     files: Sequence[Path],
@@ -231,9 +219,9 @@ def sampler_command(
     type=click.Choice(["host", "graph"]),
     help="Where tokens are drawn; may be given twice.  [default: host, and graph on a GPU]",
 )
-@click.option("--gpu-layers", type=GpuLayers(), default="auto", show_default=True)
-@click.option("--threads", type=click.IntRange(min=1), metavar="N")
-@_json_option
+@gpu_layers_option
+@threads_option
+@json_option
 @_plot_option
 def decode_command(
     model: str,
@@ -274,15 +262,13 @@ def decode_command(
     metavar="N",
     help="Answers at a time; may be given several times.",
 )
-@click.option(
-    "--sampler", default="min-k", show_default=True, callback=_sampler, metavar="NAME[:OPTION=VALUE,…]"
-)
+@click.option("--sampler", type=SamplerType(), default="min-k", show_default=True)
 @_temp_option
 @click.option("--tokens", "-n", type=click.IntRange(min=1), default=64, show_default=True, metavar="N")
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, metavar="N")
-@click.option("--gpu-layers", type=GpuLayers(), default="auto", show_default=True)
-@click.option("--threads", type=click.IntRange(min=1), metavar="N")
-@_json_option
+@gpu_layers_option
+@threads_option
+@json_option
 def batch_command(
     model: str,
     parallels: Sequence[int],

@@ -7,7 +7,8 @@ child renders all prompts of a model.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime
+from datetime import date as Date
+from datetime import datetime
 from functools import lru_cache, partial
 from typing import Any
 
@@ -26,7 +27,7 @@ class Renderer:
 
     Args:
         template: Jinja source.
-        today: What the template is told if it asks for the date; by default today's.
+        date: What the template is told if it asks for the date; by default today's.
         bos_token: Text of the token that begins a prompt.
         eos_token: Text of the token that ends a turn.
         in_process: Render in this process and without limits: for a template that is trusted.
@@ -35,13 +36,13 @@ class Renderer:
     def __init__(
         self,
         template: str,
-        today: date | None = None,
+        date: Date | None = None,
         *,
         bos_token: str,
         eos_token: str,
         in_process: bool = False,
     ) -> None:
-        constants = [template, today and today.isoformat(), bos_token, eos_token]
+        constants = [template, date and date.isoformat(), bos_token, eos_token]
         if in_process:
             self._answer = _begin(constants)
         else:
@@ -72,12 +73,12 @@ def _begin(constants: Sequence[Any]) -> Any:
 
 
 def _answer(
-    template: str, today: str | None, bos_token: str, eos_token: str, question: Sequence[Any]
+    template: str, date: str | None, bos_token: str, eos_token: str, question: Sequence[Any]
 ) -> dict[str, str]:
     """Return the text of a prompt, or what is wrong; both within the limits of a question."""
     messages, options = question
     try:
-        formatter = _formatter(template, today, bos_token, eos_token)
+        formatter = _formatter(template, date, bos_token, eos_token)
     except Exception as error:
         return {"error": f"is broken: {error}"}
     try:
@@ -92,12 +93,12 @@ def _answer(
 
 
 @lru_cache(maxsize=8)
-def _formatter(template: str, today: str | None, bos_token: str, eos_token: str) -> Any:
+def _formatter(template: str, date: str | None, bos_token: str, eos_token: str) -> Any:
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter  # half a second, which only the child needs
 
     formatter = Jinja2ChatFormatter(template, eos_token, bos_token)
-    if today:
-        formatter.strftime_now = datetime.fromisoformat(today).strftime
+    if date:
+        formatter.strftime_now = datetime.fromisoformat(date).strftime
     return formatter
 
 
