@@ -12,7 +12,7 @@ import click
 from mink_local import __version__
 from mink_local.cli import AutoOrInt, FiniteFloat, run
 from mink_local.models.catalog import DEFAULT_MODEL
-from mink_local.models.options import SamplerType, gpu_layers_option, threads_option
+from mink_local.models.options import MODEL_HELP, SamplerType, gpu_layers_option, threads_option
 
 if TYPE_CHECKING:
     from mink_local.evals.tasks.base import Task
@@ -114,7 +114,7 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     show_default=True,
     callback=_models,
     metavar="NAME|PATH",
-    help="A name of models.txt or a .gguf file. May be given several times, as may --sampler and --temp.",
+    help=f"{MODEL_HELP} May be given several times, as may --sampler and --temp.",
 )
 @click.option(
     "--sampler",

@@ -19,6 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from llama_cpp import llama_cpp
+
 from mink_local import __version__
 from mink_local.errors import RunError
 from mink_local.evals.run.questions import parse_question, question_line
@@ -45,8 +47,6 @@ def file_sha256(path: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of the programs that responses depend on."""
-    from llama_cpp import llama_cpp
-
     return {
         "mink-local": __version__,
         "llama-cpp-python": version("llama-cpp-python"),

@@ -1,12 +1,14 @@
 """What one sees of a run: bars in a terminal, lines in a log, a summary."""
 
 import re
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from mink_local.evals.run.records import read_responses
-from tests.support.mink_eval import MINK_EVAL, MinkEval, responses
+from tests.support.mink_eval import MINK_EVAL, MinkEval, count_lines, responses
 
 
 @pytest.mark.terminal
@@ -27,6 +29,20 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, here: list[object]) -> None:
     assert terminal.exitstatus == 130
     assert recorded == len(responses(out)) > 0
     assert all(record.finish_reason != "interrupted" for record in read_responses(out))
+
+
+@pytest.mark.posix
+def test_a_run_that_is_terminated_keeps_its_records(tmp_path: Path, here: list[object]) -> None:
+    out = tmp_path / "run"
+    command = [*MINK_EVAL, "run", "gsm8k", *map(str, here), "--repeats", "40", "-n", "48", "-o", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not count_lines(out):
+        time.sleep(0.01)
+    process.terminate()
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert f"{len(responses(out))} of 480 responses are in {out}; the same command" in output
+    assert "Traceback" not in errors
 
 
 def test_a_log_is_plain_lines(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
