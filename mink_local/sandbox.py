@@ -87,19 +87,27 @@ class Server:
         """
         with self._lock:
             try:
-                if self._child is None:
+                if self._child is None or self._child.poll() is not None:
                     self._begin()
                 return self._exchange(question, seconds)
             except BaseException:  # an answer that nobody waited for would be taken for the next one
-                self.close()
+                self._discard()
                 raise
 
     def close(self) -> None:
-        """End the child process, if there is one."""
+        """End the child process, if there is one; a question of another thread gets ChildCrashError."""
+        child = self._child
+        if child is not None:
+            child.kill()
+        with self._lock:
+            self._discard()
+
+    def _discard(self) -> None:
         self._end()
         self._child = None
 
     def _begin(self) -> None:
+        self._discard()
         if getattr(sys, "frozen", False):
             raise ChildStartError("a frozen program has no Python for child processes: load with trust=True")
         try:

@@ -9,12 +9,16 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from mink_local.generation.rendering import Renderer
 from mink_local.sandbox import (
+    GIB,
     ChildCrashError,
     ChildFailureError,
     ChildMemoryError,
@@ -158,11 +162,15 @@ def test_questions_and_answers_of_megabytes(server: Server) -> None:
     assert server.ask(["echo", text], 30) == text
 
 
-def test_a_killed_child_is_noticed_and_replaced(server: Server) -> None:
-    psutil.Process(pid(server)).kill()
-    with pytest.raises(ChildCrashError):
-        server.ask(["echo", 1], 10)
+def test_a_child_that_was_killed_is_replaced(server: Server) -> None:
+    child = psutil.Process(pid(server))
+    child.kill()
+    assert gone(child.pid)
     assert server.ask(["echo", "x" * 1_000_000], 10) == "x" * 1_000_000
+    threading.Timer(0.2, psutil.Process(pid(server)).kill).start()
+    with pytest.raises(ChildCrashError):
+        server.ask(["sleep", 60], 30)
+    assert server.ask(["echo", 1], 10) == 1
 
 
 def test_threads_get_their_own_answers(server: Server) -> None:
@@ -237,6 +245,26 @@ threading.Thread(target=server.ask, args=([{action!r}, None], 1)).start()
         time.sleep(0.2)
         parent.kill()
     assert gone(child, 20)
+
+
+def test_no_child_asks_for_the_limits_that_macos_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_path: Path
+) -> None:
+    """There `resource.setrlimit(RLIMIT_AS, …)` is a ValueError."""
+    (tmp_path / "resource.py").write_text(
+        "RLIMIT_AS = RLIMIT_CORE = RLIMIT_DATA = 0\n"
+        "def setrlimit(*_): raise ValueError('current limit exceeds maximum limit')\n",
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    template = Renderer("{{ messages[0].content }}", bos_token="", eos_token="")
+    assert template([{"role": "user", "content": "Hello"}]) == "Hello"
+    assert ask("mink_local.models.trial", str(tiny_path), seconds=60, memory=4 * GIB) is None
+    assert (
+        ask("mink_local.llama.grammar", [str(tiny_path), 'root ::= "a"'], seconds=60, memory=4 * GIB) is None
+    )
+    if find_spec("math_verify"):
+        assert ask("mink_local.evals.tasks.verifier", ["1/2", "0.5"], seconds=60, memory=4 * GIB) is True
 
 
 def test_ctrl_c_in_the_terminal_is_not_for_the_child(server: Server) -> None:
