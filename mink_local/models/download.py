@@ -227,6 +227,7 @@ def _publish(file: RemoteFile) -> None:
     pointer = file.pointer
     pointer.parent.mkdir(parents=True, exist_ok=True)
     unfinished = pointer.with_name(f"{pointer.name}.{os.getpid()}")
+    unfinished.unlink(missing_ok=True)
     try:
         unfinished.symlink_to(os.path.relpath(file.blob_path, pointer.parent))
     except OSError:  # Windows without developer mode, and some file systems

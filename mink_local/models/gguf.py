@@ -91,14 +91,12 @@ class Metadata:
 
     Attributes:
         path: The file, the first one of several.
-        version: Of the GGUF format.
         values: The metadata: an integer, float, boolean, text or `Array` for each key.
         tensors: Of all files.
         n_bytes: Size of all files together.
     """
 
     path: Path
-    version: int
     values: dict[str, Any]
     tensors: tuple[Tensor, ...]
     n_bytes: int
@@ -157,7 +155,6 @@ def read_metadata(path: Path) -> Metadata:
     files = [_read_file(shard) for shard in shards(path)]
     return Metadata(
         path,
-        files[0].version,
         files[0].values,
         tuple(tensor for file in files for tensor in file.tensors),
         sum(file.n_bytes for file in files),
@@ -233,7 +230,7 @@ class _Reader:
                 raise _DamagedError(f"it has the key {key[:60]!r} twice")
             values[key] = self._value(self._scalar("I"))
         tensors = tuple(self._tensors(n_tensors, values.get("general.alignment", 32)))
-        metadata = Metadata(self._path, version, values, tensors, self._size)
+        metadata = Metadata(self._path, values, tensors, self._size)
         if metadata.n_layers > _MOST_LAYERS:
             raise _DamagedError(f"it says that it has {metadata.n_layers} layers")
         return metadata

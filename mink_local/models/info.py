@@ -109,8 +109,8 @@ def where_size_fits(size: int, budget: Budget) -> str:
     if needed <= budget.vram:
         return "GPU"
     if budget.vram <= _BESIDE_WEIGHTS:
-        return "CPU" if needed <= budget.system else "no"
-    return "GPU and CPU" if needed <= max(budget.system, budget.total - _BESIDE_WEIGHTS) else "no"
+        return "CPU" if needed <= budget.ram else "no"
+    return "GPU and CPU" if needed <= max(budget.ram, budget.total - _BESIDE_WEIGHTS) else "no"
 
 
 def _tensor_types(metadata: Metadata) -> list[dict[str, Any]]:

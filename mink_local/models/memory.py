@@ -57,7 +57,7 @@ class Budget:
     Attributes:
         ram: Free bytes of system memory.
         vram: Free bytes of GPU memory.
-        unified: The GPU uses system memory, so that the bytes of `vram` are among those of `ram`.
+        unified: The GPU uses system memory: the bytes of `vram` are among those of `ram`.
     """
 
     ram: int
@@ -67,27 +67,24 @@ class Budget:
     @property
     def total(self) -> int:
         """The bytes of both kinds of memory; of unified memory each byte once."""
-        return max(self.ram, self.vram) if self.unified else self.ram + self.vram
+        return self.ram if self.unified else self.ram + self.vram
 
-    @property
-    def system(self) -> int:
-        """The bytes of system memory, with the GPU's if memory is unified."""
-        return self.total if self.unified else self.ram
-
-    def system_usage(self, need: MemoryNeed) -> Usage:
-        """Return what a model takes of `system`."""
+    def usage(self, need: MemoryNeed) -> Usage:
+        """Return what a model takes of `ram`."""
         return need.cpu + need.gpu if self.unified else need.cpu
 
     def holds(self, need: MemoryNeed) -> bool:
         """Return whether system memory is enough for a model."""
-        return self.system_usage(need).total <= self.system
+        return self.usage(need).total <= self.ram
 
 
 def memory_budget() -> Budget:
     """Return what a model may take of this machine's free memory."""
     devices = gpus()
+    ram = psutil.virtual_memory().available
     vram = sum(max(0, gpu.free - _RESERVE) for gpu in devices)
-    return Budget(psutil.virtual_memory().available, vram, any(gpu.shares_ram for gpu in devices))
+    unified = any(gpu.shares_ram for gpu in devices)
+    return Budget(max(ram, vram) if unified else ram, vram, unified)
 
 
 @dataclass(frozen=True)
@@ -270,8 +267,8 @@ def choose_placement(
 
 def _is_cheap(placement: Placement, n_gpu_layers: int, budget: Budget) -> bool:
     """Return whether a longer context leaves as many layers on the GPU, and enough of system memory."""
-    usage = budget.system_usage(placement.need)
-    spare = (budget.system - usage.weights) // _KV_SHARE
+    usage = budget.usage(placement.need)
+    spare = (budget.ram - usage.weights) // _KV_SHARE
     return placement.n_gpu_layers == n_gpu_layers and usage.kv <= spare
 
 
@@ -286,7 +283,7 @@ def _warning(need: MemoryNeed, budget: Budget) -> str | None:
     if budget.holds(need):
         return None
     return (
-        f"it takes about {budget.system_usage(need).total / 1e9:.1f} GB of memory and "
-        f"{budget.system / 1e9:.1f} GB are free: it will be very slow, or the system will end it; "
+        f"it takes about {budget.usage(need).total / 1e9:.1f} GB of memory and "
+        f"{budget.ram / 1e9:.1f} GB are free: it will be very slow, or the system will end it; "
         "a smaller quantization or a shorter context takes less"
     )

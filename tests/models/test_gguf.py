@@ -194,7 +194,7 @@ def test_metadata_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_unreadable(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be read: No such file"):
         read_metadata(tmp_path / "x.gguf")
-    with pytest.raises(ModelError, match="cannot be read: Is a directory"):
+    with pytest.raises(ModelError, match="cannot be read: "):
         read_metadata(tmp_path)
 
 

@@ -48,7 +48,6 @@ def model(layers: int = 4, tied: bool = False, n_ctx_train: int = 131072, **keys
         tensors.append(Tensor("output.weight", "F16", 5 * MB, 10 * MB))
     return Metadata(
         Path("model.gguf"),
-        3,
         {"general.architecture": "x", **{f"x.{key}": value for key, value in metadata.items()}},
         tuple(tensors),
         sum(tensor.n_bytes for tensor in tensors),
@@ -125,7 +124,7 @@ def test_an_unknown_type_of_the_kv_cache() -> None:
 def test_recurrent_layers_have_no_kv_cache() -> None:
     attention = model()
     tensors = [Tensor("blk.1.ssm_a", "F32", 1, 4), *(t for t in attention.tensors if t.layer != 1)]
-    hybrid = Metadata(attention.path, 3, attention.values, tuple(tensors), 0)
+    hybrid = Metadata(attention.path, attention.values, tuple(tensors), 0)
     assert kv_bytes_per_layer(hybrid) == [1024, 0, 1024, 1024]
 
 
@@ -212,7 +211,9 @@ def test_kv_caches_get_what_the_budget_says(smollm2_path: Path, monkeypatch: pyt
 
 def test_unified_memory_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of 20 GB does not fit 14 GB of which the GPU may take 11, as it would if both were added."""
-    free = machine(monkeypatch, 14 * GB, Gpu("Apple M2", 11 * GB + GIB, 16 * GB, shares_ram=True))
+    apple = Gpu("Apple M2", 11 * GB + GIB, 16 * GB, shares_ram=True)
+    assert machine(monkeypatch, 5 * GB, apple) == Budget(11 * GB, 11 * GB, unified=True)
+    free = machine(monkeypatch, 14 * GB, apple)
     assert free == Budget(14 * GB, 11 * GB, unified=True)
     assert free.total == 14 * GB
     large, small = model(layers=1000), model(layers=400)
