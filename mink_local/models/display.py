@@ -111,7 +111,7 @@ def _type_in_words(row: dict[str, Any]) -> str:
 
 def _memory_in_words(memory: dict[str, Any]) -> str:
     answers = f" for each of {memory['parallel']} answers" if memory["parallel"] > 1 else ""
-    return f"with {memory['ctx']:,} tokens{answers}, {memory['kv_per_token']:,} bytes of KV cache each:"
+    return f"with {memory['ctx']:,} tokens{answers}, {memory['kv_per_token']:,} bytes of KV cache per token:"
 
 
 def _usage_in_words(device: str, usage: dict[str, int]) -> str:

@@ -16,10 +16,9 @@ from platformdirs import user_cache_path
 from mink_local.errors import ModelError
 from mink_local.files import private_folder, sha256_of, write_atomic
 from mink_local.models.catalog import ModelFile
-from mink_local.models.gguf import shards
+from mink_local.models.gguf import MAGIC, shards
 from mink_local.sandbox import GIB, ChildTimeoutError, SandboxError, ask
 
-_MAGIC = b"GGUF"
 _SECONDS = 60.0  # for a file of any size, and
 _BYTES_PER_SECOND = 20e6  # what the slowest disk reads on top of that
 
@@ -37,14 +36,14 @@ def check(file: ModelFile) -> None:
     try:
         state = _state(path)
         with path.open("rb") as stream:
-            magic = stream.read(len(_MAGIC))
+            magic = stream.read(len(MAGIC))
     except OSError as error:
         raise ModelError(f"{error.filename} cannot be read: {error.strerror}") from None
     size = state[0]
     if size == 0:
         raise ModelError(f"{path} is empty")
-    if magic != _MAGIC:
-        raise ModelError(f"{path} is not a GGUF file: it does not start with {_MAGIC.decode()}")
+    if magic != MAGIC:
+        raise ModelError(f"{path} is not a GGUF file: it does not start with {MAGIC.decode()}")
     if _passed().get(str(path)) == state:
         return
     if file.sha256 is None or sha256_of(path) != file.sha256:

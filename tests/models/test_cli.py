@@ -97,7 +97,7 @@ def test_info_of_the_real_model(mink: Mink) -> None:
     assert facts["memory"]["cpu"]["kv"] == 4096 * 23040
     output = mink("info", "smollm2-135m", "--ctx", 2048, "--parallel", 2).stdout
     assert "Q4_1      210 tensors      106,168,320 parameters       66.4 MB" in output
-    assert "with 2,048 tokens for each of 2 answers, 23,040 bytes of KV cache each:" in output
+    assert "with 2,048 tokens for each of 2 answers, 23,040 bytes of KV cache per token:" in output
     assert "CPU: 210 MB = 97 MB weights + 94 MB KV cache + about 19 MB to compute with" in output
 
 
