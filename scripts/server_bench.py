@@ -21,13 +21,14 @@ from statistics import median
 
 import click
 
-from mink_local.cli import model_option, run
+from mink_local.cli import run
 from mink_local.evals.run.data import locate
 from mink_local.evals.run.grid import Variant, WorkItem
 from mink_local.evals.run.worker import Worker
 from mink_local.evals.tasks import TASKS
 from mink_local.evals.tasks.base import Question
 from mink_local.models.catalog import resolve
+from mink_local.models.options import model_option
 from mink_local.samplers import MinP, Sampler, TopP
 
 ONE_CELL = [Variant(TopP(p=0.9), 1.0, 0)]

@@ -108,7 +108,8 @@ def test_other_shapes_are_an_error(shape: tuple[int, ...]) -> None:
 
 
 ANY_FLOAT = st.floats(width=32, allow_nan=True, allow_infinity=True)
-FEW_VALUES = st.sampled_from([0.0, -0.0, 1.0, 1.0000001, 2.0, -3.5, 30.0, -INF, INF, NAN, LARGEST, -LARGEST])
+ABOVE_1 = float(np.nextafter(np.float32(1), np.float32(2)))
+FEW_VALUES = st.sampled_from([0.0, -0.0, 1.0, ABOVE_1, 2.0, -3.5, 30.0, -INF, INF, NAN, LARGEST, -LARGEST])
 TAUS = st.one_of(st.sampled_from([0.0, 3.0]), st.floats(0, 1e12))
 
 
