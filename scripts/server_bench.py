@@ -119,7 +119,7 @@ def time_ours(
     worker: Worker, task: str, questions: Sequence[Question], cells: Sequence[Variant], max_tokens: int
 ) -> Took:
     worker.model.forget()
-    jobs = [WorkItem(task, question, max_tokens, tuple(cells)) for question in questions]
+    jobs = [WorkItem("", task, question, max_tokens, tuple(cells)) for question in questions]
     began = time.perf_counter()
     tokens = [record.n_tokens for record in worker.answer(jobs)]
     return time.perf_counter() - began, len(tokens), sum(tokens)
@@ -155,7 +155,7 @@ def main(
     rounds: int,
 ) -> None:
     file = resolve(model)
-    worker = Worker(str(file.path), file.name, 0, "auto", None, "auto", threads)
+    worker = Worker(str(file.path), 0, "auto", None, "auto", threads)
     questions = TASKS[task].read(locate(TASKS[task], data), 0)
     n_ctx = worker.context_for([question.prompt for question in questions[: max(limits)]], max_tokens)
     worker.reserve(n_ctx)
