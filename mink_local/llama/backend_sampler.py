@@ -69,7 +69,7 @@ def min_k(sampler: MinK, row: Node) -> Kept:
         kept    -inf   -inf   -inf    ...  logit  logit
 
     Args:
-        sampler: Of `normalize`, `alpha` and `decay` the defaults.
+        sampler: One with a backend form.
         row: Finite logits, float32 (V,).
     """
     n = min(WIDTH, row.size)
@@ -91,7 +91,7 @@ def min_k(sampler: MinK, row: Node) -> Kept:
 
     if sampler.tau > 0:
         spread = (logits.view(n - 1, 1) - smallest).scale(1, EPSILON)
-        quotient = spread.scale(0, min(sampler.tau, _LARGE)) / spread
+        quotient = spread.scale(0, sampler.tau) / spread
         fallback, at_most = quotient.scale(1 - MARGIN).floor(), quotient.scale(1 + MARGIN).floor()
         fallback_is_decided = _is_below(at_most - fallback, 0.5)
         fallback_is_sorted = _is_below(at_most, n - 0.5)
@@ -109,7 +109,7 @@ def has_backend_form(sampler: Sampler) -> bool:
     if isinstance(sampler, TopK):
         return sampler.k <= _PROBE  # llama.cpp aborts the process if asked for more than it has
     if isinstance(sampler, MinK):
-        return sampler == MinK(sampler.tau)
+        return sampler == MinK(sampler.tau) and sampler.tau <= _LARGE
     return isinstance(sampler, Greedy | TopP | MinP)
 
 
