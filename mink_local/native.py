@@ -1,46 +1,49 @@
-"""A sampler as a real `llama_sampler`, for a llama.cpp sampler chain of one's own.
+"""A sampler as a real `llama_sampler`, for a llama.cpp sampler chain of your own.
 
     chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-    cut = native_sampler(MinK(tau=3.0), n_vocab)
-    llama_cpp.llama_sampler_chain_add(chain, cut)  # the chain owns it now
+    min_k = native_sampler(MinK(tau=3.0), n_vocab)
+    llama_cpp.llama_sampler_chain_add(chain, min_k)  # the chain owns it now
     llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_temp(5.0))
     llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(seed))
     token = llama_cpp.llama_sampler_sample(chain, context, -1)
-    k = check(cut, step=1)  # the number of candidates; raises for a row with a NaN
+    k = check(min_k, step=1)  # the number of candidates; raises for a row with a NaN
 
-Its whole interface is native code: no step enters Python, and llama.cpp clones and frees it like one
-of its own, in any order, with nothing to be kept alive on the Python side.
+Its whole interface is native code: no step enters Python, and llama.cpp clones and frees it like a
+sampler of its own, in any order, with nothing to be kept alive in Python. It is for other people's chains:
+nothing else in this package uses it.
 """
 
 import ctypes
+import functools
 from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as C
 from llvmlite import binding as llvm
-from numba import carray, njit, types, uintp
+from llvmlite import ir
+from numba import carray, float32, float64, int32, int64, types, uint64, uintp
 from numba.extending import intrinsic
 
 from mink_local.errors import GenerationError
 from mink_local.llama.token_data import TOKEN_DATA, layout, read_token_data, write_token_data
 from mink_local.llama.token_sampler import broken
-from mink_local.samplers import Sampler, kernels
-from mink_local.samplers.compile import c_function
+from mink_local.samplers import Mirostat, Sampler, kernels
+from mink_local.samplers.compile import c_function, helper
 
-# Every kernel with its place here; `_select` below calls them by it.
-_METHODS = (
-    kernels.min_k,
-    kernels.min_k_variant,
-    kernels.greedy,
-    kernels.top_k,
-    kernels.top_p,
-    kernels.min_p,
-    kernels.top_n_sigma,
-    kernels.eta,
-    kernels.p_less,
-)
-_N_OPTIONS = 4  # the most that a kernel has
+_MAX_OPTIONS = 8  # of a kernel
 _UNKNOWN_TOKEN = -3
+
+
+def _immortal(thing: Any) -> Any:
+    """`thing`, never to be freed: a sampler may be used or freed while the interpreter goes down."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    return thing
+
+
+def _external(name: str, function: Any, signature: Any) -> Any:
+    """Return a C function for compiled code, which finds it by this name."""
+    llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+    return types.ExternalFunction(name, signature)
 
 
 _SAMPLER = layout(C.llama_sampler, ctx=np.uintp)
@@ -49,8 +52,9 @@ _STATE = np.dtype(  # what `ctx` points to; the scratch arrays follow it in the 
     [
         ("interface", np.uintp),
         ("name", np.uintp),
-        ("method", np.int64),
-        ("options", np.float64, (_N_OPTIONS,)),
+        ("kernel", np.uintp),  # the address of its C function
+        ("n_options", np.int64),
+        ("options", np.float64, (_MAX_OPTIONS,)),
         ("n_vocab", np.int64),
         ("n_work", np.int64),
         ("k", np.int64),
@@ -60,13 +64,13 @@ _STATE = np.dtype(  # what `ctx` points to; the scratch arrays follow it in the 
 )
 _SIZE = _STATE.itemsize
 
-# Looked up by name when the code below is loaded: an address in it could not be cached on disk.
-llvm.add_symbol("llama_sampler_init", ctypes.cast(C.llama_sampler_init, ctypes.c_void_p).value)
-_init = types.ExternalFunction("llama_sampler_init", uintp(uintp, uintp))
-_malloc = types.ExternalFunction("malloc", uintp(uintp))
-_free = types.ExternalFunction("free", types.void(uintp))
+# Looked up by name when the code below is loaded: an address in it could not be cached on disk. Python's
+# allocator, because on Windows several C libraries have a `malloc` and a `free`; it needs no GIL.
+_init = _external("llama_sampler_init", C.llama_sampler_init, uintp(uintp, uintp))
+_malloc = _external("PyMem_RawMalloc", ctypes.pythonapi.PyMem_RawMalloc, uintp(uintp))
+_free = _external("PyMem_RawFree", ctypes.pythonapi.PyMem_RawFree, types.void(uintp))
 
-_helper = njit(nogil=True, error_model="numpy")
+_KERNEL = int64(float32[::1], float64[::1], uint64[::1], int32[::1])
 
 
 @intrinsic
@@ -79,19 +83,31 @@ def _pointer(_, address):
     return types.voidptr(address), generate
 
 
-@_helper
+@intrinsic
+def _call_kernel(_, address, logits, options, work, ids):  # noqa: ARG001
+    """Call the C function of a kernel, which Numba gives arrays by value."""
+
+    def generate(context, builder, signature, arguments):
+        values = [context.get_value_type(kind) for kind in (signature.return_type, *signature.args[1:])]
+        function = ir.FunctionType(values[0], values[1:]).as_pointer()
+        return builder.call(builder.inttoptr(arguments[0], function), arguments[1:])
+
+    return _KERNEL.return_type(address, *_KERNEL.args), generate
+
+
+@helper
 def _context(sampler):
     return carray(sampler, (1,), _SAMPLER)[0].ctx
 
 
-@_helper
+@helper
 def _states(sampler):
     return carray(_pointer(_context(sampler)), (1,), _STATE)
 
 
-@_helper
+@helper
 def _create(states):
-    """Address of a new llama_sampler with a copy of this state, or 0 where there is no memory."""
+    """Address of a new llama_sampler with a copy of this state, or 0 if there is no memory."""
     context = _malloc(uintp(_SIZE + 8 * states[0].n_work + 8 * states[0].n_vocab))
     if context == 0:
         return context
@@ -100,31 +116,9 @@ def _create(states):
     return _init(copies[0].interface, context)
 
 
-@_helper
-def _select(state, logits, work, ids):
-    a, b, c, d = state.options[0], state.options[1], state.options[2], state.options[3]
-    if state.method == 0:
-        return kernels.min_k(logits, a, False, work, ids)
-    if state.method == 1:
-        return kernels.min_k_variant(logits, a, b, c != 0, d != 0, False, work, ids)
-    if state.method == 2:
-        return kernels.greedy(logits, False, work, ids)
-    if state.method == 3:
-        return kernels.top_k(logits, np.int64(a), False, work, ids)
-    if state.method == 4:
-        return kernels.top_p(logits, a, b, False, work, ids)
-    if state.method == 5:
-        return kernels.min_p(logits, a, b, False, work, ids)
-    if state.method == 6:
-        return kernels.top_n_sigma(logits, a, False, work, ids)
-    if state.method == 7:
-        return kernels.eta(logits, a, b, False, work, ids)
-    return kernels.p_less(logits, a, False, work, ids)
-
-
 @c_function(types.void(types.voidptr, types.voidptr))
 def _apply(sampler, array):
-    """Cut a llama_token_data_array down to the candidates, by token id; leaves it where it cannot."""
+    """Leave the candidates in a llama_token_data_array, by token id; change nothing if there are none."""
     state = _states(sampler)[0]
     candidates = carray(array, (1,), _ARRAY)[0]
     records = carray(_pointer(candidates.data), (np.int64(candidates.size),), TOKEN_DATA)
@@ -136,7 +130,7 @@ def _apply(sampler, array):
     if not read_token_data(records, logits):
         state.error = _UNKNOWN_TOKEN
         return
-    k = _select(state, logits, work, ids)
+    k = _call_kernel(state.kernel, logits, state.options[: state.n_options], work, ids)
     if k < 0:
         state.error = k
         return
@@ -169,12 +163,6 @@ def _new(states):
     return _create(carray(states, (1,), _STATE))
 
 
-def _immortal(thing: Any) -> Any:
-    """`thing`, never to be freed: a sampler may be used or freed while the interpreter goes down."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-    return thing
-
-
 _NAME = _immortal(ctypes.create_string_buffer(b"mink-local"))
 
 
@@ -195,24 +183,38 @@ for _field, _function in (
     setattr(_INTERFACE, _field, getattr(C, f"llama_sampler_i_{_field}")(_function.address))
 
 
+@functools.cache
+def _address(kernel: Any) -> int:
+    """Return the address of a kernel as a C function, compiled on first use."""
+    return int(_immortal(c_function(_KERNEL)(kernel.py_func)).address)
+
+
 def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0) -> Any:
-    """A new `llama_sampler_p` that cuts as `sampler` does, over `n_vocab` tokens.
+    """Return a new `llama_sampler_p` that leaves the candidates of `sampler`.
 
-    It reads the logits as it finds them: place it after penalties and grammar and before
-    llama.cpp's `temp`, whose `temperature` only a cut of the scaled distribution looks at. It keeps
-    the candidates in the order of their ids, which is what `dist` needs to draw the same tokens as
-    every other form of the sampler for a seed. The caller, or the chain that it is added to, owns it.
+    Place it after penalties and grammar, and before llama.cpp's `temp`. It leaves the candidates in the
+    order of their ids, in which `dist` samples the same tokens as every other form of the sampler for a
+    seed. The caller owns it, or the chain that it is added to.
 
-    Raises TypeError for mirostat, which llama.cpp has itself, MemoryError.
+    Args:
+        sampler: Any sampler but mirostat, also one of your own.
+        n_vocab: The number of tokens of the vocabulary.
+        temperature: The temperature of `temp`. Only a method of order "temperature-first" depends on it.
+
+    Raises:
+        TypeError: The sampler is mirostat, which llama.cpp has itself.
+        MemoryError: There is no memory for the sampler.
     """
-    kernel, options = sampler.cut(temperature)
-    if kernel not in _METHODS:
-        raise TypeError(f"{sampler.name} is a sampler of llama.cpp's own, which also draws the token")
+    if isinstance(sampler, Mirostat):
+        raise TypeError(f"{sampler.name} is a sampler of llama.cpp's own, which also samples the token")
+    options = sampler.kernel_options(temperature)
+    if options.size > _MAX_OPTIONS:
+        raise TypeError(f"{sampler.name} has {options.size} options: use {_MAX_OPTIONS} at most")
     state = np.zeros(1, _STATE)
     state["interface"], state["name"] = ctypes.addressof(_INTERFACE), ctypes.addressof(_NAME)
-    state["method"] = _METHODS.index(kernel)
+    state["kernel"], state["n_options"] = _address(sampler.kernel), options.size
+    state["options"][0, : options.size] = options
     state["n_vocab"], state["n_work"] = n_vocab, kernels.work_size(n_vocab)
-    state["options"][0, : len(options)] = options
     address = _new.ctypes(state.ctypes.data)
     if not address:
         raise MemoryError(f"no memory for a sampler of {n_vocab} tokens")
@@ -220,11 +222,13 @@ def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0) -> 
 
 
 def check(sampler: Any, step: int) -> int:
-    """The number of candidates of the last step of a `native_sampler`.
+    """Return the number of candidates of the last step of a `native_sampler`.
 
-    A native function cannot raise: a row that nothing can be drawn from is left uncut, and llama.cpp
-    draws some token from it. This raises GenerationError if that ever happened since the sampler was
-    made or reset, naming `step`, so it may be asked after every token or once after many.
+    A native function cannot raise: a row that nothing can be sampled from is left unchanged, and llama.cpp
+    samples some token from it. Check after every token, or once after many.
+
+    Raises:
+        GenerationError: There was such a row since the sampler was made or reset. The message names `step`.
     """
     state = np.frombuffer(ctypes.string_at(sampler.contents.ctx, _SIZE), _STATE)[0]
     if state["error"] == _UNKNOWN_TOKEN:

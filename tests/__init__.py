@@ -1,4 +1,4 @@
-"""Tests, one folder a room. llama.cpp, which reads the environment when it is loaded, is imported later."""
+"""Tests, one folder a room. This is imported before llama.cpp, which reads the environment when it is loaded."""
 
 import os
 

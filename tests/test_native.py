@@ -16,19 +16,13 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.native import check, native_sampler
-from mink_local.samplers import SAMPLERS, MinK, Mirostat, Sampler, parse
-from tests.support import reference
+from mink_local.samplers import MinK, Mirostat, Sampler
 from tests.support.chain import SamplerChain
 from tests.support.logits import embedded_logits
 from tests.support.memory import grown
+from tests.support.methods import EXAMPLES, Near
 
-SAMPLES = [
-    *(parse(name) for name in SAMPLERS if name != "mirostat"),
-    *(parse(f"{name}:order=temperature-last") for name in ("top-p", "min-p", "eta", "p-less")),
-    MinK(tau=2000.0),
-    MinK(alpha=0.5),
-    MinK(decay="log", normalize=False),
-]
+SAMPLES = [sampler for sampler in EXAMPLES if not isinstance(sampler, Mirostat)]
 INF = float("inf")
 NAN = float("nan")
 
@@ -125,7 +119,7 @@ def test_native_cut_of_hostile_rows(row: Row, tau: float) -> None:
         with pytest.raises(GenerationError, match="NaN" if np.isnan(row).any() else "no finite logit"):
             check(cut, 1)
     else:
-        assert records["id"].tolist() == sorted(reference.min_k(row, tau).tolist())
+        assert records["id"].tolist() == sorted(MinK(tau).candidates(row)[0].tolist())
         assert np.isfinite(records["logit"]).all()
         assert check(cut, 1) == len(records)
     chain.free()
@@ -154,9 +148,30 @@ def test_native_refuses_tokens_outside_its_vocabulary(token: int) -> None:
     chain.free()
 
 
-def test_native_form_of_another_sampler_is_refused() -> None:
+def test_mirostat_and_long_options_are_refused() -> None:
     with pytest.raises(TypeError, match=r"mirostat is a sampler of llama\.cpp's own"):
         native_sampler(Mirostat(), 10)
+
+    class Long(MinK):
+        def kernel_options(self, temperature: float) -> NDArray[np.float64]:  # noqa: ARG002
+            return np.zeros(9)
+
+    with pytest.raises(TypeError, match="has 9 options: use 8 at most"):
+        native_sampler(Long(), 10)
+
+
+def test_a_sampler_of_ones_own(rows: Row) -> None:
+    """A kernel and a dataclass are enough for TokenSampler and for a native sampler, also for its clone."""
+    own = TokenSampler(Near(2.0), 1.5, 4, rows.shape[1])
+    first = SamplerChain(native_sampler(Near(2.0), rows.shape[1], 1.5))
+    chain = SamplerChain(C.llama_sampler_clone(first.handle))
+    first.free()
+    for sampler in (C.llama_sampler_init_temp(1.5), C.llama_sampler_init_dist(4)):
+        C.llama_sampler_chain_add(chain.handle, sampler)
+    for row in rows:
+        assert chain.sample(row) == own(row, 1)
+        assert own.k == np.count_nonzero(row >= row.max() - 3.0)
+    chain.free()
 
 
 def test_native_clone_outlives_its_original(rows: Row) -> None:

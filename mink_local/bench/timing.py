@@ -21,7 +21,7 @@ from mink_local.errors import MinkError
 from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
 from mink_local.llama.token_data import TOKEN_DATA
 from mink_local.llama.token_sampler import TokenSampler
-from mink_local.samplers import Greedy, MinK, MinP, Sampler, Scratch, TopK, TopNSigma, TopP
+from mink_local.samplers import Greedy, MinK, MinP, Sampler, TopK, TopNSigma, TopP, Workspace
 
 if TYPE_CHECKING:
     from mink_local.generation.model import Model
@@ -98,8 +98,7 @@ def _timed(function: Callable[..., object]) -> Callable[[Rows], float]:
 
 
 def _select(sampler: Sampler, temperature: float, n_vocab: int) -> Callable[[Rows], float]:
-    scratch = Scratch(n_vocab)
-    return _timed(lambda row: sampler.select(row, temperature, scratch))
+    return _timed(sampler.selector(temperature, Workspace(n_vocab)))
 
 
 def _step(sampler: Sampler, temperature: float, n_vocab: int) -> Callable[[Rows], float]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import click
 
+from mink_local import __version__
 from mink_local.cli import run
 from mink_local.files import size_in_words
 from mink_local.models import catalog, stores
@@ -31,7 +32,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 @click.group(
     epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True
 )
-@click.version_option(package_name="mink-local", prog_name=PROGRAM)
+@click.version_option(__version__, prog_name=PROGRAM)
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Find, fetch and look into models.

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from mink_local.chat import explain
 from mink_local.errors import MinkError
-from tests.support.reference import min_k
+from mink_local.samplers import MinK
 
 
 def test_by_hand() -> None:
@@ -28,7 +28,7 @@ def test_by_hand() -> None:
 def test_on_real_logits(logits: NDArray[np.float32], tmp_path: Path) -> None:
     step = explain.take_apart(logits[0], int(logits[0].argmax()), 5.0)
     assert step.drawn == 0
-    kept = min_k(logits[0], 3.0)
+    kept, _ = MinK().candidates(logits[0])
     assert step.ids[: explain.cliff(step)].tolist() == kept.tolist()
     for method in explain.METHODS:
         assert step.kept[str(method)] == method.cutoff(logits[0], 5.0)

@@ -1,7 +1,7 @@
 """Slow and plain twins of the kernels: float64 NumPy and a full sort.
 
-Every cut keeps a prefix of the tokens in descending order, so a twin gives that order and how long the
-prefix is; where the rounding of a probability at a threshold may decide, how long at least and at most.
+Every method keeps a prefix of the tokens in descending order of their logits, so a twin gives that order and
+the length of the prefix: at least and at most, if the rounding of a probability at a threshold may decide.
 """
 
 import math
@@ -34,14 +34,16 @@ def descending(logits: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float64
 
 
 def min_k(
-    logits: ArrayLike, tau: float = 3.0, alpha: float = 1.0, decay: str = "power", normalize: bool = True
-) -> NDArray[np.int64]:
-    """The Min-k candidates, in order: sections 3.1 and 3.2 of arXiv 2604.11012, line by line, and the
-    other weights of its ablations."""
+    logits: ArrayLike,
+    temperature: float,  # noqa: ARG001
+    tau: float = 3.0,
+    alpha: float = 1.0,
+    decay: str = "power",
+    normalize: bool = True,
+) -> Prefix:
+    """The Min-k candidates: sections 3.1 and 3.2 of arXiv 2604.11012, line by line, and its ablations."""
     ids, sorted_logits = descending(logits)
     n = ids.size
-    if n == 0:
-        return ids
     spread = sorted_logits[0] - sorted_logits[-1] + 1e-8 if normalize else 1.0
     if decay == "log":
         divisors = np.array([math.log(i + 1) for i in range(1, n)])
@@ -50,7 +52,13 @@ def min_k(
     weights = (sorted_logits[:-1] - sorted_logits[1:]) / spread / divisors
     k_cliff = int(np.argmax(weights)) + 1 if n > 1 else 1
     k_fallback = np.floor(tau / spread)
-    return ids[: int(min(n, max(k_cliff, k_fallback, 1)))]
+    k = int(min(n, max(k_cliff, k_fallback)))
+    return Prefix(ids, k, k)
+
+
+def every_finite(logits: ArrayLike, temperature: float, **_: object) -> Prefix:  # noqa: ARG001
+    ids, _logits = descending(logits)
+    return Prefix(ids, ids.size, ids.size)
 
 
 def softmax(sorted_logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:

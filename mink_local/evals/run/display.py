@@ -1,4 +1,4 @@
-"""The progress of a run on standard error, as bars or log lines, and its summary."""
+"""The progress of a run on standard error, as bars or as lines of a log, and the summary at its end."""
 
 import logging
 import sys

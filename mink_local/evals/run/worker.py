@@ -29,6 +29,7 @@ class Worker:
 
     Args:
         model: A path or an alias.
+        name: The model's in the records.
         seed: The run's.
         n_parallel: Responses at a time.
         ctx: At most so many tokens for a prompt and its response, None for what the model was trained on.
@@ -39,6 +40,7 @@ class Worker:
     def __init__(
         self,
         model: str,
+        name: str,
         seed: int,
         n_parallel: int | Literal["auto"],
         ctx: int | None,
@@ -52,6 +54,7 @@ class Worker:
             model, n_ctx=_CTX_STEP, n_gpu_layers=n_gpu_layers, n_threads=n_threads, today=DATE
         )
         self.interrupted = False
+        self._name = name
         self._seed = seed
         self._n_parallel: int | Literal["auto"] = n_parallel
         trained = self.model._weights.n_ctx_train
@@ -143,7 +146,7 @@ class Worker:
         question = item.question
         strict, flexible = score(TASKS[item.task], question, answer.text, finish_reason)
         return Response(
-            model=item.model,
+            model=self._name,
             task=item.task,
             sampler=str(variant.sampler),
             temperature=variant.temperature,

@@ -7,10 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mink_local
-from tests.support import reference
+from mink_local import MinK
 
 CUT = """
 import numpy as np
@@ -43,10 +44,8 @@ def candidates(process: "subprocess.Popen[str]") -> list[int]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
-    import numpy as np
-
     row = np.random.default_rng(0).normal(0, 3, 5000).astype(np.float32)
-    return [int(token) for token in reference.min_k(row, 300.0)]
+    return [int(token) for token in MinK(300.0).candidates(row)[0]]
 
 
 def compiled(cache: Path) -> dict[str, int]:

@@ -1,0 +1,78 @@
+"""The methods beside llama.cpp's own samplers, and as logits processors of llama-cpp-python."""
+
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from llama_cpp import LogitsProcessorList
+from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
+
+from mink_local.samplers import MinK, MinP, Sampler, TopK, TopNSigma, TopP
+from tests.support.chain import SamplerChain
+
+INF = float("inf")
+
+Row = NDArray[np.float32]
+
+
+def kept_by_llamacpp(handle: Any, row: Row) -> NDArray[np.int64]:
+    """Return the sorted token ids that a llama.cpp sampler leaves above -inf."""
+    chain = SamplerChain(handle)
+    kept, _ = chain.apply(np.arange(row.size), row)
+    chain.free()
+    return np.sort(kept["id"][kept["logit"] > -np.inf]).astype(np.int64)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 5.0])
+def test_keeps_what_llamacpp_keeps(logits: Row, temperature: float) -> None:
+    """llama.cpp, behind its own `temp` for temperature-first, keeps the same tokens.
+
+    It computes in float32: its threshold may fall on the other side of a logit that is within 1e-5 of
+    it, and its order of equal logits is any. Its sum of the exponentials, a float32 too, was seen to be
+    off by 5e-4 over 262,144 of them, so its top-p may stop where p is off by as much.
+    """
+    for row in logits[:4]:
+        scaled = row / np.float32(temperature)
+        pairs: list[tuple[Sampler, object]] = [
+            (TopK(20), C.llama_sampler_init_top_k(20)),
+            (TopK(300), C.llama_sampler_init_top_k(300)),
+            (MinP(0.1), C.llama_sampler_init_min_p(0.1, 1)),
+            (TopNSigma(1.0), C.llama_sampler_init_top_n_sigma(1.0)),
+        ]
+        for sampler, handle in pairs:
+            ours = sampler.candidates(row, temperature)[0]
+            theirs = kept_by_llamacpp(handle, scaled)
+            differing = np.setxor1d(ours, theirs)
+            np.testing.assert_allclose(row[differing], row[ours[-1]], rtol=0, atol=1e-5 * temperature)
+            assert ours.size == theirs.size or not isinstance(sampler, TopK)
+        theirs = kept_by_llamacpp(C.llama_sampler_init_top_p(0.9, 1), scaled)
+        fewest, most = (TopP(0.9 * factor).cutoff(row, temperature) for factor in (0.999, 1.001))
+        assert fewest <= theirs.size <= most
+        _, longest = TopP(0.9 * 1.001).candidates(row, temperature)
+        np.testing.assert_array_equal(np.sort(row[theirs])[::-1], longest[: theirs.size])
+
+
+def test_logits_processor_in_llama_cpp_python(smollm2_path: Path) -> None:
+    """The one line that your own program needs: every token sampled at T = 5 was a candidate."""
+    llama = llama_cpp.Llama(str(smollm2_path), n_ctx=256, verbose=False, seed=1)
+    masked: list[list[int]] = []
+
+    class Watched(MinK):
+        def __call__(self, input_ids: object, scores: Row) -> Row:
+            kept = super().__call__(input_ids, scores)
+            masked.append(np.flatnonzero(kept > -INF).tolist())
+            return kept
+
+    answer = llama.create_chat_completion(
+        [{"role": "user", "content": "Tell me a long story about a dragon."}],
+        logits_processor=LogitsProcessorList([Watched()]),
+        temperature=5.0, top_k=0, top_p=1.0, min_p=0.0, max_tokens=24, seed=1,
+    )  # fmt: skip
+    sampled = llama.input_ids[answer["usage"]["prompt_tokens"] : llama.n_tokens].tolist()
+    assert len(sampled) >= 20
+    assert any(len(ids) > 1 for ids in masked)
+    assert all(token in ids for token, ids in zip(sampled, masked, strict=False))
+    llama.close()

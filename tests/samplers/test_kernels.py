@@ -1,0 +1,295 @@
+"""The candidates of every method: those of its float64 full-sort twin, and worked out by hand."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mink_local.samplers import (
+    SAMPLERS,
+    Eta,
+    Greedy,
+    MinK,
+    MinP,
+    PLess,
+    Sampler,
+    TopK,
+    TopNSigma,
+    TopP,
+    Workspace,
+    kernels,
+    parse,
+)  # fmt: skip
+from tests.support.methods import EXAMPLES, JIT, LARGEST, METHODS, TEMPERATURES, Row, check, large_row, rows
+
+INF = float("inf")
+NAN = float("nan")
+
+
+def test_every_method_is_in_the_table() -> None:
+    assert list(METHODS) == list(SAMPLERS.values())
+
+
+# Any row
+
+
+def _agrees(kind: type[Sampler], data: st.DataObject) -> None:
+    sampler = data.draw(METHODS[kind].samplers)
+    check(sampler, data.draw(rows()), data.draw(st.sampled_from(TEMPERATURES) | st.floats(0.01, 100)))
+
+
+@pytest.mark.parametrize("kind", METHODS)
+@settings(max_examples=120 if JIT else 25, deadline=None)
+@given(st.data())
+def test_agrees_with_its_twin(kind: type[Sampler], data: st.DataObject) -> None:
+    _agrees(kind, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", METHODS)
+@settings(max_examples=1000 if JIT else 60, deadline=None)
+@given(st.data())
+def test_agrees_with_its_twin_on_many_rows(kind: type[Sampler], data: st.DataObject) -> None:
+    _agrees(kind, data)
+
+
+def test_a_probability_below_the_smallest_float() -> None:
+    check(MinP(5e-324), np.array([-2.5, math.inf, math.inf], np.float32), 1e-300)
+
+
+@settings(max_examples=50 if JIT else 10, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0.5, 1), st.floats(0.5, 20))
+def test_top_p_of_many_candidates(seed: int, p: float, temperature: float) -> None:
+    """Thousands of them: quickselect divides the entries many times over."""
+    check(TopP(p), large_row(seed, 20_000 if JIT else 3_000), temperature)
+
+
+# Real logits
+
+
+@pytest.mark.parametrize("sampler", EXAMPLES, ids=str)
+def test_agrees_with_its_twin_on_real_logits(logits: Row, sampler: Sampler) -> None:
+    for temperature in (0.3, 1.0, 5.0, 10.0) if sampler.order == "temperature-first" else (1.0,):
+        for row in logits[:2]:
+            check(sampler, row, temperature)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tau", [0.0, 3.0, 100.0, 1e4, 1e30])
+@pytest.mark.parametrize("scale", [1.0, 0.01, 1e-7, 1e30])
+def test_min_k_of_real_logits_at_any_scale(logits: Row, tau: float, scale: float) -> None:
+    for row in logits:
+        check(MinK(tau), row * np.float32(scale))
+
+
+@pytest.mark.parametrize("banned", [0.01, 0.5, 0.999])
+def test_min_k_of_real_logits_with_banned_and_broken_tokens(logits: Row, banned: float) -> None:
+    random = np.random.default_rng(1)
+    for row in logits[:3]:
+        for value in (-INF, NAN, -NAN):
+            broken = row.copy()
+            broken[random.random(row.size) < banned] = value
+            check(MinK(), broken)
+
+
+def test_min_k_does_not_depend_on_temperature(logits: Row) -> None:
+    for row in logits:
+        for temperature in (0.25, 4.0):  # powers of two: the division does not round
+            assert MinK(0).cutoff(row / np.float32(temperature)) == MinK(0).cutoff(row)
+
+
+def test_fallback_is_idle_on_real_models(logits: Row) -> None:
+    """The range is 30 or so, as the docstring of tau says, so floor(3 / R) is 0."""
+    for row in logits:
+        assert math.floor(3.0 / float(row.max() - row.min())) == 0
+
+
+# Hard rows
+
+
+def _flat(n: int, _: np.random.Generator) -> Row:
+    return np.full(n, 1.5, np.float32)
+
+
+def _ramp(n: int, random: np.random.Generator) -> Row:
+    return random.permutation(np.linspace(-10, 20, n)).astype(np.float32)
+
+
+def _steps(n: int, random: np.random.Generator) -> Row:
+    return random.integers(-5, 6, n).astype(np.float32)
+
+
+def _deep_cliff(n: int, random: np.random.Generator) -> Row:
+    """The heaviest weight is in the middle of the row."""
+    levels = np.linspace(20, 20.001, n // 2), np.linspace(0, 0.1, n - n // 2)
+    return random.permutation(np.concatenate(levels)).astype(np.float32)
+
+
+def _near_ties(n: int, random: np.random.Generator) -> Row:
+    """Drops that grow with the position: every weight is the same except for rounding."""
+    return random.permutation(-np.arange(n, dtype=float) * np.arange(1, n + 1) / 2).astype(np.float32)
+
+
+def _crowded_block(n: int, random: np.random.Generator) -> Row:
+    """All that matters is in one block of the first pass, and the other logits are equal."""
+    row = np.full(n, -4.0, np.float32)
+    row[:200] = random.normal(10, 1, min(n, 200))
+    return row
+
+
+@pytest.mark.parametrize("shape", [_flat, _ramp, _steps, _deep_cliff, _near_ties, _crowded_block])
+@pytest.mark.parametrize("n", [1, 2, 255, 256, 257, 5000, 40_000])
+def test_hard_shapes(shape: Callable[[int, np.random.Generator], Row], n: int) -> None:
+    row = shape(n if JIT else min(n, 2000), np.random.default_rng(n))
+    for sampler in (MinK(0.0), MinK(3.0), MinK(500.0), TopP(0.5), TopK(n // 2 + 1)):
+        check(sampler, row)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_equal_logits(name: str, temperature: float) -> None:
+    """A method with a threshold keeps all of them, whatever rounding does."""
+    row = np.full(1000, -7.3, np.float32)
+    row[500] = -np.inf
+    kept = {"greedy": 1, "top-k": 20, "top-p": 900}
+    ids, _ = parse(name).candidates(row, temperature)
+    assert abs(ids.size - kept.get(name, 999)) <= (name == "top-p")
+    assert ids.tolist() == [j for j in range(1000) if j != 500][: ids.size]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_nearly_everything_banned(name: str) -> None:
+    """As by a grammar: most blocks of logits have no finite one."""
+    row = np.full(20_000, -np.inf, np.float32)
+    row[[9_000, 500, 19_999]] = [1.0, 1.1, 1.2]
+    ids, _ = parse(name).candidates(row)
+    expected = [19_999] if name in ("greedy", "top-n-sigma", "p-less") else [19_999, 500, 9_000]
+    assert ids.tolist() == expected
+
+
+def test_top_p_reaches_into_a_flat_tail() -> None:
+    """The tail weighs 0.14 beside the largest logit's 1: of the whole 1.14, 0.9 is not reached without
+    two ninths of it. In every block one logit is larger, so that the first look sees no more."""
+    row = np.full(20_000, math.log(0.14 / 20_000), np.float32)
+    row[::256] += 0.001
+    row[12_345] = 0.0
+    check(TopP(0.9), row)
+    assert TopP(0.9).cutoff(row) == pytest.approx(20_000 * (0.9 * 1.14 - 1) / 0.14, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_an_infinite_logit_is_the_largest_finite_one(name: str) -> None:
+    row = np.array([1.0, np.inf, LARGEST, 2.0], np.float32)
+    ids, logits = parse(name).candidates(row)
+    everything = [1, 2, 3, 0]
+    assert ids.tolist() == {"greedy": [1], "mirostat": everything, "top-k": everything}.get(name, [1, 2])
+    assert np.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("nan", [NAN, -NAN])
+def test_broken_rows(name: str, nan: float) -> None:
+    workspace = Workspace(600)
+    select = parse(name).selector(1.0, workspace)
+    row = np.full(600, -INF, np.float32)
+    assert select(row) == kernels.NO_FINITE_LOGIT
+    row[[7, 500]] = 2.0, nan
+    assert select(row) == kernels.HAS_NAN
+    row[500] = -INF
+    assert (select(row), workspace.ids[0]) == (1, 7)
+
+
+# By hand
+
+
+@pytest.mark.parametrize(
+    ("row", "tau", "k"),
+    [
+        ([5.0], 3.0, 1),  # one token
+        ([2.0, 2.0, 2.0], 3.0, 3),  # R = 0: everything
+        ([2.0, 2.0, 2.0], 0.0, 1),  # and nothing but the first without the fallback
+        ([9.0, 8.0, 1.0, 0.0], 3.0, 2),  # w = 1/9, 7/18, 1/27
+        ([10.0, 6.0, 0.0], 3.0, 1),  # w = 0.4, 0.3
+        ([10.0, 7.0, 1.0], 3.0, 1),  # w = 3/9 and 6/18: a tie, the smaller position
+        ([10.0, 7.0, 0.999], 3.0, 2),  # which a hair decides
+        ([1.0, 0.9, 0.5], 3.0, 3),  # R = 0.5: the fallback asks for 5 of 3
+        ([1.0, 0.9, 0.5], 1.0, 2),  # and for 1, the cliff for 2: w = 0.2, 0.4
+        ([3.0, -INF, 1.0, -INF], 3.0, 1),  # banned tokens count for nothing: R = 2
+        ([NAN, 3.0, 2.9, NAN, 0.0], 3.0, 2),
+        ([INF, 0.0, INF, -1.0], 3.0, 2),  # +inf is the largest finite float32
+        ([INF, LARGEST, 0.0], 3.0, 2),
+        ([-INF, -INF, -5.0], 3.0, 1),
+        ([0.0, -0.0, -9.0], 3.0, 2),  # equal
+        ([LARGEST, -LARGEST], 3.0, 1),
+    ],
+)
+def test_min_k_by_hand(row: list[float], tau: float, k: int) -> None:
+    assert MinK(tau).cutoff(np.array(row, np.float32)) == k
+    check(MinK(tau), np.array(row, np.float32))
+
+
+def test_min_k_variants_by_hand() -> None:
+    # Drops after positions 1 to 3 are 3, 4, 9, of a range of 16.
+    row = [16.0, 13.0, 9.0, 0.0]
+    assert MinK(0).cutoff(row) == 1  # 3, 2, 3: the smallest position on a tie
+    assert MinK(0, alpha=0).cutoff(row) == 3  # 3, 4, 9
+    assert MinK(0, alpha=0.5).cutoff(row) == 3  # 3, 2.83, 5.20
+    assert MinK(0, alpha=2).cutoff(row) == 1  # 3, 1, 1
+    assert MinK(0, decay="log").cutoff(row) == 3  # 4.33, 3.64, 6.49
+    assert MinK(3, normalize=False).cutoff(row) == 3  # floor(3), not floor(3 / 16)
+    assert MinK(3).cutoff(row) == 1
+
+
+def test_other_methods_by_hand() -> None:
+    row = np.log([0.5, 0.25, 0.125, 0.125])
+    assert TopP(0.6).cutoff(row) == 2  # 0.5 does not reach it, 0.75 does
+    assert TopP(0.0).cutoff(row) == 1
+    assert TopP(1.0).cutoff(row) == 4
+    assert MinP(0.3).cutoff(row) == 2  # 0.15
+    assert PLess().cutoff(row) == 1  # 1/4 + 1/16 + 2/64 = 0.34
+    assert PLess().cutoff(row, 4.0) == 2  # 0.32, 0.27, 0.22, 0.22, or squared and summed 0.26
+    assert PLess("temperature-last").cutoff(row, 4.0) == 1
+    assert Eta(0.2).cutoff(row) == 2  # H = 1.75 log(2): sqrt(0.2) * 2**-1.75 = 0.133
+    assert Eta(0.05).cutoff(row) == 4  # 0.05 is below sqrt(0.05) * 2**-1.75 = 0.066
+    assert Eta(0.2).cutoff(np.log([0.5, 0.25, 0.15, 0.1])) == 3  # sqrt(0.2) * exp(-1.21) = 0.134
+    assert TopK(3).candidates(row)[0].tolist() == [0, 1, 2]
+    assert TopNSigma(1).cutoff([4.0, 2.0, 0.0, 2.0]) == 1  # σ = sqrt(2): from 2.59 on
+    assert TopNSigma(1.5).cutoff([4.0, 2.0, 0.0, 2.0]) == 3  # from 1.88 on
+    assert Greedy().candidates([1.0, INF, LARGEST, -INF])[0].tolist() == [1]
+
+
+def test_equal_logits_go_by_token_id() -> None:
+    row = np.array([0.0, 7.0, -0.0, 7.0, INF, LARGEST, 7.0], np.float32)
+    for sampler in (MinK(1e40), TopK(7), TopP(1.0)):
+        ids, logits = sampler.candidates(row)
+        assert ids.tolist() == [4, 5, 1, 3, 6, 0, 2]
+        assert logits.tolist() == [LARGEST, LARGEST, 7.0, 7.0, 7.0, 0.0, 0.0]
+
+
+# Their parts
+
+
+def test_exp2() -> None:
+    ts = np.concatenate([-np.linspace(0, 1022, 20_001), -np.logspace(-18, 3, 1000)])
+    results = np.array([float(kernels._exp2(t)) for t in ts])
+    np.testing.assert_allclose(results, 2.0**ts, rtol=1e-13)
+    assert kernels._exp2(0.0) == 1.0
+
+
+@settings(deadline=None)
+@given(st.floats(), st.floats(-LARGEST, LARGEST, width=32))
+@example(-math.inf, 1.0)
+@example(0.1, 1.0)
+@example(math.nextafter(0.1, 0), 1.0)
+def test_round_up(cut: float, largest: float) -> None:
+    """The threshold in float32 keeps the logits that `cut` keeps in float64."""
+    if math.isnan(cut):
+        return
+    threshold = float(kernels._round_up(cut, largest))
+    assert -LARGEST <= threshold <= largest
+    assert threshold >= cut or threshold == largest
+    if threshold > -LARGEST:
+        assert np.nextafter(np.float32(threshold), -np.float32(LARGEST)) < cut

@@ -1,0 +1,159 @@
+"""The table of methods that drives their tests: a new sampler is one row here."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from numpy.typing import NDArray
+
+from mink_local.samplers import (
+    Eta,
+    Greedy,
+    MinK,
+    MinP,
+    Mirostat,
+    Order,
+    PLess,
+    Sampler,
+    TopK,
+    TopNSigma,
+    TopP,
+)
+from mink_local.samplers.compile import compiled
+from mink_local.samplers.kernels import keep_from, survey
+from tests.support import reference
+
+Row = NDArray[np.float32]
+
+JIT = not numba.config.DISABLE_JIT  # without it a whole vocabulary takes minutes
+LARGEST = float(np.finfo(np.float32).max)
+TEMPERATURES = [1e-300, 1e-9, 0.3, 1.0, 5.0, 1e4, 1e15, 1e300]
+
+
+class Method(NamedTuple):
+    """What the tests know of a method.
+
+    twin: The slow and plain form of its kernel: of a row, a temperature and the sampler's options.
+    samplers: The samplers with any options.
+    examples: The samplers whose candidates on real logits are compared, and in each form.
+    splits_ties: If one of two equal logits may be kept; a method with a threshold keeps both.
+    """
+
+    twin: Callable[..., reference.Prefix]
+    samplers: st.SearchStrategy[Sampler]
+    examples: tuple[Sampler, ...]
+    splits_ties: bool = False
+
+
+_orders = st.sampled_from(["temperature-first", "temperature-last"])
+_unit = st.floats(0, 1) | st.sampled_from([0.0, 0.1, 0.9, 1.0])
+_taus = st.sampled_from([0.0, 3.0]) | st.floats(0, 1e12)
+_alphas = st.sampled_from([0.0, 0.5, 2.0]) | st.floats(0, 8)
+_min_ks = (
+    st.builds(MinK, _taus)
+    | st.builds(MinK, _taus, _alphas, normalize=st.booleans())
+    | st.builds(MinK, _taus, decay=st.just("log"), normalize=st.booleans())
+)
+_variants = (
+    MinK(tau=0.0), MinK(tau=2000.0), MinK(tau=1e30), MinK(alpha=0.0), MinK(alpha=0.5), MinK(alpha=2.0),
+    MinK(decay="log", normalize=False), MinK(tau=40.0, alpha=2.0, normalize=False),
+)  # fmt: skip
+
+METHODS: dict[type[Sampler], Method] = {
+    MinK: Method(reference.min_k, _min_ks, (MinK(), *_variants), splits_ties=True),
+    Greedy: Method(reference.greedy, st.just(Greedy()), (Greedy(),), splits_ties=True),
+    TopK: Method(
+        reference.top_k,
+        st.builds(TopK, st.integers(1, 60) | st.integers(1, 2**31 - 1)),
+        (TopK(), TopK(1000)),
+        splits_ties=True,
+    ),
+    TopP: Method(
+        reference.top_p,
+        st.builds(TopP, _unit, _orders),
+        (TopP(), TopP(order="temperature-last")),
+        splits_ties=True,
+    ),
+    MinP: Method(reference.min_p, st.builds(MinP, _unit, _orders), (MinP(), MinP(order="temperature-last"))),
+    TopNSigma: Method(
+        reference.top_n_sigma, st.builds(TopNSigma, st.floats(1e-3, 10)), (TopNSigma(), TopNSigma(2.0))
+    ),
+    Eta: Method(
+        reference.eta,
+        st.builds(Eta, st.floats(1e-12, 0.999), _orders),
+        (Eta(), Eta(order="temperature-last")),
+    ),
+    PLess: Method(reference.p_less, st.builds(PLess, _orders), (PLess(), PLess("temperature-last"))),
+    Mirostat: Method(
+        reference.every_finite,
+        st.builds(Mirostat, st.floats(1e-3, 99), st.floats(0, 9), st.sampled_from([1, 2])),
+        (Mirostat(),),
+    ),
+}
+
+EXAMPLES = [sampler for method in METHODS.values() for sampler in method.examples]
+ANY_SAMPLER = st.one_of(*(method.samplers for method in METHODS.values()))
+
+
+# Somebody's own sampler: a kernel, a dataclass, and nothing else.
+
+
+@compiled
+def near(logits: Any, options: Any, work: Any, ids: Any) -> Any:
+    """Keep the logits of at least `largest - distance * temperature`."""
+    n, _, largest = survey(logits, work)
+    return keep_from(largest - options[0] * options[1], largest, logits, work, ids) if n > 0 else n
+
+
+@dataclass(frozen=True)
+class Near(Sampler):
+    distance: float = 1.0
+    order: Order = "temperature-first"
+
+    name = "near"
+    kernel = staticmethod(near)
+
+
+def check(sampler: Sampler, row: Row, temperature: float = 1.0) -> None:
+    """Check that the candidates are the twin's, in order, or those that rounding at its threshold allows."""
+    method = METHODS[type(sampler)]
+    options = asdict(sampler)  # type: ignore[call-overload]
+    options.pop("order", None)
+    twin = method.twin(row, sampler.seen(temperature), **options)
+    before = row.copy()
+    ids, logits = sampler.candidates(row, temperature)
+    np.testing.assert_array_equal(ids, twin.ids[: ids.size])
+    assert twin.least <= ids.size <= twin.most
+    assert sampler.cutoff(row, temperature) == ids.size
+    np.testing.assert_array_equal(row, before)
+    np.testing.assert_array_equal(logits, np.minimum(row[ids], np.float32(LARGEST)))
+    if not method.splits_ties and ids.size < twin.ids.size:
+        assert row[twin.ids[ids.size]] < row[ids[-1]]
+
+
+def rows() -> st.SearchStrategy[Row]:
+    """Rows with a finite logit: of any float32, of a few values with many ties, of what models give."""
+    anything = st.floats(width=32)
+    few = st.sampled_from(
+        [-math.inf, math.nan, math.inf, -2.5, 0.0, -0.0, 1.0, 1.0000001, 7.0, LARGEST, -LARGEST]
+    )
+    ordinary = st.floats(-30, 30, width=32)
+    sizes = st.integers(1, 40) | st.integers(1, 700)
+    small = st.one_of(
+        *(npst.arrays(np.float32, sizes, elements=e, fill=e) for e in (anything, few, ordinary))
+    )
+    large = st.builds(large_row, st.integers(0, 2**32 - 1), st.integers(1, 20_000 if JIT else 2_000))
+    return (small | large).filter(lambda row: bool((row > -math.inf).any()))
+
+
+def large_row(seed: int, size: int) -> Row:
+    """Return normal logits, rounded to make ties, a tenth of them banned."""
+    rng = np.random.default_rng(seed)
+    row = rng.normal(0, 3, size).astype(np.float32).round(int(rng.integers(1, 8)))
+    row[rng.random(size) < 0.1] = -np.inf
+    return row
