@@ -19,7 +19,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_file_is_new_or_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_open_files(monkeypatch)
+    refuse_open_files(monkeypatch.setattr)
     write_atomic(tmp_path / "x", "σ\n")
     write_atomic(tmp_path / "x", "ℓ\r\n\n")
     write_atomic(tmp_path / "y", b"\0\n")
@@ -28,7 +28,7 @@ def test_a_file_is_new_or_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_stand_in_for_windows_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuse_open_files(monkeypatch)
+    refuse_open_files(monkeypatch.setattr)
     with (tmp_path / "x").open("w"), pytest.raises(PermissionError):
         os.replace(tmp_path / "x", tmp_path / "y")
     os.replace(tmp_path / "x", tmp_path / "y")
@@ -37,7 +37,7 @@ def test_the_stand_in_for_windows_refuses(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_target_that_cannot_be_replaced_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse_open_files(monkeypatch)
+    refuse_open_files(monkeypatch.setattr)
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError):  # noqa: PT011
         write_atomic(tmp_path / "folder", "text")

@@ -11,13 +11,14 @@ And nobody in the process can rename, replace or remove a file that the process 
 """
 
 import builtins
-import os
 import re
 import sys
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from tests.support.windows import refuse_open_files
 
 PACKAGE = "mink_local"
 MODULES = {"crypt", "curses", "fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "spwd"}
@@ -112,35 +113,6 @@ def refuse_proc() -> None:
                 raise FileNotFoundError(2, "No such file or directory (elsewhere)", arguments[0])
 
     sys.addaudithook(hook)
-
-
-def open_files() -> set[str]:
-    """Return the paths of the files that this process has open or mapped."""
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        found = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found.add(os.readlink(f"/proc/self/fd/{name}"))
-        except OSError:
-            continue
-    return {path for path in found if path.startswith("/")}
-
-
-def refuse_open_files() -> None:
-    def refusing(function: Callable[..., Any], n_paths: int) -> Callable[..., Any]:
-        def refuse(*paths: Any, **options: Any) -> Any:
-            if all(option is None for option in options.values()):  # no dir_fd: os.fwalk has none on Windows
-                busy = open_files()
-                for path in paths[:n_paths]:
-                    real = os.path.abspath(os.fsdecode(path))
-                    if any(file == real or file.startswith(real + os.sep) for file in busy):
-                        raise PermissionError(13, "The file is open in this process (elsewhere)", str(path))
-            return function(*paths, **options)
-
-        return refuse
-
-    for name, n_paths in (("replace", 2), ("rename", 2), ("unlink", 1), ("remove", 1), ("rmdir", 1)):
-        setattr(os, name, refusing(getattr(os, name), n_paths))
 
 
 hide_modules_and_names()
