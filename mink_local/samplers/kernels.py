@@ -224,7 +224,7 @@ def _round_up(cut, largest):
     if cut >= largest:
         return np.float32(largest)
     nearest = np.float32(max(cut, -np.float64(_LARGEST)))
-    return np.nextafter(nearest, _LARGEST) if nearest < cut else nearest
+    return np.nextafter(nearest, _LARGEST) if np.float64(nearest) < cut else nearest
 
 
 @helper

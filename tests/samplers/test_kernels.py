@@ -292,4 +292,4 @@ def test_round_up(cut: float, largest: float) -> None:
     assert -LARGEST <= threshold <= largest
     assert threshold >= cut or threshold == largest
     if threshold > -LARGEST:
-        assert np.nextafter(np.float32(threshold), -np.float32(LARGEST)) < cut
+        assert float(np.nextafter(np.float32(threshold), -np.float32(LARGEST))) < cut
