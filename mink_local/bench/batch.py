@@ -7,9 +7,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mink_local.bench.timing import PROMPT
-from mink_local.generation.answer import Request
-from mink_local.generation.engine import Batch
-from mink_local.generation.parallel import make_context
+from mink_local.generation.engine import Engine
+from mink_local.generation.loading import make_context
+from mink_local.generation.prompts import PromptEncoder
+from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.template import ChatTemplate
 from mink_local.llama.context import Context
 from mink_local.samplers import Sampler
 
@@ -75,42 +77,51 @@ def time_batches(
 
 
 class _Contestant:
-    """Answers that are written `n_parallel` at a time, in a context of their own."""
+    """An engine that generates `n_parallel` answers at a time, in a KV cache of its own."""
 
     def __init__(
         self, model: "Model", n_parallel: int, sampler: Sampler, temperature: float, tokens: int
     ) -> None:
-        # Each its own prompt: what answers have in common would be evaluated once.
+        # Each has a prompt of its own: what answers have in common would be evaluated once.
         prompts = [
-            [{"role": "user", "content": f"{PROMPT} This is story {i}."}]
+            model.tokens([{"role": "user", "content": f"{PROMPT} This is story {i}."}])
             for i in range(100, 100 + n_parallel)
         ]
-        n_ctx = max(map(model.count_tokens, prompts)) + tokens
-        self._model = model
-        self._context = make_context(model._weights, n_ctx, model._batch.context.n_threads, n_parallel)
-        self.n_parallel = self._context.n_seq  # fewer where memory is short
+        n_ctx = max(map(len, prompts)) + tokens
+        n_threads = model.engine.context.n_threads
+        self._context = make_context(model.weights, n_ctx, n_parallel, n_threads=n_threads)
+        self._encoder = PromptEncoder(model.weights, ChatTemplate(model.weights))
+        self.n_parallel = self._context.n_seq  # fewer if memory is short
         self._requests = [
-            Request(prompt, sampler, temperature, tokens, seed)
+            Request(
+                prompt,
+                SamplingParams(sampler=sampler, temperature=temperature, max_tokens=tokens, seed=seed),
+            )
             for seed, prompt in enumerate(prompts[: self.n_parallel])
         ]
-        model._use(self._context)
         recorder = Recorder(self._context)
-        model._batch = Batch(recorder)  # type: ignore[arg-type]
-        self._n_tokens = sum(answer.n_tokens for answer in model.complete(self._requests))
+        self._n_tokens = self._generate(recorder)  # type: ignore[arg-type]
         self._calls = recorder.calls
 
     def time(self) -> tuple[float, float]:
-        """Tokens a second, as they are written and of the calls alone."""
+        """Return tokens a second, of generation and of its calls alone."""
         self._forget()
-        ours = _seconds(lambda: list(self._model.complete(self._requests)))
+        ours = _seconds(lambda: self._generate(self._context))
         self._forget()
         bare = _seconds(lambda: [call() for call in self._calls])
         return self._n_tokens / ours, self._n_tokens / bare
 
+    def _generate(self, context: Context) -> int:
+        """Generate all answers; return how many tokens they have."""
+        engine = Engine(context, self._encoder)
+        answers = [engine.submit(request) for request in self._requests]
+        while not engine.idle:
+            engine.step()
+        return sum(answer.n_tokens for answer in answers)
+
     def _forget(self) -> None:
         for seq_id in range(self.n_parallel):
             self._context.clear(seq_id)
-        self._model._use(self._context)
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -239,7 +239,7 @@ def decode_command(
     if not find_spec("scipy"):
         raise click.UsageError("the intervals need SciPy: type  python -m pip install scipy")
     loaded = load_model(model, n_ctx=tokens + 256, n_gpu_layers=gpu_layers, n_threads=threads)
-    forms = forms or (("host", "graph") if loaded._weights.on_gpu else ("host",))
+    forms = forms or (("host", "graph") if loaded.weights.on_gpu else ("host",))
     speeds = time_decoding(loaded, samplers, forms, temp, tokens, rounds)
     if as_json:
         click.echo(json.dumps([asdict(speed) for speed in speeds], indent=1))

@@ -18,6 +18,7 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import MinkError
+from mink_local.generation.slots import decode
 from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
 from mink_local.llama.token_data import TOKEN_DATA
 from mink_local.llama.token_sampler import TokenSampler
@@ -228,18 +229,23 @@ def _decode(
 
     keep: takes a copy of every step's logits, (tokens, V); host only.
     """
-    context = model._batch.context
+    context = model.engine.context
     context.detach()
-    prompt = model._template.tokens([{"role": "user", "content": PROMPT}])
-    slot = model._batch.slots[0]
-    slot.cut(0)
-    draw = TokenSampler(sampler, temperature, seed, model._weights.n_vocab)
+    prompt = model.tokens([{"role": "user", "content": PROMPT}])
+    slot = model.engine.slots[0]
+    slot.truncate(0)
+
+    def evaluate() -> None:
+        while slot.pending:
+            decode(context, [slot])
+
+    draw = TokenSampler(sampler, temperature, seed, model.weights.n_vocab)
     own = _chain(sampler) if form == "llama.cpp" else None
     graph = BackendSampler(sampler, temperature, seed, context) if form == "graph" else None
     if graph and not graph.attach():
         raise MinkError(f"this device lacks an operation of the graph form of {sampler}: time --form host")
-    slot.pending = prompt
-    slot.evaluate()
+    slot.queue(prompt)
+    evaluate()
     took = np.empty((tokens, 2))
     for i in range(tokens):
         if keep is not None:
@@ -249,14 +255,14 @@ def _decode(
         if graph and drawn is None:  # as in a chat: what the graph is not sure of is drawn on the host
             graph.detach()
             graph = None
-            slot.repeat()
-            slot.evaluate()
+            slot.evaluate_last_again()
+            evaluate()
         if own:
             drawn = C.llama_sampler_sample(own, context.handle, -1)
         token = draw(context.logits(), step=i + 1) if drawn is None else drawn
         done = time.perf_counter()
-        slot.pending = [token]
-        slot.evaluate()
+        slot.push(token)
+        evaluate()
         took[i] = time.perf_counter() - began, done - began
     context.detach()
     C.llama_sampler_free(own)
@@ -265,7 +271,7 @@ def _decode(
 
 def real_rows(model: "Model", count: int = 32) -> Rows:
     """The raw logits (count, V) of the first steps of an answer."""
-    rows = np.empty((count, model._weights.n_vocab), np.float32)
+    rows = np.empty((count, model.weights.n_vocab), np.float32)
     _decode(model, MinK(), "host", 1.0, count, seed=1, keep=rows)
     return rows
 

@@ -73,9 +73,9 @@ class Answer(Iterator[Piece]):
     def _state(self, continued: Message | None) -> str:
         if continued and (continued.content or continued.thinking):
             return "text" if continued.content else "thought"
-        if self.reply.in_thought:
+        if self.reply.in_reasoning:
             return "thought"
-        return "start" if self._session.model.can_think else "text"
+        return "start" if self._session.model.can_reason else "text"
 
     def _stored(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         session = self._session

@@ -196,7 +196,7 @@ def _loader(settings: Settings, verbose: bool) -> "Callable[[], Model]":
         n_ctx=settings["ctx"],
         n_gpu_layers=settings["gpu_layers"],
         n_threads=settings["threads"],
-        sampling=settings["sampling"],
+        backend_sampling={"host": False, "auto": None}.get(settings["sampling"], True),
         verbose=verbose,
     )
 

@@ -79,7 +79,7 @@ def think(chat: "Chat", argument: str) -> None:
     if argument in ("show", "line"):
         _set(chat, "thoughts", argument)
     elif argument:
-        if not chat.session.model.has_think_switch:
+        if not chat.session.model.has_thinking_switch:
             note(f"({chat.session.model.name} has no such switch in its template: this changes nothing)")
         _set(chat, "think", argument)
     else:

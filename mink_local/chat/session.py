@@ -184,7 +184,7 @@ class Session:
         if answer.outcome and answer.outcome.tokens and answer.how and answer.how.model == self.model.name:
             return answer.outcome.tokens
         messages, _ = self.prompt(self.branch[:-1])
-        opened = self.model.opens_thought(messages, think=self.settings["think"])
+        opened = self.model.opens_reasoning(messages, self.settings["think"])
         return self.model.tokenize(joined(answer.thinking, answer.content, opened))
 
     def options(self, **changes: Any) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class Session:
             "max_tokens": settings["max_tokens"],
             "seed": settings["seed"],
             "constraints": settings.constraints,
-            "think": settings["think"],
+            "enable_thinking": settings["think"],
         }
         return {**options, **changes}
 
@@ -206,7 +206,7 @@ class Session:
         if not self.branch:
             return None
         messages, _ = self.prompt(self.branch)
-        return self.model.chat(messages, max_tokens=1, think=self.settings["think"])
+        return self.model.chat(messages, max_tokens=1, enable_thinking=self.settings["think"])
 
     def _answer(
         self, head_before: int | None, options: dict[str, Any], continued: Message | None = None
@@ -216,7 +216,7 @@ class Session:
         try:
             messages, dropped = self.prompt(self.branch[:-1] if continued else self.branch, forget=True)
             begun = self.written(continued) if continued else []
-            reply = self.model.chat(messages, begun=begun, **options)
+            reply = self.model.chat(messages, prefix=begun, **options)
         except BaseException:
             self.go_to(head_before)
             raise

@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from mink_local.errors import MinkError
 from mink_local.evals.run.worker import DATE
-from mink_local.generation.answer import Request
 from mink_local.generation.loading import load_model
+from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.context import RANDOM_SEED
 from mink_local.models.catalog import DEFAULT_MODEL
 from mink_local.samplers import Greedy, MinP, Sampler, TopK, TopP, parse
@@ -69,7 +69,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
                 n_ctx=256,
                 n_gpu_layers=gpu_layers,  # type: ignore[arg-type]
                 n_threads=threads,
-                today=DATE,
+                date=DATE,
             )
         except ValueError as error:
             raise MinkError(f"--model_args: {error}") from None
@@ -77,47 +77,44 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         self._seed = seed
         self._parallel: Any = parallel
         self._max_gen_toks = max_gen_toks
-        self.max_length = min(n_ctx, self._model._weights.n_ctx_train)
+        self.max_length = min(n_ctx, self._model.weights.n_ctx_train)
 
     # Tokens and templates
 
     @property
     def eot_token_id(self) -> int:
-        return self._token(self._model._weights.eos)
+        return self._token(self._model.weights.eos)
 
     @property
     def prefix_token_id(self) -> int:
         """What stands before a text that has no context: the vocabulary's beginning, or its end."""
-        return self._token(self._model._weights.bos or self._model._weights.eos)
+        return self._token(self._model.weights.bos or self._model.weights.eos)
 
     def _token(self, text: str) -> int:
-        (token,) = self._model._weights.tokenize(text, add_special=False, parse_special=True)
+        (token,) = self._model.weights.tokenize(text, add_special=False, parse_special=True)
         return int(token)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         if add_special_tokens is None:
             return self._model.tokens(string) if string else []
-        return self._model._weights.tokenize(  # type: ignore[no-any-return]
+        return self._model.weights.tokenize(  # type: ignore[no-any-return]
             string, add_special=add_special_tokens, parse_special=True
         )
 
     @property
     def tokenizer_name(self) -> str:
         """Under which the harness caches requests: the model and its chat template."""
-        template = self._model._weights.chat_template or ""
+        template = self._model.weights.chat_template or ""
         return f"{self._model.name}-{hashlib.sha256(template.encode()).hexdigest()[:16]}"
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        return self._model._weights.chat_template if chat_template else None
+        return self._model.weights.chat_template if chat_template else None
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """The prompt for the next answer or, without `add_generation_prompt`, for the end of the last one."""
-        template = self._model._template
-        if not add_generation_prompt and chat_history[-1]["role"] == "assistant":
-            return str(template.text(chat_history[:-1])) + chat_history[-1]["content"]
-        return str(template.text(chat_history))
+        return str(self._model.apply_chat_template(chat_history))
 
     # Likelihoods
 
@@ -130,7 +127,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         """The log-probability of every continuation, and whether greedy decoding would write it."""
         pairs = [self._fitted(context, continuation) for _, context, continuation in requests]
         results = []
-        scored = self._model.likelihoods(pairs, self._parallel)
+        scored = self._model.logprobs(pairs, self._parallel)
         for (strings, *_tokens), likelihood in zip(
             requests, tqdm(scored, desc="Scoring", disable=disable_tqdm), strict=True
         ):
@@ -172,11 +169,13 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         asked = [self._request(i, *request.args) for i, request in enumerate(requests)]
         if not asked:
             return []
-        longest = max(len(request.prompt) + (request.max_tokens or 0) for request in asked)
+        longest = max(len(request.prompt) + (request.params.max_tokens or 0) for request in asked)
         self._model.reserve(min(longest, self.max_length), self._parallel)
         texts = [""] * len(asked)
         bar = tqdm(total=len(asked), desc="Generating", disable=disable_tqdm)
         for answer in self._model.complete(asked):
+            if answer.error is not None:
+                raise MinkError(answer.error)
             texts[answer.index] = answer.text
             self.cache_hook.add_partial("generate_until", requests[answer.index].args, answer.text)
             bar.update()
@@ -188,14 +187,14 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         max_tokens = min(max_tokens, self.max_length - 1)
         until = options.get("until") or []
         sampler, temperature = self._sampling(options)
-        return Request(
-            prompt=self.tok_encode(context)[-(self.max_length - max_tokens) :],
+        params = SamplingParams(
             sampler=sampler,
             temperature=temperature,
             max_tokens=max_tokens,
             seed=(self._seed + index) % RANDOM_SEED,
             stop=[until] if isinstance(until, str) else [string for string in until if string],
         )
+        return Request(self.tok_encode(context)[-(self.max_length - max_tokens) :], params)
 
     def _sampling(self, options: dict[str, Any]) -> tuple[Sampler | None, float]:
         """The sampler and temperature of a request: those of --model_args, else those the task asks for."""

@@ -1,327 +1,324 @@
-"""Continuous batching: one loop of decode, cut, draw for any number of answers at a time."""
+"""Continuous batching: any number of requests share the slots of one KV cache, one `llama_decode` a step.
+
+    answer = engine.submit(request)
+    while not engine.idle:
+        for answer, piece in engine.step():
+            print(piece, end="")
+
+Requests may come and go at any time between two steps. A slot that becomes free is given to the next
+request at once, whose prompt is evaluated in the batches of the others. What requests have in common is
+evaluated once:
+
+- Answers to one prompt share a slot, each sampling from the same logits, as long as they sample the same
+  tokens. When they diverge, the slot is forked: copied into a free one, or the answers that diverge wait.
+- A prefix that a prompt shares with the tokens in any slot is copied from there. While another slot is still
+  prefilling such a prefix, the request waits for it.
+"""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
-from mink_local.generation.answer import Answer
+from mink_local.generation.answer import Answer, FinishReason, Piece
+from mink_local.generation.decoding import Decoding
+from mink_local.generation.prompts import PromptEncoder
+from mink_local.generation.request import Request
+from mink_local.generation.slots import Slot, common_prefix, decode, reserve
 from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
-from mink_local.llama.context import Context, Segment
+from mink_local.llama.context import Context
+from mink_local.llama.token_sampler import SamplingBuffers
 
 log = logging.getLogger("mink_local")
 
-SHARED = 4  # tokens of a common beginning from which on it is copied from another sequence, or waited for
+Step = list[tuple[Answer, Piece]]
+Group = list[Decoding]  # answers with the same prompt and the same tokens so far, in one slot
 
 
-Job = TypeVar("Job")
+class Engine:
+    """Generates answers in the slots of `context`.
 
+    Not thread-safe, except for `interrupt`.
 
-class Slot(Generic[Job]):
-    """A sequence of the KV cache, and what it is used for.
-
-    tokens: what the cache holds for certain. pending: what is to be evaluated behind them.
+    Args:
+        context: The KV cache; the engine alone may use it.
+        encoder: Makes token ids of prompts.
     """
 
-    def __init__(self, context: Context, seq_id: int) -> None:
-        self.seq_id = seq_id
-        self.tokens: list[int] = []
-        self.pending: Sequence[int] = ()
-        self.job: Job | None = None
-        self.graph: BackendSampler | None = None
-        self._context = context
-
-    def rewind(self, tokens: Sequence[int], outputs: int = 1) -> None:
-        """Forget what the cache holds beyond its common beginning with `tokens`, the rest of which is
-        pending then. So are the last `outputs` in any case: their logits are wanted."""
-        self.cut(common_prefix(self.tokens, tokens[: len(tokens) - outputs]))
-        self.pending = tokens[len(self.tokens) :]
-
-    def cut(self, length: int) -> None:
-        """Forget all but the first `length` tokens, or all where the model cannot forget just its end."""
-        if length < len(self.tokens):
-            del self.tokens[length:]
-            self.restore()
-
-    def restore(self) -> None:
-        """Forget what a batch that was interrupted may have left behind `tokens`, or all as in `cut`."""
-        if not self._context.truncate(len(self.tokens), self.seq_id):
-            self._context.clear(self.seq_id)
-            self.tokens.clear()
-
-    def copy_from(self, other: "Slot[Job]") -> None:
-        self._context.clear(self.seq_id)
-        self._context.copy(other.seq_id, self.seq_id)
-        self.tokens = other.tokens.copy()
-
-    def take_over(self, other: "Slot[Job]") -> None:
-        """Go on with what another sequence is used for."""
-        self.copy_from(other)
-        self.job, self.pending = other.job, other.pending
-        other.release()
-
-    def take(self, room: int) -> Segment:
-        """The next of what is pending, at most `room` tokens."""
-        return Segment(self.pending[:room], len(self.tokens), self.seq_id, int(room >= len(self.pending)))
-
-    def evaluated(self, part: Segment) -> None:
-        self.tokens += part.tokens
-        self.pending = self.pending[len(part.tokens) :]
-
-    def evaluate(self) -> bool:
-        """Evaluate what is pending, on its own; False where it was interrupted."""
-        while self.pending:
-            part = self.take(self._context.n_batch)
-            if self._context.interrupted or not self._context.decode(part):
-                self.restore()
-                self.pending = ()
-                return False
-            self.evaluated(part)
-        return True
-
-    def repeat(self) -> None:
-        """Have the last token evaluated again, for its logits."""
-        tokens = self.tokens.copy()
-        self.cut(len(tokens) - 1)
-        self.pending = tokens[len(self.tokens) :]
-
-    def release(self) -> None:
-        """What is in the cache stays there, for an answer that begins in the same way."""
-        self.job, self.pending = None, ()
-        self.detach()
-
-    def detach(self) -> None:
-        if self.graph is not None:
-            self.graph.detach()
-            self.graph = None
-
-
-Group = list[Answer]  # answers that are the same so far, prompt included
-
-
-class Batch:
-    """Writes answers in the sequences of `context`, with one llama_decode a step for all.
-
-    A sequence that has ended is given to the next answer at once, whose prompt is read in the batches of
-    the others. Answers that follow each other with the same prompt share a sequence, each drawing from
-    the same logits, until they draw different tokens: then they part, and the sequence is copied, or
-    where none is free they wait for one. So whatever they have in common is evaluated once. What
-    other prompts have in common with a sequence is copied from there too; while such a beginning is
-    being read, an answer waits for it.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self.slots: list[Slot[Group]] = [Slot(context, seq_id) for seq_id in range(context.n_seq)]
+    def __init__(self, context: Context, encoder: PromptEncoder) -> None:
         self.context = context
-        self._parted: list[Group] = []  # those that wait for a sequence
-        self._runs = 0  # how many were begun: only the last may go on
+        self.slots: list[Slot[Group]] = [Slot(context, seq_id) for seq_id in range(context.n_seq)]
+        self._encoder = encoder
+        self._weights = encoder.weights
+        self._buffers = SamplingBuffers(encoder.weights.n_vocab)
+        self._waiting: deque[tuple[Decoding, bool]] = deque()
+        self._forked: list[Group] = []  # those that wait for a slot
 
-    def run(self, answers: Iterable[Answer], in_graph: bool = False) -> Iterator[tuple[Answer, str]]:
-        """Write answers, drawn from the iterable as there is room for them; yields every answer's pieces
-        of text as they come, empty ones included, the last one when it has its finish_reason.
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to generate."""
+        return not (self._waiting or self._groups())
 
-        in_graph: draw tokens inside llama.cpp's graph where that can be done. Ends early, with the answers
-        that were begun, where the context is interrupted. Raises GenerationError where a row of logits
-        is broken, llama.cpp fails, or another run has begun.
+    @property
+    def n_waiting(self) -> int:
+        """Number of requests that have not begun, because no slot is free."""
+        return len(self._waiting)
+
+    def submit(self, request: Request, answer: Answer | None = None, *, backend: bool = False) -> Answer:
+        """Take a request; `step` generates its answer.
+
+        Args:
+            request: The request.
+            answer: The object to fill in; None makes one.
+            backend: Sample inside llama.cpp's graph if the request, the method and the device allow it.
+
+        Returns:
+            The answer, which grows with every step. If the prompt does not fit the context it is finished
+            already, with finish_reason "overflow".
+
+        Raises:
+            ValueError: The prompt, the constraints or the stop tokens do not suit the model.
+            MinkError: The chat template refuses the messages.
         """
-        self._release()
-        run = self._runs
-        waiting = iter(answers)
-        upcoming = next(waiting, None)
-        while True:
-            self._resume()
-            while upcoming is not None and (upcoming.finish_reason or self._begin(upcoming, in_graph)):
-                if upcoming.finish_reason:
-                    yield upcoming, ""
-                upcoming = next(waiting, None)
-            busy = self._close_ranks()
-            if not busy:
-                return
-            if (outputs := self._decode(busy)) is None:
-                yield from self._interrupted()
-                return
-            for slot, output in outputs:
-                for written in self._write(slot, output):
-                    yield written
-                    if run != self._runs:
-                        raise GenerationError("another answer was begun on this model before this one ended")
+        answer = answer or Answer(request)
+        prompt = [*self._encoder.tokens(request.prompt, request.enable_thinking), *request.prefix]
+        stop = self._encoder.stop(request.prompt)
+        decoding = Decoding(answer, prompt, self.context.n_ctx, self._weights, self._buffers, stop)
+        if answer.finish_reason is None:
+            if self.idle:  # an interrupt that came while nothing was generated is not meant for this
+                self.context.interrupted = False
+            self._waiting.append((decoding, backend))
+            self._admit()
+        return answer
 
-    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The raw logits (V,) of what follows `tokens`, which end what was being written. Where llama.cpp
-        holds them, until the next batch. Raises GenerationError where it was interrupted."""
-        self._release()
-        slot = max(self.slots, key=lambda slot: common_prefix(slot.tokens, tokens))
-        slot.rewind(tokens)
-        if not slot.evaluate():
-            raise GenerationError("interrupted")
-        return self.context.logits()
+    def cancel(self, answer: Answer, error: str | None = None) -> None:
+        """End one answer, with finish_reason "interrupted", or "error" if there is one, and no other."""
+        for decoding, _ in self._waiting:
+            if decoding.answer is answer:
+                self._waiting = deque(item for item in self._waiting if item[0] is not decoding)
+                self._finish(decoding, error)
+                return
+        for group in self._groups():
+            for decoding in group:
+                if decoding.answer is answer:
+                    group.remove(decoding)
+                    self._finish(decoding, error)
+        self._forked = [group for group in self._forked if group]
+        for slot in self.slots:
+            if slot.job == []:
+                slot.release()
 
-    def _release(self) -> None:
-        """End what is being written."""
-        self._runs += 1
-        self._parted.clear()
+    def cancel_all(self, error: str | None = None) -> Step:
+        """End every answer, as `cancel` does; return their last pieces."""
+        ended = [(decoding.answer, self._finish(decoding, error)) for decoding in self._decodings()]
+        self._waiting.clear()
+        self._forked.clear()
         for slot in self.slots:
             slot.release()
+        return ended
+
+    def interrupt(self) -> None:
+        """End every answer at the next step, with finish_reason "interrupted".
+
+        On a CPU a batch that is being evaluated stops in the middle. May be called from another thread or a
+        signal handler.
+        """
+        self.context.interrupted = True
+
+    def step(self) -> Step:
+        """Evaluate one batch and sample the next token of every answer whose logits it gives.
+
+        Returns:
+            The answers that have grown, each with the text that was added. A row of logits from which
+            nothing can be sampled ends its answer with finish_reason "error", and no other; if llama.cpp
+            fails on the batch, all that have begun end so.
+        """
+        self._resume()
+        self._admit()
+        busy = self._compact()
+        if not busy:
+            return []
+        try:
+            outputs = decode(self.context, busy)
+        except GenerationError as error:
+            return self._end_begun(str(error))
+        if outputs is None:
+            return self.cancel_all()
+        return [event for slot, output in outputs for event in self._sample(slot, output)]
+
+    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Return the raw logits (V,) after `tokens`, valid until the next batch.
+
+        The engine must be idle.
+
+        Raises:
+            GenerationError: llama.cpp failed, or it was interrupted.
+        """
+        self.context.interrupted = False
+        slot = max(self.slots, key=lambda slot: common_prefix(slot.tokens, tokens))
+        slot.queue(tokens)
+        while slot.pending:
+            if decode(self.context, [slot]) is None:
+                slot.release()
+                raise GenerationError("interrupted")
+        return self.context.logits()
+
+    def forget(self) -> None:
+        """Empty the KV cache of every free slot."""
+        for slot in self.slots:
+            if slot.job is None:
+                slot.truncate(0)
+
+    def unevaluated(self, answer: Answer) -> int:
+        """Return how many tokens of the prompt are not evaluated yet. May be called from another thread."""
+        pending = [
+            len(slot.pending) for slot in self.slots if any(d.answer is answer for d in slot.job or ())
+        ]
+        return sum(pending) if not answer.k else 0
 
     def _groups(self) -> list[Group]:
-        return [slot.job for slot in self.slots if slot.job] + self._parted
+        return [slot.job for slot in self.slots if slot.job] + self._forked
+
+    def _decodings(self) -> Iterator[Decoding]:
+        yield from (decoding for group in self._groups() for decoding in group)
+        yield from (decoding for decoding, _ in self._waiting)
+
+    def _finish(self, decoding: Decoding, error: str | None) -> Piece:
+        """End an answer early. An interrupt that has not been heard yet comes before an error."""
+        reason: FinishReason = "interrupted" if error is None or self.context.interrupted else "error"
+        return decoding.end(reason, error if reason == "error" else None)
+
+    def _end_begun(self, error: str) -> Step:
+        """End the answers that have a slot."""
+        ended = [(d.answer, self._finish(d, error)) for slot in self.slots for d in slot.job or ()]
+        for slot in self.slots:
+            slot.release()
+        return ended
 
     def _resume(self) -> None:
-        """Give a sequence to those that wait for one, as far as there are any free."""
-        while self._parted:
-            answer = self._parted[0][0]
-            slot = place(self.slots, [*answer.prompt, *answer.tokens])
+        """Give free slots to answers that have diverged from others."""
+        while self._forked:
+            first = self._forked[0][0]
+            slot = reserve(self.slots, [*first.prompt, *first.answer.tokens])
             if slot is None:
                 return
-            slot.job = self._parted.pop(0)
+            slot.job = self._forked.pop(0)
 
-    def _begin(self, answer: Answer, in_graph: bool) -> bool:
-        """Give an answer a sequence; False where it has to wait."""
-        groups = self._groups()
-        # Twice the sequences keep them all in use. A single one is for one answer after the other.
-        if sum(map(len, groups)) >= 2 * len(self.slots) - 1:
+    def _admit(self) -> None:
+        """Give slots to waiting requests, in their order."""
+        while self._waiting and self._begin(*self._waiting[0]):
+            self._waiting.popleft()
+
+    def _begin(self, decoding: Decoding, backend: bool) -> bool:
+        """Give a request a slot, or a share in one; return False if it has to wait."""
+        # Twice as many answers as slots keep every slot in use while answers diverge and end. A single slot
+        # generates one answer after the other.
+        if sum(map(len, self._groups())) >= 2 * len(self.slots) - 1:
             return False
-        if not in_graph:  # a sampler that is attached to a sequence draws for one answer
-            for group in groups:
-                if not group[0].k and group[0].prompt == answer.prompt:
-                    answer.begin(0)
-                    group.append(answer)
+        if not backend:  # an attached sampler samples for one answer
+            for slot in self.slots:
+                if slot.job and slot.backend_sampler is None and _same_prompt(slot.job[0], decoding):
+                    decoding.begin(0)
+                    slot.job.append(decoding)
                     return True
-        free = place(self.slots, answer.prompt)
+        free = reserve(self.slots, decoding.prompt)
         if free is None:
             return False
-        answer.begin(len(free.pending))
-        free.job = [answer]
-        free.graph = _graph_draw(answer, self.context, free.seq_id) if in_graph else None
+        decoding.begin(len(free.pending))
+        free.job = [decoding]
+        if backend:
+            free.backend_sampler = _attached(decoding, self.context, free.seq_id)
         return True
 
-    def _close_ranks(self) -> list[Slot[Group]]:
-        """The sequences that are written in, after those behind a gap have moved into it: llama.cpp
-        evaluates only neighbours at once, which costs much more than to copy a sequence."""
+    def _compact(self) -> list[Slot[Group]]:
+        """Move busy slots down so that they are adjacent; return them.
+
+        llama.cpp evaluates only adjacent sequences together; separate ones cost more than the copies.
+        """
         busy = [slot for slot in self.slots if slot.job]
-        if not any(slot.graph for slot in busy):  # a sampler that is attached stays where it is
+        if not any(slot.backend_sampler for slot in busy):  # an attached sampler stays in its sequence
             for gap in [slot for slot in self.slots[: len(busy)] if not slot.job]:
                 gap.take_over(busy.pop())
         return [slot for slot in self.slots if slot.job]
 
-    def _decode(self, busy: list[Slot[Group]]) -> list[tuple[Slot[Group], int]] | None:
-        """Evaluate a batch: one token of each sequence that writes, and as much as there is room for of
-        the prompts that are being read. Returns the sequences that have an output, and its place in
-        the batch, or None where it was interrupted."""
-        room = self.context.n_batch
-        parts = []
-        for slot in sorted(busy, key=lambda slot: len(slot.pending)):
-            if room == 0:
-                break
-            part = slot.take(room)
-            parts.append((slot, part))
-            room -= len(part.tokens)
-        parts.sort(key=lambda item: item[1].seq_id)  # in the order in which llama.cpp takes neighbours
-        if self.context.interrupted or not self.context.decode(*(part for _, part in parts)):
-            for slot, _ in parts:
-                slot.restore()
-            return None
-        outputs = []
-        end = 0
-        for slot, part in parts:
-            slot.evaluated(part)
-            end += len(part.tokens)
-            if part.n_outputs:
-                outputs.append((slot, end - 1))
-        return outputs
+    def _sample(self, slot: Slot[Group], output: int) -> Step:
+        """Sample a token for every answer in a slot, then fork it if they diverge."""
+        if slot.backend_sampler is not None:
+            return self._sample_backend(slot, slot.backend_sampler, output)
+        logits = self.context.logits(output)
+        events: Step = []
+        by_token: dict[int, Group] = {}
+        for decoding in slot.job or ():
+            try:
+                piece = decoding.sample(logits)
+            except GenerationError as error:
+                piece = decoding.end("error", str(error))
+            events.append((decoding.answer, piece))
+            if decoding.answer.finish_reason is None:
+                assert piece.token is not None
+                by_token.setdefault(piece.token, []).append(decoding)
+        self._fork(slot, by_token)
+        return events
 
-    def _interrupted(self) -> Iterator[tuple[Answer, str]]:
-        groups = self._groups()
-        self._release()
-        for group in groups:
-            for answer in group:
-                yield answer, answer.end("interrupted")
+    def _sample_backend(self, slot: Slot[Group], sampler: BackendSampler, output: int) -> Step:
+        """Take the token that the attached sampler has sampled for the answer in a slot."""
+        assert slot.job
+        [decoding] = slot.job
+        token = sampler.next(output)
+        if token is None:
+            log.warning(
+                "step %d: backend sampling cannot guarantee the exact cut; the rest of this answer is "
+                "sampled on the CPU",
+                len(decoding.answer.k) + 1,
+            )
+            slot.detach()
+            slot.evaluate_last_again()
+            return []
+        piece = decoding.append(token, sampler.k)
+        self._fork(slot, {} if decoding.answer.finish_reason else {token: [decoding]})
+        return [(decoding.answer, piece)]
 
-    def _write(self, slot: Slot[Group], output: int) -> Iterator[tuple[Answer, str]]:
-        """Sample the next token of every answer in a sequence. Those that go on with the first one's stay
-        there, and those with another in a copy of it, as soon as there is room for one."""
-        groups: dict[int, Group] = {}
-        for answer in slot.job or ():
-            if (drawn := self._draw(answer, slot, output)) is None:
-                return
-            token, k = drawn
-            text = answer.accept(token, k)
-            if not answer.finish_reason:
-                groups.setdefault(token, []).append(answer)
-            yield answer, text
-        if not groups:
+    def _fork(self, slot: Slot[Group], by_token: dict[int, Group]) -> None:
+        """Keep the answers that sampled the first token in `slot`; move the others to copies of it.
+
+        If there are more tokens than free slots, the rest waits for a slot. Without answers, the slot is
+        released.
+        """
+        if not by_token:
             slot.release()
             return
-        for token in [*groups][1:]:
-            group = groups.pop(token)
-            if (copy := next((other for other in self.slots if not other.job), None)) is None:
-                self._parted.append(group)
+        [(token, group), *others] = by_token.items()
+        for other_token, other_group in others:
+            if (copy := next((free for free in self.slots if free.job is None), None)) is None:
+                self._forked.append(other_group)
             else:
                 copy.copy_from(slot)
-                copy.job, copy.pending = group, [token]
-        [(token, slot.job)] = groups.items()
-        slot.pending = [token]
-
-    def _draw(self, answer: Answer, slot: Slot[Group], output: int) -> tuple[int, int | None] | None:
-        """The next token and, if it is not the answer's own draw, its k; None where the graph was not
-        certain and the logits have to be asked for."""
-        if slot.graph is None:
-            return answer.draw(self.context.logits(output)), None
-        if (token := slot.graph.next(output)) is not None:
-            return token, slot.graph.k
-        log.warning(
-            "the graph cannot make sure of the cut at step %d: on from here on the host", len(answer.k) + 1
-        )
-        slot.detach()
-        slot.repeat()
-        return None
+                copy.job = other_group
+                copy.push(other_token)
+        slot.job = group
+        slot.push(token)
 
 
-def place(slots: Sequence[Slot[Job]], tokens: Sequence[int], outputs: int = 1) -> Slot[Job] | None:
-    """A free sequence in which `tokens` are pending, but for a beginning that it holds or that was copied
-    from another; None where there is none free, or another reads such a beginning right now.
-
-    outputs: the logits of so many of the last tokens are wanted, so they are not part of the beginning.
-    """
-    free = [slot for slot in slots if slot.job is None]
-    if not free:
-        return None
-    beginning = tokens[: len(tokens) - outputs]
-    has = {slot.seq_id: common_prefix(slot.tokens, beginning) for slot in slots}
-    slot = max(free, key=lambda slot: has[slot.seq_id])
-    source = max(slots, key=lambda slot: has[slot.seq_id])
-    enough = has[source.seq_id] + SHARED
-    for other in slots:
-        if other.pending and common_prefix([*other.tokens, *other.pending], beginning) >= enough:
-            return None
-    if has[source.seq_id] >= has[slot.seq_id] + SHARED:
-        slot.copy_from(source)
-    slot.rewind(tokens, outputs)
-    return slot
+def _same_prompt(first: Decoding, other: Decoding) -> bool:
+    """Return whether an answer that has no token yet has the prompt of another."""
+    return not first.answer.k and first.prompt == other.prompt
 
 
-def _graph_draw(answer: Answer, context: Context, seq_id: int) -> BackendSampler | None:
-    """What draws inside the graph, attached; None, with a warning, where tokens are drawn on the host."""
-    sampler = answer.request.rule
-    if answer.request.constraints:
-        log.warning("penalties, bias and grammar have no graph form: tokens are drawn on the host")
+def _attached(decoding: Decoding, context: Context, seq_id: int) -> BackendSampler | None:
+    """Attach a sampler to a sequence; None, with a warning, if tokens are sampled on the host."""
+    params = decoding.answer.request.params
+    sampler = params.effective_sampler
+    if decoding.needs_logits:
+        log.warning("constraints, log-probabilities and bans have no backend form: sampling on the CPU")
         return None
     if not has_backend_form(sampler):
-        log.warning("%s has no graph form: its tokens are drawn on the host", sampler)
+        log.warning("%s has no backend form: sampling on the CPU", sampler)
         return None
-    draw = BackendSampler(sampler, answer.request.temperature, answer.seed, context, seq_id)
-    if draw.attach():
-        return draw
-    log.warning("%s: this device lacks an operation of its graph form: drawn on the host", sampler)
+    backend = BackendSampler(sampler, params.temperature, decoding.answer.seed, context, seq_id)
+    if backend.attach():
+        return backend
+    log.warning("this device lacks an operation of the backend form of %s: sampling on the CPU", sampler)
     return None
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin with that are the same."""
-    longest = min(len(a), len(b))
-    if a[:longest] == b[:longest]:  # mostly so, and compared at C's speed
-        return longest
-    return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)

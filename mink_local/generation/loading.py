@@ -1,22 +1,21 @@
-"""Loading a GGUF model: which file, whether it can be trusted, where its layers go."""
+"""Loading a GGUF model: which file, whether it can be trusted, where its layers go, how many KV caches."""
 
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
+from datetime import date as Date
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-import psutil
+from typing import Literal
 
 from mink_local.errors import ModelError
-from mink_local.generation.parallel import make_context
+from mink_local.generation.cores import n_cores
+from mink_local.generation.model import Model
 from mink_local.llama.context import ALL_LAYERS, N_SEQ_MAX, Context
 from mink_local.llama.devices import gpu_missing
 from mink_local.llama.weights import Weights
-from mink_local.models import trust
+from mink_local.models import trust as trust_in
 from mink_local.models.catalog import resolve
 from mink_local.models.gguf import read_metadata
 from mink_local.models.memory import (
@@ -24,13 +23,13 @@ from mink_local.models.memory import (
     MemoryNeed,
     Placement,
     Usage,
+    caches_that_fit,
     choose_placement,
     memory_budget,
 )
 
-if TYPE_CHECKING:
-    from mink_local.generation.model import Model, Sampling
-
+ON_CPU, ON_GPU = 32, 64  # answers at a time; more of them gain little
+_UNASKED_SHARE = 4  # one part in so many of the free memory is taken for KV caches that nobody asked for
 _EVERY_LAYER = 9999  # more than any model has: llama.cpp takes as many as there are
 
 Loader = Callable[[int], tuple[Weights, Context]]
@@ -45,100 +44,186 @@ def load_model(
     n_parallel: int | None = None,
     n_gpu_layers: int | Literal["auto"] = "auto",
     n_threads: int | None = None,
-    sampling: "Sampling" = "auto",
-    today: date | None = None,
+    kv_type: str = "f16",
+    flash_attn: bool | None = None,
+    backend_sampling: bool | None = None,
+    date: Date | None = None,
+    trust: bool = False,
     verbose: bool = False,
-) -> "Model":
+) -> Model:
     """Load a GGUF model.
 
-    model: an alias of `models.txt` or a path.
-    n_ctx: tokens that prompt and answer share, all answers that are written at a time together, and at
-        most what the model was trained on for each. By default it is chosen from the free memory: 4096
-        for each, up to 32768 for a single one, fewer where 4096 do not fit (`fit.plan`).
-    n_parallel: how many answers can be written at a time, by `Model.generate`; see also `Model.reserve`. By
-        default `Model.generate` chooses, when it is called.
-    n_gpu_layers: "auto" puts as many layers on the GPU as its free memory holds, none where there is no
-        GPU; a number asks for so many, as llama.cpp counts them (the output is one more), -1 for all.
-        Where even those turn out not to fit it is tried with fewer, down to none. `Model.placement` says
-        what came of it.
-    n_threads: CPU threads, one for every physical core by default.
-    sampling: "graph" draws tokens inside llama.cpp's compute graph, so that no logits leave the GPU, "host"
-        outside of it; "auto" takes the graph where the output layer is on a GPU, which it is as soon as
-        one layer is. What has no graph form is drawn on the host, with a warning.
-    today: what a chat template that writes the date (LLaMA-3.1's does) is told, by default the truth.
-    verbose: llama.cpp's log on standard error.
+    Args:
+        model: A name of `models.txt`, or a path; see `mink-models --help`.
+        n_ctx: Tokens that a prompt and its answer share, at most what the model was trained on. None chooses
+            by the free memory: 4096, up to 32768 for a single answer, fewer if 4096 do not fit.
+        n_parallel: Number of answers that are generated at a time. None is 1 for `Model.chat`, and
+            `Model.generate` chooses when it is called.
+        n_gpu_layers: "auto" puts as many layers on the GPU as its free memory holds; a number asks for so
+            many, as llama.cpp counts them (the output is one more), -1 for all. If llama.cpp cannot allocate
+            them, fewer are tried, down to none. `Model.placement` says where they are.
+        n_threads: CPU threads; None is one for every physical core, efficiency cores left out.
+        kv_type: Type of the KV cache: f16, or q8_0, which takes half the memory, and others of llama.cpp's.
+        flash_attn: Whether llama.cpp's flash attention is used; None leaves it to llama.cpp.
+        backend_sampling: Sample tokens inside llama.cpp's compute graph, so that no logits leave the GPU.
+            None does so in `chat` if the output layer is on a GPU. If a method has no such form, its
+            tokens are sampled on the CPU, with a warning.
+        date: The date that a chat template that asks for it (LLaMA-3.1's does) is told; None is today's.
+        trust: Start no child process: neither to try a file that is not known yet, nor to render the chat
+            template, nor to try a grammar. For files and grammars that you trust, and for programs that
+            cannot start children.
+        verbose: Write llama.cpp's log to standard error.
 
-    Raises ModelNotFoundError, or ModelError for a file that cannot be loaded. A file that is not yet known
-    is first tried in a child process (`models.trust`).
+    Raises:
+        ValueError: An option is out of range.
+        ModelNotFoundError: There is no such file.
+        ModelError: The file cannot be loaded.
     """
-    if n_ctx is not None and n_ctx < 1:
-        raise ValueError(f"n_ctx must be at least 1, not {n_ctx}")
-    if n_parallel is not None and not 1 <= n_parallel <= N_SEQ_MAX:
-        raise ValueError(f"n_parallel must be from 1 to {N_SEQ_MAX}, not {n_parallel}")
-    if n_threads is not None and n_threads < 1:
-        raise ValueError(f"n_threads must be at least 1, not {n_threads}")
+    _check_range("n_ctx", n_ctx, 1)
+    _check_range("n_parallel", n_parallel, 1, N_SEQ_MAX)
+    _check_range("n_threads", n_threads, 1)
     if n_gpu_layers != "auto" and n_gpu_layers < ALL_LAYERS:
         raise ValueError(f"n_gpu_layers must be auto, -1 for all, or more, not {n_gpu_layers}")
-    if sampling not in ("auto", "host", "graph"):
-        raise ValueError(f"sampling must be auto, host or graph, not {sampling!r}")
     file = resolve(model)
-    trust.check(file)
-    threads = n_threads or _physical_cores()
-    n_seq = n_parallel or 1
-    plan = _plan(file.path, n_ctx and n_ctx // n_seq, n_gpu_layers, n_seq)
-    if plan.warning:
-        log.warning("%s: %s", file.name, plan.warning)
+    if not trust:
+        trust_in.check(file)
+    threads = n_threads or n_cores()
+    placement = _choose(file.path, n_ctx, n_gpu_layers, n_parallel or 1, kv_type)
+    if placement.warning:
+        log.warning("%s: %s", file.name, placement.warning)
+    allocate = partial(make_context, n_threads=threads, kv_type=kv_type, flash_attn=flash_attn)
 
     def load(layers: int) -> tuple[Weights, Context]:
-        weights = Weights(file.path, layers, verbose)
-        if n_ctx is not None and n_ctx // n_seq > weights.n_ctx_train:
+        weights = Weights(file.path, layers, verbose, trust)
+        if n_ctx is not None and n_ctx > weights.n_ctx_train:
             log.warning("%s was trained on %d tokens: the context is that", file.name, weights.n_ctx_train)
-        return weights, make_context(weights, plan.n_ctx, threads, n_seq)
+        return weights, allocate(weights, placement.n_ctx, n_parallel or 1)
 
-    # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback, and which leaves
-    # this one free to import Numba meanwhile: each takes about a third of a second.
+    # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        loading = pool.submit(_place, load, plan.n_gpu_layers, n_gpu_layers, threads)
-        from mink_local.generation.model import Model
+        weights, context, where = pool.submit(
+            _load, load, placement.n_gpu_layers, n_gpu_layers, threads
+        ).result()
+    log.info("%s is %s", file.name, where)
+    return Model(
+        file.name,
+        weights,
+        context,
+        partial(allocate, weights),
+        where,
+        backend_sampling=backend_sampling,
+        auto_parallel=n_parallel is None,
+        date=date,
+    )
 
-        weights, context, placement = loading.result()
-    log.info("%s is %s", file.name, placement)
-    return Model(file.name, weights, context, placement, sampling, n_parallel is None, today)
+
+def make_context(
+    weights: Weights,
+    n_ctx: int,
+    n_parallel: int | Literal["auto"],
+    n_outputs: int = 0,
+    *,
+    n_threads: int,
+    kv_type: str = "f16",
+    flash_attn: bool | None = None,
+) -> Context:
+    """Allocate KV caches for several answers at a time.
+
+    Args:
+        weights: The model.
+        n_ctx: Tokens that a prompt and its answer share; no more than the model was trained on are used.
+        n_parallel: Number of answers; "auto" is 32 on a CPU and 64 on a GPU, or as many as fit a quarter of
+            the free memory. If there is no memory for as many as were asked for, there are fewer, with a
+            warning.
+        n_outputs: Most logits rows of a batch; 0 is one for each answer.
+        n_threads: CPU threads.
+        kv_type: See `load_model`.
+        flash_attn: See `load_model`.
+
+    Raises:
+        ValueError: A number is out of range.
+        ModelError: There is no memory for one answer.
+    """
+    _check_range("n_ctx", n_ctx, 1)
+    if n_parallel != "auto":
+        _check_range("n_parallel", n_parallel, 1, N_SEQ_MAX)
+    n_ctx = min(n_ctx, weights.n_ctx_train)
+    if n_parallel == "auto":
+        most = ON_GPU if weights.on_gpu else ON_CPU
+        fitting = caches_that_fit(weights.path, n_ctx, weights.on_gpu, kv_type) // _UNASKED_SHARE
+        wanted = possible = max(1, min(most, fitting))
+    else:
+        wanted = possible = n_parallel
+        if wanted > 1:
+            fitting = caches_that_fit(weights.path, n_ctx, weights.on_gpu, kv_type)
+            possible = max(1, min(wanted, fitting))
+    while True:
+        try:
+            context = Context(
+                weights, n_ctx, n_threads, possible, n_outputs, kv_type=kv_type, flash_attn=flash_attn
+            )
+        except ModelError:
+            if possible == 1:
+                raise
+            possible //= 2
+        else:
+            break
+    if possible < wanted:
+        log.warning("memory is short: %d answers at a time instead of %d", possible, wanted)
+    return context
 
 
-def _plan(path: Path, n_ctx: int | None, n_gpu_layers: int | Literal["auto"], n_parallel: int) -> Placement:
-    """What of the model goes where."""
-    free = memory_budget()
+def _check_range(name: str, value: int | None, low: int, high: int | None = None) -> None:
+    if value is not None and (value < low or (high is not None and value > high)):
+        allowed = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{name} must be {allowed}, not {value}")
+
+
+def _choose(
+    path: Path,
+    n_ctx: int | None,
+    n_gpu_layers: int | Literal["auto"],
+    n_parallel: int,
+    kv_type: str,
+) -> Placement:
+    """Choose the context and the layers on the GPU by the file's metadata and the free memory."""
+    budget = memory_budget()
     try:
-        header = read_metadata(path)
-        return choose_placement(header, free, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers, n_parallel=n_parallel)
-    except ModelError as error:  # llama.cpp may know of formats and types that are unknown here
+        return choose_placement(
+            read_metadata(path),
+            budget,
+            n_ctx=n_ctx,
+            n_gpu_layers=n_gpu_layers,
+            n_parallel=n_parallel,
+            kv_type=kv_type,
+        )
+    except ModelError as error:  # llama.cpp may know formats and types that are unknown here
         log.info("%s", error)
     if n_gpu_layers == "auto":
-        n_gpu_layers = ALL_LAYERS if free.vram else 0
+        n_gpu_layers = ALL_LAYERS if budget.vram else 0
     layers = _EVERY_LAYER if n_gpu_layers == ALL_LAYERS else n_gpu_layers
     return Placement(n_ctx or USUAL_CONTEXT, layers, MemoryNeed(Usage(), Usage()))
 
 
-def _place(
+def _load(
     load: Loader, n_gpu_layers: int, asked_for: int | Literal["auto"], threads: int
 ) -> tuple[Weights, Context, str]:
-    """Load with so many layers on the GPU, or as many as it takes; says where they are."""
+    """Load with so many layers on the GPU, or as many as it takes; say where they are."""
     missing = gpu_missing()
     if missing:
         if asked_for not in ("auto", 0):
             log.warning("no layer goes to a GPU: %s", missing)
         weights, context = load(0)
-        placement = f"on the CPU, {threads} threads ({missing})"
+        where = f"on the CPU, {threads} threads ({missing})"
     else:
-        layers, weights, context = _load_what_fits(load, n_gpu_layers)
-        placement = _placement(layers, weights.n_layers)
-    return weights, context, f"{placement}, with a context of {context.n_ctx} tokens"
+        layers, weights, context = load_what_fits(load, n_gpu_layers)
+        where = describe_layers(layers, weights.n_layers)
+    return weights, context, f"{where}, with a context of {context.n_ctx} tokens"
 
 
-def _load_what_fits(load: Loader, n_gpu_layers: int) -> tuple[int, Weights, Context]:
-    """Load with `n_gpu_layers` on the GPU or, where llama.cpp cannot allocate that, with three quarters of
-    them, half, a quarter, none. Returns how many it took."""
+def load_what_fits(load: Loader, n_gpu_layers: int) -> tuple[int, Weights, Context]:
+    """Load with `n_gpu_layers` on the GPU or, if llama.cpp cannot allocate that, three quarters of them,
+    half, a quarter, none. Return how many it took."""
     tries = [n_gpu_layers * quarters // 4 for quarters in (4, 3, 2, 1)]
     for layers, fewer in pairwise([*sorted({*tries} - {0}, reverse=True), 0]):
         try:
@@ -149,14 +234,10 @@ def _load_what_fits(load: Loader, n_gpu_layers: int) -> tuple[int, Weights, Cont
     return 0, *load(0)
 
 
-def _placement(layers: int, n_layers: int) -> str:
+def describe_layers(layers: int, n_layers: int) -> str:
+    """Return in words where a model's layers are, if so many of them are on the GPU."""
     if layers == 0:
         return "on the CPU"
     if layers > n_layers:
         return "on the GPU, every layer"
     return f"on the GPU with {layers} of {n_layers + 1} layers, on the CPU with the rest"
-
-
-def _physical_cores() -> int:
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(psutil.cpu_count(logical=False) or 1, available or 1))

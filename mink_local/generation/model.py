@@ -1,41 +1,63 @@
-"""A loaded GGUF model, and the generation of text: one answer, or many at a time."""
+"""A loaded GGUF model: chat, generation for many prompts, log-probabilities."""
 
+import asyncio
+import contextlib
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import date
-from typing import Literal, TypeVar, cast
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import date as Date
+from itertools import chain, islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.errors import ContextOverflowError, ModelError
-from mink_local.generation.answer import Answer, Prompt, Request, TextStream, are_tokens
-from mink_local.generation.engine import Batch
-from mink_local.generation.logprobs import Likelihood, Scorer
-from mink_local.generation.parallel import make_context
-from mink_local.generation.template import ChatTemplate, Message
-from mink_local.llama.constraints import Constraints
+from mink_local.errors import ContextOverflowError, GenerationError, ModelError
+from mink_local.generation.answer import Answer, Piece
+from mink_local.generation.engine import Engine, Step
+from mink_local.generation.logprobs import N_OUTPUTS, Continuation, Scorer
+from mink_local.generation.prompts import PromptEncoder
+from mink_local.generation.request import Message, Prompt, Request, SamplingOptions, SamplingParams
+from mink_local.generation.template import ChatTemplate
+from mink_local.generation.text_stream import TextStream
 from mink_local.llama.context import RANDOM_SEED, Context
-from mink_local.llama.token_sampler import SamplingBuffers
 from mink_local.llama.weights import Weights
-from mink_local.samplers import Sampler
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # Python 3.10 has none
 
 log = logging.getLogger("mink_local")
 
-Sampling = Literal["auto", "host", "graph"]
+_LOOKAHEAD = 64  # requests that are looked at to choose the length of the KV caches for them
 
-_Answer = TypeVar("_Answer", bound=Answer)
+_CANCELLED = "this reply was cancelled: the model was asked again before the reply was read to its end"
+_OTHER_THREAD = "this model is in use by another thread: give each thread a model, or use one after the other"
+
+
+class ContextMaker(Protocol):
+    """Allocates KV caches: `make_context` of a model, with its options."""
+
+    def __call__(self, n_ctx: int, n_parallel: int | Literal["auto"], n_outputs: int = 0) -> Context: ...
 
 
 class Model:
-    """A model that is ready to write. Not for several threads at once; `load_model` makes one.
+    """A model that is ready to generate; `load_model` makes one.
 
-    n_ctx: tokens that a prompt and its answer share.
-    n_parallel: for how many answers at a time there are KV caches. Where nobody has said how many, that is
-        one, for `chat`, and `complete` makes others as it needs them.
-    placement: where its layers are, and why, as half a sentence.
-    sampling: where tokens are drawn by default: "graph", "host", or "auto" (see `load_model`).
+    A model generates for one caller at a time: another call cancels a reply that is not read to its end, and
+    a second thread gets a GenerationError.
+
+    Attributes:
+        name: Name of its file.
+        placement: Where its layers are, and why, in words.
+        n_ctx: Tokens that a prompt and its answer share.
+        n_parallel: Number of answers that are generated at a time; 1 if `load_model` was not told, and then
+            `generate` and `complete` allocate a second, larger KV cache when they need it.
+        weights: Tensors and vocabulary, to be read: n_vocab, n_ctx_train, on_gpu, chat_template, path, …
+        engine: The engine behind `chat`, for programs that submit, cancel and step by themselves.
     """
 
     def __init__(
@@ -43,269 +65,411 @@ class Model:
         name: str,
         weights: Weights,
         context: Context,
+        make_context: ContextMaker,
         placement: str,
-        sampling: Sampling = "auto",
-        n_parallel_is_open: bool = False,
-        today: date | None = None,
+        *,
+        backend_sampling: bool | None = None,
+        auto_parallel: bool = False,
+        date: Date | None = None,
     ) -> None:
         self.name = name
         self.placement = placement
-        # Attached samplers have llama.cpp build its graph anew, which is dear where answers come and go.
-        self._chat_in_graph = sampling == "graph" or (sampling == "auto" and weights.on_gpu)
-        self._batch_in_graph = sampling == "graph"
-        self._weights = weights
-        self._buffers = SamplingBuffers(weights.n_vocab)
+        self.weights = weights
+        # With attached samplers llama.cpp builds its graph anew whenever answers come and go, so that many at
+        # a time are sampled on the host unless backend sampling is asked for.
+        self._chat_backend = weights.on_gpu if backend_sampling is None else backend_sampling
+        self._batch_backend = bool(backend_sampling)
+        self._auto_parallel = auto_parallel
+        self._make_context = make_context
+        self._template = ChatTemplate(weights, date)
+        self._encoder = PromptEncoder(weights, self._template)
+        self._lock = threading.Lock()
+        self._caller: object = None  # whom the last call generates for
+        self._interrupted = False  # since that call
+        self._closed = False
         self._use(context)
-        self._n_parallel_is_open = n_parallel_is_open
-        self._template = ChatTemplate(weights, today)
         if self._template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
 
     def _use(self, context: Context) -> None:
+        self.engine = Engine(context, self._encoder)
+        self._many: Engine | None = None  # allocated by `complete`
         self.n_ctx, self.n_parallel = context.n_ctx, context.n_seq
-        self._batch = Batch(context)
-        self._many: Batch | None = None  # what `complete` makes for itself
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name}, {self.placement}>"
+
+    def __enter__(self) -> "Model":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the memory of the model, and end the child process of its chat template."""
+        if self._closed:
+            return
+        with self._exclusive():
+            self._begin(None)
+            for engine in self._engines:
+                engine.context.close()
+            self.weights.close()
+            self._template.close()
+            self._closed = True
 
     @property
-    def _batches(self) -> list[Batch]:
-        return [self._batch] if self._many is None else [self._batch, self._many]
+    def can_reason(self) -> bool:
+        """Whether the chat template knows reasoning, `<think>…</think>` before an answer."""
+        return self._template.can_reason
 
     @property
-    def can_think(self) -> bool:
-        """Whether the chat template knows of thoughts, `<think>…</think>` before an answer."""
-        return self._template.can_think
+    def has_thinking_switch(self) -> bool:
+        """Whether the chat template has a switch for reasoning (`enable_thinking`)."""
+        return self._template.has_thinking_switch
 
-    @property
-    def has_think_switch(self) -> bool:
-        """Whether the chat template can be told to have the model think aloud or not."""
-        return self._template.has_think_switch
+    def opens_reasoning(self, messages: Sequence[Message], enable_thinking: bool | None = None) -> bool:
+        """Return whether the prompt of `messages` ends with the start of reasoning."""
+        return self._template.opens_reasoning(self.tokens(messages, enable_thinking))
 
-    def opens_thought(self, messages: Sequence[Message], think: bool | None = None) -> bool:
-        """Whether the prompt that messages make ends inside a thought."""
-        return self._template.opens_thought(self.tokens(messages, think))
+    def apply_chat_template(self, messages: Sequence[Message], enable_thinking: bool | None = None) -> str:
+        """Return the text of the prompt of `messages`. Raises MinkError if the template refuses them."""
+        return self._template.text(messages, enable_thinking)
 
-    def tokenize(self, text: str) -> list[int]:
-        """The tokens of a text in which control tokens are text."""
-        return self._weights.tokenize(text, add_special=False, parse_special=False)
+    def tokens(self, prompt: Prompt, enable_thinking: bool | None = None) -> list[int]:
+        """Return the token ids of a prompt; see `Request`.
 
-    def texts(self, tokens: Iterable[int]) -> list[str]:
-        """What every token adds to the text; nothing, where it is the beginning of a character."""
-        stream = TextStream()
-        return [stream.push(self._weights.piece(token)) for token in tokens]
-
-    def logits(
-        self, messages: Sequence[Message], begun: Sequence[int] = (), think: bool | None = None
-    ) -> NDArray[np.float32]:
-        """The raw logits (V,) of the token that follows the tokens `begun` of an answer, a copy."""
-        self._batch.context.interrupted = False
-        return self._batch.logits([*self.tokens(messages, think), *begun]).copy()
+        Raises:
+            ValueError: The prompt is empty, malformed, or has token ids that the vocabulary does not have.
+            MinkError: The chat template refuses the messages.
+        """
+        return self._encoder.tokens(prompt, enable_thinking)
 
     def count_tokens(self, prompt: Prompt) -> int:
-        """Tokens of the prompt that messages make, the opening of the answer included, or of a text."""
+        """Return the number of tokens of a prompt."""
         return len(self.tokens(prompt))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the token ids of a text in which control tokens are text."""
+        return self.weights.tokenize(text, add_special=False, parse_special=False)
+
+    def texts(self, tokens: Iterable[int]) -> list[str]:
+        """Return what every token adds to the text: nothing, if it is the beginning of a character."""
+        stream = TextStream()
+        return [stream.push(self.weights.piece(token)) for token in tokens]
+
+    def logits(
+        self, messages: Sequence[Message], prefix: Sequence[int] = (), enable_thinking: bool | None = None
+    ) -> NDArray[np.float32]:
+        """Return the raw logits (V,) of the token after the tokens `prefix` of an answer."""
+        tokens = [*self.tokens(messages, enable_thinking), *prefix]
+        with self._exclusive():
+            self._begin(None)
+            return self.engine.logits(tokens).copy()
 
     def chat(
         self,
         messages: Sequence[Message],
+        params: SamplingParams | None = None,
         *,
-        sampler: Sampler | None = None,
-        temperature: float = 1.0,
-        max_tokens: int | None = None,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-        constraints: Constraints | None = None,
-        think: bool | None = None,
-        begun: Sequence[int] = (),
+        enable_thinking: bool | None = None,
+        prefix: Sequence[int] = (),
+        **options: "Unpack[SamplingOptions]",
     ) -> "Reply":
         """Answer a conversation: an iterator of pieces of text, which generates as it is read.
 
-        begun: tokens that the answer begins with, which goes on from there. The other options are
-        those of `Request`. One seed, which is `Reply.seed`, gives one text, in any
-        process on one machine and build, as long as the same part of the prompt is in the KV cache:
-        llama.cpp's sums depend in their last bits on what is evaluated together.
+        The KV cache is kept between calls: only what is new at the end of a conversation is evaluated. One
+        seed gives one text, in any process on one machine and build, as long as the same part of the
+        prompt is in the KV cache: llama.cpp's sums depend in their last bits on what is evaluated together.
 
-        The KV cache is kept between calls: only what is new at the end of a conversation is
-        evaluated. Raises ValueError for an option out of range, ContextOverflowError for a prompt that
-        leaves no room to answer, MinkError where the chat template refuses the messages.
+        Args:
+            messages: The conversation: dicts with "role" and "content". If the last one is the assistant's,
+                the answer continues it.
+            params: How the answer is sampled.
+            enable_thinking: See `Request`.
+            prefix: Token ids that the answer begins with; it continues from there.
+            **options: Fields of `SamplingParams`; they replace those of `params`.
+
+        Raises:
+            ValueError: An option is out of range, or the messages are malformed.
+            ContextOverflowError: The prompt leaves no room for an answer.
+            MinkError: The chat template refuses the messages.
         """
-        request = Request(messages, sampler, temperature, max_tokens, seed, stop, constraints, think)
-        prompt = self.tokens(messages, think)
-        reply = self._answer(Reply, request, [*prompt, *begun], self.n_ctx)
+        request = Request(messages, _params(params, options), enable_thinking, prefix)
+        with self._exclusive():
+            engine = self.engine
+            reply = Reply(request, engine, lambda: self._step(engine, reply))
+            self._begin(reply)
+            engine.submit(request, reply, backend=self._chat_backend)
+            reply.in_reasoning = self.opens_reasoning(messages, enable_thinking)
         if reply.finish_reason == "overflow":
             raise ContextOverflowError(reply.prompt_tokens, self.n_ctx)
-        reply.in_thought = self._template.opens_thought(prompt)
-        self._batch.context.interrupted = False
-        reply.write(self._batch, self._chat_in_graph)
         return reply
 
     def generate(
         self,
         prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
         *,
-        sampler: Sampler | None = None,
-        temperature: float = 1.0,
-        max_tokens: int | None = None,
-        seed: int | None = None,
-        stop: Sequence[str] = (),
-        constraints: Constraints | None = None,
-        think: bool | None = None,
+        enable_thinking: bool | None = None,
+        **options: "Unpack[SamplingOptions]",
     ) -> Iterator[Answer]:
         """Answer many prompts, several at a time, each on its own: answers in order of completion.
 
-        prompts: lists of messages; texts or lists of token ids to be continued. The other options are those
-        of `Request`; prompt number i has the seed `seed + i`, modulo 2^32 - 1. See `complete`.
+        Args:
+            prompts: Lists of messages, texts or lists of token ids; see `Request`.
+            params: How the answers are sampled. Prompt number i gets the seed `seed + i`, modulo 2^32 - 1.
+            enable_thinking: See `Request`.
+            **options: Fields of `SamplingParams`; they replace those of `params`.
+
+        Raises as `complete` does.
         """
-        if seed is None:
-            seed = secrets.randbelow(RANDOM_SEED)
+        params = _params(params, options)
+        first = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
         return self.complete(
-            Request(
-                prompt, sampler, temperature, max_tokens, (seed + i) % RANDOM_SEED, stop, constraints, think
-            )
+            Request(prompt, replace(params, seed=(first + i) % RANDOM_SEED), enable_thinking)
             for i, prompt in enumerate(prompts)
         )
 
     def complete(self, requests: Iterable[Request]) -> Iterator[Answer]:
-        """Answer many requests, `n_parallel` at a time: answers in order of completion.
+        """Answer many requests, several at a time: answers in order of completion.
 
-        Where nobody has said how many, as many as suit memory and device, in KV caches that are made for
-        them. Otherwise requests are taken from the iterable as there is room for them. What requests
-        that follow each other with the same prompt have in common, the prompt and the answers as
-        long as they are the same, is evaluated once; so is a beginning that prompts share.
-        A prompt that does not fit the context gives an answer with the finish_reason "overflow", and
-        the rest goes on. A text may differ in places from the one that `chat` gives for the same seed:
-        llama.cpp's sums depend in their last bits on what is evaluated together.
+        Requests are taken from the iterable as slots become free. What requests that follow each other have
+        in common, prompts and answers, is evaluated once. A prompt that does not fit the context gives an
+        answer with finish_reason "overflow", broken logits one with "error", and the others go on. A text may
+        differ from the one that `chat` gives for the same seed: llama.cpp's sums depend in their last bits on
+        what is evaluated together.
 
-        Raises ValueError and MinkError as `chat` does, and GenerationError where logits are broken.
+        Raises:
+            ValueError: A request is malformed.
+            MinkError: The chat template refuses the messages of a request.
         """
-        batch = self._batch
-        asked: Iterable[tuple[Request, list[int]]] = self._tokenized(requests)
-        if self._n_parallel_is_open:
-            asked = list(asked)
-            batch = self._batch_for(asked)
-        context = batch.context
-        context.interrupted = False
-        answers = (
-            self._answer(Answer, request, prompt, context.n_ctx, index)
-            for index, (request, prompt) in enumerate(asked)
-        )
-        written = batch.run(answers, self._batch_in_graph)
-        return (answer for answer, _ in written if answer.finish_reason)
+        caller = object()
+        with self._exclusive():
+            self._begin(caller)
+        return self._complete(requests, caller)
 
-    def _tokenized(self, requests: Iterable[Request]) -> Iterator[tuple[Request, list[int]]]:
-        """Requests with their prompts' tokens, which those that follow each other with one prompt share."""
-        before: Request | None = None
-        tokens: list[int] = []
-        for request in requests:
-            if before is None or (request.prompt, request.think) != (before.prompt, before.think):
-                tokens = self.tokens(request.prompt, request.think)
-            before = request
-            yield request, tokens
+    def _complete(self, requests: Iterable[Request], caller: object) -> Iterator[Answer]:
+        waiting, engine = self._engine_for(enumerate(requests))
+        upcoming = next(waiting, None)
+        try:
+            while not (self._interrupted and engine.idle):
+                while upcoming is not None and engine.n_waiting == 0:
+                    if self._is_too_long(upcoming[1], engine):
+                        if not engine.idle:
+                            break  # a longer cache takes its place when the others are done
+                        waiting, engine = self._engine_for(chain([upcoming], waiting))
+                        next(waiting)
+                    answer = self._submit(upcoming, engine, caller)
+                    if answer.finish_reason:
+                        yield answer
+                    upcoming = next(waiting, None)
+                if engine.idle:
+                    return
+                if self._interrupted:  # perhaps before the first request came
+                    engine.interrupt()
+                for answer, _ in self._step(engine, caller):
+                    if answer.finish_reason:
+                        yield answer
+        finally:
+            if self._caller is caller and not self._closed:
+                engine.cancel_all()
 
-    def _batch_for(self, asked: Sequence[tuple[Request, list[int]]]) -> Batch:
-        """A batch with room for these requests, beside that of `chat`, which keeps its conversation."""
-        if len(asked) < 2:
-            return self._batch
-        longest = max(len(prompt) + (request.max_tokens or self.n_ctx) for request, prompt in asked)
-        n_ctx = min(longest, self.n_ctx)
-        if self._many is None or self._many.context.n_ctx < n_ctx:
-            self._many = None  # its memory is wanted
-            self._many = Batch(make_context(self._weights, n_ctx, self._batch.context.n_threads, "auto"))
-        return self._many
-
-    def likelihoods(
+    def logprobs(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], n_parallel: int | Literal["auto"] = "auto"
-    ) -> list[Likelihood]:
-        """How likely continuations are, each after its context: pairs of token ids, of at least one each.
+    ) -> list[Continuation]:
+        """Compute the log-probabilities of continuations, each after its context.
 
-        Contexts that begin alike are evaluated once if they follow each other. Raises as `Scorer.score` does.
+        Args:
+            pairs: Token ids of a context and of its continuation, at least one each. Contexts with a common
+                prefix that follow each other are evaluated once.
+            n_parallel: Number of pairs that are evaluated at a time.
+
+        Raises:
+            ValueError: One of a pair is empty.
+            ContextOverflowError: A pair is longer than the model's context.
+            GenerationError: A row of logits has a NaN.
         """
         longest = max((len(context) + len(continuation) for context, continuation in pairs), default=1)
-        scorer = Scorer(self._weights, longest, self._batch.context.n_threads, n_parallel)
-        return sorted(scorer.score(pairs), key=lambda likelihood: likelihood.index)
+        with self._exclusive():
+            context = self._make_context(longest, n_parallel, N_OUTPUTS)
+            try:
+                return sorted(Scorer(context).score(pairs), key=lambda continuation: continuation.index)
+            finally:
+                context.close()
 
     def interrupt(self) -> None:
-        """End the answers that are being written as soon as possible, a prompt that is being read
-        included (on a CPU), with the finish_reason "interrupted".
+        """End what is being generated as soon as possible, with finish_reason "interrupted".
 
-        May be called from another thread, or from a signal handler.
+        On a CPU this ends the prefill of a prompt in the middle. May be called from another thread or a
+        signal handler.
         """
-        for batch in self._batches:
-            batch.context.interrupted = True
+        self._interrupted = True
+        for engine in self._engines:
+            engine.interrupt()
 
     def forget(self) -> None:
         """Empty the KV caches: what is evaluated next does not depend on what was before."""
-        for batch in self._batches:
-            for slot in batch.slots:
-                slot.cut(0)
+        with self._exclusive():
+            self._begin(None)
+            for engine in self._engines:
+                engine.forget()
 
     def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = "auto") -> None:
-        """Make anew the KV caches, for `n_parallel` answers at a time that share `n_ctx` tokens each with
-        their prompts; what was in them is lost.
+        """Allocate the KV caches anew; what was in them is lost.
 
-        See `make_context` for "auto" and for what is done where memory is short. Raises ValueError for a
-        number out of range, ModelError where there is no memory for one answer.
+        Args:
+            n_ctx: Tokens that a prompt and its answer share.
+            n_parallel: Number of answers at a time; "auto" is 32 on a CPU and 64 on a GPU, or as many as fit
+                a quarter of the free memory. If memory is short there are fewer, with a warning.
+
+        Raises:
+            ValueError: A number is out of range.
+            ModelError: There is no memory for one answer.
         """
-        n_ctx_before, n_parallel_before = self.n_ctx, self.n_parallel
-        n_threads = self._batch.context.n_threads
-        del self._batch, self._many  # their memory is wanted
+        with self._exclusive():
+            self._begin(None)
+            before = self.n_ctx, self.n_parallel
+            for engine in self._engines:  # their memory is wanted
+                engine.context.close()
+            try:
+                self._use(self._make_context(n_ctx, n_parallel))
+                self._auto_parallel = False
+            except (ModelError, ValueError):
+                self._use(self._make_context(*before))
+                raise
+
+    @property
+    def _engines(self) -> list[Engine]:
+        return [self.engine] if self._many is None else [self.engine, self._many]
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Keep other threads out of llama.cpp."""
+        if not self._lock.acquire(blocking=False):
+            raise GenerationError(_OTHER_THREAD)
         try:
-            self._use(make_context(self._weights, n_ctx, n_threads, n_parallel))
-            self._n_parallel_is_open = False
-        except (ModelError, ValueError):
-            self._use(make_context(self._weights, n_ctx_before, n_threads, n_parallel_before))
-            raise
+            if self._closed:
+                raise ModelError(f"{self.name} is closed: load it again")
+            yield
+        finally:
+            self._lock.release()
 
-    def tokens(self, prompt: Prompt, think: bool | None = None) -> list[int]:
-        """The token ids of a prompt: of messages by the chat template, the opening of the answer included;
-        of a text with the beginning that the vocabulary asks for, unless it has that already.
+    def _begin(self, caller: object) -> None:
+        """Cancel what is being generated, and generate for `caller` from now on."""
+        for engine in self._engines:
+            engine.cancel_all(_CANCELLED)
+        self._caller, self._interrupted = caller, False
 
-        think: see `Request`.
+    def _step(self, engine: Engine, caller: object) -> Step:
+        """Make a step for a caller, unless the model has been asked again since."""
+        with self._exclusive():
+            if self._caller is not caller:
+                raise GenerationError(_CANCELLED)
+            return engine.step()
 
-        Raises ValueError for a prompt of no tokens, and of ids that the vocabulary has not.
+    def _submit(self, numbered: tuple[int, Request], engine: Engine, caller: object) -> Answer:
+        index, request = numbered
+        with self._exclusive():
+            if self._caller is not caller:
+                raise GenerationError(_CANCELLED)
+            return engine.submit(request, Answer(request, index), backend=self._batch_backend)
+
+    def _engine_for(
+        self, requests: Iterator[tuple[int, Request]]
+    ) -> tuple[Iterator[tuple[int, Request]], Engine]:
+        """Return the requests, and an engine with slots that suit the first of them.
+
+        If the number of slots is open and there are several requests, it is one beside that of `chat`, whose
+        conversation stays in its cache.
         """
-        if isinstance(prompt, str):
-            begun = bool(self._weights.bos) and prompt.startswith(self._weights.bos)
-            tokens = self._weights.tokenize(prompt, add_special=not begun, parse_special=True)
-        elif are_tokens(prompt):
-            tokens = list(prompt)
-        else:
-            return self._template.tokens(cast(Sequence[Message], prompt), think)
-        if not tokens:
-            raise ValueError("the prompt is empty")
-        if not 0 <= min(tokens) <= max(tokens) < self._weights.n_vocab:
-            raise ValueError(f"the prompt's token ids must be from 0 to {self._weights.n_vocab - 1}")
-        return tokens
+        if not self._auto_parallel:
+            return requests, self.engine
+        first = list(islice(requests, _LOOKAHEAD))
+        requests = chain(first, requests)
+        if len(first) < 2:
+            return requests, self.engine
+        n_ctx = min(max(self._length(request) for _, request in first), self.n_ctx)
+        with self._exclusive():
+            if self._many is not None and self._many.context.n_ctx < n_ctx:
+                self._many.context.close()  # its memory is wanted
+                self._many = None
+            if self._many is None:
+                self._many = Engine(self._make_context(n_ctx, "auto"), self._encoder)
+            return requests, self._many
 
-    def _answer(
-        self, kind: type[_Answer], request: Request, prompt: list[int], n_ctx: int, index: int = 0
-    ) -> _Answer:
-        raw = isinstance(request.prompt, str) or are_tokens(request.prompt)
-        stop = () if raw else self._template.stop
-        return kind(request, prompt, n_ctx, self._weights, self._buffers, stop, index)
+    def _length(self, request: Request) -> int:
+        """Return the most tokens that a request and its answer take."""
+        prompt = self.tokens(request.prompt, request.enable_thinking)
+        return len(prompt) + len(request.prefix) + (request.params.max_tokens or self.n_ctx)
+
+    def _is_too_long(self, request: Request, engine: Engine) -> bool:
+        """Return whether a request needs a longer cache than the one that was made for those before it."""
+        return engine is self._many and min(self._length(request), self.n_ctx) > engine.context.n_ctx
 
 
-class Reply(Answer, Iterator[str]):
-    """An answer as it is written: iterate over it for the pieces of text.
+class Reply(Answer):
+    """The answer to a conversation as it is generated: iterate over it for its pieces of text.
 
-    in_thought: whether the prompt ended inside a thought, which the text goes on with.
+    `async for piece in reply` works as well; if its task is cancelled, so is the reply.
+
+    Attributes:
+        in_reasoning: Whether the prompt ends with the start of reasoning, which the text continues.
     """
 
-    in_thought = False
+    in_reasoning = False
 
-    def write(self, batch: Batch, in_graph: bool) -> None:
-        """Have it written by `batch`, as far as it is iterated over."""
-        self._batch = batch
-        self._pieces = (text for _, text in batch.run([self], in_graph) if text)
+    def __init__(self, request: Request, engine: Engine, step: Callable[[], Step]) -> None:
+        super().__init__(request)
+        self._engine = engine
+        self._step = step
+        self._pieces: deque[Piece] = deque()
 
-    def __next__(self) -> str:
-        return next(self._pieces)
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        while not self._pieces:
+            if self.finish_reason == "error":
+                raise GenerationError(self.error)
+            if self.finish_reason is not None:
+                raise StopIteration
+            self._pieces.extend(piece for _, piece in self._step())
+        return self._pieces.popleft()
+
+    def __aiter__(self) -> "Reply":
+        return self
+
+    async def __anext__(self) -> Piece:
+        step = asyncio.ensure_future(asyncio.to_thread(next, self, None))
+        try:
+            piece = await asyncio.shield(step)
+        except asyncio.CancelledError:
+            self.interrupt()
+            await asyncio.wait([step])
+            with contextlib.suppress(GenerationError):
+                self.read()  # one step that evaluates nothing
+            raise
+        if piece is None:
+            raise StopAsyncIteration
+        return piece
 
     @property
     def unread_tokens(self) -> int:
-        """How many tokens of the prompt are still to be evaluated; for another thread to watch."""
-        pending = [len(slot.pending) for slot in self._batch.slots if self in (slot.job or ())]
-        return sum(pending) if not self.k else 0
+        """Number of tokens of the prompt that are not evaluated yet; for another thread to watch."""
+        return self._engine.unevaluated(self)
+
+    def read(self) -> str:
+        """Generate the answer to its end; return its text."""
+        for _ in self:
+            pass
+        return self.text
 
     def interrupt(self) -> None:
-        """See `Model.interrupt`."""
-        self._batch.context.interrupted = True
+        """End the answer at the next step; see `Model.interrupt`."""
+        self._engine.interrupt()
+
+
+def _params(params: SamplingParams | None, options: Any) -> SamplingParams:
+    return replace(params or SamplingParams(), **options)

@@ -6,7 +6,7 @@ beforehand would prove nothing: the template sees the conversation, and can wait
 child renders all prompts of a model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date as Date
 from datetime import datetime
 from functools import lru_cache, partial
@@ -43,11 +43,13 @@ class Renderer:
         in_process: bool = False,
     ) -> None:
         constants = [template, date and date.isoformat(), bos_token, eos_token]
+        self.close: Callable[[], None] = lambda: None
         if in_process:
             self._answer = _begin(constants)
         else:
             server = Server(__name__, memory=GIB, first=constants)
             self._answer = lambda question: server.ask(question, SECONDS)
+            self.close = server.close
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Return the prompt of a conversation.

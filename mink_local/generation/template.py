@@ -1,80 +1,102 @@
-"""From messages to the text and the tokens of a prompt, by the model's own chat template."""
+"""From messages to the token ids of a prompt, by the model's own chat template."""
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import date
+from datetime import date as Date
 from functools import cached_property
 from typing import Any
 
 from mink_local.errors import MinkError
 from mink_local.generation.rendering import Renderer, TemplateError
+from mink_local.generation.request import Message
 from mink_local.llama.weights import Weights
-
-Message = Mapping[str, str]
 
 PLAIN_TURNS = {"system": "System: {}\n\n", "user": "User: {}\n", "assistant": "Assistant: {}\n"}
 PLAIN_STOP = "\nUser:"
-THINK = "<think>"
+THINK_START, THINK_END = "<think>", "</think>"
 
 
 class ChatTemplate:
     """How a model wants a conversation written.
 
-    A file without a template gets plain turns, `System: …`, `User: …`, `Assistant: …`, and an answer
-    ends where it starts a user's turn of its own; `is_plain` says so.
+    A model without a template gets plain turns, `System: …`, `User: …`, `Assistant: …`, and an answer ends
+    before it begins a user's turn of its own.
 
-    today: what a template that writes the date is told, by default the truth.
-    can_think: the template knows of thoughts, `<think>…</think>` before an answer. has_think_switch: it has a
-    switch that has the model answer without.
+    Args:
+        weights: The model.
+        date: The date that a template that asks for it is told; None is today's.
+
+    Attributes:
+        is_plain: Whether the model has no template.
+        can_reason: Whether the template knows reasoning, `<think>…</think>` before an answer.
+        has_thinking_switch: Whether the template has a switch for reasoning.
     """
 
-    def __init__(self, weights: Weights, today: date | None = None) -> None:
+    def __init__(self, weights: Weights, date: Date | None = None) -> None:
         self._weights = weights
         source = weights.chat_template
         self.is_plain = source is None
         self._renderer = (
-            None if source is None else Renderer(source, today, bos_token=weights.bos, eos_token=weights.eos)
+            None
+            if source is None
+            else Renderer(
+                source, date, in_process=weights.trust, bos_token=weights.bos, eos_token=weights.eos
+            )
         )
-        self.can_think = source is not None and THINK in source
-        self.has_think_switch = source is not None and "enable_thinking" in source
+        self.can_reason = source is not None and THINK_START in source
+        self.has_thinking_switch = source is not None and "enable_thinking" in source
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Strings that end an answer, besides the model's end-of-generation tokens."""
+        """Strings that end an answer, besides the tokens that the model ends it with."""
         return (PLAIN_STOP,) if self.is_plain else ()
 
-    def tokens(self, messages: Sequence[Message], think: bool | None = None) -> list[int]:
-        """The tokens of a prompt that asks for the next answer.
+    def tokens(self, messages: Sequence[Message], enable_thinking: bool | None = None) -> list[int]:
+        """Return the token ids of a prompt that asks for the next answer.
 
-        think: what the template's switch is set to, where it has one; None leaves it alone.
+        Control tokens that are typed in a message stay text: `<|im_end|>` there changes nothing about the
+        turns. If the last message is the assistant's, the prompt ends with its content, which the answer
+        continues.
 
-        Control tokens that are typed in a message stay text: whoever writes `<|im_end|>` there
-        changes nothing about the turns. Raises ValueError for messages that are none, MinkError
-        where the template refuses them.
+        Args:
+            messages: The conversation.
+            enable_thinking: Value of the template's switch; None leaves it alone.
+
+        Raises:
+            ValueError: The messages are empty or malformed.
+            MinkError: The template refuses the messages.
         """
-        _check(messages)
-        mark = _unused_character(messages)
-        safe = [{**message, "content": self._break(message["content"], mark)} for message in messages]
-        text = self._render(safe, **({} if think is None else {"enable_thinking": think}))
+        turns, prefill = _split_prefill(_as_text(messages))
+        mark = _unused_character(turns)
+        safe = [{**turn, "content": self._break(turn["content"], mark)} for turn in turns]
+        text = self._render(safe, **({} if enable_thinking is None else {"enable_thinking": enable_thinking}))
         # Split where a control token was broken up: no part has a whole one that a message brought.
         first, *rest = text.split(mark)
         tokens = self._weights.tokenize(first, add_special=self.is_plain, parse_special=True)
         for part in rest:
             tokens += self._weights.tokenize(part, add_special=False, parse_special=True)
-        return tokens
+        return tokens + self._weights.tokenize(prefill, add_special=False, parse_special=False)
 
-    def opens_thought(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt ends inside a thought that the template has begun."""
-        end = b"".join(self._weights.piece(token) for token in prompt[-len(THINK) :])
-        return end.rstrip().endswith(THINK.encode())
+    def text(self, messages: Sequence[Message], enable_thinking: bool | None = None) -> str:
+        """Return the text of a prompt that asks for the next answer.
 
-    def text(self, messages: Sequence[Message]) -> str:
-        """The text of a prompt that asks for the next answer, for those who want no tokens: control tokens in
-        messages are not told from the template's own. Raises as `tokens` does."""
-        _check(messages)
-        return self._render(messages)
+        Control tokens in messages cannot be told from the template's own in it. Raises as `tokens` does.
+        """
+        turns, prefill = _split_prefill(_as_text(messages))
+        options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        return self._render(turns, **options) + prefill
 
-    def _render(self, messages: Sequence[Message], **options: Any) -> str:
+    def opens_reasoning(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt ends with the start of reasoning."""
+        end = b"".join(self._weights.piece(token) for token in prompt[-len(THINK_START) :])
+        return end.rstrip().endswith(THINK_START.encode())
+
+    def close(self) -> None:
+        """End the child process that renders the template, if there is one."""
+        if self._renderer is not None:
+            self._renderer.close()
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         if self._renderer is None:
             return _plain(messages)
         try:
@@ -84,12 +106,10 @@ class ChatTemplate:
 
     @cached_property
     def _control(self) -> re.Pattern[str]:
-        # A lookahead, so that of overlapping control tokens each is found.
-        texts = sorted((t for t in self._weights.control_tokens if len(t) > 1), key=len, reverse=True)
-        return re.compile(f"(?=(?:{'|'.join(map(re.escape, texts))}))(.)" if texts else "(?!)", re.S)
+        return control_pattern(self._weights.control_tokens)
 
     def _break(self, content: str, mark: str) -> str:
-        """`content` with `mark` after the first character of every control token in it."""
+        """Return `content` with `mark` after the first character of every control token in it."""
         as_text, as_tokens = (
             self._weights.tokenize(content, add_special=False, parse_special=parse) for parse in (False, True)
         )
@@ -98,20 +118,56 @@ class ChatTemplate:
         return self._control.sub(rf"\1{mark}", content)
 
 
-def _check(messages: Sequence[Message]) -> None:
+def control_pattern(texts: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern that matches the first character of every control token of at least two."""
+    # A lookahead, so that of overlapping control tokens each is found.
+    longest_first = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
+    if not longest_first:
+        return re.compile("(?!)")
+    return re.compile(f"(?=(?:{'|'.join(map(re.escape, longest_first))}))(.)", re.DOTALL)
+
+
+def _as_text(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the messages with the text parts of each content joined."""
     if not messages:
         raise ValueError("there is no message to answer")
-    for message in messages:
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise ValueError(f"a message has a role and a content, both str: {message!r} does not")
+    return [{**message, "content": _content(message)} for message in messages]
 
 
-def _unused_character(messages: Sequence[Message]) -> str:
-    """A character that no message has: the first free noncharacter or private one of Unicode."""
+def _content(message: Message) -> str:
+    role, content = message.get("role"), message.get("content")
+    if isinstance(role, str) and isinstance(content, str):
+        return content
+    if not isinstance(role, str) or not isinstance(content, list | tuple):
+        raise ValueError(f"a message has a role and a content, both str: {message!r} does not")
+    for part in content:
+        if (
+            not isinstance(part, Mapping)
+            or part.get("type") != "text"
+            or not isinstance(part.get("text"), str)
+        ):
+            raise ValueError(
+                f'a part of a content is {{"type": "text", "text": str}}: {part!r} is not; images and sound '
+                "are not supported"
+            )
+    return "".join(part["text"] for part in content)
+
+
+def _split_prefill(turns: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Split off the content of a last message of the assistant, which the answer continues."""
+    if turns[-1]["role"] != "assistant":
+        return turns, ""
+    if len(turns) == 1:
+        raise ValueError("there is no message to answer before the assistant's")
+    return turns[:-1], turns[-1]["content"]
+
+
+def _unused_character(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return a character that no message has: the first free noncharacter or private one of Unicode."""
     used = set().union(*(message["content"] for message in messages))
     return next(c for c in map(chr, range(0xFDD0, 0x110000)) if c not in used)
 
 
-def _plain(messages: Sequence[Message]) -> str:
+def _plain(messages: Sequence[Mapping[str, Any]]) -> str:
     turns = (PLAIN_TURNS.get(m["role"], "User: {}\n").format(m["content"]) for m in messages)
     return "".join(turns) + "Assistant:"

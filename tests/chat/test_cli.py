@@ -50,7 +50,7 @@ def test_constraints(tmp_path: Path) -> None:
     greedy = ("-p", "Tell me a story about a dog.", "-t", "0", "-n", "60")
     plain = chat(*greedy).stdout
     assert chat(*greedy, "--repeat-penalty", "1.5").stdout != plain
-    dot = load_model("smollm2-135m", n_ctx=256)._weights.tokenize(".", add_special=False, parse_special=False)
+    dot = load_model("smollm2-135m", n_ctx=256).weights.tokenize(".", add_special=False, parse_special=False)
     assert "." in plain
     assert ". " not in chat(*greedy, "--logit-bias", f"{dot[0]}=-inf").stdout
 

@@ -119,11 +119,11 @@ def test_multiple_choice(tasks: Path, smollm2: Model) -> None:
 
 def test_perplexity_of_whole_texts(tasks: Path, smollm2: Model) -> None:
     """In one window, and in windows that are shorter than the text."""
-    beginning = smollm2._weights.tokenize(smollm2._weights.bos, add_special=False, parse_special=True)
+    beginning = smollm2.weights.tokenize(smollm2.weights.bos, add_special=False, parse_special=True)
     for n_ctx in (512, 8):
         rows = samples(tasks, "local_texts", n_ctx=n_ctx)
         for row, document in zip(rows, TEXTS, strict=True):
-            tokens = smollm2._weights.tokenize(document["text"], add_special=False, parse_special=True)
+            tokens = smollm2.weights.tokenize(document["text"], add_special=False, parse_special=True)
             expected = 0.0
             for start in range(0, len(tokens), n_ctx):
                 end = min(start + n_ctx, len(tokens))
@@ -214,7 +214,7 @@ def test_a_prompt_that_is_too_long_loses_its_beginning(lm: Any) -> None:
 
 
 def test_a_text_that_brings_its_beginning_gets_no_second_one(lm: Any) -> None:
-    bos = lm._model._weights.bos
+    bos = lm._model.weights.bos
     assert lm.tok_encode(bos + "Hello") == [lm.prefix_token_id, *lm.tok_encode("Hello", False)]
 
 

@@ -5,14 +5,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mink_local import load_model
 from mink_local.errors import ModelError
 from mink_local.generation import loading
+from mink_local.generation.model import Model
+from mink_local.llama.context import Context
 from mink_local.models.gguf import Metadata
 from mink_local.models.memory import Budget
+
+HELLO = [{"role": "user", "content": "Hello"}]
 
 # A process with 12 GiB, in which the CPU plays a GPU that holds so many layers: with more,
 # llama.cpp is asked for a KV cache of 24 GB. What failed must be freed before the next attempt.
@@ -42,9 +47,9 @@ for fits in (40, 8, -1):
         return weights, Context(weights, 64 if layers <= fits else 1 << 20, 1)
 
     try:
-        layers, weights, context = loading._load_what_fits(load, 31)
+        layers, weights, context = loading.load_what_fits(load, 31)
         assert context.decode(Segment([1], 0))
-        outcome = loading._placement(layers, weights.n_layers)
+        outcome = loading.describe_layers(layers, weights.n_layers)
     except ModelError as error:
         outcome = str(error)
     print(json.dumps([fits, attempts, outcome, said]))
@@ -96,3 +101,91 @@ def test_a_format_that_only_llama_cpp_can_read(
     loaded = load_model(str(tiny(n_ctx_train=8192)))
     assert loaded.n_ctx == 4096
     assert list(loaded.chat([{"role": "user", "content": "Hello"}], max_tokens=2, seed=1))
+
+
+QUESTIONS = [[{"role": "user", "content": f"What is {i} times 12?"}] for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"n_ctx": 0}, {"n_threads": 0}, {"n_gpu_layers": -2}, {"n_parallel": 0}, {"n_parallel": 10**6}],
+)
+def test_options_out_of_range(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        load_model("smollm2-135m", **options)  # type: ignore[arg-type]
+
+
+def test_reserve() -> None:
+    with load_model("smollm2-135m", n_ctx=256) as model:
+        assert (model.n_ctx, model.n_parallel) == (256, 1)
+        model.reserve(300, 8)
+        assert 300 <= model.n_ctx < 600
+        assert model.n_parallel == 8
+        assert len(list(model.generate(QUESTIONS, max_tokens=3))) == 8
+        model.reserve(10**9, 2)
+        assert model.n_ctx == model.weights.n_ctx_train
+        model.reserve(256)
+        assert model.n_parallel == loading.ON_CPU
+        for wrong in ((0, 1), (256, 0), (256, 100_000)):
+            with pytest.raises(ValueError, match="must be"):
+                model.reserve(*wrong)
+        assert model.chat(HELLO, max_tokens=2).read()
+
+
+@pytest.mark.parametrize(
+    ("fitting", "wanted", "possible"), [(10, 8, 8), (5, 8, 5), (0, 8, 1), (20, "auto", 5)]
+)
+def test_answers_at_a_time_are_those_that_memory_is_there_for(
+    smollm2: Model,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fitting: int,
+    wanted: Any,
+    possible: int,
+) -> None:
+    monkeypatch.setattr(loading, "caches_that_fit", lambda *_: fitting)
+    context = loading.make_context(smollm2.weights, 256, wanted, n_threads=1)
+    assert context.n_seq == possible
+    warned = [f"memory is short: {possible} answers at a time instead of {wanted}"]
+    assert caplog.messages == (warned if possible != wanted and wanted != "auto" else [])
+
+
+HUNGRY = """
+import resource, sys
+from mink_local import load_model
+from mink_local.generation import loading
+model = load_model("smollm2-135m", n_ctx=256)
+list(model.generate([[{"role": "user", "content": "Hello"}]], max_tokens=2))
+loading.caches_that_fit = lambda *_: 1 << 60  # nobody warned us
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
+model.reserve(2048, 64)
+print(model.n_parallel, len(list(model.generate(["Hello"] * 3, max_tokens=2))))
+"""
+
+
+@pytest.mark.linux
+def test_memory_that_is_not_to_be_had_is_asked_for_in_halves() -> None:
+    """With 1 GiB of address space left, 64 answers of 92 MiB each fail inside llama.cpp."""
+    result = subprocess.run([sys.executable, "-c", HUNGRY], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    possible, answered = map(int, result.stdout.split())
+    assert 1 <= possible < 64
+    assert answered == 3
+    assert f"memory is short: {possible} answers at a time instead of 64" in result.stderr
+
+
+def test_a_context_that_fails_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = Context.__init__
+
+    def refuse(self: Context, weights: Any, n_ctx: int, *rest: Any, **options: Any) -> None:
+        if n_ctx > 256:
+            raise ModelError("no memory")
+        init(self, weights, n_ctx, *rest, **options)
+
+    with load_model("smollm2-135m", n_ctx=256) as model:
+        monkeypatch.setattr(Context, "__init__", refuse)
+        with pytest.raises(ModelError, match="no memory"):
+            model.reserve(2048, 2)
+        assert (model.n_ctx, model.n_parallel) == (256, 1)
+        assert model.chat(HELLO, max_tokens=2).read()

@@ -30,15 +30,15 @@ def plain(row: NDArray[np.float32], token: int) -> float:
 
 def one_at_a_time(model: Model, context: list[int], continuation: list[int]) -> tuple[list[float], bool]:
     """Token by token, in a KV cache of its own."""
-    cache = Context(model._weights, 1024, 2)
+    cache = Context(model.weights, 1024, 2)
     cache.decode(Segment(context, 0))
-    log_probabilities, greedy = [], True
+    logprobs, greedy = [], True
     for i, token in enumerate(continuation):
         row = cache.logits()
-        log_probabilities.append(plain(row, token))
+        logprobs.append(plain(row, token))
         greedy = greedy and int(row.argmax()) == token
         cache.decode(Segment([token], len(context) + i))
-    return log_probabilities, greedy
+    return logprobs, greedy
 
 
 def pair(model: Model, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -82,16 +82,16 @@ def test_continuations_are_scored_as_one_at_a_time(smollm2: Model, n_parallel: i
     pairs += [pair(smollm2, TEXT, " ".join([TEXT] * 6)), pair(smollm2, "The", TEXT)]
     pairs += [pair(smollm2, "1, 2, 3, 4, 5, 6, 7, 8,", " 9")]
     assert max(len(continuation) for _, continuation in pairs) > N_OUTPUTS
-    scored = smollm2.likelihoods(pairs, n_parallel)
-    assert [likelihood.index for likelihood in scored] == list(range(len(pairs)))
-    for (context, continuation), likelihood in zip(pairs, scored, strict=True):
+    scored = smollm2.logprobs(pairs, n_parallel)
+    assert [scored_one.index for scored_one in scored] == list(range(len(pairs)))
+    for (context, continuation), scored_one in zip(pairs, scored, strict=True):
         expected, greedy = one_at_a_time(smollm2, context, continuation)
-        assert len(likelihood.log_probabilities) == len(continuation)
+        assert len(scored_one.logprobs) == len(continuation)
         # llama.cpp's logits depend on what is evaluated together, a 4-bit model's more than others.
-        differences = np.abs(np.subtract(likelihood.log_probabilities, expected))
+        differences = np.abs(np.subtract(scored_one.logprobs, expected))
         assert differences.max() < 0.6
         assert differences.mean() < 0.08
-        assert likelihood.is_greedy == greedy
+        assert scored_one.is_greedy == greedy
     assert scored[-1].is_greedy
     assert not scored[2].is_greedy
 
@@ -100,13 +100,13 @@ def test_the_same_batch_gives_the_same_numbers(smollm2: Model) -> None:
     """Where the batches are those of the plain computation, nothing is left but the rounding of float64."""
     context, continuation = pair(smollm2, "The", TEXT)
     assert len(continuation) < N_OUTPUTS
-    cache = Context(smollm2._weights, 1024, smollm2._batch.context.n_threads, n_outputs=N_OUTPUTS)
+    cache = Context(smollm2.weights, 1024, smollm2.engine.context.n_threads, n_outputs=N_OUTPUTS)
     tokens = [*context, *continuation[:-1]]
     cache.decode(Segment(tokens, 0, n_outputs=len(continuation)))
     rows = [cache.logits(len(context) - 1 + i) for i in range(len(continuation))]
     expected = [plain(row, token) for row, token in zip(rows, continuation, strict=True)]
-    (scored,) = smollm2.likelihoods([(context, continuation)], 1)
-    assert scored.log_probabilities == pytest.approx(expected, rel=1e-11)
+    (scored,) = smollm2.logprobs([(context, continuation)], 1)
+    assert scored.logprobs == pytest.approx(expected, rel=1e-11)
 
 
 def test_a_shared_context_is_evaluated_once(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,18 +119,18 @@ def test_a_shared_context_is_evaluated_once(smollm2: Model, monkeypatch: pytest.
 
     monkeypatch.setattr(Context, "decode", watched)
     choices = [pair(smollm2, TEXT * 3, f" {word}") for word in ("Boats", "Trees", "Nobody", "Everything")]
-    smollm2.likelihoods(choices, 4)
+    smollm2.logprobs(choices, 4)
     assert sum(evaluated) < len(choices[0][0]) + sum(len(continuation) + 1 for _, continuation in choices)
 
 
 def test_requests_that_cannot_be_scored(smollm2: Model, tiny: Callable[..., Path]) -> None:
     empties: list[tuple[list[int], list[int]]] = [([], [1]), ([1], [])]
     for empty in empties:
-        with pytest.raises(ValueError, match="no context or no continuation"):
-            smollm2.likelihoods([([1], [2]), empty])
+        with pytest.raises(ValueError, match="pair 1 has an empty|pair 0 has an empty"):
+            smollm2.logprobs([([1], [2]), empty])
     with pytest.raises(ContextOverflowError):
-        list(Scorer(smollm2._weights, 256, 1, 1).score([([1] * 200, [2] * 300)]))
-    assert smollm2.likelihoods([]) == []
+        list(Scorer(smollm2.weights, 256, 1, 1).score([([1] * 200, [2] * 300)]))
+    assert smollm2.logprobs([]) == []
     broken = load_model(str(tiny(scale=float("nan"))))
     with pytest.raises(GenerationError, match="NaN"):
-        broken.likelihoods([([1], [2])])
+        broken.logprobs([([1], [2])])

@@ -10,7 +10,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from mink_local import load_model
 from mink_local.errors import MinkError
 from mink_local.evals.run.worker import Worker
-from mink_local.generation.template import ChatTemplate
+from mink_local.generation.template import ChatTemplate, control_pattern
 from mink_local.llama.weights import Weights
 from tests.conftest import shared
 from tests.support.tiny import write_model
@@ -74,37 +74,37 @@ def test_control_tokens_that_a_user_types_are_text(weights: Weights) -> None:
     assert structure(everything + "\ufdd0" + control[0][:-1] + everything) == plain
 
 
-def test_the_switch_for_thoughts(weights: Weights) -> None:
+def test_the_switch_for_reasoning(weights: Weights) -> None:
     template = ChatTemplate(weights)
     turns = [{"role": "user", "content": "2 + 2?"}]
 
-    def prompt(think: bool | None) -> bytes:
-        return b"".join(weights.piece(token) for token in template.tokens(turns, think))
+    def prompt(enable_thinking: bool | None) -> bytes:
+        return b"".join(weights.piece(token) for token in template.tokens(turns, enable_thinking))
 
-    thinks = weights.path.name == "qwen3.gguf"
-    assert template.can_think == template.has_think_switch == thinks
+    reasons = weights.path.name == "qwen3.gguf"
+    assert template.can_reason == template.has_thinking_switch == reasons
     assert prompt(None) == prompt(True)
-    assert prompt(False) == prompt(None) + (b"<think>\n\n</think>\n\n" if thinks else b"")
-    assert not any(template.opens_thought(template.tokens(turns, think)) for think in (None, True, False))
+    assert prompt(False) == prompt(None) + (b"<think>\n\n</think>\n\n" if reasons else b"")
+    assert not any(template.opens_reasoning(template.tokens(turns, switch)) for switch in (None, True, False))
     begun = weights.tokenize("<think>\n", add_special=False, parse_special=True)
-    assert template.opens_thought([*template.tokens(turns), *begun])
+    assert template.opens_reasoning([*template.tokens(turns), *begun])
 
 
-def test_overlapping_control_tokens_are_all_broken(smollm2_path: Path) -> None:
-    template = ChatTemplate(Weights(smollm2_path))
-    template._weights.__dict__["control_tokens"] = ("<|a", "a|>", "<|im_end|>")
-    assert template._control.sub(r"\1^", "<|a|> <|im_end|>") == "<^|a^|> <^|im_end|>"
+def test_overlapping_control_tokens_are_all_broken() -> None:
+    pattern = control_pattern(("<|a", "a|>", "<|im_end|>", "x"))
+    assert pattern.sub(r"\1^", "<|a|> <|im_end|> x") == "<^|a^|> <^|im_end|> x"
+    assert control_pattern(()).sub("^", "anything") == "anything"
 
 
 def test_no_template_is_plain_turns(tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     model = load_model(str(tiny(template=None)))
     assert "has no chat template" in caplog.text
-    text = b"".join(model._weights.piece(token) for token in model._template.tokens(TURNS)).decode()
+    text = b"".join(model.weights.piece(token) for token in model.tokens(TURNS)).decode()
     assert text == (
         "System: You are brief.\n\nUser: Hello {name}, 100% of <b>you</b>!\nAssistant: Hi.\n"
         "User: 日本語 😀\n\n  indented \nAssistant:"
     )
-    assert model._template.stop == ("\nUser:",)
+    assert ChatTemplate(model.weights).stop == ("\nUser:",)
     assert len("".join(model.chat(TURNS, temperature=5.0, seed=1, max_tokens=5))) > 0
 
 
@@ -112,11 +112,11 @@ def test_the_date_that_a_template_writes(tiny: Callable[..., Path]) -> None:
     """Today's in a chat; always the same in an evaluation, whose prompts may not change at midnight."""
     path = str(tiny(template="{{ strftime_now('%d %b %Y') }}"))
     before = date.today()
-    written = load_model(path)._template.text(TURNS)
+    written = load_model(path).apply_chat_template(TURNS)
     assert written in {day.strftime("%d %b %Y") for day in (before, date.today())}
-    assert load_model(path, today=date(2025, 3, 1))._template.text(TURNS) == "01 Mar 2025"
+    assert load_model(path, date=date(2025, 3, 1)).apply_chat_template(TURNS) == "01 Mar 2025"
     worker = Worker(path, "tiny", 0, n_parallel=1, ctx=None, n_gpu_layers=0, n_threads=1)
-    assert worker.model._template.text(TURNS) == "26 Jul 2024"
+    assert worker.model.apply_chat_template(TURNS) == "26 Jul 2024"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal
 
+from mink_local.errors import GenerationError
 from mink_local.evals.run.grid import Ready, TaskWork, Variant, WorkItem, seed_of
 from mink_local.evals.run.records import Response
 from mink_local.evals.tasks import TASKS, score
@@ -14,7 +15,8 @@ from mink_local.interrupts import in_background, on_interrupt
 from mink_local.samplers import Greedy
 
 if TYPE_CHECKING:
-    from mink_local.generation.answer import Answer, Request
+    from mink_local.generation.answer import Answer
+    from mink_local.generation.request import Request
 
 # The date given to chat templates that write one, so that a prompt is the same tomorrow: the date to which
 # LLaMA-3's template defaults.
@@ -51,20 +53,20 @@ class Worker:
 
         # `answer` makes the context that the questions need.
         self.model = load_model(
-            model, n_ctx=_CTX_STEP, n_gpu_layers=n_gpu_layers, n_threads=n_threads, today=DATE
+            model, n_ctx=_CTX_STEP, n_gpu_layers=n_gpu_layers, n_threads=n_threads, date=DATE
         )
         self.interrupted = False
         self._name = name
         self._seed = seed
         self._n_parallel: int | Literal["auto"] = n_parallel
-        trained = self.model._weights.n_ctx_train
+        trained = self.model.weights.n_ctx_train
         self._limit = min(ctx or trained, trained)
         self._n_ctx = 0
 
     @property
     def template_sha256(self) -> str:
         """The SHA-256 of the chat template's source, or of nothing if the model has none."""
-        return hashlib.sha256((self.model._weights.chat_template or "").encode()).hexdigest()
+        return hashlib.sha256((self.model.weights.chat_template or "").encode()).hexdigest()
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -96,6 +98,8 @@ class Worker:
         answers = self._one_by_one(items) if self.model.n_parallel == 1 else self._answers(items)
         with closing(in_background(answers, self.interrupt)) as finished:
             for item, variant, answer in finished:
+                if answer.error is not None:
+                    raise GenerationError(f"{item.task}, question {item.question.id}: {answer.error}")
                 if answer.finish_reason and answer.finish_reason != "interrupted":
                     yield self._response(item, variant, answer, answer.finish_reason)
 
@@ -132,15 +136,15 @@ class Worker:
             yield from self._answers([item])
 
     def _request(self, item: WorkItem, variant: Variant) -> "Request":
-        from mink_local.generation.answer import Request
+        from mink_local.generation.request import Request, SamplingParams
 
-        return Request(
-            prompt=_messages(item.question.prompt),
+        params = SamplingParams(
             sampler=variant.sampler,
             temperature=variant.temperature,
             max_tokens=item.max_tokens,
             seed=seed_of(self._seed, item.task, item.question.id, variant.repeat),
         )
+        return Request(_messages(item.question.prompt), params)
 
     def _response(self, item: WorkItem, variant: Variant, answer: "Answer", finish_reason: str) -> Response:
         question = item.question

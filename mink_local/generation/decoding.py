@@ -1,0 +1,160 @@
+"""One answer while it is generated: from logits to a token, from tokens to text."""
+
+import secrets
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mink_local.generation.answer import Answer, FinishReason, Piece, TopLogprobs
+from mink_local.generation.text_stream import TextStream
+from mink_local.llama.constraints import Constrainer
+from mink_local.llama.context import RANDOM_SEED
+from mink_local.llama.token_sampler import SamplingBuffers, TokenSampler
+from mink_local.llama.weights import Weights
+from mink_local.samplers import TopK, kernels
+
+
+class Decoding:
+    """Samples the tokens of an answer and fills in the answer.
+
+    Args:
+        answer: The answer to be filled in.
+        prompt: Its token ids, `Request.prefix` included.
+        n_ctx: Tokens that prompt and answer share.
+        stop: Strings that end the answer besides those of the request.
+
+    Raises:
+        ValueError: The constraints or stop tokens do not suit the model.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        prompt: Sequence[int],
+        n_ctx: int,
+        weights: Weights,
+        buffers: SamplingBuffers,
+        stop: Sequence[str],
+    ) -> None:
+        params = answer.request.params
+        answer.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
+        answer.prompt_tokens = len(prompt)
+        self.answer = answer
+        self.prompt = prompt
+        self._params = params
+        self._weights = weights
+        self._buffers = buffers
+        self._began = 0.0
+        room = n_ctx - len(prompt)
+        if room < 1:
+            answer.finish_reason = "overflow"
+        self._max_tokens = min(room, params.max_tokens or room)
+        self._stream = TextStream((*params.stop, *stop))
+        self._stop_tokens = _stop_tokens(params.stop_token_ids, weights.n_vocab)
+        constraints = params.constraints
+        self._sampler = TokenSampler(
+            params.effective_sampler,
+            params.temperature,
+            answer.seed,
+            weights.n_vocab,
+            Constrainer(constraints, weights, prompt) if constraints else None,
+            buffers,
+        )
+        self._logprob: float | None = None
+        self._top_logprobs: TopLogprobs = ()
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether its tokens must be sampled on the host, because the logits are looked at or changed."""
+        params = self._params
+        return bool(
+            params.constraints or params.logprobs is not None or params.ignore_eos or params.min_tokens
+        )
+
+    def begin(self, evaluated_tokens: int) -> None:
+        """Note that the answer has a slot, in which so many tokens of the prompt are evaluated."""
+        self.answer.evaluated_tokens = evaluated_tokens
+        self._began = time.perf_counter()
+
+    def sample(self, logits: NDArray[np.float32]) -> Piece:
+        """Sample the next token from raw logits, and append it to the answer.
+
+        Args:
+            logits: float32 (V,), of which nothing is changed.
+
+        Returns:
+            The text that the token adds.
+
+        Raises:
+            GenerationError: No token can be sampled: a NaN, no finite logit, or none that the constraints
+                leave.
+        """
+        if self._params.logprobs is not None:
+            top = self._top_tokens(logits, self._params.logprobs)
+            self._top_logprobs = tuple((t, float(kernels.log_probability(logits, t))) for t in top)
+        token = self._sampler(self._without_ends(logits), step=len(self.answer.k) + 1)
+        if self._params.logprobs is not None:
+            self._logprob = float(kernels.log_probability(logits, token))
+        return self.append(token, self._sampler.k)
+
+    def append(self, token: int, k: int) -> Piece:
+        """Append a token that was sampled from k candidates; return the text that can be given out now."""
+        answer = self.answer
+        answer.k.append(k)
+        if token in self._stop_tokens or self._weights.ends_generation(token):
+            return self._piece("", token, k, "stop")
+        answer.tokens.append(token)
+        if self._logprob is not None:
+            answer.logprobs.append(self._logprob)
+            answer.top_logprobs.append(self._top_logprobs)
+        text = self._stream.push(self._weights.piece(token))
+        if self._stream.stopped:
+            return self._piece(text, token, k, "stop")
+        if answer.n_tokens == self._max_tokens:
+            return self._piece(text, token, k, "length")
+        return self._piece(text, token, k)
+
+    def end(self, reason: FinishReason, error: str | None = None) -> Piece:
+        """End the answer; return the text that was held back."""
+        self.answer.error = error
+        return self._piece("", None, 0, reason)
+
+    def _piece(self, text: str, token: int | None, k: int, reason: FinishReason | None = None) -> Piece:
+        answer = self.answer
+        if reason is not None:
+            text += self._stream.close()
+            answer.finish_reason = "stop" if self._stream.stopped else reason
+            answer.seconds = time.perf_counter() - self._began if self._began else 0.0
+        answer.text += text
+        piece = Piece(text)
+        piece.token, piece.k = token, k
+        if token is not None:
+            piece.logprob, piece.top_logprobs = self._logprob, self._top_logprobs
+        return piece
+
+    def _without_ends(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the logits, without the tokens that end the answer if it may not end yet."""
+        params = self._params
+        too_short = self.answer.n_tokens < params.min_tokens
+        if not (too_short or params.ignore_eos):
+            return logits
+        banned = [*self._weights.end_tokens, *(self._stop_tokens if too_short else ())]
+        row = logits.copy()
+        row[banned] = np.where(np.isnan(row[banned]), row[banned], -np.inf)  # a NaN must not be hidden
+        return row
+
+    def _top_tokens(self, logits: NDArray[np.float32], count: int) -> list[int]:
+        if count == 0:
+            return []
+        scratch = self._buffers.scratch
+        k = TopK(min(count, logits.size)).select(logits, 1.0, scratch, allow_nan=True)
+        return [int(token) for token in scratch.ids[: max(k, 0)]]
+
+
+def _stop_tokens(token_ids: Sequence[int], n_vocab: int) -> frozenset[int]:
+    for token in token_ids:
+        if not 0 <= token < n_vocab:
+            raise ValueError(f"stop_token_ids has token {token}: the model's are 0 to {n_vocab - 1}")
+    return frozenset(token_ids)

@@ -1,0 +1,53 @@
+"""Text from the bytes of tokens."""
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+
+class TextStream:
+    """Decodes the bytes of tokens to text, up to the first of some stop strings.
+
+    A character is given out as soon as it is whole; bytes that are no UTF-8 become U+FFFD. Text that may
+    turn out to be the start of a stop string is held back.
+
+    Args:
+        stop: Strings that end the text and are not part of it.
+
+    Attributes:
+        stopped: Whether a stop string has ended the text.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        self._stop = stop
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self.stopped = False
+
+    def push(self, data: bytes, final: bool = False) -> str:
+        """Return the text that can be given out after `data`."""
+        if self.stopped:
+            return ""
+        self._held += self._decoder.decode(data, final)
+        ends = [at for string in self._stop if (at := self._held.find(string)) >= 0]
+        self.stopped = bool(ends)
+        if ends:
+            end = min(ends)
+        elif final:
+            end = len(self._held)
+        else:
+            end = len(self._held) - started_length(self._held, self._stop)
+        text, self._held = self._held[:end], self._held[end:]
+        return text
+
+    def close(self) -> str:
+        """Return the text that was held back; no more bytes come."""
+        return self.push(b"", final=True)
+
+
+def started_length(text: str, strings: Iterable[str]) -> int:
+    """Return the length of the longest end of `text` that is the start, but not all, of one of `strings`."""
+    longest = 0
+    for string in strings:
+        lengths = range(min(len(text), len(string) - 1), longest, -1)
+        longest = next((n for n in lengths if text.endswith(string[:n])), longest)
+    return longest
