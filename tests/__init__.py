@@ -1,4 +1,4 @@
-"""Tests, one folder a room. This is imported before llama.cpp, which reads the environment when it is loaded."""
+"""Tests, one folder a room. Imported before llama.cpp, which reads the environment when it is loaded."""
 
 import os
 

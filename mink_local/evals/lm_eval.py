@@ -111,9 +111,11 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         return self._model.weights.chat_template if chat_template else None
 
     def apply_chat_template(
-        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+        self,
+        chat_history: list[dict[str, str]],
+        add_generation_prompt: bool = True,  # noqa: ARG002
     ) -> str:
-        """The prompt for the next answer or, without `add_generation_prompt`, for the end of the last one."""
+        """Return the prompt for the next answer, or for the rest of the last message if the assistant's."""
         return str(self._model.apply_chat_template(chat_history))
 
     # Likelihoods

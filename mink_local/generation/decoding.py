@@ -45,7 +45,6 @@ class Decoding:
         self.prompt = prompt
         self._params = params
         self._weights = weights
-        self._buffers = buffers
         self._began = 0.0
         room = n_ctx - len(prompt)
         if room < 1:
@@ -91,12 +90,10 @@ class Decoding:
             GenerationError: No token can be sampled: a NaN, no finite logit, or none that the constraints
                 leave.
         """
-        if self._params.logprobs is not None:
-            top = self._top_tokens(logits, self._params.logprobs)
-            self._top_logprobs = tuple((t, float(kernels.log_probability(logits, t))) for t in top)
         token = self._sampler(self._without_ends(logits), step=len(self.answer.k) + 1)
         if self._params.logprobs is not None:
             self._logprob = float(kernels.log_probability(logits, token))
+            self._top_logprobs = _top_logprobs(logits, self._params.logprobs)
         return self.append(token, self._sampler.k)
 
     def append(self, token: int, k: int) -> Piece:
@@ -145,12 +142,15 @@ class Decoding:
         row[banned] = np.where(np.isnan(row[banned]), row[banned], -np.inf)  # a NaN must not be hidden
         return row
 
-    def _top_tokens(self, logits: NDArray[np.float32], count: int) -> list[int]:
-        if count == 0:
-            return []
-        scratch = self._buffers.scratch
-        k = TopK(min(count, logits.size)).select(logits, 1.0, scratch, allow_nan=True)
-        return [int(token) for token in scratch.ids[: max(k, 0)]]
+
+def _top_logprobs(logits: NDArray[np.float32], count: int) -> TopLogprobs:
+    """Return the most probable tokens with their log-probabilities."""
+    if count == 0:
+        return ()
+    ids, largest = TopK(count).candidates(logits)
+    first = float(kernels.log_probability(logits, ids[0]))
+    differences = largest.astype(np.float64) - largest[0]
+    return tuple(zip(ids.tolist(), (first + differences).tolist(), strict=True))
 
 
 def _stop_tokens(token_ids: Sequence[int], n_vocab: int) -> frozenset[int]:

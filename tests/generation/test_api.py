@@ -42,7 +42,7 @@ def test_options_replace_those_of_the_params(smollm2: Model) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=3)
     reply = smollm2.chat(STORY, params, max_tokens=5)
     assert reply.request.params == SamplingParams(temperature=0.0, max_tokens=5)
-    assert len(list(smollm2.generate([STORY], params))[0].tokens) == 3
+    assert len(next(smollm2.generate([STORY], params)).tokens) == 3
     with pytest.raises(TypeError, match="temprature"):
         smollm2.chat(STORY, temprature=1.0)  # type: ignore[call-arg]
 
@@ -208,7 +208,7 @@ def test_a_model_is_closed(tiny: Callable[..., Path]) -> None:
         list(reply)
     for use in (lambda: model.chat(FRANCE), lambda: model.forget(), lambda: list(model.generate(["x"]))):
         with pytest.raises(ModelError, match="is closed: load it again"):
-            use()  # type: ignore[no-untyped-call]
+            use()
     model.close()
 
 
@@ -273,7 +273,7 @@ def test_a_second_thread_gets_an_error(smollm2: Model) -> None:
         begun.wait()
         for use in (lambda: smollm2.chat(FRANCE), lambda: smollm2.forget(), lambda: next(reply)):
             try:
-                use()  # type: ignore[no-untyped-call]
+                use()
             except GenerationError as error:
                 errors.append(str(error))
 

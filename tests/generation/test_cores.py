@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import psutil
-import pytest
 
 from mink_local.generation import cores
 
@@ -12,7 +11,7 @@ def test_as_many_as_there_are() -> None:
     assert 1 <= cores.n_cores() <= (psutil.cpu_count(logical=False) or 1)
 
 
-def test_a_hybrid_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hybrid_processor(tmp_path: Path) -> None:
     """Two performance cores of two threads each beside four efficiency cores."""
     (tmp_path / "cpu_core").mkdir()
     (tmp_path / "cpu_core/cpus").write_text("0-3\n")

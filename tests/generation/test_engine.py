@@ -463,7 +463,7 @@ def test_a_batch_on_which_llama_cpp_fails_ends_those_in_it(
     answers = [engine.submit(greedy(text)) for text in QUESTIONS[:5]]
     run(engine, 3)
 
-    def fail(self: Context, *segments: Segment) -> bool:
+    def fail(*_: object) -> bool:
         raise GenerationError("llama.cpp failed")
 
     with monkeypatch.context() as patch:

@@ -126,10 +126,10 @@ def test_a_shared_context_is_evaluated_once(smollm2: Model, monkeypatch: pytest.
 def test_requests_that_cannot_be_scored(smollm2: Model, tiny: Callable[..., Path]) -> None:
     empties: list[tuple[list[int], list[int]]] = [([], [1]), ([1], [])]
     for empty in empties:
-        with pytest.raises(ValueError, match="pair 1 has an empty|pair 0 has an empty"):
+        with pytest.raises(ValueError, match="pair 1 has an empty"):
             smollm2.logprobs([([1], [2]), empty])
     with pytest.raises(ContextOverflowError):
-        list(Scorer(smollm2.weights, 256, 1, 1).score([([1] * 200, [2] * 300)]))
+        list(Scorer(Context(smollm2.weights, 256, 1)).score([([1] * 200, [2] * 300)]))
     assert smollm2.logprobs([]) == []
     broken = load_model(str(tiny(scale=float("nan"))))
     with pytest.raises(GenerationError, match="NaN"):

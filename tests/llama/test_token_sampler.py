@@ -59,9 +59,9 @@ def llama() -> Iterator[Llama]:
 @pytest.fixture(scope="module")
 def rows(smollm2: Model) -> Row:
     """Logits of the real model over the steps of a text, (32, V)."""
-    context = smollm2._batch.context
+    context = smollm2.engine.context
     forget(smollm2)
-    tokens = smollm2._weights.tokenize(
+    tokens = smollm2.weights.tokenize(
         "Robots were rare, and so the small town had built its own, out of what lay around: an old oven, "
         "two bicycles, a radio.",
         add_special=True,
@@ -90,7 +90,7 @@ def test_every_form_draws_the_same_tokens(
         drawn.append(int(input_ids[-1]))
         return MinK()(input_ids, scores)
 
-    prompt = smollm2._template.tokens(STORY)
+    prompt = smollm2.tokens(STORY)
     answer: Any = llama.create_completion(
         prompt,
         max_tokens=110,
@@ -104,7 +104,7 @@ def test_every_form_draws_the_same_tokens(
     tokens = drawn[1:]  # a step is shown the token of the step before
     assert len(tokens) >= 100
 
-    n_vocab = smollm2._weights.n_vocab
+    n_vocab = smollm2.weights.n_vocab
     direct = TokenSampler(MinK(), temperature, seed, n_vocab)
     assert [direct(row, 1) for row in steps[:-1]] == tokens
     native = SamplerChain(
@@ -137,7 +137,7 @@ def test_broken_rows_name_the_step(sampler: Sampler) -> None:
 
 def test_a_ban_does_not_hide_a_nan(smollm2: Model) -> None:
     draw = constrained(smollm2, Constraints(logit_bias={17: -INF}))
-    row = np.zeros(smollm2._weights.n_vocab, np.float32)
+    row = np.zeros(smollm2.weights.n_vocab, np.float32)
     row[17] = NAN
     with pytest.raises(GenerationError, match="a NaN among its logits at step 2"):
         draw(row, 2)
@@ -146,7 +146,7 @@ def test_a_ban_does_not_hide_a_nan(smollm2: Model) -> None:
 
 
 def test_constraints_that_leave_nothing(smollm2: Model) -> None:
-    n_vocab = smollm2._weights.n_vocab
+    n_vocab = smollm2.weights.n_vocab
     draw = constrained(smollm2, Constraints(logit_bias=dict.fromkeys(range(n_vocab), -INF)))
     with pytest.raises(GenerationError, match="leave no token at step 6"):
         draw(np.zeros(n_vocab, np.float32), 6)
@@ -160,8 +160,8 @@ def test_constraints_that_leave_nothing(smollm2: Model) -> None:
 def constrained(
     model: Model, constraints: Constraints, prompt: list[int] | None = None, sampler: Sampler | None = None
 ) -> TokenSampler:
-    constrainer = Constrainer(constraints, model._weights, prompt or [])
-    return TokenSampler(sampler or MinK(), 1.0, 1, model._weights.n_vocab, constrainer)
+    constrainer = Constrainer(constraints, model.weights, prompt or [])
+    return TokenSampler(sampler or MinK(), 1.0, 1, model.weights.n_vocab, constrainer)
 
 
 def test_penalties_are_llama_cpps(smollm2: Model, rows: Row) -> None:
@@ -169,7 +169,7 @@ def test_penalties_are_llama_cpps(smollm2: Model, rows: Row) -> None:
     constraints = Constraints(
         repeat_penalty=1.3, frequency_penalty=0.25, presence_penalty=-0.5, penalty_last_n=5
     )
-    constrainer = Constrainer(constraints, smollm2._weights, history)
+    constrainer = Constrainer(constraints, smollm2.weights, history)
     for token in (3, 77, 3):
         changed = constrainer.apply(rows[0])
         expected = reference.penalties(rows[0], history[-5:], 1.3, 0.25, -0.5)
@@ -181,16 +181,16 @@ def test_penalties_are_llama_cpps(smollm2: Model, rows: Row) -> None:
 def test_dry_takes_from_what_would_repeat(smollm2: Model) -> None:
     """a b c … a b: c would continue a repetition of 2, so it loses 0.8 * 1.75^(2 - 1)."""
     a, b, c = 20_011, 20_012, 20_013
-    n_vocab = smollm2._weights.n_vocab
+    n_vocab = smollm2.weights.n_vocab
     history = [a, b, c, 40, 41, a, b]
     options: dict[str, Any] = {"dry_multiplier": 0.8, "dry_allowed_length": 1}
     zeros = np.zeros(n_vocab, np.float32)
-    changed = Constrainer(Constraints(**options), smollm2._weights, history).apply(zeros)
+    changed = Constrainer(Constraints(**options), smollm2.weights, history).apply(zeros)
     assert changed[c] == pytest.approx(-0.8 * 1.75)
     assert np.count_nonzero(changed) == 1
-    text = smollm2._weights.piece(b).decode()
+    text = smollm2.weights.piece(b).decode()
     broken = Constraints(**options, dry_sequence_breakers=[text])
-    assert not Constrainer(broken, smollm2._weights, history).apply(zeros).any()
+    assert not Constrainer(broken, smollm2.weights, history).apply(zeros).any()
 
 
 def test_logit_bias_bans_and_pushes(smollm2: Model, rows: Row) -> None:
@@ -207,7 +207,7 @@ def test_constrained_text_is_that_of_one_llama_cpp_chain(smollm2: Model, tempera
     """bias, penalties, DRY, grammar, native Min-k, temp, dist, in one chain that llama.cpp samples from."""
     seed, n_tokens = 4, 50
     text = "root ::= [a-zA-Z .,\\n]*"
-    weights, context = smollm2._weights, smollm2._batch.context
+    weights, context = smollm2.weights, smollm2.engine.context
     constraints = Constraints(
         logit_bias={weights.tokenize(" robot", add_special=False, parse_special=False)[0]: -2.0},
         repeat_penalty=1.2,
@@ -229,7 +229,7 @@ def test_constrained_text_is_that_of_one_llama_cpp_chain(smollm2: Model, tempera
         C.llama_sampler_init_penalties(weights.n_vocab, 64, 1.2, 0.1, 0.1),
         C.llama_sampler_init_dry(weights.vocab, 0.8, 1.75, 2, 64, breakers, 4),
     )
-    prompt = smollm2._template.tokens(STORY)
+    prompt = smollm2.tokens(STORY)
     for token in prompt:
         C.llama_sampler_accept(chain.handle, token)
     for sampler in (
@@ -278,10 +278,10 @@ def test_greedy_over_what_is_left(smollm2: Model) -> None:
     """At temperature 0 every seed gives the same text, and it is the likeliest that the grammar has."""
     digits = Constraints(grammar="root ::= [0-9]")
     answers = {"".join(smollm2.chat(STORY, temperature=0, seed=n, constraints=digits)) for n in (1, 2)}
-    forget(smollm2)._batch.context.decode(Segment(smollm2._template.tokens(STORY), 0))
-    row = smollm2._batch.context.logits().copy()
-    smollm2._batch.context.clear()
-    pieces = [smollm2._weights.piece(token) for token in range(row.size)]
+    forget(smollm2).engine.context.decode(Segment(smollm2.tokens(STORY), 0))
+    row = smollm2.engine.context.logits().copy()
+    smollm2.engine.context.clear()
+    pieces = [smollm2.weights.piece(token) for token in range(row.size)]
     likeliest = max((t for t in range(row.size) if re.fullmatch(rb"[0-9]", pieces[t])), key=row.__getitem__)
     assert answers == {pieces[likeliest].decode()}
 
@@ -338,7 +338,7 @@ def test_large_windows_take_no_memory(smollm2: Model) -> None:
     everything = Constraints(
         repeat_penalty=1.1, penalty_last_n=2**40, dry_multiplier=1.0, dry_penalty_last_n=2**40
     )
-    constrainer = Constrainer(everything, smollm2._weights, [1, 2, 3])
+    constrainer = Constrainer(everything, smollm2.weights, [1, 2, 3])
     assert rss() - before < 20e6
     del constrainer
 
@@ -350,13 +350,13 @@ def test_large_windows_take_no_memory(smollm2: Model) -> None:
 def test_mirostat_is_llama_cpps(smollm2: Model, llama: Llama, version: int) -> None:
     """llama-cpp-python's own mirostat knows no temperature: 1 is what it draws at."""
     answer: Any = llama.create_completion(
-        smollm2._template.tokens(STORY), max_tokens=60, seed=5, temperature=1.0, mirostat_mode=version
+        smollm2.tokens(STORY), max_tokens=60, seed=5, temperature=1.0, mirostat_mode=version
     )
     sampler = Mirostat(version=version)
     reply = smollm2.chat(STORY, sampler=sampler, temperature=1.0, seed=5, max_tokens=60)
     assert "".join(reply) == answer["choices"][0]["text"]
     assert len(set(reply.k)) > 5
-    assert all(1 <= k <= smollm2._weights.n_vocab for k in reply.k)
+    assert all(1 <= k <= smollm2.weights.n_vocab for k in reply.k)
 
 
 def test_mirostat_keeps_what_does_not_surprise(rows: Row) -> None:
@@ -390,13 +390,13 @@ def test_ten_thousand_draws_come_and_go(rows: Row) -> None:
 
 def test_ten_thousand_constrainers_come_and_go(smollm2: Model) -> None:
     constraints = Constraints(logit_bias={1: -1.0}, repeat_penalty=1.1)
-    assert grown(lambda: Constrainer(constraints, smollm2._weights, [1, 2]), 10_000) < 4e6
+    assert grown(lambda: Constrainer(constraints, smollm2.weights, [1, 2]), 10_000) < 4e6
 
 
 def test_grammars_come_and_go(smollm2: Model) -> None:
     """One grammar is 30 kB, and the sequence breakers take 25 ms: fewer cycles, a closer bound."""
     constraints = Constraints(json_schema=SCHEMA, dry_multiplier=1.0)
-    assert grown(lambda: Constrainer(constraints, smollm2._weights, [1, 2]), 100) < 1e6
+    assert grown(lambda: Constrainer(constraints, smollm2.weights, [1, 2]), 100) < 1e6
 
 
 def test_garbage_collection_in_the_middle_of_an_answer(smollm2: Model) -> None:
