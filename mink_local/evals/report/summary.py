@@ -21,7 +21,7 @@ from mink_local.evals.report.stats import (
     visible_difference,
 )
 from mink_local.evals.run.records import Response
-from mink_local.samplers import SAMPLERS, MinK
+from mink_local.samplers import SAMPLERS, MinK, label
 
 Scoring = Literal["strict", "flexible"]
 SCORINGS: tuple[Scoring, ...] = get_args(Scoring)
@@ -37,17 +37,15 @@ class Method:
     @property
     def name(self) -> str:
         """The sampler without its order."""
-        name, _, options = self.sampler.partition(":")
-        kept = ",".join(option for option in options.split(",") if not option.startswith("order="))
-        return f"{name}:{kept}" if kept else name
+        return str(self).partition(" (")[0]
 
     @property
     def short_order(self) -> str:
         """ "T first", "T last", or nothing if the cutoff does not depend on temperature."""
-        return self.order.replace("temperature", "T").replace("-", " ") if self.order else ""
+        return str(self).partition(" (")[2].rstrip(")")
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.short_order}" if self.order else self.name
+        return label(self.sampler)
 
 
 @dataclass(frozen=True)

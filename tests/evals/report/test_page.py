@@ -192,7 +192,7 @@ def test_a_link_opens_a_question(opened: Any) -> None:
 
 def test_filters_offer_what_the_run_has(opened: Any) -> None:
     text = opened("").filters.text
-    for names in ("allgsm8k", f"allmodel {HOSTILE}", f"all{MIN_K}top-p:p=0.9, T last", "all15"):
+    for names in ("allgsm8k", f"allmodel {HOSTILE}", f"all{MIN_K}top-p:p=0.9 (T last)", "all15"):
         assert names in text
     assert f"correct where {MIN_K} is wrong (strict)" in text
 

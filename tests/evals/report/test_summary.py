@@ -39,14 +39,9 @@ def marks(task: TaskResult, scoring: Scoring = "strict") -> dict[str, str]:
 
 
 def test_methods_are_named() -> None:
-    assert [str(Method(*m)) for m in ((FIRST, "temperature-first"), ("greedy", None), (MIN_K, None))] == [
-        "top-p:p=0.9, T first",
-        "greedy",
-        MIN_K,
-    ]
-    assert Method("mirostat:tau=5,order=temperature-last,eta=0.1", "temperature-last").name == (
-        "mirostat:tau=5,eta=0.1"
-    )
+    first, greedy = Method(FIRST, "temperature-first"), Method("greedy", None)
+    assert (str(first), first.name, first.short_order) == ("top-p:p=0.9 (T first)", "top-p:p=0.9", "T first")
+    assert (str(greedy), greedy.name, greedy.short_order) == ("greedy", "greedy", "")
 
 
 def test_greedy_is_repeated_at_every_temperature(tmp_path: Path) -> None:
