@@ -10,23 +10,62 @@ for piece in model.chat([{"role": "user", "content": "Hello"}], sampler=MinK(), 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mink_local.errors import (
+    CatalogError,
+    ContextOverflowError,
+    DownloadError,
+    GenerationError,
+    MinkError,
+    ModelError,
+    ModelNotFoundError,
+)
+
 if TYPE_CHECKING:
+    from mink_local.generation.answer import Answer, Request
     from mink_local.generation.loading import load_model
+    from mink_local.generation.model import Model, Reply
     from mink_local.llama.constraints import Constraints
-    from mink_local.samplers import MinK
+    from mink_local.native import native_sampler
+    from mink_local.samplers import (
+        Eta,
+        Greedy,
+        MinK,
+        MinP,
+        Mirostat,
+        PLess,
+        Sampler,
+        TopK,
+        TopNSigma,
+        TopP,
+        parse,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["Constraints", "MinK", "__version__", "load_model"]
+
+__all__ = [
+    "Answer", "CatalogError", "Constraints", "ContextOverflowError", "DownloadError", "Eta",
+    "GenerationError", "Greedy", "MinK", "MinP", "MinkError", "Mirostat", "Model", "ModelError",
+    "ModelNotFoundError", "PLess", "Reply", "Request", "Sampler", "TopK", "TopNSigma", "TopP",
+    "__version__", "load_model", "native_sampler", "parse",
+]  # fmt: skip
 
 _HOMES = {
-    "Constraints": "mink_local.llama.constraints",
-    "MinK": "mink_local.samplers",
-    "load_model": "mink_local.generation.loading",
+    "Answer": "generation.answer",
+    "Constraints": "llama.constraints",
+    "Model": "generation.model",
+    "Reply": "generation.model",
+    "Request": "generation.answer",
+    "load_model": "generation.loading",
+    "native_sampler": "native",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use: Numba and llama.cpp take a third of a second that --help need not pay."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'samplers')}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

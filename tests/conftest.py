@@ -10,12 +10,12 @@ import numba
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from platformdirs import user_cache_path, user_data_path
+from platformdirs import user_data_path
 
 from mink_local import load_model
-from mink_local.files import private_folder
 from mink_local.generation.model import Model
 from mink_local.models.catalog import resolve
+from mink_local.samplers.compile import CACHE
 from tests.support.logits import NAMES as LOGITS
 from tests.support.logits import real_logits
 from tests.support.tiny import write_model
@@ -35,7 +35,8 @@ def pytest_configure() -> None:
     A test may give its child processes another cache folder, which would have no kernels. And llama.cpp
     starts one thread for each core that the process may use.
     """
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(private_folder(user_cache_path("mink-local") / "numba")))
+    if CACHE is not None:
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(CACHE))
     worker, n_workers = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("PYTEST_XDIST_WORKER_COUNT")
     if worker and n_workers and hasattr(os, "sched_setaffinity"):
         own = sorted(os.sched_getaffinity(0))[int(worker.removeprefix("gw")) :: int(n_workers)]

@@ -10,6 +10,7 @@ import numba
 from numba import cfunc, njit
 from platformdirs import user_cache_path
 
+from mink_local import __version__
 from mink_local.files import private_folder
 
 
@@ -18,9 +19,10 @@ def _private_cache() -> Path | None:
 
     Numba's cache is pickle: a folder that others can write to is code execution, so only a folder of the
     user's own with mode 0700 is used. On Windows the folder lies in the user's profile, which is private.
+    Each version has its own: Numba does not see that a helper in another file has changed.
     """
     try:
-        folder = private_folder(user_cache_path("mink-local") / "numba")
+        folder = private_folder(user_cache_path("mink-local") / "numba" / __version__)
         status = folder.stat()
     except OSError:
         return None
