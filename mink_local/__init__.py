@@ -21,9 +21,11 @@ from mink_local.errors import (
 )
 
 if TYPE_CHECKING:
-    from mink_local.generation.answer import Answer, Request
+    from mink_local.generation.answer import Answer, Piece
     from mink_local.generation.loading import load_model
+    from mink_local.generation.logprobs import Continuation
     from mink_local.generation.model import Model, Reply
+    from mink_local.generation.request import Request, SamplingParams
     from mink_local.llama.constraints import Constraints
     from mink_local.native import native_sampler
     from mink_local.samplers import (
@@ -43,18 +45,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Answer", "CatalogError", "Constraints", "ContextOverflowError", "DownloadError", "Eta",
-    "GenerationError", "Greedy", "MinK", "MinP", "MinkError", "Mirostat", "Model", "ModelError",
-    "ModelNotFoundError", "PLess", "Reply", "Request", "Sampler", "TopK", "TopNSigma", "TopP",
-    "__version__", "load_model", "native_sampler", "parse",
+    "Answer", "CatalogError", "Constraints", "ContextOverflowError", "Continuation", "DownloadError",
+    "Eta", "GenerationError", "Greedy", "MinK", "MinP", "MinkError", "Mirostat", "Model", "ModelError",
+    "ModelNotFoundError", "PLess", "Piece", "Reply", "Request", "Sampler", "SamplingParams", "TopK",
+    "TopNSigma", "TopP", "__version__", "load_model", "native_sampler", "parse",
 ]  # fmt: skip
 
 _HOMES = {
     "Answer": "generation.answer",
     "Constraints": "llama.constraints",
+    "Continuation": "generation.logprobs",
     "Model": "generation.model",
+    "Piece": "generation.answer",
     "Reply": "generation.model",
-    "Request": "generation.answer",
+    "Request": "generation.request",
+    "SamplingParams": "generation.request",
     "load_model": "generation.loading",
     "native_sampler": "native",
 }
