@@ -1,11 +1,13 @@
 """`mink-eval run`: generate the responses that a run's folder lacks."""
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from subprocess import list2cmdline
 from typing import Any
 
 from rich.console import Console
@@ -176,4 +178,5 @@ def _print_summary(progress: Progress, out: Path) -> None:
     if total.done < total.wanted:
         print(f"{total.done} of {total.wanted} responses are in {out}; the same command generates the rest.")
     else:
-        print(f"All {total.wanted} responses are in {out}. Next: mink-eval report {shlex.quote(str(out))}")
+        quoted = list2cmdline([str(out)]) if os.name == "nt" else shlex.quote(str(out))
+        print(f"All {total.wanted} responses are in {out}. Next: mink-eval report {quoted}")
