@@ -21,13 +21,14 @@ from statistics import median
 
 import click
 
-from mink_local.cli import model_option, run
+from mink_local.cli import run
 from mink_local.evals.run.data import locate
 from mink_local.evals.run.grid import Variant, WorkItem
 from mink_local.evals.run.worker import Worker
 from mink_local.evals.tasks import TASKS
 from mink_local.evals.tasks.base import Question
 from mink_local.models.catalog import resolve
+from mink_local.models.options import model_option
 from mink_local.samplers import MinP, Sampler, TopP
 
 ONE_CELL = [Variant(TopP(p=0.9), 1.0, 0)]
@@ -118,7 +119,7 @@ def time_ours(
     worker: Worker, task: str, questions: Sequence[Question], cells: Sequence[Variant], max_tokens: int
 ) -> Took:
     worker.model.forget()
-    jobs = [WorkItem(task, question, max_tokens, tuple(cells)) for question in questions]
+    jobs = [WorkItem("", task, question, max_tokens, tuple(cells)) for question in questions]
     began = time.perf_counter()
     tokens = [record.n_tokens for record in worker.answer(jobs)]
     return time.perf_counter() - began, len(tokens), sum(tokens)
@@ -154,7 +155,7 @@ def main(
     rounds: int,
 ) -> None:
     file = resolve(model)
-    worker = Worker(str(file.path), file.name, 0, "auto", None, "auto", threads)
+    worker = Worker(str(file.path), 0, "auto", None, "auto", threads)
     questions = TASKS[task].read(locate(TASKS[task], data), 0)
     n_ctx = worker.context_for([question.prompt for question in questions[: max(limits)]], max_tokens)
     worker.reserve(n_ctx)

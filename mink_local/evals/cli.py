@@ -93,7 +93,7 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
         name, equals, file = text.partition("=")
         if not equals or name not in TASKS:
             if len(tasks) > 1:
-                raise click.UsageError(f"--data {text} does not say of which task: write TASK={text}.")
+                raise click.UsageError(f"--data {text} names no task: write TASK={text}.")
             name, file = tasks[0].name, text
         if name not in [task.name for task in tasks]:
             raise click.UsageError(f"--data {text} is for a task that is not run.")

@@ -1,7 +1,7 @@
 """GGUF models for lm-evaluation-harness: its tasks, in-process and batched, with any sampler.
 
-The harness has no entry point for models of others, so `mink-eval lm-eval` registers this one under the
-name mink-local and hands the rest of its command line to the harness.
+The harness has no entry point for models of other packages, so `mink-eval lm-eval` registers this one as
+mink-local and hands the rest of its command line to the harness.
 """
 
 import hashlib
@@ -19,27 +19,36 @@ from mink_local.errors import MinkError
 from mink_local.evals.run.worker import DATE
 from mink_local.generation.loading import load_model
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.llama.context import RANDOM_SEED
+from mink_local.llama.context import MAX_SEED
 from mink_local.models.catalog import DEFAULT_MODEL
 from mink_local.samplers import Greedy, MinP, Sampler, TopK, TopP, parse
 
 NAME = "mink-local"
-MAX_GEN_TOKS = 256  # where a task names no other limit; the harness's own models have the same
-_N_CTX = 4096  # most tokens of a prompt with its answer, unless n_ctx says otherwise
-_CUTS: dict[str, Callable[[Any], Sampler]] = {"top_k": TopK, "top_p": TopP, "min_p": MinP}
+MAX_GEN_TOKS = 256  # unless a task has another limit; the harness's own models have the same
+_N_CTX = 4096
+_HARNESS_ARGUMENTS = {"batch_size", "max_batch_size", "device"}
+_SAMPLERS: dict[str, Callable[[Any], Sampler]] = {"top_k": TopK, "top_p": TopP, "min_p": MinP}
 _OFF = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
 
 
 @register_model(NAME)
 class MinkLM(TemplateLM):  # type: ignore[misc]
-    """The model of the harness. Its arguments are those of `--model_args`.
+    """A model of the harness.
 
-    model: an alias of `models.txt` or a path. sampler, temperature: for all generation; where they are
-        not given, what the task asks for (`do_sample`, `temperature`, `top_p`, `top_k` or `min_p`), which
-        mostly is greedy. seed: of the first request, the others count on from it. n_ctx: most tokens of a
-        prompt with its answer. parallel: how many are worked on at a time.
+    Args:
+        model: An alias of `models.txt` or a path.
+        sampler: For all generation. Without it, what the task asks for (`do_sample`, `temperature`, `top_p`,
+            `top_k` or `min_p`), which mostly is greedy.
+        temperature: For all generation. Without it, the task's.
+        seed: Of the first request; the others count on from it.
+        n_ctx: Most tokens of a prompt and its answer.
+        parallel: Requests at a time.
+        gpu_layers: Layers on the GPU.
+        threads: CPU threads.
+        max_gen_toks: Longest answer, unless a task has another limit.
 
-    Raises MinkError for an argument that is none or out of range.
+    Raises:
+        MinkError: An argument is unknown or out of range.
     """
 
     def __init__(
@@ -56,7 +65,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         **rest: Any,
     ) -> None:
         super().__init__()
-        unknown = sorted(set(rest) - {"batch_size", "max_batch_size", "device"})  # the harness's own
+        unknown = sorted(set(rest) - _HARNESS_ARGUMENTS)
         if unknown:
             raise MinkError(
                 f"{NAME} takes no model argument {', '.join(unknown)}: it takes model, sampler, temperature, "
@@ -64,9 +73,9 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
             )
         try:
             self._sampler = parse(sampler) if sampler is not None else None
-            self._model: Any = load_model(
+            self._model = load_model(
                 model,
-                n_ctx=256,
+                n_ctx=256,  # until `reserve`
                 n_gpu_layers=gpu_layers,  # type: ignore[arg-type]
                 n_threads=threads,
                 date=DATE,
@@ -87,23 +96,21 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has no context: the vocabulary's beginning, or its end."""
+        """The token before a text that has no context: the vocabulary's first, or else its last."""
         return self._token(self._model.weights.bos or self._model.weights.eos)
 
     def _token(self, text: str) -> int:
-        (token,) = self._model.weights.tokenize(text, add_special=False, parse_special=True)
-        return int(token)
+        (token,) = self.tok_encode(text, add_special_tokens=False)
+        return token
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         if add_special_tokens is None:
             return self._model.tokens(string) if string else []
-        return self._model.weights.tokenize(  # type: ignore[no-any-return]
-            string, add_special=add_special_tokens, parse_special=True
-        )
+        return self._model.weights.tokenize(string, add_special=add_special_tokens, parse_special=True)
 
     @property
     def tokenizer_name(self) -> str:
-        """Under which the harness caches requests: the model and its chat template."""
+        """The name under which the harness caches requests: of the model and its chat template."""
         template = self._model.weights.chat_template or ""
         return f"{self._model.name}-{hashlib.sha256(template.encode()).hexdigest()[:16]}"
 
@@ -115,10 +122,10 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         chat_history: list[dict[str, str]],
         add_generation_prompt: bool = True,  # noqa: ARG002
     ) -> str:
-        """Return the prompt for the next answer, or for the rest of the last message if the assistant's."""
-        return str(self._model.apply_chat_template(chat_history))
+        """Return the prompt for the next answer, or for the rest of it if its beginning comes last."""
+        return self._model.apply_chat_template(chat_history)
 
-    # Likelihoods
+    # Log-probabilities
 
     def _loglikelihood_tokens(
         self,
@@ -126,29 +133,29 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         disable_tqdm: bool = False,
         **_: Any,
     ) -> list[tuple[float, bool]]:
-        """The log-probability of every continuation, and whether greedy decoding would write it."""
+        """Return the logprob of every continuation, and if greedy sampling would generate it."""
         pairs = [self._fitted(context, continuation) for _, context, continuation in requests]
         results = []
         scored = self._model.logprobs(pairs, self._parallel)
-        for (strings, *_tokens), likelihood in zip(
+        for (strings, *_tokens), continuation in zip(
             requests, tqdm(scored, desc="Scoring", disable=disable_tqdm), strict=True
         ):
-            results.append((likelihood.total, likelihood.is_greedy))
+            results.append((continuation.total, continuation.is_greedy))
             if strings is not None:
                 self.cache_hook.add_partial("loglikelihood", strings, results[-1])
         return results
 
     def _fitted(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
-        """Without what of the context's beginning does not fit, as the harness's own models have it."""
+        """Cut the beginning of a context that is too long, as the harness's own models do."""
         if len(continuation) > self.max_length:
             raise MinkError(
                 f"a continuation is {len(continuation)} tokens and n_ctx is {self.max_length}: "
-                "name a larger one with --model_args n_ctx=N"
+                "give a larger one with --model_args n_ctx=N"
             )
         return context[-(self.max_length + 1 - len(continuation)) :], continuation
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The log-probability of whole texts; one that does not fit in windows of `max_length` tokens."""
+        """Return the logprobs of whole texts; one that is too long is cut into windows of `max_length`."""
         windows: list[tuple[None, list[int], list[int]]] = []
         counts = []
         for (text,) in (request.args for request in requests):
@@ -167,24 +174,24 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
     # Generation
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answers, each up to the first of its stop strings."""
-        asked = [self._request(i, *request.args) for i, request in enumerate(requests)]
+        """Return answers, each up to the first of its stop strings."""
+        asked = [self.request(i, *request.args) for i, request in enumerate(requests)]
         if not asked:
             return []
         longest = max(len(request.prompt) + (request.params.max_tokens or 0) for request in asked)
         self._model.reserve(min(longest, self.max_length), self._parallel)
         texts = [""] * len(asked)
-        bar = tqdm(total=len(asked), desc="Generating", disable=disable_tqdm)
-        for answer in self._model.complete(asked):
-            if answer.error is not None:
-                raise MinkError(answer.error)
-            texts[answer.index] = answer.text
-            self.cache_hook.add_partial("generate_until", requests[answer.index].args, answer.text)
-            bar.update()
-        bar.close()
+        with tqdm(total=len(asked), desc="Generating", disable=disable_tqdm) as bar:
+            for answer in self._model.complete(asked):
+                if answer.error:
+                    raise MinkError(f"request {answer.index}: {answer.error}")
+                texts[answer.index] = answer.text
+                self.cache_hook.add_partial("generate_until", requests[answer.index].args, answer.text)
+                bar.update()
         return texts
 
-    def _request(self, index: int, context: str, options: dict[str, Any]) -> Request:
+    def request(self, index: int, context: str, options: dict[str, Any]) -> Request:
+        """Return the request of one of the harness: a prompt, cut at its beginning if it is too long."""
         max_tokens = int(options.get("max_gen_toks", options.get("max_new_tokens", self._max_gen_toks)))
         max_tokens = min(max_tokens, self.max_length - 1)
         until = options.get("until") or []
@@ -193,28 +200,28 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
             sampler=sampler,
             temperature=temperature,
             max_tokens=max_tokens,
-            seed=(self._seed + index) % RANDOM_SEED,
+            seed=(self._seed + index) % (MAX_SEED + 1),
             stop=[until] if isinstance(until, str) else [string for string in until if string],
         )
         return Request(self.tok_encode(context)[-(self.max_length - max_tokens) :], params)
 
     def _sampling(self, options: dict[str, Any]) -> tuple[Sampler | None, float]:
-        """The sampler and temperature of a request: those of --model_args, else those the task asks for."""
+        """Return sampler and temperature of a request: those of --model_args, or else the task's."""
         wanted = float(options.get("temperature", 1.0 if options.get("do_sample") else 0.0))
-        asked = wanted if options.get("do_sample", wanted > 0) else 0.0
+        temperature = wanted if options.get("do_sample", wanted > 0) else 0.0
         if self._sampler is not None:
-            return self._sampler, self._temperature if self._temperature is not None else asked or 1.0
+            return self._sampler, self._temperature if self._temperature is not None else temperature or 1.0
         if self._temperature is not None:
-            asked = self._temperature
-        if asked == 0:
+            temperature = self._temperature
+        if temperature == 0:
             return Greedy(), 0.0
-        cuts = [name for name in _CUTS if options.get(name) is not None and options[name] not in _OFF[name]]
-        if len(cuts) > 1:
+        names = [name for name in _SAMPLERS if options.get(name) not in (None, *_OFF[name])]
+        if len(names) > 1:
             raise MinkError(
-                f"a task asks for {' and '.join(cuts)} together, which is no method here: "
-                "name one with --model_args sampler=…"
+                f"a task asks for {' and '.join(names)} together, which no sampler does: "
+                "give one with --model_args sampler=…"
             )
-        return (_CUTS[cuts[0]](options[cuts[0]]) if cuts else parse("top-p:p=1")), asked
+        return (_SAMPLERS[names[0]](options[names[0]]) if names else TopP(1.0)), temperature
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -226,7 +233,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _with_model(arguments: Sequence[str]) -> Iterator[str]:
-    """The arguments with `--model mink-local` in front, where a run is asked for and no model named."""
+    """Yield the arguments, with `--model mink-local` in front of those of a run that has no model."""
     command, rest = "run", list(arguments)
     if rest and rest[0] in ("run", "ls", "validate"):
         command, *rest = rest

@@ -21,7 +21,7 @@ from tests.support.mink_eval import MinkEval
         (["run", "gsm8k", "--parallel", "0"], 2, "'0' is neither auto nor a number from 1"),
         (["run", "gsm8k", "--parallel", "many"], 2, "'many' is neither auto nor a number from 1"),
         (["run", "gsm8k", "--data", "no/such"], 1, "there is no file no/such"),
-        (["run", "gsm8k", "aqua", "--data", __file__], 2, "does not say of which task: write TASK="),
+        (["run", "gsm8k", "aqua", "--data", __file__], 2, "names no task: write TASK="),
         (["run", "gsm8k", "--data", f"aqua={__file__}"], 2, "is for a task that is not run"),
         (["run", "gsm8k", "--data", __file__, "--data", __file__], 2, "--data is given twice for gsm8k"),
         (["run", "gsm8k", "--workers", "2"], 2, "are Ray's: give --executor ray too"),

@@ -1,9 +1,10 @@
 """GGUF models in lm-evaluation-harness: the real library, on a few documents of tasks in local files."""
 
+import functools
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 
 from mink_local.errors import MinkError
 from mink_local.generation.model import Model
-from mink_local.samplers import Greedy, MinK, TopP
-from tests.generation.test_logprobs import one_at_a_time
+from mink_local.samplers import Greedy, MinK, Sampler, TopP
+from tests.support.mink_eval import MINK_EVAL, MinkEval
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
 
@@ -75,22 +76,8 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(
-    tasks: Path, name: str, *more: str, model_args: str = "threads=1"
-) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "mink_local.evals.cli", "lm-eval", "--model_args", model_args]
-    command += ["--tasks", name, "--include_path", str(tasks), *more]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tasks / "cache")},
-    )
-
-
 def samples(tasks: Path, name: str, chat: bool = False, **arguments: Any) -> list[dict[str, Any]]:
-    """What the harness logs of every document of a task."""
+    """Return what the harness logs of every document of a task."""
     from mink_local.evals.lm_eval import MinkLM
 
     results = lm_eval.simple_evaluate(
@@ -104,6 +91,12 @@ def samples(tasks: Path, name: str, chat: bool = False, **arguments: Any) -> lis
     return sorted(results["samples"][name], key=lambda row: row["doc_id"])
 
 
+def logprob(model: Model, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    """Return the logprob of a continuation, computed alone, and if greedy sampling would generate it."""
+    (scored,) = model.logprobs([(context, continuation)], n_parallel=1)
+    return scored.total, scored.is_greedy
+
+
 def test_multiple_choice(tasks: Path, smollm2: Model) -> None:
     """The log-probability of every choice is that of the plain computation, and so is what is picked."""
     rows = samples(tasks, "local_capitals")
@@ -112,39 +105,39 @@ def test_multiple_choice(tasks: Path, smollm2: Model) -> None:
         for choice, ((logged, greedy),) in zip(document["choices"], row["resps"], strict=True):
             context = smollm2.tokens(document["question"])
             whole = smollm2.tokens(f"{document['question']} {choice}")
-            expected, is_greedy = one_at_a_time(smollm2, context, whole[len(context) :])
-            assert float(logged) == pytest.approx(sum(expected), rel=0.05, abs=0.3)
+            expected, is_greedy = logprob(smollm2, context, whole[len(context) :])
+            assert float(logged) == pytest.approx(expected, rel=0.05, abs=0.3)
             assert str(greedy) == str(is_greedy)
 
 
-def test_perplexity_of_whole_texts(tasks: Path, smollm2: Model) -> None:
+@pytest.mark.parametrize("n_ctx", [512, pytest.param(8, marks=pytest.mark.slow)])
+def test_perplexity_of_whole_texts(tasks: Path, smollm2: Model, n_ctx: int) -> None:
     """In one window, and in windows that are shorter than the text."""
-    beginning = smollm2.weights.tokenize(smollm2.weights.bos, add_special=False, parse_special=True)
-    for n_ctx in (512, 8):
-        rows = samples(tasks, "local_texts", n_ctx=n_ctx)
-        for row, document in zip(rows, TEXTS, strict=True):
-            tokens = smollm2.weights.tokenize(document["text"], add_special=False, parse_special=True)
-            expected = 0.0
-            for start in range(0, len(tokens), n_ctx):
-                end = min(start + n_ctx, len(tokens))
-                before = [*beginning, *tokens][:end][-n_ctx:] if start else beginning
-                context = before[: len(before) - (end - start) + 1] if start else beginning
-                expected += sum(one_at_a_time(smollm2, context, tokens[start:end])[0])
-            ((logged,),) = row["resps"]
-            assert float(logged) == pytest.approx(expected, rel=0.03, abs=0.5)
+    bos = smollm2.tokens(smollm2.weights.bos)
+    rows = samples(tasks, "local_texts", n_ctx=n_ctx)
+    for row, document in zip(rows, TEXTS, strict=True):
+        tokens = smollm2.tokens(document["text"])
+        expected = 0.0
+        for start in range(0, len(tokens), n_ctx):
+            end = min(start + n_ctx, len(tokens))
+            before = [*bos, *tokens][:end][-n_ctx:] if start else bos
+            context = before[: len(before) - (end - start) + 1] if start else bos
+            expected += logprob(smollm2, context, tokens[start:end])[0]
+        ((logged,),) = row["resps"]
+        assert float(logged) == pytest.approx(expected, rel=0.03, abs=0.5)
 
 
 def test_generation_is_greedy_unless_told(tasks: Path, smollm2: Model) -> None:
     rows = samples(tasks, "local_sums", chat=True)
     for row, document in zip(rows, SUMS, strict=True):
         messages = [{"role": "user", "content": document["question"]}]
-        expected = "".join(smollm2.chat(messages, temperature=0.0, max_tokens=24, stop=["\n\n"]))
+        expected = smollm2.chat(messages, temperature=0.0, max_tokens=24, stop=["\n\n"]).read()
         ((logged,),) = row["resps"]
         assert logged == expected
 
 
-def test_generation_with_a_sampler_of_ours(tasks: Path) -> None:
-    hot: dict[str, Any] = {"sampler": "min-k", "temperature": 5}
+def test_generation_with_a_sampler_of_ours(tasks: Path, tiny_path: Path) -> None:
+    hot: dict[str, Any] = {"model": str(tiny_path), "sampler": "min-k", "temperature": 5}
     texts = [
         [row["resps"][0][0] for row in samples(tasks, "local_sums", chat=True, seed=seed, **hot)]
         for seed in (1, 1, 2)
@@ -152,20 +145,23 @@ def test_generation_with_a_sampler_of_ours(tasks: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.slow
 def test_the_command_is_the_harnesss_own(tasks: Path) -> None:
     out = tasks / "out"
-    result = run(
-        *(
-            tasks,
-            "local_sums",
-            "--limit",
-            "2",
-            "--apply_chat_template",
-            "--log_samples",
-            "--output_path",
-            str(out),
-        ),
-        model_args="model=smollm2-135m,sampler=min-k,temperature=5,threads=1",
+    options = {"--model_args": "model=smollm2-135m,sampler=min-k,temperature=5,threads=1"}
+    options |= {
+        "--tasks": "local_sums",
+        "--include_path": str(tasks),
+        "--limit": "2",
+        "--output_path": str(out),
+    }
+    arguments = [text for option in options.items() for text in option]
+    result = subprocess.run(
+        [*MINK_EVAL, "lm-eval", *arguments, "--apply_chat_template", "--log_samples"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tasks / "cache")},
     )
     assert result.returncode == 0, result.stderr
     assert "local_sums" in result.stdout
@@ -174,10 +170,22 @@ def test_the_command_is_the_harnesss_own(tasks: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def lm() -> Any:
+def make_lm(tiny_path: Path) -> Callable[..., Any]:
+    """`make_lm(**arguments)` loads a small model for the harness."""
     from mink_local.evals.lm_eval import MinkLM
 
-    return MinkLM(threads=1, n_ctx=64)
+    return functools.partial(MinkLM, model=str(tiny_path), threads=1, n_ctx=64)
+
+
+@pytest.fixture(scope="module")
+def lm(make_lm: Callable[..., Any]) -> Any:
+    return make_lm()
+
+
+def sampling(lm: Any, options: dict[str, Any]) -> tuple[Sampler | None, float]:
+    """Return how a request with a task's options is sampled."""
+    params = lm.request(0, "Hello", options).params
+    return params.sampler, params.temperature
 
 
 @pytest.mark.parametrize(
@@ -192,29 +200,27 @@ def lm() -> Any:
     ],
 )
 def test_what_a_task_asks_for(lm: Any, options: dict[str, Any], expected: tuple[object, float]) -> None:
-    assert lm._sampling(options) == expected
+    assert sampling(lm, options) == expected
 
 
-def test_what_the_user_asks_for_goes_before(lm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lm, "_sampler", MinK())
-    assert lm._sampling({}) == (MinK(), 1.0)
-    assert lm._sampling({"do_sample": True, "temperature": 3.0}) == (MinK(), 3.0)
-    monkeypatch.setattr(lm, "_temperature", 5.0)
-    assert lm._sampling({"temperature": 0.0}) == (MinK(), 5.0)
-    monkeypatch.setattr(lm, "_sampler", None)
+def test_the_users_choice_comes_first(make_lm: Callable[..., Any]) -> None:
+    min_k = make_lm(sampler="min-k")
+    assert sampling(min_k, {}) == (MinK(), 1.0)
+    assert sampling(min_k, {"do_sample": True, "temperature": 3.0}) == (MinK(), 3.0)
+    assert sampling(make_lm(sampler="min-k", temperature=5), {"temperature": 0.0}) == (MinK(), 5.0)
     with pytest.raises(MinkError, match="top_k and top_p together"):
-        lm._sampling({"do_sample": True, "top_p": 0.9, "top_k": 20})
+        sampling(make_lm(temperature=5), {"do_sample": True, "top_p": 0.9, "top_k": 20})
 
 
 def test_a_prompt_that_is_too_long_loses_its_beginning(lm: Any) -> None:
-    request = lm._request(0, "one two three " * 100 + "end", {"max_gen_toks": 16, "until": "."})
-    assert len(request.prompt) + request.max_tokens == lm.max_length
+    request = lm.request(0, "one two three " * 100 + "end", {"max_gen_toks": 16, "until": "."})
+    assert len(request.prompt) + request.params.max_tokens == lm.max_length
     assert request.prompt == lm.tok_encode("one two three " * 100 + "end")[-len(request.prompt) :]
-    assert request.stop == ["."]
+    assert request.params.stop == ["."]
 
 
-def test_a_text_that_brings_its_beginning_gets_no_second_one(lm: Any) -> None:
-    bos = lm._model.weights.bos
+def test_a_text_that_has_its_first_token_gets_no_second_one(lm: Any, smollm2: Model) -> None:
+    bos = smollm2.weights.bos
     assert lm.tok_encode(bos + "Hello") == [lm.prefix_token_id, *lm.tok_encode("Hello", False)]
 
 
@@ -223,7 +229,7 @@ def test_chat_templates(lm: Any) -> None:
     assert lm.apply_chat_template(history[:1]).endswith("<|im_start|>assistant\n")
     assert lm.apply_chat_template(history, False).endswith("<|im_start|>assistant\nThe answer is")
     assert "im_start" in lm.chat_template(True)
-    assert lm.tokenizer_name.startswith("smollm2-135m-")
+    assert lm.tokenizer_name.startswith("tiny-")
 
 
 @pytest.mark.parametrize(
@@ -235,15 +241,25 @@ def test_chat_templates(lm: Any) -> None:
         ({"threads": 0}, "n_threads must be"),
     ],
 )
-def test_bad_arguments(arguments: dict[str, Any], complaint: str) -> None:
-    from mink_local.evals.lm_eval import MinkLM
-
+def test_bad_arguments(make_lm: Callable[..., Any], arguments: dict[str, Any], complaint: str) -> None:
     with pytest.raises(MinkError, match=complaint):
-        MinkLM(**arguments)
+        make_lm(**arguments)
 
 
-def test_a_bad_argument_is_one_sentence(tasks: Path) -> None:
-    result = run(tasks, "local_sums", model_args="sampler=min-q")
-    assert result.returncode == 1
+@pytest.mark.slow
+def test_a_bad_argument_is_one_sentence(tasks: Path, mink_eval: MinkEval) -> None:
+    options = ["--tasks", "local_sums", "--include_path", str(tasks)]
+    result = mink_eval("lm-eval", "--model_args", "sampler=min-q", *options)
+    assert result.status == 1
     assert result.stderr.splitlines()[-1].startswith("mink-eval: --model_args: unknown sampler")
     assert "Traceback" not in result.stderr
+
+
+def test_a_broken_model_ends_with_a_sentence(tiny: Callable[..., Path]) -> None:
+    from lm_eval.api.instance import Instance
+
+    from mink_local.evals.lm_eval import MinkLM
+
+    broken = MinkLM(model=str(tiny(scale=float("nan"))), threads=1)
+    with pytest.raises(MinkError, match=r"request 0: .*NaN"):
+        broken.generate_until([Instance("generate_until", {}, ("Hello", {}), 0)])

@@ -1,4 +1,4 @@
-"""Where a task's questions are on this machine: a given file, a bundled one, or a download that is kept."""
+"""The file of a task's questions: a given one, a bundled one, or a download that is kept."""
 
 import http.client
 import urllib.error

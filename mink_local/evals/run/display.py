@@ -1,4 +1,4 @@
-"""The progress of a run on standard error, as bars or as lines of a log, and the summary at its end."""
+"""The progress of a run on standard error, as bars or log lines, and its summary."""
 
 import logging
 import sys
@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from mink_local.evals.run.progress import Progress, Tally
 from mink_local.evals.run.records import Response
+from mink_local.samplers import label
 
 _LOG_SECONDS = 30.0
 
@@ -100,7 +101,7 @@ def summary(progress: Progress) -> Group:
         counts = (tally.strict, tally.flexible, tally.unanswered, tally.truncated)
         n = str(tally.done) if tally.done == tally.wanted else f"{tally.done}/{tally.wanted}"
         shares = (_share(tally, count) for count in counts)
-        tables[group].add_row(cell.sampler, f"{cell.temperature:g}", n, *shares)
+        tables[group].add_row(label(cell.sampler), f"{cell.temperature:g}", n, *shares)
     return Group(*tables.values())
 
 

@@ -5,8 +5,8 @@ All missing responses to a question follow one another, so that its prompt is ev
 
 import hashlib
 import json
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mink_local.evals.run.records import Response, ResponseKey
@@ -17,7 +17,7 @@ from mink_local.samplers import Greedy, Sampler
 
 @dataclass(frozen=True)
 class Variant:
-    """How one of the responses to a question is generated. `repeat` counts from 0."""
+    """One of the responses to a question, by how it is sampled. `repeat` counts from 0."""
 
     sampler: Sampler
     temperature: float
@@ -26,28 +26,59 @@ class Variant:
 
 @dataclass(frozen=True)
 class WorkItem:
-    """A question of a task and the responses to it that are wanted, of at most `max_tokens` each."""
+    """Responses of a model to a question of a task, of at most `max_tokens` each."""
 
+    model: str
     task: str
     question: Question
     max_tokens: int
     variants: tuple[Variant, ...]
 
+    def key(self, variant: Variant) -> ResponseKey:
+        """Return the key of the response to a variant."""
+        sampler = str(variant.sampler)
+        return ResponseKey(
+            self.model, self.task, sampler, variant.temperature, variant.repeat, self.question.id
+        )
+
+    def without(self, done: Container[ResponseKey]) -> "WorkItem":
+        """Return the item except the responses whose keys are in `done`."""
+        missing = (variant for variant in self.variants if self.key(variant) not in done)
+        return replace(self, variants=tuple(missing))
+
 
 @dataclass(frozen=True)
 class TaskWork:
-    """The responses of one task that a model has yet to give.
+    """Responses of a model to the questions of a task.
 
     Attributes:
         prompts: Of all questions of the run, the answered ones included: the longest prompt decides how
             long the context is, so that it is the same whenever the run is continued.
         max_tokens: Of a response.
-        items: The missing responses.
+        items: The responses by question.
     """
 
     prompts: tuple[str, ...]
     max_tokens: int
     items: tuple[WorkItem, ...]
+
+    @classmethod
+    def of(
+        cls, model: str, task: str, questions: Sequence[Question], max_tokens: int, wanted: Sequence[Variant]
+    ) -> "TaskWork":
+        """Return the work of answering all questions in all variants."""
+        items = (WorkItem(model, task, question, max_tokens, tuple(wanted)) for question in questions)
+        return cls(tuple(question.prompt for question in questions), max_tokens, tuple(items))
+
+    @property
+    def keys(self) -> list[ResponseKey]:
+        """The keys of all responses, question by question."""
+        return [item.key(variant) for item in self.items for variant in item.variants]
+
+    def without(self, done: Container[ResponseKey]) -> "TaskWork":
+        """Return the work except the responses whose keys are in `done`."""
+        left = (item.without(done) for item in self.items)
+        return replace(self, items=tuple(item for item in left if item.variants))
 
 
 # Called with the SHA-256 of a model's chat template and its runtime environment, when a model is loaded.
@@ -72,36 +103,6 @@ def variants(samplers: Iterable[Sampler], temperatures: Iterable[float], repeats
         for sampler, temperature in methods
         for repeat in range(repeats if temperature else 1)
     ]
-
-
-def keys(
-    model: str, task: str, questions: Sequence[Question], wanted: Sequence[Variant]
-) -> Iterator[ResponseKey]:
-    """Return the keys of all responses of a model to a task, cell by cell."""
-    return (key(model, task, question, variant) for variant in wanted for question in questions)
-
-
-def key(model: str, task: str, question: Question, variant: Variant) -> ResponseKey:
-    """Return the key of one response."""
-    sampler = str(variant.sampler)
-    return ResponseKey(model, task, sampler, variant.temperature, variant.repeat, question.id)
-
-
-def task_work(
-    model: str,
-    task: str,
-    questions: Sequence[Question],
-    max_tokens: int,
-    wanted: Sequence[Variant],
-    done: Container[ResponseKey],
-) -> TaskWork:
-    """Return the work of a model on a task, except the responses whose keys are in `done`."""
-    items = []
-    for question in questions:
-        missing = tuple(variant for variant in wanted if key(model, task, question, variant) not in done)
-        if missing:
-            items.append(WorkItem(task, question, max_tokens, missing))
-    return TaskWork(tuple(question.prompt for question in questions), max_tokens, tuple(items))
 
 
 def seed_of(run_seed: int, task: str, question_id: str, repeat: int) -> int:

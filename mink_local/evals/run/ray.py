@@ -14,11 +14,10 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from typing import Any
 
 from mink_local.errors import MinkError, RunError
-from mink_local.evals.run.grid import Ready, TaskWork, Variant, WorkItem, key
+from mink_local.evals.run.grid import Ready, TaskWork, WorkItem
 from mink_local.evals.run.manifest import file_sha256
 from mink_local.evals.run.records import Response, ResponseKey
 from mink_local.evals.run.worker import Worker
@@ -32,34 +31,27 @@ _POLL_SECONDS = 0.2  # after which Ctrl-C is noticed
 log = logging.getLogger("mink_local")
 
 
-@dataclass(frozen=True)
-class LoadedWorker:
-    """A worker's model. `contexts`: the tokens of a prompt and its response, by task."""
-
-    template_sha256: str
-    environment: Mapping[str, Any]
-    contexts: tuple[int, ...]
-
-
 class RayWorker:
     """A worker in a process of its own, on any machine of the cluster."""
 
-    def load(self, options: Mapping[str, Any], sha256: str, work: Sequence[TaskWork]) -> LoadedWorker:
-        """Load the model, and find the context that each task needs.
+    def load(
+        self, options: Mapping[str, Any], sha256: str, work: Sequence[TaskWork]
+    ) -> tuple[str, dict[str, Any]]:
+        """Load the model; return the SHA-256 of its template, and its runtime environment.
 
         Raises:
             RunError: This machine has another file for the model.
         """
         if file_sha256(resolve(options["model"]).path) != sha256:
             raise RunError(f"{options['model']} is not the same file on every machine of the cluster")
-        self._worker = worker = Worker(**options)
-        contexts = tuple(worker.context_for(task.prompts, task.max_tokens) for task in work)
-        worker.reserve(contexts[0])
-        return LoadedWorker(worker.template_sha256, worker.environment, contexts)
+        self._worker = Worker(**options)
+        self._contexts = [self._worker.context_for(task.prompts, task.max_tokens) for task in work]
+        self._worker.reserve(self._contexts[0])
+        return self._worker.template_sha256, {"executor": "ray", **self._worker.environment}
 
-    def answer(self, items: Sequence[WorkItem], n_ctx: int) -> Iterator[Response]:
-        """Yield the responses in order of completion."""
-        self._worker.reserve(n_ctx)
+    def answer(self, task: int, items: Sequence[WorkItem]) -> Iterator[Response]:
+        """Yield the responses to items of the task with this number, in order of completion."""
+        self._worker.reserve(self._contexts[task])
         yield from self._worker.answer(items)
 
 
@@ -69,61 +61,59 @@ class WorkerPool:
     Args:
         options: Of a `Worker`.
         work: Of every task.
-        ready: Called when a worker has loaded its model.
         workers: How many, None for one on every GPU or machine.
     """
 
-    def __init__(
-        self, options: Mapping[str, Any], work: Sequence[TaskWork], ready: Ready, workers: int | None
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any], work: Sequence[TaskWork], workers: int | None) -> None:
         import ray
 
-        self.interrupted = False
         self._ray = ray
-        self._ready = ready
-        self._model: str = options["name"]
         self._todo = [deque(task.items) for task in work]
         self._n_workers, resources, threads = _shares(ray, workers)
         options = {**options, "n_threads": options["n_threads"] or threads}
         self._actor = ray.remote(RayWorker).options(**resources)
         self._load = (options, file_sha256(resolve(options["model"]).path), ray.put(list(work)))
-        self._handles: list[Any] = []
+        self._workers: list[Any] = []
         self._losses = 0
-        self._stopped = False
+        self._interrupted = self._stopped = False
         self._lock = threading.Lock()
-        self._events: queue.SimpleQueue[LoadedWorker | Response | BaseException | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def responses(self) -> Generator[Response, None, None]:
-        """Yield the responses as they come. Raises KeyboardInterrupt when `interrupted` is set."""
+    def interrupt(self) -> None:
+        """Have `responses` raise KeyboardInterrupt soon."""
+        self._interrupted = True
+
+    def responses(self, ready: Ready) -> Generator[Response, None, None]:
+        """Yield the responses as they come; call `ready` for every worker that has loaded its model."""
         threads = [threading.Thread(target=self._keep_working) for _ in range(self._n_workers)]
         for thread in threads:
             thread.start()
         n_running = len(threads)
         try:
             while n_running:
-                if self.interrupted:
+                if self._interrupted:
                     raise KeyboardInterrupt
                 try:
                     event = self._events.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
                     continue
-                if event is None:
-                    n_running -= 1
+                if isinstance(event, Response):
+                    yield event
                 elif isinstance(event, BaseException):
                     raise event
-                elif isinstance(event, LoadedWorker):
-                    self._ready(event.template_sha256, {"executor": "ray", **event.environment})
+                elif event is None:
+                    n_running -= 1
                 else:
-                    yield event
+                    ready(*event)
         finally:
             with self._lock:
                 self._stopped = True
-                for handle in self._handles:
-                    self._ray.kill(handle)
+                for worker in self._workers:
+                    self._ray.kill(worker)
             for thread in threads:
                 thread.join()
 
-    # In a worker's thread
+    # In the thread of a worker. Events are its loaded model, responses, and at the end an error or None.
 
     def _keep_working(self) -> None:
         try:
@@ -136,24 +126,22 @@ class WorkerPool:
 
     def _run_worker(self) -> None:
         """Start a worker and give it work until nothing is left, or the worker is lost."""
-        errors = self._ray.exceptions
         try:
             worker = self._start_worker()
-            loaded = self._ray.get(worker.load.remote(*self._load))
-            self._events.put(loaded)
+            self._events.put(self._ray.get(worker.load.remote(*self._load)))
             while stretch := self._next_stretch():
-                self._answer(worker, loaded, *stretch)
-        except errors.RayTaskError as error:
+                self._answer(worker, *stretch)
+        except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, MinkError):
                 raise error.cause from None
             raise RunError(f"a worker failed: {error.cause!r}") from None
-        except errors.RayError as error:
+        except self._ray.exceptions.RayError as error:
             self._note_loss(str(error).strip().partition("\n")[0])
 
     def _start_worker(self) -> Any:
-        worker = self._actor.remote()
         with self._lock:
-            self._handles.append(worker)
+            worker = self._actor.remote()
+            self._workers.append(worker)
             if self._stopped:
                 self._ray.kill(worker)
         return worker
@@ -165,37 +153,28 @@ class WorkerPool:
         workers end at about the same time.
         """
         with self._lock:
-            number = next((i for i, items in enumerate(self._todo) if items), None)
-            if number is None:
-                return None
-            items = self._todo[number]
-            n_items = math.ceil(len(items) / (2 * self._n_workers))
-            return number, [items.popleft() for _ in range(n_items)]
+            for task, items in enumerate(self._todo):
+                if items:
+                    n_items = math.ceil(len(items) / (2 * self._n_workers))
+                    return task, [items.popleft() for _ in range(n_items)]
+        return None
 
-    def _answer(self, worker: Any, loaded: LoadedWorker, number: int, items: Sequence[WorkItem]) -> None:
-        """Have a worker answer items of a task; what it does not answer is given out again."""
-        missing: dict[ResponseKey, tuple[WorkItem, Variant]] = {
-            key(self._model, item.task, item.question, variant): (item, variant)
-            for item in items
-            for variant in item.variants
-        }
+    def _answer(self, worker: Any, task: int, items: Sequence[WorkItem]) -> None:
+        """Have a worker answer items of a task; those that it does not answer are given out again."""
+        done: set[ResponseKey] = set()
         try:
-            answer = worker.answer.options(num_returns="streaming")
-            for reference in answer.remote(items, loaded.contexts[number]):
+            for reference in worker.answer.options(num_returns="streaming").remote(task, items):
                 response = self._ray.get(reference)
-                del missing[response.key]
+                done.add(response.key)
                 self._losses = 0
                 self._events.put(response)
         finally:
-            left: dict[WorkItem, list[Variant]] = {}
-            for item, variant in missing.values():
-                left.setdefault(item, []).append(variant)
-            again = [replace(item, variants=tuple(variants)) for item, variants in left.items()]
+            left = [item.without(done) for item in reversed(items)]
             with self._lock:
-                self._todo[number].extendleft(reversed(again))
+                self._todo[task].extendleft(item for item in left if item.variants)
 
     def _note_loss(self, reason: str) -> None:
-        """Raise RunError if too many workers were lost; `_keep_working` starts another."""
+        """Raise RunError if too many workers are lost; otherwise `_keep_working` starts another."""
         if self._stopped:
             return
         self._losses += 1
@@ -252,16 +231,9 @@ def _require_answer(address: str) -> None:
 
 
 def answer_on_ray(
-    options: Mapping[str, Any],
-    work: Sequence[TaskWork],
-    ready: Ready,
-    workers: int | None = None,
+    options: Mapping[str, Any], work: Sequence[TaskWork], ready: Ready, workers: int | None = None
 ) -> Generator[Response, None, None]:
     """Execute the work on the Ray cluster that `connect` has joined. It is an `Executor`."""
-    pool = WorkerPool(options, work, ready, workers)
-
-    def interrupt() -> None:
-        pool.interrupted = True
-
-    with on_interrupt(interrupt, terminate=True), closing(pool.responses()) as responses:
+    pool = WorkerPool(options, work, workers)
+    with on_interrupt(pool.interrupt, terminate=True), closing(pool.responses(ready)) as responses:
         yield from responses

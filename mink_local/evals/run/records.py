@@ -33,7 +33,7 @@ log = logging.getLogger("mink_local")
 
 
 class Cell(NamedTuple):
-    """A place in the grid of an evaluation, of which the report gives one accuracy."""
+    """A place in the grid of an evaluation. The report gives one accuracy for each cell."""
 
     model: str
     task: str
@@ -102,7 +102,7 @@ class Response:
 
 
 class Complaint(str):
-    """What is wrong with a line of a file."""
+    """The reason that a line of a file is not usable."""
 
     __slots__ = ()
 
@@ -313,7 +313,7 @@ def _refuse_other_files(folder: Path) -> None:
     if there <= {RECORDS, QUESTIONS, _LOCK} and not (RECORDS in there and records.stat().st_size):
         return
     if RECORDS in there:
-        raise RunError(f"{folder} has records and no {MANIFEST} that says of what: name another --out")
+        raise RunError(f"{folder} has records and no {MANIFEST} that says what they are: name another --out")
     raise RunError(f"{folder} holds other files and no run: name a new or an empty folder with --out")
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from mink_local.evals.run.data import locate
 from mink_local.evals.run.display import duration, summary, watching
-from mink_local.evals.run.grid import Executor, TaskWork, Variant, keys, task_work
+from mink_local.evals.run.grid import Executor, TaskWork, Variant
 from mink_local.evals.run.manifest import Manifest, file_sha256
 from mink_local.evals.run.progress import Progress
 from mink_local.evals.run.records import ResponseKey, RunFolder, read_responses
@@ -50,7 +50,15 @@ class Evaluation:
     ctx: int | None = None
 
     def max_tokens_of(self, task: Task) -> int:
+        """Return the most tokens of a response to a task."""
         return self.max_tokens or task.max_tokens
+
+    def work_of(self, model: ModelFile, questions: Mapping[str, Sequence[Question]]) -> list[TaskWork]:
+        """Return all responses of a model, by task."""
+        return [
+            TaskWork.of(model.name, task.name, questions[task.name], self.max_tokens_of(task), self.variants)
+            for task in self.tasks
+        ]
 
 
 def evaluate(
@@ -76,24 +84,24 @@ def evaluate(
     }
     for model in evaluation.models:
         trust.check(model)  # a damaged file is found now, and not after hours with another model
+    work = {model.name: evaluation.work_of(model, questions) for model in evaluation.models}
     with closing(RunFolder(evaluation.out)) as folder:
         manifest = Manifest(folder, _wanted(evaluation, files), questions)
-        progress, done = _recorded(evaluation, questions)
+        progress, done = _recorded(evaluation.out, [task for tasks in work.values() for task in tasks])
         try:
             with watching(progress, quiet) as show:
                 for model in evaluation.models:
-                    work = _work(evaluation, model, questions, done)
-                    if not work:
+                    left = [task for task in (task.without(done) for task in work[model.name]) if task.items]
+                    if not left:
                         continue
                     options = {
                         "model": _portable_name(model),
-                        "name": model.name,
                         "seed": evaluation.seed,
                         "ctx": evaluation.ctx,
                         **environment,
                     }
                     ready = partial(manifest.begin_session, model.name)
-                    with closing(execute(options, work, ready)) as responses:
+                    with closing(execute(options, left, ready)) as responses:
                         for response in responses:
                             folder.append(response)
                             progress.add(response)
@@ -122,18 +130,11 @@ def _wanted(evaluation: Evaluation, files: Mapping[str, Path]) -> dict[str, Any]
     }
 
 
-def _recorded(
-    evaluation: Evaluation, questions: Mapping[str, Sequence[Question]]
-) -> tuple[Progress, set[ResponseKey]]:
+def _recorded(out: Path, work: Sequence[TaskWork]) -> tuple[Progress, set[ResponseKey]]:
     """Return the progress with the recorded responses counted, and their keys."""
-    wanted = [
-        key
-        for model in evaluation.models
-        for task in evaluation.tasks
-        for key in keys(model.name, task.name, questions[task.name], evaluation.variants)
-    ]
+    wanted = [key for task in work for key in task.keys]
     progress, asked, done = Progress(wanted), set(wanted), set()
-    for response in read_responses(evaluation.out):
+    for response in read_responses(out):
         if response.key in asked:  # the run may have had more questions before
             done.add(response.key)
             progress.add(response, new=False)
@@ -143,27 +144,6 @@ def _recorded(
 def _portable_name(model: ModelFile) -> str:
     """Return what names the model on any machine: its alias if `models.txt` has its SHA-256, or its path."""
     return model.name if model.sha256 else str(model.path)
-
-
-def _work(
-    evaluation: Evaluation,
-    model: ModelFile,
-    questions: Mapping[str, Sequence[Question]],
-    done: set[ResponseKey],
-) -> list[TaskWork]:
-    """Return the missing responses of a model, task by task."""
-    work = [
-        task_work(
-            model.name,
-            task.name,
-            questions[task.name],
-            evaluation.max_tokens_of(task),
-            evaluation.variants,
-            done,
-        )
-        for task in evaluation.tasks
-    ]
-    return [of_task for of_task in work if of_task.items]
 
 
 def _print_summary(progress: Progress, out: Path) -> None:

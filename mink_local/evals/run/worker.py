@@ -5,18 +5,17 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import date
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mink_local.errors import GenerationError
 from mink_local.evals.run.grid import Ready, TaskWork, Variant, WorkItem, seed_of
 from mink_local.evals.run.records import Response
 from mink_local.evals.tasks import TASKS, score
+from mink_local.generation.answer import Answer
+from mink_local.generation.loading import load_model
+from mink_local.generation.request import Request, SamplingParams
 from mink_local.interrupts import in_background, on_interrupt
 from mink_local.samplers import Greedy
-
-if TYPE_CHECKING:
-    from mink_local.generation.answer import Answer
-    from mink_local.generation.request import Request
 
 # The date given to chat templates that write one, so that a prompt is the same tomorrow: the date to which
 # LLaMA-3's template defaults.
@@ -31,7 +30,6 @@ class Worker:
 
     Args:
         model: A path or an alias.
-        name: The model's in the records.
         seed: The run's.
         n_parallel: Responses at a time.
         ctx: At most so many tokens for a prompt and its response, None for what the model was trained on.
@@ -42,21 +40,16 @@ class Worker:
     def __init__(
         self,
         model: str,
-        name: str,
         seed: int,
         n_parallel: int | Literal["auto"],
         ctx: int | None,
         n_gpu_layers: int | Literal["auto"],
         n_threads: int | None,
     ) -> None:
-        from mink_local.generation.loading import load_model
-
-        # `answer` makes the context that the questions need.
         self.model = load_model(
             model, n_ctx=_CTX_STEP, n_gpu_layers=n_gpu_layers, n_threads=n_threads, date=DATE
         )
         self.interrupted = False
-        self._name = name
         self._seed = seed
         self._n_parallel: int | Literal["auto"] = n_parallel
         trained = self.model.weights.n_ctx_train
@@ -94,24 +87,28 @@ class Worker:
 
         Generation continues in another thread while a response is scored and written. After `interrupt`
         it ends with the responses that are complete.
+
+        Raises:
+            GenerationError: The model cannot answer a question.
         """
         answers = self._one_by_one(items) if self.model.n_parallel == 1 else self._answers(items)
         with closing(in_background(answers, self.interrupt)) as finished:
             for item, variant, answer in finished:
-                if answer.error is not None:
-                    raise GenerationError(f"{item.task}, question {item.question.id}: {answer.error}")
-                if answer.finish_reason and answer.finish_reason != "interrupted":
-                    yield self._response(item, variant, answer, answer.finish_reason)
+                if answer.finish_reason == "error":
+                    question = f"question {item.question.id} of {item.task} with {item.model}"
+                    raise GenerationError(f"{question}: {answer.error}")
+                if answer.finish_reason != "interrupted":
+                    yield self._response(item, variant, answer)
 
     def interrupt(self) -> None:
         """End `answer` as soon as possible; may be called from a signal handler."""
         self.interrupted = True
         self.model.interrupt()
 
-    def _answers(self, items: Sequence[WorkItem]) -> Iterator[tuple[WorkItem, Variant, "Answer"]]:
+    def _answers(self, items: Sequence[WorkItem]) -> Iterator[tuple[WorkItem, Variant, Answer]]:
         running: dict[int, tuple[WorkItem, Variant]] = {}
 
-        def requests() -> Iterator["Request"]:
+        def requests() -> Iterator[Request]:
             wanted = ((item, variant) for item in items for variant in item.variants)
             for index, asked in enumerate(wanted):
                 if self.interrupted:
@@ -122,7 +119,7 @@ class Worker:
         for answer in self.model.complete(requests()):
             yield *running.pop(answer.index), answer
 
-    def _one_by_one(self, items: Sequence[WorkItem]) -> Iterator[tuple[WorkItem, Variant, "Answer"]]:
+    def _one_by_one(self, items: Sequence[WorkItem]) -> Iterator[tuple[WorkItem, Variant, Answer]]:
         """Yield answers that depend on nothing but their own request, wherever the run was stopped.
 
         The last bits of llama.cpp's sums depend on what is evaluated together. So every question begins
@@ -135,9 +132,7 @@ class Worker:
                 pass
             yield from self._answers([item])
 
-    def _request(self, item: WorkItem, variant: Variant) -> "Request":
-        from mink_local.generation.request import Request, SamplingParams
-
+    def _request(self, item: WorkItem, variant: Variant) -> Request:
         params = SamplingParams(
             sampler=variant.sampler,
             temperature=variant.temperature,
@@ -146,11 +141,11 @@ class Worker:
         )
         return Request(_messages(item.question.prompt), params)
 
-    def _response(self, item: WorkItem, variant: Variant, answer: "Answer", finish_reason: str) -> Response:
-        question = item.question
+    def _response(self, item: WorkItem, variant: Variant, answer: Answer) -> Response:
+        question, finish_reason = item.question, str(answer.finish_reason)
         strict, flexible = score(TASKS[item.task], question, answer.text, finish_reason)
         return Response(
-            model=self._name,
+            model=item.model,
             task=item.task,
             sampler=str(variant.sampler),
             temperature=variant.temperature,

@@ -3,7 +3,7 @@
 import click
 
 from mink_local.evals.cli import run_command
-from mink_local.evals.run.grid import Variant, keys, seed_of, task_work, variants
+from mink_local.evals.run.grid import TaskWork, Variant, seed_of, variants
 from mink_local.evals.run.records import Cell
 from mink_local.evals.tasks.base import Question
 from mink_local.llama.context import MAX_SEED
@@ -30,18 +30,15 @@ def test_seeds() -> None:
 
 
 def test_only_missing_responses_are_work() -> None:
-    wanted = variants([MinK(), TopP()], [5], repeats=1)
-    everything = list(keys("tiny", "gsm8k", QUESTIONS, wanted))
-    assert len(set(everything)) == 6
-    assert {key.cell for key in everything} == {
+    work = TaskWork.of("tiny", "gsm8k", QUESTIONS, 16, variants([MinK(), TopP()], [5], repeats=1))
+    assert len(set(work.keys)) == 6
+    assert {key.cell for key in work.keys} == {
         Cell("tiny", "gsm8k", str(sampler), 5.0) for sampler in (MinK(), TopP())
     }
-    done = {everything[0], everything[2], everything[5]}
-    work = task_work("tiny", "gsm8k", QUESTIONS, 16, wanted, done)
-    assert work.prompts == tuple(question.prompt for question in QUESTIONS)
-    assert [(item.question.id, [v.sampler for v in item.variants]) for item in work.items] == [
-        ("0", [TopP()]), ("1", [MinK(), TopP()]),
-    ]  # fmt: skip
+    left = work.without({work.keys[0], work.keys[4], work.keys[5]})
+    assert left.prompts == tuple(question.prompt for question in QUESTIONS)
+    assert left.keys == work.keys[1:4]
+    assert [item.question.id for item in left.items] == ["0", "1"]
 
 
 def test_the_command_takes_every_seed_that_llama_cpp_does() -> None:

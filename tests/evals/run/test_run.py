@@ -6,7 +6,7 @@ import re
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -134,3 +134,15 @@ def test_a_full_disk_stops_the_run_and_a_later_one_continues(
     mink_eval.run(*command, "--out", tmp_path / "run")
     mink_eval.run(*command, "--out", tmp_path / "whole")
     assert responses(tmp_path / "run") == responses(tmp_path / "whole")
+
+
+def test_a_broken_model_ends_the_run_and_what_was_recorded_is_kept(
+    tmp_path: Path, questions: list[object], tiny_path: Path, tiny: Callable[..., Path], mink_eval: MinkEval
+) -> None:
+    broken = tiny("broken.gguf", scale=float("nan"))
+    options = ["--model", tiny_path, "--model", broken, "-n", 2, "--out", tmp_path / "run"]
+    finished = mink_eval("run", "gsm8k", *questions, *options)
+    assert finished.status == 1
+    assert re.match("mink-eval: question 0 of gsm8k with broken: .*NaN", finished.stderr.splitlines()[-1])
+    assert "12 of 24 responses are in" in finished.stdout
+    assert {record.model for record in read_responses(tmp_path / "run")} == {"tiny"}
