@@ -1,19 +1,25 @@
-"""The graph form of a sampler: the cut as nodes of llama.cpp's own compute graph.
+"""Backend sampling: a token is sampled inside llama.cpp's compute graph, on the device that has the logits.
 
-The cut becomes the first sampler of a chain that `llama_set_sampler` attaches to a sequence; llama.cpp's
-`temp` and `dist` follow it, and the token is read from `llama_get_sampled_token_ith`. Where the output
-layer is on a GPU all of that runs there, and the host receives a token and one float32. Python is called
-only while llama.cpp builds the graph: when a sampler is attached and when the shape of a batch changes.
+`llama_set_sampler` attaches a chain of samplers to a sequence, and their nodes become part of the model's
+graph. The host receives a token and one float32 instead of a row of logits. Greedy, top-k, top-p, min-p,
+temperature and `dist` are llama.cpp's own; Min-k is here. Python is called only while llama.cpp builds its
+graph: when a chain is attached, and when the shape of a batch changes.
 
-Shapes in a graph are fixed and its arithmetic is float32, so a cut is given together with a number
-that says whether it can be relied on. Where it cannot (a tie or a near-tie, a logit that is not finite,
-more candidates than the graph looks at) `BackendSampler.next` says so and the step is done on the host. For
-min-k, greedy and top-k no token is ever taken from a cut that might differ from the kernel's; for the
-others, which keep what reaches a threshold, a token within float32 rounding of it may be on either side.
+    raw logits (V,) -> first stage -> [temp] -> truncation -> [temp] -> dist -> report stage -> token, k
+                       clamp; Min-k   llama.cpp's, except Min-k
+
+Shapes in a graph are fixed and its arithmetic is float32, so a graph cannot decide every row. The report
+stage puts one float32 where llama.cpp expects probabilities, because llama.cpp copies those to the host:
+
+    k    the token is from the k candidates that this graph kept
+    0    a tie at the cutoff, a token that was not kept, or more candidates than Min-k sorts
+    NaN  a logit is not finite
+
+Except for k, `BackendSampler.next` returns None, and the caller samples this token on the host. Min-k,
+greedy and top-k keep exactly what their kernels keep. Top-p and min-p keep what reaches a threshold, which
+float32 rounding moves: a token within 1e-4 of the threshold may be kept here and not by the kernel.
 """
 
-import ctypes
-import math
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,285 +29,106 @@ from llama_cpp import llama_cpp as C
 
 from mink_local.errors import GenerationError
 from mink_local.llama.context import Context
-from mink_local.llama.ggml import Node, Scratch, supported
-from mink_local.samplers import Eta, Greedy, MinK, MinP, PLess, Sampler, TopK, TopNSigma, TopP
+from mink_local.llama.ggml import Graph, Node, supported
+from mink_local.samplers import Greedy, MinK, MinP, Sampler, TopK, TopP
 
-WIDTH = 1024  # logits that are sorted: what ggml sorts in one CUDA block; the walk needs at most 286
-MARGIN = 4e-6  # relative; float32 and CUDA's fast division are wrong by less than a fifth of that
+WIDTH = 1024  # logits that Min-k sorts: one CUDA block of ggml's argsort; real rows need at most 286
+MARGIN = 4e-6  # relative; more than five times the error of float32 and CUDA's fast division
 EPSILON = 1e-8  # of the paper's R + 1e-8
-_TINY = 1e-30  # a mass that the largest of all tokens has above it
-_LARGE = 3e38  # below the largest float32, above which CUDA's argmax finds nothing
+_LARGE = 3e38  # below the largest float32: CUDA's argmax finds nothing at or below its negative
 _PROBE = 128 * 1024  # logits in the graph that a device is asked about; llama.cpp uses as many
 _MAX_NODES = 256  # of that graph
 
 
 @dataclass(frozen=True)
-class Cut:
-    """What a graph leaves of one row of logits.
+class Kept:
+    """Output nodes of Min-k on one row of logits.
 
-    logits, ids: float32 and int32 (n,), -inf where a token does not stand. The last one always
-        stands: it is what `dist` takes where its sum of probabilities stays short of its random number.
-        Without ids the logits are those of all tokens in order, and the last one may not stand.
-    k: how many stand; certain: 1 if that is what the kernel would keep, else 0. One float32 each.
+    Attributes:
+        logits: float32 (n,), ascending, -inf for a token that is not kept. The last entry is always kept:
+            `dist` falls back to it if rounding leaves its cumulative sum below the random number.
+        ids: int32 (n,), their tokens.
+        k: float32 (1,), how many are kept.
+        certain: float32 (1,), 1 if the kernel keeps the same tokens, 0 if float32 cannot decide that.
     """
 
     logits: Node
-    ids: Node | None
+    ids: Node
     k: Node
     certain: Node
 
 
-def min_k(sampler: MinK, row: Node, temperature: float) -> Cut:  # noqa: ARG001
-    """Min-k (section 3 of the paper) on the WIDTH largest logits.
+def min_k(sampler: MinK, row: Node) -> Kept:
+    """Add the nodes of Min-k (section 3 of the paper) to a graph, on the WIDTH largest logits.
 
-    The cliff is certain if no weight comes within MARGIN of it, which excludes a tie, and no position
-    behind the last one looked at could outweigh it (the bound of `kernels`). The fallback is certain if
-    tau / R is not within MARGIN of a whole number, is below WIDTH and does not part equal logits.
+    ggml sorts in ascending order, so rank 1, the largest logit, is the last entry:
+
+        entry     0      1      2     ...   n-2    n-1
+        rank      n     n-1    n-2    ...    2      1
+        drop         n-1    n-2       ...       1        after rank i, at entry n - 1 - i
+        kept    -inf   -inf   -inf    ...  logit  logit
+
+    Args:
+        sampler: One with a backend form.
+        row: Finite logits, float32 (V,).
     """
-    row = row.clamp(-_LARGE, _LARGE)
     n = min(WIDTH, row.size)
     ids, logits = _largest(row, n)
     smallest = row.at((-row).argmax())
-    position = row.countdown(n - 1)
-    weights = (logits.view(0, n - 1) - logits.view(1, n - 1)) / position
-    heaviest = weights.argmax()
-    k = -position.at(heaviest)
-    limit = weights.at(heaviest).scale(1 - MARGIN)
-    rivals = (weights - limit).step().sum()  # 1 is the cliff itself; 0 if all logits are equal
-    bound = (logits.view(0, 1) - smallest).scale(1 / n)
-    certain = (limit - bound).step() * rivals.scale(-1, 1.5).step()
+    rank = row.countdown(n - 1)
+    weights = (logits.view(1, n - 1) - logits.view(0, n - 1)) / rank
+    cliff = weights.argmax()
+    k = rank.at(cliff)
+
+    # A weight this close to the largest could be the largest in float64. If all logits are equal, no weight
+    # is above the limit, and the next two conditions exclude each other.
+    limit = weights.at(cliff).scale(1 - MARGIN)
+    no_rival = _is_below((weights - limit).step().sum(), 1.5)
+    # Behind rank n no weight is larger than the whole range divided by n (the bound of the kernel).
+    largest_behind = (logits.view(0, 1) - smallest).scale(1 / n)
+    none_behind = (limit - largest_behind).step()
+    certain = no_rival * none_behind
+
     if sampler.tau > 0:
         spread = (logits.view(n - 1, 1) - smallest).scale(1, EPSILON)
-        fallback = spread.scale(0, min(sampler.tau, _LARGE)) / spread
-        low, high = fallback.scale(1 - MARGIN).floor(), fallback.scale(1 + MARGIN).floor()
-        certain = certain * (high - low).scale(-1, 0.5).step() * high.scale(-1, n - 0.5).step()
-        k = k.maximum(low)
-        behind_k = k.scale(-1, n - 1).clamp(0, n - 2).integer()
-        certain = certain * weights.at(behind_k).step()
-    return Cut(_keep(logits, k), ids, k, certain)
+        quotient = spread.scale(0, sampler.tau) / spread
+        fallback, at_most = quotient.scale(1 - MARGIN).floor(), quotient.scale(1 + MARGIN).floor()
+        fallback_is_decided = _is_below(at_most - fallback, 0.5)
+        fallback_is_sorted = _is_below(at_most, n - 0.5)
+        k = k.maximum(fallback)
+        drop_after_k = weights.at(k.scale(-1, n - 1).clamp(0, n - 2).integer())
+        no_tie_at_k = drop_after_k.step()
+        certain = certain * fallback_is_decided * fallback_is_sorted * no_tie_at_k
 
-
-def greedy(sampler: Greedy, row: Node, temperature: float) -> Cut:  # noqa: ARG001
-    """The largest logit; certain if it is the only one of its size."""
-    row = row.clamp(-_LARGE, _LARGE)
-    ids = row.argmax()
-    largest = row.at(ids)
-    smaller = (row - largest).scale(-1).step().sum()
-    return Cut(largest, ids, largest.scale(0, 1), smaller.scale(1, 1.5 - row.size).step())
-
-
-def top_k(sampler: TopK, row: Node, temperature: float) -> Cut:  # noqa: ARG001
-    """Certain if the last one kept is larger than the first one dropped."""
-    row = row.clamp(-_LARGE, _LARGE)
-    if sampler.k >= row.size:
-        return _at_least(row.at(row.argmax()).scale(0, -math.inf), row)
-    ids, logits = _largest(row, sampler.k + 1)
-    certain = (logits.view(1, 1) - logits.view(0, 1)).step()
-    return Cut(logits.view(1, sampler.k), ids.view(1, sampler.k), certain.scale(0, sampler.k), certain)
-
-
-def top_p(sampler: TopP, row: Node, temperature: float) -> Cut:
-    """A token stands if those above it have less than p between them."""
-    row = row.clamp(-_LARGE, _LARGE)
-    ids, logits = _largest(row, row.size)
-    if sampler.p == 1:
-        one = logits.view(0, 1).scale(0, 1)
-        return Cut(logits, ids, one.scale(row.size), one)
-    mass = row.scale(1 / sampler.seen(temperature)).softmax().at(ids).cumsum()
-    above = (mass - mass.view(row.size - 1, 1)).scale(-1)
-    stands = above.scale(-1, max(sampler.p, _TINY)).step()
-    k = stands.sum()
-    return Cut(logits + stands.log(), ids, k, k.scale(0, 1))
-
-
-def min_p(sampler: MinP, row: Node, temperature: float) -> Cut:
-    row = row.clamp(-_LARGE, _LARGE)
-    log_p = math.log(sampler.p) if sampler.p > 0 else -math.inf
-    return _at_least(row.at(row.argmax()).scale(1, sampler.seen(temperature) * log_p), row)
-
-
-def top_n_sigma(sampler: TopNSigma, row: Node, temperature: float) -> Cut:  # noqa: ARG001
-    row = row.clamp(-_LARGE, _LARGE)
-    deviations = row - row.sum().scale(1 / row.size)
-    sigma = (deviations * deviations).sum().scale(1 / row.size).sqrt()
-    return _at_least(row.at(row.argmax()) - sigma.scale(sampler.n), row)
-
-
-def eta(sampler: Eta, row: Node, temperature: float) -> Cut:
-    """The threshold in logits: l_1 + T (log sum exp(l / T) - l_1 / T + min(log ε, log(ε) / 2 - H))."""
-    row, seen = row.clamp(-_LARGE, _LARGE), sampler.seen(temperature)
-    p = row.scale(1 / seen).softmax()
-    top = row.argmax()
-    largest, log_total = row.at(top), -p.at(top).log()
-    entropy = log_total - (p * (row - largest)).sum().scale(1 / seen)
-    log_epsilon = math.log(sampler.epsilon)
-    limit = entropy.scale(-1, log_epsilon / 2).minimum(entropy.scale(0, log_epsilon))
-    return _at_least(largest + (log_total + limit).scale(seen), row)
-
-
-def p_less(sampler: PLess, row: Node, temperature: float) -> Cut:
-    """The threshold in logits: l_1 + T log(sum of p² / largest p)."""
-    row, seen = row.clamp(-_LARGE, _LARGE), sampler.seen(temperature)
-    p = row.scale(1 / seen).softmax()
-    top = row.argmax()
-    return _at_least(row.at(top) + ((p * p).sum() / p.at(top)).log().scale(seen), row)
-
-
-GRAPHS: dict[type[Sampler], Callable[[Any, Node, float], Cut]] = {
-    MinK: min_k,
-    Greedy: greedy,
-    TopK: top_k,
-    TopP: top_p,
-    MinP: min_p,
-    TopNSigma: top_n_sigma,
-    Eta: eta,
-    PLess: p_less,
-}
-"""What can be cut in a graph: (sampler, one row of raw logits, temperature) to the nodes of its cut."""
+    is_kept = (logits.countdown(n) - k).scale(-1, 0.5).step()
+    return Kept(logits + is_kept.log(), ids, k, certain)  # log: 0 for 1, -inf for 0
 
 
 def has_backend_form(sampler: Sampler) -> bool:
-    """Whether there is a graph form of it: of mirostat, say, or a variant of Min-k there is none."""
-    return type(sampler) in GRAPHS and not (isinstance(sampler, MinK) and sampler != MinK(sampler.tau))
-
-
-def _at_least(threshold: Node, row: Node) -> Cut:
-    """Keep what is not below `threshold`; nothing is certain if that is nothing."""
-    below = (row - threshold).scale(-1).step()
-    k = below.sum().scale(-1, row.size)
-    return Cut(row + below.scale(-1, 1).log(), None, k, k.scale(0, 1))
-
-
-def _largest(row: Node, n: int) -> tuple[Node, Node]:
-    """Ids and logits of the n largest, smallest of them first."""
-    among = row.top(n)
-    logits = row.at(among)
-    order = logits.ascending()
-    return among.at(order), logits.at(order)
-
-
-def _keep(logits: Node, k: Node) -> Node:
-    """`logits`, ascending, with -inf before the last k."""
-    return logits + (logits.countdown(logits.size) + k).scale(1, 0.5).step().log()
-
-
-class Stage:
-    """A llama_sampler that works only in a graph.
-
-    build: adds nodes; it gets a ggml_context and the llama_sampler_data that samplers hand on.
-    adds_nodes: False for one that only rearranges what those before it in the chain have made.
-
-    `handle` is for a chain, which frees it, but the Stage must live as long: llama.cpp calls its
-    functions. It has nothing of its own to clone or free there (`ctx` is NULL: a clone shares them).
-    """
-
-    def __init__(self, name: str, build: Callable[[int, Any], None], adds_nodes: bool = True) -> None:
-        self.ready = False  # it and all before it in the chain are in the graph
-        self.error: BaseException | None = None
-        self._build, self._adds_nodes = build, adds_nodes
-        self._name = ctypes.create_string_buffer(name.encode())
-        name_function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(self._tell_name)
-        self._functions = (
-            name_function,
-            ctypes.cast(name_function, C.llama_sampler_i_name),
-            C.llama_sampler_i_backend_init(self._init),
-            C.llama_sampler_i_backend_apply(self._apply),
-        )
-        _, interface_name, init, apply = self._functions
-        self._interface = C.llama_sampler_i(name=interface_name, backend_init=init, backend_apply=apply)
-        self.handle = C.llama_sampler_init(ctypes.byref(self._interface), None)
-
-    def _tell_name(self, _: Any) -> int:
-        return ctypes.addressof(self._name)
-
-    def _init(self, _: Any, buffer_type: int, __: int) -> bool:
-        """Whether the device of the logits has every operation. The caller is C: nothing is raised."""
-        try:
-            self.ready = not self._adds_nodes or self._supported(buffer_type)
-        except BaseException as error:
-            self.error = error
-        return self.ready
-
-    def _apply(self, _: Any, graph: int, __: int, data: Any) -> None:
-        try:
-            self._build(graph, data.contents)
-        except BaseException as error:
-            self.error = error
-
-    def _supported(self, buffer_type: int) -> bool:
-        with Scratch(_MAX_NODES) as scratch:
-            data = C.llama_sampler_data(logits=Node.new(scratch.context, _PROBE).pointer)
-            self._build(scratch.context, data)
-            for tensor in filter(None, (data.logits, data.probs, data.candidates)):
-                scratch.expand(Node.wrap(scratch.context, tensor))
-            return supported(buffer_type, scratch)
-
-
-class Chain:
-    """A llama_sampler_chain for `llama_set_sampler`: the cut, llama.cpp's `temp` and `dist`, a report.
-
-    The report takes the place of the probabilities: one float32, k where the cut is certain; 0, or NaN
-    for a row with a logit that is not finite, where it is not.
-    keep_rows: leave the cut logits, and the ids that they belong to, to be copied to the host as well.
-
-    Must live until llama.cpp has it no more, and then be freed once. Attach it to one sequence, once.
-    """
-
-    def __init__(self, sampler: Sampler, temperature: float, seed: int, keep_rows: bool = False) -> None:
-        self._sampler, self._temperature, self._keep_rows = sampler, temperature, keep_rows
-        self._report: Node | None = None
-        self._in_order: Node | None = None
-        self._stages = Stage(sampler.name, self._cut), Stage("report", self._show, adds_nodes=False)
-        parts = [stage.handle for stage in self._stages]
-        if not isinstance(sampler, Greedy):  # whose cut is the token
-            parts[1:1] = C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(seed)
-        self.handle = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        for part in parts:
-            C.llama_sampler_chain_add(self.handle, part)
-
-    @property
-    def error(self) -> BaseException | None:
-        """What went wrong in a function that llama.cpp called."""
-        return self._stages[0].error or self._stages[1].error
-
-    @property
-    def offloaded(self) -> bool:
-        """Whether llama.cpp, when it was attached, took every part into the graph."""
-        return self._stages[1].ready
-
-    def free(self) -> None:
-        C.llama_sampler_free(self.handle)
-
-    def _cut(self, graph: int, data: Any) -> None:
-        self._report = None  # of another graph: not to be found there if this one cannot be built
-        row = Node.wrap(graph, data.logits)
-        cut = GRAPHS[type(self._sampler)](self._sampler, row, self._temperature)
-        # With a logit that is not finite the sum is not either, and 0 times it is NaN.
-        report = cut.k * cut.certain + row.sum().scale(0)
-        data.logits, data.candidates = cut.logits.pointer, cut.ids and cut.ids.pointer
-        data.probs = report.pointer
-        self._report = report
-        self._in_order = None if cut.ids else cut.logits
-        if isinstance(self._sampler, Greedy):
-            data.sampled = data.candidates
-
-    def _show(self, graph: int, data: Any) -> None:
-        report = self._report
-        if report and self._in_order:  # see to it that the token stands: -inf makes this NaN
-            report += self._in_order.at(Node.wrap(graph, data.sampled)).scale(0)
-        data.probs = report and report.pointer
-        if not self._keep_rows:
-            data.logits = data.candidates = None
+    """Return whether a sampler can run in a graph; variants of Min-k, for example, cannot."""
+    if isinstance(sampler, TopK):
+        return sampler.k <= _PROBE  # llama.cpp aborts the process if asked for more than it has
+    if isinstance(sampler, MinK):
+        return sampler == MinK(sampler.tau) and sampler.tau <= _LARGE
+    return isinstance(sampler, Greedy | TopP | MinP)
 
 
 class BackendSampler:
-    """Draws the tokens of one sequence of `context` inside its graph.
+    """Samples the tokens of one sequence of a context inside llama.cpp's compute graph.
 
-    A random number is spent on every output of the sequence: for one seed to give one text, only the
-    last token of a prompt may be an output. `k` is the number of candidates of the last draw.
+    From `attach` to `detach`, or until another sampler is attached, the context has no logits for the
+    sequence. Every output of the sequence takes a random number: for one seed to give one text, only the last
+    token of a prompt may be an output.
 
-    From `attach` to `detach`, the attachment of another, or its end, the context has no logits for the
-    sequence.
+    Args:
+        sampler: One with a backend form.
+        temperature: Above 0; what the logits are divided by.
+        seed: Of llama.cpp's random numbers.
+        context: The context.
+        seq_id: The sequence.
+
+    Attributes:
+        k: Number of candidates of the last token.
     """
 
     def __init__(
@@ -309,13 +136,16 @@ class BackendSampler:
     ) -> None:
         self.k = 0
         self._context, self._seq_id = context, seq_id
-        self._chain = Chain(sampler, temperature, seed)
-        # The finalizer holds context and chain: llama.cpp must have let go of a chain that is freed.
+        self._chain = _SamplerChain(sampler, temperature, seed, context.n_vocab)
+        # The finalizer holds context and chain: llama.cpp must not know a chain any more that is freed.
         self._release = weakref.finalize(self, _release, context, self._chain, seq_id)
 
     def attach(self) -> bool:
-        """False, and nothing is attached, where the device of the logits lacks an operation. Raises
-        GenerationError where the nodes could not be made."""
+        """Have llama.cpp sample by it; returns False if the device lacks an operation.
+
+        Raises:
+            GenerationError: The nodes could not be built.
+        """
         self._context.attach(self._chain.handle, self._seq_id)
         self._check()
         if not self._chain.offloaded:
@@ -327,8 +157,14 @@ class BackendSampler:
         self._release()
 
     def next(self, output: int = -1) -> int | None:
-        """The token drawn for an output of the last batch (by default the last), or None where the
-        cut is not certain. Raises GenerationError where its nodes could not be made."""
+        """Return the token sampled for an output of the last batch, or None if the graph cannot decide.
+
+        Args:
+            output: Index of the token in the batch; by default the last one with an output.
+
+        Raises:
+            GenerationError: The nodes could not be built, or it is not attached.
+        """
         self._check()
         token, k = self._context.sampled(output)
         if not k > 0:  # NaN is not either
@@ -341,6 +177,155 @@ class BackendSampler:
             raise GenerationError("the sampler could not be built into the graph") from self._chain.error
 
 
-def _release(context: Context, chain: Chain, seq_id: int) -> None:
+def _release(context: Context, chain: "_SamplerChain", seq_id: int) -> None:
     context.detach(chain.handle, seq_id)
-    chain.free()
+    C.llama_sampler_free(chain.handle)
+
+
+@dataclass(frozen=True)
+class _GraphState:
+    """What the first stage leaves for the report stage of the same graph."""
+
+    row: Node
+    zero_if_finite: Node
+    kept: Kept | None  # of Min-k
+
+
+class _SamplerChain:
+    """A llama_sampler_chain: the first stage, llama.cpp's samplers, the report stage.
+
+    Attributes:
+        handle: The chain, for one sequence of one context; whoever makes it frees it, once.
+        offloaded: Whether llama.cpp took all of it into the graph when it was attached.
+        error: An exception in a function that llama.cpp called. C functions cannot raise it.
+    """
+
+    def __init__(self, sampler: Sampler, temperature: float, seed: int, n_vocab: int) -> None:
+        self.offloaded = False
+        self.error: BaseException | None = None
+        self._sampler = sampler
+        self._state: _GraphState | None = None
+        first = self._stage(self._supported, self._begin)
+        report = self._stage(self._complete, self._report)
+        self.handle = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        self._interfaces = first, report  # llama.cpp holds pointers to them
+        for handle in (
+            C.llama_sampler_init(first, None),
+            *_llama_cpp_samplers(sampler, temperature, n_vocab),
+            C.llama_sampler_init_dist(seed),
+            C.llama_sampler_init(report, None),
+        ):
+            C.llama_sampler_chain_add(self.handle, handle)
+
+    def _stage(self, prepare: Callable[[int], bool], build: Callable[[int, Any], None]) -> Any:
+        """Return the C interface of a llama_sampler that only adds nodes to a graph."""
+
+        def init(_: Any, buffer_type: int, __: int) -> bool:
+            try:
+                return prepare(buffer_type)
+            except BaseException as error:
+                self.error = error
+                return False
+
+        def apply(_: Any, graph: int, __: int, data: Any) -> None:
+            try:
+                build(graph, data.contents)
+            except BaseException as error:
+                self.error = error
+
+        return C.llama_sampler_i(
+            backend_init=C.llama_sampler_i_backend_init(init),
+            backend_apply=C.llama_sampler_i_backend_apply(apply),
+        )
+
+    def _supported(self, buffer_type: int) -> bool:
+        """Return whether the device of the logits has every operation of both stages."""
+        with Graph(_MAX_NODES) as graph:
+            row = Node.new(graph.context, _PROBE)
+            data = C.llama_sampler_data(logits=row.pointer, sampled=row.argmax().pointer)
+            self._begin(graph.context, data)
+            for tensor in filter(None, (data.logits, data.candidates)):
+                graph.expand(Node.wrap(graph.context, tensor))
+            self._report(graph.context, data)
+            graph.expand(Node.wrap(graph.context, data.probs))
+            return supported(buffer_type, graph)
+
+    def _complete(self, _: int) -> bool:
+        # llama.cpp gets here only if all samplers before can run on the device.
+        self.offloaded = True
+        return True
+
+    def _begin(self, graph: int, data: Any) -> None:
+        """Replace the logits by finite ones, and those that Min-k does not keep by -inf."""
+        self._state = None  # of another graph: the report stage must not find it if this fails
+        raw = Node.wrap(graph, data.logits)
+        row = raw.clamp(-_LARGE, _LARGE)  # a NaN becomes one of the two: no sort or argmax meets it
+        # If a logit is not finite the sum is not either, and 0 times that is NaN.
+        zero_if_finite = raw.sum().scale(0)
+        kept = min_k(self._sampler, row) if isinstance(self._sampler, MinK) else None
+        data.logits = kept.logits.pointer if kept else row.pointer
+        data.candidates = kept.ids.pointer if kept else None
+        self._state = _GraphState(row, zero_if_finite, kept)
+
+    def _report(self, graph: int, data: Any) -> None:
+        """Replace the probabilities by the report, and have nothing else copied to the host."""
+        if (state := self._state) is None:
+            return
+        if state.kept:
+            report = state.kept.k * state.kept.certain
+        else:
+            ids = Node.wrap(graph, data.candidates) if data.candidates else None
+            report = _count(state.row, Node.wrap(graph, data.logits), ids, Node.wrap(graph, data.sampled))
+        data.probs = (report + state.zero_if_finite).pointer
+        data.logits = data.candidates = None
+
+
+def _llama_cpp_samplers(sampler: Sampler, temperature: float, n_vocab: int) -> list[Any]:
+    """Return new llama.cpp samplers for temperature and truncation, in the sampler's order."""
+    if isinstance(sampler, Greedy):
+        return [C.llama_sampler_init_temp(0)]  # keeps the largest logit
+    temp = C.llama_sampler_init_temp(temperature)
+    if isinstance(sampler, TopK):
+        return [C.llama_sampler_init_top_k(min(sampler.k, n_vocab)), temp]
+    if isinstance(sampler, TopP | MinP):
+        init = C.llama_sampler_init_top_p if isinstance(sampler, TopP) else C.llama_sampler_init_min_p
+        truncation = init(sampler.p, 1)
+        return [temp, truncation] if sampler.order == "temperature-first" else [truncation, temp]
+    return [temp]
+
+
+def _count(row: Node, left: Node, ids: Node | None, sampled: Node) -> Node:
+    """Return how many logits llama.cpp kept, or 0 if that is not certain to be the kernel's choice.
+
+    A tie at the cutoff may be broken in another way than the kernel does. And `dist` falls back to the last
+    entry, kept or not, if rounding leaves its cumulative sum below the random number.
+
+    Args:
+        row: All logits, (V,).
+        left: What llama.cpp left of them, divided by temperature, -inf for a token that is not kept.
+        ids: Tokens of `left`; None if these are all tokens in order.
+        sampled: The sampled token, int32 (1,).
+    """
+    is_kept = left.scale(1, _LARGE).step()
+    k = is_kept.sum()
+    logits = row.at(ids) if ids else row
+    # Negative logits, and the smallest number instead of the -inf of one that is not kept.
+    negative = (is_kept.log() - logits).clamp(-_LARGE, _LARGE)
+    smallest_kept = logits.at(negative.argmax())
+    n_reaching = (row - smallest_kept).scale(-1).step().sum().scale(-1, row.size)
+    no_tie = _is_below(n_reaching - k, 0.5)
+    is_candidate = _is_below((smallest_kept - row.at(sampled)).step(), 0.5)
+    return k * no_tie * is_candidate
+
+
+def _largest(row: Node, n: int) -> tuple[Node, Node]:
+    """Return ids and logits of the n largest, in ascending order."""
+    unordered = row.top(n)
+    logits = row.at(unordered)
+    order = logits.ascending()
+    return unordered.at(order), logits.at(order)
+
+
+def _is_below(value: Node, limit: float) -> Node:
+    """Return 1 if a value is below the limit, else 0."""
+    return value.scale(-1, limit).step()

@@ -118,7 +118,7 @@ class Context:
         self.n_batch: int = C.llama_n_batch(self.handle)
         self.n_seq, self.n_threads, self.n_outputs = n_seq, n_threads, params.n_outputs_max
         self.kv_type, self.flash_attn = kv_type, flash_attn
-        self._n_vocab, self._verbose = weights.n_vocab, weights.verbose
+        self.n_vocab, self._verbose = weights.n_vocab, weights.verbose
         self._views: dict[int, NDArray[np.float32]] = {}
         self._chains: dict[int, Any] = {}
         self._batch = _TokenBatch(self.n_batch)
@@ -182,7 +182,7 @@ class Context:
         if address not in self._views:
             if len(self._views) >= self.n_outputs:  # llama.cpp has moved them
                 self._views.clear()
-            array = (ctypes.c_float * self._n_vocab).from_address(address)
+            array = (ctypes.c_float * self.n_vocab).from_address(address)
             self._views[address] = np.ctypeslib.as_array(array)
         return self._views[address]
 

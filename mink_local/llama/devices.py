@@ -54,13 +54,17 @@ def gpus() -> list[Gpu]:
     return []
 
 
+def backends() -> dict[str, int]:
+    """Return llama.cpp's backends, for example CPU, CUDA, MTL, and how many devices each has found."""
+    pointers = [_backend(i) for i in range(_backend_count())]
+    return {_backend_name(pointer).decode(): _backend_devices(pointer) for pointer in pointers}
+
+
 def gpu_missing() -> str | None:
     """Return why no layer can go to a GPU, or None if one can."""
     if gpus():
         return None
-    backends = [_backend(i) for i in range(_backend_count())]
-    without = [backend for backend in backends if not _backend_devices(backend)]
-    if any(_backend_name(backend).decode() != _REMOTE for backend in without):
+    if any(n_devices == 0 and name != _REMOTE for name, n_devices in backends().items()):
         return "no GPU was found"
     return "llama-cpp-python was built without GPU support"
 

@@ -72,19 +72,21 @@ _argsort = _operation("argsort", _PTR, ctypes.c_int)
 _scale_bias = _operation("scale_bias", _PTR, _F32, _F32)
 _cast = _operation("cast", _PTR, ctypes.c_int)
 _clamp = _operation("clamp", _PTR, _F32, _F32)
-_unary = {
-    name: _operation(name, _PTR)
-    for name in ("argmax", "cumsum", "floor", "log", "relu", "soft_max", "sqrt", "step", "sum")
-}
+_unary = {name: _operation(name, _PTR) for name in ("argmax", "floor", "log", "relu", "step", "sum")}
 _binary = {name: _operation(name, _PTR, _PTR) for name in ("add", "sub", "mul", "div", "get_rows")}
 _n_elements = function("ggml_nelements", _I64, _PTR)
 
 
 @dataclass(frozen=True)
 class Node:
-    """`size` numbers that a graph will have computed; `graph` is its ggml_context.
+    """A row of numbers that a graph computes.
 
-    Between two nodes the second may have one element: it goes with every element of the first.
+    In an operation on two nodes the second may have one element, which goes with all of the first.
+
+    Attributes:
+        graph: The ggml_context of the graph.
+        pointer: The ggml_tensor.
+        size: Number of elements.
     """
 
     graph: int
@@ -93,84 +95,80 @@ class Node:
 
     @classmethod
     def wrap(cls, graph: int, tensor: int) -> "Node":
-        """All elements of a ggml_tensor as one row."""
+        """Return all elements of a ggml_tensor as one row."""
         size = _n_elements(tensor)
         return cls(graph, _reshape_1d(graph, tensor, size), size)
 
     @classmethod
     def new(cls, graph: int, size: int) -> "Node":
-        """A float32 row to be filled from outside."""
+        """Return a new float32 row, which is filled from outside."""
         return cls(graph, _new_tensor_1d(graph, _TYPE_F32, size), size)
 
     def countdown(self, size: int) -> "Node":
-        """The constant row -size, ..., -2, -1 (ggml counts only upwards)."""
-        return Node(self.graph, _arange(self.graph, -size, 0, 1), size)
+        """Return the constant row size, ..., 2, 1."""
+        upwards = Node(self.graph, _arange(self.graph, -size, 0, 1), size)  # ggml has no other direction
+        return -upwards
 
     def view(self, start: int, size: int) -> "Node":
-        """Elements from `start` on, without a copy."""
+        """Return the elements from `start` on, without a copy."""
         return Node(self.graph, _view_1d(self.graph, self.pointer, size, start * _WIDTH), size)
 
     def at(self, indices: "Node") -> "Node":
-        """The elements at `indices`, an int32 row."""
+        """Return the elements at `indices`, an int32 row."""
         column = _reshape_2d(self.graph, self.pointer, 1, self.size)
         rows = _binary["get_rows"](self.graph, column, indices.pointer)
         return Node(self.graph, _reshape_1d(self.graph, rows, indices.size), indices.size)
 
     def top(self, k: int) -> "Node":
-        """int32 indices of the k largest elements, in no order; of equal ones some."""
+        """Return int32 indices of the k largest elements, in no order; which of equal ones is not defined."""
         return Node(self.graph, _top_k(self.graph, self.pointer, k), k)
 
     def ascending(self) -> "Node":
-        """int32 indices that sort the row; equal elements in no order."""
+        """Return int32 indices that sort the row; the order of equal elements is not defined."""
         return Node(self.graph, _argsort(self.graph, self.pointer, _ASCENDING), self.size)
 
     def argmax(self) -> "Node":
-        """int32 index of the largest element, of equal ones some. CUDA looks only at elements above
-        the smallest float32, and answers -1 where there is none."""
+        """Return the int32 index of the largest element; which of equal ones is not defined.
+
+        CUDA looks only at elements above the smallest float32, and returns -1 if there is none.
+        """
         return self._unary("argmax", 1)
 
     def sum(self) -> "Node":
+        """Return the sum of the row, one element."""
         return self._unary("sum", 1)
 
     def step(self) -> "Node":
-        """1 where an element is above 0, else (and for NaN) 0."""
+        """Return 1 for an element above 0, and 0 for others and for NaN."""
         return self._unary("step")
 
     def log(self) -> "Node":
+        """Return the natural logarithm, element by element."""
         return self._unary("log")
 
     def floor(self) -> "Node":
+        """Return the next lower whole number, element by element."""
         return self._unary("floor")
 
     def relu(self) -> "Node":
+        """Return the larger of an element and 0, element by element."""
         return self._unary("relu")
 
-    def sqrt(self) -> "Node":
-        return self._unary("sqrt")
-
-    def softmax(self) -> "Node":
-        return self._unary("soft_max")
-
-    def cumsum(self) -> "Node":
-        return self._unary("cumsum")
-
     def clamp(self, low: float, high: float) -> "Node":
-        """Elements within [low, high]. A NaN becomes one of the two, on CPU and CUDA alike."""
+        """Limit elements to [low, high]. A NaN becomes one of the two, on CPU and CUDA alike."""
         return Node(self.graph, _clamp(self.graph, self.pointer, low, high), self.size)
 
     def scale(self, factor: float, bias: float = 0.0) -> "Node":
-        """factor * self + bias."""
+        """Return factor * self + bias."""
         return Node(self.graph, _scale_bias(self.graph, self.pointer, factor, bias), self.size)
 
     def integer(self) -> "Node":
-        """As int32, without the fraction."""
+        """Convert to int32, without the fraction."""
         return Node(self.graph, _cast(self.graph, self.pointer, _TYPE_I32), self.size)
 
     def maximum(self, other: "Node") -> "Node":
+        """Return the larger of two, element by element."""
         return (self - other).relu() + other
-
-    def minimum(self, other: "Node") -> "Node":
-        return self - (self - other).relu()
 
     def __neg__(self) -> "Node":
         return self.scale(-1.0)
@@ -198,27 +196,32 @@ class _InitParams(ctypes.Structure):
     _fields_ = (("mem_size", _SIZE), ("mem_buffer", _PTR), ("no_alloc", ctypes.c_bool))
 
 
-class Scratch:
-    """A ggml context for at most `n_nodes` nodes and `n_bytes` of numbers, and a graph in it."""
+class Graph:
+    """A ggml graph, and memory for its nodes.
+
+    Args:
+        n_nodes: Most nodes.
+        n_bytes: Memory for the numbers of the nodes; 0 for a graph that is never computed.
+    """
 
     def __init__(self, n_nodes: int, n_bytes: int = 0) -> None:
         overhead = n_nodes * _tensor_overhead() + _graph_overhead(n_nodes, False)
         self.context = _init(_InitParams(overhead + n_bytes, None, n_bytes == 0))
-        self.graph = _new_graph(self.context, n_nodes, False)
+        self.pointer = _new_graph(self.context, n_nodes, False)
 
-    def __enter__(self) -> "Scratch":
+    def __enter__(self) -> "Graph":
         return self
 
     def __exit__(self, *_: object) -> None:
         _free(self.context)
 
     def expand(self, node: Node) -> None:
-        """Have `node`, and all that it needs, in the graph."""
-        _build_forward_expand(self.graph, node.pointer)
+        """Add a node, and all that it depends on, to the graph."""
+        _build_forward_expand(self.pointer, node.pointer)
 
     def operations(self) -> list[int]:
-        """The nodes of the graph, as ggml_tensor pointers."""
-        return [_graph_node(self.graph, i) for i in range(_graph_n_nodes(self.graph))]
+        """Return the nodes of the graph, as ggml_tensor pointers."""
+        return [_graph_node(self.pointer, i) for i in range(_graph_n_nodes(self.pointer))]
 
 
 _init = function("ggml_init", _PTR, _InitParams)
@@ -233,7 +236,7 @@ _device = function("ggml_backend_buft_get_device", _PTR, _PTR)
 _supports = function("ggml_backend_dev_supports_op", ctypes.c_bool, _PTR, _PTR)
 
 
-def supported(buffer_type: int, scratch: Scratch) -> bool:
-    """Whether the device behind a ggml_backend_buffer_type_t has every operation of a graph."""
+def supported(buffer_type: int, graph: Graph) -> bool:
+    """Return whether the device of a ggml_backend_buffer_type_t has every operation of a graph."""
     device = _device(buffer_type)
-    return device is None or all(_supports(device, node) for node in scratch.operations())
+    return device is None or all(_supports(device, node) for node in graph.operations())

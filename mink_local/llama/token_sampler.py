@@ -1,4 +1,4 @@
-"""From a row of logits, borrowed where llama.cpp has them, to a token."""
+"""From a row of logits, read where llama.cpp has them, to a token."""
 
 import ctypes
 import weakref
@@ -17,7 +17,10 @@ _MIROSTAT_M = 100  # tokens that version 1 estimates Zipf's exponent from; llama
 
 
 class SamplingBuffers:
-    """What drawing from `n_vocab` logits needs; for any number of `TokenSampler`s, one at a time."""
+    """Scratch arrays for sampling from `n_vocab` logits.
+
+    Samplers that are not used at the same time may share them.
+    """
 
     def __init__(self, n_vocab: int) -> None:
         self.workspace = Workspace(n_vocab)
@@ -28,18 +31,22 @@ class SamplingBuffers:
 
 
 class TokenSampler:
-    """Draws tokens: constraints, where there are any, a sampler's cut, then llama.cpp's `temp` and
-    `dist` (or its `mirostat`) over what stands.
+    """Samples tokens from rows of logits: constraints, the sampler's truncation, temperature, `dist`.
 
-    The logits are read where llama.cpp holds them and only the survivors are handed on, so the draw,
-    its seed and its generator are llama.cpp's and its 12-byte-per-token candidate array is not built
-    for the whole vocabulary. It is where there are constraints, which are llama.cpp's samplers too:
-    their logits are read back into a row, and the cut is the same code for every sampler. (In one
-    chain with them the cut would have to be a `llama_sampler` itself, a C function for every method:
-    `native` has that for chains which are not ours.)
+    The kernel reads the logits where llama.cpp has them, and only the candidates are copied, for llama.cpp's
+    own `temp` and `dist` (or `mirostat`). Under constraints, which are samplers of llama.cpp over the whole
+    vocabulary, the kernel reads their result instead.
 
-    `k` is the number of candidates of the last draw; of mirostat's, what it kept of them. `buffers`
-    may be shared by draws that are made one after the other.
+    Args:
+        sampler: What decides the candidates.
+        temperature: Above 0, except with `Greedy`: what the candidates' logits are divided by.
+        seed: Of llama.cpp's random numbers; every token takes one.
+        n_vocab: Number of logits in a row, V.
+        constrainer: Constraints, which learn every sampled token.
+        buffers: Scratch arrays, to be shared; new ones by default.
+
+    Attributes:
+        k: Number of candidates of the last token; with mirostat, of those that it kept.
     """
 
     def __init__(
@@ -53,8 +60,8 @@ class TokenSampler:
     ) -> None:
         self._constrainer = constrainer
         buffers = buffers or SamplingBuffers(n_vocab)
-        self._workspace = buffers.workspace
-        self._select = sampler.selector(temperature, self._workspace)
+        self._candidates = buffers.workspace.ids
+        self._select = sampler.selector(temperature, buffers.workspace)
         self._records = buffers.records
         self._ids = buffers.record_ids
         self._array = buffers.array
@@ -63,52 +70,38 @@ class TokenSampler:
         weakref.finalize(self, C.llama_sampler_free, self._chain)
         C.llama_sampler_chain_add(self._chain, C.llama_sampler_init_temp(temperature))
         C.llama_sampler_chain_add(self._chain, _choice(sampler, seed, n_vocab))
-        self._certain_is_drawn = isinstance(sampler, Mirostat)  # which learns from every token
-        self._draws_owed = 0
         self.k = 0
 
     def __call__(self, logits: NDArray[np.float32], step: int) -> int:
-        """TokenSampler one token from raw logits (V,). Raises GenerationError, naming `step`, for a row with
-        a NaN or without a finite logit, from which llama.cpp would silently take some token, and
-        where the constraints leave no token."""
+        """Sample one token.
+
+        Args:
+            logits: Raw logits, float32 (V,), contiguous.
+            step: Number of the token in its answer, for messages.
+
+        Raises:
+            GenerationError: A logit is NaN, none is finite, or the constraints leave no token. llama.cpp
+                would return some token.
+        """
         row = logits if self._constrainer is None else self._constrainer.apply(logits)
         k = self._select(row)
         if k < 0:
             if k == kernels.NO_FINITE_LOGIT and np.isfinite(logits).any():
                 raise GenerationError(f"grammar, logit bias and penalties leave no token at step {step}")
             raise GenerationError(broken(k, step))
-        if k == 1 and not self._certain_is_drawn:
-            self._draws_owed += 1
-            self.k, token = 1, int(self._workspace.ids[0])
-        else:
-            token = self._choose(row, k)
+        write_token_data(row, self._candidates, k, self._records)
+        array = self._array
+        array.size, array.selected, array.sorted = k, -1, False
+        C.llama_sampler_apply(self._chain, self._array_pointer)
+        self.k = array.size
+        token = int(self._ids[array.selected])
         if self._constrainer is not None:
             self._constrainer.accept(token)
         return token
 
-    def _choose(self, row: NDArray[np.float32], k: int) -> int:
-        """Let llama.cpp choose among the first k of the scratch ids."""
-        # dist spends a random number on a single candidate too: those not spent are made up for here,
-        # warm, where it costs a tenth of what it does one by one, after a batch has cleared the caches.
-        if self._draws_owed:
-            write_token_data(row, self._workspace.ids, 1, self._records)
-            for _ in range(self._draws_owed):
-                self._apply(1)
-            self._draws_owed = 0
-        write_token_data(row, self._workspace.ids, k, self._records)
-        self._apply(k)
-        self.k = self._array.size
-        return int(self._ids[self._array.selected])
-
-    def _apply(self, k: int) -> None:
-        """Apply temperature and draw to the first k records."""
-        array = self._array
-        array.size, array.selected, array.sorted = k, -1, False
-        C.llama_sampler_apply(self._chain, self._array_pointer)
-
 
 def broken(error: int, step: int) -> str:
-    """What to say of a row that a kernel refused."""
+    """Return the message for a row that a kernel refused."""
     what = "a NaN among its logits" if error == kernels.HAS_NAN else "no finite logit"
     return (
         f"the model gave {what} at step {step}: its file is damaged, or its weights "
@@ -117,7 +110,7 @@ def broken(error: int, step: int) -> str:
 
 
 def _choice(sampler: Sampler, seed: int, n_vocab: int) -> Any:
-    """The last sampler of the chain. mirostat cuts and draws in one, and so stands for `dist`."""
+    """Return the last sampler of the chain: `dist`, or mirostat, which truncates and samples in one."""
     if not isinstance(sampler, Mirostat):
         return C.llama_sampler_init_dist(seed)
     if sampler.version == 1:

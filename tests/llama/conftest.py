@@ -1,0 +1,55 @@
+"""Fixtures of llama.cpp's room: the embedded model without the layers above."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mink_local.llama.context import Context, Segment
+from mink_local.llama.weights import Weights
+
+Generate = Callable[..., list[int]]
+
+
+@pytest.fixture(scope="session")
+def weights(smollm2_path: Path) -> Weights:
+    """The embedded model's weights."""
+    return Weights(smollm2_path)
+
+
+@pytest.fixture(scope="session")
+def tiny_weights(tiny_path: Path) -> Weights:
+    """Weights of a one-layer model with random weights, which evaluates a token in no time."""
+    return Weights(tiny_path)
+
+
+@pytest.fixture(scope="session")
+def rows(weights: Weights) -> NDArray[np.float32]:
+    """Logits of the embedded model over the steps of a text, (16, V)."""
+    text = "Robots were rare, and so the small town had built its own, out of an old oven."
+    tokens = weights.tokenize(text, add_special=True, parse_special=False)[:16]
+    context = Context(weights, 64, 1, n_outputs=16)
+    context.decode(Segment(tokens, 0, n_outputs=16))
+    return np.array([context.logits(i) for i in range(16)])
+
+
+@pytest.fixture
+def generate(weights: Weights) -> Generate:
+    """`generate(sample, prompt, n_tokens)` samples by `sample(logits, step)` until the text ends."""
+    context = Context(weights, 512, 1)
+
+    def generate(sample: Callable[..., int], prompt: list[int], n_tokens: int) -> list[int]:
+        context.clear()
+        context.decode(Segment(prompt, 0))
+        tokens: list[int] = []
+        while len(tokens) < n_tokens:
+            token = sample(context.logits(), len(tokens) + 1)
+            if token in weights.end_tokens:
+                break
+            tokens.append(token)
+            context.decode(Segment([token], len(prompt) + len(tokens) - 1))
+        return tokens
+
+    return generate

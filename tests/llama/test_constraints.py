@@ -1,0 +1,272 @@
+"""Constraints: llama.cpp's penalties, bias, DRY and grammars, before any sampler."""
+
+import ctypes
+import gc
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
+
+from mink_local.errors import GenerationError
+from mink_local.llama import constraints as constraints_module
+from mink_local.llama.constraints import Constrainer, Constraints
+from mink_local.llama.context import Context, Segment
+from mink_local.llama.token_sampler import TokenSampler
+from mink_local.llama.weights import Weights
+from mink_local.native import native_sampler
+from mink_local.samplers import Greedy, MinK, Mirostat, Sampler
+from tests.llama.conftest import Generate
+from tests.support import reference
+
+PROMPT = "Describe a cat as JSON with its name and age: "
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+INF = float("inf")
+NAN = float("nan")
+
+Row = NDArray[np.float32]
+
+
+@pytest.fixture
+def prompt(weights: Weights) -> list[int]:
+    return weights.tokenize(PROMPT, add_special=True, parse_special=False)
+
+
+def constrained(
+    weights: Weights,
+    options: Constraints,
+    prompt: list[int] | None = None,
+    sampler: Sampler | None = None,
+    temperature: float = 1.0,
+    seed: int = 1,
+) -> TokenSampler:
+    constrainer = Constrainer(options, weights, prompt or [])
+    return TokenSampler(sampler or MinK(), temperature, seed, weights.n_vocab, constrainer)
+
+
+def text_of(weights: Weights, tokens: list[int]) -> str:
+    return b"".join(map(weights.piece, tokens)).decode()
+
+
+def test_penalties_are_llama_cpps(weights: Weights, rows: Row) -> None:
+    history = [5, 9, 9, 100, 5, 5, 77]
+    options = Constraints(repeat_penalty=1.3, frequency_penalty=0.25, presence_penalty=-0.5, penalty_last_n=5)
+    constrainer = Constrainer(options, weights, history)
+    for token in (3, 77, 3):
+        changed = constrainer.apply(rows[0])
+        expected = reference.penalties(rows[0], history[-5:], 1.3, 0.25, -0.5)
+        np.testing.assert_allclose(changed, expected, rtol=1e-6)
+        constrainer.accept(token)
+        history.append(token)
+
+
+def test_dry_takes_from_what_would_repeat(weights: Weights) -> None:
+    """a b c … a b: c would continue a repetition of 2, so it loses 0.8 * 1.75^(2 - 1)."""
+    a, b, c = 20_011, 20_012, 20_013
+    history = [a, b, c, 40, 41, a, b]
+    options: dict[str, Any] = {"dry_multiplier": 0.8, "dry_allowed_length": 1}
+    zeros = np.zeros(weights.n_vocab, np.float32)
+    changed = Constrainer(Constraints(**options), weights, history).apply(zeros)
+    assert changed[c] == pytest.approx(-0.8 * 1.75)
+    assert np.count_nonzero(changed) == 1
+    breaker = Constraints(**options, dry_sequence_breakers=[weights.piece(b).decode()])
+    assert not Constrainer(breaker, weights, history).apply(zeros).any()
+
+
+def test_logit_bias_bans_and_pushes(weights: Weights, rows: Row) -> None:
+    best, second = np.argsort(-rows[0])[:2].tolist()
+    banned = constrained(weights, Constraints(logit_bias={best: -INF}), sampler=Greedy())
+    assert banned(rows[0], 1) == second
+    pushed = constrained(weights, Constraints(logit_bias={123: 100.0}))
+    assert pushed(rows[0], 1) == 123
+    assert pushed.k == 1
+
+
+def test_a_ban_does_not_hide_a_nan(weights: Weights) -> None:
+    sample = constrained(weights, Constraints(logit_bias={17: -INF}))
+    row = np.zeros(weights.n_vocab, np.float32)
+    row[17] = NAN
+    with pytest.raises(GenerationError, match="a NaN among its logits at step 2"):
+        sample(row, 2)
+    row[17] = INF  # inf - inf would be one
+    assert sample(row, 3) != 17
+
+
+def test_constraints_that_leave_nothing(weights: Weights) -> None:
+    n_vocab = weights.n_vocab
+    sample = constrained(weights, Constraints(logit_bias=dict.fromkeys(range(n_vocab), -INF)))
+    with pytest.raises(GenerationError, match="leave no token at step 6"):
+        sample(np.zeros(n_vocab, np.float32), 6)
+    with pytest.raises(GenerationError, match="the model gave no finite logit at step 7"):
+        sample(np.full(n_vocab, -INF, np.float32), 7)
+
+
+def test_constrained_tokens_are_those_of_one_llama_cpp_chain(
+    weights: Weights, generate: Generate, prompt: list[int]
+) -> None:
+    """bias, penalties, DRY, grammar, native Min-k, temp, dist, in one chain that llama.cpp samples from."""
+    seed, temperature = 4, 5.0
+    grammar = "root ::= [a-zA-Z .,\\n]*"
+    biased = weights.tokenize(" cat", add_special=False, parse_special=False)[0]
+    options = Constraints(
+        logit_bias={biased: -2.0},
+        repeat_penalty=1.2,
+        frequency_penalty=0.1,
+        presence_penalty=0.1,
+        dry_multiplier=0.8,
+        grammar=grammar,
+    )
+    sample = constrained(weights, options, prompt, temperature=temperature, seed=seed)
+    tokens = generate(sample, prompt, 25)
+    assert re.fullmatch(r"[a-zA-Z .,\n]*", text_of(weights, tokens))
+
+    bias = (C.llama_logit_bias * 1)(C.llama_logit_bias(biased, -2.0))
+    breakers = (ctypes.c_char_p * 4)(b"\n", b":", b'"', b"*")
+    chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+    for part in (
+        C.llama_sampler_init_logit_bias(weights.n_vocab, 1, bias),
+        C.llama_sampler_init_penalties(weights.n_vocab, 64, 1.2, 0.1, 0.1),
+        C.llama_sampler_init_dry(weights.vocab, 0.8, 1.75, 2, 64, breakers, 4),
+    ):
+        C.llama_sampler_chain_add(chain, part)
+    for token in prompt:
+        C.llama_sampler_accept(chain, token)
+    for part in (
+        C.llama_sampler_init_grammar(weights.vocab, grammar.encode(), b"root"),
+        native_sampler(MinK(), weights.n_vocab),
+        C.llama_sampler_init_temp(temperature),
+        C.llama_sampler_init_dist(seed),
+    ):
+        C.llama_sampler_chain_add(chain, part)
+    context = Context(weights, 512, 1)
+    expected: list[int] = []
+    batch = prompt
+    while len(expected) < len(tokens):
+        context.decode(Segment(batch, len(prompt) + len(expected) - 1 if expected else 0))
+        batch = [C.llama_sampler_sample(chain, context.handle, -1)]
+        expected += batch
+    C.llama_sampler_free(chain)
+    assert tokens == expected
+
+
+@pytest.mark.parametrize("temperature", [1.0, 8.0])
+@pytest.mark.parametrize("sampler", [MinK(), Greedy(), Mirostat()], ids=str)
+def test_the_end_of_a_grammar_ends_the_text(
+    weights: Weights, generate: Generate, prompt: list[int], sampler: Sampler, temperature: float
+) -> None:
+    choice = Constraints(grammar='root ::= "yes" | "no"')
+    sample = constrained(weights, choice, sampler=sampler, temperature=temperature)
+    assert text_of(weights, generate(sample, prompt, 20)) in ("yes", "no")
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)], ids=["dict", "text"])
+def test_json_schema(weights: Weights, generate: Generate, prompt: list[int], schema: Any) -> None:
+    sample = constrained(weights, Constraints(json_schema=schema), temperature=5.0)
+    cat = json.loads(text_of(weights, generate(sample, prompt, 100)))
+    assert isinstance(cat["name"], str)
+    assert isinstance(cat["age"], int)
+
+
+def test_greedy_takes_the_largest_logit_that_is_left(weights: Weights, rows: Row) -> None:
+    sample = constrained(weights, Constraints(grammar="root ::= [0-9]"), sampler=Greedy(), temperature=0)
+    row = rows[2]
+    digits = [token for token in range(row.size) if re.fullmatch(rb"[0-9]", weights.piece(token))]
+    assert sample(row, 1) == max(digits, key=row.__getitem__)
+
+
+def test_constraints_that_are_off_change_nothing(weights: Weights, rows: Row) -> None:
+    off = constrained(weights, Constraints(), sampler=MinK(1000), temperature=4.0)
+    plain = TokenSampler(MinK(1000), 4.0, 1, weights.n_vocab)
+    assert [off(row, 1) for row in rows] == [plain(row, 1) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"repeat_penalty": 0.0}, "repeat_penalty must be a number from 1e-30 to 1e[+]30, not 0.0"),
+        ({"repeat_penalty": NAN}, "repeat_penalty"),
+        ({"frequency_penalty": INF}, "frequency_penalty"),
+        ({"presence_penalty": NAN}, "presence_penalty"),
+        ({"penalty_last_n": -1}, "penalty_last_n"),
+        ({"dry_multiplier": -0.5}, "dry_multiplier"),
+        ({"dry_base": 0.5}, "dry_base"),
+        ({"dry_allowed_length": -1}, "dry_allowed_length"),
+        ({"dry_penalty_last_n": -1}, "dry_penalty_last_n"),
+        ({"dry_sequence_breakers": "\n"}, "dry_sequence_breakers must be a list"),
+        ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers must be a list"),
+        ({"logit_bias": {5: INF}}, "the logit bias of token 5"),
+        ({"logit_bias": {5: NAN}}, "the logit bias of token 5"),
+        ({"grammar": " "}, "the grammar is empty"),
+        ({"grammar": 'root ::= "\0"'}, "NUL"),
+        ({"grammar": 'root ::= "a"', "json_schema": "{}"}, "not both"),
+    ],
+)
+def test_options_out_of_range(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Constraints(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"logit_bias": {49152: 1.0}}, "logit_bias names token 49152: the model's are 0 to 49151"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias names token -1"),
+        ({"json_schema": "{"}, "json_schema cannot be made into a grammar"),
+        ({"grammar": 'root ::= "a'}, "the grammar does not parse: unexpected end of input"),
+    ],
+)
+def test_constraints_that_a_model_cannot_take(
+    tiny_weights: Weights, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Constrainer(Constraints(**options), tiny_weights, [])
+
+
+def test_trusted_weights_start_no_child_process(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a child process was started")
+
+    monkeypatch.setattr(constraints_module.gbnf, "check", refuse)
+    weights = Weights(tiny_path, trust=True)
+    assert constrained(weights, Constraints(grammar='root ::= "yes"'))(
+        np.zeros(weights.n_vocab, np.float32), 1
+    )
+    with pytest.raises(ValueError, match="the grammar does not parse: "):
+        Constrainer(Constraints(grammar='root ::= "a'), weights, [])
+    with pytest.raises(AssertionError, match="a child process"):
+        Constrainer(Constraints(grammar='root ::= "yes"'), Weights(tiny_path), [])
+
+
+def rss() -> int:
+    gc.collect()
+    return int(psutil.Process().memory_info().rss)
+
+
+def test_large_windows_take_no_memory(tiny_weights: Weights) -> None:
+    everything = Constraints(
+        repeat_penalty=1.1, penalty_last_n=2**40, dry_multiplier=1.0, dry_penalty_last_n=2**40
+    )
+    before = rss()
+    constrainer = Constrainer(everything, tiny_weights, [1, 2, 3])
+    assert rss() - before < 20e6
+    del constrainer
+
+
+def test_grammars_come_and_go(tiny_weights: Weights) -> None:
+    """One grammar is 30 kB: half of them leaked would show."""
+    options = Constraints(json_schema=SCHEMA)
+    for _ in range(20):
+        Constrainer(options, tiny_weights, [1, 2])
+    before = rss()
+    for _ in range(70):
+        Constrainer(options, tiny_weights, [1, 2])
+    assert rss() - before < 1e6

@@ -1,0 +1,134 @@
+"""Contexts: batches, outputs, interrupts, number formats of the KV cache, the end."""
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llama_cpp import llama_cpp as C
+
+from mink_local.errors import GenerationError, ModelError
+from mink_local.llama.context import KV_TYPES, MAX_SEED, N_BATCH, Context, Segment
+from mink_local.llama.weights import Weights
+from tests.support.tiny import Shape
+
+
+def test_seeds_leave_out_the_one_that_means_any() -> None:
+    assert MAX_SEED == 2**32 - 2
+
+
+def test_logits_of_outputs_only(tiny_weights: Weights) -> None:
+    context = Context(tiny_weights, 64, 1, n_outputs=2)
+    context.decode(Segment([5, 6, 7, 8], 0, n_outputs=2))
+    before_last, last = context.logits(2).copy(), context.logits().copy()
+    assert last.shape == (tiny_weights.n_vocab,)
+    with pytest.raises(GenerationError, match="no logits"):
+        context.logits(0)
+    context.clear()
+    context.decode(Segment([5, 6, 7], 0))
+    np.testing.assert_allclose(context.logits(), before_last, rtol=1e-3, atol=1e-4)
+    context.decode(Segment([8], 3))
+    np.testing.assert_allclose(context.logits(), last, rtol=1e-3, atol=1e-4)
+
+
+def test_sequences_are_copied_and_truncated(tiny_weights: Weights) -> None:
+    context = Context(tiny_weights, 64, 1, n_seq=2)
+    context.decode(Segment([5, 6, 7], 0))
+    context.copy(0, 1)
+    context.decode(Segment([8], 3, 0), Segment([8], 3, 1))
+    assert np.array_equal(context.logits(0), context.logits(1))
+    assert context.truncate(2, 1)
+    context.decode(Segment([9], 2, 1))
+    truncated = context.logits().copy()
+    context.clear(0)
+    context.decode(Segment([5, 6], 0))
+    context.decode(Segment([9], 2))
+    np.testing.assert_allclose(truncated, context.logits(), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kv_type", KV_TYPES)
+def test_every_number_format_of_the_cache_answers(weights: Weights, kv_type: str) -> None:
+    tokens = weights.tokenize("The capital of France is", add_special=True, parse_special=False)
+    context = Context(weights, 256, 1, kv_type=kv_type)
+    context.decode(Segment(tokens, 0))
+    assert weights.piece(int(context.logits().argmax())) == b" Paris"
+    assert f"in {kv_type}" in repr(context)
+
+
+def test_q8_0_takes_half_the_memory_of_f16(tiny_weights: Weights) -> None:
+    def state_size(kv_type: str) -> int:
+        context = Context(tiny_weights, 1024, 1, kv_type=kv_type)
+        empty = C.llama_state_get_size(context.handle)
+        context.decode(Segment([5] * N_BATCH, 0))
+        context.decode(Segment([6] * 500, N_BATCH))
+        return int(C.llama_state_get_size(context.handle) - empty)
+
+    assert state_size("q8_0") / state_size("f16") == pytest.approx(34 / 64, rel=0.1)
+
+
+def test_flash_attention_changes_little(weights: Weights) -> None:
+    rows = []
+    for flash_attn in (False, True):
+        context = Context(weights, 64, 1, flash_attn=flash_attn)
+        context.decode(Segment(list(range(50, 70)), 0))
+        rows.append(context.logits().copy())
+    assert np.abs(rows[0] - rows[1]).max() < 2  # of logits with a range of 40
+    assert rows[0].argmax() == rows[1].argmax()
+    assert not np.array_equal(rows[0], rows[1])
+
+
+def test_options_out_of_range(tiny_weights: Weights) -> None:
+    with pytest.raises(ValueError, match=r"kv_type must be f32, f16, bf16, q8_0, .*, not 'q9'"):
+        Context(tiny_weights, 64, 1, kv_type="q9")
+    with pytest.raises(ValueError, match="kv_type q8_0 needs flash attention: leave flash_attn out"):
+        Context(tiny_weights, 64, 1, kv_type="q8_0", flash_attn=False)
+
+
+def test_llama_cpp_says_why_it_makes_no_context(tiny: Callable[..., Path]) -> None:
+    narrow = Weights(tiny(shape=Shape(head_width=16)))
+    with pytest.raises(ModelError, match=r"no context of 1 x 64 tokens .*: K cache type q8_0 with"):
+        Context(narrow, 64, 1, kv_type="q8_0")
+
+
+def test_an_interrupt_from_another_thread_ends_a_batch_in_the_middle(weights: Weights) -> None:
+    context = Context(weights, 1024, 1)
+    tokens = list(range(100, 300))
+    began = time.perf_counter()
+    assert context.decode(Segment(tokens, 0))
+    whole = time.perf_counter() - began
+    context.clear()
+
+    def interrupt() -> None:
+        context.interrupted = True
+
+    timer = threading.Timer(whole / 10, interrupt)
+    timer.start()
+    began = time.perf_counter()
+    assert not context.decode(Segment(tokens, 0))
+    assert time.perf_counter() - began < whole * 0.8
+    timer.join()
+    assert not context.decode(Segment([1], 0))
+    context.interrupted = False
+    context.clear()
+    assert context.decode(Segment([1], 0))
+
+
+def test_a_failure_is_an_error_with_llama_cpps_reason(tiny_weights: Weights) -> None:
+    context = Context(tiny_weights, 64, 1)
+    with pytest.raises(GenerationError, match=r"llama.cpp failed on 1 tokens of 1 sequences \(status -1\): "):
+        context.decode(Segment([1], 5, seq_id=9))
+
+
+def test_close_may_be_called_again(tiny_path: Path) -> None:
+    context = Context(Weights(tiny_path), 64, 2)  # which holds the weights
+    gc.collect()
+    assert context.decode(Segment([1, 2], 0))
+    assert repr(context) == f"<Context of 1 x {context.n_ctx} tokens in f16, 2 threads>"
+    context.close()
+    context.close()
+    assert "closed" in repr(context)
+    with pytest.raises(GenerationError, match="the context is closed"):
+        context.decode(Segment([1], 0))

@@ -1,0 +1,84 @@
+"""ggml's functions: where each system finds them, and the nodes that Min-k is made of."""
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mink_local.errors import MinkError
+from mink_local.llama import ggml
+
+# Looks a symbol up as Windows does: in the library that was asked, not in those that it depends on.
+AS_ON_WINDOWS = """
+import ctypes, os
+
+class Symbol(ctypes.Structure):
+    _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p),
+                ("name", ctypes.c_char_p), ("address", ctypes.c_void_p)]
+
+dladdr = ctypes.CDLL(None).dladdr
+dladdr.argtypes = [ctypes.c_void_p, ctypes.POINTER(Symbol)]
+everywhere = ctypes.CDLL.__getitem__
+
+def here(library, name):
+    function, symbol = everywhere(library, name), Symbol()
+    dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(symbol))
+    folder, file = os.path.split(os.fsdecode(symbol.file))
+    if os.path.basename(library._name).split(".")[0] != file.split(".")[0]:
+        raise AttributeError(name)
+    return function
+
+ctypes.CDLL.__getitem__ = here
+from llama_cpp import llama_cpp as C
+try:
+    C._lib["ggml_init"]
+except AttributeError:
+    print("not in libllama")
+from mink_local.llama import backend_sampler, devices, ggml
+with ggml.Graph(4, n_bytes=1000) as graph:
+    print(ggml.Node.new(graph.context, 7).size)
+print(isinstance(devices.gpus(), list), "CPU" in devices.backends())
+"""
+
+
+@pytest.mark.posix
+def test_symbols_are_found_where_windows_looks_for_them() -> None:
+    root = Path(__file__).parents[2]
+    child = subprocess.run(
+        [sys.executable, "-c", AS_ON_WINDOWS], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert child.stdout.split("\n")[:3] == ["not in libllama", "7", "True True"], child.stderr
+
+
+def test_a_function_that_ggml_lacks_names_the_versions_that_have_it() -> None:
+    with pytest.raises(MinkError, match="has no ggml_nonsense: install a version"):
+        ggml.function("ggml_nonsense", None)
+
+
+def test_nodes_are_arithmetic() -> None:
+    compute = ggml.function(
+        "ggml_graph_compute_with_ctx", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
+    )
+    data = ggml.function("ggml_get_data", ctypes.c_void_p, ctypes.c_void_p)
+    row = np.array([3, -1, 0.5, 8, 2], np.float32)
+    with ggml.Graph(64, n_bytes=10_000) as graph:
+        node = ggml.Node.new(graph.context, row.size)
+        ctypes.memmove(data(node.pointer), row.ctypes.data, row.nbytes)
+        results = {
+            "countdown": (node.countdown(3), [3, 2, 1]),
+            "largest": (node.at(node.argmax()), [8]),
+            "sorted": (node.at(node.ascending()), sorted(row)),
+            "above": ((node - node.view(4, 1)).step(), [1, 0, 0, 1, 0]),
+            "maximum": (node.maximum(node.view(2, 1)), np.maximum(row, 0.5)),
+            "sum": ((node * node).sum(), [(row * row).sum()]),
+            "clamp": (node.clamp(0, 3).scale(2, 1), [7, 1, 2, 7, 5]),
+        }
+        for result, _ in results.values():
+            graph.expand(result)
+        assert compute(graph.context, graph.pointer, 1) == 0
+        for name, (result, expected) in results.items():
+            values = (ctypes.c_float * result.size).from_address(data(result.pointer))
+            assert list(values) == pytest.approx(list(expected)), name

@@ -1,0 +1,113 @@
+"""Weights: what is refused, the vocabulary, the end of a model, and whose log it is."""
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mink_local.errors import GenerationError, ModelError
+from mink_local.llama.context import Context, Segment
+from mink_local.llama.weights import Weights
+from tests.support.tiny import write_embedding_model
+
+
+def test_the_vocabulary(weights: Weights) -> None:
+    text = "Größe, 猫 and <|im_end|>\n"
+    tokens = weights.tokenize(text, add_special=False, parse_special=False)
+    assert b"".join(map(weights.piece, tokens)).decode() == text
+    end = weights.tokenize("<|im_end|>", add_special=False, parse_special=True)
+    assert len(end) == 1
+    assert weights.piece(end[0]) == b""
+    assert weights.token_text(end[0]) == weights.eos == "<|im_end|>"
+    assert "<|im_end|>" in weights.control_tokens
+    assert weights.token_text(-1) == ""
+
+
+def test_end_tokens(weights: Weights) -> None:
+    assert {weights.token_text(token) for token in weights.end_tokens} >= {"<|im_end|>", "<|endoftext|>"}
+    assert [token for token in range(100) if weights.ends_generation(token)] == sorted(weights.end_tokens)
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"llama.cpp cannot load .*: failed to open GGUF file"):
+        Weights(tmp_path / "missing.gguf")
+    (tmp_path / "text.gguf").write_text("no model at all")
+    with pytest.raises(ModelError, match=r"llama.cpp cannot load .*text.gguf: invalid magic characters"):
+        Weights(tmp_path / "text.gguf")
+    with pytest.raises(ModelError, match=r"is not a decoder-only model|embedding model"):
+        Context(Weights(write_embedding_model(tmp_path / "bert.gguf")), 64, 1)
+
+
+def test_close_frees_contexts_first_and_may_be_called_again(tiny: Callable[..., Path]) -> None:
+    weights = Weights(tiny())
+    contexts = [Context(weights, 64, 1) for _ in range(2)]
+    assert repr(weights) == "<Weights tiny.gguf: 1 layers, 49152 tokens, on the CPU>"
+    weights.close()
+    weights.close()
+    assert "closed" in repr(weights)
+    assert all("closed" in repr(context) for context in contexts)
+    with pytest.raises(GenerationError, match="is closed: load it again"):
+        weights.tokenize("Hello", add_special=True, parse_special=False)
+    with pytest.raises(ModelError, match="is closed: load it again"):
+        Context(weights, 64, 1)
+    del weights, contexts
+    gc.collect()
+
+
+def test_no_device_means_the_cpu(tiny_path: Path) -> None:
+    weights = Weights(tiny_path, n_gpu_layers=-1, devices=())
+    assert not weights.on_gpu
+    assert Context(weights, 64, 1).decode(Segment([1, 2], 0))
+
+
+LOGS = """
+import ctypes, logging, sys
+from pathlib import Path
+from llama_cpp import Llama
+from llama_cpp import llama_cpp as C
+from mink_local.llama.weights import Weights
+path = sys.argv[1]
+heard = []
+if sys.argv[2] == "own callback":
+    callback = C.llama_log_callback(lambda level, text, _: heard.append(text))
+    C.llama_log_set(callback, None)
+quiet = Weights(Path(path))
+if sys.argv[2] == "own callback":
+    print(len(heard))
+    C.llama_model_free(C.llama_model_load_from_file(path.encode(), C.llama_model_default_params()))
+    print(len(heard) > 50)
+elif sys.argv[2] == "verbose":
+    loud = Weights(Path(path), verbose=True)
+    print("loud", file=sys.stderr)
+    Weights(Path(path))
+else:
+    Llama(path, n_ctx=64, verbose=True)
+"""
+
+
+def logs(case: str, path: Path) -> tuple[str, str]:
+    child = subprocess.run(
+        [sys.executable, "-c", LOGS, str(path), case],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return child.stdout, child.stderr
+
+
+def test_an_embedders_callback_hears_all_but_our_calls(tiny_path: Path) -> None:
+    assert logs("own callback", tiny_path)[0] == "0\nTrue\n"
+
+
+def test_an_embedders_verbose_model_is_heard_after_ours(tiny_path: Path) -> None:
+    assert "llama_model_loader" in logs("Llama", tiny_path)[1]
+
+
+def test_verbose_is_of_one_model(tiny_path: Path) -> None:
+    before, _, after = logs("verbose", tiny_path)[1].partition("loud\n")
+    assert "llama_model_loader" in before
+    assert after == ""
