@@ -36,7 +36,7 @@ WIDTH = 1024  # logits that Min-k sorts: one CUDA block of ggml's argsort; real 
 MARGIN = 4e-6  # relative; more than five times the error of float32 and CUDA's fast division
 EPSILON = 1e-8  # of the paper's R + 1e-8
 _LARGE = 3e38  # below the largest float32: CUDA's argmax finds nothing at or below its negative
-_PROBE = 128 * 1024  # logits in the graph that a device is asked about; llama.cpp uses as many
+_PROBE = 128 * 1024  # logits of the graph that a device is asked about; llama.cpp uses as many
 _MAX_NODES = 256  # of that graph
 
 
@@ -184,7 +184,7 @@ def _release(context: Context, chain: "_SamplerChain", seq_id: int) -> None:
 
 @dataclass(frozen=True)
 class _GraphState:
-    """What the first stage leaves for the report stage of the same graph."""
+    """Nodes of the first stage that the report stage of the same graph needs."""
 
     row: Node
     zero_if_finite: Node

@@ -92,7 +92,7 @@ class Constrainer:
 
     Args:
         constraints: The options.
-        weights: The model, of which the vocabulary counts.
+        weights: The model, for its vocabulary.
         prompt: Tokens that the penalties know before the first step; the grammar does not see them.
 
     Raises:

@@ -136,7 +136,7 @@ class Context:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a batch is to stop. Any thread may set it; on a CPU a running batch stops soon after."""
+        """Interrupt flag, which any thread may set: on a CPU a running batch stops soon after."""
         return self._interrupt.value != 0
 
     @interrupted.setter
@@ -194,10 +194,10 @@ class Context:
             seq_id: The sequence.
 
         Raises:
-            GenerationError: llama.cpp does not sample in the graph of this model.
+            GenerationError: llama.cpp has no backend sampling for this model.
         """
         if not C.llama_set_sampler(self.handle, seq_id, chain):
-            raise GenerationError("llama.cpp does not sample in the graph of this model")
+            raise GenerationError("llama.cpp has no backend sampling for this model: sample on the host")
         self._chains[seq_id] = chain
 
     def detach(self, chain: Any = None, seq_id: int = 0) -> None:

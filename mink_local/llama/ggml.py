@@ -6,13 +6,14 @@ node. Shapes are fixed while the graph is built; every node here is one row of f
 
 import contextlib
 import ctypes
+import functools
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
-from llama_cpp import llama_cpp as C
 from llama_cpp._ctypes_extensions import load_shared_library
 
 from mink_local.errors import MinkError
@@ -49,12 +50,18 @@ def _libraries() -> Iterator[ctypes.CDLL]:
     """Yield libllama, and then the libraries that it depends on.
 
     Linux and macOS find a symbol of ggml through libllama, and Windows only in the library itself. Loading
-    that where it is not needed could load it twice: a wheel holds it under several names.
+    that if it is not needed could load it twice: a wheel holds it under several names.
     """
-    yield C._lib
-    for name in ("ggml-base", "ggml"):
+    for name in ("llama", "ggml-base", "ggml"):
         with contextlib.suppress(FileNotFoundError, RuntimeError):
-            yield load_shared_library(name, Path(C._lib._name).parent)
+            yield _library(name)
+
+
+@functools.cache
+def _library(name: str) -> ctypes.CDLL:
+    own = Path(llama_cpp.__file__).absolute().parent / "lib"
+    library: ctypes.CDLL = load_shared_library(name, Path(os.environ.get("LLAMA_CPP_LIB_PATH") or own))
+    return library
 
 
 def _operation(name: str, *arguments: Any) -> Any:

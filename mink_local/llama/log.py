@@ -16,7 +16,7 @@ _ERROR, _CONTINUED = 4, 5  # of enum ggml_log_level
 
 
 class _Calls(threading.local):
-    """What this thread's calls of llama.cpp have logged."""
+    """Messages of this thread's calls of llama.cpp."""
 
     def __init__(self) -> None:
         self.active = False
@@ -78,7 +78,7 @@ def _install() -> object:
 
 
 def _is_unconfigured(callback: object) -> bool:
-    """Whether a callback is llama-cpp-python's own, and no `Llama(verbose=…)` has set its level yet.
+    """Return whether this is llama-cpp-python's callback, before a `Llama(verbose=…)` has set its level.
 
     It prints everything then, which nobody has asked for.
     """

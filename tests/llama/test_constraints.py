@@ -14,7 +14,7 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
-from mink_local.llama import constraints as constraints_module
+from mink_local.llama import grammar
 from mink_local.llama.constraints import Constrainer, Constraints
 from mink_local.llama.context import Context, Segment
 from mink_local.llama.token_sampler import TokenSampler
@@ -23,6 +23,7 @@ from mink_local.native import native_sampler
 from mink_local.samplers import Greedy, MinK, Mirostat, Sampler
 from tests.llama.conftest import Generate
 from tests.support import reference
+from tests.support.chain import SamplerChain
 
 PROMPT = "Describe a cat as JSON with its name and age: "
 SCHEMA = {
@@ -115,7 +116,7 @@ def test_constrained_tokens_are_those_of_one_llama_cpp_chain(
 ) -> None:
     """bias, penalties, DRY, grammar, native Min-k, temp, dist, in one chain that llama.cpp samples from."""
     seed, temperature = 4, 5.0
-    grammar = "root ::= [a-zA-Z .,\\n]*"
+    text = "root ::= [a-zA-Z .,\\n]*"
     biased = weights.tokenize(" cat", add_special=False, parse_special=False)[0]
     options = Constraints(
         logit_bias={biased: -2.0},
@@ -123,7 +124,7 @@ def test_constrained_tokens_are_those_of_one_llama_cpp_chain(
         frequency_penalty=0.1,
         presence_penalty=0.1,
         dry_multiplier=0.8,
-        grammar=grammar,
+        grammar=text,
     )
     sample = constrained(weights, options, prompt, temperature=temperature, seed=seed)
     tokens = generate(sample, prompt, 25)
@@ -131,30 +132,28 @@ def test_constrained_tokens_are_those_of_one_llama_cpp_chain(
 
     bias = (C.llama_logit_bias * 1)(C.llama_logit_bias(biased, -2.0))
     breakers = (ctypes.c_char_p * 4)(b"\n", b":", b'"', b"*")
-    chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-    for part in (
+    chain = SamplerChain(
         C.llama_sampler_init_logit_bias(weights.n_vocab, 1, bias),
         C.llama_sampler_init_penalties(weights.n_vocab, 64, 1.2, 0.1, 0.1),
         C.llama_sampler_init_dry(weights.vocab, 0.8, 1.75, 2, 64, breakers, 4),
-    ):
-        C.llama_sampler_chain_add(chain, part)
+    )
     for token in prompt:
-        C.llama_sampler_accept(chain, token)
+        C.llama_sampler_accept(chain.handle, token)
     for part in (
-        C.llama_sampler_init_grammar(weights.vocab, grammar.encode(), b"root"),
+        C.llama_sampler_init_grammar(weights.vocab, text.encode(), b"root"),
         native_sampler(MinK(), weights.n_vocab),
         C.llama_sampler_init_temp(temperature),
         C.llama_sampler_init_dist(seed),
     ):
-        C.llama_sampler_chain_add(chain, part)
+        C.llama_sampler_chain_add(chain.handle, part)
     context = Context(weights, 512, 1)
     expected: list[int] = []
     batch = prompt
     while len(expected) < len(tokens):
         context.decode(Segment(batch, len(prompt) + len(expected) - 1 if expected else 0))
-        batch = [C.llama_sampler_sample(chain, context.handle, -1)]
+        batch = [C.llama_sampler_sample(chain.handle, context.handle, -1)]
         expected += batch
-    C.llama_sampler_free(chain)
+    chain.free()
     assert tokens == expected
 
 
@@ -235,7 +234,7 @@ def test_trusted_weights_start_no_child_process(tiny_path: Path, monkeypatch: py
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a child process was started")
 
-    monkeypatch.setattr(constraints_module.gbnf, "check", refuse)
+    monkeypatch.setattr(grammar, "check", refuse)
     weights = Weights(tiny_path, trust=True)
     assert constrained(weights, Constraints(grammar='root ::= "yes"'))(
         np.zeros(weights.n_vocab, np.float32), 1

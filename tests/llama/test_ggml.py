@@ -4,6 +4,7 @@ import ctypes
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def test_nodes_are_arithmetic() -> None:
     with ggml.Graph(64, n_bytes=10_000) as graph:
         node = ggml.Node.new(graph.context, row.size)
         ctypes.memmove(data(node.pointer), row.ctypes.data, row.nbytes)
-        results = {
+        results: dict[str, tuple[ggml.Node, Any]] = {
             "countdown": (node.countdown(3), [3, 2, 1]),
             "largest": (node.at(node.argmax()), [8]),
             "sorted": (node.at(node.ascending()), sorted(row)),

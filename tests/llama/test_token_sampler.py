@@ -19,6 +19,7 @@ from mink_local.llama.weights import Weights
 from mink_local.native import check, native_sampler
 from mink_local.samplers import Greedy, MinK, Mirostat, Sampler, TopK
 from tests.llama.conftest import Generate
+from tests.support.chain import SamplerChain
 
 PROMPT = "Once upon a time, there was a robot who"
 INF = float("inf")
@@ -61,25 +62,17 @@ def test_every_form_samples_the_same_tokens(
         logits_processor=LogitsProcessorList([MinK()]),
     )
     sampler = TokenSampler(MinK(), temperature, seed, weights.n_vocab)
-    chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
     native = native_sampler(MinK(), weights.n_vocab)
-    for part in (native, C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(seed)):
-        C.llama_sampler_chain_add(chain, part)
-    records = (C.llama_token_data * weights.n_vocab)()
-    array = C.llama_token_data_array(data=records)
+    chain = SamplerChain(native, C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(seed))
 
     def sample(logits: Row, step: int) -> int:
-        fields = np.frombuffer(records, [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-        fields["id"], fields["logit"] = np.arange(logits.size), logits
-        array.size, array.selected, array.sorted = logits.size, -1, False
-        C.llama_sampler_apply(chain, array)
         token = sampler(logits, step)
-        assert records[array.selected].id == token
+        assert chain.sample(logits) == token
         assert check(native, step) == sampler.k
         return token
 
     tokens = generate(sample, prompt, 40)
-    C.llama_sampler_free(chain)
+    chain.free()
     assert len(tokens) >= 20
     assert b"".join(map(weights.piece, tokens)).decode("utf-8", "replace") == answer["choices"][0]["text"]
 
