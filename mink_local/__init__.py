@@ -19,6 +19,7 @@ from mink_local.errors import (
     ModelError,
     ModelNotFoundError,
 )
+from mink_local.version import __version__
 
 if TYPE_CHECKING:
     from mink_local.generation.answer import Answer, Piece
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
         TopP,
         parse,
     )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Answer", "CatalogError", "Constraints", "ContextOverflowError", "Continuation", "DownloadError",

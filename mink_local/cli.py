@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from mink_local.errors import MinkError, ModelNotFoundError, TaskNotFoundError
-from mink_local.models.catalog import DEFAULT_MODEL
 
 INTERRUPTED = 130  # the shell's exit status for a program that Ctrl-C ended
 
@@ -105,17 +104,7 @@ class FiniteFloat(click.FloatRange):
         return number
 
 
-# The old forms of models/options.py and FiniteFloat, until nobody imports them.
-model_option = click.option(
-    "--model",
-    "-m",
-    default=DEFAULT_MODEL,
-    show_default=True,
-    metavar="NAME|PATH",
-    help="A name of models.txt, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help).",
-)
-
-
+# The old forms of GPU_LAYERS in models/options.py and of FiniteFloat, until nobody imports them.
 def finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
     """Option callback: what click's ranges let pass and is no number."""
     if value is not None and not math.isfinite(value):

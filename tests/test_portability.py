@@ -136,7 +136,7 @@ def test_models(programs: Callable[..., str], tiny_path: Path, tmp_path: Path) -
             ("mink-models", "list"),
             ("mink-models", "info", "own"),
             ("mink-models", "path", "own"),
-            ("mink-models", "rm", "own"),
+            ("mink-models", "rm", f"hf:{REPOSITORY}:tiny.gguf", "--yes"),
             HF_ENDPOINT=hub.url,
             HF_HOME=str(tmp_path / "hf"),
         )

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mink_local import __version__
 from mink_local.chat.options import SETTINGS, in_groups
 from mink_local.chat.screen import Screen, note
 from mink_local.chat.settings import Settings, config_path, read_config
 from mink_local.chat.store import Conversation, Store, default_path
 from mink_local.cli import INTERRUPTED, run
 from mink_local.errors import MinkError, ModelNotFoundError
+from mink_local.version import __version__
 
 if TYPE_CHECKING:
     from mink_local.chat.answer_stream import Answer

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mink_local import __version__
 from mink_local.cli import AutoOrInt, FiniteFloat, run
 from mink_local.models.catalog import DEFAULT_MODEL
 from mink_local.models.options import MODEL_HELP, SamplerType, gpu_layers_option, threads_option
+from mink_local.version import __version__
 
 if TYPE_CHECKING:
     from mink_local.evals.tasks.base import Task

@@ -6,11 +6,11 @@ from typing import Literal
 
 import click
 
-from mink_local import __version__
 from mink_local.cli import run
 from mink_local.files import size_in_words
 from mink_local.models import catalog, stores
 from mink_local.models.options import gpu_layers_option, kv_type_option
+from mink_local.version import __version__
 
 PROGRAM = "mink-models"
 

@@ -10,8 +10,8 @@ import numba
 from numba import cfunc, njit
 from platformdirs import user_cache_path
 
-from mink_local import __version__
 from mink_local.files import private_folder
+from mink_local.version import __version__
 
 
 def _private_cache() -> Path | None:

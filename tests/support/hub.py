@@ -16,10 +16,17 @@ REPOSITORY = "parrots/tiny-GGUF"
 
 @dataclass
 class Hub:
-    """What the server has, how it misbehaves, and what it was asked.
+    """The files of the server, its faults, and the requests that it got.
 
-    cut_after: bytes after which it closes a connection, as often as the list is long.
-    corrupt: it sends other bytes than it gives the hash of. token: without it files are gated.
+    Attributes:
+        files: Content of each file.
+        cut_after: Bytes after which the server closes each of the next connections.
+        corrupt: It sends other bytes than it gives the hash of.
+        token: Without it files are gated.
+        claimed_size: A size for every file in the listing instead of the real one.
+        status: Every request is refused with it.
+        garbage: Every request is answered with it.
+        requests: Path and Range of each.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -30,7 +37,7 @@ class Hub:
     status: int | None = None
     garbage: bytes | None = None
     url: str = ""
-    requests: list[tuple[str, str | None]] = field(default_factory=list)  # path and Range
+    requests: list[tuple[str, str | None]] = field(default_factory=list)
 
     def listing(self) -> dict[str, object]:
         def sibling(name: str, content: bytes) -> dict[str, object]:

@@ -21,13 +21,13 @@ from typing import Any
 
 from llama_cpp import llama_cpp
 
-from mink_local import __version__
 from mink_local.errors import RunError
 from mink_local.evals.run.questions import parse_question, question_line
 from mink_local.evals.run.records import MANIFEST, QUESTIONS, Complaint, RunFolder, read_lines
 from mink_local.evals.tasks.base import Question
 from mink_local.files import sha256_of
 from mink_local.models.gguf import shards
+from mink_local.version import __version__
 
 FORMAT = 1
 

@@ -226,7 +226,7 @@ def test_responses_are_paired_with_the_baselines(opened: Any, page: Path) -> Non
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
 @pytest.mark.parametrize(
-    ("keys", "question"), [("", "2"), ("j", "3"), ("jjjjjjj", "5"), ("kk", "0"), ("jx", "3")]
+    ("keys", "question"), [("", "2"), ("j", "3"), ("jjjjjjj", "5"), ("k", "1"), ("kkk", "0"), ("jx", "3")]
 )
 def test_j_and_k_go_from_question_to_question(page: Path, keys: str, question: str) -> None:
     shown = in_node(page, "in=gsm8k&question=2", keys)
