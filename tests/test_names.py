@@ -17,10 +17,7 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.
 TO_CLEAN = [
     "bench",
     "chat",
-    "evals",
     "generation",
-    "native",
-    "samplers",
 ]
 EACH_MODULE = [
     pytest.param(name, marks=[pytest.mark.xfail] if re.split(r"[/.]", name)[1] in TO_CLEAN else [])

@@ -328,7 +328,7 @@ def min_k(logits, options, work, ids):
 _LOG2_E = math.log2(math.e)
 _C = tuple(math.log(2) ** i / math.factorial(i) for i in range(12))
 _TO_WHOLE = 1.5 * 2.0**52  # added to a float64 of ordinary size, leaves it rounded in its last bits
-_SMALLEST_EXPONENT = -1022.0  # 2**-1022, the smallest normal float64, stands for what is below it
+_SMALLEST_EXPONENT = -1022.0  # 2**-1022, the smallest normal float64, also for what is below it
 _SMALLEST_TEMPERATURE = 1e-250  # two float32 logits that differ are far apart at this one already
 
 _contracted_helper = njit(nogil=True, error_model="numpy", fastmath={"contract"})
