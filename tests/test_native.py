@@ -39,42 +39,42 @@ def test_forms_agree_on_many_candidates(rows: Row) -> None:
     """A large tau keeps hundreds of tokens of a row whose range is about 30."""
     sampler = MinK(tau=10_000.0)
     direct = TokenSampler(sampler, 2.0, 5, rows.shape[1])
-    cut = native_sampler(sampler, rows.shape[1])
-    native = SamplerChain(cut, C.llama_sampler_init_temp(2.0), C.llama_sampler_init_dist(5))
+    native = native_sampler(sampler, rows.shape[1])
+    chain = SamplerChain(native, C.llama_sampler_init_temp(2.0), C.llama_sampler_init_dist(5))
     processed = SamplerChain(C.llama_sampler_init_temp(2.0), C.llama_sampler_init_dist(5))
     tokens = []
     for row in rows:
         tokens.append(direct(row, 1))
-        assert native.sample(row) == tokens[-1]
+        assert chain.sample(row) == tokens[-1]
         assert processed.sample(sampler([], row)) == tokens[-1]
-        assert check(cut, 1) == direct.k > 100
+        assert check(native, 1) == direct.k > 100
     assert len(set(tokens)) > 12
-    native.free()
+    chain.free()
     processed.free()
 
 
 @pytest.mark.parametrize("temperature", [0.7, 5.0])
 @pytest.mark.parametrize("sampler", SAMPLES, ids=str)
-def test_every_method_draws_the_same_in_every_form(rows: Row, sampler: Sampler, temperature: float) -> None:
-    """The logits processor is told no temperature: it cuts at 1, as does `temperature-last`."""
+def test_every_method_samples_the_same_in_every_form(rows: Row, sampler: Sampler, temperature: float) -> None:
+    """The logits processor is told no temperature: it selects at 1, as does `temperature-last`."""
     direct = TokenSampler(sampler, temperature, 9, rows.shape[1])
-    cut = native_sampler(sampler, rows.shape[1], temperature)
-    native = SamplerChain(cut, C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
+    native = native_sampler(sampler, rows.shape[1], temperature)
+    chain = SamplerChain(native, C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
     processed = SamplerChain(C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
     for row in rows:
         token = direct(row, 1)
-        assert native.sample(row) == token
-        assert check(cut, 1) == direct.k
+        assert chain.sample(row) == token
+        assert check(native, 1) == direct.k
         if sampler.order != "temperature-first":
             assert processed.sample(sampler([], row)) == token
-    native.free()
+    chain.free()
     processed.free()
 
 
 @pytest.mark.parametrize("sampler", SAMPLES, ids=str)
-def test_native_cut_is_the_kernels_whatever_the_order(rows: Row, sampler: Sampler) -> None:
+def test_candidates_are_the_kernels_in_any_order_of_records(rows: Row, sampler: Sampler) -> None:
     random = np.random.default_rng(1)
-    chain = SamplerChain(cut := native_sampler(sampler, rows.shape[1]))
+    chain = SamplerChain(native := native_sampler(sampler, rows.shape[1]))
     for row in rows:
         row = row.copy()
         row[random.integers(0, row.size, 1000)] = -INF
@@ -84,11 +84,11 @@ def test_native_cut_is_the_kernels_whatever_the_order(rows: Row, sampler: Sample
         assert records["id"].tolist() == sorted(ids.tolist())
         assert np.array_equal(records["logit"], row[records["id"]])
         assert selected == -1
-        assert check(cut, 1) == len(ids)
+        assert check(native, 1) == len(ids)
     chain.free()
 
 
-def test_native_cut_of_what_another_sampler_left(rows: Row) -> None:
+def test_candidates_of_what_another_sampler_left(rows: Row) -> None:
     """After top-k the array is short and sorted: the tokens that are gone do not count."""
     chain = SamplerChain(C.llama_sampler_init_top_k(5), native_sampler(MinK(tau=0.0), rows.shape[1]))
     for row in rows:
@@ -111,40 +111,40 @@ def test_native_cut_of_what_another_sampler_left(rows: Row) -> None:
     tau=st.sampled_from([0.0, 3.0, 100.0]),
 )
 @settings(deadline=None, max_examples=150)
-def test_native_cut_of_hostile_rows(row: Row, tau: float) -> None:
-    chain = SamplerChain(cut := native_sampler(MinK(tau), row.size))
+def test_hostile_rows(row: Row, tau: float) -> None:
+    chain = SamplerChain(native := native_sampler(MinK(tau), row.size))
     records, _ = chain.apply(np.arange(row.size), row)
     if np.isnan(row).any() or not (row > -INF).any():
         assert np.array_equal(records["logit"], row, equal_nan=True)  # left as it was
         with pytest.raises(GenerationError, match="NaN" if np.isnan(row).any() else "no finite logit"):
-            check(cut, 1)
+            check(native, 1)
     else:
         assert records["id"].tolist() == sorted(MinK(tau).candidates(row)[0].tolist())
         assert np.isfinite(records["logit"]).all()
-        assert check(cut, 1) == len(records)
+        assert check(native, 1) == len(records)
     chain.free()
 
 
-def test_native_error_stays_until_reset() -> None:
-    chain = SamplerChain(cut := native_sampler(MinK(), 4))
+def test_an_error_stays_until_reset() -> None:
+    chain = SamplerChain(native := native_sampler(MinK(), 4))
     good = np.array([4, 1, 0, -1], np.float32)
     chain.apply(np.arange(4), np.full(4, NAN, np.float32))
     chain.apply(np.arange(4), good)
     with pytest.raises(GenerationError, match="NaN among its logits at step 9"):
-        check(cut, step=9)
+        check(native, step=9)
     C.llama_sampler_reset(chain.handle)
     chain.apply(np.arange(4), good)
-    assert check(cut, 1) == 1
+    assert check(native, 1) == 1
     chain.free()
 
 
 @pytest.mark.parametrize("token", [4, -1, 2**31 - 1])
-def test_native_refuses_tokens_outside_its_vocabulary(token: int) -> None:
-    chain = SamplerChain(cut := native_sampler(MinK(), 4))
+def test_refuses_tokens_outside_its_vocabulary(token: int) -> None:
+    chain = SamplerChain(native := native_sampler(MinK(), 4))
     records, _ = chain.apply(np.array([0, token]), np.array([1, 2], np.float32))
     assert records["id"].tolist() == [0, token]
     with pytest.raises(GenerationError, match="vocabulary of 4"):
-        check(cut, 1)
+        check(native, 1)
     chain.free()
 
 
@@ -174,7 +174,7 @@ def test_a_sampler_of_ones_own(rows: Row) -> None:
     chain.free()
 
 
-def test_native_clone_outlives_its_original(rows: Row) -> None:
+def test_a_clone_outlives_its_original(rows: Row) -> None:
     original = SamplerChain(native_sampler(MinK(tau=2000.0), rows.shape[1]), C.llama_sampler_init_dist(3))
     original.sample(rows[0])
     clone = SamplerChain()
@@ -215,7 +215,7 @@ class Holder:
         self.free(self.chain)
         print("freed", flush=True)
 
-holder, draw = Holder(), TokenSampler(MinK(), 1.0, 1, 1000)
+holder, sampler = Holder(), TokenSampler(MinK(), 1.0, 1, 1000)
 holder.itself = holder  # only the last collection of all finds it
 """
     child = subprocess.run(
