@@ -267,7 +267,11 @@ class Engine:
         """Take the token that the attached sampler has sampled for the answer in a slot."""
         assert slot.job
         [decoding] = slot.job
-        token = sampler.next(output)
+        try:
+            token = sampler.next(output)
+        except GenerationError as error:
+            slot.release()
+            return [(decoding.answer, decoding.end("error", str(error)))]
         if token is None:
             log.warning(
                 "step %d: backend sampling cannot guarantee the exact cut; the rest of this answer is "
@@ -318,7 +322,10 @@ def _attached(decoding: Decoding, context: Context, seq_id: int) -> BackendSampl
         log.warning("%s has no backend form: sampling on the CPU", sampler)
         return None
     backend = BackendSampler(sampler, params.temperature, decoding.answer.seed, context, seq_id)
-    if backend.attach():
-        return backend
-    log.warning("this device lacks an operation of the backend form of %s: sampling on the CPU", sampler)
+    try:
+        if backend.attach():
+            return backend
+        log.warning("this device lacks an operation of the backend form of %s: sampling on the CPU", sampler)
+    except GenerationError as error:
+        log.warning("%s: sampling on the CPU", error)
     return None

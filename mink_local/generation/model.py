@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import date as Date
 from itertools import chain, islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,12 +38,6 @@ _CANCELLED = "this reply was cancelled: the model was asked again before the rep
 _OTHER_THREAD = "this model is in use by another thread: give each thread a model, or use one after the other"
 
 
-class ContextMaker(Protocol):
-    """Allocates KV caches: `make_context` of a model, with its options."""
-
-    def __call__(self, n_ctx: int, n_parallel: int | Literal["auto"], n_outputs: int = 0) -> Context: ...
-
-
 class Model:
     """A model that is ready to generate; `load_model` makes one.
 
@@ -65,7 +59,7 @@ class Model:
         name: str,
         weights: Weights,
         context: Context,
-        make_context: ContextMaker,
+        make_context: Callable[..., Context],
         placement: str,
         *,
         backend_sampling: bool | None = None,

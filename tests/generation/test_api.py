@@ -12,7 +12,6 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
-import mink_local
 from mink_local import Constraints, MinK, load_model
 from mink_local.errors import GenerationError, ModelError
 from mink_local.generation.answer import Piece
@@ -24,14 +23,6 @@ from tests.conftest import forget
 STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
 TWELVE = [{"role": "user", "content": "What is 12 times 12?"}]
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-def test_everything_public_is_exported() -> None:
-    assert set(mink_local.__all__) <= set(dir(mink_local))
-    for name in mink_local.__all__:
-        assert getattr(mink_local, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        mink_local.nonsense  # noqa: B018
 
 
 def test_options_are_the_fields_of_sampling_params() -> None:

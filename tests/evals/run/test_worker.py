@@ -1,0 +1,13 @@
+"""The worker of an evaluation."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mink_local.evals.run.worker import Worker
+
+
+def test_a_template_that_writes_the_date_gets_the_same_every_day(tiny: Callable[..., Path]) -> None:
+    """A run that passes midnight goes on with the same prompts."""
+    path = str(tiny(template="{{ strftime_now('%d %b %Y') }}"))
+    worker = Worker(path, 0, n_parallel=1, ctx=None, n_gpu_layers=0, n_threads=1)
+    assert worker.model.apply_chat_template([{"role": "user", "content": "Hello"}]) == "26 Jul 2024"
