@@ -64,8 +64,11 @@ def require(condition: bool, name: str, needed: str, value: object) -> None:
 class Sampler:
     """A truncation method: which tokens of a row of logits remain candidates.
 
-    A sampler of one's own is a compiled kernel (`mink_local.samplers.kernels` says what it is given) and a
+    Your own sampler is a compiled kernel (`mink_local.samplers.kernels` says what it is given) and a
     frozen dataclass of its options that derives from this class:
+
+        from mink_local.samplers.compile import compiled
+        from mink_local.samplers.kernels import keep_from, survey
 
         @compiled
         def near(logits, options, work, ids):
