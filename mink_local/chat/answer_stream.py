@@ -1,106 +1,113 @@
-"""An answer of a conversation as it is written: every piece is stored before it is shown."""
+"""An answer while it is generated: every piece is stored before it is shown."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from mink_local.chat.reasoning import Piece, Splitter
-from mink_local.chat.store import How, Message, Outcome
+from mink_local.chat.reasoning import ReasoningSplitter, TextPart
+from mink_local.chat.store import ConversationStore, Outcome, SamplingInfo, StoredMessage
+from mink_local.generation.model import Reply
 from mink_local.interrupts import until_interrupted
 
-if TYPE_CHECKING:
-    from mink_local.chat.session import Session
-    from mink_local.generation.model import Reply
+
+@dataclass(frozen=True)
+class Draft:
+    """An answer before its first token.
+
+    Attributes:
+        conversation: The id of the conversation.
+        parent: The id of the message that is answered.
+        how: Model and sampling settings.
+        starts_as: The first state of the `ReasoningSplitter`.
+        dropped: How many of the oldest turns did not fit the context any more.
+        continued: The answer that is continued, if it is.
+        prefix: The token ids of `continued`.
+    """
+
+    conversation: int
+    parent: int
+    how: SamplingInfo
+    starts_as: str
+    dropped: int = 0
+    continued: StoredMessage | None = None
+    prefix: Sequence[int] = ()
 
 
-class Answer(Iterator[Piece]):
-    """An answer as it is written: every piece is stored before it is given out.
+class AnswerStream:
+    """An answer to iterate over: its parts, each stored before it is yielded.
 
-    continued: the text that was there before and is gone on with. dropped: how many of the oldest turns
-    no longer fitted the context. outcome: how it ended, at its end.
-    Where nothing came, because it failed or was interrupted, the conversation is as it was before.
+    Args:
+        reply: The reply of the model.
+        store: Where the answer is stored.
+        draft: Where in the conversation, and with what.
+        on_end: Called at the end with the id of the stored answer; with None if no token came, because the
+            generation failed or was interrupted.
+
+    Attributes:
+        outcome: The result, at the end.
     """
 
     def __init__(
         self,
-        session: "Session",
-        reply: "Reply",
-        how: How,
-        head_before: int | None,
-        dropped: int,
-        continued: Message | None = None,
-        begun: Sequence[int] = (),
+        reply: Reply,
+        store: ConversationStore,
+        draft: Draft,
+        on_end: Callable[[int | None], None],
     ) -> None:
         self.reply = reply
-        self.how = how
-        self.dropped = dropped
-        self.continued = continued.content if continued else ""
+        self.draft = draft
         self.outcome: Outcome | None = None
-        self.waiting: Callable[[], None] = lambda: None
-        self._begun = begun
-        self._session = session
-        self._head_before = head_before
-        self._message = continued.id if continued else None
-        self._earlier = continued.outcome if continued else None
-        self._pieces = self._write(continued)
+        self._store = store
+        self._on_end = on_end
+        self._message = draft.continued.id if draft.continued else None
 
-    def __next__(self) -> Piece:
-        return next(self._pieces)
+    def __iter__(self) -> Iterator[TextPart]:
+        return self.parts()
 
     @property
-    def kept(self) -> bool:
-        """Whether anything of it came, which is part of the conversation then."""
+    def is_kept(self) -> bool:
+        """If the answer is part of the conversation, because something of it came."""
         return self._message is not None
 
-    def close(self) -> None:
-        """End it here; what came is kept."""
-        self._pieces.close()
+    def parts(self, waiting: Callable[[], None] = lambda: None) -> Generator[TextPart, None, None]:
+        """Yield the parts of the answer; to be called once.
 
-    def _write(self, continued: Message | None) -> Generator[Piece, None, None]:
+        Args:
+            waiting: Called now and then while no part comes.
+        """
         began = time.perf_counter()
         first = None
-        splitter = Splitter(self._state(continued), continued=continued is not None)
+        splitter = ReasoningSplitter(self.draft.starts_as, continued=self.draft.continued is not None)
         try:
-            with closing(until_interrupted(self.reply, lambda: self.waiting())) as texts:
-                for text in texts:
+            with closing(until_interrupted(self.reply, waiting)) as pieces:
+                for piece in pieces:
                     first = first or time.perf_counter()
-                    yield from self._stored(splitter.feed(text))
+                    yield from self._stored(splitter.feed(piece))
             yield from self._stored(splitter.end())
         finally:
             self._finish(began, first or time.perf_counter())
 
-    def _state(self, continued: Message | None) -> str:
-        if continued and (continued.content or continued.thinking):
-            return "text" if continued.content else "thought"
-        if self.reply.in_reasoning:
-            return "thought"
-        return "start" if self._session.model.can_reason else "text"
-
-    def _stored(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
-        session = self._session
-        for piece in pieces:
+    def _stored(self, parts: Iterator[TextPart]) -> Iterator[TextPart]:
+        for part in parts:
             if self._message is None:
-                assert session.conversation is not None
-                parent = session.branch[-1].id
-                self._message = session.store.add(session.conversation, parent, "assistant", how=self.how)
-            session.store.append(self._message, piece.text, piece.thinking)
-            yield piece
+                draft = self.draft
+                self._message = self._store.add(draft.conversation, draft.parent, "assistant", how=draft.how)
+            self._store.append(self._message, part.text, part.is_reasoning)
+            yield part
 
     def _finish(self, began: float, first: float) -> None:
-        session, reply = self._session, self.reply
-        earlier = self._earlier or Outcome(None)
+        reply, continued = self.reply, self.draft.continued
+        earlier = continued.outcome.k if continued and continued.outcome else []
         self.outcome = Outcome(
-            reply.finish_reason,
-            [*self._begun, *reply.tokens],
-            [*earlier.k, *reply.k],
-            reply.prompt_tokens,
-            reply.evaluated_tokens,
-            first - began,
-            time.perf_counter() - began,
+            finish_reason=reply.finish_reason,
+            tokens=[*self.draft.prefix, *reply.tokens],
+            k=[*earlier, *reply.k],
+            prompt_tokens=reply.prompt_tokens,
+            evaluated_tokens=reply.evaluated_tokens,
+            first_token_s=first - began,
+            seconds=time.perf_counter() - began,
         )
-        if self._message is None:
-            session.go_to(self._head_before)
-        else:
-            session.store.finish(self._message, self.outcome)
-            session.go_to(self._message)
+        if self._message is not None:
+            self._store.finish(self._message, self.outcome)
+        self._on_end(self._message)

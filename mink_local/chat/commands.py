@@ -1,116 +1,125 @@
-"""What can be typed behind a slash: one table of names, help, completion and functions."""
+"""The commands of the chat: one table of names, help texts, completers and functions."""
 
 import base64
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mink_local.chat import completion as completing
-from mink_local.chat import inspect as looking
-from mink_local.chat.completion import Completion
+import click
+from rich.table import Table
+
+from mink_local.chat import completion, inspect
+from mink_local.chat.chat import Chat
+from mink_local.chat.completion import ArgumentCompleter, Completions
+from mink_local.chat.export import export as write_export
+from mink_local.chat.listing import show_conversations
 from mink_local.chat.options import BY_KEY, SETTINGS
-from mink_local.chat.screen import note, one_line, printable
+from mink_local.chat.screen import counted, one_line
+from mink_local.chat.settings import SET_HERE
 from mink_local.chat.store import Conversation
 
-if TYPE_CHECKING:
-    from mink_local.chat.repl import Chat
+_MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that many
 
-_MOST_COPIED = 74_000  # bytes of base64 that the terminals which limit OSC 52 take
+CommandFunction = Callable[[Chat, str], None]
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: how it is used, what it does, in a line, and what its argument may go on with."""
+    """A command of the chat.
+
+    Attributes:
+        usage: Its name and arguments.
+        about: One line on what it does.
+        run: The function, called with the chat and the text of the arguments.
+        complete: Completes the arguments.
+    """
 
     usage: str
-    help: str
-    run: Callable[["Chat", str], None]
-    complete: Completion | None = None
+    about: str
+    run: CommandFunction
+    complete: ArgumentCompleter | None = None
 
 
 COMMANDS: dict[str, Command] = {}
 
 
-def command(usage: str, help: str, complete: Completion | None = None) -> Callable[..., Callable[..., None]]:  # noqa: A002
-    """Put a function in the table, under the first word of its usage."""
+def command(
+    usage: str, about: str, complete: ArgumentCompleter | None = None
+) -> Callable[[CommandFunction], CommandFunction]:
+    """Register a function in the table, under the first word of its usage."""
 
-    def register(run: Callable[["Chat", str], None]) -> Callable[["Chat", str], None]:
-        COMMANDS[usage.split()[0]] = Command(usage, help, run, complete)
+    def register(run: CommandFunction) -> CommandFunction:
+        COMMANDS[usage.split()[0]] = Command(usage, about, run, complete)
         return run
 
     return register
 
 
-def _commands(_: "Chat", text: str) -> Iterator[tuple[str, int]]:
-    yield from ((name, len(text)) for name in COMMANDS if name.startswith(text))
-
-
-# What the next answers are drawn with
+# Settings of the next answers
 
 
 @command("temp T", "Set the temperature.")
-def temp(chat: "Chat", argument: str) -> None:
+def temp(chat: Chat, argument: str) -> None:
     _set(chat, "temp", argument)
 
 
-@command("tau TAU", "Set Min-k's fallback; 0 switches it off.")
-def tau(chat: "Chat", argument: str) -> None:
+@command("tau TAU", "Set tau of Min-k, which keeps more candidates; 0 is off.")
+def tau(chat: Chat, argument: str) -> None:
     _set(chat, "tau", argument)
 
 
-@command("sampler NAME[:OPTION=…]", "Set which tokens may be drawn.", completing.samplers)
-def sampler(chat: "Chat", argument: str) -> None:
+@command("sampler NAME[:OPTION=…]", "Set the sampler, which chooses the candidates.", completion.samplers)
+def sampler(chat: Chat, argument: str) -> None:
     _set(chat, "sampler", argument)
 
 
-@command("system [TEXT]", "Set the system prompt; - takes it away.")
-def system(chat: "Chat", argument: str) -> None:
-    _set(chat, "system", "default" if argument == "-" else argument)
+@command("system [TEXT]", "Set the system prompt; - removes it.")
+def system(chat: Chat, argument: str) -> None:
+    if argument == "-":
+        chat.session.set_system(None, SET_HERE)
+        argument = ""
+    _set(chat, "system", argument)
 
 
 @command(
     "think [on|off|show|line]",
-    "Switch thinking, show it or one line; the last thought.",
-    completing.any_of("on", "off", "default", "show", "line"),
+    "Show the last reasoning; switch it on or off, fold it.",
+    completion.any_of("on", "off", "default", "show", "line"),
 )
-def think(chat: "Chat", argument: str) -> None:
+def think(chat: Chat, argument: str) -> None:
     if argument in ("show", "line"):
         _set(chat, "thoughts", argument)
     elif argument:
-        if not chat.session.model.has_thinking_switch:
-            note(f"({chat.session.model.name} has no such switch in its template: this changes nothing)")
         _set(chat, "think", argument)
+        model = chat.session.model
+        if not model.has_thinking_switch:
+            chat.note(f"(the chat template of {model.name} has no switch for reasoning: nothing changes)")
     else:
-        thought = chat.session.last_answer().thinking
-        chat.screen.text(thought or "(there was none)")
+        chat.screen.text(chat.session.last_answer().thinking or "(there is no reasoning)")
 
 
-@command("set SETTING VALUE", "Set any setting; VALUE default takes it back.", completing.settings)
-def set_(chat: "Chat", argument: str) -> None:
+@command("set SETTING VALUE", "Change a setting; the value default resets it.", completion.settings)
+def set_(chat: Chat, argument: str) -> None:
     key, _, value = argument.partition(" ")
+    if not key:
+        raise ValueError("usage: /set SETTING VALUE")
     if key not in BY_KEY:
-        raise ValueError(
-            f"there is no setting {key!r}; /show lists them" if key else "usage: /set SETTING VALUE"
-        )
+        raise ValueError(f"there is no setting {key!r}; /show lists them")
     _set(chat, key, value.strip())
 
 
-def _set(chat: "Chat", key: str, text: str) -> None:
-    """Set a setting, or show it where there is no text to set it to."""
+def _set(chat: Chat, key: str, text: str) -> None:
+    """Change a setting, unless the text is empty, and show it."""
     setting = BY_KEY[key]
     if text:
         chat.change(setting, text)
     settings = chat.session.settings
-    note(f"({key} is {settings.shown(setting)}, {settings.sources[str(setting.name)]})")
+    chat.note(f"({key} is {settings.shown(setting)}, {settings.sources[setting.name]})")
 
 
-@command("show [SETTING]", "Show settings, and where each value comes from.", completing.settings)
-def show(chat: "Chat", argument: str) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
+@command("show [SETTING]", "Show settings, and where each value comes from.", completion.settings)
+def show(chat: Chat, argument: str) -> None:
     wanted = [setting for setting in SETTINGS if argument.strip() in ("", setting.key)]
     if not wanted:
         raise ValueError(f"there is no setting {argument!r}; /show lists them")
@@ -119,35 +128,35 @@ def show(chat: "Chat", argument: str) -> None:
         table.add_column(name, overflow="fold")
     settings = chat.session.settings
     for setting in wanted:
-        source = settings.sources[str(setting.name)]
-        value = printable(settings.shown(setting))
-        table.add_row(setting.key, Text(value), Text(source, style="dim" if source == "default" else ""))
+        source = settings.sources[setting.name]
+        style = "dim" if source == "default" else ""
+        table.add_row(setting.key, chat.screen.cell(settings.shown(setting)), chat.screen.cell(source, style))
     chat.screen.show(table)
 
 
-@command("model [NAME|PATH]", "Go on with another model.", completing.models)
-def model(chat: "Chat", argument: str) -> None:
+@command("model [NAME|PATH]", "Continue with another model.", completion.models)
+def model(chat: Chat, argument: str) -> None:
     _set(chat, "model", argument)
 
 
 # The conversation
 
 
-@command("regen [T] [SEED]", "Answer again, at temperature T and with SEED if given.")
-def regen(chat: "Chat", argument: str) -> None:
+@command("regen [T] [SEED]", "Answer again, with temperature T and SEED if given.")
+def regen(chat: Chat, argument: str) -> None:
     words = argument.split()
     if len(words) > 2:
         raise ValueError("usage: /regen [T] [SEED]")
     temperature = _number(words[0]) if words else None
-    seed = _whole(words[1]) if len(words) > 1 else None
+    seed = _whole_number(words[1]) if len(words) > 1 else None
     chat.show(chat.session.regenerate(temperature, seed))
     answers = chat.session.alternatives()
     if len(answers) > 1:
-        note(f"(answer {len(answers)} to this message: /pick goes back to another)")
+        chat.note(f"(answer {len(answers)} to this message: /pick goes back to another)")
 
 
-@command("pick [N]", "List the answers to a message, or go on with the Nth.")
-def pick(chat: "Chat", argument: str) -> None:
+@command("pick [N]", "List the answers to the last message, or take the Nth.")
+def pick(chat: Chat, argument: str) -> None:
     answers = chat.session.alternatives()
     if not argument:
         current = chat.session.last_answer().id
@@ -155,30 +164,29 @@ def pick(chat: "Chat", argument: str) -> None:
             mark = "*" if answer.id == current else " "
             chat.screen.show(f"{mark}{number:>2}  {one_line(answer.content, chat.screen.width - 5)}")
         return
-    if not 1 <= _whole(argument) <= len(answers):
-        raise ValueError(f"there are {len(answers)} answers: /pick lists them")
-    chat.session.choose(answers[_whole(argument) - 1])
-    chat.screen.text(chat.session.last_answer().content)
+    number = _whole_number(argument)
+    if not 1 <= number <= len(answers):
+        raise ValueError(f"the last message has {counted(len(answers), 'answer')}: /pick lists them")
+    chat.session.choose(answers[number - 1])
+    chat.screen.text(answers[number - 1].content)
 
 
 @command("undo", "Take back the last message and its answer.")
-def undo(chat: "Chat", _: str) -> None:
+def undo(chat: Chat, _: str) -> None:
     message = chat.session.undo()
-    note(f"(taken back: {one_line(message.content, chat.screen.width - 30)}; /redo brings it back)")
+    chat.note(f"(taken back: {one_line(message.content, chat.screen.width - 30)}; /redo brings it back)")
 
 
 @command("redo", "Bring back what /undo took.")
-def redo(chat: "Chat", _: str) -> None:
+def redo(chat: Chat, _: str) -> None:
     chat.session.redo()
     message, answer = chat.session.branch[-2:]
-    note(f"> {one_line(message.content, chat.screen.width - 2)}")
+    chat.note(f"> {one_line(message.content, chat.screen.width - 2)}")
     chat.screen.text(answer.content)
 
 
-@command("edit", "Change the last message in $EDITOR, answer it again.")
-def edit(chat: "Chat", _: str) -> None:
-    import click
-
+@command("edit", "Change the last message in $EDITOR and answer it again.")
+def edit(chat: Chat, _: str) -> None:
     chat.session.last_answer()
     before = chat.session.branch[-2].content
     try:
@@ -186,18 +194,18 @@ def edit(chat: "Chat", _: str) -> None:
     except click.ClickException as error:
         raise ValueError(error.format_message()) from None
     if after is None or not after.strip() or after.strip() == before.strip():
-        note("(unchanged)")
+        chat.note("(unchanged)")
     else:
         chat.show(chat.session.edit(after.strip()))
 
 
-@command("continue", "Go on with an answer that was cut short.")
-def continue_(chat: "Chat", _: str) -> None:
+@command("continue", "Continue an answer that was cut short.")
+def continue_(chat: Chat, _: str) -> None:
     chat.show(chat.session.extend())
 
 
-@command("file PATH", "Add a text file to the next message.", completing.files)
-def file(chat: "Chat", argument: str) -> None:
+@command("file PATH", "Attach a text file to the next message.", completion.files)
+def file(chat: Chat, argument: str) -> None:
     if not argument:
         raise ValueError("usage: /file PATH")
     path = Path(argument).expanduser()
@@ -207,49 +215,51 @@ def file(chat: "Chat", argument: str) -> None:
         raise ValueError(f"{path} is not UTF-8 text") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    tokens = len(chat.session.model.tokenize(text))
-    if tokens >= chat.session.model.n_ctx:
-        raise ValueError(f"{path} is {tokens} tokens and the context holds {chat.session.model.n_ctx}")
-    fence = "`" * max(3, _longest_run(text, "`") + 1)
+    tokens, n_ctx = len(chat.session.model.tokenize(text)), chat.session.model.n_ctx
+    if tokens >= n_ctx:
+        raise ValueError(f"{path} has {tokens} tokens, and the context holds {n_ctx}: take a shorter file")
+    fence = "```"
+    while fence in text:
+        fence += "`"
     chat.attached.append(f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}")
-    note(f"({path.name}, {tokens} tokens, goes with your next message; /clear forgets it)")
+    chat.note(f"({path.name}, {counted(tokens, 'token')}, goes with your next message; /clear removes it)")
 
 
-@command("copy", "Copy the last answer, by OSC 52: over ssh too.")
-def copy(chat: "Chat", _: str) -> None:
+@command("copy", "Copy the last answer to the clipboard, also over ssh.")
+def copy(chat: Chat, _: str) -> None:
     text = chat.session.last_answer().content
     data = base64.b64encode(text.encode()).decode()
-    if not sys.stdout.isatty():
-        raise ValueError("there is no terminal to copy with")
+    if not chat.screen.is_terminal or chat.screen.console.legacy_windows:
+        raise ValueError("this is not a terminal that can copy: /export FILE.md writes a file")
     if len(data) > _MOST_COPIED:
-        raise ValueError(f"the answer has {len(text)} characters, more than terminals take: /export FILE.md")
+        raise ValueError(f"the answer has {len(text)} characters, too many to copy: /export FILE.md")
     sys.stdout.write(f"\x1b]52;c;{data}\x07")
     sys.stdout.flush()
-    note(f"(copied {len(text)} characters, if your terminal takes OSC 52)")
+    chat.note(f"(copied {counted(len(text), 'character')}, if your terminal supports OSC 52)")
 
 
 @command("clear", "Begin a new conversation; this one is kept.")
-def clear(chat: "Chat", _: str) -> None:
+def clear(chat: Chat, _: str) -> None:
     chat.session.clear()
     chat.attached.clear()
-    note("(a new conversation)")
+    chat.note("(a new conversation)")
 
 
-# The conversations that are kept
+# Stored conversations
 
 
-@command("save NAME", "Give this conversation a name.")
-def save(chat: "Chat", argument: str) -> None:
+@command("save NAME", "Name this conversation.")
+def save(chat: Chat, argument: str) -> None:
     if not argument:
         raise ValueError("usage: /save NAME")
     session = chat.session
     session.store.rename(_current(chat).id, argument)
     kept = "" if session.settings["store"] else ", until you leave: --no-store"
-    note(f"(this is {argument} now{kept})")
+    chat.note(f"(this conversation is now {argument}{kept})")
 
 
-@command("load NAME", "Go on with another conversation.", completing.conversations)
-def load(chat: "Chat", argument: str) -> None:
+@command("load NAME", "Continue another conversation.", completion.conversations)
+def load(chat: Chat, argument: str) -> None:
     if not argument:
         raise ValueError("usage: /load NAME, a name or a number that /list shows")
     conversation = chat.session.store.find(argument)
@@ -258,111 +268,92 @@ def load(chat: "Chat", argument: str) -> None:
     recall(chat)
 
 
-@command("list", "List the conversations that are kept.")
-def list_(chat: "Chat", _: str) -> None:
+@command("list", "List the conversations.")
+def list_(chat: Chat, _: str) -> None:
     conversations = chat.session.store.conversations()
-    looking.list_conversations(chat.screen, conversations, chat.session.conversation)
+    show_conversations(chat.screen, conversations, chat.session.conversation)
 
 
-@command("delete NAME", "Delete a conversation for good.", completing.conversations)
-def delete(chat: "Chat", argument: str) -> None:
+@command("delete NAME", "Delete a conversation for good.", completion.conversations)
+def delete(chat: Chat, argument: str) -> None:
     if not argument:
         raise ValueError("usage: /delete NAME, a name or a number that /list shows")
     conversation = chat.session.store.find(argument)
     chat.session.store.delete(conversation.id)
     if conversation.id == chat.session.conversation:
         chat.session.clear()
-    note(f"({argument} is deleted)")
+    chat.note(f"({argument} is deleted)")
 
 
-@command("export FILE", "Write this conversation to FILE.md or FILE.json.", completing.files)
-def export(chat: "Chat", argument: str) -> None:
-    from mink_local.chat.export import export as write
-
+@command("export FILE", "Write this conversation to FILE.md or FILE.json.", completion.files)
+def export(chat: Chat, argument: str) -> None:
     if not argument:
         raise ValueError("usage: /export FILE.md or FILE.json")
     path = Path(argument).expanduser()
-    write(chat.session.store, _current(chat), path)
-    note(f"(written to {path})")
+    write_export(chat.session.store, _current(chat), path)
+    chat.note(f"(written to {path})")
 
 
-def _current(chat: "Chat") -> Conversation:
+def _current(chat: Chat) -> Conversation:
     if chat.session.conversation is None:
-        raise ValueError("the conversation has not begun yet")
+        raise ValueError("there is no message in this conversation yet")
     return chat.session.store.get(chat.session.conversation)
 
 
-def recall(chat: "Chat") -> None:
-    """Show the end of a conversation that is gone on with, and have the model read it again."""
+def recall(chat: Chat) -> None:
+    """Show the end of the conversation that is continued, and have the model evaluate it."""
     branch = chat.session.branch
     for message in branch[-2:]:
         if message.role == "user":
-            note(f"> {one_line(message.content, 4 * chat.screen.width)}")
-        else:
-            chat.screen.text(message.content)
-            if message.outcome is None:
-                note("(cut off when the program ended: /continue goes on)")
+            chat.note(f"> {one_line(message.content, 4 * chat.screen.width)}")
+            continue
+        chat.screen.text(message.content)
+        if message.outcome is None:
+            chat.note("(cut off when the program ended: /continue completes it)")
     name = _current(chat).name or f"number {chat.session.conversation}"
-    note(f"(conversation {name}, {sum(message.role == 'user' for message in branch)} messages)")
-    chat.read_again()
+    messages = counted(sum(message.role == "user" for message in branch), "message")
+    chat.note(f"(conversation {name}, {messages})")
+    chat.evaluate()
 
 
-# Looking at answers
+# How an answer was sampled
+
+command("compare TEXT", "Answer TEXT with Min-k, min-p, top-p and top-nσ.")(inspect.compare)
+command("explain [N|WORD] [--plot F]", "Show the candidates of a token; what methods keep.")(inspect.explain)
+command("heat", "Colour the last answer by its numbers of candidates.")(inspect.heat)
+command("stats", "Show figures of the answer, the conversation, the model.")(inspect.stats)
 
 
-@command("compare TEXT", "Min-k, min-p, top-p and top-nσ side by side.")
-def compare(chat: "Chat", argument: str) -> None:
-    if not argument:
-        raise ValueError("usage: /compare TEXT")
-    looking.compare(chat, argument)
+def _command_names(_: Chat, text: str) -> Completions:
+    return completion.starting_with(text, COMMANDS)
 
 
-@command(
-    "explain [N|WORD] [--plot F]",
-    "Take a token of the answer apart; what methods keep.",
-)
-def explain(chat: "Chat", argument: str) -> None:
-    looking.explain(chat, argument)
-
-
-@command("heat", "The last answer coloured by candidate-set size.")
-def heat(chat: "Chat", _: str) -> None:
-    looking.heat(chat)
-
-
-@command("stats", "Figures of the answer, the conversation, the model.")
-def stats(chat: "Chat", _: str) -> None:
-    looking.stats(chat)
-
-
-@command("help [COMMAND]", "This list.", _commands)
-def help_(chat: "Chat", argument: str) -> None:
+@command("help [COMMAND]", "Show this list.", _command_names)
+def help_(chat: Chat, argument: str) -> None:
     name = argument.removeprefix("/")
     if name and name not in COMMANDS:
         raise ValueError(f"there is no command /{name}; /help lists them")
     if name:
-        chat.screen.show(f"/{COMMANDS[name].usage}\n  {COMMANDS[name].help}")
+        chat.screen.show(f"/{COMMANDS[name].usage}\n  {COMMANDS[name].about}")
         return
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
     for one in COMMANDS.values():
-        table.add_row(f"/{one.usage.split()[0]}" + one.usage[len(one.usage.split()[0]) :], one.help)
+        table.add_row(f"/{one.usage}", one.about)
     chat.screen.show(table)
-    note(
-        'Enter sends, Alt-Enter begins a new line, and """ a block that ends with """. '
-        "Tab completes, Ctrl-R searches what you typed. Ctrl-C stops an answer, Ctrl-D leaves."
+    chat.note(
+        'Enter sends a message, Alt-Enter begins a new line, """ begins and ends a block of lines. '
+        "Tab completes, Ctrl-R searches earlier messages. Ctrl-C stops an answer, Ctrl-D leaves."
     )
 
 
 @command("exit", "Leave.")
-def exit_(chat: "Chat", _: str) -> None:
+def exit_(chat: Chat, _: str) -> None:
     chat.leaving = True
 
 
-# Reading arguments
+# Arguments
 
 
 def _number(text: str) -> float:
@@ -372,16 +363,8 @@ def _number(text: str) -> float:
         raise ValueError(f"{text!r} is not a number") from None
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
         raise ValueError(f"{text!r} is not a whole number") from None
-
-
-def _longest_run(text: str, character: str) -> int:
-    """The length of the longest run of a character."""
-    longest = 0
-    while character * (longest + 1) in text:
-        longest += 1
-    return longest

@@ -1,34 +1,39 @@
-"""One step of an answer taken apart: its candidates, the cliff, and what each method would have kept."""
+"""One step of an answer: its candidates, the cliff, and what each method keeps."""
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from mink_local.errors import MinkError
 from mink_local.samplers import Eta, MinK, MinP, PLess, Sampler, TopK, TopNSigma, TopP
 
-if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
 METHODS: tuple[Sampler, ...] = (MinK(), TopNSigma(), MinP(), TopP(), TopK(), Eta(), PLess())
-_NAMED = (1, 2, 3, 4, 6, 9)  # places named in the picture, as close as a logarithmic axis has room for
-# Background of a token by how many candidates there were, from which number on.
+_LABELLED = (0, 1, 2, 3, 5, 8)  # ranks with a label in the picture; a logarithmic axis has no space for more
+# The background of a token, from this number of candidates on.
 _HEAT = ((1, ""), (2, "on dark_green"), (4, "on dark_goldenrod"), (11, "on dark_orange3"), (51, "on red3"))
 
 
 @dataclass(frozen=True)
-class Step:
-    """The candidates of one step, largest logit first.
+class SamplingStep:
+    """The candidates of one step, largest logit first; ranks count from 0.
 
-    ids, logits, weights (n,): of the finite logits; `weights` are Min-k's, NaN for the last. p, p_hot (n,):
-    probabilities at temperature 1 and at `temperature`. kept: how many stand, by method. drawn: the place
-    of the token that was drawn, from 0 on.
+    Attributes:
+        ids: (n,) token ids, of the finite logits.
+        logits: (n,) raw logits.
+        weights: (n,) the weight of Min-k after each candidate; NaN for the last.
+        p: (n,) probabilities at temperature 1.
+        p_hot: (n,) probabilities at `temperature`.
+        temperature: The temperature of the answer.
+        kept: How many candidates each method keeps, by its name with options.
+        sampled: The rank of the sampled token.
     """
 
     ids: NDArray[np.int64]
@@ -38,19 +43,36 @@ class Step:
     p_hot: NDArray[np.float64]
     temperature: float
     kept: dict[str, int]
-    drawn: int
+    sampled: int
+
+    @property
+    def cliff(self) -> int:
+        """The number of candidates before the largest weighted drop."""
+        return int(np.nanargmax(self.weights)) + 1 if len(self.ids) > 1 else 1
+
+    def shown_ranks(self, rows: int) -> list[int]:
+        """Return the ranks that a table of so many rows shows: the first, and the sampled one."""
+        first = list(range(min(rows, len(self.ids))))
+        return first if self.sampled < len(first) else [*first[:-1], self.sampled]
 
 
-def take_apart(
-    logits: NDArray[np.float32], drawn: int, temperature: float, methods: Sequence[Sampler] = METHODS
-) -> Step:
-    """logits: raw, (V,). drawn: the id of the token that was drawn from them. temperature: > 0."""
+def sampling_step(
+    logits: NDArray[np.float32], sampled: int, temperature: float, methods: Sequence[Sampler] = METHODS
+) -> SamplingStep:
+    """Return the candidates of a step and what methods keep.
+
+    Args:
+        logits: (V,) raw logits.
+        sampled: The id of the sampled token.
+        temperature: The temperature of the answer, > 0.
+        methods: The samplers to compare.
+    """
     order = np.argsort(-logits.astype(np.float64), kind="stable")
     order = order[np.isfinite(logits[order])]
     ordered = logits[order].astype(np.float64)
     span = ordered[0] - ordered[-1] + 1e-8
     gaps = np.append(ordered[:-1] - ordered[1:], np.nan)
-    return Step(
+    return SamplingStep(
         ids=order,
         logits=ordered,
         weights=gaps / span / np.arange(1, len(order) + 1),
@@ -58,7 +80,7 @@ def take_apart(
         p_hot=_softmax(ordered / temperature),
         temperature=temperature,
         kept={str(method): method.cutoff(logits, temperature) for method in methods},
-        drawn=int(np.flatnonzero(order == drawn)[0]),
+        sampled=int(np.flatnonzero(order == sampled)[0]),
     )
 
 
@@ -67,21 +89,25 @@ def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(weights / weights.sum())
 
 
-def table(step: Step, texts: Sequence[str]) -> "Table":
-    """The candidates whose texts are given (see `places`), and beside them what every method keeps."""
-    from rich.table import Table
+def table(step: SamplingStep, texts: Sequence[str]) -> Table:
+    """Return a table of candidates, beside a table of what each method keeps.
 
+    Args:
+        step: The step.
+        texts: The texts of the tokens at `step.shown_ranks(len(texts))`.
+    """
     candidates = _table("#", "token", "logit", "weight", "p, T=1", f"p, T={step.temperature:g}")
-    for place, text in zip(places(step, len(texts)), texts, strict=True):
+    for rank, text in zip(step.shown_ranks(len(texts)), texts, strict=True):
+        is_sampled = rank == step.sampled
         candidates.add_row(
-            f"{place + 1}",
-            f"{_quoted(text)}{' ◀' if place == step.drawn else ''}",
-            f"{step.logits[place]:.2f}",
-            f"{step.weights[place]:.4f}",
-            f"{step.p[place]:.2%}",
-            f"{step.p_hot[place]:.2%}",
-            style="bold" if place == step.drawn else None,
-            end_section=place + 1 == cliff(step),
+            f"{rank + 1}",
+            f"{_quoted(text)}{' ◀' if is_sampled else ''}",
+            f"{step.logits[rank]:.2f}",
+            f"{step.weights[rank]:.4f}",
+            f"{step.p[rank]:.2%}",
+            f"{step.p_hot[rank]:.2%}",
+            style="bold" if is_sampled else None,
+            end_section=rank + 1 == step.cliff,
         )
     methods = _table("method", "keeps")
     for method, kept in step.kept.items():
@@ -91,35 +117,29 @@ def table(step: Step, texts: Sequence[str]) -> "Table":
     return both
 
 
-def _table(*names: str) -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
+def _table(*names: str) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in names:
         table.add_column(name, justify="left" if name in ("token", "method") else "right", no_wrap=True)
     return table
 
 
-def cliff(step: Step) -> int:
-    """How many tokens stand before the steepest weighted drop."""
-    return int(np.nanargmax(step.weights)) + 1 if len(step.ids) > 1 else 1
-
-
-def places(step: Step, rows: int) -> list[int]:
-    """The places of the candidates to show in so many rows: the first, and the one that was drawn."""
-    first = list(range(min(rows, len(step.ids))))
-    return first if step.drawn < len(first) else [*first[:-1], step.drawn]
-
-
 def _quoted(text: str) -> str:
-    """A token as one sees its blanks."""
+    """Return the text of a token with visible blanks, cut if it is long."""
     return repr(text) if len(text) <= 14 else repr(text[:13]) + "…"
 
 
-def plot(step: Step, texts: Sequence[str], path: Path) -> None:
-    """Draw the sorted logits, and where each method cuts, to `path`; its ending says how. Raises MinkError
-    where that cannot be done."""
+def plot(step: SamplingStep, texts: Sequence[str], path: Path) -> None:
+    """Write a picture of the sorted logits and of what each method keeps.
+
+    Args:
+        step: The step.
+        texts: As for `table`.
+        path: The file; its ending names the format.
+
+    Raises:
+        MinkError: Matplotlib is missing, or the file cannot be written.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -131,11 +151,13 @@ def plot(step: Step, texts: Sequence[str], path: Path) -> None:
     at = np.arange(1, len(step.ids) + 1)
     curve.plot(at, step.logits, color="0.35", linewidth=1)
     curve.plot(at[:30], step.logits[:30], ".", color="0.35", markersize=5)
-    curve.plot(step.drawn + 1, step.logits[step.drawn], "o", color="black", fillstyle="none", label="drawn")
-    curve.axvline(cliff(step) + 0.5, color="C0", linestyle="--", linewidth=1, label="cliff")
-    for place in (place for place in _NAMED if place <= len(texts)):
+    curve.plot(
+        step.sampled + 1, step.logits[step.sampled], "o", color="black", fillstyle="none", label="sampled"
+    )
+    curve.axvline(step.cliff + 0.5, color="C0", linestyle="--", linewidth=1, label="cliff")
+    for rank in (rank for rank in _LABELLED if rank < len(texts)):
         curve.annotate(
-            _quoted(texts[place - 1]).replace("$", r"\$"), (place, step.logits[place - 1]),
+            _quoted(texts[rank]).replace("$", r"\$"), (rank + 1, step.logits[rank]),
             rotation=30, fontsize=8, xytext=(3, 4), textcoords="offset points",
         )  # fmt: skip
     curve.margins(y=0.12)
@@ -144,22 +166,20 @@ def plot(step: Step, texts: Sequence[str], path: Path) -> None:
     )
     curve.legend()
     methods = [method.replace("order=temperature-first", "").rstrip(":,") for method in step.kept]
-    drawn = bars.barh(methods, list(step.kept.values()), left=0.5)
-    bars.bar_label(drawn, [f"{kept:,}" for kept in step.kept.values()], padding=3, fontsize=8)
+    kept = bars.barh(methods, list(step.kept.values()), left=0.5)
+    bars.bar_label(kept, [f"{number:,}" for number in step.kept.values()], padding=3, fontsize=8)
     bars.invert_yaxis()
-    bars.set(xlabel="place in the descending order", xlim=(0.5, 4 * len(step.ids)))
+    bars.set(xlabel="rank", xlim=(0.5, 4 * len(step.ids)))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of characters that its font has not
+            warnings.simplefilter("ignore")  # about characters that are missing in the font
             figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise MinkError(f"{path} cannot be written: {error}") from None
 
 
-def heat(texts: Sequence[str], k: Sequence[int]) -> "Text":
-    """An answer, each token on a background that says how many candidates it was drawn from."""
-    from rich.text import Text
-
+def heat(texts: Sequence[str], k: Sequence[int]) -> Text:
+    """Return an answer with the background of each token coloured by its number of candidates."""
     shown = Text()
     for text, n in zip(texts, k, strict=False):
         shown.append(text, _colour(n))
@@ -171,7 +191,7 @@ def heat(texts: Sequence[str], k: Sequence[int]) -> "Text":
 
 
 def plain_heat(texts: Sequence[str], k: Sequence[int]) -> str:
-    """The same without colours: the number stands behind a token, where it is not 1."""
+    """Return an answer with the number of candidates after each token that had more than one."""
     return "".join(f"{text}[{n}]" if n > 1 else text for text, n in zip(texts, k, strict=False))
 
 

@@ -1,172 +1,128 @@
-"""The settings of `mink-chat`: one table for its options, MINK_* variables, the TOML file, /set and /show.
-
-A setting is a click option, and click has the precedence: command line, environment, file, default.
-"""
-
-from collections.abc import Iterable, Mapping
-from typing import Any
+"""The table of settings: the options of `mink-chat` that /set and the TOML file know as well."""
 
 import click
 from click.shell_completion import CompletionItem
 
-from mink_local.cli import GpuLayers, finite
+from mink_local.chat.setting import Setting, command_line_text, file_text, token_bias
+from mink_local.cli import FiniteFloat
 from mink_local.models.catalog import DEFAULT_MODEL, read_catalog
+from mink_local.models.options import (
+    GPU_LAYERS,
+    GPU_LAYERS_HELP,
+    KV_TYPE,
+    KV_TYPE_HELP,
+    MODEL_HELP,
+    SamplerType,
+)
+
+# The groups, in the order of the help. `Constraints` are made from the settings of the second.
+SAMPLING, CONSTRAINTS, MODEL, SCREEN = "Sampling", "Penalties and limits", "Model", "Screen and store"
 
 
-class Setting(click.Option):
-    """An option that is also the variable MINK_NAME, a key of the TOML file and, unless `fixed`, something
-    that /set changes while chatting; `reloads` says that the model must be loaded again for it."""
-
-    def __init__(
-        self, *names: str, group: str, fixed: bool = False, reloads: bool = False, **attributes: Any
-    ) -> None:
-        super().__init__(names, **attributes)
-        assert self.name
-        self.group, self.fixed, self.reloads = group, fixed, reloads
-        self.envvar = f"MINK_{self.name.upper()}"
-        self.key = self.name.replace("_", "-")
-
-    def handle_parse_result(
-        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
-    ) -> tuple[Any, list[str]]:
-        try:
-            return super().handle_parse_result(ctx, opts, args)
-        except click.BadParameter as error:
-            if self.name not in opts:  # the reader of the message has not just typed it
-                where = variable_or_file(self, ctx)
-                raise click.BadParameter(f"{error.message} (in {where})", ctx, self) from None
-            raise
-
-
-def variable_or_file(setting: Setting, ctx: click.Context) -> str:
-    """Where a value that is neither of the command line nor the default is from."""
-    return str(setting.envvar if setting.value_from_envvar(ctx) is not None else ctx.meta["config"])
-
-
-class FileText(str):
-    """The text of a file, and its `path`."""
-
-    path: str
-
-
-class TextFile(click.ParamType[FileText]):
-    """An option that names a text file and stands for what is in it."""
-
-    name = "FILE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> FileText:
-        if isinstance(value, FileText):
-            return value
-        stream = click.File(encoding="utf-8").convert(value, param, ctx)
-        try:
-            text = FileText(stream.read())
-        except UnicodeDecodeError:
-            self.fail(f"{value!r} is not UTF-8 text.", param, ctx)
-        text.path = str(value)
-        return text
-
-
-class Bias(click.ParamType["tuple[int, float]"]):
-    name = "TOKEN=BIAS"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, tuple):
-            return value
-        token, _, bias = value.partition("=")
-        try:
-            return int(token), float(bias)
-        except ValueError:
-            self.fail(f"{value!r} is not TOKEN=BIAS, such as 198=-inf.", param, ctx)
-
-
-def complete_sampler(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    from mink_local.samplers import SAMPLERS
-
-    return [name for name in SAMPLERS if name.startswith(incomplete)]
-
-
-def complete_model(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _complete_model(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     names = [CompletionItem(name) for name in read_catalog() if name.startswith(incomplete)]
     return names or [CompletionItem(incomplete, type="file")]
 
-
-DRAWING, LIMITS, MODEL, SCREEN = "Drawing", "Penalties and limits", "Model", "Screen and store"
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         "--temp",
         "-t",
-        group=DRAWING,
-        type=click.FloatRange(min=0),
+        group=SAMPLING,
+        type=FiniteFloat(min=0),
         default=1.0,
-        callback=finite,
         metavar="T",
-        help="Temperature, applied after the cut; 0 takes the likeliest token.",
+        help="Temperature of the candidates that the sampler keeps; 0 takes the most probable token.",
     ),
     Setting(
         "--sampler",
-        group=DRAWING,
+        group=SAMPLING,
+        type=SamplerType(),
         default="min-k",
         metavar="NAME[:OPTION=VALUE,…]",
-        shell_complete=complete_sampler,
-        help="Which tokens may be drawn: min-k, top-p:p=0.9, min-p, top-k, top-n-sigma, eta, p-less, "
-        "mirostat, greedy.",
+        help="How the candidates for the next token are chosen: min-k, top-p:p=0.9, min-p, top-k, "
+        "top-n-sigma, eta, p-less, mirostat, greedy.",
     ),
     Setting(
         "--tau",
-        group=DRAWING,
-        type=click.FloatRange(min=0),
-        callback=finite,
+        group=SAMPLING,
+        type=FiniteFloat(min=0),
         metavar="TAU",
-        help="Min-k's fallback for flat distributions; 0 switches it off.  [default: 3]",
+        help="Min-k keeps at least TAU / (largest - smallest logit) candidates; 0 switches that off.  "
+        "[default: 3]",
     ),
     Setting(
         "--seed",
-        group=DRAWING,
+        group=SAMPLING,
         type=click.IntRange(0, 2**32 - 2),
         metavar="N",
-        help="Repeat an answer: same seed, same text.  [default: random]",
+        help="The same seed gives the same answer again.  [default: random]",
     ),
     Setting(
         "--max-tokens",
         "-n",
-        group=DRAWING,
+        group=SAMPLING,
         type=click.IntRange(min=1),
         metavar="N",
-        help="Longest answer.  [default: as far as the context goes]",
+        help="The longest answer.  [default: until the context is full]",
     ),
-    Setting("--system", group=DRAWING, metavar="TEXT", help="System prompt."),
+    Setting("--system", group=SAMPLING, type=command_line_text, metavar="TEXT", help="System prompt."),
     Setting(
         "--think/--no-think",
-        group=DRAWING,
+        group=SAMPLING,
         default=None,
-        help="Have a model that can think aloud do so, or not.  [default: the model's]",
+        help="Have the model reason before it answers, or not, if its chat template has a switch for that.  "
+        "[default: the model's]",
     ),
     Setting(
         "--repeat-penalty",
-        group=LIMITS,
+        group=CONSTRAINTS,
         type=click.FloatRange(min=0, min_open=True),
         metavar="X",
-        help="Above 1: repeated tokens lose logits.",
+        help="Above 1: lower the logits of tokens that occurred.  [default: 1]",
     ),
-    Setting("--frequency-penalty", group=LIMITS, type=float, metavar="X", help="For every repetition."),
-    Setting("--presence-penalty", group=LIMITS, type=float, metavar="X", help="Once for what was there."),
-    Setting("--dry-multiplier", group=LIMITS, type=float, metavar="X", help="Above 0: DRY, for phrases."),
+    Setting(
+        "--frequency-penalty",
+        group=CONSTRAINTS,
+        type=float,
+        metavar="X",
+        help="Subtract X from the logit of a token for every time it occurred.",
+    ),
+    Setting(
+        "--presence-penalty",
+        group=CONSTRAINTS,
+        type=float,
+        metavar="X",
+        help="Subtract X from the logit of every token that occurred.",
+    ),
+    Setting(
+        "--dry-multiplier",
+        group=CONSTRAINTS,
+        type=float,
+        metavar="X",
+        help="DRY: penalise tokens that would repeat a phrase; 0 is off.",
+    ),
     Setting(
         "--logit-bias",
-        group=LIMITS,
-        type=Bias(),
+        group=CONSTRAINTS,
+        type=token_bias,
         multiple=True,
         metavar="TOKEN=BIAS",
-        help="Added to a token's logit; -inf bans it. May be given several times.",
+        help="Add BIAS to the logit of a token id; -inf bans the token. May be given several times.",
     ),
-    Setting("--grammar", group=LIMITS, metavar="FILE", type=TextFile(), help="GBNF to answer in."),
+    Setting(
+        "--grammar",
+        group=CONSTRAINTS,
+        type=file_text,
+        metavar="FILE",
+        help="Restrict the answer to a GBNF grammar.",
+    ),
     Setting(
         "--json-schema",
-        group=LIMITS,
+        group=CONSTRAINTS,
+        type=file_text,
         metavar="FILE",
-        type=TextFile(),
-        help="Answer in JSON of this schema.",
+        help="Restrict the answer to JSON of this schema.",
     ),
     Setting(
         "--model",
@@ -175,8 +131,8 @@ SETTINGS: tuple[Setting, ...] = (
         reloads=True,
         default=DEFAULT_MODEL,
         metavar="NAME|PATH",
-        shell_complete=complete_model,
-        help="A name of models.txt, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help).",
+        shell_complete=_complete_model,
+        help=MODEL_HELP,
     ),
     Setting(
         "--ctx",
@@ -184,24 +140,20 @@ SETTINGS: tuple[Setting, ...] = (
         reloads=True,
         type=click.IntRange(min=1),
         metavar="N",
-        help="Tokens that the conversation may have, the answer included.  [default: what memory allows]",
+        help="Tokens that the conversation and its answer share.  [default: as many as the memory allows]",
     ),
-    Setting(
-        "--gpu-layers",
-        group=MODEL,
-        reloads=True,
-        type=GpuLayers(),
-        default="auto",
-        help="Layers on the GPU; auto puts there what fits.",
-    ),
+    Setting("--gpu-layers", group=MODEL, reloads=True, type=GPU_LAYERS, default="auto", help=GPU_LAYERS_HELP),
     Setting(
         "--sampling",
         group=MODEL,
         reloads=True,
-        type=click.Choice(["auto", "host", "graph"]),
+        type=click.Choice(["auto", "host", "backend", "graph"]),  # graph: the earlier name of backend
         default="auto",
-        help="Where tokens are drawn: in llama.cpp's graph, so that no logits leave the GPU, or on the host.",
+        metavar="[auto|host|backend]",
+        help="Where tokens are sampled: backend is llama.cpp's graph, so that no logits leave the GPU; host is "
+        "the CPU; auto is backend if the model is on a GPU.",
     ),
+    Setting("--kv-type", group=MODEL, reloads=True, type=KV_TYPE, default="f16", help=KV_TYPE_HELP),
     Setting(
         "--threads",
         group=MODEL,
@@ -214,32 +166,25 @@ SETTINGS: tuple[Setting, ...] = (
         "--plain/--rich",
         group=SCREEN,
         default=False,
-        help="Text as the model wrote it, without colours and Markdown, as where output is no terminal or "
-        "NO_COLOR is set; and an input line without menus.",
+        help="Plain text without colours and Markdown, and a simple input line. Always the case if NO_COLOR "
+        "is set or the output is not a terminal.",
     ),
     Setting(
         "--thoughts",
         group=SCREEN,
         type=click.Choice(["show", "line"]),
         default="show",
-        help="Show what a model thinks aloud, or one line that says how much.",
+        help="Show the reasoning of a model, or one line that says how long it is.",
     ),
-    Setting("--status/--no-status", group=SCREEN, default=True, help="A line of figures after every answer."),
+    Setting("--status/--no-status", group=SCREEN, default=True, help="Print figures after every answer."),
     Setting(
         "--keys",
         group=SCREEN,
         fixed=True,
-        type=click.Choice(["auto", "emacs", "vi"]),
-        default="auto",
-        help="Keys of the input line; auto looks into your .inputrc.",
+        type=click.Choice(["emacs", "vi"]),
+        default="emacs",
+        help="Key bindings of the input line.",
     ),
     Setting("--store/--no-store", group=SCREEN, fixed=True, default=True, help="Keep conversations on disk."),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
-
-
-def in_groups(settings: Iterable[Setting] = SETTINGS) -> dict[str, list[Setting]]:
-    groups: dict[str, list[Setting]] = {}
-    for setting in settings:
-        groups.setdefault(setting.group, []).append(setting)
-    return groups

@@ -1,4 +1,4 @@
-"""Telling what a model thinks aloud, `<think>…</think>`, from its answer, as the text comes."""
+"""The reasoning of a model, `<think>…</think>`, told from its answer while the text comes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,76 +7,87 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A piece of an answer, or of the thought that goes before it."""
+class TextPart:
+    """A piece of an answer, or of the reasoning before it."""
 
     text: str
-    thinking: bool = False
+    is_reasoning: bool = False
 
 
-class Splitter:
-    """Splits an answer that may begin with a thought. A thought only stands at the beginning: a `<think>`
-    that comes later is text.
+class ReasoningSplitter:
+    """Splits a text into reasoning and answer, piece by piece.
 
-    state: "start" of an answer that may think, in the "thought" (a template may have opened it), or in
-    the "text". continued: something of it is shown already, and its next blanks are its own.
+    Reasoning is only at the beginning: a `<think>` that comes later is text.
+
+    Args:
+        state: "start": the answer may begin with reasoning; "reasoning": the template has opened it;
+            "text": there is none.
+        continued: Part of the text was shown before, so blanks at the beginning belong to it.
     """
 
     def __init__(self, state: str = "start", continued: bool = False) -> None:
         self._state = state
         self._held = ""
-        self._strip = (
-            state != "text" and not continued
-        )  # blanks between the marks and what they mark are not shown
+        self._strip = state != "text" and not continued  # blanks next to the marks are not shown
 
-    def feed(self, text: str) -> Iterator[Piece]:
-        """The pieces that are certain now; what may be the beginning of a mark is held back."""
+    def feed(self, text: str) -> Iterator[TextPart]:
+        """Yield the parts that are certain now. A possible beginning of a mark is held back."""
         self._held += text
         if self._state == "start":
-            begun = self._held.lstrip()
-            if OPEN.startswith(begun[: len(OPEN)]) and len(begun) < len(OPEN):
-                return
-            self._state = "thought" if begun.startswith(OPEN) else "text"
-            if self._state == "thought":
-                self._held = begun[len(OPEN) :]
-            else:
-                self._strip = False  # what an answer begins with when there is no thought is its own
-        if self._state == "thought":
-            thought, mark, rest = self._held.partition(CLOSE)
-            if mark:
-                yield from self._piece(thought.rstrip(), True)
-                self._state, self._strip, self._held = "text", True, rest
-            else:
-                certain = _without_beginning_of(CLOSE, self._held).rstrip()
-                self._held = self._held[len(certain) :]
-                yield from self._piece(certain, True)
+            self._decide()
+        if self._state == "reasoning":
+            yield from self._reasoning()
         if self._state == "text":
-            text, self._held = self._held, ""
-            yield from self._piece(text, False)
+            yield from self._take(len(self._held))
 
-    def end(self) -> Iterator[Piece]:
-        """What was held back to the end."""
-        held, self._held = self._held, ""
-        yield from self._piece(held.rstrip() if self._state == "thought" else held, self._state == "thought")
+    def end(self) -> Iterator[TextPart]:
+        """Yield what was held back to the end."""
+        if self._state == "reasoning":
+            self._held = self._held.rstrip()
+        yield from self._take(len(self._held))
 
-    def _piece(self, text: str, thinking: bool) -> Iterator[Piece]:
+    def _decide(self) -> None:
+        """Leave the state "start", unless the text may still become the opening mark."""
+        text = self._held.lstrip()
+        if text.startswith(OPEN):
+            self._state, self._held = "reasoning", text.removeprefix(OPEN)
+        elif not OPEN.startswith(text):
+            self._state, self._strip = "text", False  # without reasoning, leading blanks are the answer's
+
+    def _reasoning(self) -> Iterator[TextPart]:
+        reasoning, mark, answer = self._held.partition(CLOSE)
+        if not mark:
+            reasoning = _without_start_of(CLOSE, reasoning)
+        yield from self._take(len(reasoning.rstrip()))
+        if mark:
+            self._state, self._strip, self._held = "text", True, answer
+
+    def _take(self, length: int) -> Iterator[TextPart]:
+        """Yield the first characters of the held text as one part."""
+        text, self._held = self._held[:length], self._held[length:]
         text = text.lstrip() if self._strip else text
         if text:
             self._strip = False
-            yield Piece(text, thinking)
+            yield TextPart(text, self._state == "reasoning")
 
 
-def _without_beginning_of(mark: str, text: str) -> str:
-    """`text` without an end that `mark` may go on from."""
+def _without_start_of(mark: str, text: str) -> str:
+    """Return a text without an ending that `mark` could continue."""
     for length in range(min(len(mark) - 1, len(text)), 0, -1):
         if text.endswith(mark[:length]):
             return text[:-length]
     return text
 
 
-def joined(thinking: str, text: str, opened: bool) -> str:
-    """A thought and an answer as the model writes them; `opened`: the template has written the first mark."""
-    if not thinking:
+def joined(reasoning: str, text: str, opened: bool) -> str:
+    """Return reasoning and answer as the model writes them.
+
+    Args:
+        reasoning: The reasoning, without marks; "" if there was none.
+        text: The answer; "" if the reasoning was not finished.
+        opened: The chat template has written the opening mark.
+    """
+    if not reasoning:
         return text
-    begun = f"{'' if opened else OPEN + chr(10)}{thinking}"
-    return f"{begun}\n{CLOSE}\n\n{text}" if text else begun
+    start = f"{'' if opened else OPEN + chr(10)}{reasoning}"
+    return f"{start}\n{CLOSE}\n\n{text}" if text else start

@@ -1,122 +1,85 @@
-"""What `mink-chat` shows: answers as they come, notes, tables; plain, or with Markdown and colours."""
+"""The terminal, pipe or file that a chat is shown on: the only way for text to get there."""
 
 import os
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import click
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
 
-from mink_local.chat.store import Outcome
-from mink_local.interrupts import until_interrupted
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from mink_local.chat.answer_stream import Answer
-    from mink_local.generation.model import Reply
-
-# What a terminal would obey instead of show: everything below a space but tab and newline, C1, and what
-# turns the direction of writing.
+# Characters that a terminal obeys instead of showing them: everything below a space except tab and newline,
+# C1, and those that change the direction of writing.
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-_BAR = 24  # characters
-
-
-_style: dict[str, bool | None] = {"dim": None if os.environ.get("NO_COLOR") else True}  # of notes
 
 
 def printable(text: str) -> str:
-    """Text that a terminal shows and does not obey."""
+    """Return a text without the characters that a terminal obeys."""
     return _CONTROL_CHARACTERS.sub("", text)
 
 
 def one_line(text: str, width: int) -> str:
-    """The beginning of a text, on one line of `width` columns."""
-    from rich.cells import cell_len, set_cell_size
-
+    """Return the beginning of a text on one line of `width` columns."""
     line = " ".join(printable(text).split())
     return line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"
 
 
-def note(text: str) -> None:
-    """Say something that is not part of an answer."""
-    text = printable(text)
-    if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns
-        text = "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
-    click.echo(click.style(text, dim=_style["dim"]), err=True)
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 token`, `2 tokens`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+class TextWriter(Protocol):
+    """Shows one text piece by piece."""
+
+    def feed(self, text: str) -> None:
+        """Show a piece of the text."""
+
+    def recall(self, text: str) -> None:
+        """Continue a text that was shown before, whose last line is shown again."""
+
+    def end(self) -> None:
+        """Show the rest; the cursor is at the beginning of a line afterwards."""
 
 
 class Screen:
-    """Where a chat is shown.
+    """Shows text, tables and notes, in plain text or with Markdown and colours.
 
-    plain: text as it is. thoughts: "show" them, or "line": only a line that says that there was one.
+    Args:
+        plain: Show text as it is, also on a terminal that has colours.
+        reasoning: "show" the reasoning of a model, or "line": only count its words.
+
+    Attributes:
+        is_plain: Without colours and Markdown: that was asked for, NO_COLOR is set, or standard output
+            cannot show them.
     """
 
-    def __init__(self, plain: bool = False, thoughts: str = "show") -> None:
+    def __init__(self, plain: bool = False, reasoning: str = "show") -> None:
         self.is_terminal = sys.stdout.isatty()
         self.is_dumb = os.environ.get("TERM") in ("dumb", "unknown")
-        self.plain = plain or self.is_dumb or not self.is_terminal or bool(os.environ.get("NO_COLOR"))
-        _style["dim"] = None if self.plain else True
-        self.thoughts = thoughts
-        self._console: Console | None = None
-
-    @property
-    def console(self) -> "Console":
-        from rich.console import Console
-
-        if self._console is None:
-            options: dict[str, Any] = {"color_system": None} if self.plain else {}
-            self._console = Console(highlight=False, markup=False, emoji=False, **options)
-        return self._console
+        self.is_plain = plain or self.is_dumb or not self.is_terminal or bool(os.environ.get("NO_COLOR"))
+        self.reasoning = reasoning
+        options: dict[str, Any] = {"color_system": None} if self.is_plain else {}
+        self.console = Console(highlight=False, markup=False, emoji=False, **options)
+        self._progress = ""  # the line of standard error that is overwritten next
 
     @property
     def width(self) -> int:
+        """The number of columns."""
         return self.console.width
 
     def show(self, *renderables: Any) -> None:
-        """Print text and tables, of which what is not ours must be `printable`."""
+        """Print texts and tables; text in them that is not ours must be `printable`."""
         for renderable in renderables:
             self.console.print(renderable)
 
-    def stream(self, answer: "Answer") -> None:
-        """Show an answer as it comes."""
-        reading = _Reading(answer.reply)
-        answer.waiting = reading.update
-        thought: _Thought | None = None
-        text = self.writer()
-        if answer.continued:
-            text.recall(printable(answer.continued))
-        try:
-            for piece in answer:
-                reading.end()
-                if piece.thinking:
-                    thought = thought or _Thought(self)
-                    thought.feed(printable(piece.text))
-                    continue
-                if thought:
-                    thought.end()
-                    thought = None
-                text.feed(printable(piece.text) if self.is_terminal else piece.text)
-        finally:
-            reading.end()
-            if thought:
-                thought.end()
-            else:
-                text.end()
-
-    def read(self, reply: "Reply") -> None:
-        """Have a prompt read, of which nothing is shown but how far it is."""
-        reading = _Reading(reply)
-        try:
-            for _ in until_interrupted(reply, reading.update):
-                pass
-        finally:
-            reading.end()
+    def cell(self, text: str, style: str = "") -> Text:
+        """Return any text as a cell of a table."""
+        return Text(printable(text), style)
 
     def text(self, text: str) -> None:
         """Show a text as an answer is shown."""
@@ -124,17 +87,34 @@ class Screen:
         writer.feed(printable(text))
         writer.end()
 
-    def writer(self, style: str = "") -> Any:
-        """What shows one text as it comes: `feed` it the pieces, then `end`."""
-        if self.plain:
-            return _Plain(self.is_terminal)
-        from mink_local.chat.markdown import Markdown
+    def note(self, text: str) -> None:
+        """Print something that is not part of an answer, to standard error."""
+        text = printable(text)
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns
+            text = "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
+        click.echo(text if self.is_plain else click.style(text, dim=True), err=True)
 
-        return Markdown(self.console, style)
+    def progress(self, text: str = "") -> None:
+        """Replace the last line of standard error by a text, or clear it; only on a terminal."""
+        if not sys.stderr.isatty():
+            return
+        text = printable(text)[: shutil.get_terminal_size().columns - 1]
+        sys.stderr.write("\r" + text.ljust(len(self._progress)) + ("" if text else "\r"))
+        sys.stderr.flush()
+        self._progress = text
+
+    def writer(self, style: str = "") -> TextWriter:
+        """Return a writer for one text, in a rich style."""
+        if self.is_plain:
+            return _PlainWriter(self.is_terminal)
+        from mink_local.chat.markdown import MarkdownWriter
+
+        return MarkdownWriter(self.console, style)
 
 
-class _Plain:
-    """Text as it is, ended by a newline."""
+class _PlainWriter:
+    """Shows a text as it is, with a newline at the end."""
 
     def __init__(self, is_terminal: bool) -> None:
         self._last = ""
@@ -146,88 +126,9 @@ class _Plain:
         self._last = text
 
     def recall(self, text: str) -> None:
-        """Go on behind a text, whose last line is shown again."""
         if self._is_terminal:
             self.feed(text.rpartition("\n")[2])
 
     def end(self) -> None:
         if self._is_terminal or (self._last and not self._last.endswith("\n")):
             self.feed("\n")
-
-
-class _Thought:
-    """What a model thinks aloud: dim, or a line that counts its words. It is not part of the answer, and so
-    does not go where the answer is written to a file or a pipe."""
-
-    def __init__(self, screen: Screen) -> None:
-        self._text = ""
-        self._writer = None
-        if screen.thoughts == "show" and screen.is_terminal:
-            self._writer = screen.writer("dim italic")
-            if screen.plain:
-                note("(thinking)")
-
-    @property
-    def _words(self) -> int:
-        return len(self._text.split())
-
-    def feed(self, text: str) -> None:
-        self._text += text
-        if self._writer:
-            self._writer.feed(text)
-        else:
-            _overwrite(f"(thinking: {self._words} words)")
-
-    def end(self) -> None:
-        if self._writer:
-            self._writer.feed("\n\n")
-            self._writer.end()
-        else:
-            _overwrite()
-            note(f"(thought for {self._words} words: /think shows them)")
-
-
-class _Reading:
-    """A bar for a prompt that takes long to read."""
-
-    def __init__(self, reply: "Reply") -> None:
-        self._reply = reply
-        self._most = 0
-        self._shown = False
-
-    def update(self) -> None:
-        unread = self._reply.unread_tokens
-        self._most = max(self._most, unread)
-        if unread:
-            self._shown = True
-            done = self._most - unread
-            bar = ("█" * (_BAR * done // self._most)).ljust(_BAR, "░")
-            _overwrite(f"{bar} reading {self._most} tokens")
-
-    def end(self) -> None:
-        if self._shown:
-            _overwrite()
-            self._shown = False
-
-
-def _overwrite(text: str = "") -> None:
-    """Show a text over the line that standard error is on, or clear that line, where it is a terminal."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r{text}" if text else "\r\x1b[K")
-        sys.stderr.flush()
-
-
-def status(outcome: Outcome, n_ctx: int, new_tokens: int) -> str:
-    """An answer in figures, on one line."""
-    seconds = max(outcome.seconds - outcome.first_token_s, 1e-9)
-    parts = [f"{new_tokens} tokens"]
-    if new_tokens > 1:
-        parts.append(f"{(new_tokens - 1) / seconds:.1f} tokens/s")
-    parts.append(f"context {outcome.prompt_tokens + new_tokens}/{n_ctx}")
-    return " · ".join([*parts, distribution(outcome.k)] if outcome.k else parts)
-
-
-def distribution(k: Sequence[int]) -> str:
-    """How many candidates stood at the steps of an answer, in a few words; a step with one is certain."""
-    certain = sum(n == 1 for n in k) / len(k)
-    return f"k median {median(k):g}, most {max(k)}, {certain:.0%} certain"

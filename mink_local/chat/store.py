@@ -1,14 +1,13 @@
 """Conversations on disk: a SQLite file in which every token is committed before it is shown.
 
 The messages of a conversation are a tree: another answer to the same message, or an edited message, is
-a sibling, and `head` is the end of the branch that is being talked on. Nothing that was written is ever
-written over. A message that is being written grows by pieces, one row each; they are folded into it when
-it is finished. Where the program was killed they stay, and reading joins them.
+a sibling, and `head` is the last message of the current branch. Nothing is ever overwritten. While an
+answer is generated, each piece of its text is a row of its own; the pieces are folded into the message at
+the end. If the program is killed, the pieces stay, and reading the message joins them.
 """
 
 import json
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -19,9 +18,10 @@ from typing import Any, Literal
 from platformdirs import user_data_path
 
 from mink_local.errors import MinkError
+from mink_local.files import private_file
 
 Role = Literal["user", "assistant"]
-Statement = tuple[str, tuple[object, ...]]
+_Sql = tuple[str, tuple[object, ...]]  # a statement and its parameters
 
 log = logging.getLogger("mink_local")
 
@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS message (
     content TEXT NOT NULL,
     thinking TEXT NOT NULL,
     how TEXT NOT NULL,  -- JSON: model, sampler, temperature, seed
-    outcome TEXT,       -- JSON: finish_reason, seconds, tokens, k; NULL while it is being written
+    outcome TEXT,       -- JSON: finish_reason, seconds, tokens, k; NULL while it is being generated
     created REAL NOT NULL
 );
 CREATE INDEX IF NOT EXISTS message_parent ON message (conversation, parent);
@@ -58,8 +58,8 @@ CREATE INDEX IF NOT EXISTS piece_message ON piece (message, id);
 
 
 @dataclass(frozen=True)
-class How:
-    """What an answer was drawn with."""
+class SamplingInfo:
+    """The model and the sampling settings of an answer."""
 
     model: str
     sampler: str
@@ -69,11 +69,16 @@ class How:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an answer ended.
+    """The result of an answer that ended.
 
-    tokens: the ids that were drawn, the thought's included, without the one that ended it. k: the number of
-    candidates at every step, the one that ended it included. prompt_tokens, evaluated_tokens: as in `Reply`.
-    first_token_s, seconds: until the first piece, and for all of it.
+    Attributes:
+        finish_reason: As in `Reply`.
+        tokens: Sampled token ids, reasoning included, without the one that ended the answer.
+        k: The number of candidates at every step, including the step that ended the answer.
+        prompt_tokens: As in `Reply`.
+        evaluated_tokens: As in `Reply`.
+        first_token_s: Seconds until the first piece of text.
+        seconds: Seconds for the whole answer.
     """
 
     finish_reason: str | None
@@ -86,23 +91,37 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Message:
-    """One message of a conversation. `how` and `outcome` are an answer's; `outcome` is None where it was
-    not finished: the program was killed, or is still writing it."""
+class StoredMessage:
+    """One message of a conversation.
+
+    Attributes:
+        thinking: The reasoning of an answer, without its marks.
+        how: Model and sampling settings of an answer; None for a user's message.
+        outcome: The result of an answer; None if it is not finished: the program was killed, or it is
+            still being generated.
+        created: Seconds since 1970.
+    """
 
     id: int
     parent: int | None
     role: Role
     content: str
     thinking: str
-    how: How | None
+    how: SamplingInfo | None
     outcome: Outcome | None
     created: float
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """What the list shows of a conversation. `title` is the beginning of its first message."""
+    """A conversation as a list shows it, without its messages.
+
+    Attributes:
+        head: The id of the last message of the current branch.
+        updated: When the last message was added, in seconds since 1970.
+        turns: The number of the user's messages in the current branch.
+        title: The first 200 characters of the first message.
+    """
 
     id: int
     name: str | None
@@ -115,20 +134,27 @@ class Conversation:
 
 
 def default_path() -> Path:
+    """Return where conversations are kept: under the user's data folder."""
     return user_data_path("mink-local") / "conversations.db"
 
 
-class Store:
-    """The conversations in the file at `path`, or in memory where that is None.
+class ConversationStore:
+    """The conversations of one SQLite file, or of memory.
 
-    Several programs may have it open at once. Where the file can no longer be written to (the disk is full,
-    say) everything goes on in memory, with a warning. Raises MinkError where it cannot be opened.
+    Several programs may have the file open at once. If the file can no longer be written (the disk is full,
+    for example), a warning is logged and the conversations go on in memory.
+
+    Args:
+        path: The file, created if it is missing; None for memory.
+
+    Raises:
+        MinkError: The file cannot be opened.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         try:
             if path:
-                _make_private(path)
+                private_file(path)
             self._db = _connect(path or ":memory:")
             _set_up(self._db)
         except (OSError, sqlite3.Error) as error:
@@ -137,10 +163,11 @@ class Store:
             ) from None
 
     def close(self) -> None:
+        """Close the file."""
         self._db.close()
 
-    def _write(self, *statements: Statement) -> int:
-        """Execute in one transaction; returns the id of the row that the first inserted."""
+    def _write(self, *statements: _Sql) -> int:
+        """Execute statements in one transaction; return the id of the row that the first one inserted."""
         try:
             return _execute(self._db, statements)
         except sqlite3.IntegrityError:
@@ -153,14 +180,19 @@ class Store:
             return _execute(self._db, statements)
 
     def begin(self, model: str, system: str | None) -> int:
-        """Start a conversation; returns its id."""
+        """Start a conversation; return its id."""
         sql = "INSERT INTO conversation (model, system, updated) VALUES (?, ?, ?)"
         return self._write((sql, (model, system, time.time())))
 
     def add(
-        self, conversation: int, parent: int | None, role: Role, content: str = "", how: How | None = None
+        self,
+        conversation: int,
+        parent: int | None,
+        role: Role,
+        content: str = "",
+        how: SamplingInfo | None = None,
     ) -> int:
-        """Put a message behind `parent`, which makes it the head; returns its id."""
+        """Add a message after `parent` and make it the head; return its id."""
         now = time.time()
         return self._write(
             (
@@ -175,12 +207,12 @@ class Store:
         )
 
     def append(self, message: int, text: str, thinking: bool = False) -> None:
-        """Add a piece to a message that is being written."""
+        """Add a piece of text to a message that is being generated."""
         sql = "INSERT INTO piece (message, thinking, text) VALUES (?, ?, ?)"
         self._write((sql, (message, thinking, text)))
 
     def finish(self, message: int, outcome: Outcome) -> None:
-        """Fold the pieces of a message into it and note how it ended."""
+        """Fold the pieces of a message into it and store its outcome."""
         whole = self.message(message)
         self._write(
             (
@@ -191,76 +223,82 @@ class Store:
         )
 
     def set_head(self, conversation: int, message: int | None) -> None:
+        """Make a message the end of the current branch; None: before the first message."""
         self._write(("UPDATE conversation SET head = ? WHERE id = ?", (message, conversation)))
 
     def set_system(self, conversation: int, system: str | None) -> None:
+        """Replace the system prompt of a conversation."""
         self._write(("UPDATE conversation SET system = ? WHERE id = ?", (system, conversation)))
 
     def set_model(self, conversation: int, model: str) -> None:
+        """Replace the model of a conversation."""
         self._write(("UPDATE conversation SET model = ? WHERE id = ?", (model, conversation)))
 
     def rename(self, conversation: int, name: str) -> None:
-        """Raises MinkError where another conversation has the name."""
+        """Name a conversation. Raises MinkError if another one has the name."""
         try:
             self._write(("UPDATE conversation SET name = ? WHERE id = ?", (name, conversation)))
         except sqlite3.IntegrityError:
             raise MinkError(f"there is another conversation {name!r}: choose another name") from None
 
     def delete(self, conversation: int) -> None:
+        """Delete a conversation and its messages."""
         self._write(("DELETE FROM conversation WHERE id = ?", (conversation,)))
 
-    def message(self, message: int) -> Message:
+    def message(self, message: int) -> StoredMessage:
+        """Return a message, with the pieces that came until now if it is being generated."""
         row = self._db.execute("SELECT * FROM message WHERE id = ?", (message,)).fetchone()
         pieces = self._db.execute(
             "SELECT thinking, text FROM piece WHERE message = ? ORDER BY id", (message,)
         ).fetchall()
         how, outcome = (json.loads(row[key]) if row[key] else None for key in ("how", "outcome"))
-        return Message(
+        return StoredMessage(
             id=row["id"],
             parent=row["parent"],
             role=row["role"],
-            content=row["content"] + "".join(text for thought, text in pieces if not thought),
-            thinking=row["thinking"] + "".join(text for thought, text in pieces if thought),
-            how=_read(How, how),
-            # Pieces left behind an end: a continuation was killed, and the tokens noted are not all.
-            outcome=None if pieces else _read(Outcome, outcome),
+            content=row["content"] + "".join(text for thinking, text in pieces if not thinking),
+            thinking=row["thinking"] + "".join(text for thinking, text in pieces if thinking),
+            how=_from_json(SamplingInfo, how),
+            # Pieces beside an outcome: the program was killed while it continued the answer, and the stored
+            # tokens are not all.
+            outcome=None if pieces else _from_json(Outcome, outcome),
             created=row["created"],
         )
 
-    def branch(self, head: int | None) -> list[Message]:
-        """The messages from the first to `head`."""
+    def branch(self, head: int | None) -> list[StoredMessage]:
+        """Return the messages from the first to `head`."""
         messages = []
         while head is not None:
             messages.append(self.message(head))
             head = messages[-1].parent
         return messages[::-1]
 
-    def children(self, conversation: int, parent: int | None) -> list[Message]:
-        """What was ever put behind a message, oldest first; None asks for the first messages."""
+    def children(self, conversation: int, parent: int | None) -> list[StoredMessage]:
+        """Return every message that follows `parent`, oldest first; None asks for the first messages."""
         rows = self._db.execute(
             "SELECT id FROM message WHERE conversation = ? AND parent IS ? ORDER BY id",
             (conversation, parent),
         ).fetchall()
         return [self.message(row["id"]) for row in rows]
 
-    def messages(self, conversation: int) -> list[Message]:
-        """Every message of every branch, oldest first."""
+    def messages(self, conversation: int) -> list[StoredMessage]:
+        """Return every message of every branch, oldest first."""
         rows = self._db.execute("SELECT id FROM message WHERE conversation = ? ORDER BY id", (conversation,))
         return [self.message(row["id"]) for row in rows.fetchall()]
 
     def conversations(self) -> list[Conversation]:
-        """All of them, the one talked in last first."""
+        """Return all conversations, the most recent first."""
         return self._conversations("1")
 
     def latest(self) -> Conversation:
-        """Raises MinkError where there is none yet."""
+        """Return the most recent conversation. Raises MinkError if there is none."""
         found = self._conversations("head IS NOT NULL", limit=1)
         if not found:
             raise MinkError("there is no conversation to continue yet")
         return found[0]
 
     def find(self, name: str) -> Conversation:
-        """The conversation of a name, or of a number as the list shows it. Raises MinkError."""
+        """Return the conversation of a name, or of a number that a list shows. Raises MinkError."""
         found = self._conversations("name = ?", name)
         if not found and name.isdecimal():
             found = self._conversations("conversation.id = ?", int(name[:18]))
@@ -269,6 +307,7 @@ class Store:
         return found[0]
 
     def get(self, conversation: int) -> Conversation:
+        """Return the conversation of an id."""
         return self._conversations("conversation.id = ?", conversation)[0]
 
     def _conversations(self, where: str, *arguments: object, limit: int = -1) -> list[Conversation]:
@@ -295,9 +334,9 @@ def _connect(path: Path | str) -> sqlite3.Connection:
 
 
 def _set_up(db: sqlite3.Connection) -> None:
-    """Make the tables where there are none."""
+    """Create the tables of a new file."""
     db.execute("PRAGMA journal_mode = WAL")
-    # In WAL mode a commit outlives the program at once, and the machine's power a little later.
+    # In WAL mode a commit survives the end of the program at once, and a power cut a little later.
     db.execute("PRAGMA synchronous = NORMAL")
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
@@ -308,7 +347,7 @@ def _set_up(db: sqlite3.Connection) -> None:
         raise sqlite3.DatabaseError("a newer version of this program wrote them")
 
 
-def _execute(db: sqlite3.Connection, statements: Sequence[Statement]) -> int:
+def _execute(db: sqlite3.Connection, statements: Sequence[_Sql]) -> int:
     db.execute("BEGIN IMMEDIATE")
     try:
         ids = [db.execute(sql, arguments).lastrowid for sql, arguments in statements]
@@ -320,15 +359,9 @@ def _execute(db: sqlite3.Connection, statements: Sequence[Statement]) -> int:
     return ids[0] or 0
 
 
-def _read(kind: type[Any], values: dict[str, Any] | None) -> Any:
-    """A dataclass from what was written of it, by this version or by one with fewer or more fields."""
+def _from_json(kind: type[Any], values: dict[str, Any] | None) -> Any:
+    """Return a dataclass from stored fields; another version may have stored fewer or more."""
     if values is None:
         return None
     names = {f.name for f in fields(kind)}
     return kind(**{name: value for name, value in values.items() if name in names})
-
-
-def _make_private(path: Path) -> None:
-    """Create the file where it is missing, for its owner alone: conversations are nobody else's."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))

@@ -1,4 +1,4 @@
-"""A step taken apart: the numbers of /explain, its picture, and the colours of /heat."""
+"""The numbers of /explain, its picture, and the colours of /heat."""
 
 from pathlib import Path
 
@@ -12,24 +12,26 @@ from mink_local.samplers import MinK
 
 
 def test_by_hand() -> None:
-    """R = 6; weights (1/6)/1, (4/6)/2, (1/6)/3: the cliff is behind the second."""
-    step = explain.take_apart(np.array([1, 5, 0, 6, -np.inf, np.nan], np.float32), drawn=0, temperature=2.0)
+    """R = 6; weights (1/6)/1, (4/6)/2, (1/6)/3: the cliff is after the second."""
+    step = explain.sampling_step(
+        np.array([1, 5, 0, 6, -np.inf, np.nan], np.float32), sampled=0, temperature=2.0
+    )
     assert step.ids.tolist() == [3, 1, 0, 2]
     assert step.weights == pytest.approx([1 / 6, 4 / 6 / 2, 1 / 6 / 3, np.nan], nan_ok=True)
-    assert explain.cliff(step) == step.kept["min-k:tau=3"] == 2
-    assert step.drawn == 2
+    assert step.cliff == step.kept["min-k:tau=3"] == 2
+    assert step.sampled == 2
     weights = np.exp([3, 2.5, 0.5, 0])
     assert step.p_hot == pytest.approx(weights / weights.sum())
     assert step.p.sum() == pytest.approx(1)
-    assert explain.places(step, 3) == [0, 1, 2]
-    assert explain.places(step, 2) == [0, 2]  # the one that was drawn is always shown
+    assert step.shown_ranks(3) == [0, 1, 2]
+    assert step.shown_ranks(2) == [0, 2]  # the sampled one is always shown
 
 
 def test_on_real_logits(logits: NDArray[np.float32], tmp_path: Path) -> None:
-    step = explain.take_apart(logits[0], int(logits[0].argmax()), 5.0)
-    assert step.drawn == 0
+    step = explain.sampling_step(logits[0], int(logits[0].argmax()), 5.0)
+    assert step.sampled == 0
     kept, _ = MinK().candidates(logits[0])
-    assert step.ids[: explain.cliff(step)].tolist() == kept.tolist()
+    assert step.ids[: step.cliff].tolist() == kept.tolist()
     for method in explain.METHODS:
         assert step.kept[str(method)] == method.cutoff(logits[0], 5.0)
     explain.plot(step, ["$x_1", "日本語", "\n"], tmp_path / "step.svg")

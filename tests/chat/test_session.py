@@ -6,22 +6,18 @@ from typing import Any
 import pytest
 
 from mink_local import load_model
-from mink_local.chat.answer_stream import Answer
-from mink_local.chat.cli import cli
-from mink_local.chat.options import BY_KEY
+from mink_local.chat.answer_stream import AnswerStream
 from mink_local.chat.session import Session, drop_oldest_turns
-from mink_local.chat.settings import Settings
-from mink_local.chat.store import Message, Store
+from mink_local.chat.store import ConversationStore, StoredMessage
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.model import Model
 from mink_local.interrupts import until_interrupted
+from tests.chat.conftest import new_session
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
 
-def session(model: Model, *arguments: str, store: Store | None = None) -> Session:
-    context = cli.make_context("mink-chat", ["--temp", "0", "-n", "8", *arguments])
-    return Session(model, Settings(context), store or Store())
+session = new_session
 
 
 def said(session: Session) -> list[str]:
@@ -38,12 +34,12 @@ def test_a_conversation_is_kept(smollm2: Model) -> None:
     answer = chat.ask("And now?")
     second = "".join(piece.text for piece in answer)
     assert said(chat) == ["Hello", first, "And now?", second]
-    messages, dropped = chat.prompt(chat.branch[:-1])
-    assert dropped == 0
+    messages = chat.prompt(chat.branch[:-1])
+    assert answer.draft.dropped == 0
     assert messages[0] == {"role": "system", "content": "Be brief."}
     assert answer.outcome
     assert answer.outcome.prompt_tokens == smollm2.count_tokens(messages)
-    assert answer.outcome.tokens == answer.reply.tokens == chat.written(chat.last_answer())
+    assert answer.outcome.tokens == answer.reply.tokens == chat.answer_tokens(chat.last_answer())
 
 
 def test_branches(smollm2: Model) -> None:
@@ -93,7 +89,7 @@ def test_going_on_gives_the_answer_in_one_piece(smollm2: Model) -> None:
 
 
 @pytest.mark.parametrize("how", ["fails", "is interrupted", "does not fit"])
-def test_what_brings_nothing_changes_nothing(
+def test_an_answer_without_a_token_changes_nothing(
     smollm2: Model, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     chat = session(smollm2)
@@ -106,7 +102,7 @@ def test_what_brings_nothing_changes_nothing(
 
     if how == "fails":
         monkeypatch.setattr("mink_local.generation.answer.Answer.draw", draw)
-    acts: list[Callable[[], Answer]] = [lambda: chat.ask(text), lambda: chat.edit(text)]
+    acts: list[Callable[[], AnswerStream]] = [lambda: chat.ask(text), lambda: chat.edit(text)]
     for act in acts if how == "does not fit" else [*acts, chat.regenerate]:
         if how == "is interrupted":
             answer = act()
@@ -125,13 +121,14 @@ def test_what_brings_nothing_changes_nothing(
 def test_what_came_before_a_failure_is_kept(smollm2: Model) -> None:
     chat = session(smollm2)
     answer = chat.ask("Tell me a story.")
-    first = next(answer)
-    answer.close()
+    parts = answer.parts()
+    first = next(parts)
+    parts.close()
     assert said(chat)[-1].startswith(first.text)
 
 
 def test_another_process_goes_on(smollm2: Model) -> None:
-    store = Store()
+    store = ConversationStore()
     chat = session(smollm2, "--system", "You are a pirate.", store=store)
     ask(chat, "Hello")
     again = session(smollm2, store=store)
@@ -146,11 +143,11 @@ def test_another_process_goes_on(smollm2: Model) -> None:
 
 
 def test_the_next_answer_is_read_for(smollm2: Model) -> None:
-    """What `reread` has evaluated need not be evaluated again."""
+    """What `prefill` has evaluated need not be evaluated again."""
     chat = session(smollm2)
     ask(chat, "Tell me a story about a dog.")
     list(smollm2.chat([{"role": "user", "content": "Something else"}], max_tokens=1))
-    reply = chat.reread()
+    reply = chat.prefill()
     assert reply
     list(until_interrupted(reply))
     answer = chat.ask("And now?")
@@ -161,8 +158,8 @@ def test_the_next_answer_is_read_for(smollm2: Model) -> None:
 def test_answers_of_another_model_are_read_as_text(smollm2: Model) -> None:
     chat = session(smollm2)
     text = ask(chat, "Hello")
-    other = Message(**{**vars(chat.last_answer()), "how": None})
-    assert "".join(smollm2.texts(chat.written(other))) == text
+    other = StoredMessage(**{**vars(chat.last_answer()), "how": None})
+    assert "".join(smollm2.texts(chat.answer_tokens(other))) == text
 
 
 def turns(n: int) -> list[dict[str, str]]:
@@ -177,13 +174,14 @@ def test_oldest_turns_are_dropped(smollm2: Model) -> None:
     system = [{"role": "system", "content": "You are brief."}]
     last = {"role": "user", "content": "the last"}
     short = [*system, *turns(3), last]
-    assert drop_oldest_turns(short, smollm2, None) == (short, 0)
-    kept, dropped = drop_oldest_turns([*system, *turns(12), last], smollm2, None)
-    assert 6 <= dropped < 12
-    assert kept == [*system, *turns(12)[2 * dropped :], last]
+    assert drop_oldest_turns(short, smollm2, None) == short
+    kept = drop_oldest_turns([*system, *turns(12), last], smollm2, None)
+    dropped = 26 - len(kept)
+    assert 12 <= dropped < 24
+    assert kept == [*system, *turns(12)[dropped:], last]
     assert smollm2.count_tokens(kept) <= smollm2.n_ctx // 2
     huge = {"role": "user", "content": "word " * 2000}
-    assert drop_oldest_turns([*system, *turns(3), huge], smollm2, None) == ([*system, huge], 3)
+    assert drop_oldest_turns([*system, *turns(3), huge], smollm2, None) == [*system, huge]
 
 
 def test_many_turns_in_a_small_context() -> None:
@@ -193,8 +191,8 @@ def test_many_turns_in_a_small_context() -> None:
     for i in range(20):
         answer = chat.ask(f"Tell me of the number {i}.")
         list(answer)
-        drops += answer.dropped
-        if not answer.dropped:
+        drops += answer.draft.dropped
+        if not answer.draft.dropped:
             evaluated = max(evaluated, answer.reply.evaluated_tokens) if i else 0
         assert answer.reply.prompt_tokens + answer.reply.n_tokens <= 256
     assert len(chat.branch) == 40
@@ -222,19 +220,3 @@ def test_leaving_the_loop_ends_the_thread() -> None:
     assert next(pieces) == "x"
     pieces.close()
     assert endless.interrupted
-
-
-def test_settings_change_together_or_not_at_all(smollm2: Model) -> None:
-    chat = session(smollm2)
-    settings = chat.settings
-    for key, text in (("temp", "nan"), ("sampler", "max-k"), ("dry-multiplier", "-1"), ("seed", "x")):
-        before = dict(settings)
-        with pytest.raises(ValueError, match=r"\w+"):
-            settings.change(BY_KEY[key], text)
-        assert dict(settings) == before
-    settings.change(BY_KEY["logit-bias"], "5=1 7=-inf")
-    assert settings.constraints
-    assert settings.constraints.logit_bias == {5: 1.0, 7: float("-inf")}
-    assert settings.shown(BY_KEY["logit-bias"]) == "5=1 7=-inf"
-    settings.change(BY_KEY["logit-bias"], "default")
-    assert not settings["logit_bias"]

@@ -1,6 +1,5 @@
-"""Where settings come from: command line, environment, file; and what the shell completes."""
+"""The settings: where values come from, what /set changes, and what the shell completes."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,21 +10,23 @@ import pytest
 from click.testing import CliRunner
 
 from mink_local.chat.cli import cli
-from mink_local.chat.options import BY_KEY
-from mink_local.chat.settings import Settings, config_path
-from tests.chat.test_cli import MINK_CHAT, chat
+from mink_local.chat.options import BY_KEY, SETTINGS
+from mink_local.chat.setting import Setting, config_path
+from mink_local.chat.settings import Settings
+from mink_local.samplers import Greedy, MinK
+from tests.chat.conftest import MinkChat, context
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
 
 def write_config(text: str) -> Path:
     config_path().parent.mkdir(parents=True, exist_ok=True)
-    config_path().write_text(text)
+    config_path().write_text(text, encoding="utf-8")
     return config_path()
 
 
 def settings(*arguments: str) -> Settings:
-    return Settings(cli.make_context("mink-chat", list(arguments)))
+    return Settings(context(*arguments))
 
 
 def test_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,13 +46,62 @@ def test_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given.sources["max_tokens"] == str(path)
     given.change(BY_KEY["temp"], "5")
     assert given.sources["temp"] == "set in this chat"
-    given.change(BY_KEY["max-tokens"], "default")
-    assert (given["max_tokens"], given.sources["max_tokens"]) == (5, str(path))
+
+
+def test_default_is_the_value_without_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_config("[chat]\nmax-tokens = 5\ntemp = 2\n")
+    monkeypatch.setenv("MINK_TEMP", "3")
+    given = settings("-t", "4", "-n", "9")
+    for key, value, source in (("max-tokens", 5, str(path)), ("temp", 3.0, "MINK_TEMP")):
+        given.change(BY_KEY[key], "default")
+        assert (given[BY_KEY[key].name], given.sources[BY_KEY[key].name]) == (value, source)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
+def test_every_setting_can_be_reset_without_a_file(setting: Setting) -> None:
+    fresh, changed = settings(), settings()
+    changed.put(setting.name, "something else", "set in this chat")
+    changed.change(setting, "default")
+    assert changed[setting.name] == fresh[setting.name]
+    assert changed.sources[setting.name] == "default"
+    changed.check()
+    assert changed.shown(setting) == fresh.shown(setting)
+
+
+def test_settings_change_together_or_not_at_all() -> None:
+    changed = settings()
+    for key, text in (("temp", "nan"), ("sampler", "max-k"), ("dry-multiplier", "-1"), ("seed", "x")):
+        before = changed.state()
+        with pytest.raises(ValueError, match=r"\w+"):
+            changed.change(BY_KEY[key], text)
+        assert changed.state() == before
+    changed.change(BY_KEY["logit-bias"], "5=1 7=-inf")
+    assert changed.constraints
+    assert changed.constraints.logit_bias == {5: 1.0, 7: float("-inf")}
+    assert changed.shown(BY_KEY["logit-bias"]) == "5=1 7=-inf"
+    changed.change(BY_KEY["logit-bias"], "default")
+    assert changed.constraints is None
+
+
+def test_a_sampler_is_shown_with_its_tau() -> None:
+    changed = settings("--sampler", "min-k:tau=1")
+    changed.change(BY_KEY["tau"], "5")
+    assert changed.shown(BY_KEY["sampler"]) == "min-k:tau=5"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("auto", None), ("host", False), ("backend", True), ("graph", True)]
+)
+def test_where_tokens_are_sampled(text: str, value: bool | None) -> None:
+    assert settings("--sampling", text).backend_sampling is value
 
 
 def test_another_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[chat]\nseed = 7\n")
-    assert settings("--config", str(tmp_path / "mine.toml"))["seed"] == 7
+    mine = settings("--config", str(tmp_path / "mine.toml"), "--seed", "8")
+    assert mine["seed"] == 8
+    mine.change(BY_KEY["seed"], "default")
+    assert (mine["seed"], mine.sources["seed"]) == (7, str(tmp_path / "mine.toml"))
 
 
 @pytest.mark.parametrize(
@@ -59,37 +109,38 @@ def test_another_file(tmp_path: Path) -> None:
     [
         ("[chat]\ntemp = 'hot'\n", "'hot' is not a valid float range. (in {path})"),
         ("[chat]\ntemp = true\n", "'true' is not a valid float range. (in {path})"),
-        ("[chat]\ntemp = [1]\n", "{path}: temp has a value of another kind."),
-        ("[chat]\ntemp = nan\n", "{path}: temp has a value of another kind."),
+        ("[chat]\ntemp = nan\n", "nan is not a finite number. (in {path})"),
+        ("[chat]\ntemp = [1]\n", "{path}: temp must be a single value."),
+        ("[chat]\nsampler = 'max-k'\n", "unknown sampler 'max-k'"),
         ("[chat]\nparrot = 1\n", "{path}: there is no setting 'parrot' in [chat]."),
         ("chat = 1\n", "{path}: chat must be a table, [chat]."),
         ("[chat\n", "{path} cannot be read: "),
     ],
 )
-def test_bad_files_are_one_sentence(config: str, complaint: str) -> None:
+def test_bad_files_are_one_sentence(mink_chat: MinkChat, config: str, complaint: str) -> None:
     path = write_config(config)
-    result = chat("-p", "Hi")
-    assert (result.returncode, result.stdout) == (2, "")
-    assert complaint.format(path=path) in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    result = mink_chat("-p", "Hi")
+    assert (result.status, result.out) == (2, "")
+    assert complaint.format(path=path) in result.err
+    assert len(result.err.splitlines()) == 1
 
 
-def test_bad_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_variables_are_named(mink_chat: MinkChat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINK_TAU", "-1")
-    assert "-1.0 is not in the range x>=0. (in MINK_TAU)" in chat("-p", "Hi").stderr
+    assert "-1.0 is not in the range x>=0. (in MINK_TAU)" in mink_chat("-p", "Hi").err
 
 
 def test_tau_from_the_file_is_for_min_k_only() -> None:
     write_config("[chat]\ntau = 1\n")
-    assert str(settings().sampler) == "min-k:tau=1"
+    assert settings().sampler == MinK(tau=1.0)
     greedy = settings("--sampler", "greedy")
     greedy.check()
-    assert str(greedy.sampler) == "greedy"
+    assert greedy.sampler == Greedy()
 
 
 def test_help_names_everything() -> None:
     text = CliRunner().invoke(cli, ["--help"], prog_name="mink-chat").output
-    for setting in BY_KEY.values():
+    for setting in SETTINGS:
         assert f"--{setting.key}" in text
         assert setting.help
     for word in ("MINK_MAX_TOKENS", "config.toml", "Exit status", "Completion", "Examples"):
@@ -100,31 +151,38 @@ def test_help_names_everything() -> None:
 AS_MINK_CHAT = "import sys; sys.argv[0] = 'mink-chat'; from mink_local.chat import main; main()"
 
 
-def tell(instruction: str, **environment: str) -> str:
-    """What the program answers a shell's completion."""
+def told_to_shell(instruction: str, **environment: str) -> str:
+    """Return the program's answer to a shell's request for completions."""
     environment = {**os.environ, "_MINK_CHAT_COMPLETE": instruction, **environment}
     command = [sys.executable, "-c", AS_MINK_CHAT]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
 
 
 def complete(shell: str, *words: str) -> str:
-    """What the last of these words may go on to."""
+    """Return the completions of the last of these words."""
     at = words[-1] if shell == "fish" else str(len(words))
-    return tell(f"{shell}_complete", COMP_WORDS=" ".join(("mink-chat", *words)), COMP_CWORD=at)
+    return told_to_shell(f"{shell}_complete", COMP_WORDS=" ".join(("mink-chat", *words)), COMP_CWORD=at)
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(shell: str) -> None:
-    assert "top-n-sigma" in complete(shell, "--sampler", "top-")
-    assert "smollm2-135m" in complete(shell, "--model", "smol")
-    assert "--max-tokens" in complete(shell, "--max")
-    assert "graph" in complete(shell, "--sampling", "gr")
+@pytest.mark.parametrize(
+    ("shell", "words", "completion"),
+    [
+        ("bash", ("--sampler", "top-"), "top-n-sigma"),
+        ("zsh", ("--model", "smol"), "smollm2-135m"),
+        ("fish", ("--max",), "--max-tokens"),
+        ("bash", ("--sampling", "ba"), "backend"),
+    ],
+)
+def test_completion(shell: str, words: tuple[str, ...], completion: str) -> None:
+    assert completion in complete(shell, *words)
 
 
+@pytest.mark.slow
+@pytest.mark.posix
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(shell: str, tmp_path: Path) -> None:
-    """The script of a shell is one that it reads, and in bash completes."""
-    script = tell(f"{shell}_source")
+    """The script of a shell is one that the shell can parse; in bash it completes."""
+    script = told_to_shell(f"{shell}_source")
     assert "mink-chat" in script
     if not shutil.which(shell):
         pytest.skip(f"{shell} is not installed")
@@ -132,7 +190,7 @@ def test_completion_scripts(shell: str, tmp_path: Path) -> None:
     assert subprocess.run([shell, "-n", str(tmp_path / "script")], check=False).returncode == 0
     if shell == "bash":
         program = tmp_path / "mink-chat"
-        program.write_text(f'#!/bin/sh\nexec {" ".join(MINK_CHAT)} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m mink_local.chat "$@"\n')
         program.chmod(0o755)
         typed = (
             f"PATH={tmp_path}:$PATH; . {tmp_path}/script; "
@@ -141,46 +199,3 @@ def test_completion_scripts(shell: str, tmp_path: Path) -> None:
         )
         result = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, check=True)
         assert result.stdout.split() == ["min-k", "min-p"]
-
-
-def test_a_list_and_exports_need_no_model(tmp_path: Path) -> None:
-    from mink_local.chat.store import How, Outcome, Store, default_path
-
-    store = Store(default_path())
-    conversation = store.begin("parrot", "Be brief.")
-    user = store.add(conversation, None, "user", "Say `hi` \x1b[31m日本語 " + "long " * 50)
-    answer = store.add(conversation, user, "assistant", "**Hi!**", How("parrot", "min-k:tau=3", 5.0, 7))
-    store.finish(answer, Outcome("stop", [1], [2, 1]))
-    store.add(conversation, user, "assistant", "Another")
-    store.set_head(conversation, answer)
-    store.rename(conversation, "birds")
-    listed = chat("--list")
-    assert listed.returncode == 0
-    assert "birds" in listed.stdout
-    assert "\x1b" not in listed.stdout
-    assert chat("--resume", "birds", "--export", str(tmp_path / "b.md")).returncode == 0
-    assert "# birds" in (tmp_path / "b.md").read_text()
-    assert "## parrot\n\n**Hi!**\n\n*min-k:tau=3, temperature 5, seed 7*" in (tmp_path / "b.md").read_text()
-    assert chat("--export", str(tmp_path / "b.json")).returncode == 0
-    whole = json.loads((tmp_path / "b.json").read_text())
-    assert [message["content"] for message in whole["messages"]][1] == "**Hi!**"
-    assert [message["content"] for message in whole["other_branches"]] == ["Another"]
-    missing = chat("--continue", "-p", "Hi")
-    assert missing.returncode == 2
-    assert "unknown model 'parrot'" in missing.stderr
-    assert "--model names another" in missing.stderr
-    assert chat("--export", str(tmp_path / "no" / "b.md")).returncode == 1
-
-
-def test_a_prompt_goes_on_with_a_conversation(own_files: Path) -> None:
-    chat("-p", "Hello", "-n", "3")
-    assert not own_files.exists()  # a single answer is not kept
-    from mink_local.chat.store import Store, default_path
-
-    store = Store(default_path())
-    store.add(store.begin("smollm2-135m", None), None, "user", "My name is Max.")
-    store.add(1, 1, "assistant", "Hello Max!")
-    result = chat("--continue", "-p", "What is my name?", "-t", "0", "-n", "12")
-    assert result.returncode == 0, result.stderr
-    assert "Max" in result.stdout
-    assert [message.role for message in store.branch(store.latest().head)] == ["user", "assistant"] * 2

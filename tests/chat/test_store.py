@@ -1,4 +1,4 @@
-"""Conversations on disk: nothing is lost, nothing is written over."""
+"""Conversations on disk: nothing is lost, nothing is overwritten."""
 
 import os
 import sqlite3
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from mink_local.chat.store import How, Outcome, Store
+from mink_local.chat.store import ConversationStore, Outcome, SamplingInfo
 from mink_local.errors import MinkError
 
-HOW = How("model", "min-k:tau=3", 5.0, 7)
+HOW = SamplingInfo("model", "min-k:tau=3", 5.0, 7)
 
 
 def test_a_message_grows_by_pieces_and_is_folded(tmp_path: Path) -> None:
-    store, other = Store(tmp_path / "c.db"), Store(tmp_path / "c.db")
+    store, other = ConversationStore(tmp_path / "c.db"), ConversationStore(tmp_path / "c.db")
     conversation = store.begin("model", "Be brief.")
     user = store.add(conversation, None, "user", "Hello")
     answer = store.add(conversation, user, "assistant", how=HOW)
@@ -28,7 +28,7 @@ def test_a_message_grows_by_pieces_and_is_folded(tmp_path: Path) -> None:
     store.finish(answer, outcome)
     whole = other.message(answer)
     assert (whole.thinking, whole.content, whole.outcome) == ("Well", "Hi 😀", outcome)
-    store.append(answer, " and more")  # it is gone on with, and the program is killed
+    store.append(answer, " and more")  # it is continued, and the program is killed
     assert other.message(answer).content == "Hi 😀 and more"
     assert other.message(answer).outcome is None
     assert [message.id for message in other.branch(answer)] == [user, answer]
@@ -39,7 +39,7 @@ def test_a_message_grows_by_pieces_and_is_folded(tmp_path: Path) -> None:
 
 
 def test_branches() -> None:
-    store = Store()
+    store = ConversationStore()
     conversation = store.begin("model", None)
     user = store.add(conversation, None, "user", "one")
     answers = [store.add(conversation, user, "assistant", text) for text in ("a", "b")]
@@ -55,7 +55,7 @@ def test_branches() -> None:
 
 
 def test_names(tmp_path: Path) -> None:
-    store = Store(tmp_path / "c.db")
+    store = ConversationStore(tmp_path / "c.db")
     with pytest.raises(MinkError, match="no conversation to continue"):
         store.latest()
     one, two = store.begin("model", None), store.begin("model", None)
@@ -71,16 +71,17 @@ def test_names(tmp_path: Path) -> None:
 
 def test_files_that_are_no_store(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("not a database " * 99)
-    for path in (tmp_path / "text.db", tmp_path, Path("/proc/nowhere/c.db")):
+    for path in (tmp_path / "text.db", tmp_path, tmp_path / "text.db" / "c.db"):
         with pytest.raises(MinkError, match="cannot be opened"):
-            Store(path)
-    Store(tmp_path / "new.db")._db.execute("PRAGMA user_version = 99")
+            ConversationStore(path)
+    ConversationStore(tmp_path / "new.db")._db.execute("PRAGMA user_version = 99")
     with pytest.raises(MinkError, match="a newer version"):
-        Store(tmp_path / "new.db")
+        ConversationStore(tmp_path / "new.db")
 
 
-def test_it_is_its_owners_alone(tmp_path: Path) -> None:
-    Store(tmp_path / "folder" / "c.db")
+@pytest.mark.posix
+def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
+    ConversationStore(tmp_path / "folder" / "c.db")
     assert stat.S_IMODE((tmp_path / "folder").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "folder" / "c.db").stat().st_mode) == 0o600
 
@@ -88,7 +89,7 @@ def test_it_is_its_owners_alone(tmp_path: Path) -> None:
 def test_a_full_disk_costs_the_store_not_the_conversation(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store(tmp_path / "c.db")
+    store = ConversationStore(tmp_path / "c.db")
     conversation = store.begin("model", None)
     answer = store.add(conversation, None, "user", "kept")
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
@@ -103,8 +104,8 @@ def test_a_full_disk_costs_the_store_not_the_conversation(
 WRITER = """
 import sys
 from pathlib import Path
-from mink_local.chat.store import Store
-store = Store(Path(sys.argv[1]))
+from mink_local.chat.store import ConversationStore
+store = ConversationStore(Path(sys.argv[1]))
 conversation = store.begin("model", None)
 message = store.add(conversation, None, "user")
 for i in range(10**9):
@@ -113,10 +114,10 @@ for i in range(10**9):
 """
 
 
-def test_a_kill_loses_nothing_that_was_said(tmp_path: Path) -> None:
+def test_a_kill_loses_nothing_that_was_shown(tmp_path: Path) -> None:
     """Two writers at once, killed while they write."""
     path = tmp_path / "c.db"
-    Store(path).close()
+    ConversationStore(path).close()
     writers = [
         subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path)],
@@ -133,7 +134,7 @@ def test_a_kill_loses_nothing_that_was_said(tmp_path: Path) -> None:
         writer.stdout.close()
         writer.wait()
         said.append([int(line) for line in lines if line.endswith("\n")][-1])
-    store = Store(path)
+    store = ConversationStore(path)
     contents = [store.messages(conversation.id)[0].content.split() for conversation in store.conversations()]
     for last in said:
         assert any(len(content) - 1 in (last, last + 1) for content in contents)

@@ -1,4 +1,4 @@
-"""A chat in a terminal that a test types into and looks at: pexpect for the keys, pyte for the screen."""
+"""A chat in a terminal that a test types into: pexpect for the keys, pyte for the screen."""
 
 import os
 import sys
@@ -12,8 +12,15 @@ _PROMPT_BEGINS = "\x1b[?2004h"  # bracketed paste is switched on for every input
 
 
 class Terminal:
-    """`mink-chat` with `arguments` in a terminal of rows × columns, waited for until it prompts, which where
-    it is `plain` is only seen on the screen."""
+    """`mink-chat` in a terminal, from its first prompt on.
+
+    Args:
+        arguments: Of the program.
+        rows: Of the terminal.
+        columns: Of the terminal.
+        plain: The prompt is Python's own: only the screen shows it.
+        env: Variables besides those of this process.
+    """
 
     def __init__(
         self, *arguments: str, rows: int = 24, columns: int = 80, plain: bool = False, **env: str
@@ -31,21 +38,21 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What is and was on the screen, a line a row."""
+        """All rows that are or were on the screen."""
         columns = range(self._screen.columns)
         history = ["".join(row[x].data for x in columns) for row in self._screen.history.top]
         return "\n".join(line.rstrip() for line in [*history, *self._screen.display])
 
     @property
     def screen(self) -> str:
-        """What is on the screen now."""
+        """The rows that are on the screen now."""
         return "\n".join(line.rstrip() for line in self._screen.display).rstrip()
 
     def until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
-        """Show what comes until the condition holds."""
+        """Read output until the condition holds."""
         end = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < end, f"waited in vain; the screen:\n{self.text}"
+            assert time.monotonic() < end, f"timed out; the screen:\n{self.text}"
             self._read()
 
     def _read(self) -> None:
@@ -57,7 +64,7 @@ class Terminal:
         self._stream.feed(data)
 
     def settle(self, seconds: float = 0.3) -> None:
-        """Show what comes in this time."""
+        """Read output for so many seconds."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._read()
@@ -66,7 +73,7 @@ class Terminal:
         self.child.send(keys)
 
     def say(self, text: str) -> str:
-        """Type a line, and return what was shown until the next prompt."""
+        """Type a line; return what is shown until the next prompt."""
         return self.until_prompt(lambda: self.send(text + "\r"))
 
     def until_prompt(self, act: Callable[[], None]) -> str:

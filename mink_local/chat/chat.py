@@ -1,0 +1,112 @@
+"""The state of a running chat: what commands and the loop work on."""
+
+import contextlib
+from collections.abc import Callable
+
+from mink_local.chat.answer_stream import AnswerStream
+from mink_local.chat.progress import note_end, show_answer, show_prefill, status
+from mink_local.chat.screen import Screen, counted
+from mink_local.chat.session import Session
+from mink_local.chat.setting import Setting
+from mink_local.chat.settings import SettingsState
+from mink_local.errors import MinkError
+from mink_local.generation.model import Model
+from mink_local.interrupts import on_interrupt
+from mink_local.models.catalog import resolve
+from mink_local.models.trust import vet
+
+
+class Chat:
+    """A session, and the screen that shows it.
+
+    Args:
+        session: The conversation.
+        screen: Where answers and notes are shown.
+        load: Loads the model that the settings name.
+
+    Attributes:
+        attached: Texts of files that are sent with the next message.
+        prefill: Text that the next input line begins with.
+        stopped: Ctrl-C was pressed since the last line was typed.
+        leaving: The chat ends after this command.
+    """
+
+    def __init__(self, session: Session, screen: Screen, load: Callable[[], Model]) -> None:
+        self.session = session
+        self.screen = screen
+        self.attached: list[str] = []
+        self.prefill = ""
+        self.stopped = False
+        self.leaving = False
+        self._load = load
+
+    def note(self, text: str) -> None:
+        """Print something that is not part of an answer."""
+        self.screen.note(text)
+
+    def ask(self, text: str) -> None:
+        """Send a message with the attached files, and show the answer."""
+        answer = self.session.ask("\n\n".join([*self.attached, text]))
+        self.show(answer)
+        if answer.is_kept:
+            self.attached.clear()
+
+    def show(self, answer: AnswerStream) -> None:
+        """Show an answer while it is generated, then its figures."""
+        if dropped := answer.draft.dropped:
+            self.note(
+                f"(the conversation outgrew the context: the oldest {counted(dropped, 'turn')} left it)"
+            )
+        try:
+            with on_interrupt(answer.reply.interrupt):
+                if self.stopped:
+                    answer.reply.interrupt()
+                show_answer(self.screen, answer)
+        finally:
+            settings, n_ctx = self.session.settings, self.session.model.n_ctx
+            note_end(self.screen, answer.reply, settings["max_tokens"], n_ctx)
+            if answer.outcome and answer.reply.n_tokens and settings["status"]:
+                self.note(status(answer.outcome, n_ctx, answer.reply.n_tokens))
+            print()
+
+    def evaluate(self) -> None:
+        """Have the model evaluate the conversation, so that the next answer begins at once."""
+        with contextlib.suppress(MinkError):  # the next message meets the same error, and shows it
+            if reply := self.session.prefill():
+                show_prefill(self.screen, reply)
+
+    def change(self, setting: Setting, text: str) -> None:
+        """Set a setting from text, and apply it.
+
+        Raises:
+            ValueError: The text is not a value of the setting, or the setting is fixed.
+            MinkError: The model cannot be loaded; the settings and the model are as before.
+        """
+        session, settings = self.session, self.session.settings
+        if setting.fixed:
+            raise ValueError(f"{setting.key} can only be set at the start: --{setting.key}, {setting.envvar}")
+        before = settings.state()
+        settings.change(setting, text)
+        if setting.reloads:
+            try:
+                self._reload(before)
+            except BaseException:
+                settings.restore(before)
+                raise
+        if setting.key == "system":
+            session.set_system(settings["system"], settings.sources["system"])
+        self.screen = Screen(settings["plain"], settings["thoughts"])
+
+    def _reload(self, before: SettingsState) -> None:
+        """Load the model that the settings name; if that fails, load the one before again."""
+        session = self.session
+        vet(resolve(session.settings["model"]))
+        session.model.close()  # there may not be enough memory for both
+        try:
+            session.model = self._load()
+        except BaseException:
+            session.settings.restore(before)
+            session.model = self._load()
+            raise
+        session.changed_model()
+        self.note(f"{session.model.name} {session.model.placement}")

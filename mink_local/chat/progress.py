@@ -1,0 +1,143 @@
+"""An answer while it is generated: the prompt's progress, the reasoning, the text, and the figures."""
+
+import sys
+from collections.abc import Sequence
+from statistics import median
+
+from mink_local.chat.answer_stream import AnswerStream
+from mink_local.chat.screen import Screen, TextWriter, counted, printable
+from mink_local.chat.store import Outcome
+from mink_local.generation.model import Reply
+from mink_local.interrupts import until_interrupted
+
+_BAR = 24  # characters
+
+
+def show_answer(screen: Screen, answer: AnswerStream) -> None:
+    """Show an answer while it is generated."""
+    prompt = _PromptProgress(screen, answer.reply)
+    reasoning: _ReasoningView | None = None
+    text = screen.writer()
+    if continued := answer.draft.continued:
+        text.recall(printable(continued.content))
+    try:
+        for part in answer.parts(waiting=prompt.update):
+            prompt.end()
+            if part.is_reasoning:
+                reasoning = reasoning or _ReasoningView(screen)
+                reasoning.feed(printable(part.text))
+                continue
+            if reasoning:
+                reasoning.end()
+                reasoning = None
+            text.feed(printable(part.text) if screen.is_terminal else part.text)
+    finally:
+        prompt.end()
+        if reasoning:
+            reasoning.end()
+        else:
+            text.end()
+
+
+def show_prefill(screen: Screen, reply: Reply) -> None:
+    """Have a prompt evaluated, and show only the progress."""
+    prompt = _PromptProgress(screen, reply)
+    try:
+        for _ in until_interrupted(reply, prompt.update):
+            pass
+    finally:
+        prompt.end()
+
+
+class _PromptProgress:
+    """A bar for a prompt whose evaluation takes long."""
+
+    def __init__(self, screen: Screen, reply: Reply) -> None:
+        self._screen = screen
+        self._reply = reply
+        self._total = 0
+        self._is_shown = False
+
+    def update(self) -> None:
+        unread = self._reply.unread_tokens
+        self._total = max(self._total, unread)
+        if unread:
+            done = _BAR * (self._total - unread) // self._total
+            full, empty = _blocks()
+            self._screen.progress(f"{(full * done).ljust(_BAR, empty)} prompt: {self._total} tokens")
+            self._is_shown = True
+
+    def end(self) -> None:
+        if self._is_shown:
+            self._screen.progress()
+            self._is_shown = False
+
+
+def _blocks() -> tuple[str, str]:
+    """Return two characters, for done and to do, that standard error can show."""
+    try:
+        "█░".encode(sys.stderr.encoding)
+    except UnicodeEncodeError:
+        return "#", "-"
+    return "█", "░"
+
+
+class _ReasoningView:
+    """Shows reasoning, dim, or a line that counts its words.
+
+    Reasoning is not part of the answer: it is not written to a file or a pipe.
+    """
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._text = ""
+        self._writer: TextWriter | None = None
+        if screen.reasoning == "show" and screen.is_terminal:
+            self._writer = screen.writer("dim italic")
+            if screen.is_plain:
+                screen.note("(reasoning)")
+
+    def feed(self, text: str) -> None:
+        self._text += text
+        if self._writer:
+            self._writer.feed(text)
+        else:
+            self._screen.progress(f"(reasoning: {self._words})")
+
+    def end(self) -> None:
+        if self._writer:
+            self._writer.feed("\n\n")
+            self._writer.end()
+        else:
+            self._screen.progress()
+            self._screen.note(f"(reasoning of {self._words}: /think shows it)")
+
+    @property
+    def _words(self) -> str:
+        return counted(len(self._text.split()), "word")
+
+
+def note_end(screen: Screen, reply: Reply, max_tokens: int | None, n_ctx: int) -> None:
+    """Say why an answer was cut short, if it was."""
+    if reply.finish_reason == "interrupted":
+        screen.note("(interrupted)")
+    elif reply.finish_reason == "length" and max_tokens == reply.n_tokens:
+        screen.note(f"(stopped after {counted(max_tokens, 'token')}: --max-tokens)")
+    elif reply.finish_reason == "length":
+        screen.note(f"(stopped: the context of {n_ctx} tokens is full)")
+
+
+def status(outcome: Outcome, n_ctx: int, new_tokens: int) -> str:
+    """Return the figures of an answer on one line."""
+    seconds = max(outcome.seconds - outcome.first_token_s, 1e-9)
+    parts = [counted(new_tokens, "token")]
+    if new_tokens > 1:
+        parts.append(f"{(new_tokens - 1) / seconds:.1f} tokens/s")
+    parts.append(f"context {outcome.prompt_tokens + new_tokens}/{n_ctx}")
+    return " · ".join([*parts, candidates(outcome.k)] if outcome.k else parts)
+
+
+def candidates(k: Sequence[int]) -> str:
+    """Return the numbers of candidates of an answer's steps in a few words; one candidate is certain."""
+    certain = sum(n == 1 for n in k) / len(k)
+    return f"k median {median(k):g}, most {max(k)}, {certain:.0%} certain"

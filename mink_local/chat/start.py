@@ -1,0 +1,157 @@
+"""The start of `mink-chat`: load the model, then answer one prompt or chat."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from mink_local.chat.answer_stream import AnswerStream
+from mink_local.chat.progress import note_end, show_answer
+from mink_local.chat.reasoning import TextPart
+from mink_local.chat.screen import Screen
+from mink_local.chat.session import Session
+from mink_local.chat.setting import COMMAND_LINE
+from mink_local.chat.settings import Settings
+from mink_local.chat.store import ConversationStore, default_path
+from mink_local.cli import INTERRUPTED
+from mink_local.errors import MinkError, ModelNotFoundError
+from mink_local.generation.loading import load_model
+from mink_local.generation.model import Model
+
+
+def start(
+    ctx: click.Context, prompt: str | None, as_json: bool, continued: bool, resume: str | None, verbose: bool
+) -> None:
+    """Run the program with the settings of a context.
+
+    Args:
+        ctx: The context of the command.
+        prompt: The text to answer once; None for a chat.
+        as_json: Print the answer as a JSON object.
+        continued: Continue the last conversation.
+        resume: Continue the conversation of this name or number.
+        verbose: Show the log of llama.cpp.
+    """
+    settings = Settings(ctx)
+    settings.check()
+    screen = Screen(settings["plain"], settings["thoughts"])
+    conversation = None
+    if continued or resume:
+        store = ConversationStore(default_path())
+        conversation = store.find(resume) if resume else store.latest()
+        if not settings.given("model"):
+            settings.put("model", conversation.model, "the conversation")
+    else:
+        store = _open_store(settings, screen, one_shot=prompt is not None)
+    load = _loader(settings, verbose)
+    try:
+        with _ctrl_c_ends_the_program():
+            model = load()
+    except ModelNotFoundError as error:
+        if conversation is None or settings.given("model"):
+            raise
+        raise ModelNotFoundError(f"{error} (the conversation's model; --model names another)") from None
+    screen.note(f"{model.name} {model.placement}")
+    session = Session(model, settings, store)
+    system = settings["system"] if settings.given("system") else None
+    unanswered = session.load(conversation) if conversation else None
+    if system is not None:
+        session.set_system(system, COMMAND_LINE)
+    if prompt is not None:
+        _answer_once(session, screen, prompt, as_json)
+    else:
+        _chat(session, screen, load, unanswered or "")
+
+
+def _open_store(settings: Settings, screen: Screen, one_shot: bool) -> ConversationStore:
+    """Return the conversations on disk, or a store in memory if nothing is to be kept or can be."""
+    if one_shot or not settings["store"]:
+        return ConversationStore()
+    try:
+        return ConversationStore(default_path())
+    except MinkError as error:
+        screen.note(f"({error}; this conversation is not kept)")
+        return ConversationStore()
+
+
+def _loader(settings: Settings, verbose: bool) -> Callable[[], Model]:
+    return lambda: load_model(
+        settings["model"],
+        n_ctx=settings["ctx"],
+        n_gpu_layers=settings["gpu_layers"],
+        n_threads=settings["threads"],
+        kv_type=settings["kv_type"],
+        backend_sampling=settings.backend_sampling,
+        verbose=verbose,
+    )
+
+
+@contextmanager
+def _ctrl_c_ends_the_program() -> Iterator[None]:
+    """Let Ctrl-C end the program at once, while there is nothing to save."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _answer_once(session: Session, screen: Screen, prompt: str, as_json: bool) -> None:
+    try:
+        answer = session.ask(prompt)
+        if as_json:
+            parts = list(answer)
+            print(json.dumps(_as_json(answer, parts), ensure_ascii=False))
+        else:
+            show_answer(screen, answer)
+    except ValueError as error:  # an option that does not suit this model: a grammar, a token id
+        raise click.UsageError(f"{error}.") from None
+    if not as_json:
+        note_end(screen, answer.reply, session.settings["max_tokens"], session.model.n_ctx)
+    if answer.reply.finish_reason == "interrupted":
+        sys.exit(INTERRUPTED)
+
+
+def _as_json(answer: AnswerStream, parts: Sequence[TextPart]) -> dict[str, Any]:
+    outcome = answer.outcome
+    assert outcome
+    return {
+        **vars(answer.draft.how),
+        "text": "".join(part.text for part in parts if not part.is_reasoning),
+        "thinking": "".join(part.text for part in parts if part.is_reasoning),
+        "finish_reason": outcome.finish_reason,
+        "prompt_tokens": outcome.prompt_tokens,
+        "evaluated_tokens": outcome.evaluated_tokens,
+        "n_tokens": len(outcome.tokens),
+        "tokens": outcome.tokens,
+        "k": outcome.k,
+        "timings": {
+            "first_token_s": round(outcome.first_token_s, 4),
+            "total_s": round(outcome.seconds, 4),
+        },
+    }
+
+
+def _chat(session: Session, screen: Screen, load: Callable[[], Model], unanswered: str) -> None:
+    from mink_local.chat.chat import Chat
+    from mink_local.chat.commands import recall
+    from mink_local.chat.repl import complete, run
+    from mink_local.chat.terminal import LineInput, PlainInput
+
+    settings = session.settings
+    chat = Chat(session, screen, load)
+    chat.prefill = unanswered
+    screen.note(
+        f"{settings.sampler}, temperature {settings['temp']:g}. Ctrl-C stops an answer, Ctrl-D or /exit "
+        "leaves, /help lists the commands."
+    )
+    if session.conversation is not None:
+        recall(chat)
+    if settings["plain"] or not screen.is_terminal or screen.is_dumb:
+        run(chat, PlainInput())
+    else:
+        run(chat, LineInput(lambda line: complete(chat, line), settings["keys"], settings["store"]))

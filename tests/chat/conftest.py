@@ -1,0 +1,130 @@
+"""Fixtures of the chat's tests: the program in this process, a chat that is typed into, a real terminal."""
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import pytest
+
+from mink_local.chat.chat import Chat
+from mink_local.chat.cli import cli, main
+from mink_local.chat.repl import run
+from mink_local.chat.screen import Screen
+from mink_local.chat.session import Session
+from mink_local.chat.settings import Settings
+from mink_local.chat.store import ConversationStore
+from mink_local.generation.loading import load_model
+from mink_local.generation.model import Model
+from tests.conftest import forget
+
+_models: dict[str, Model] = {}
+
+
+def load_once(model: Any, **options: Any) -> Model:
+    """Load a model as `load_model` does, or return the one that was loaded with the same options."""
+    options["n_threads"] = options.get("n_threads") or 1  # two wait for each other on busy cores
+    key = f"{model} {options}"
+    if key not in _models:
+        _models[key] = load_model(model, **options)
+    return forget(_models[key])
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the program did."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def complaints(self) -> list[str]:
+        """The lines of standard error, except the one about the model."""
+        return [line for line in self.err.splitlines() if " on the " not in line]
+
+
+MinkChat = Callable[..., Result]
+
+
+@pytest.fixture
+def mink_chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> MinkChat:
+    """`mink_chat(*arguments, stdin="")` runs the program in this process; a model is loaded only once."""
+    monkeypatch.setattr("mink_local.chat.start.load_model", load_once)
+
+    def run_program(*arguments: str, stdin: str = "") -> Result:
+        monkeypatch.setattr(sys, "argv", ["mink-chat", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        return Result(int(end.value.code or 0), *capsys.readouterr())
+
+    return run_program
+
+
+def context(*arguments: str) -> click.Context:
+    """Return the command's context with these arguments."""
+    return cli.make_context("mink-chat", list(arguments))
+
+
+def new_session(model: Model, *arguments: str, store: ConversationStore | None = None) -> Session:
+    """Return a session with short greedy answers, unless the arguments say otherwise."""
+    settings = Settings(context("--temp", "0", "-n", "8", *arguments))
+    return Session(model, settings, store or ConversationStore())
+
+
+class Typist:
+    """Types lines into a chat and returns what is shown, both streams together."""
+
+    def __init__(self, chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+        self.chat = chat
+        self._capsys = capsys
+        self._lines: list[str] = []
+
+    def read(self, default: str = "") -> str:
+        """Return the next line; `Input` of the loop."""
+        if not self._lines:
+            raise EOFError
+        return self._lines.pop(0) or default
+
+    def say(self, *lines: str) -> str:
+        """Type lines; return what was shown until the next prompt."""
+        self._capsys.readouterr()
+        self._lines = list(lines)
+        run(self.chat, self)
+        out, err = self._capsys.readouterr()
+        return out + err
+
+
+@pytest.fixture
+def typist(
+    smollm2: Model,
+    own_files: object,  # noqa: ARG001
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., Typist]:
+    """`typist(*arguments)` begins a chat without a terminal; `model` is the shared SmolLM2 or another."""
+
+    def begin(*arguments: str, model: Model | None = None) -> Typist:
+        session = new_session(model or forget(smollm2), *arguments)
+        return Typist(Chat(session, Screen(), lambda: load_model(session.settings["model"])), capsys)
+
+    return begin
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[..., Any]]:
+    """`opened(*arguments)` opens a chat in a terminal and waits for its prompt."""
+    from tests.support.terminal import Terminal
+
+    with contextlib.ExitStack() as stack:
+
+        def open_(*arguments: str, **options: Any) -> Terminal:
+            terminal = Terminal(*arguments, **options)
+            stack.callback(terminal.close)
+            return terminal
+
+        yield open_

@@ -1,0 +1,216 @@
+"""The commands of the chat, typed without a terminal."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mink_local.chat.commands import COMMANDS
+from mink_local.chat.options import SETTINGS
+from mink_local.generation.loading import load_model
+from tests.chat.conftest import Typist
+
+pytestmark = pytest.mark.usefixtures("own_files")
+
+Begin = Callable[..., Typist]
+
+
+def test_settings(typist: Begin) -> None:
+    say = typist().say
+    assert "(temp is 5, set in this chat)" in say("/temp 5")
+    assert "(tau is 2, set in this chat)" in say("/tau 2")
+    assert "'hot' is not a valid float" in say("/temp hot")
+    assert "there is no setting 'parrot'" in say("/set parrot 1")
+    assert "usage: /set SETTING VALUE" in say("/set")
+    assert "(sampler is min-p:p=0.2,order=temperature-first, set in this chat)" in say("/sampler min-p:p=0.2")
+    assert "--tau is an option of min-k, not of min-p" in say("/tau 1")
+    assert "(sampler is min-k:tau=2, default)" in say("/set sampler default")
+    assert "keys can only be set at the start: --keys, MINK_KEYS" in say("/set keys vi")
+    assert "has no switch for reasoning" in say("/think off")
+    assert "(thoughts is line, set in this chat)" in say("/think line")
+    shown = say("/show")
+    assert re.search(r"temp +5 +set in this chat", shown)
+    assert len(shown.splitlines()) == len(SETTINGS) + 1
+    assert re.search(r"max-tokens +8 +command line", say("/show max-tokens"))
+    assert "there is no setting 'parrot'" in say("/show parrot")
+
+
+def test_the_system_prompt(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`/system -` removes it, also if a variable or a file sets one."""
+    monkeypatch.setenv("MINK_SYSTEM", "Be brief.")
+    typed = typist()
+    assert "(system is Be brief., MINK_SYSTEM)" in typed.say("/system")
+    assert "(system is You are a pirate., set in this chat)" in typed.say("/system You are a pirate.")
+    assert "(system is -, set in this chat)" in typed.say("/system -")
+    typed.say("Hello")
+    assert typed.chat.session.prompt([]) == []
+    assert "(system is Be brief., MINK_SYSTEM)" in typed.say("/set system default")
+    assert typed.chat.session.store.latest().system == "Be brief."
+
+
+def test_every_setting_can_be_reset_and_an_answer_follows(typist: Begin) -> None:
+    typed = typist("--seed", "1")
+    for setting in SETTINGS:
+        if not setting.fixed and not setting.reloads and setting.key != "max-tokens":
+            assert "default)" in typed.say(f"/set {setting.key} default")
+    assert "tokens" in typed.say("Hello")
+
+
+def test_answers_and_branches(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = typist()
+    say = typed.say
+    assert "there is no answer yet" in say("/regen")
+    assert "there is no answer yet" in say("/heat")
+    assert "Hello" in say("Say hello.")
+    assert "answer 2 to this message" in say("/regen 10 7")
+    assert "'hot' is not a number" in say("/regen hot")
+    assert "'1.5' is not a whole number" in say("/regen 1 1.5")
+    assert "usage: /regen [T] [SEED]" in say("/regen 1 2 3")
+    assert re.search(r"  1  Hello.*\n\* 2  ", say("/pick"))
+    assert "Hello" in say("/pick 1")
+    assert "the last message has 2 answers" in say("/pick 3")
+    assert "(taken back: Say hello.; /redo brings it back)" in say("/undo")
+    assert "there is nothing to take back" in say("/undo")
+    assert "Hello" in say("/redo")
+    assert "there is nothing to bring back" in say("/redo")
+    assert "(stopped after 8 tokens" in say("/continue")
+    monkeypatch.setattr("click.edit", lambda text, extension: f"{text} Twice.")  # noqa: ARG005
+    assert "tokens/s" in say("/edit")
+    assert typed.chat.session.branch[0].content == "Say hello. Twice."
+    monkeypatch.setattr("click.edit", lambda text, extension: text)  # noqa: ARG005
+    assert "(unchanged)" in say("/edit")
+
+
+def test_files(typist: Begin, tmp_path: Path) -> None:
+    typed = typist()
+    (tmp_path / "notes.txt").write_text("The password is ``` swordfish.\n")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
+    (tmp_path / "long.txt").write_text("word " * 2000)
+    assert "usage: /file PATH" in typed.say("/file")
+    assert "cannot be read: No such file" in typed.say(f"/file {tmp_path}/no")
+    assert "is not UTF-8 text" in typed.say(f"/file {tmp_path}/bytes.txt")
+    assert "and the context holds 1024" in typed.say(f"/file {tmp_path}/long.txt")
+    assert "goes with your next message" in typed.say(f"/file {tmp_path}/notes.txt")
+    typed.say("What is the password?")
+    sent = typed.chat.session.branch[0].content
+    assert sent == "notes.txt:\n````\nThe password is ``` swordfish.\n````\n\nWhat is the password?"
+    typed.say("And now?")
+    assert typed.chat.session.branch[2].content == "And now?"
+
+
+def test_stored_conversations(typist: Begin, tmp_path: Path) -> None:
+    typed = typist()
+    say = typed.say
+    assert "there is no message in this conversation yet" in say("/save fruit")
+    say("Name a fruit.", "And another.")
+    assert "(this conversation is now fruit)" in say("/save fruit")
+    assert "(a new conversation)" in say("/clear")
+    assert re.search(r"fruit +2 +\d\d:\d\d +smollm2-135m +Name a", say("/list"))
+    assert "(conversation fruit, 2 messages)" in say("/load fruit")
+    assert re.search(r"^\* +fruit", say("/list"), re.M)
+    assert "(conversation fruit, 1 message)" in say("/undo", "/load fruit")
+    for usage in ("/save", "/load", "/delete", "/export"):
+        assert f"usage: {usage}" in say(usage)
+    assert "ends in neither .md nor .json" in say(f"/export {tmp_path}/c.txt")
+    assert f"(written to {tmp_path}/c.json)" in say(f"/export {tmp_path}/c.json")
+    whole = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
+    assert (whole["name"], len(whole["messages"]), len(whole["other_branches"])) == ("fruit", 2, 2)
+    assert "fruit is deleted" in say("/delete fruit")
+    assert typed.chat.session.conversation is None
+    assert "there is no conversation yet" in say("/list")
+
+
+def test_an_unfinished_answer_is_continued(typist: Begin) -> None:
+    typed = typist("--store")
+    store = typed.chat.session.store
+    store.add(store.begin("smollm2-135m", None), None, "user", "Count.")
+    store.append(store.add(1, 1, "assistant"), "One, two,")
+    assert "cut off when the program ended" in typed.say("/load 1")
+    typed.say("/continue")
+    answer = typed.chat.session.last_answer()
+    assert answer.content.startswith("One, two,")
+    assert answer.outcome
+    assert len(answer.outcome.tokens) > 8
+
+
+def test_another_model(typist: Begin, tiny: Callable[..., Path]) -> None:
+    """If it cannot be loaded, the one before answers on."""
+    one, other = str(tiny("one.gguf")), str(tiny("other.gguf"))
+    typed = typist("--model", one, model=load_model(one, n_ctx=512))
+    typed.say("Hello")
+    assert "unknown model 'parrot'" in typed.say("/model parrot")
+    assert f"(model is {one}, command line)" in typed.say("/model")
+    assert "tokens" in typed.say("Hello")
+    assert f"(model is {other}, set in this chat)" in typed.say(f"/model {other}")
+    assert typed.chat.session.model.name == "other"
+    assert "tokens" in typed.say("Hello")
+    assert typed.chat.session.store.latest().model == other
+
+
+def test_views(typist: Begin, tmp_path: Path) -> None:
+    typed = typist("--temp", "5", "--seed", "1")
+    typed.say("Name three animals.")
+    text = typed.chat.session.last_answer().content
+    assert re.sub(r"\[\d+\]", "", typed.say("/heat")).strip() == text
+    explained = typed.say(f"/explain 1 --plot {tmp_path}/step.svg")
+    assert "token 1 of 8" in explained
+    assert "◀ was sampled" in explained
+    assert re.search(r"min-k +\d+", explained)
+    assert (tmp_path / "step.svg").read_text(encoding="utf-8").startswith("<?xml")
+    assert "token 8 of 8" in typed.say("/explain -1")
+    assert "'xyzzy' is not in the last answer" in typed.say("/explain xyzzy")
+    assert "the last answer has 8 tokens" in typed.say("/explain 99")
+    assert "--plot needs a file" in typed.say("/explain --plot")
+    assert "cannot be read: No closing quotation" in typed.say('/explain "x')
+    stats = typed.say("/stats")
+    assert re.search(r"conversation +1 answer +$", stats, re.M)
+    assert "sampler       min-k:tau=3, temperature 5" in stats
+
+
+def test_compare_changes_nothing(typist: Begin) -> None:
+    typed = typist("--temp", "5", "--tau", "2", "-n", "4")
+    assert "usage: /compare TEXT" in typed.say("/compare")
+    compared = typed.say("/compare Name a colour.")
+    for method in ("min-k:tau=2", "min-p:p=0.1", "top-p:p=0.9", "top-n-sigma:n=1"):
+        assert re.search(rf"^{method}.*, temperature 5$", compared, re.M)
+    assert compared.count("(4 tokens, median of k") == 4
+    assert typed.chat.session.branch == []
+
+
+def test_words_that_are_no_commands(typist: Begin) -> None:
+    typed = typist("-n", "1")
+    assert "there is no command /parrot; /help lists them." in typed.say("/parrot")
+    assert "there is no command /regn; did you mean /regen?" in typed.say("/regn")
+    typed.say(" /usr is a folder", "/usr/bin is one as well")  # neither is a command
+    assert [message.content for message in typed.chat.session.branch[::2]] == [
+        "/usr is a folder",
+        "/usr/bin is one as well",
+    ]
+
+
+def test_help(typist: Begin) -> None:
+    text = typist().say("/help")
+    for name, command in COMMANDS.items():
+        assert re.search(rf"^/{name}\b", text, re.M)
+        assert len(command.about) <= 60
+    assert "Colour the last answer" in typist().say("/help heat")
+    assert "there is no command /parrot" in typist().say("/help parrot")
+
+
+def test_exit(typist: Begin) -> None:
+    typed = typist()
+    typed.say("/exit", "never sent")
+    assert typed.chat.leaving
+    assert typed.chat.session.branch == []
+
+
+def test_errors_cost_only_the_message(typist: Begin) -> None:
+    typed = typist()
+    assert "and the context holds 1024" in typed.say("word " * 1200)
+    assert "Hello" in typed.say("Say hello.")
+
+
+def test_copy_needs_a_terminal(typist: Begin) -> None:
+    assert "not a terminal that can copy" in typist().say("Hello", "/copy")

@@ -1,0 +1,54 @@
+"""Export of conversations to Markdown and JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mink_local.chat.export import export
+from mink_local.chat.store import ConversationStore, Outcome, SamplingInfo
+from mink_local.errors import MinkError
+
+
+@pytest.fixture
+def store() -> ConversationStore:
+    """One conversation with two answers to its message, the first one current."""
+    store = ConversationStore()
+    conversation = store.begin("parrot", "Be brief.")
+    user = store.add(conversation, None, "user", "Say hi 日本語")
+    answer = store.add(conversation, user, "assistant", how=SamplingInfo("parrot", "min-k:tau=3", 5.0, 7))
+    store.append(answer, "They want a greeting.", thinking=True)
+    store.append(answer, "**Hi!**")
+    store.finish(answer, Outcome("stop", [1], [2, 1]))
+    store.add(conversation, user, "assistant", "Another")
+    store.set_head(conversation, answer)
+    store.rename(conversation, "birds")
+    return store
+
+
+def test_markdown(store: ConversationStore, tmp_path: Path) -> None:
+    export(store, store.latest(), tmp_path / "b.md")
+    assert (tmp_path / "b.md").read_text(encoding="utf-8") == (
+        "# birds\n\n**System**\n\nBe brief.\n\n## User\n\nSay hi 日本語\n\n## parrot\n\n"
+        "<details><summary>Reasoning</summary>\n\nThey want a greeting.\n\n</details>\n\n**Hi!**\n\n"
+        "*min-k:tau=3, temperature 5, seed 7*\n"
+    )
+
+
+def test_json(store: ConversationStore, tmp_path: Path) -> None:
+    export(store, store.latest(), tmp_path / "b.json")
+    whole = json.loads((tmp_path / "b.json").read_text(encoding="utf-8"))
+    answer = whole["messages"][1]
+    assert (answer["content"], answer["thinking"]) == ("**Hi!**", "They want a greeting.")
+    assert answer["how"] == {"model": "parrot", "sampler": "min-k:tau=3", "temperature": 5.0, "seed": 7}
+    assert answer["outcome"]["k"] == [2, 1]
+    assert [message["content"] for message in whole["other_branches"]] == ["Another"]
+
+
+def test_a_failed_export_leaves_nothing_behind(store: ConversationStore, tmp_path: Path) -> None:
+    with pytest.raises(MinkError, match=r"ends in neither \.md nor \.json"):
+        export(store, store.latest(), tmp_path / "b.txt")
+    (tmp_path / "b.md").mkdir()
+    with pytest.raises(MinkError, match="cannot be written"):
+        export(store, store.latest(), tmp_path / "b.md")
+    assert [path.name for path in tmp_path.iterdir()] == ["b.md"]

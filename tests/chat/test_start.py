@@ -1,0 +1,206 @@
+"""One answer to one prompt, in this process and in pipes."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mink_local.chat.store import ConversationStore, default_path
+from mink_local.generation.model import Model
+from tests.chat.conftest import MinkChat
+from tests.conftest import shared
+
+pytestmark = pytest.mark.usefixtures("own_files")
+
+MINK_CHAT = [sys.executable, "-m", "mink_local.chat"]
+STORY = ("-p", "Tell me a story about a dog.", "-t", "0", "-n", "30")
+
+
+def test_a_prompt_prints_only_the_answer() -> None:
+    """As a process of its own, and the same from standard input."""
+    arguments = [*MINK_CHAT, "--temp", "5", "--seed", "1"]
+    prompt = "What is the capital of France?"
+    given = subprocess.run([*arguments, "-p", prompt], input="", capture_output=True, text=True, check=True)
+    assert len(given.stdout.split()) > 5
+    assert given.stderr.startswith("smollm2-135m on the")
+    assert len(given.stderr.splitlines()) == 1
+    assert "<|im_end|>" not in given.stdout
+    piped = subprocess.run(arguments, input=prompt, capture_output=True, text=True, check=True)
+    assert piped.stdout == given.stdout
+
+
+def test_a_dash_is_standard_input(mink_chat: MinkChat) -> None:
+    dash = mink_chat("-p", "-", "-t", "0", "-n", "5", stdin="Say hi.")
+    assert (dash.status, dash.out) == (0, mink_chat("-t", "0", "-n", "5", stdin="Say hi.").out)
+
+
+def test_system_prompt_and_length(mink_chat: MinkChat) -> None:
+    plain = mink_chat("-p", "Who are you?", "-t", "0", "-n", "12")
+    pirate = mink_chat("-p", "Who are you?", "-t", "0", "-n", "12", "--system", "You are a pirate.")
+    assert plain.out != pirate.out
+    assert "(stopped after 12 tokens: --max-tokens)" in plain.err
+
+
+def test_constraints(mink_chat: MinkChat, tmp_path: Path, smollm2: Model) -> None:
+    """At T = 5 too: JSON of the schema, without the banned token, and without repetitions."""
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}')
+    asked = ("-p", "Give me a number as JSON.", "-t", "5", "--seed", "1")
+    assert isinstance(json.loads(mink_chat(*asked, "--json-schema", str(schema)).out)["n"], int)
+    plain = mink_chat(*STORY).out
+    assert mink_chat(*STORY, "--repeat-penalty", "1.5").out != plain
+    dot = smollm2.tokenize(".")[0]
+    assert "." in plain
+    assert ". " not in mink_chat(*STORY, "--logit-bias", f"{dot}=-inf").out
+
+
+def test_json(mink_chat: MinkChat) -> None:
+    asked = ("-p", "What is the capital of France?", "-t", "5", "--seed", "1", "-n", "10")
+    answer = json.loads(mink_chat(*asked, "--json").out)
+    assert answer["text"] + "\n" == mink_chat(*asked).out
+    assert (answer["model"], answer["sampler"]) == ("smollm2-135m", "min-k:tau=3")
+    assert answer["n_tokens"] == len(answer["tokens"])
+    assert len(answer["k"]) - len(answer["tokens"]) in (0, 1)
+    assert 0 < answer["timings"]["first_token_s"] <= answer["timings"]["total_s"]
+
+
+def test_a_broken_model_is_one_sentence(mink_chat: MinkChat, tiny: Callable[..., Path]) -> None:
+    result = mink_chat("--model", str(tiny(scale=float("nan"))), "--prompt", "Hi")
+    assert (result.status, result.out) == (1, "")
+    assert "a NaN among its logits at step 1" in result.complaints[0]
+    assert len(result.complaints) == 1
+
+
+def test_a_prompt_continues_a_conversation(mink_chat: MinkChat, own_files: Path) -> None:
+    mink_chat("-p", "Hello", "-n", "3")
+    assert not own_files.exists()  # a single answer is not kept
+    store = ConversationStore(default_path())
+    store.add(store.begin("smollm2-135m", None), None, "user", "My name is Max.")
+    store.add(1, 1, "assistant", "Hello Max!")
+    result = mink_chat("--continue", "-p", "What is my name?", "-t", "0", "-n", "12")
+    assert result.status == 0, result.err
+    assert "Max" in result.out
+    assert [message.role for message in store.branch(store.latest().head)] == ["user", "assistant"] * 2
+
+
+def test_a_new_system_prompt_is_kept_with_the_conversation(mink_chat: MinkChat) -> None:
+    store = ConversationStore(default_path())
+    store.add(store.begin("smollm2-135m", "Be brief."), None, "user", "Hi")
+    store.add(1, 1, "assistant", "Hello!")
+    assert mink_chat("--continue", "-p", "Hi", "-n", "2", "--system", "Be long.").status == 0
+    assert store.latest().system == "Be long."
+
+
+def test_verbose_shows_the_log_of_llama_cpp(tiny_path: Path) -> None:
+    command = [*MINK_CHAT, "-p", "Hi", "-n", "1", "-m", str(tiny_path)]
+    quiet, verbose = (
+        subprocess.run([*command, *more], input="", capture_output=True, text=True, check=True)
+        for more in ([], ["--verbose"])
+    )
+    assert "llama_model_loader" not in quiet.stderr
+    assert "llama_model_loader" in verbose.stderr
+
+
+@pytest.mark.posix
+def test_text_that_is_not_utf8() -> None:
+    command = [*MINK_CHAT, "-n", "3", "-t", "0"]
+    given = subprocess.run([*command, "-p", b"caf\xe9"], input=b"", capture_output=True, check=False)
+    assert given.returncode == 0, given.stderr
+    piped = subprocess.run(command, input=b"caf\xe9", capture_output=True, check=False)
+    assert piped.stdout == given.stdout
+
+
+@pytest.mark.posix
+def test_a_reader_that_leaves_is_no_traceback() -> None:
+    shell = f"{' '.join(MINK_CHAT)} {STORY[0]} '{STORY[1]}' -t 0 -n 20 </dev/null | head -c 1"
+    result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert len(result.stdout) == 1
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("moment", ["the prompt is evaluated", "the answer comes"])
+def test_ctrl_c_ends_one_answer(moment: str) -> None:
+    """With the exit status of an interruption; the part of the answer that came is printed."""
+    is_prompt = moment == "the prompt is evaluated"
+    process = subprocess.Popen(
+        [*MINK_CHAT, "-p", "Tell me a long story. " * (300 if is_prompt else 1), "-t", "0"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stderr
+    first = process.stderr.readline() if is_prompt else process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=30)
+    assert first
+    assert process.returncode == 130
+    if is_prompt:  # it may not be evaluated yet
+        assert out == ""
+        assert errors.strip() in ("", "(interrupted)")
+    else:
+        assert errors.splitlines()[1:] == ["(interrupted)"]
+
+
+LOADS_FOR_EVER = """
+import sys, time
+from mink_local.chat import start
+def load_model(*_, **__):
+    print("loading", flush=True)
+    time.sleep(60)
+start.load_model = load_model
+from mink_local.chat import main
+sys.argv = ["mink-chat", "-p", "Hi"]
+main()
+"""
+
+
+@pytest.mark.posix
+def test_ctrl_c_ends_the_program_while_the_model_loads() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADS_FOR_EVER],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stdout.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (-signal.SIGINT, "")
+
+
+def test_a_prompt_imports_nothing_of_the_input_line() -> None:
+    code = (
+        "import sys; from mink_local.chat.cli import cli;"
+        "cli.main(['-p', 'Hi', '-n', '2'], standalone_mode=False);"
+        "unwanted = {'prompt_toolkit', 'matplotlib', 'pygments', 'huggingface_hub'};"
+        "print(sorted(unwanted & set(sys.modules)))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], input="", capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_help_imports_neither_llama_cpp_nor_numba() -> None:
+    code = (
+        "import sys; from mink_local.chat.cli import cli;"
+        "cli.main(['--help'], standalone_mode=False);"
+        "print(sorted({'llama_cpp', 'numba', 'prompt_toolkit', 'rich'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "[]"
+
+
+def test_reasoning_is_not_part_of_the_answer(mink_chat: MinkChat, tiny: Callable[..., Path]) -> None:
+    path = tiny(template=shared("vocab/Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8"))
+    grammar = path.with_suffix(".gbnf")
+    grammar.write_text('root ::= "<think>\\nTwo and two.\\n\\nFour?\\n</think>\\n\\nIt is **four**."')
+    thinker = ("-p", "2 + 2?", "--model", str(path), "--grammar", str(grammar), "--temp", "0")
+    result = mink_chat(*thinker)
+    assert result.out == "It is **four**.\n"
+    assert "(reasoning of 4 words" in result.err
+    answer = json.loads(mink_chat(*thinker, "--json").out)
+    assert (answer["text"], answer["thinking"]) == ("It is **four**.", "Two and two.\n\nFour?")
