@@ -16,7 +16,6 @@ PACKAGE = ROOT / "mink_local"
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py"))
 TO_CLEAN = [
     "bench",
-    "chat",
     "generation",
 ]
 EACH_MODULE = [

@@ -12,8 +12,8 @@ from mink_local.chat.settings import SettingsState
 from mink_local.errors import MinkError
 from mink_local.generation.model import Model
 from mink_local.interrupts import on_interrupt
+from mink_local.models import trust
 from mink_local.models.catalog import resolve
-from mink_local.models.trust import vet
 
 
 class Chat:
@@ -54,9 +54,8 @@ class Chat:
     def show(self, answer: AnswerStream) -> None:
         """Show an answer while it is generated, then its figures."""
         if dropped := answer.draft.dropped:
-            self.note(
-                f"(the conversation outgrew the context: the oldest {counted(dropped, 'turn')} left it)"
-            )
+            turns = counted(dropped, "oldest turn")
+            self.note(f"(the conversation outgrew the context: {turns} left out)")
         try:
             with on_interrupt(answer.reply.interrupt):
                 if self.stopped:
@@ -100,7 +99,7 @@ class Chat:
     def _reload(self, before: SettingsState) -> None:
         """Load the model that the settings name; if that fails, load the one before again."""
         session = self.session
-        vet(resolve(session.settings["model"]))
+        trust.check(resolve(session.settings["model"]))
         session.model.close()  # there may not be enough memory for both
         try:
             session.model = self._load()

@@ -150,8 +150,8 @@ SETTINGS: tuple[Setting, ...] = (
         type=click.Choice(["auto", "host", "backend", "graph"]),  # graph: the earlier name of backend
         default="auto",
         metavar="[auto|host|backend]",
-        help="Where tokens are sampled: backend is llama.cpp's graph, so that no logits leave the GPU; host is "
-        "the CPU; auto is backend if the model is on a GPU.",
+        help="Where tokens are sampled: backend is in llama.cpp's graph, so that no logits leave the GPU; "
+        "host is on the CPU; auto is backend if the model is on a GPU.",
     ),
     Setting("--kv-type", group=MODEL, reloads=True, type=KV_TYPE, default="f16", help=KV_TYPE_HELP),
     Setting(

@@ -32,7 +32,7 @@ def test_settings(typist: Begin) -> None:
     assert "(thoughts is line, set in this chat)" in say("/think line")
     shown = say("/show")
     assert re.search(r"temp +5 +set in this chat", shown)
-    assert len(shown.splitlines()) == len(SETTINGS) + 1
+    assert len(shown.strip().splitlines()) == len(SETTINGS) + 1
     assert re.search(r"max-tokens +8 +command line", say("/show max-tokens"))
     assert "there is no setting 'parrot'" in say("/show parrot")
 

@@ -175,7 +175,7 @@ def test_a_prompt_imports_nothing_of_the_input_line() -> None:
     code = (
         "import sys; from mink_local.chat.cli import cli;"
         "cli.main(['-p', 'Hi', '-n', '2'], standalone_mode=False);"
-        "unwanted = {'prompt_toolkit', 'matplotlib', 'pygments', 'huggingface_hub'};"
+        "unwanted = {'prompt_toolkit', 'matplotlib', 'pygments'};"
         "print(sorted(unwanted & set(sys.modules)))"
     )
     result = subprocess.run(
