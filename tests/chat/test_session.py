@@ -1,7 +1,7 @@
 """A conversation and its branches, with a real model and without a terminal."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -90,32 +90,30 @@ def test_going_on_gives_the_answer_in_one_piece(smollm2: Model) -> None:
 
 @pytest.mark.parametrize("how", ["fails", "is interrupted", "does not fit"])
 def test_an_answer_without_a_token_changes_nothing(
-    smollm2: Model, monkeypatch: pytest.MonkeyPatch, how: str
+    smollm2: Model, tiny: Callable[..., Path], how: str
 ) -> None:
-    chat = session(smollm2)
-    ask(chat, "Hello")
+    model = load_model(str(tiny(scale=float("nan"))), n_ctx=256) if how == "fails" else smollm2
+    store = ConversationStore()
+    store.add(store.begin("a model", None), None, "user", "Hello")
+    store.add(1, 1, "assistant", "Hello!")
+    chat = session(model, store=store)
+    chat.load(store.latest())
     before = said(chat)
     text = "word " * 2000 if how == "does not fit" else "And now?"
-
-    def draw(*_: Any, **__: Any) -> int:
-        raise GenerationError("broken")
-
-    if how == "fails":
-        monkeypatch.setattr("mink_local.generation.answer.Answer.draw", draw)
     acts: list[Callable[[], AnswerStream]] = [lambda: chat.ask(text), lambda: chat.edit(text)]
     for act in acts if how == "does not fit" else [*acts, chat.regenerate]:
         if how == "is interrupted":
             answer = act()
             answer.reply.interrupt()
             assert list(answer) == []
+            assert not answer.is_kept
             assert answer.outcome
             assert answer.outcome.finish_reason == "interrupted"
         else:
             with pytest.raises((GenerationError, ContextOverflowError)):
                 list(act())
-        assert said(chat) == before
-        assert chat.conversation is not None
-        assert chat.store.get(chat.conversation).head == chat.branch[-1].id
+        assert said(chat) == before == ["Hello", "Hello!"]
+        assert store.latest().head == chat.branch[-1].id
 
 
 def test_what_came_before_a_failure_is_kept(smollm2: Model) -> None:
@@ -184,9 +182,9 @@ def test_oldest_turns_are_dropped(smollm2: Model) -> None:
     assert drop_oldest_turns([*system, *turns(3), huge], smollm2, None) == [*system, huge]
 
 
-def test_many_turns_in_a_small_context() -> None:
+def test_many_turns_in_a_small_context(tiny: Callable[..., Path]) -> None:
     """Nothing of it is lost from the store, and between the drops every turn extends the KV cache."""
-    chat = session(load_model("smollm2-135m", n_ctx=256), "--system", "Be brief.", "--temp", "5")
+    chat = session(load_model(str(tiny()), n_ctx=256), "--system", "Be brief.", "--temp", "5")
     drops = evaluated = 0
     for i in range(20):
         answer = chat.ask(f"Tell me of the number {i}.")
