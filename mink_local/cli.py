@@ -102,26 +102,3 @@ class FiniteFloat(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{number} is not a finite number.", param, ctx)
         return number
-
-
-# The old forms of GPU_LAYERS in models/options.py and of FiniteFloat, until nobody imports them.
-def finite(_: click.Context, __: click.Parameter, value: float | None) -> float | None:
-    """Option callback: what click's ranges let pass and is no number."""
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter(f"{value} is not a finite number.")
-    return value
-
-
-class GpuLayers(OptionType):
-    name = "auto|N"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "auto":
-            return value
-        try:
-            layers = int(value)
-        except ValueError:
-            layers = -2
-        if layers < -1:
-            self.fail(f"{value!r} is neither auto nor a number (-1: all layers).", param, ctx)
-        return layers

@@ -141,3 +141,15 @@ def test_a_sampler_that_is_one_stays_and_its_name_is_completed() -> None:
     command = click.Command("x", params=[click.Option(["--x"], type=SamplerType())])
     items = SamplerType().shell_complete(click.Context(command), command.params[0], "top")
     assert [item.value for item in items] == ["top-k", "top-p", "top-n-sigma"]
+
+
+def test_the_programs_start_with_a_click_whose_types_take_no_argument() -> None:
+    """Before 8.4 `click.ParamType[str]` is a TypeError."""
+    code = """
+import click
+def refuse(cls, item): raise TypeError("type 'ParamType' is not subscriptable")
+click.ParamType.__class_getitem__ = classmethod(refuse)
+import mink_local.chat.cli, mink_local.evals.cli, mink_local.models.cli, mink_local.bench.cli
+"""
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stderr) == (0, "")
