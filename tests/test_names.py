@@ -15,7 +15,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mink_local"
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py"))
 TO_CLEAN = [
-    "bench",
     "generation",
 ]
 EACH_MODULE = [

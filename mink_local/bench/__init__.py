@@ -1,1 +1,1 @@
-"""mink-bench: what sampling, decoding and batching cost."""
+"""mink-bench: what sampling, generation and many answers at a time cost."""

@@ -1,31 +1,32 @@
-"""What writing many answers at a time costs beyond llama.cpp's own work, for `mink-bench batch`."""
+"""Timing of several answers at a time beside llama.cpp's own work, for `mink-bench batch`."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mink_local.bench.timing import PROMPT
+from mink_local.bench.measuring import in_turn, median_ratio, seconds
+from mink_local.bench.sampler import PROMPT
 from mink_local.generation.engine import Engine
 from mink_local.generation.loading import make_context
+from mink_local.generation.model import Model
 from mink_local.generation.prompts import PromptEncoder
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.context import Context
 from mink_local.samplers import Sampler
 
-if TYPE_CHECKING:
-    from mink_local.generation.model import Model
-
 
 @dataclass
 class BatchSpeed:
-    """Tokens of answers a second with `n_parallel` answers at a time, medians over rounds.
+    """Speed of generation with several answers at a time: medians over rounds.
 
-    bare_tokens_per_second: of the same llama_decode calls with nothing in between, the same tokens in the
-    same batches. share: of those that are reached, the median over rounds of the ratio within a round.
-    gain: over the first of the numbers of answers that were timed, in the same way.
+    Attributes:
+        n_parallel: Number of answers at a time.
+        tokens_per_second: Tokens of all answers a second.
+        bare_tokens_per_second: The same number for the same llama_decode calls with nothing in between.
+        share: Of the bare speed, what is reached: the ratio within a round.
+        gain: Over the speed with the first number of answers: the ratio within a round.
     """
 
     n_parallel: int
@@ -35,8 +36,44 @@ class BatchSpeed:
     gain: float
 
 
-class Recorder:
-    """A context that keeps what is asked of the real one."""
+def time_batches(
+    model: Model, parallels: Sequence[int], sampler: Sampler, temperature: float, tokens: int, rounds: int
+) -> list[BatchSpeed]:
+    """Generate several answers at a time, and repeat the same llama_decode calls without anything else.
+
+    Args:
+        model: The model.
+        parallels: Numbers of answers at a time, each timed in every round.
+        sampler: The method.
+        temperature: Above 0.
+        tokens: Most tokens of an answer.
+        rounds: Number of rounds.
+    """
+    batches = [_Batch(model, n, sampler, temperature, tokens) for n in parallels]
+    speeds = in_turn({i: batch.time for i, batch in enumerate(batches)}, rounds)
+    return compare({batch.n_parallel: speeds[i] for i, batch in enumerate(batches)})
+
+
+def compare(speeds: dict[int, list[tuple[float, float]]]) -> list[BatchSpeed]:
+    """Return the speeds of batches from their tokens a second, of generation and bare, one pair a round."""
+    first = [ours for ours, _ in next(iter(speeds.values()))]
+    compared = []
+    for n_parallel, pairs in speeds.items():
+        ours, bare = zip(*pairs, strict=True)
+        compared.append(
+            BatchSpeed(
+                n_parallel=n_parallel,
+                tokens_per_second=round(median(ours), 1),
+                bare_tokens_per_second=round(median(bare), 1),
+                share=round(median_ratio(ours, bare), 3),
+                gain=round(median_ratio(ours, first), 2),
+            )
+        )
+    return compared
+
+
+class _Recorder:
+    """Passes calls on to a context and records those that change its KV cache."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -54,33 +91,11 @@ class Recorder:
         return record
 
 
-def time_batches(
-    model: "Model", parallels: Sequence[int], sampler: Sampler, temperature: float, tokens: int, rounds: int
-) -> list[BatchSpeed]:
-    """Write as many answers as there is room for, of at most `tokens` tokens each, to one prompt, and repeat
-    its llama_decode calls without anything else; `rounds` times over for each of `parallels` in turn."""
-    contestants = [_Contestant(model, n, sampler, temperature, tokens) for n in parallels]
-    taken = [[contestant.time() for contestant in contestants] for _ in range(rounds)]
-    speeds = []
-    for i, contestant in enumerate(contestants):
-        ours, bare = zip(*(row[i] for row in taken), strict=True)
-        speeds.append(
-            BatchSpeed(
-                n_parallel=contestant.n_parallel,
-                tokens_per_second=round(median(ours), 1),
-                bare_tokens_per_second=round(median(bare), 1),
-                share=round(median(a / b for a, b in zip(ours, bare, strict=True)), 3),
-                gain=round(median(row[i][0] / row[0][0] for row in taken), 2),
-            )
-        )
-    return speeds
-
-
-class _Contestant:
-    """An engine that generates `n_parallel` answers at a time, in a KV cache of its own."""
+class _Batch:
+    """Generates `n_parallel` answers at a time, in KV caches of its own."""
 
     def __init__(
-        self, model: "Model", n_parallel: int, sampler: Sampler, temperature: float, tokens: int
+        self, model: Model, n_parallel: int, sampler: Sampler, temperature: float, tokens: int
     ) -> None:
         # Each has a prompt of its own: what answers have in common would be evaluated once.
         prompts = [
@@ -99,19 +114,19 @@ class _Contestant:
             )
             for seed, prompt in enumerate(prompts[: self.n_parallel])
         ]
-        recorder = Recorder(self._context)
-        self._n_tokens = self._generate(recorder)  # type: ignore[arg-type]
+        recorder = _Recorder(self._context)
+        self._n_tokens = self._generate(recorder)
         self._calls = recorder.calls
 
-    def time(self) -> tuple[float, float]:
+    def time(self, _: int) -> tuple[float, float]:
         """Return tokens a second, of generation and of its calls alone."""
         self._forget()
-        ours = _seconds(lambda: self._generate(self._context))
+        ours = seconds(lambda: self._generate(self._context))
         self._forget()
-        bare = _seconds(lambda: [call() for call in self._calls])
+        bare = seconds(lambda: [call() for call in self._calls])
         return self._n_tokens / ours, self._n_tokens / bare
 
-    def _generate(self, context: Context) -> int:
+    def _generate(self, context: Any) -> int:
         """Generate all answers; return how many tokens they have."""
         engine = Engine(context, self._encoder)
         answers = [engine.submit(request) for request in self._requests]
@@ -122,9 +137,3 @@ class _Contestant:
     def _forget(self) -> None:
         for seq_id in range(self.n_parallel):
             self._context.clear(seq_id)
-
-
-def _seconds(function: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    function()
-    return time.perf_counter() - began

@@ -1,150 +1,117 @@
-"""`mink-bench`: what a cut costs, beside other things timed in the same run, as a table, JSON, a picture."""
+"""`mink-bench`: times sampling beside other things in the same run; prints a table or JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from mink_local.bench.batch import BatchSpeed, time_batches
-from mink_local.bench.timing import Cost, Form, Speed, read_rows, real_rows, time_decoding, time_samplers
 from mink_local.cli import FiniteFloat, json_option, run
-from mink_local.generation.loading import load_model
-from mink_local.llama.context import N_SEQ_MAX
 from mink_local.models.options import SamplerType, gpu_layers_option, model_option, threads_option
-from mink_local.samplers import SAMPLERS, Sampler
+
+if TYPE_CHECKING:
+    from mink_local.bench.batch import BatchSpeed
+    from mink_local.bench.decode import DecodeSpeed, Form
+    from mink_local.bench.sampler import SamplerCost
+    from mink_local.samplers import Sampler
 
 PROGRAM = "mink-bench"
+Command = TypeVar("Command", bound=Callable[..., Any])
+_FORMS = ("host", "backend", "llama.cpp")
 
 
-def cost_table(costs: Sequence[Cost]) -> Table:
-    """For people: every method with its median microseconds, and how that compares with np.max."""
-    table = Table(title=f"One step at a vocabulary of {costs[0].n_vocab:,}, median µs")
-    _add_columns(table, "cut", "× np.max", "step", "llama.cpp", "× cut", "processor")
+def print_table(title: str, first: str, others: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    table.add_column(first, overflow="fold")
+    for name in others:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def print_costs(costs: "Sequence[SamplerCost]") -> None:
+    from mink_local.samplers import label
+
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+
     floor = costs[0].select or 0.0
+    rows = []
     for cost in costs:
         cut = cost.select or 0.0
-        table.add_row(
-            cost.method,
-            _number(cost.select),
-            _number(cut / floor),
-            _number(cost.step),
-            _number(cost.llama_cpp),
-            _number(cost.llama_cpp / cut if cost.llama_cpp else None),
-            _number(cost.processor),
-        )
-    return table
+        ratio = cost.llama_cpp / cut if cost.llama_cpp else None
+        numbers = (cut, cut / floor, cost.step, cost.llama_cpp, ratio, cost.processor)
+        rows.append([label(cost.method), *map(number, numbers)])
+    title = f"One step at a vocabulary of {costs[0].n_vocab:,}, median µs"
+    print_table(title, "method", ["cut", "× np.max", "step", "llama.cpp", "× cut", "processor"], rows)
 
 
-def speed_table(speeds: Sequence[Speed], title: str) -> Table:
-    """For people: the paper's Table `tab:latency` for this machine and model."""
-    table = Table(title=title, title_justify="left")
-    _add_columns(table, "tokens/s", "ms/token", "draw µs", "slowdown", "95% interval")
-    for speed in speeds:
-        table.add_row(
-            f"{speed.method} ({speed.form})",
+def print_decode_speeds(title: str, speeds: "Sequence[DecodeSpeed]") -> None:
+    from mink_local.samplers import label
+
+    rows = [
+        [
+            label(speed.method),
+            speed.form,
             f"{speed.tokens_per_second:.1f}",
             f"{speed.ms_per_token:.3f}",
             f"{speed.sampling_us:.1f}",
             f"{speed.slowdown:+.2f}%",
             f"{speed.slowdown_low:+.1f} … {speed.slowdown_high:+.1f}",
-        )
-    return table
+        ]
+        for speed in speeds
+    ]
+    print_table(
+        title, "method", ["form", "tokens/s", "ms/token", "sampling µs", "slowdown", "95% interval"], rows
+    )
 
 
-def batch_table(speeds: Sequence[BatchSpeed], title: str) -> Table:
-    """For people: how much more is written together, and what of llama.cpp's speed arrives."""
-    table = Table("answers at a time", title=title, title_justify="left")
-    for name in ("tokens/s", "bare llama_decode", "share of it", f"× {speeds[0].n_parallel} at a time"):
-        table.add_column(name, justify="right")
-    for speed in speeds:
-        table.add_row(
+def print_batch_speeds(title: str, speeds: "Sequence[BatchSpeed]") -> None:
+    rows = [
+        [
             str(speed.n_parallel),
             f"{speed.tokens_per_second:.1f}",
             f"{speed.bare_tokens_per_second:.1f}",
             f"{100 * speed.share:.1f}%",
             f"{speed.gain:.2f}",
-        )
-    return table
+        ]
+        for speed in speeds
+    ]
+    others = ["tokens/s", "bare llama_decode", "share of it", f"× {speeds[0].n_parallel} at a time"]
+    print_table(title, "answers at a time", others, rows)
 
 
-def _add_columns(table: Table, *numbers: str) -> None:
-    table.add_column("method", overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
+def _form(_: click.Context, __: click.Parameter, forms: tuple[str, ...]) -> tuple[str, ...]:
+    """Take "graph", the former name, for "backend"."""
+    return tuple(dict.fromkeys("backend" if form == "graph" else form for form in forms))
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
+def _samplers(_: click.Context, __: click.Parameter, samplers: "tuple[Sampler, ...]") -> "Sequence[Sampler]":
+    from mink_local.samplers import SAMPLERS
+
+    return samplers or [sampler() for sampler in SAMPLERS.values()]
 
 
-def plot_costs(groups: Sequence[Sequence[Cost]], path: Path) -> None:
-    """Bars of every method's cut and of llama.cpp's own, one panel a vocabulary, on a log scale."""
-    figure, axes = _figure(len(groups))
-    for axis, costs in zip(axes, groups, strict=True):
-        names = [cost.method for cost in costs]
-        at = np.arange(len(costs))
-        axis.barh(at - 0.2, [cost.select or 0 for cost in costs], 0.4, label="this cut")
-        axis.barh(at + 0.2, [cost.llama_cpp or 0 for cost in costs], 0.4, label="llama.cpp's own")
-        axis.set_yticks(at, names)
-        axis.invert_yaxis()
-        axis.set_xscale("log")
-        axis.set_xlabel("median µs a step")
-        axis.set_title(f"vocabulary of {costs[0].n_vocab:,}")
-        axis.legend()
-    figure.savefig(path)
+def _rounds_option(least: int, default: int) -> Callable[[Command], Command]:
+    return click.option(
+        "--rounds", type=click.IntRange(min=least), default=default, show_default=True, metavar="N",
+        help="Rounds; each times everything once.",
+    )  # fmt: skip
 
 
-def plot_speeds(speeds: Sequence[Speed], path: Path) -> None:
-    """Slowdown against greedy with its interval, one bar a method."""
-    figure, (axis,) = _figure(1)
-    slowdowns = np.array([speed.slowdown for speed in speeds])
-    low = slowdowns - [speed.slowdown_low for speed in speeds]
-    high = np.array([speed.slowdown_high for speed in speeds]) - slowdowns
-    at = np.arange(len(speeds))
-    axis.barh(at, slowdowns, xerr=np.array([low, high]), capsize=3)
-    axis.set_yticks(at, [f"{speed.method} ({speed.form})" for speed in speeds])
-    axis.invert_yaxis()
-    axis.axvline(0, color="black", linewidth=0.8)
-    axis.set_xlabel("slowdown against greedy, % of its time for a token")
-    figure.savefig(path)
-
-
-def _figure(panels: int) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4 * panels), layout="constrained")
-    return figure, np.atleast_1d(figure.subplots(panels))
-
-
-def _writable(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
-    """A picture's file, refused before the measuring and not after it."""
-    if path is None:
-        return None
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError:
-        raise click.UsageError("--plot needs matplotlib: type  python -m pip install matplotlib") from None
-    kinds = FigureCanvasAgg.get_supported_filetypes()
-    if path.suffix.removeprefix(".") not in kinds:
-        raise click.BadParameter(f"{path} does not end in one of .{', .'.join(sorted(kinds))}.")
-    if not path.parent.is_dir():
-        raise click.BadParameter(f"there is no folder {path.parent}.")
-    return path
-
-
-_sampler_option = click.option(
+_samplers_option = click.option(
     "--sampler",
     "samplers",
     type=SamplerType(),
     multiple=True,
-    callback=lambda _, __, samplers: samplers or [sampler() for sampler in SAMPLERS.values()],
+    callback=_samplers,
     help="A method to time; may be given several times.  [default: all]",
 )
 _temp_option = click.option(
@@ -156,18 +123,15 @@ _temp_option = click.option(
     metavar="T",
     help="Temperature.",
 )
-_plot_option = click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    callback=_writable,
-    metavar="FILE",
-    help="Draw the figures too; the ending says how (.png, .svg, .pdf).",
-)
+_tokens_option = click.option(
+    "--tokens", "-n", type=click.IntRange(min=1), default=64, show_default=True, metavar="N",
+    help="Tokens of an answer.",
+)  # fmt: skip
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
-    """Time the cuts beside each other, beside llama.cpp's own, and in generation."""
+    """Time sampling by itself, in generation, and with many answers at a time."""
 
 
 @cli.command("sampler")
@@ -177,77 +141,81 @@ def cli() -> None:
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE.npz",
-    help="Rows of logits to time on, an array named logits of shape (rows, V).  [default: the model's]",
+    help="Logits to time on, an array named logits of shape (rows, V).  [default: the model's]",
 )
 @model_option
-@_sampler_option
+@_samplers_option
 @_temp_option
-@click.option("--rounds", type=click.IntRange(min=1), default=200, show_default=True, metavar="N")
+@_rounds_option(least=1, default=200)
 @json_option
-@_plot_option
 def sampler_command(
     files: Sequence[Path],
     model: str,
-    samplers: Sequence[Sampler],
+    samplers: "Sequence[Sampler]",
     temp: float,
     rounds: int,
     as_json: bool,
-    plot: Path | None,
 ) -> None:
-    """Time every method's step on one thread: ours, llama.cpp's own, a logits processor, np.max, np.sort."""
-    sources = [read_rows(file) for file in files] if files else [real_rows(load_model(model, n_ctx=512))]
-    groups = [time_samplers(rows, samplers, temp, rounds) for rows in sources]
+    """Time a step of every method on one thread, beside llama.cpp's own, np.max and np.sort."""
+    from mink_local.bench.sampler import logits_of_answer, read_logits, time_samplers
+    from mink_local.generation.loading import load_model
+
+    if files:
+        sources = [read_logits(file) for file in files]
+    else:
+        with load_model(model, n_ctx=512) as loaded:
+            sources = [logits_of_answer(loaded)]
+    groups = [time_samplers(logits, samplers, temp, rounds) for logits in sources]
     if as_json:
-        click.echo(json.dumps([asdict(cost) for costs in groups for cost in costs], indent=1))
+        _print_json([cost for costs in groups for cost in costs])
     else:
         for costs in groups:
-            Console().print(cost_table(costs))
-    if plot:
-        plot_costs(groups, plot)
+            print_costs(costs)
 
 
 @cli.command("decode")
 @model_option
-@_sampler_option
+@_samplers_option
 @_temp_option
-@click.option("--tokens", "-n", type=click.IntRange(min=1), default=64, show_default=True, metavar="N")
-@click.option("--rounds", type=click.IntRange(min=6), default=11, show_default=True, metavar="N")
+@_tokens_option
+@_rounds_option(least=6, default=11)
 @click.option(
     "--form",
     "forms",
     multiple=True,
-    type=click.Choice(["host", "graph"]),
-    help="Where tokens are drawn; may be given twice.  [default: host, and graph on a GPU]",
+    type=click.Choice([*_FORMS, "graph"]),
+    callback=_form,
+    metavar="|".join(_FORMS),
+    help="Where tokens are sampled; may be given several times.  [default: host, and backend on a GPU]",
 )
 @gpu_layers_option
 @threads_option
 @json_option
-@_plot_option
 def decode_command(
     model: str,
-    samplers: Sequence[Sampler],
+    samplers: "Sequence[Sampler]",
     temp: float,
     tokens: int,
     rounds: int,
-    forms: Sequence[Form],
+    forms: "Sequence[Form]",
     gpu_layers: Any,
     threads: int | None,
     as_json: bool,
-    plot: Path | None,
 ) -> None:
-    """Generate with every method in turn and compare tokens/s with greedy's (the paper's latency table)."""
+    """Generate with every method in turn and compare with greedy (the paper's latency table)."""
+    from mink_local.bench.decode import time_decoding
+    from mink_local.generation.loading import load_model
+
     if not find_spec("scipy"):
         raise click.UsageError("the intervals need SciPy: type  python -m pip install scipy")
-    loaded = load_model(model, n_ctx=tokens + 256, n_gpu_layers=gpu_layers, n_threads=threads)
-    forms = forms or (("host", "graph") if loaded.weights.on_gpu else ("host",))
-    speeds = time_decoding(loaded, samplers, forms, temp, tokens, rounds)
+    with load_model(model, n_ctx=tokens + 256, n_gpu_layers=gpu_layers, n_threads=threads) as loaded:
+        forms = forms or (("host", "backend") if loaded.weights.on_gpu else ("host",))
+        speeds = time_decoding(loaded, samplers, forms, temp, tokens, rounds)
     if as_json:
-        click.echo(json.dumps([asdict(speed) for speed in speeds], indent=1))
+        _print_json(speeds)
     else:
         title = f"{loaded.name} {loaded.placement}\n{tokens} tokens, {rounds} rounds"
-        Console().print(speed_table(speeds, title))
-    if plot:
-        plot_speeds(speeds, plot)
+        print_decode_speeds(title, speeds)
 
 
 @cli.command("batch")
@@ -256,23 +224,23 @@ def decode_command(
     "--parallel",
     "parallels",
     multiple=True,
-    type=click.IntRange(1, N_SEQ_MAX),
+    type=click.IntRange(min=1, max=256),  # LLAMA_MAX_SEQ
     default=(1, 4, 16),
     show_default=True,
     metavar="N",
     help="Answers at a time; may be given several times.",
 )
-@click.option("--sampler", type=SamplerType(), default="min-k", show_default=True)
+@click.option("--sampler", type=SamplerType(), default="min-k", show_default=True, help="The method.")
 @_temp_option
-@click.option("--tokens", "-n", type=click.IntRange(min=1), default=64, show_default=True, metavar="N")
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, metavar="N")
+@_tokens_option
+@_rounds_option(least=1, default=5)
 @gpu_layers_option
 @threads_option
 @json_option
 def batch_command(
     model: str,
     parallels: Sequence[int],
-    sampler: Sampler,
+    sampler: "Sampler",
     temp: float,
     tokens: int,
     rounds: int,
@@ -280,18 +248,25 @@ def batch_command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Write several answers at a time, and compare with the same llama_decode calls alone."""
-    loaded = load_model(model, n_ctx=tokens + 256, n_parallel=1, n_gpu_layers=gpu_layers, n_threads=threads)
-    speeds = time_batches(loaded, parallels, sampler, temp, tokens, rounds)
+    """Generate several answers at a time, and compare with the same llama_decode calls alone."""
+    from mink_local.bench.batch import time_batches
+    from mink_local.generation.loading import load_model
+
+    n_ctx = tokens + 256
+    with load_model(model, n_ctx=n_ctx, n_parallel=1, n_gpu_layers=gpu_layers, n_threads=threads) as loaded:
+        speeds = time_batches(loaded, parallels, sampler, temp, tokens, rounds)
     if as_json:
-        click.echo(json.dumps([asdict(speed) for speed in speeds], indent=1))
+        _print_json(speeds)
     else:
         title = f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds"
-        Console().print(batch_table(speeds, title))
+        print_batch_speeds(title, speeds)
+
+
+def _print_json(results: Sequence[Any]) -> None:
+    click.echo(json.dumps([asdict(result) for result in results], indent=1))
 
 
 def main() -> None:
-    """Run `mink-bench`."""
     run(cli, PROGRAM)
 
 

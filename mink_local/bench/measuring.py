@@ -1,0 +1,65 @@
+"""Measuring contestants in turn and comparing them round by round.
+
+A machine is never equally fast for long, so that only figures of the same round are compared.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+
+Name = TypeVar("Name", bound=Hashable)
+Measured = TypeVar("Measured")
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def in_turn(contestants: Mapping[Name, Callable[[int], Measured]], rounds: int) -> dict[Name, list[Measured]]:
+    """Measure every contestant once a round, and begin each round with another one.
+
+    Args:
+        contestants: Functions of the number of the round, by name.
+        rounds: Number of rounds. One more comes before them, number 0, which warms up and is dropped.
+
+    Returns:
+        For each contestant what it returned, one item a round.
+    """
+    measured: dict[Name, list[Measured]] = {name: [] for name in contestants}
+    names = list(contestants)
+    for i in range(rounds + 1):
+        first = i % len(names)
+        for name in names[first:] + names[:first]:
+            result = contestants[name](i)
+            if i > 0:
+                measured[name].append(result)
+    return measured
+
+
+def median_ratio(values: Sequence[float], reference: Sequence[float]) -> float:
+    """Return the median over rounds of the ratio of two contestants within a round."""
+    return median(a / b for a, b in zip(values, reference, strict=True))
+
+
+def slowdown(values: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
+    """Return how much longer a contestant takes than the reference, in percent, with a 95% interval.
+
+    Args:
+        values: Seconds of the contestant, one number a round, at least 6 of them.
+        reference: Seconds of the reference in the same rounds.
+
+    Returns:
+        The median over rounds of the slowdown within a round, and the lower and upper end of its interval,
+        which rests on order statistics alone.
+    """
+    from scipy.stats import quantile_test
+
+    percent = 100 * (np.array(values) / np.array(reference) - 1)
+    low, high = quantile_test(percent).confidence_interval(0.95)
+    return round(float(np.median(percent)), 3), round(float(low), 3), round(float(high), 3)
