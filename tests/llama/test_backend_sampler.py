@@ -283,6 +283,24 @@ def test_the_tokens_follow_the_distribution_of_the_candidates(chosen: Chosen, sa
     assert stats.chisquare([counts[i] for i in ids.tolist()], n * p / p.sum()).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("sampler", [MinK(30), Greedy(), TopK(8), TopP(0.8), MinP(0.1)], ids=str)
+def test_a_random_number_of_1_gives_no_token_outside_the_candidates(chosen: Chosen, sampler: Sampler) -> None:
+    """The first random number of this seed is 1 - 4e-9, which is 1 in float32: no cumulative sum exceeds it.
+
+    llama.cpp's `dist` takes the last entry then, which top-p and min-p have dropped.
+    """
+    row = np.concatenate([np.linspace(3, 0.1, 9), np.linspace(-5, -9, 191)]).astype(np.float32)
+    context = chosen(row[None])
+    backend = attached(sampler, context, 1.5, seed=2180022)
+    token = sample(backend, context, 0)
+    candidates = kept_by_kernel(sampler, row, 1.5)
+    if isinstance(sampler, TopP | MinP):
+        assert context.sampled()[0] not in candidates
+        assert token is None
+    else:
+        assert token in candidates
+
+
 # A real model's steps
 
 
