@@ -62,6 +62,7 @@ def test_processes_that_start_at_once_and_later_ones(tmp_path: Path, expected: l
     assert compiled(tmp_path) == before  # nothing was compiled again
 
 
+@pytest.mark.slow
 def test_read_only_package(tmp_path: Path, expected: list[int]) -> None:
     package = tmp_path / "site" / "mink_local"
     shutil.copytree(Path(mink_local.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -72,6 +73,7 @@ def test_read_only_package(tmp_path: Path, expected: list[int]) -> None:
     assert not list(package.rglob("*.nb[ci]"))
 
 
+@pytest.mark.slow
 def test_no_folder_for_a_cache(tmp_path: Path, expected: list[int]) -> None:
     (tmp_path / "file").touch()
     assert candidates(run(tmp_path / "file")) == expected

@@ -72,8 +72,15 @@ def test_top_p_of_many_candidates(seed: int, p: float, temperature: float) -> No
 
 @pytest.mark.parametrize("sampler", EXAMPLES, ids=str)
 def test_agrees_with_its_twin_on_real_logits(logits: Row, sampler: Sampler) -> None:
+    for temperature in (1.0, 5.0) if sampler.order == "temperature-first" else (1.0,):
+        check(sampler, logits[0], temperature)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", EXAMPLES, ids=str)
+def test_agrees_with_its_twin_on_many_real_logits(logits: Row, sampler: Sampler) -> None:
     for temperature in (0.3, 1.0, 5.0, 10.0) if sampler.order == "temperature-first" else (1.0,):
-        for row in logits[:2]:
+        for row in logits:
             check(sampler, row, temperature)
 
 
@@ -88,11 +95,10 @@ def test_min_k_of_real_logits_at_any_scale(logits: Row, tau: float, scale: float
 @pytest.mark.parametrize("banned", [0.01, 0.5, 0.999])
 def test_min_k_of_real_logits_with_banned_and_broken_tokens(logits: Row, banned: float) -> None:
     random = np.random.default_rng(1)
-    for row in logits[:3]:
-        for value in (-INF, NAN, -NAN):
-            broken = row.copy()
-            broken[random.random(row.size) < banned] = value
-            check(MinK(), broken)
+    for row, value in zip(logits[:3], (-INF, NAN, -NAN), strict=True):
+        broken = row.copy()
+        broken[random.random(row.size) < banned] = value
+        check(MinK(), broken)
 
 
 def test_min_k_does_not_depend_on_temperature(logits: Row) -> None:
