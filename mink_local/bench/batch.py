@@ -10,7 +10,6 @@ from mink_local.bench.sampler import PROMPT
 from mink_local.generation.engine import Engine
 from mink_local.generation.loading import make_context
 from mink_local.generation.model import Model
-from mink_local.generation.prompts import PromptEncoder
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.context import Context
@@ -105,7 +104,7 @@ class _Batch:
         n_ctx = max(map(len, prompts)) + tokens
         n_threads = model.engine.context.n_threads
         self._context = make_context(model.weights, n_ctx, n_parallel, n_threads=n_threads)
-        self._encoder = PromptEncoder(model.weights, ChatTemplate(model.weights))
+        self._weights, self._template = model.weights, ChatTemplate(model.weights)
         self.n_parallel = self._context.n_seq  # fewer if memory is short
         self._requests = [
             Request(
@@ -128,7 +127,7 @@ class _Batch:
 
     def _generate(self, context: Any) -> int:
         """Generate all answers; return how many tokens they have."""
-        engine = Engine(context, self._encoder)
+        engine = Engine(context, self._weights, self._template)
         answers = [engine.submit(request) for request in self._requests]
         while not engine.idle:
             engine.step()

@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.decoding import Decoding
-from mink_local.generation.prompts import PromptEncoder
 from mink_local.generation.request import Request
 from mink_local.generation.slots import Slot, common_prefix, decode, reserve
+from mink_local.generation.template import ChatTemplate
 from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
 from mink_local.llama.context import Context
 from mink_local.llama.token_sampler import SamplingBuffers
+from mink_local.llama.weights import Weights
 
 log = logging.getLogger("mink_local")
 
@@ -45,15 +46,16 @@ class Engine:
 
     Args:
         context: The KV cache; the engine alone may use it.
-        encoder: Makes token ids of prompts.
+        weights: The model.
+        template: Makes token ids of prompts.
     """
 
-    def __init__(self, context: Context, encoder: PromptEncoder) -> None:
+    def __init__(self, context: Context, weights: Weights, template: ChatTemplate) -> None:
         self.context = context
         self.slots: list[Slot[Group]] = [Slot(context, seq_id) for seq_id in range(context.n_seq)]
-        self._encoder = encoder
-        self._weights = encoder.weights
-        self._buffers = SamplingBuffers(encoder.weights.n_vocab)
+        self._weights = weights
+        self._template = template
+        self._buffers = SamplingBuffers(weights.n_vocab)
         self._waiting: deque[tuple[Decoding, bool]] = deque()
         self._forked: list[Group] = []  # those that wait for a slot
 
@@ -84,8 +86,8 @@ class Engine:
             MinkError: The chat template refuses the messages.
         """
         answer = answer or Answer(request)
-        prompt = [*self._encoder.tokens(request.prompt, request.enable_thinking), *request.prefix]
-        stop = self._encoder.stop(request.prompt)
+        prompt = [*self._template.tokens(request.prompt, request.enable_thinking), *request.prefix]
+        stop = self._template.stop(request.prompt)
         decoding = Decoding(answer, prompt, self.context.n_ctx, self._weights, self._buffers, stop)
         if answer.finish_reason is None:
             if self.idle:  # an interrupt that came while nothing was generated is not meant for this

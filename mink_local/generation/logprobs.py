@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.slots import Slot, decode, reserve
 from mink_local.llama.context import Context
@@ -33,66 +36,60 @@ class Continuation:
         return sum(self.logprobs)
 
 
-class Scorer:
-    """Computes log-probabilities in the slots of a context of its own.
+def score(context: Context, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Iterator[Continuation]:
+    """Yield continuations with their log-probabilities, in order of completion.
 
     Args:
-        context: A KV cache that has room for the logits of several tokens of a batch.
+        context: An empty KV cache, with room for the logits of several tokens of a batch.
+        pairs: Token ids of a context and of its continuation, at least one each. Contexts with a common
+            prefix that follow each other are evaluated once.
+
+    Raises:
+        ContextOverflowError: A pair does not fit the context.
+        ValueError: One of a pair is empty.
+        GenerationError: A row of logits has a NaN, or llama.cpp fails.
     """
+    slots: list[Slot[Continuation]] = [Slot(context, i) for i in range(context.n_seq)]
+    waiting = enumerate(pairs)
+    upcoming = next(waiting, None)
+    while True:
+        while upcoming is not None and _begin(slots, context.n_ctx, upcoming[0], *upcoming[1]):
+            upcoming = next(waiting, None)
+        busy = [slot for slot in slots if slot.job]
+        if not busy:
+            return
+        outputs = decode(context, busy)
+        if outputs is None:
+            raise GenerationError("interrupted")
+        for slot, output in outputs:
+            assert slot.job is not None
+            _append(slot.job, context.logits(output))
+            if len(slot.job.logprobs) == len(slot.job.tokens):
+                yield slot.job
+                slot.release()
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._slots: list[Slot[Continuation]] = [Slot(context, i) for i in range(context.n_seq)]
 
-    def score(self, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Iterator[Continuation]:
-        """Yield the continuations with their log-probabilities, in order of completion.
+def _begin(
+    slots: list[Slot[Continuation]], n_ctx: int, index: int, context: Sequence[int], tokens: Sequence[int]
+) -> bool:
+    """Give a pair a slot; return False if it has to wait."""
+    if not context or not tokens:
+        raise ValueError(f"pair {index} has an empty context or continuation")
+    evaluated = [*context, *tokens[:-1]]
+    if len(evaluated) > n_ctx:
+        raise ContextOverflowError(len(evaluated), n_ctx)
+    slot = reserve(slots, evaluated, len(tokens))
+    if slot is None:
+        return False
+    slot.job = Continuation(index, tokens)
+    return True
 
-        Args:
-            pairs: Token ids of a context, at least one, and of what follows it, at least one. Contexts with a
-                common prefix that follow each other are evaluated once.
 
-        Raises:
-            ContextOverflowError: A pair does not fit the context.
-            ValueError: One of a pair is empty.
-            GenerationError: A row of logits has a NaN, or llama.cpp fails.
-        """
-        waiting = enumerate(pairs)
-        upcoming = next(waiting, None)
-        while True:
-            while upcoming is not None and self._begin(upcoming[0], *upcoming[1]):
-                upcoming = next(waiting, None)
-            busy = [slot for slot in self._slots if slot.job]
-            if not busy:
-                return
-            outputs = decode(self._context, busy)
-            if outputs is None:
-                raise GenerationError("interrupted")
-            for slot, output in outputs:
-                assert slot.job is not None
-                self._take(slot.job, output)
-                if len(slot.job.logprobs) == len(slot.job.tokens):
-                    yield slot.job
-                    slot.release()
-
-    def _begin(self, index: int, context: Sequence[int], continuation: Sequence[int]) -> bool:
-        """Give a pair a slot; return False if it has to wait."""
-        if not context or not continuation:
-            raise ValueError(f"pair {index} has an empty context or continuation")
-        tokens = [*context, *continuation[:-1]]
-        if len(tokens) > self._context.n_ctx:
-            raise ContextOverflowError(len(tokens), self._context.n_ctx)
-        slot = reserve(self._slots, tokens, len(continuation))
-        if slot is None:
-            return False
-        slot.job = Continuation(index, continuation)
-        return True
-
-    def _take(self, continuation: Continuation, output: int) -> None:
-        """Take the next token's log-probability from a row of the last batch."""
-        token = continuation.tokens[len(continuation.logprobs)]
-        logits = self._context.logits(output)
-        logprob = float(kernels.log_probability(logits, token))
-        if not logprob <= 0:
-            raise GenerationError("the model gave a NaN among its logits: its file is damaged")
-        continuation.logprobs.append(logprob)
-        continuation.is_greedy = continuation.is_greedy and int(logits.argmax()) == token
+def _append(continuation: Continuation, logits: NDArray[np.float32]) -> None:
+    """Append the log-probability of the next token."""
+    token = continuation.tokens[len(continuation.logprobs)]
+    logprob = float(kernels.log_probability(logits, token))
+    if not logprob <= 0:
+        raise GenerationError("the model gave a NaN among its logits: its file is damaged")
+    continuation.logprobs.append(logprob)
+    continuation.is_greedy = continuation.is_greedy and int(logits.argmax()) == token

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date as Date
 from itertools import chain, islice
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,8 +18,7 @@ from numpy.typing import NDArray
 from mink_local.errors import ContextOverflowError, GenerationError, ModelError
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.engine import Engine, Step
-from mink_local.generation.logprobs import N_OUTPUTS, Continuation, Scorer
-from mink_local.generation.prompts import PromptEncoder
+from mink_local.generation.logprobs import N_OUTPUTS, Continuation, score
 from mink_local.generation.request import Message, Prompt, Request, SamplingOptions, SamplingParams
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.text_stream import TextStream
@@ -76,7 +74,6 @@ class Model:
         self._auto_parallel = auto_parallel
         self._make_context = make_context
         self._template = ChatTemplate(weights, date)
-        self._encoder = PromptEncoder(weights, self._template)
         self._lock = threading.Lock()
         self._caller: object = None  # whom the last call generates for
         self._interrupted = False  # since that call
@@ -86,7 +83,7 @@ class Model:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
 
     def _use(self, context: Context) -> None:
-        self.engine = Engine(context, self._encoder)
+        self.engine = Engine(context, self.weights, self._template)
         self._many: Engine | None = None  # allocated by `complete`
         self.n_ctx, self.n_parallel = context.n_ctx, context.n_seq
 
@@ -96,9 +93,7 @@ class Model:
     def __enter__(self) -> "Model":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -138,7 +133,7 @@ class Model:
             ValueError: The prompt is empty, malformed, or has token ids that the vocabulary does not have.
             MinkError: The chat template refuses the messages.
         """
-        return self._encoder.tokens(prompt, enable_thinking)
+        return self._template.tokens(prompt, enable_thinking)
 
     def count_tokens(self, prompt: Prompt) -> int:
         """Return the number of tokens of a prompt."""
@@ -289,7 +284,7 @@ class Model:
         with self._exclusive():
             context = self._make_context(longest, n_parallel, N_OUTPUTS)
             try:
-                return sorted(Scorer(context).score(pairs), key=lambda continuation: continuation.index)
+                return sorted(score(context, pairs), key=lambda continuation: continuation.index)
             finally:
                 context.close()
 
@@ -390,7 +385,7 @@ class Model:
                 self._many.context.close()  # its memory is wanted
                 self._many = None
             if self._many is None:
-                self._many = Engine(self._make_context(n_ctx, "auto"), self._encoder)
+                self._many = Engine(self._make_context(n_ctx, "auto"), self.weights, self._template)
             return requests, self._many
 
     def _length(self, request: Request) -> int:

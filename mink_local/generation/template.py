@@ -1,14 +1,15 @@
-"""From messages to the token ids of a prompt, by the model's own chat template."""
+"""Token ids of prompts: of messages by the model's own chat template, of texts, of token ids."""
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from datetime import date as Date
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from mink_local.errors import MinkError
 from mink_local.generation.rendering import Renderer, TemplateError
-from mink_local.generation.request import Message
+from mink_local.generation.request import Message, Prompt, is_token_ids
 from mink_local.llama.weights import Weights
 
 PLAIN_TURNS = {"system": "System: {}\n\n", "user": "User: {}\n", "assistant": "Assistant: {}\n"}
@@ -36,6 +37,7 @@ class ChatTemplate:
         self._weights = weights
         source = weights.chat_template
         self.is_plain = source is None
+        self._last: tuple[object, list[int]] | None = None  # the messages seen last, and their tokens
         self._renderer = (
             None
             if source is None
@@ -46,25 +48,48 @@ class ChatTemplate:
         self.can_reason = source is not None and THINK_START in source
         self.has_thinking_switch = source is not None and "enable_thinking" in source
 
-    @property
-    def stop(self) -> tuple[str, ...]:
-        """Strings that end an answer, besides the tokens that the model ends it with."""
-        return (PLAIN_STOP,) if self.is_plain else ()
+    def stop(self, prompt: Prompt) -> tuple[str, ...]:
+        """Return the strings that end an answer, besides the tokens that the model ends it with."""
+        is_continued = isinstance(prompt, str) or is_token_ids(prompt)
+        return (PLAIN_STOP,) if self.is_plain and not is_continued else ()
 
-    def tokens(self, messages: Sequence[Message], enable_thinking: bool | None = None) -> list[int]:
-        """Return the token ids of a prompt that asks for the next answer.
-
-        Control tokens that are typed in a message stay text: `<|im_end|>` there changes nothing about the
-        turns. If the last message is the assistant's, the prompt ends with its content, which the answer
-        continues.
+    def tokens(self, prompt: Prompt, enable_thinking: bool | None = None) -> list[int]:
+        """Return the token ids of a prompt.
 
         Args:
-            messages: The conversation.
+            prompt: Messages, a text or token ids, as `Request` has them. A text gets the beginning that the
+                vocabulary gives to texts, unless it is there.
             enable_thinking: Value of the template's switch; None leaves it alone.
 
         Raises:
-            ValueError: The messages are empty or malformed.
+            ValueError: The prompt is empty or malformed, or has token ids that the vocabulary does not have.
             MinkError: The template refuses the messages.
+        """
+        if isinstance(prompt, str):
+            has_bos = bool(self._weights.bos) and prompt.startswith(self._weights.bos)
+            tokens = self._weights.tokenize(prompt, add_special=not has_bos, parse_special=True)
+        elif is_token_ids(prompt):
+            tokens = list(prompt)
+        else:
+            return self._of_messages(cast(Sequence[Message], prompt), enable_thinking)
+        if not tokens:
+            raise ValueError("the prompt is empty")
+        if not 0 <= min(tokens) <= max(tokens) < self._weights.n_vocab:
+            raise ValueError(f"the prompt's token ids must be from 0 to {self._weights.n_vocab - 1}")
+        return tokens
+
+    def _of_messages(self, messages: Sequence[Message], enable_thinking: bool | None) -> list[int]:
+        """Return the token ids of messages; requests that follow each other often have the same ones."""
+        asked = list(messages), enable_thinking
+        if self._last is None or self._last[0] != asked:
+            tokens = self._tokenized(messages, enable_thinking)
+            self._last = deepcopy(asked), tokens  # a caller may append to its messages
+        return list(self._last[1])
+
+    def _tokenized(self, messages: Sequence[Message], enable_thinking: bool | None) -> list[int]:
+        """Return the token ids of messages, in which typed control tokens stay text.
+
+        `<|im_end|>` in a message changes nothing about the turns.
         """
         turns, prefill = _split_prefill(_as_text(messages))
         mark = _unused_character(turns)

@@ -103,7 +103,7 @@ def test_no_template_is_plain_turns(tiny: Callable[..., Path], caplog: pytest.Lo
         "System: You are brief.\n\nUser: Hello {name}, 100% of <b>you</b>!\nAssistant: Hi.\n"
         "User: 日本語 😀\n\n  indented \nAssistant:"
     )
-    assert ChatTemplate(model.weights).stop == ("\nUser:",)
+    assert ChatTemplate(model.weights).stop(TURNS) == ("\nUser:",)
     assert len("".join(model.chat(TURNS, temperature=5.0, seed=1, max_tokens=5))) > 0
 
 
