@@ -44,7 +44,6 @@ def tree(module: str) -> ast.Module:
     return ast.parse((ROOT / module).read_text(encoding="utf-8"))
 
 
-@pytest.mark.xfail
 def test_no_two_classes_share_a_name() -> None:
     places = defaultdict(list)
     for module in MODULES:
