@@ -39,22 +39,22 @@ import json, sys
 from mink_local import load_model
 messages, temperature, seed = json.loads(sys.argv[1])
 model = load_model("smollm2-135m", n_ctx=1024)
-reply = model.chat(messages, temperature=temperature, seed=seed, max_tokens=60)
+reply = model.chat(messages, temperature=temperature, seed=seed, max_tokens=30)
 print(json.dumps(["".join(reply), reply.k]))
 """
 
 
-@pytest.mark.parametrize(("temperature", "seed"), [(5.0, 1), (1.0, 2), (0.0, 3)])
+@pytest.mark.parametrize(("temperature", "seed"), [(5.0, 1), (0.0, 3)])
 def test_same_seed_same_text_in_any_process(smollm2: Model, temperature: float, seed: int) -> None:
-    reply = forget(smollm2).chat(STORY, temperature=temperature, seed=seed, max_tokens=60)
+    reply = forget(smollm2).chat(STORY, temperature=temperature, seed=seed, max_tokens=30)
     here = ["".join(reply), reply.k]
     there = rerun(SAME, json.dumps([STORY, temperature, seed]))
     assert json.loads(there) == here
 
 
 def test_other_seed_other_text(smollm2: Model) -> None:
-    texts = {"".join(smollm2.chat(STORY, temperature=5.0, seed=s, max_tokens=60)) for s in range(5)}
-    assert len(texts) == 5
+    texts = {"".join(smollm2.chat(STORY, temperature=5.0, seed=s, max_tokens=30)) for s in range(3)}
+    assert len(texts) == 3
     seeds = {smollm2.chat(STORY).seed for _ in range(5)}
     assert len(seeds) == 5
 
