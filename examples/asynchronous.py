@@ -1,0 +1,23 @@
+"""Generate inside asyncio, and cancel an answer that takes too long."""
+
+import asyncio
+
+from mink_local import MinK, Model, load_model
+
+
+async def answer(model: Model, question: str) -> None:
+    messages = [{"role": "user", "content": question}]
+    async for piece in model.chat(messages, sampler=MinK(), temperature=5.0, seed=1, ignore_eos=True):
+        print(piece, end="", flush=True)
+
+
+async def main() -> None:
+    with load_model("smollm2-135m", n_ctx=2048) as model:
+        try:
+            await asyncio.wait_for(answer(model, "Tell me a long story."), timeout=1)
+        except asyncio.TimeoutError:
+            print("\n[cancelled after a second; the model can be asked again]")
+        print(model.chat([{"role": "user", "content": "Say hello."}], max_tokens=10, seed=1).read())
+
+
+asyncio.run(main())

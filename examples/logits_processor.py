@@ -1,0 +1,19 @@
+"""Use Min-k in a program of llama-cpp-python: `python logits_processor.py MODEL.gguf`."""
+
+import sys
+
+from llama_cpp import Llama, LogitsProcessorList
+
+from mink_local import MinK
+
+llama = Llama(sys.argv[1], n_ctx=512, seed=1, verbose=False)
+result = llama.create_chat_completion(
+    [{"role": "user", "content": "Tell me a story about a lighthouse."}],
+    logits_processor=LogitsProcessorList([MinK()]),
+    temperature=5.0,
+    top_k=0,  # llama-cpp-python cuts after the processor too, unless it is told not to
+    top_p=1.0,
+    min_p=0.0,
+    max_tokens=40,
+)
+print(result["choices"][0]["message"]["content"])

@@ -1,0 +1,17 @@
+"""Print the probability of every sampled token, and of the tokens that the model thought more probable."""
+
+from math import exp
+
+from mink_local import MinK, load_model
+
+messages = [{"role": "user", "content": "Name a colour of the sky."}]
+with load_model("smollm2-135m", n_ctx=256) as model:
+    for piece in model.chat(messages, sampler=MinK(), temperature=5.0, max_tokens=12, logprobs=3, seed=4):
+        if piece.token is not None and piece.logprob is not None:
+            [text] = model.texts([piece.token])
+            tokens, logprobs = zip(*piece.top_logprobs, strict=True)
+            top = ", ".join(
+                f"{other!r} {exp(logprob):.3f}"
+                for other, logprob in zip(model.texts(tokens), logprobs, strict=True)
+            )
+            print(f"{text!r} {exp(piece.logprob):.3f}, one of {piece.k}; most probable: {top}")

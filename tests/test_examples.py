@@ -1,0 +1,67 @@
+"""The programs of examples/ run and print what they promise."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TESTED = {"asynchronous", "chat", "logits_processor", "logprobs", "many_prompts"}
+
+
+def run(name: str, *arguments: object) -> str:
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout
+
+
+def test_every_example_is_short_and_tested() -> None:
+    lines = {path.stem: path.read_text(encoding="utf-8").count("\n") for path in EXAMPLES.glob("*.py")}
+    assert set(lines) == TESTED
+    assert max(lines.values()) < 30
+
+
+@pytest.mark.slow
+def test_chat_evaluates_only_what_is_new() -> None:
+    questions, counts = [], []
+    for line in run("chat").splitlines():
+        questions += re.findall(r"^> (.*)", line)
+        counts += re.findall(r"^\[(\d+) tokens, (\d+) new", line)
+    assert questions == ["What is rain?", "And snow?"]
+    (first_tokens, first_prompt), (_, second_prompt) = [(int(n), int(new)) for n, new in counts]
+    assert first_tokens > 3
+    assert second_prompt < first_prompt
+
+
+@pytest.mark.slow
+def test_many_prompts_are_all_answered() -> None:
+    lines = run("many_prompts").splitlines()
+    answers = dict(line.split(": ", 1) for line in lines)
+    assert sorted(answers) == ["a bee", "a cat", "a horse", "a snail", "a whale", "an owl"]
+    for animal, answer in answers.items():
+        assert animal.split()[1] in answer
+        assert answer.endswith(("(stop)", "(length)"))
+
+
+def test_logprobs_are_probabilities() -> None:
+    lines = run("logprobs").splitlines()
+    assert 5 < len(lines) <= 12
+    for line in lines:
+        probability, *most_probable = map(float, re.findall(r"['\"] (\d\.\d+)", line))
+        assert 0 < probability <= most_probable[0] <= 1
+        assert most_probable == sorted(most_probable, reverse=True)
+
+
+@pytest.mark.slow
+def test_logits_processor_writes_a_story(smollm2_path: Path) -> None:
+    assert "lighthouse" in run("logits_processor", smollm2_path)
+
+
+def test_cancelled_task_leaves_the_model_usable() -> None:
+    note = "[cancelled after a second; the model can be asked again]\n"
+    before, _, after = run("asynchronous").partition(note)
+    assert before.endswith("\n")
+    assert len(after.split()) > 2
