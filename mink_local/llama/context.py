@@ -10,27 +10,15 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, ModelError
+from mink_local.llama.constants import N_BATCH, kv_type_number
 from mink_local.llama.log import logged, reason
 from mink_local.llama.token_data import flag_is_set
 from mink_local.llama.weights import Weights
 
 ALL_LAYERS = -1  # as a number of layers on the GPU
-N_BATCH = 512  # most tokens in one llama_decode; a longer batch aborts the process
 N_SEQ_MAX: int = C.llama_max_parallel_sequences()
 RANDOM_SEED: int = C.LLAMA_DEFAULT_SEED  # the one seed that llama.cpp takes to mean "any"
 MAX_SEED = RANDOM_SEED - 1
-
-KV_TYPES: dict[str, int] = {
-    "f32": C.GGML_TYPE_F32,
-    "f16": C.GGML_TYPE_F16,
-    "bf16": 30,  # GGML_TYPE_BF16, which the bindings leave out
-    "q8_0": C.GGML_TYPE_Q8_0,
-    "q5_1": C.GGML_TYPE_Q5_1,
-    "q5_0": C.GGML_TYPE_Q5_0,
-    "q4_1": C.GGML_TYPE_Q4_1,
-    "q4_0": C.GGML_TYPE_Q4_0,
-}
-"""Number formats that keys and values of a KV cache can have, by name."""
 
 _FLASH_ATTENTION = {
     None: C.LLAMA_FLASH_ATTN_TYPE_AUTO,
@@ -86,8 +74,7 @@ class Context:
         kv_type: str = "f16",
         flash_attn: bool | None = None,
     ) -> None:
-        if kv_type not in KV_TYPES:
-            raise ValueError(f"kv_type must be {', '.join(KV_TYPES)}, not {kv_type!r}")
+        type_number = kv_type_number(kv_type)
         if kv_type.startswith("q") and flash_attn is False:
             raise ValueError(f"kv_type {kv_type} needs flash attention: leave flash_attn out, or use f16")
         if weights.handle is None:
@@ -98,7 +85,7 @@ class Context:
         params.n_batch = params.n_ubatch = min(N_BATCH, params.n_ctx)
         params.n_outputs_max = n_outputs or n_seq
         params.n_threads = params.n_threads_batch = n_threads
-        params.type_k = params.type_v = KV_TYPES[kv_type]
+        params.type_k = params.type_v = type_number
         params.flash_attn_type = _FLASH_ATTENTION[flash_attn]
         self._interrupt = ctypes.c_uint8(0)
         # llama.cpp polls this between the nodes of its graph, on a CPU: in the middle of a batch.

@@ -1,11 +1,10 @@
 """Models by name: those of `models.txt`, the user's own, and those in the stores of other programs."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import TypeVar
 
 from filelock import FileLock
 from platformdirs import user_config_path
@@ -13,8 +12,6 @@ from platformdirs import user_config_path
 from mink_local.errors import CatalogError, ModelNotFoundError
 from mink_local.files import write_atomic
 from mink_local.models import stores
-
-T = TypeVar("T")
 
 DEFAULT_MODEL = "smollm2-135m"
 _COLUMNS = ("name", "source", "file", "revision", "size", "SHA-256", "licence", "note")
@@ -45,15 +42,6 @@ class CatalogEntry:
     licence: str = ""
     note: str = ""
 
-    @property
-    def model(self) -> str:
-        """The name without the quantization."""
-        return self.name.partition(":")[0]
-
-    @property
-    def quantization(self) -> str | None:
-        return self.name.partition(":")[2] or None
-
 
 @dataclass(frozen=True)
 class ModelFile:
@@ -64,25 +52,24 @@ class ModelFile:
     sha256: str | None = None
 
 
-def read_catalog(*paths: Path) -> dict[str, tuple[CatalogEntry, ...]]:
-    """Return the models of catalogue files by name, with an entry for each quantization, the usual one first.
+def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:
+    """Return the models of `models.txt` and of the user's own file, which goes first if both have a name.
 
-    Args:
-        paths: The files; a later file replaces the models of the same name in an earlier one. By default
-            `models.txt` and the user's own.
+    Returns:
+        For each name an entry for each quantization, the usual one first.
 
     Raises:
         CatalogError: A file cannot be read, or a line of it is invalid.
     """
     models: dict[str, tuple[CatalogEntry, ...]] = {}
-    for path in paths or (_catalog_path(), user_catalog_path()):
+    for path in (_catalog_path(), user_catalog_path()):
         for number, line in enumerate(_read_text(path).splitlines(), start=1):
             if content := line.partition("#")[0].strip():
                 try:
                     entries = _parse_line(content)
                 except ValueError as error:
                     raise CatalogError(f"{path}, line {number}: {error}") from None
-                models[entries[0].model] = entries
+                models[entries[0].name.partition(":")[0]] = entries
     return models
 
 
@@ -101,10 +88,8 @@ def find(name: str) -> CatalogEntry | None:
     entries = read_catalog().get(model)
     if not entries:
         return None
-    if not quantization:
-        return entries[0]
     for entry in entries:
-        if entry.quantization and entry.quantization.lower() == quantization.lower():
+        if not quantization or entry.name.lower() == name.lower():
             return entry
     known = ", ".join(entry.name for entry in entries)
     raise ModelNotFoundError(f"{model} is not listed in the quantization {quantization}: take one of {known}")
@@ -121,9 +106,9 @@ def resolve(model: str) -> ModelFile:
         ModelNotFoundError: There is no such file; the message gives the known names, or what to type.
     """
     if entry := find(model):
-        return ModelFile(entry.name, _locate(entry), entry.sha256)
+        return ModelFile(entry.name, locate(entry), entry.sha256)
     if model.startswith(stores.PREFIXES):
-        return ModelFile(model, _locate(store_entry(model)))
+        return ModelFile(model, locate(store_entry(model)))
     path = Path(model).expanduser()
     if path.is_dir():
         raise ModelNotFoundError(f"{model} is a folder: name the .gguf file in it")
@@ -133,6 +118,30 @@ def resolve(model: str) -> ModelFile:
         raise ModelNotFoundError(f"there is no file {model}")
     known = ", ".join(read_catalog())
     raise ModelNotFoundError(f"unknown model {model!r}: name a .gguf file or one of {known}")
+
+
+def locate(entry: CatalogEntry) -> Path:
+    """Return the first file of an entry's model on this machine.
+
+    Raises:
+        ModelNotFoundError: It is not here; the message says what to type to get it.
+    """
+    kind, _, name = entry.source.partition(":")
+    if kind == "package":
+        return stores.in_package(entry.name, name, entry.file)
+    if kind == "hf":
+        path = stores.in_hub_cache(name, entry.revision, entry.file)
+        if path is None:
+            raise ModelNotFoundError(f"{entry.name} is not here yet: type  mink-models pull {entry.name}")
+        return path
+    if kind == "ollama":
+        return stores.in_ollama(name)
+    if kind == "lmstudio":
+        return stores.in_lm_studio(name, entry.file)
+    path = Path(entry.file).expanduser()
+    if not path.is_file():
+        raise ModelNotFoundError(f"{entry.name}: there is no file {entry.file}")
+    return path.absolute()
 
 
 def store_entry(model: str) -> CatalogEntry:
@@ -152,17 +161,14 @@ def store_entry(model: str) -> CatalogEntry:
 
 
 def add(columns: Iterable[str]) -> None:
-    """Write a model to the user's catalogue, in place of one of the same name.
-
-    Args:
-        columns: Those of `models.txt`.
+    """Write the columns of a model to the user's catalogue, in place of a model of the same name.
 
     Raises:
         CatalogError: A column is invalid, or the file cannot be written.
     """
     columns = [column.strip() or _UNKNOWN for column in columns]
     text = " | ".join(columns)
-    if any(character in column for column in columns for character in "|#\n\r"):
+    if any(re.search(r"[|#\r\n]", column) for column in columns):
         raise CatalogError(f"a column of models.txt cannot hold | or # or a line break: {text!r}")
     try:
         _parse_line(text)
@@ -179,28 +185,8 @@ def add(columns: Iterable[str]) -> None:
         raise CatalogError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _locate(entry: CatalogEntry) -> Path:
-    """Return where an entry's file is; raises ModelNotFoundError with what to type to get it."""
-    kind, _, name = entry.source.partition(":")
-    if kind == "package":
-        return stores.in_package(entry.name, name, entry.file)
-    if kind == "hf":
-        path = stores.in_hub_cache(name, entry.revision, entry.file)
-        if path is None:
-            raise ModelNotFoundError(f"{entry.name} is not here yet: type  mink-models pull {entry.name}")
-        return path
-    if kind == "ollama":
-        return stores.in_ollama(name)
-    if kind == "lmstudio":
-        return stores.in_lm_studio(name, entry.file)
-    path = Path(entry.file).expanduser()
-    if not path.is_file():
-        raise ModelNotFoundError(f"{entry.name}: there is no file {entry.file}")
-    return path.absolute()
-
-
 def _catalog_path() -> Path:
-    """Return the path of `models.txt`: in the package if that is installed, else above it."""
+    """Return the path of `models.txt`: in an installed package, or beside that of a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "models.txt"
     return installed if installed.exists() else package.parent / "models.txt"
@@ -234,33 +220,18 @@ def _parse_line(line: str) -> tuple[CatalogEntry, ...]:
         quantizations = [quantization.strip() for quantization in listed[1].split(",")]
         names = [f"{name}:{quantization}" for quantization in quantizations]
         files = [file.replace(listed[0], quantization, 1) for quantization in quantizations]
-    in_bytes = _parse_list("size", sizes, len(names), _parse_gigabytes, "a number of GB")
-    digests = _parse_list("SHA-256", hashes, len(names), _parse_digest, "64 hexadecimal digits")
+    gigabytes = _split("size", sizes, r"\d{1,6}(\.\d*)?|\.\d+", len(names), "a number of GB")
+    digests = _split("SHA-256", hashes.lower(), "[0-9a-f]{64}", len(names), "64 hexadecimal digits")
+    in_bytes = [round(float(size) * 1e9) if size else None for size in gigabytes]
     return tuple(
         CatalogEntry(name, source, file, revision or "main", size, digest, licence, note)
         for name, file, size, digest in zip_longest(names, files, in_bytes, digests)
     )
 
 
-def _parse_list(title: str, column: str, most: int, parse: Callable[[str], T], wanted: str) -> list[T | None]:
-    """Return the values of a column for the first quantizations, with None for an unknown one."""
+def _split(title: str, column: str, pattern: str, most: int, wanted: str) -> list[str | None]:
+    """Return the items of a column for the first quantizations, with None for an unknown one."""
     items = [item.strip() for item in column.split(",")]
-    try:
-        if len(items) > most:
-            raise ValueError
-        return [None if item in ("", _UNKNOWN) else parse(item) for item in items]
-    except ValueError:
-        raise ValueError(f"the {title} {column!r} is not {wanted} for each quantization, or -") from None
-
-
-def _parse_gigabytes(text: str) -> int:
-    size = float(text)
-    if not 0 < size < 1e6:
-        raise ValueError
-    return round(size * 1e9)
-
-
-def _parse_digest(text: str) -> str:
-    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
-        raise ValueError
-    return text.lower()
+    if len(items) > most or not all(re.fullmatch(f"{pattern}|-?", item) for item in items):
+        raise ValueError(f"the {title} {column!r} is not {wanted} for each quantization, or -")
+    return [None if item in ("", _UNKNOWN) else item for item in items]

@@ -2,28 +2,26 @@
 
 `gguf.GGUFReader` can loop for ever on a damaged file and takes seconds for a real vocabulary, and
 llama.cpp can abort the process, so this reads the format itself
-(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) under three rules: nothing is read beyond
-`_LONGEST` bytes, no count is believed before the bytes for it were seen, and a deviation from the format
-raises ModelError.
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): no count is believed before the bytes for it
+were seen.
 """
 
 import ctypes
 import math
+import mmap
 import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from mink_local.errors import ModelError
 
 MAGIC = b"GGUF"
-KV_TYPES = ("f16", "bf16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")  # of a KV cache in llama.cpp
 
 _LONGEST = 64 << 20  # bytes of metadata and tensor infos; the largest vocabularies in use take 12 MiB
-_BLOCK = 1 << 20
 _ARRAY_KEPT = 4096  # longest array whose values are kept: one for every layer, and not the vocabulary
 _MOST_DIMENSIONS = 4
 _MOST_LAYERS = 1024  # llama.cpp takes 512
@@ -61,16 +59,14 @@ def tensor_types() -> dict[int, TensorType]:
     }
 
 
-@dataclass(frozen=True)
-class Array:
+class Array(NamedTuple):
     """An array of `length` values; `values` is None if they were skipped as too many."""
 
     length: int
     values: tuple[Any, ...] | None
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A tensor's name, its type's name, how many parameters it has and how many bytes they take."""
 
     name: str
@@ -153,12 +149,8 @@ def read_metadata(path: Path) -> Metadata:
         ModelError: The file is missing, incomplete, or deviates from the format.
     """
     files = [_read_file(shard) for shard in shards(path)]
-    return Metadata(
-        path,
-        files[0].values,
-        tuple(tensor for file in files for tensor in file.tensors),
-        sum(file.n_bytes for file in files),
-    )
+    tensors = tuple(tensor for file in files for tensor in file.tensors)
+    return Metadata(path, files[0].values, tensors, sum(file.n_bytes for file in files))
 
 
 def shards(path: Path) -> list[Path]:
@@ -191,7 +183,13 @@ def is_later_shard(name: str) -> bool:
 def _read_file(path: Path) -> Metadata:
     try:
         with path.open("rb") as stream:
-            return _Reader(path, stream).read()
+            size = path.stat().st_size
+            if size == 0:
+                raise ModelError(f"{path} is empty")
+            with mmap.mmap(stream.fileno(), min(size, _LONGEST), access=mmap.ACCESS_READ) as data:
+                if data[: len(MAGIC)] != MAGIC:
+                    raise ModelError(f"{path} is not a GGUF file: it does not start with {MAGIC.decode()}")
+                return _Reader(data, size).read(path)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     except _DamagedError as error:
@@ -203,22 +201,14 @@ class _DamagedError(Exception):
 
 
 class _Reader:
-    """Reads the metadata and tensor infos of one file, block by block."""
+    """Reads the beginning of a file, `data`, of which the whole has `size` bytes."""
 
-    def __init__(self, path: Path, stream: BinaryIO) -> None:
-        self._path = path
-        self._stream = stream
-        self._size = path.stat().st_size
-        self._data = bytearray()
-        self._at = 0
-
-    def read(self) -> Metadata:
-        if self._size == 0:
-            raise ModelError(f"{self._path} is empty")
-        if self._stream.read(len(MAGIC)) != MAGIC:
-            raise ModelError(f"{self._path} is not a GGUF file: it does not start with {MAGIC.decode()}")
-        self._data += MAGIC
+    def __init__(self, data: mmap.mmap, size: int) -> None:
+        self._data = data
+        self._size = size
         self._at = len(MAGIC)
+
+    def read(self, path: Path) -> Metadata:
         version = self._scalar("I")
         if version not in (2, 3):
             raise _DamagedError(f"its format has version {version}, and 2 and 3 are known")
@@ -230,71 +220,54 @@ class _Reader:
                 raise _DamagedError(f"it has the key {key[:60]!r} twice")
             values[key] = self._value(self._scalar("I"))
         tensors = tuple(self._tensors(n_tensors, values.get("general.alignment", 32)))
-        metadata = Metadata(self._path, values, tensors, self._size)
+        metadata = Metadata(path, values, tensors, self._size)
         if metadata.n_layers > _MOST_LAYERS:
             raise _DamagedError(f"it says that it has {metadata.n_layers} layers")
         return metadata
 
-    def _need(self, n_bytes: int) -> None:
-        """Have the next `n_bytes` of the file in memory."""
-        end = self._at + n_bytes
-        if end > self._size:
+    def _skip(self, n_bytes: int) -> int:
+        """Go `n_bytes` on, and return where they start."""
+        start, self._at = self._at, self._at + n_bytes
+        if self._at > self._size:
             raise _DamagedError("it ends within its metadata")
-        if end > _LONGEST:
+        if self._at > len(self._data):
             raise _DamagedError(f"its metadata is longer than {_LONGEST >> 20} MiB")
-        while len(self._data) < end:
-            block = self._stream.read(max(_BLOCK, end - len(self._data)))
-            if not block:
-                raise _DamagedError("it ends within its metadata")
-            self._data += block
+        return start
 
     def _scalar(self, code: str) -> Any:
-        size = struct.calcsize("<" + code)
-        self._need(size)
-        (value,) = struct.unpack_from("<" + code, self._data, self._at)
-        self._at += size
-        return value
+        code = "<" + code
+        return struct.unpack_from(code, self._data, self._skip(struct.calcsize(code)))[0]
 
     def _string(self) -> str:
-        length = self._scalar("Q")
-        self._need(length)
-        self._at += length
-        return self._data[self._at - length : self._at].decode("utf-8", "replace")
+        start = self._skip(self._scalar("Q"))
+        return self._data[start : self._at].decode("utf-8", "replace")
 
     def _value(self, kind: int) -> Any:
-        if kind in _SCALARS:
-            return self._scalar(_SCALARS[kind])
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
-            return self._array()
-        raise _DamagedError(f"it holds a value of the unknown type {kind}")
+            return self._array(self._scalar("I"), self._scalar("Q"))
+        return self._scalar(_scalar_code(kind))
 
-    def _array(self) -> Array:
-        kind, length = self._scalar("I"), self._scalar("Q")
+    def _array(self, kind: int, length: int) -> Array:
         if kind == _STRING:
             self._skip_strings(length)
             return Array(length, None)
-        if kind not in _SCALARS:
-            raise _DamagedError(f"it holds an array of the unknown type {kind}")
-        n_bytes = length * struct.calcsize("<" + _SCALARS[kind])
-        self._need(n_bytes)
-        start, self._at = self._at, self._at + n_bytes
+        code = _scalar_code(kind)
+        start = self._skip(length * struct.calcsize("<" + code))
         if length > _ARRAY_KEPT:
             return Array(length, None)
-        return Array(length, struct.unpack_from(f"<{length}{_SCALARS[kind]}", self._data, start))
+        return Array(length, struct.unpack_from(f"<{length}{code}", self._data, start))
 
     def _skip_strings(self, count: int) -> None:
         """Skip the tokens of a vocabulary, about 100,000 of them, in a plain loop."""
-        self._need(8 * count)  # no string is shorter than its length
-        unpack, at = struct.Struct("<Q").unpack_from, self._at
-        for _ in range(count):
-            if at + 8 > len(self._data):
-                self._at = at
-                self._need(8)
+        at = self._skip(8 * count)  # no string is shorter than its length
+        unpack, last = struct.Struct("<Q").unpack_from, len(self._data) - 8
+        while count and at <= last:
             at += 8 + unpack(self._data, at)[0]
+            count -= 1
         self._at = at
-        self._need(0)
+        self._skip(8 * count)
 
     def _tensors(self, count: int, alignment: Any) -> Iterator[Tensor]:
         """Read the tensor infos; every tensor must lie within the file."""
@@ -313,7 +286,12 @@ class _Reader:
             yield Tensor(name, kind.name, n_parameters, n_bytes)
         if not isinstance(alignment, int) or alignment < 1:
             raise _DamagedError(f"its alignment is {alignment!r}")
-        start = -(-self._at // alignment) * alignment
-        if count and start + ends > self._size:
-            missing = start + ends - self._size
+        missing = -(-self._at // alignment) * alignment + ends - self._size
+        if count and missing > 0:
             raise _DamagedError(f"{missing:,} bytes are missing at its end: copy or download it again")
+
+
+def _scalar_code(kind: int) -> str:
+    if kind not in _SCALARS:
+        raise _DamagedError(f"it holds a value of the unknown type {kind}")
+    return _SCALARS[kind]

@@ -13,7 +13,7 @@ from mink_local.models.memory import (
     Placement,
     Usage,
     choose_placement,
-    kv_bytes_per_token,
+    kv_bytes_per_layer,
 )
 
 _BESIDE_WEIGHTS = 600_000_000  # bytes: KV cache of 4096 tokens and compute buffer of an 8 B model
@@ -51,7 +51,7 @@ def model_info(
             "ctx": placement.n_ctx,
             "parallel": n_parallel,
             "gpu_layers": placement.n_gpu_layers,
-            "kv_per_token": kv_bytes_per_token(metadata, kv_type),
+            "kv_per_token": sum(kv_bytes_per_layer(metadata, kv_type)),
             "gpu": _usage(placement.need.gpu),
             "cpu": _usage(placement.need.cpu),
             "warning": placement.warning,

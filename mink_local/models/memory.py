@@ -1,9 +1,8 @@
 """The memory that a model takes and that is free, and the parts of it that go to the GPU.
 
-It is calculated from the model's metadata. Weights and KV cache are what llama.cpp allocates, to the byte.
-Its compute buffer is estimated, by an upper bound of what llama.cpp 0.3.36 logs with flash attention for
-LLaMA-3 and Qwen3 models of 0.1 to 70 billion weights (at most 25 MiB above). The state of recurrent layers
-is not counted.
+Weights and KV cache are what llama.cpp allocates, to the byte. Its compute buffer is estimated, by an upper
+bound of what llama.cpp 0.3.36 logs with flash attention for LLaMA-3 and Qwen3 models of 0.1 to 70 billion
+weights (at most 25 MiB above). The state of recurrent layers is not counted.
 """
 
 import sys
@@ -14,14 +13,14 @@ from typing import Literal
 import psutil
 
 from mink_local.errors import ModelError
+from mink_local.llama.constants import N_BATCH, kv_type_number
 from mink_local.llama.devices import gpus
-from mink_local.models.gguf import KV_TYPES, Metadata, read_metadata, tensor_types
+from mink_local.models.gguf import Metadata, read_metadata, tensor_types
 
 USUAL_CONTEXT = 4096  # tokens of one answer with its prompt
 _LONGER = (32768, 16384, 8192)
 _SHORTER = (2048, 1024, 512)
 _KV_SHARE = 16  # a longer context's KV cache may take one part in 16 of the memory left by the weights
-_BATCH = 512  # tokens that llama.cpp evaluates at a time: `llama.context.N_BATCH`
 _F16, _F32 = 2, 4  # bytes
 _RESERVE = 1 << 30  # bytes of each GPU that stay free for its driver and other programs
 
@@ -141,7 +140,10 @@ class Footprint:
         """
         each = -(-n_ctx // 256) * 256  # llama.cpp rounds up to a multiple of 256
         kv = [each * n_parallel * layer for layer in self._kv]
-        compute = self._compute(each, n_parallel)
+        activations = N_BATCH * (2 * self._hidden + 8 * self._width) * _F32
+        mask = N_BATCH * each * _F16
+        logits = 2 * n_parallel * self._n_vocab * _F32
+        compute = activations + mask + logits
         if n_gpu_layers == 0:
             weights = self._embeddings + sum(self._layers) + self._output
             return MemoryNeed(cpu=Usage(weights, sum(kv), compute))
@@ -151,30 +153,15 @@ class Footprint:
             cpu=Usage(self._embeddings + sum(self._layers[:first]), sum(kv[:first]), compute if first else 0),
         )
 
-    def _compute(self, n_ctx: int, n_parallel: int) -> int:
-        """Return the bytes of a batch's activations, of the attention mask, and of the logits."""
-        activations = _BATCH * (2 * self._hidden + 8 * self._width) * _F32
-        mask = _BATCH * n_ctx * _F16
-        logits = 2 * n_parallel * self._n_vocab * _F32
-        return activations + mask + logits
-
-
-def kv_bytes_per_token(metadata: Metadata, kv_type: str = "f16") -> int:
-    """Return the bytes of the KV cache for one token of one answer, over all layers."""
-    return sum(kv_bytes_per_layer(metadata, kv_type))
-
 
 def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
     """Return the bytes of the KV cache for one token in each layer (llama.cpp's `llama_hparams`).
 
     Layers with a sliding window count like the others: llama-cpp-python keeps their whole context.
 
-    Args:
-        metadata: Of the model.
-        kv_type: One of `gguf.KV_TYPES`.
+    Raises:
+        ValueError: There is no such format.
     """
-    if kv_type not in KV_TYPES:
-        raise ValueError(f"kv_type must be one of {', '.join(KV_TYPES)}, not {kv_type!r}")
     n_heads = metadata.number("attention.head_count")
     heads = metadata.per_layer("attention.head_count_kv", n_heads, metadata.n_layers)
     default = metadata.number("embedding_length") // n_heads if n_heads else 0
@@ -185,7 +172,7 @@ def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
     # The last layers may use the caches of others.
     has_own = metadata.n_layers - metadata.number("attention.shared_kv_layers")
     recurrent = _recurrent_layers(metadata)
-    kind = next(kind for kind in tensor_types().values() if kind.name.lower() == kv_type)
+    kind = tensor_types()[kv_type_number(kv_type)]
     return [
         kind.n_bytes(heads[layer] * keys) + kind.n_bytes(heads[layer] * values)
         if layer < has_own and layer not in recurrent
@@ -204,16 +191,9 @@ def _recurrent_layers(metadata: Metadata) -> set[int | None]:
 
 
 def caches_that_fit(path: Path, n_ctx: int, on_gpu: bool, kv_type: str = "f16") -> int:
-    """Return how many KV caches the free memory holds: any number if the size of one is unknown.
-
-    Args:
-        path: The model's file.
-        n_ctx: Tokens of one answer with its prompt.
-        on_gpu: The caches go to the GPU.
-        kv_type: One of `gguf.KV_TYPES`.
-    """
+    """Return how many KV caches of `n_ctx` tokens the free memory holds: any number if a size is unknown."""
     try:
-        each = n_ctx * kv_bytes_per_token(read_metadata(path), kv_type)
+        each = n_ctx * sum(kv_bytes_per_layer(read_metadata(path), kv_type))
     except ModelError:  # llama.cpp may know formats that are unknown here
         each = 0
     budget = memory_budget()
@@ -242,17 +222,21 @@ def choose_placement(
         n_ctx: Tokens of one answer with its prompt; None to choose.
         n_gpu_layers: Layers on the GPU, -1 for all, "auto" to choose.
         n_parallel: How many answers are generated at a time.
-        kv_type: One of `gguf.KV_TYPES`.
+        kv_type: Number format of the KV cache.
+
+    Raises:
+        ValueError: There is no such format of a KV cache.
     """
     footprint = Footprint(metadata, kv_type)
+    most = metadata.n_layers + 1
 
     def with_context(wanted: int) -> Placement:
         context = max(1, min(wanted, metadata.n_ctx_train or wanted))
-        layers = n_gpu_layers
-        if layers == "auto":
-            layers = _layers_that_fit(footprint, budget.vram, context, n_parallel)
-        if not 0 <= layers <= metadata.n_layers:
-            layers = metadata.n_layers + 1
+        if n_gpu_layers == "auto":
+            gpu_needs = ((n, footprint.need(context, n_parallel, n).gpu) for n in range(most, 0, -1))
+            layers = next((n for n, need in gpu_needs if need.total <= budget.vram), 0)
+        else:
+            layers = n_gpu_layers if 0 <= n_gpu_layers <= most else most
         return Placement(context, layers, footprint.need(context, n_parallel, layers))
 
     chosen = with_context(n_ctx or USUAL_CONTEXT)
@@ -260,30 +244,17 @@ def choose_placement(
         shorter = map(with_context, _SHORTER)
         chosen = next((placement for placement in shorter if budget.holds(placement.need)), chosen)
     elif n_ctx is None and n_parallel == 1:
-        longer = map(with_context, _LONGER)
-        chosen = next((one for one in longer if _is_cheap(one, chosen.n_gpu_layers, budget)), chosen)
-    return replace(chosen, warning=_warning(chosen.need, budget))
-
-
-def _is_cheap(placement: Placement, n_gpu_layers: int, budget: Budget) -> bool:
-    """Return whether a longer context leaves as many layers on the GPU, and enough of system memory."""
-    usage = budget.usage(placement.need)
-    spare = (budget.ram - usage.weights) // _KV_SHARE
-    return placement.n_gpu_layers == n_gpu_layers and usage.kv <= spare
-
-
-def _layers_that_fit(footprint: Footprint, vram: int, n_ctx: int, n_parallel: int) -> int:
-    """Return the most layers whose weights, KV cache and compute buffer take at most `vram` bytes."""
-    most = footprint.n_layers + 1
-    fits = (n for n in range(most, 0, -1) if footprint.need(n_ctx, n_parallel, n).gpu.total <= vram)
-    return next(fits, 0)
-
-
-def _warning(need: MemoryNeed, budget: Budget) -> str | None:
-    if budget.holds(need):
-        return None
-    return (
-        f"it takes about {budget.usage(need).total / 1e9:.1f} GB of memory and "
+        for longer in map(with_context, _LONGER):
+            usage = budget.usage(longer.need)
+            spare = budget.ram - usage.weights
+            if longer.n_gpu_layers == chosen.n_gpu_layers and usage.kv <= spare // _KV_SHARE:
+                chosen = longer
+                break
+    if budget.holds(chosen.need):
+        return chosen
+    warning = (
+        f"it takes about {budget.usage(chosen.need).total / 1e9:.1f} GB of memory and "
         f"{budget.ram / 1e9:.1f} GB are free: it will be very slow, or the system will end it; "
         "a smaller quantization or a shorter context takes less"
     )
+    return replace(chosen, warning=warning)

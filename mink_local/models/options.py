@@ -6,8 +6,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from mink_local.cli import AutoOrInt, OptionType
+from mink_local.llama.constants import KV_TYPES
 from mink_local.models.catalog import DEFAULT_MODEL
-from mink_local.models.gguf import KV_TYPES
 
 MODEL_HELP = "A name of models.txt, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help)."
 

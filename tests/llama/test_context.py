@@ -11,7 +11,8 @@ import pytest
 from llama_cpp import llama_cpp as C
 
 from mink_local.errors import GenerationError, ModelError
-from mink_local.llama.context import KV_TYPES, MAX_SEED, N_BATCH, Context, Segment
+from mink_local.llama.constants import KV_TYPES, N_BATCH
+from mink_local.llama.context import MAX_SEED, Context, Segment
 from mink_local.llama.weights import Weights
 from tests.support.tiny import Shape
 
@@ -81,7 +82,7 @@ def test_flash_attention_changes_little(weights: Weights) -> None:
 
 
 def test_options_out_of_range(tiny_weights: Weights) -> None:
-    with pytest.raises(ValueError, match=r"kv_type must be f32, f16, bf16, q8_0, .*, not 'q9'"):
+    with pytest.raises(ValueError, match=r"kv_type must be one of f16, bf16, .*, not 'q9'"):
         Context(tiny_weights, 64, 1, kv_type="q9")
     with pytest.raises(ValueError, match="kv_type q8_0 needs flash attention: leave flash_attn out"):
         Context(tiny_weights, 64, 1, kv_type="q8_0", flash_attn=False)
