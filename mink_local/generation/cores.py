@@ -31,11 +31,11 @@ def macos_performance_cores() -> int | None:
 def linux_performance_cores(devices: Path = _LINUX_CPUS) -> int | None:
     """Return how many performance cores a hybrid Intel processor has, None for another processor."""
     try:
-        cpus = parse_cpu_list((devices / "cpu_core/cpus").read_text())
+        cpus = parse_cpu_list((devices / "cpu_core/cpus").read_text(encoding="utf-8"))
         siblings = (
             devices / f"system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in cpus
         )  # threads of one core
-        return len({path.read_text() for path in siblings}) or None
+        return len({path.read_text(encoding="utf-8") for path in siblings}) or None
     except (OSError, ValueError):
         return None
 
