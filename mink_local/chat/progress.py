@@ -64,7 +64,8 @@ class _PromptProgress:
         if unread:
             done = _BAR * (self._total - unread) // self._total
             full, empty = _blocks()
-            self._screen.progress(f"{(full * done).ljust(_BAR, empty)} prompt: {self._total} tokens")
+            tokens = counted(self._total, "token")
+            self._screen.progress(f"{(full * done).ljust(_BAR, empty)} prompt: {tokens}")
             self._is_shown = True
 
     def end(self) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,13 @@ def load_once(model: Any, **options: Any) -> Model:
     return forget(_models[key])
 
 
+class Keyboard(io.StringIO):
+    """Standard input that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @dataclass(frozen=True)
 class Result:
     """What the program did."""
@@ -52,12 +59,16 @@ MinkChat = Callable[..., Result]
 
 @pytest.fixture
 def mink_chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> MinkChat:
-    """`mink_chat(*arguments, stdin="")` runs the program in this process; a model is loaded only once."""
+    """`mink_chat(*arguments, stdin="")` runs the program in this process; a model is loaded only once.
+
+    `typed` are lines for a chat, typed at a plain input line.
+    """
     monkeypatch.setattr("mink_local.chat.start.load_model", load_once)
 
-    def run_program(*arguments: str, stdin: str = "") -> Result:
+    def run_program(*arguments: str, stdin: str = "", typed: Sequence[str] = ()) -> Result:
         monkeypatch.setattr(sys, "argv", ["mink-chat", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        piped = io.TextIOWrapper(io.BytesIO(stdin.encode(errors="surrogateescape")))
+        monkeypatch.setattr(sys, "stdin", Keyboard("\n".join(typed)) if typed else piped)
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
             main()

@@ -1,6 +1,7 @@
 """One answer to one prompt, in this process and in pipes."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,21 +17,21 @@ from tests.conftest import shared
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
-MINK_CHAT = [sys.executable, "-m", "mink_local.chat"]
+MINK_CHAT = [sys.executable, "-m", "mink_local.chat", "--threads", "1"]
 STORY = ("-p", "Tell me a story about a dog.", "-t", "0", "-n", "30")
 
 
-def test_a_prompt_prints_only_the_answer() -> None:
-    """As a process of its own, and the same from standard input."""
-    arguments = [*MINK_CHAT, "--temp", "5", "--seed", "1"]
+def test_a_prompt_prints_only_the_answer(mink_chat: MinkChat) -> None:
+    """As a process of its own; the same comes for a prompt from standard input."""
+    arguments = ("--temp", "5", "--seed", "1")
     prompt = "What is the capital of France?"
-    given = subprocess.run([*arguments, "-p", prompt], input="", capture_output=True, text=True, check=True)
+    command = [*MINK_CHAT, *arguments, "-p", prompt]
+    given = subprocess.run(command, input="", capture_output=True, text=True, check=True)
     assert len(given.stdout.split()) > 5
     assert given.stderr.startswith("smollm2-135m on the")
     assert len(given.stderr.splitlines()) == 1
     assert "<|im_end|>" not in given.stdout
-    piped = subprocess.run(arguments, input=prompt, capture_output=True, text=True, check=True)
-    assert piped.stdout == given.stdout
+    assert mink_chat(*arguments, stdin=prompt).out == given.stdout
 
 
 def test_a_dash_is_standard_input(mink_chat: MinkChat) -> None:
@@ -96,22 +97,15 @@ def test_a_new_system_prompt_is_kept_with_the_conversation(mink_chat: MinkChat) 
 
 
 def test_verbose_shows_the_log_of_llama_cpp(tiny_path: Path) -> None:
-    command = [*MINK_CHAT, "-p", "Hi", "-n", "1", "-m", str(tiny_path)]
-    quiet, verbose = (
-        subprocess.run([*command, *more], input="", capture_output=True, text=True, check=True)
-        for more in ([], ["--verbose"])
-    )
-    assert "llama_model_loader" not in quiet.stderr
-    assert "llama_model_loader" in verbose.stderr
+    command = [*MINK_CHAT, "-p", "Hi", "-n", "1", "-m", str(tiny_path), "--verbose"]
+    result = subprocess.run(command, input="", capture_output=True, text=True, check=True)
+    assert "llama_model_loader" in result.stderr  # and not without; see the first test
 
 
-@pytest.mark.posix
-def test_text_that_is_not_utf8() -> None:
-    command = [*MINK_CHAT, "-n", "3", "-t", "0"]
-    given = subprocess.run([*command, "-p", b"caf\xe9"], input=b"", capture_output=True, check=False)
-    assert given.returncode == 0, given.stderr
-    piped = subprocess.run(command, input=b"caf\xe9", capture_output=True, check=False)
-    assert piped.stdout == given.stdout
+def test_text_that_is_not_utf8(mink_chat: MinkChat) -> None:
+    given = mink_chat("-n", "3", "-t", "0", "-p", "caf\udce9")  # as Python decodes bytes of the command line
+    assert given.status == 0, given.err
+    assert mink_chat("-n", "3", "-t", "0", stdin="caf\udce9").out == given.out
 
 
 @pytest.mark.posix
@@ -123,7 +117,9 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
 
 
 @pytest.mark.posix
-@pytest.mark.parametrize("moment", ["the prompt is evaluated", "the answer comes"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("the prompt is evaluated", marks=pytest.mark.slow), "the answer comes"]
+)
 def test_ctrl_c_ends_one_answer(moment: str) -> None:
     """With the exit status of an interruption; the part of the answer that came is printed."""
     is_prompt = moment == "the prompt is evaluated"
@@ -204,3 +200,49 @@ def test_reasoning_is_not_part_of_the_answer(mink_chat: MinkChat, tiny: Callable
     assert "(reasoning of 4 words" in result.err
     answer = json.loads(mink_chat(*thinker, "--json").out)
     assert (answer["text"], answer["thinking"]) == ("It is **four**.", "Two and two.\n\nFour?")
+
+
+def test_a_chat_is_kept_unless_that_is_not_wanted(mink_chat: MinkChat, own_files: Path) -> None:
+    typed = ["A secret.", "/save secret"]
+    result = mink_chat("--no-store", "-n", "2", typed=typed)
+    assert result.status == 0
+    assert "until you leave: --no-store" in result.err
+    assert not own_files.exists()
+    assert "(this conversation is now secret)" in mink_chat("-n", "2", typed=typed).err
+    again = mink_chat("--continue", "-n", "2", typed=["/show system"])
+    assert "> A secret." in again.err
+    assert "(conversation secret, 1 message)" in again.err
+
+
+def test_an_unanswered_message_is_sent_again(mink_chat: MinkChat) -> None:
+    """And the system prompt of the command line is the conversation's, from the command line."""
+    store = ConversationStore(default_path())
+    store.add(store.begin("smollm2-135m", "Be long."), None, "user", "What is this?")
+    result = mink_chat("--continue", "--system", "Be brief.", typed=["/show system"])
+    assert "(to send again: What is this?)" in result.out
+    assert re.search(r"system +Be brief\. +command line", result.out)
+    assert store.get(1).system == "Be brief."
+
+
+def test_a_store_that_cannot_be_opened(mink_chat: MinkChat, own_files: Path) -> None:
+    own_files.mkdir(parents=True)
+    (own_files / "conversations.db").write_text("this is not a database, and too long to be empty " * 9)
+    result = mink_chat("-n", "2", typed=["Hello"])
+    assert "cannot be opened" in result.err
+    assert "2 tokens" in result.err
+
+
+def test_a_conversation_that_outgrows_the_context(mink_chat: MinkChat, tiny_path: Path) -> None:
+    lines = ["word " * 300, *(f"{i}: tell me of the number {i}." for i in range(8))]
+    result = mink_chat("-m", str(tiny_path), "-n", "30", "--ctx", "256", "--system", "Be brief.", typed=lines)
+    assert result.err.count("and the context holds 256") == 1
+    drops = re.findall(r"outgrew the context: (\d) oldest turns? left out", result.err)
+    assert 1 <= len(drops) < 6
+
+
+def test_a_model_that_fails_ends_the_answer_not_the_chat(
+    mink_chat: MinkChat, tiny: Callable[..., Path]
+) -> None:
+    result = mink_chat("--model", str(tiny(scale=float("nan"))), typed=["Hi", "Hi"])
+    assert result.status == 0
+    assert result.err.count("a NaN among its logits at step 1") == 2

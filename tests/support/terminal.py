@@ -29,7 +29,7 @@ class Terminal:
         self._stream = pyte.Stream(self._screen)
         self.raw = ""
         self.child = pexpect.spawn(
-            sys.executable, ["-m", "mink_local.chat", *arguments],
+            sys.executable, ["-m", "mink_local.chat", "--threads", "1", *arguments],
             encoding="utf-8", codec_errors="replace", dimensions=(rows, columns),
             env={**os.environ, "TERM": "xterm-256color", **env},
         )  # fmt: skip
