@@ -148,7 +148,7 @@ def _top_logprobs(logits: NDArray[np.float32], count: int) -> TopLogprobs:
     if count == 0:
         return ()
     ids, largest = TopK(count).candidates(logits)
-    first = float(kernels.log_probability(logits, ids[0]))
+    first = float(kernels.log_probability(logits, int(ids[0])))
     differences = largest.astype(np.float64) - largest[0]
     return tuple(zip(ids.tolist(), (first + differences).tolist(), strict=True))
 
