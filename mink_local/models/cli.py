@@ -9,6 +9,7 @@ import click
 from mink_local.cli import run
 from mink_local.files import size_in_words
 from mink_local.models import catalog, stores
+from mink_local.models.gguf import read_metadata, shards
 from mink_local.models.options import gpu_layers_option, kv_type_option
 from mink_local.version import __version__
 
@@ -82,27 +83,17 @@ def list_(here: bool, as_json: bool) -> None:
 @kv_type_option
 @json_option
 def info(
-    model: str,
-    ctx: int | None,
-    parallel: int,
-    gpu_layers: int | Literal["auto"],
-    kv_type: str,
-    as_json: bool,
+    model: str, ctx: int | None, parallel: int, gpu_layers: int | Literal["auto"], kv_type: str, as_json: bool
 ) -> None:
     """Show what is in a model and the memory that it takes, without loading it."""
     from mink_local.models.display import in_words
-    from mink_local.models.gguf import read_metadata
     from mink_local.models.info import model_info
     from mink_local.models.memory import choose_placement, memory_budget
 
     metadata = read_metadata(catalog.resolve(model).path)
+    budget = memory_budget()
     placement = choose_placement(
-        metadata,
-        memory_budget(),
-        n_ctx=ctx,
-        n_gpu_layers=gpu_layers,
-        n_parallel=parallel,
-        kv_type=kv_type,
+        metadata, budget, n_ctx=ctx, n_gpu_layers=gpu_layers, n_parallel=parallel, kv_type=kv_type
     )
     facts = model_info(metadata, placement, parallel, kv_type)
     click.echo(json.dumps(facts, indent=2) if as_json else in_words(facts))
@@ -117,19 +108,16 @@ def pull(models: Sequence[str]) -> None:
     the cache is, HF_TOKEN who you are, HF_ENDPOINT which server to ask.
     """
     from mink_local.models import download, trust
-    from mink_local.models.gguf import shards
 
     for model in models:
-        entry = catalog.find(model)
-        if entry is None and model.startswith("hf:"):
-            entry = catalog.store_entry(model)
-        if entry is None or not entry.source.startswith("hf:"):
-            path = catalog.resolve(model).path
-            click.echo(f"{model} is not from the Hugging Face Hub; it is here", err=True)
-        else:
+        entry = catalog.find(model) or (catalog.store_entry(model) if model.startswith("hf:") else None)
+        if entry and entry.source.startswith("hf:"):
             path = download.pull(entry, lambda sentence: click.echo(sentence, err=True))
             if entry.sha256 and len(shards(path)) == 1:
                 trust.remember(path)  # its SHA-256 is the catalogue's
+        else:
+            path = catalog.resolve(model).path
+            click.echo(f"{model} is not from the Hugging Face Hub; it is here", err=True)
         click.echo(path)
 
 
@@ -145,8 +133,6 @@ def path(model: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def rm(model: str, yes: bool) -> None:
     """Delete a model that was pulled."""
-    from mink_local.models.gguf import shards
-
     file = catalog.resolve(model)
     if not file.path.is_relative_to(stores.hub_cache()):
         raise click.UsageError(f"{model} was not pulled: its file is {file.path}.")

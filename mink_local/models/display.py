@@ -33,8 +33,15 @@ def print_models(rows: Sequence[dict[str, Any]], budget: Budget) -> None:
     # A pipe gets whole lines.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     if others := [row for row in rows if not row["path"]]:
-        _print_others(others, console)
-    _print_here([row for row in rows if row["path"]], console)
+        console.print("", _to_pull(others))
+        console.print("GB; + fits the GPU, ~ fits GPU and memory together, x does not fit", style="dim")
+    here = _table("here", "size", "fits", "licence", "note")
+    here.columns[0].overflow = "fold"  # so that the name can be copied
+    for row in rows:
+        if row["path"]:
+            size = size_in_words(row["size"]) if row["size"] else "?"
+            here.add_row(*map(Text, (row["name"], size, row["fits"], row["licence"], row["note"])))
+    console.print(here)
     devices = "; ".join(
         f"{gpu.name}: {size_in_words(gpu.free)} of {size_in_words(gpu.total)} free" for gpu in gpus()
     )
@@ -42,39 +49,27 @@ def print_models(rows: Sequence[dict[str, Any]], budget: Budget) -> None:
     console.print(f"Your own catalogue: {user_catalog_path()}", style="dim")
 
 
-def _print_here(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    """Print one row for each model."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("here", overflow="fold")  # so that the name can be copied
-    for title in ("size", "fits", "licence", "note"):
-        table.add_column(title)
-    for row in rows:
-        size = size_in_words(row["size"]) if row["size"] else "?"
-        table.add_row(*map(Text, (row["name"], size, row["fits"], row["licence"], row["note"])))
-    console.print(table)
+def _table(*titles: str) -> Table:
+    return Table(*titles, box=None, padding=(0, 2, 0, 0), header_style="bold")
 
 
-def _print_others(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    """Print one row for each model, with its size in each quantization and a mark whether that fits."""
-    sizes: dict[str, dict[str, Text]] = {}
-    licences = {}
+def _to_pull(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return a row for each model, with its size in each quantization and a mark whether that fits."""
+    models: dict[str, dict[str, Text]] = {}
     for row in rows:
         model, _, quantization = row["name"].partition(":")
         mark, style = _MARKS[row["fits"]]
         size = f"{row['size'] / 1e9:.1f}" if row["size"] else "?"
-        sizes.setdefault(model, {})[quantization or "size"] = Text(size + mark, style)
-        licences[model] = Text(row["licence"])
-    quantizations = sorted({quantization for each in sizes.values() for quantization in each})
-    table = Table("to pull", box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for quantization in quantizations:
-        table.add_column(quantization, justify="right")
-    table.add_column("licence")
-    for model, each in sizes.items():
-        cells = (each.get(quantization, Text()) for quantization in quantizations)
-        table.add_row(model, *cells, licences[model])
-    console.print()
-    console.print(table)
-    console.print("GB; + fits the GPU, ~ fits GPU and memory together, x does not fit", style="dim")
+        cells = models.setdefault(model, {"licence": Text(row["licence"])})
+        cells[quantization or "size"] = Text(size + mark, style)
+    quantizations = {title for cells in models.values() for title in cells} - {"licence"}
+    titles = [*sorted(quantizations), "licence"]
+    table = _table("to pull", *titles)
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    for model, cells in models.items():
+        table.add_row(model, *(cells.get(title, "") for title in titles))
+    return table
 
 
 def in_words(facts: dict[str, Any]) -> str:
@@ -82,7 +77,9 @@ def in_words(facts: dict[str, Any]) -> str:
     vocabulary, memory = facts["vocabulary"], facts["memory"]
     experts = f", {facts['experts_used']} of {facts['experts']} experts in use" if facts["experts"] else ""
     bits = f", {facts['bits_per_parameter']} bits each" if facts["bits_per_parameter"] else ""
-    kind = f"{vocabulary['kind']}, {vocabulary['split']}" if vocabulary["split"] else vocabulary["kind"]
+    kind = ", ".join(filter(None, (vocabulary["kind"], vocabulary["split"])))
+    each = f" for each of {memory['parallel']} answers" if memory["parallel"] > 1 else ""
+    tokens = f"{memory['ctx']:,} tokens{each}, {memory['kv_per_token']:,} bytes of KV cache per token"
     lines = [
         ("file", facts["path"]),
         ("size", f"{facts['size']:,} bytes"),
@@ -96,7 +93,7 @@ def in_words(facts: dict[str, Any]) -> str:
         ("vocabulary", f"{vocabulary['tokens']:,} tokens ({kind})"),
         ("chat template", "yes" if facts["chat_template"] else "no"),
         ("thinking", facts["thinking"]),
-        ("memory", _memory_in_words(memory)),
+        ("memory", f"with {tokens}:"),
         ("", _usage_in_words("GPU", memory["gpu"])),
         ("", _usage_in_words("CPU", memory["cpu"])),
         ("", memory["warning"]),
@@ -109,16 +106,9 @@ def _type_in_words(row: dict[str, Any]) -> str:
     return f"{row['type']:<8}{row['tensors']:>5} tensors {row['parameters']:>16,} parameters {size}"
 
 
-def _memory_in_words(memory: dict[str, Any]) -> str:
-    answers = f" for each of {memory['parallel']} answers" if memory["parallel"] > 1 else ""
-    return f"with {memory['ctx']:,} tokens{answers}, {memory['kv_per_token']:,} bytes of KV cache per token:"
-
-
 def _usage_in_words(device: str, usage: dict[str, int]) -> str:
     if not usage["total"]:
         return ""
-    sizes = {name: size_in_words(n_bytes) for name, n_bytes in usage.items()}
-    return (
-        f"{device}: {sizes['total']} = {sizes['weights']} weights + {sizes['kv']} KV cache + "
-        f"about {sizes['compute']} to compute with"
-    )
+    sizes = {part: size_in_words(n_bytes) for part, n_bytes in usage.items()}
+    parts = "{weights} weights + {kv} KV cache + about {compute} to compute with"
+    return f"{device}: {{total}} = {parts}".format(**sizes)

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from filelock import FileLock, Timeout
 from huggingface_hub import HfApi, constants, errors, hf_hub_url
 from huggingface_hub.errors import HTTPError
 from huggingface_hub.file_download import http_get
-from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+from huggingface_hub.utils import build_hf_headers
 
 from mink_local.errors import DownloadError
 from mink_local.files import sha256_of, size_in_words, write_atomic
@@ -70,7 +69,7 @@ def pull(entry: CatalogEntry, report: Callable[[str], None]) -> Path:
     """
     repository = entry.source.partition(":")[2]
     with _hub_errors(repository, entry.revision):
-        files = _resolve_files(entry, repository, _listing(repository, entry.revision))
+        files = _files(entry, repository, _listing(repository, entry.revision))
         for file in files:
             _fetch(file, report)
         for file in files:
@@ -82,16 +81,16 @@ def pull(entry: CatalogEntry, report: Callable[[str], None]) -> Path:
     return files[0].pointer
 
 
-class _BadListingError(Exception):
-    """An answer that does not describe a repository."""
-
-
 def _listing(repository: str, revision: str) -> dict[str, RemoteFile]:
-    """Return the GGUF files of a repository by name; raises _BadListingError."""
+    """Return the GGUF files of a repository by name."""
+    no_hub = DownloadError(
+        f"{constants.ENDPOINT}/{repository} does not answer as the Hugging Face Hub does: "
+        "is HF_ENDPOINT right?"
+    )
     try:
         info = HfApi().model_info(repository, revision=revision, files_metadata=True)
-    except (AttributeError, KeyError, TypeError, json.JSONDecodeError) as error:  # from parsing the answer
-        raise _BadListingError from error
+    except (AttributeError, KeyError, TypeError, json.JSONDecodeError):  # from parsing the answer
+        raise no_hub from None
     files = {}
     for sibling in info.siblings or ():
         name, size = sibling.rfilename, sibling.size
@@ -105,7 +104,7 @@ def _listing(repository: str, revision: str) -> dict[str, RemoteFile]:
             or not isinstance(size, int)
             or _leads_out(name)
         ):
-            raise _BadListingError
+            raise no_hub
         files[name] = RemoteFile(repository, info.sha, name, size, blob, sha256)
     return files
 
@@ -116,8 +115,8 @@ def _leads_out(name: str) -> bool:
     return path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name
 
 
-def _resolve_files(entry: CatalogEntry, repository: str, listing: dict[str, RemoteFile]) -> list[RemoteFile]:
-    """Return the files of a model in a repository; raises DownloadError if there is none, or another."""
+def _files(entry: CatalogEntry, repository: str, listing: dict[str, RemoteFile]) -> list[RemoteFile]:
+    """Return the files of a model in a repository."""
     try:
         first = select(listing, entry.file)[0]
     except ValueError as error:
@@ -125,10 +124,9 @@ def _resolve_files(entry: CatalogEntry, repository: str, listing: dict[str, Remo
     names = [path.as_posix() for path in shards(Path(first))]
     if missing := [name for name in names if name not in listing]:
         raise DownloadError(f"{repository} lacks {missing[0]}, a part of {entry.name}")
-    files = [listing[name] for name in names]
-    if not entry.sha256 or len(files) > 1:
-        return files
-    (file,) = files
+    if not entry.sha256 or len(names) > 1:
+        return [listing[name] for name in names]
+    file = listing[first]
     if file.sha256 not in (None, entry.sha256):
         raise DownloadError(
             f"{file.name} in {repository} is not the file that models.txt means: its SHA-256 is "
@@ -154,9 +152,8 @@ def _fetch(file: RemoteFile, report: Callable[[str], None]) -> None:
                     here.unlink()
             partial = blob.with_name(f"{blob.name}.incomplete")
             _download(file, partial, report)
-            report(
-                "checking its SHA-256" if file.sha256 else "its SHA-256 is unknown: checking its size alone"
-            )
+            known = "checking its SHA-256"
+            report(known if file.sha256 else "its SHA-256 is unknown: checking its size alone")
             if not _is_right(partial, file):
                 partial.unlink()
                 raise DownloadError(
@@ -169,8 +166,6 @@ def _fetch(file: RemoteFile, report: Callable[[str], None]) -> None:
 
 def _download(file: RemoteFile, partial: Path, report: Callable[[str], None]) -> None:
     """Append to `partial` the missing end of a file; try again if a broken connection brought some of it."""
-    if not sys.stderr.isatty():
-        disable_progress_bars()
     if _size(partial) > file.size:
         partial.unlink()
     missing, free = file.size - _size(partial), shutil.disk_usage(partial.parent).free
@@ -181,11 +176,8 @@ def _download(file: RemoteFile, partial: Path, report: Callable[[str], None]) ->
         )
     while True:
         have, size = _size(partial), size_in_words(file.size)
-        report(
-            f"continuing {file.name} at {size_in_words(have)} of {size}"
-            if have
-            else f"fetching {file.name}, {size}"
-        )
+        beginning = f"continuing {file.name} at {size_in_words(have)} of {size}"
+        report(beginning if have else f"fetching {file.name}, {size}")
         try:
             with partial.open("ab") as stream:
                 http_get(
@@ -202,10 +194,8 @@ def _download(file: RemoteFile, partial: Path, report: Callable[[str], None]) ->
         except KeyboardInterrupt:
             report("interrupted: the part that is here is kept, and the next pull continues")
             raise
-        except errors.HfHubHTTPError:
-            raise
-        except HTTPError:
-            if _size(partial) == have:
+        except HTTPError as error:
+            if isinstance(error, errors.HfHubHTTPError) or _size(partial) == have:
                 raise
         except ValueError as error:  # larger than plain HTTP may be
             raise DownloadError(f"{file.repository}: {' '.join(str(error).split())}") from None
@@ -238,32 +228,27 @@ def _publish(file: RemoteFile) -> None:
 @contextmanager
 def _hub_errors(repository: str, revision: str) -> Iterator[None]:
     """Raise DownloadError with one sentence for an error between this machine and the Hub."""
-    place = f"{constants.ENDPOINT}/{repository}"
     try:
         yield
-    except errors.GatedRepoError:
-        raise DownloadError(f"{repository} is gated: ask for access at {place}, then {_LOG_IN}") from None
-    except errors.RepositoryNotFoundError:
-        raise DownloadError(f"there is no repository {place}, or it is private: then {_LOG_IN}") from None
-    except errors.RevisionNotFoundError:
-        raise DownloadError(f"{place} has no revision {revision}") from None
-    except errors.RemoteEntryNotFoundError:
-        raise DownloadError(f"{place} no longer has the file") from None
-    except errors.OfflineModeIsEnabled:
-        raise DownloadError("HF_HUB_OFFLINE is set: unset it to fetch a model") from None
-    except errors.HfHubHTTPError as error:
-        raise DownloadError(
-            f"{place} answers with an error, {error.response.status_code}: try later"
-        ) from None
-    except HTTPError as error:  # the base of what the HTTP client raises without an answer
-        reason = str(error) or type(error).__name__
-        raise DownloadError(
-            f"the connection to {constants.ENDPOINT} failed ({reason}): pull again, it continues"
-        ) from None
-    except _BadListingError:
-        raise DownloadError(
-            f"{place} does not answer as the Hugging Face Hub does: is HF_ENDPOINT right?"
-        ) from None
-    except OSError as error:
-        reason = error.strerror or " ".join(str(error).split())
-        raise DownloadError(f"the model could not be written or fetched: {reason}") from None
+    except (HTTPError, OSError) as error:  # the first is the base of what the HTTP client raises
+        raise DownloadError(_sentence(error, f"{constants.ENDPOINT}/{repository}", revision)) from None
+
+
+def _sentence(error: HTTPError | OSError, place: str, revision: str) -> str:
+    match error:
+        case errors.GatedRepoError():
+            return f"{place} is gated: ask for access there, then {_LOG_IN}"
+        case errors.RepositoryNotFoundError():
+            return f"there is no repository {place}, or it is private: then {_LOG_IN}"
+        case errors.RevisionNotFoundError():
+            return f"{place} has no revision {revision}"
+        case errors.RemoteEntryNotFoundError():
+            return f"{place} no longer has the file"
+        case errors.OfflineModeIsEnabled():
+            return "HF_HUB_OFFLINE is set: unset it to fetch a model"
+        case errors.HfHubHTTPError():
+            return f"{place} answers with an error, {error.response.status_code}: try later"
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, HTTPError):
+        return f"the connection to {constants.ENDPOINT} failed ({reason}): pull again, it continues"
+    return f"the model could not be written or fetched: {reason}"

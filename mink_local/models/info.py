@@ -1,8 +1,8 @@
-"""The facts that `mink-models` shows of a model, from its metadata: contents, size, memory."""
+"""The facts that `mink-models` shows of models: contents, size, memory."""
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mink_local.errors import ModelError, ModelNotFoundError
 from mink_local.models import catalog, stores
@@ -23,16 +23,20 @@ def model_info(
     metadata: Metadata, placement: Placement, n_parallel: int = 1, kv_type: str = "f16"
 ) -> dict[str, Any]:
     """Return all that `mink-models info` shows, ready for JSON; sizes are in bytes."""
+    types = _tensor_types(metadata)
+    bits, n_parameters = 8 * sum(row["bytes"] for row in types), metadata.n_parameters
     n_heads = metadata.number("attention.head_count")
+    template = metadata.chat_template or ""
+    thinks = "can be switched" if "enable_thinking" in template else "yes" if "<think>" in template else "no"
     return {
         "path": str(metadata.path),
         "size": metadata.n_bytes,
         "name": _printable(metadata.text("general.name")),
         "licence": _printable(metadata.text("general.license")),
         "architecture": _printable(metadata.architecture),
-        "parameters": metadata.n_parameters,
-        "bits_per_parameter": _bits_per_parameter(metadata),
-        "tensor_types": _tensor_types(metadata),
+        "parameters": n_parameters,
+        "bits_per_parameter": round(bits / n_parameters, 2) if n_parameters else None,
+        "tensor_types": types,
         "layers": metadata.n_layers,
         "width": metadata.number("embedding_length"),
         "heads": n_heads,
@@ -46,7 +50,7 @@ def model_info(
             "split": _printable(metadata.text("tokenizer.ggml.pre")),
         },
         "chat_template": metadata.chat_template is not None,
-        "thinking": _thinking(metadata),
+        "thinking": thinks,
         "memory": {
             "ctx": placement.n_ctx,
             "parallel": n_parallel,
@@ -61,36 +65,37 @@ def model_info(
 
 def model_list(budget: Budget) -> list[dict[str, Any]]:
     """Return all that `mink-models list` shows: the models of the catalogue, then those of the stores."""
-    rows = [_entry(entry, budget) for entries in catalog.read_catalog().values() for entry in entries]
+    rows = []
+    for entry in (entry for entries in catalog.read_catalog().values() for entry in entries):
+        try:
+            rows.append(_row(entry, catalog.locate(entry), budget))
+        except ModelNotFoundError:
+            rows.append(_row(entry, None, budget))
     known = {row["path"] for row in rows}
     for name, path in stores.elsewhere():
         if str(path) not in known:
-            source = name.partition(":")[0]
-            rows.append({"name": name, **_file(path, budget), "source": source, "licence": "", "note": ""})
+            rows.append(_row(catalog.CatalogEntry(name, name.partition(":")[0]), path, budget))
     return rows
 
 
-def _entry(entry: catalog.CatalogEntry, budget: Budget) -> dict[str, Any]:
-    try:
-        file = _file(catalog.resolve(entry.name).path, budget)
-    except ModelNotFoundError:
-        fits = where_size_fits(entry.size, budget) if entry.size else None
-        file = {"size": entry.size, "path": None, "fits": fits}
+def _row(entry: catalog.CatalogEntry, path: Path | None, budget: Budget) -> dict[str, Any]:
+    size = entry.size
+    fits = where_size_fits(size, budget) if size else None
+    if path:
+        try:
+            metadata = read_metadata(path)
+            size, fits = metadata.n_bytes, where_it_fits(metadata, budget)
+        except ModelError:  # `mink-models info` says why
+            size, fits = None, "damaged"
     return {
         "name": entry.name,
-        **file,
+        "size": size,
+        "path": path and str(path),
+        "fits": fits,
         "source": entry.source,
         "licence": entry.licence,
         "note": entry.note,
     }
-
-
-def _file(path: Path, budget: Budget) -> dict[str, Any]:
-    try:
-        metadata = read_metadata(path)
-    except ModelError:  # `mink-models info` says why
-        return {"size": None, "path": str(path), "fits": "damaged"}
-    return {"size": metadata.n_bytes, "path": str(path), "fits": where_it_fits(metadata, budget)}
 
 
 def where_it_fits(metadata: Metadata, budget: Budget) -> str:
@@ -124,25 +129,10 @@ def _tensor_types(metadata: Metadata) -> list[dict[str, Any]]:
     return sorted(types.values(), key=lambda row: -row["bytes"])
 
 
-def _thinking(metadata: Metadata) -> Literal["no", "yes", "can be switched"]:
-    """Return whether the chat template knows reasoning before the answer, and a switch for it."""
-    template = metadata.chat_template or ""
-    if "enable_thinking" in template:
-        return "can be switched"
-    return "yes" if "<think>" in template else "no"
-
-
-def _bits_per_parameter(metadata: Metadata) -> float | None:
-    n_bytes = sum(tensor.n_bytes for tensor in metadata.tensors)
-    return round(8 * n_bytes / metadata.n_parameters, 2) if metadata.n_parameters else None
-
-
 def _usage(usage: Usage) -> dict[str, int]:
     return {**asdict(usage), "total": usage.total}
 
 
 def _printable(text: str | None) -> str | None:
     """Return text from a file, cut short, without characters that command a terminal."""
-    if text is None:
-        return None
-    return "".join(character if character.isprintable() else "\ufffd" for character in text[:100])
+    return text and "".join(char if char.isprintable() else "\ufffd" for char in text[:100])

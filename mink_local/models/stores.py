@@ -1,14 +1,13 @@
 """The models on this machine: in Python packages, the Hugging Face Hub's cache, Ollama, LM Studio."""
 
-import contextlib
 import fnmatch
 import importlib.util
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import constants
 
@@ -17,9 +16,9 @@ from mink_local.models.gguf import is_later_shard, shard_stem, shards
 
 PREFIXES = ("hf:", "ollama:", "lmstudio:")
 _USUAL_QUANTIZATION = "Q4_K_M"
-_LARGEST_MANIFEST = 1 << 20  # bytes
-_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _OLLAMA_WEIGHTS = "application/vnd.ollama.image.model"
+# What reading JSON and taking an item of it can raise.
+_NO_SUCH_ITEM = (OSError, ValueError, LookupError, TypeError, StopIteration, RecursionError)
 
 
 class AmbiguousError(ValueError):
@@ -39,11 +38,9 @@ def select(files: Iterable[str], wanted: str) -> list[str]:
         AmbiguousError: There is more than one.
     """
     models = sorted(name for name in files if name.lower().endswith(".gguf"))
-    found = [name for name in models if _matches(name, wanted)]
-    if not wanted:
-        whole = [name for name in models if "mmproj" not in name.lower()]
-        usual = [name for name in whole if _matches(name, _USUAL_QUANTIZATION)]
-        found = usual or whole
+    found = [name for name in models if _matches(name, wanted or _USUAL_QUANTIZATION)]
+    if not (found or wanted):
+        found = [name for name in models if "mmproj" not in name.lower()]
     if len({shard_stem(name) for name in found}) == 1:
         return found
     if not found:
@@ -59,7 +56,7 @@ def _matches(name: str, wanted: str) -> bool:
         return fnmatch.fnmatchcase(name, wanted) or fnmatch.fnmatchcase(file, wanted)
     if wanted.endswith(".gguf"):
         return wanted in (name, file, shard_stem(file))
-    if not wanted or "mmproj" in name:  # a projector of images, not a model
+    if "mmproj" in name:  # a projector of images, not a model
         return False
     return bool(re.search(rf"(^|[-_./]){re.escape(wanted)}(?=[-./])", name))
 
@@ -67,9 +64,8 @@ def _matches(name: str, wanted: str) -> bool:
 def in_package(name: str, package: str, file: str) -> Path:
     """Return the file that a Python package carries, without importing the package."""
     spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / file
-        if path.exists():
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if (path := Path(folder, file)).exists():
             return path
     distribution = package.replace("_", "-")
     raise ModelNotFoundError(
@@ -124,8 +120,7 @@ def in_ollama(name: str) -> Path:
     manifest = _manifest_name(name)
     for store in _ollama_stores():
         if (path := store / "manifests" / manifest).is_file():
-            digest = _weights_digest(path)
-            blob = store / "blobs" / f"sha256-{digest}"
+            blob = store / "blobs" / _weights_name(path)
             if blob.is_file():
                 return blob
             raise ModelNotFoundError(f"{path} names the file {blob}, which is not there")
@@ -147,25 +142,14 @@ def _ollama_stores() -> list[Path]:
     return [Path.home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
 
 
-def _weights_digest(manifest: Path) -> str:
-    """Return the SHA-256 of the layer with the weights, from a manifest of a container registry."""
-    content = _read_json(manifest)
-    layers = content.get("layers") if isinstance(content, dict) else None
-    for layer in layers if isinstance(layers, list) else ():
-        if isinstance(layer, dict) and layer.get("mediaType") == _OLLAMA_WEIGHTS:
-            match = _DIGEST.fullmatch(str(layer.get("digest")))
-            if match:
-                return match[1]
+def _weights_name(manifest: Path) -> str:
+    """Return the name of the file with the weights, from a manifest of a container registry."""
+    with suppress(*_NO_SUCH_ITEM):
+        layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
+        digest = next(layer["digest"] for layer in layers if layer["mediaType"] == _OLLAMA_WEIGHTS)
+        if re.fullmatch("sha256:[0-9a-f]{64}", digest):
+            return str(digest).replace(":", "-")
     raise ModelNotFoundError(f"{manifest} is not a manifest of a model: pull it again with Ollama")
-
-
-def _read_json(path: Path) -> Any:
-    """Return the content of a small JSON file, or None if it cannot be read."""
-    try:
-        with path.open("rb") as stream:
-            return json.loads(stream.read(_LARGEST_MANIFEST))
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 def in_lm_studio(name: str, wanted: str) -> Path:
@@ -173,19 +157,21 @@ def in_lm_studio(name: str, wanted: str) -> Path:
     if not re.fullmatch(r"(\w[\w.-]*/)?\w[\w.-]*", name):
         raise ModelNotFoundError(f"invalid name lmstudio:{name}: write it as lmstudio:publisher/name")
     pattern = name if "/" in name else f"*/{name}"
-    for folder in (folder for store in _lm_studio_stores() for folder in sorted(store.glob(pattern))):
-        try:
-            return folder / select((path.name for path in folder.iterdir()), wanted)[0]
-        except ValueError as error:
-            raise ModelNotFoundError(f"lmstudio:{name}: {error}") from None
-    raise ModelNotFoundError(f"LM Studio has no model {name} here")
+    folder = next((found for store in _lm_studio_stores() for found in sorted(store.glob(pattern))), None)
+    if folder is None:
+        raise ModelNotFoundError(f"LM Studio has no model {name} here")
+    try:
+        return folder / select((path.name for path in folder.iterdir()), wanted)[0]
+    except ValueError as error:
+        raise ModelNotFoundError(f"lmstudio:{name}: {error}") from None
 
 
 def _lm_studio_stores() -> list[Path]:
-    settings = _read_json(Path.home() / ".lmstudio/settings.json")
-    moved = settings.get("downloadsFolder") if isinstance(settings, dict) else None
-    usual = [Path.home() / ".lmstudio/models", Path.home() / ".cache/lm-studio/models"]
-    return [Path(moved), *usual] if isinstance(moved, str) else usual
+    stores = [Path.home() / ".lmstudio/models", Path.home() / ".cache/lm-studio/models"]
+    with suppress(*_NO_SUCH_ITEM):
+        settings = (Path.home() / ".lmstudio/settings.json").read_text(encoding="utf-8")
+        stores.insert(0, Path(json.loads(settings)["downloadsFolder"]))
+    return stores
 
 
 def elsewhere() -> Iterator[tuple[str, Path]]:
@@ -199,11 +185,10 @@ def elsewhere() -> Iterator[tuple[str, Path]]:
             publisher, name, file_name = path.relative_to(store).parts
             yield f"lmstudio:{publisher}/{name}:{file_name}", path
     for store in _ollama_stores():
-        manifests = store / "manifests"
-        for manifest in sorted(path for path in manifests.glob("*/*/*/*") if path.is_file()):
-            *place, tag = manifest.relative_to(manifests).parts
+        for manifest in sorted(store.glob("manifests/*/*/*/*")):
+            *place, tag = manifest.parts[-4:]
             name = f"{'/'.join(place)}:{tag}".removeprefix("registry.ollama.ai/").removeprefix("library/")
-            with contextlib.suppress(ModelNotFoundError):
+            with suppress(ModelNotFoundError):
                 yield f"ollama:{name}", in_ollama(name)
 
 

@@ -198,8 +198,7 @@ def test_a_gated_repository_is_explained(
     hub.token = "hf_right"
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
-    sentence = f"{REPOSITORY} is gated: ask for access at {hub.url}/{REPOSITORY}, then log in"
-    refused(mink("pull", NAME), sentence)
+    refused(mink("pull", NAME), f"{hub.url}/{REPOSITORY} is gated: ask for access there, then log in")
     monkeypatch.setenv("HF_TOKEN", "hf_right")
     assert mink("pull", NAME).status == 0
 

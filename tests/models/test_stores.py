@@ -148,7 +148,7 @@ def test_any_manifest(home: Path, content: Any) -> None:
     for manifest in (content, {"layers": content}, {"layers": [content]}, layers(content)):
         path.write_text(json.dumps(manifest))
         with pytest.raises(ModelNotFoundError, match="is not a manifest"):
-            stores._weights_digest(path)
+            stores._weights_name(path)
 
 
 def test_a_manifest_without_its_file(home: Path) -> None:
