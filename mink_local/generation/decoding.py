@@ -19,14 +19,8 @@ from mink_local.samplers import TopK, kernels
 class Decoding:
     """Samples the tokens of an answer and fills in the answer.
 
-    Args:
-        answer: The answer to be filled in.
-        prompt: Its token ids, `Request.prefix` included.
-        n_ctx: Tokens that prompt and answer share.
-        stop: Strings that end the answer besides those of the request.
-
-    Raises:
-        ValueError: The constraints or stop tokens do not suit the model.
+    Its prompt has `Request.prefix` at the end; `stop` strings end it besides those of the request. Raises
+    ValueError if the constraints or stop tokens do not suit the model.
     """
 
     def __init__(
@@ -78,17 +72,9 @@ class Decoding:
         self._began = time.perf_counter()
 
     def sample(self, logits: NDArray[np.float32]) -> Piece:
-        """Sample the next token from raw logits, and append it to the answer.
+        """Append a token that is sampled from raw logits, float32 (V,); return the text that it adds.
 
-        Args:
-            logits: float32 (V,), of which nothing is changed.
-
-        Returns:
-            The text that the token adds.
-
-        Raises:
-            GenerationError: No token can be sampled: a NaN, no finite logit, or none that the constraints
-                leave.
+        Raises GenerationError for a NaN, if no logit is finite, and if the constraints leave no token.
         """
         token = self._sampler(self._without_ends(logits), step=len(self.answer.k) + 1)
         if self._params.logprobs is not None:

@@ -73,7 +73,6 @@ class Engine:
         """Take a request; `step` generates its answer.
 
         Args:
-            request: The request.
             answer: The object to fill in; None makes one.
             backend: Sample inside llama.cpp's graph if the request, the method and the device allow it.
 

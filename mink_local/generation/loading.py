@@ -127,22 +127,13 @@ def make_context(
     kv_type: str = "f16",
     flash_attn: bool | None = None,
 ) -> Context:
-    """Allocate KV caches for several answers at a time.
+    """Allocate KV caches for several answers at a time, no longer than the model was trained on.
 
     Args:
-        weights: The model.
-        n_ctx: Tokens that a prompt and its answer share; no more than the model was trained on are used.
-        n_parallel: Number of answers; "auto" is 32 on a CPU and 64 on a GPU, or as many as fit a quarter of
-            the free memory. If there is no memory for as many as were asked for, there are fewer, with a
-            warning.
+        n_parallel: Number of answers; see `Model.reserve`.
         n_outputs: Most logits rows of a batch; 0 is one for each answer.
-        n_threads: CPU threads.
-        kv_type: See `load_model`.
-        flash_attn: See `load_model`.
 
-    Raises:
-        ValueError: A number is out of range.
-        ModelError: There is no memory for one answer.
+    The other arguments are those of `load_model`. Raises as `Model.reserve` does.
     """
     _check_range("n_ctx", n_ctx, 1)
     if n_parallel != "auto":
@@ -214,7 +205,7 @@ def _load(
         if asked_for not in ("auto", 0):
             log.warning("no layer goes to a GPU: %s", missing)
         weights, context = load(0)
-        where = f"on the CPU, {threads} threads ({missing})"
+        where = f"on the CPU, {threads} thread{'s' * (threads > 1)} ({missing})"
     else:
         layers, weights, context = load_what_fits(load, n_gpu_layers)
         where = describe_layers(layers, weights.n_layers)

@@ -110,9 +110,8 @@ def reserve(slots: Sequence[Slot[Job]], tokens: Sequence[int], n_outputs: int = 
 
     The free slot with the longest cached prefix is taken; if another slot holds a longer one, it is copied.
 
-    Returns:
-        None if no slot is free, or if another slot is prefilling a longer shared prefix: then the same call
-        succeeds some batches later.
+    Returns None if no slot is free, or if another slot is prefilling a longer shared prefix: then the same
+    call succeeds some batches later.
     """
     free = [slot for slot in slots if slot.job is None]
     if not free:
@@ -139,12 +138,8 @@ def _is_prefilling_more(slots: Sequence[Slot[Job]], tokens: Sequence[int], enoug
 def decode(context: Context, busy: Sequence[Slot[Job]]) -> list[tuple[Slot[Job], int]] | None:
     """Evaluate one batch: pending tokens of `busy` slots, those with the fewest first.
 
-    Returns:
-        The slots whose logits were computed, each with the output's place in the batch, once for every
-        output; None if the batch was interrupted, and then the slots are as before.
-
-    Raises:
-        GenerationError: llama.cpp failed; the slots are as before.
+    Returns a slot and its place in the batch for every row of logits that was computed; None if the batch was
+    interrupted. Raises GenerationError if llama.cpp fails. In both cases the slots are as before.
     """
     n_tokens, n_outputs = context.n_batch, context.n_outputs
     parts: list[tuple[Slot[Job], Segment]] = []
