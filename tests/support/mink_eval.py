@@ -7,7 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from mink_local.evals.cli import main
-from mink_local.evals.run.records import RECORDS, read_responses
+from mink_local.evals.run.folder import RECORDS
+from mink_local.evals.run.records import read_responses
 
 MINK_EVAL = [sys.executable, "-m", "mink_local.evals.cli"]  # in a process of its own
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mink_local.evals.run.folder import RunFolder
 from mink_local.evals.run.manifest import Manifest
-from mink_local.evals.run.records import Response, RunFolder
+from mink_local.evals.run.records import Response
 from mink_local.evals.tasks.base import Question, Verdict
 
 RESPONSE = Response(

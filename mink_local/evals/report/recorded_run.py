@@ -1,19 +1,18 @@
 """The questions and responses that a run left in its folder, however the run ended."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mink_local.errors import ReportError, RunError
-from mink_local.evals.run.questions import parse_question
+from mink_local.evals.run.folder import MANIFEST
 from mink_local.evals.run.records import (
-    MANIFEST,
     QUESTIONS,
     Complaint,
+    RecordedQuestion,
     Response,
-    parse_response,
     read_lines,
     record_files,
 )
@@ -28,7 +27,6 @@ class RecordedRun:
 
     Attributes:
         questions: By task and question id.
-        responses: In the order of the files and lines.
         made_with: The values of the manifest, by the path of their keys, such as "versions mink-local".
         problems: A sentence for every line that was left out, with its file and number.
     """
@@ -51,8 +49,8 @@ def read_run(folder: Path) -> RecordedRun:
         raise ReportError(f"{folder} holds no {QUESTIONS}: is it the --out of a mink-eval run?")
     run = RecordedRun(made_with=_made_with(folder / MANIFEST))
     try:
-        for _, (task, question) in _readable(folder / QUESTIONS, parse_question, run.problems):
-            run.questions[task, question.id] = question
+        for _, recorded in _readable(folder / QUESTIONS, RecordedQuestion, run.problems):
+            run.questions[recorded.task, recorded.question_id] = recorded.question
         for path in record_files(folder):
             _add_responses(run, path)
     except RunError as error:
@@ -65,7 +63,7 @@ def read_run(folder: Path) -> RecordedRun:
 
 def _add_responses(run: RecordedRun, path: Path) -> None:
     seen = {response.key for response in run.responses}
-    for line, response in _readable(path, parse_response, run.problems):
+    for line, response in _readable(path, Response, run.problems):
         if response.key in seen:
             run.problems.append(f"{line}: an earlier line has its response")
         elif (response.task, response.question_id) not in run.questions:
@@ -76,9 +74,9 @@ def _add_responses(run: RecordedRun, path: Path) -> None:
             run.responses.append(response)
 
 
-def _readable(path: Path, parse: Callable[[Any], T], problems: list[str]) -> Iterator[tuple[str, T]]:
+def _readable(path: Path, kind: type[T], problems: list[str]) -> Iterator[tuple[str, T]]:
     """Yield the place and content of every line that can be parsed; add the others to the problems."""
-    for number, content in read_lines(path, parse):
+    for number, content in read_lines(path, kind):
         line = f"{path.name}, line {number}"
         if isinstance(content, Complaint):
             problems.append(f"{line}: {content}")

@@ -35,27 +35,20 @@ class WorkItem:
     variants: tuple[Variant, ...]
 
     def key(self, variant: Variant) -> ResponseKey:
-        """Return the key of the response to a variant."""
-        sampler = str(variant.sampler)
-        return ResponseKey(
-            self.model, self.task, sampler, variant.temperature, variant.repeat, self.question.id
-        )
+        method = (str(variant.sampler), variant.temperature)
+        return ResponseKey(self.model, self.task, *method, variant.repeat, self.question.id)
 
     def without(self, done: Container[ResponseKey]) -> "WorkItem":
-        """Return the item except the responses whose keys are in `done`."""
         missing = (variant for variant in self.variants if self.key(variant) not in done)
         return replace(self, variants=tuple(missing))
 
 
 @dataclass(frozen=True)
 class TaskWork:
-    """Responses of a model to the questions of a task.
+    """Responses of a model to the questions of a task, of at most `max_tokens` each.
 
-    Attributes:
-        prompts: Of all questions of the run, the answered ones included: the longest prompt decides how
-            long the context is, so that it is the same whenever the run is continued.
-        max_tokens: Of a response.
-        items: The responses by question.
+    `prompts` are those of all questions of the run, the answered ones included: the longest prompt decides
+    the context's length, so that it is the same whenever the run is continued.
     """
 
     prompts: tuple[str, ...]
@@ -66,7 +59,6 @@ class TaskWork:
     def of(
         cls, model: str, task: str, questions: Sequence[Question], max_tokens: int, wanted: Sequence[Variant]
     ) -> "TaskWork":
-        """Return the work of answering all questions in all variants."""
         items = (WorkItem(model, task, question, max_tokens, tuple(wanted)) for question in questions)
         return cls(tuple(question.prompt for question in questions), max_tokens, tuple(items))
 
@@ -76,7 +68,7 @@ class TaskWork:
         return [item.key(variant) for item in self.items for variant in item.variants]
 
     def without(self, done: Container[ResponseKey]) -> "TaskWork":
-        """Return the work except the responses whose keys are in `done`."""
+        """Return the work that is left if the responses with these keys are recorded."""
         left = (item.without(done) for item in self.items)
         return replace(self, items=tuple(item for item in left if item.variants))
 

@@ -1,16 +1,14 @@
 """The settings that the responses of a run depend on, in `DIR/manifest.json`, and the run's questions.
 
-A run is continued only under the settings that it was started with. Refused, because the responses would be
-in one table as if they were comparable: another run seed, context limit, limit of a response, data file,
-question, GGUF file or chat template, another version of llama.cpp, llama-cpp-python or mink-local.
+A run is continued only under the settings that it was started with: run seed, context limit, limit of a
+response, data, questions, GGUF file, chat template, versions. Otherwise one table would hold responses that
+are not comparable. Models, tasks, samplers, temperatures, repeats and questions may be added.
 
-Allowed, and noted under "sessions": another number of slots, threads or layers on the GPU, another executor.
-They change the last bits of llama.cpp's sums, so that a seed may give another response, of the same
-distribution; and who continues a run on another machine, or in less memory, changes just these. Also
-allowed: more models, tasks, samplers, temperatures, repeats and questions, which only add responses.
+The number of slots, threads or layers on the GPU and the executor may change, and are noted under "sessions":
+they change the last bits of llama.cpp's sums, so that a seed may give another response of the same
+distribution, and who continues a run on another machine, or in less memory, changes just these.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,8 +20,15 @@ from typing import Any
 from llama_cpp import llama_cpp
 
 from mink_local.errors import RunError
-from mink_local.evals.run.questions import parse_question, question_line
-from mink_local.evals.run.records import MANIFEST, QUESTIONS, Complaint, RunFolder, read_lines
+from mink_local.evals.run.folder import MANIFEST, RunFolder
+from mink_local.evals.run.records import (
+    QUESTIONS,
+    Complaint,
+    RecordedQuestion,
+    as_run_error,
+    read_lines,
+    to_line,
+)
 from mink_local.evals.tasks.base import Question
 from mink_local.files import sha256_of
 from mink_local.models.gguf import shards
@@ -33,25 +38,9 @@ FORMAT = 1
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file; of a GGUF model in several files, that of all their SHA-256.
-
-    Raises:
-        RunError: A file cannot be read.
-    """
-    try:
-        sums = [sha256_of(shard) for shard in shards(path)]
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}") from None
-    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the programs that responses depend on."""
-    return {
-        "mink-local": __version__,
-        "llama-cpp-python": version("llama-cpp-python"),
-        "llama.cpp": llama_cpp.llama_version().decode(),
-    }
+    """Return the SHA-256 of a file, or of a GGUF model in several files. Raises RunError."""
+    with as_run_error(path, "read"):
+        return sha256_of(shards(path))
 
 
 class Manifest:
@@ -59,8 +48,8 @@ class Manifest:
 
     Args:
         folder: The run's.
-        wanted: "seed" and "ctx"; "models", by name: their "path" and "sha256"; "tasks", by name: their
-            "data", "data_sha256" and "max_tokens".
+        wanted: "seed", "ctx", and by name "models" ("path", "sha256") and "tasks" ("data", "data_sha256",
+            "max_tokens").
         questions: By task. They are kept in the folder.
 
     Raises:
@@ -71,7 +60,12 @@ class Manifest:
         self, folder: RunFolder, wanted: Mapping[str, Any], questions: Mapping[str, Sequence[Question]]
     ) -> None:
         self._folder = folder
-        wanted = {"format": FORMAT, "versions": versions(), **wanted}
+        versions = {
+            "mink-local": __version__,
+            "llama-cpp-python": version("llama-cpp-python"),
+            "llama.cpp": llama_cpp.llama_version().decode(),
+        }
+        wanted = {"format": FORMAT, "versions": versions, **wanted}
         self._content = self._read() or {**wanted, "sessions": []}
         with self._as_damage():
             self._refuse(list(_differences(self._content, wanted)))
@@ -95,28 +89,25 @@ class Manifest:
 
     def _keep(self, questions: Mapping[str, Sequence[Question]]) -> None:
         """Add questions to those of earlier sessions."""
-        known: dict[tuple[str, str], Question] = {}
+        known: dict[tuple[str, str], RecordedQuestion] = {}
         path = self._folder.folder / QUESTIONS
-        for number, item in read_lines(path, parse_question) if path.exists() else ():
+        for number, item in read_lines(path, RecordedQuestion) if path.exists() else ():
             if isinstance(item, Complaint):
                 raise RunError(f"{path} is damaged (line {number}: {item}): name another --out")
-            task, question = item
-            known[task, question.id] = question
+            known[item.task, item.question_id] = item
         n_before = len(known)
-        for task, of_task in questions.items():
-            for question in of_task:
-                if known.setdefault((task, question.id), question) != question:
-                    self._refuse([f"question {question.id} of {task} has another text or answer"])
+        for item in (RecordedQuestion.of(task, q) for task, some in questions.items() for q in some):
+            if known.setdefault((item.task, item.question_id), item) != item:
+                self._refuse([f"question {item.question_id} of {item.task} has another text or answer"])
         if len(known) > n_before:
-            lines = [question_line(task, question) for (task, _), question in known.items()]
-            self._folder.write(QUESTIONS, "".join(lines))
+            self._folder.write(QUESTIONS, b"".join(map(to_line, known.values())))
 
     def _read(self) -> dict[str, Any] | None:
-        text = self._folder.read(MANIFEST)
-        if text is None:
+        path = self._folder.folder / MANIFEST
+        if not path.exists():
             return None
-        with self._as_damage():
-            content: dict[str, Any] = json.loads(text)
+        with self._as_damage(), as_run_error(path, "read"):
+            content: dict[str, Any] = json.loads(path.read_bytes())
             if content["format"] == FORMAT:
                 return content
         raise RunError(f"{self._folder.folder} is of another version of mink-eval: name another --out")
@@ -144,7 +135,8 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
     """Yield every setting whose responses are not comparable with those made under `then`."""
     for option in ("seed", "ctx"):
         if then[option] != now[option]:
-            yield f"--{option} was {_given(then[option])} and is {_given(now[option])}"
+            was, is_now = ("not given" if value is None else value for value in (then[option], now[option]))
+            yield f"--{option} was {was} and is {is_now}"
     for program, number in now["versions"].items():
         if then["versions"][program] != number:
             yield f"{program} was {then['versions'][program]} and is {number}"
@@ -157,7 +149,3 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
             yield f"--max-tokens was {before['max_tokens']} for {name} and is {task['max_tokens']}"
         if before["data_sha256"] != task["data_sha256"]:
             yield f"the data of {name} was another than {task['data']}"
-
-
-def _given(value: int | None) -> str:
-    return "not given" if value is None else str(value)

@@ -13,12 +13,12 @@ from typing import Any
 from rich.console import Console
 
 from mink_local.evals.run.data import locate
-from mink_local.evals.run.display import duration, summary, watching
+from mink_local.evals.run.folder import RunFolder
 from mink_local.evals.run.grid import Executor, TaskWork, Variant
 from mink_local.evals.run.manifest import Manifest, file_sha256
-from mink_local.evals.run.progress import Progress
-from mink_local.evals.run.records import ResponseKey, RunFolder, read_responses
-from mink_local.evals.tasks.base import Question, Task
+from mink_local.evals.run.progress import Progress, duration, summary, watching
+from mink_local.evals.run.records import ResponseKey, read_responses
+from mink_local.evals.tasks.base import Task
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile
 
@@ -28,13 +28,8 @@ class Evaluation:
     """Tasks, models and sampling settings, whose responses go to the folder `out`.
 
     Attributes:
-        tasks: The tasks, each with its questions.
-        models: Each answers every question.
-        variants: The responses that each model gives to each question.
-        out: The folder.
         data: Files with questions that replace a task's own, by task.
         limit: Only the first so many questions of a task; None is all.
-        seed: The run's.
         max_tokens: Of a response; None is the task's own limit.
         ctx: At most so many tokens for a prompt and its response; None is what a model was trained on.
     """
@@ -50,15 +45,7 @@ class Evaluation:
     ctx: int | None = None
 
     def max_tokens_of(self, task: Task) -> int:
-        """Return the most tokens of a response to a task."""
         return self.max_tokens or task.max_tokens
-
-    def work_of(self, model: ModelFile, questions: Mapping[str, Sequence[Question]]) -> list[TaskWork]:
-        """Return all responses of a model, by task."""
-        return [
-            TaskWork.of(model.name, task.name, questions[task.name], self.max_tokens_of(task), self.variants)
-            for task in self.tasks
-        ]
 
 
 def evaluate(
@@ -69,8 +56,7 @@ def evaluate(
     Args:
         evaluation: The responses that are wanted.
         execute: Generates them.
-        environment: The options of a `Worker` that are not in the manifest: n_parallel, n_gpu_layers and
-            n_threads.
+        environment: A `Worker`'s options that are not in the manifest: n_parallel, n_gpu_layers, n_threads.
         quiet: Show no progress.
 
     Raises:
@@ -84,7 +70,19 @@ def evaluate(
     }
     for model in evaluation.models:
         trust.check(model)  # a damaged file is found now, and not after hours with another model
-    work = {model.name: evaluation.work_of(model, questions) for model in evaluation.models}
+    work = {
+        model.name: [
+            TaskWork.of(
+                model.name,
+                task.name,
+                questions[task.name],
+                evaluation.max_tokens_of(task),
+                evaluation.variants,
+            )
+            for task in evaluation.tasks
+        ]
+        for model in evaluation.models
+    }
     with closing(RunFolder(evaluation.out)) as folder:
         manifest = Manifest(folder, _wanted(evaluation, files), questions)
         progress, done = _recorded(evaluation.out, [task for tasks in work.values() for task in tasks])
@@ -94,12 +92,9 @@ def evaluate(
                     left = [task for task in (task.without(done) for task in work[model.name]) if task.items]
                     if not left:
                         continue
-                    options = {
-                        "model": _portable_name(model),
-                        "seed": evaluation.seed,
-                        "ctx": evaluation.ctx,
-                        **environment,
-                    }
+                    # what names it on any machine: an alias, if models.txt has its SHA-256, or a path
+                    name = model.name if model.sha256 else str(model.path)
+                    options = {"model": name, "seed": evaluation.seed, "ctx": evaluation.ctx, **environment}
                     ready = partial(manifest.begin_session, model.name)
                     with closing(execute(options, left, ready)) as responses:
                         for response in responses:
@@ -141,20 +136,15 @@ def _recorded(out: Path, work: Sequence[TaskWork]) -> tuple[Progress, set[Respon
     return progress, done
 
 
-def _portable_name(model: ModelFile) -> str:
-    """Return what names the model on any machine: its alias if `models.txt` has its SHA-256, or its path."""
-    return model.name if model.sha256 else str(model.path)
-
-
 def _print_summary(progress: Progress, out: Path) -> None:
     total = progress.total
     if total.done:
         Console(markup=False, highlight=False, soft_wrap=True).print(summary(progress))
     if total.overflow:
         print(f"{total.overflow} prompts did not fit the context, and count as wrong.")
-    if total.new:
-        took = f"{duration(total.seconds)} ({total.tokens_per_second:.1f} tokens/s)"
-        print(f"{total.new} responses of {total.tokens} tokens in {took}.")
+    if progress.new:
+        took = f"{duration(progress.seconds)} ({progress.tokens / progress.seconds:.1f} tokens/s)"
+        print(f"{progress.new} responses of {progress.tokens} tokens in {took}.")
     if total.done < total.wanted:
         print(f"{total.done} of {total.wanted} responses are in {out}; the same command generates the rest.")
     else:

@@ -32,9 +32,9 @@ class Worker:
         model: A path or an alias.
         seed: The run's.
         n_parallel: Responses at a time.
-        ctx: At most so many tokens for a prompt and its response, None for what the model was trained on.
-        n_gpu_layers: Layers on the GPU.
-        n_threads: CPU threads.
+        ctx: At most so many tokens for a prompt and its response; None is what the model was trained on.
+        n_gpu_layers: See `load_model`.
+        n_threads: See `load_model`.
     """
 
     def __init__(
@@ -58,17 +58,13 @@ class Worker:
 
     @property
     def template_sha256(self) -> str:
-        """The SHA-256 of the chat template's source, or of nothing if the model has none."""
         return hashlib.sha256((self.model.weights.chat_template or "").encode()).hexdigest()
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The runtime environment: what changes the last bits of llama.cpp's sums and no more."""
-        return {
-            "placement": self.model.placement,
-            "n_parallel": self.model.n_parallel,
-            "n_ctx_seq": self._n_ctx,
-        }
+        """What changes the last bits of llama.cpp's sums and no more."""
+        model = self.model
+        return {"placement": model.placement, "n_parallel": model.n_parallel, "n_ctx_seq": self._n_ctx}
 
     def context_for(self, prompts: Sequence[str], max_tokens: int) -> int:
         """Return the tokens of the longest prompt with a response of `max_tokens`, within the limit."""

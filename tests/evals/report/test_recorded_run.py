@@ -43,7 +43,7 @@ def test_a_manifest_is_not_needed(folder: Path, manifest: str | None) -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"k": [1, -1]}, '"k" cannot be -1'),
+        ({"k": [1, -1]}, '"k" cannot be [1, -1]'),
         ({"strict": {"answer": None}}, 'no "correct"'),
         ({"model": "a\x1b[2Jb"}, '"model" cannot be "a\\u001b[2Jb"'),
         ({"question_id": "99"}, "question 99 of gsm8k is not in questions.jsonl"),

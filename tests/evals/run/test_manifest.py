@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mink_local.errors import RunError
+from mink_local.evals.run.folder import RunFolder
 from mink_local.evals.run.manifest import Manifest
-from mink_local.evals.run.records import RunFolder
 from tests.support.records import FOUR, QUESTION, WANTED, write_records
 
 
