@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,23 +35,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
 
 
-_ELSEWHERE = {"report": "mink_local.evals.report.cli"}
-
-
-class _Commands(click.Group):
-    """A group that imports the commands of other modules only if they are called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), *_ELSEWHERE]
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _ELSEWHERE:
-            return super().get_command(ctx, name)
-        command: click.Command = getattr(import_module(_ELSEWHERE[name]), name)
-        return command
-
-
-@click.group(cls=_Commands, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
     """Evaluate GGUF models over sampling methods and temperatures."""
@@ -68,13 +51,11 @@ def _models(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "lis
     """Return the models' files, each once; two must not share the name that is in the records."""
     from mink_local.models.catalog import resolve
 
-    files = {file.path: file for file in map(resolve, names)}
     by_name: dict[str, ModelFile] = {}
-    for file in files.values():
-        if by_name.setdefault(file.name, file) is not file:
-            raise click.BadParameter(
-                f"{by_name[file.name].path} and {file.path} have the same name: rename one."
-            )
+    for file in map(resolve, names):
+        other = by_name.setdefault(file.name, file)
+        if other.path != file.path:
+            raise click.BadParameter(f"{other.path} and {file.path} have the same name: rename one.")
     return list(by_name.values())
 
 
@@ -88,14 +69,15 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     """Return files by task, from TASK=FILE, and from FILE if there is one task."""
     from mink_local.evals.tasks import TASKS
 
+    names = [task.name for task in tasks]
     files: dict[str, Path] = {}
     for text in texts:
         name, equals, file = text.partition("=")
         if not equals or name not in TASKS:
-            if len(tasks) > 1:
+            if len(names) > 1:
                 raise click.UsageError(f"--data {text} names no task: write TASK={text}.")
-            name, file = tasks[0].name, text
-        if name not in [task.name for task in tasks]:
+            name, file = names[0], text
+        if name not in names:
             raise click.UsageError(f"--data {text} is for a task that is not run.")
         if name in files:
             raise click.UsageError(f"--data is given twice for {name}.")
@@ -235,22 +217,53 @@ def run_command(
     crash, the same command continues the run.
     """
     files = _data(data, tasks)
-    from mink_local.evals.run.grid import variants
+    from mink_local.evals.run.grid import Executor, variants
     from mink_local.evals.run.run import Evaluation, evaluate
-    from mink_local.evals.run.worker import answer_here
 
-    wanted = variants(samplers, temperatures, repeats)
-    evaluation = Evaluation(tasks=tasks, models=models, variants=wanted, data=files, **settings)
-    environment = {"n_parallel": parallel, "n_gpu_layers": gpu_layers, "n_threads": threads}
-    if executor == "local" and (workers or ray_address):
-        raise click.UsageError("--workers and --ray-address are Ray's: give --executor ray too.")
     if executor == "ray":
         from mink_local.evals.run.ray import answer_on_ray, connect
 
         connect(ray_address)
-        evaluate(evaluation, partial(answer_on_ray, workers=workers), environment, quiet)
+        execute: Executor = partial(answer_on_ray, workers=workers)
+    elif workers or ray_address:
+        raise click.UsageError("--workers and --ray-address are Ray's: give --executor ray too.")
     else:
-        evaluate(evaluation, answer_here, environment, quiet)
+        from mink_local.evals.run.worker import answer_here
+
+        execute = answer_here
+    wanted = variants(samplers, temperatures, repeats)
+    evaluation = Evaluation(tasks=tasks, models=models, variants=wanted, data=files, **settings)
+    environment = {"n_parallel": parallel, "n_gpu_layers": gpu_layers, "n_threads": threads}
+    evaluate(evaluation, execute, environment, quiet)
+
+
+@cli.command("report")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.option(
+    "--rescore",
+    "again",
+    is_flag=True,
+    help="Score the stored responses again with this version's tasks. The records do not change.",
+)
+@click.option(
+    "--against",
+    type=SamplerType(),
+    help="The sampler to compare the others with.  [default: min-k]",
+)
+def report_command(folder: Path, again: bool, against: "Sampler | None") -> None:
+    """Report on the run in DIR, which may still be going on.
+
+    Prints tables and writes to DIR/report: report.html with tables, pictures and a browser of all
+    responses, report.md, table.csv, and the pictures as SVG.
+    """
+    try:
+        from mink_local.evals.report.write import write_report
+
+        write_report(folder, str(against) if against else None, again)
+    except ModuleNotFoundError as error:
+        raise click.UsageError(
+            f'the report needs {error.name}: type  python -m pip install "mink-local[eval]"'
+        ) from None
 
 
 @cli.command(

@@ -19,11 +19,11 @@ if TYPE_CHECKING:  # matplotlib is optional
     from matplotlib.figure import Figure
 
 COLUMNS = 3
-# Colours that colour-blind people can tell apart, of Okabe and Ito (2008), https://jfly.uni-koeln.de/color/,
-# dark ones first.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6BB1")
+# Colours that colour-blind people can tell apart, of Okabe and Ito (2008), https://jfly.uni-koeln.de/color/
+COLOURS = ("#0072B2", "#D55E00", "#009E73")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GREY, LIGHT = "#777777", "#bbbbbb"
+NOTE: dict[str, Any] = {"fontsize": "small", "x": 0.01, "ha": "left"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Picture:
 
 
 def plot_pictures(summary: Summary, task: TaskResult) -> Iterator[Picture]:
-    """Plot every picture of one model and task. The same numbers give the same bytes."""
+    """Plot every picture of one model and task; the same numbers give the same bytes."""
     import matplotlib
 
     number = summary.tasks.index(task) + 1
@@ -49,7 +49,6 @@ def plot_pictures(summary: Summary, task: TaskResult) -> Iterator[Picture]:
 
 
 def _figures(summary: Summary, task: TaskResult) -> Iterator[tuple[str, str, "Figure"]]:
-    """Yield the stem, the description and the figure of every picture."""
     for scoring in SCORINGS:
         figure = accuracy_figure(summary, task, scoring)
         yield f"accuracy-{scoring}", f"{scoring.capitalize()} accuracy against temperature", figure
@@ -71,15 +70,9 @@ class _Line:
     marker: str
 
     def plot(self, axis: Any, x: Any, y: Any) -> None:
-        axis.plot(
-            x,
-            y,
-            "--" if self.method.order == "temperature-first" else "-",
-            color=self.colour,
-            marker=self.marker,
-            label=self.method.short_order or self.method.name,
-            zorder=3,
-        )
+        style = "--" if self.method.order == "temperature-first" else "-"
+        label = self.method.short_order or self.method.name
+        axis.plot(x, y, style, color=self.colour, marker=self.marker, label=label, zorder=3)
 
 
 def _lines(task: TaskResult, name: str) -> list[_Line]:
@@ -105,9 +98,8 @@ def accuracy_figure(summary: Summary, task: TaskResult, scoring: Scoring) -> "Fi
     highest = max(cell.accuracy[scoring].high for cell in task.cells.values())
     axes[0].set_ylim(0, 100 * min(1.0, 1.08 * highest))
     if task.comparisons(scoring):
-        _note(
-            figure, f"Bands: Wilson's 95% intervals. Hollow: no significant difference from {baseline} found."
-        )
+        note = f"Bands: Wilson's 95% intervals. Hollow: no significant difference from {baseline} found."
+        figure.suptitle(note, **NOTE)
     return figure
 
 
@@ -115,9 +107,7 @@ def _plot_accuracy(axis: Any, line: _Line, scoring: Scoring) -> None:
     """Plot a line with its band; a hollow marker means no significant difference from the baseline."""
     t = [cell.temperature for cell in line.cells]
     accuracies = [cell.accuracy[scoring] for cell in line.cells]
-    value, low, high = (
-        [100 * getattr(accuracy, name) for accuracy in accuracies] for name in ("value", "low", "high")
-    )
+    value, low, high = 100 * np.array([(a.value, a.low, a.high) for a in accuracies]).T
     axis.fill_between(t, low, high, color=line.colour, alpha=0.15, linewidth=0)
     axis.vlines(t, low, high, color=line.colour, alpha=0.4, linewidth=1)
     line.plot(axis, t, value)
@@ -135,7 +125,7 @@ def diversity_figure(task: TaskResult, scoring: Scoring) -> "Figure":
     responses are nearly all distinct, so the share of distinct responses is left to the table.)
     """
     points = _points(task.cells.values(), scoring)
-    names = list(dict.fromkeys(m.name for m in task.methods))
+    names = dict.fromkeys(m.name for m in task.methods)
     figure, axes = _panels(len(names), "distinct-2, %", f"{scoring} accuracy, %")
     for axis, name in zip(axes, names, strict=True):
         axis.scatter(*points.T, s=8, color=LIGHT)
@@ -148,10 +138,8 @@ def diversity_figure(task: TaskResult, scoring: Scoring) -> "Figure":
             axis.legend(frameon=False, fontsize="small")
     axes[0].margins(0.08)
     axes[0].set_ylim(bottom=0)
-    _note(
-        figure,
-        "Numbers: temperatures. Grey: all cells, and the frontier of those that no other beats in both.",
-    )
+    note = "Numbers: temperatures. Grey: all cells, and the frontier of those that no other beats in both."
+    figure.suptitle(note, **NOTE)
     return figure
 
 
@@ -173,14 +161,7 @@ def _frontier(points: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _plot_trail(axis: Any, line: _Line, scoring: Scoring, near: NDArray[np.float64]) -> None:
-    """Plot a line whose points are labelled with their temperatures.
-
-    Args:
-        axis: The panel.
-        line: The method's cells.
-        scoring: The accuracy to plot.
-        near: The distances, float64 (2,), within which successive points share a label.
-    """
+    """Plot a line whose points have their temperatures as labels, one for points within `near` (2,)."""
     cells = [cell for cell in line.cells if cell.distinct_2 is not None]
     points = _points(cells, scoring)
     line.plot(axis, *points.T)
@@ -190,10 +171,8 @@ def _plot_trail(axis: Any, line: _Line, scoring: Scoring, near: NDArray[np.float
             labels.append((point, []))
         labels[-1][1].append(f"{cell.temperature:g}")
     for point, temperatures in labels:
-        text = ", ".join(temperatures)
-        axis.annotate(
-            text, point, xytext=(5, 4), textcoords="offset points", fontsize="small", color=line.colour
-        )
+        place: dict[str, Any] = {"xytext": (5, 4), "textcoords": "offset points"}
+        axis.annotate(", ".join(temperatures), point, fontsize="small", color=line.colour, **place)
 
 
 def cutoffs_figure(task: TaskResult) -> "Figure":
@@ -241,10 +220,6 @@ def _panels(n: int, x_label: str, y_label: str) -> tuple["Figure", Any]:
     figure.supxlabel(x_label)
     figure.supylabel(y_label)
     return figure, axes[:n]
-
-
-def _note(figure: "Figure", text: str) -> None:
-    figure.suptitle(text, fontsize="small", x=0.01, ha="left")
 
 
 def _temperature_axis(axis: Any, temperatures: Sequence[float]) -> None:

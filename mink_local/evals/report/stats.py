@@ -34,8 +34,6 @@ class Accuracy:
         low: Lower end of Wilson's interval of `value` for `n_questions` observations. With one response a
             question it is the interval of a proportion. With several, the variance of a question's mean is at
             most that of one response, so the interval is too wide and never too narrow.
-        high: Its upper end.
-        n_questions: The number of questions.
         repeats: The accuracy of each repeat, in their order.
     """
 
@@ -47,7 +45,7 @@ class Accuracy:
 
     @property
     def spread(self) -> float | None:
-        """Sample standard deviation of the repeats' accuracies; None if there is one repeat."""
+        """Sample standard deviation of the repeats' accuracies."""
         return statistics.stdev(self.repeats) if len(self.repeats) > 1 else None
 
 
@@ -74,14 +72,12 @@ def _grouped(outcomes: Outcomes, by: int) -> dict[Any, list[bool]]:
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Two methods compared on the questions that both answered.
+    """Two methods compared on the `n_questions` questions that both answered.
 
     Attributes:
-        n_questions: The number of questions that both answered.
         difference: Their accuracy there, the first's minus the second's.
         won: Questions that the first answered correctly in more of the repeats that both have. With one
             response a question, `won` and `lost` are McNemar's two discordant counts.
-        lost: Questions that it answered correctly in fewer.
         p: Two-sided p-value of the exact binomial test that a discordant question is as likely won as lost:
             McNemar's exact test, and with several responses a question the sign test of their counts. 1 if no
             question is discordant.
@@ -95,10 +91,7 @@ class PairedTest:
 
 
 def compare(first: Outcomes, second: Outcomes) -> PairedTest:
-    """Return the paired test of two methods, exact for any number of repeats.
-
-    It is exact because the signs of different questions are independent.
-    """
+    """Return the paired test of two methods, exact because the signs of questions are independent."""
     from scipy.stats import binomtest
 
     gains: dict[str, list[int]] = {}
@@ -187,13 +180,11 @@ class CutoffCounts:
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence[int]]) -> "CutoffCounts":
-        """Count the k of every step of several responses."""
         sizes = np.fromiter(chain.from_iterable(sequences), np.int64)
         return cls(*np.unique(sizes, return_counts=True))
 
     @property
     def n_steps(self) -> int:
-        """The number of steps counted."""
         return int(self.counts.sum())
 
     def at_least(self) -> NDArray[np.float64]:
@@ -202,7 +193,6 @@ class CutoffCounts:
         return shares
 
     def share(self, k: int) -> float:
-        """Return the share of steps with exactly this k."""
         return float(self.counts[self.sizes == k].sum() / max(1, self.n_steps))
 
     def quantile(self, q: float) -> int:

@@ -7,19 +7,8 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from mink_local.errors import ReportError
+from mink_local.evals.report import stats
 from mink_local.evals.report.recorded_run import RecordedRun
-from mink_local.evals.report.stats import (
-    ALPHA,
-    Accuracy,
-    CutoffCounts,
-    PairedTest,
-    accuracy,
-    compare,
-    distinct,
-    distinct_2,
-    holm,
-    visible_difference,
-)
 from mink_local.evals.run.records import Response
 from mink_local.samplers import SAMPLERS, MinK, label
 
@@ -36,7 +25,7 @@ class Method:
 
     @property
     def name(self) -> str:
-        """The sampler without its order."""
+        """The label without the order."""
         return str(self).partition(" (")[0]
 
     @property
@@ -58,24 +47,21 @@ class Comparison:
         visible: See `visible_difference`, at the level of the family's next step.
     """
 
-    paired: PairedTest
+    paired: stats.PairedTest
     adjusted: float
     visible: float | None
 
     @property
     def better(self) -> bool:
-        """True if the cell is significantly better than the baseline's."""
         return self.significant and self.paired.won > self.paired.lost and self.paired.difference > 0
 
     @property
     def worse(self) -> bool:
-        """True if the cell is significantly worse than the baseline's."""
         return self.significant and self.paired.won < self.paired.lost and self.paired.difference < 0
 
     @property
     def significant(self) -> bool:
-        """True if the adjusted p-value is at most `ALPHA`."""
-        return self.adjusted <= ALPHA
+        return self.adjusted <= stats.ALPHA
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,55 +82,39 @@ class CellResult:
         return {(r.question_id, r.repeat): getattr(r, scoring).correct for r in self.responses}
 
     @cached_property
-    def accuracy(self) -> dict[Scoring, Accuracy]:
-        """The accuracy under each scoring."""
-        return {scoring: accuracy(self.outcomes(scoring)) for scoring in SCORINGS}
+    def accuracy(self) -> dict[Scoring, stats.Accuracy]:
+        return {scoring: stats.accuracy(self.outcomes(scoring)) for scoring in SCORINGS}
 
     @property
     def n_questions(self) -> int:
-        """The number of questions with a response."""
         return self.accuracy["strict"].n_questions
 
     @cached_property
     def no_answer(self) -> dict[Scoring, float]:
-        """Share of responses in which no answer was found, under each scoring."""
-        return {
-            "strict": self._share(lambda r: r.strict.answer is None),
-            "flexible": self._share(lambda r: r.flexible.answer is None),
-        }
+        """Share of responses in which no answer was found."""
+        return {s: statistics.fmean(getattr(r, s).answer is None for r in self.responses) for s in SCORINGS}
+
+    def ended(self, finish_reason: str) -> float:
+        """Return the share of responses with this finish reason."""
+        return statistics.fmean(r.finish_reason == finish_reason for r in self.responses)
 
     @cached_property
-    def truncated(self) -> float:
-        """Share of responses that the token limit ended; they count as wrong."""
-        return self._share(lambda r: r.finish_reason == "length")
-
-    @cached_property
-    def overflowed(self) -> float:
-        """Share of responses that are empty because the prompt did not fit the context."""
-        return self._share(lambda r: r.finish_reason == "overflow")
-
-    @cached_property
-    def mean_tokens(self) -> float:
-        """Mean length of a response in tokens."""
-        return statistics.fmean(r.n_tokens for r in self.responses)
-
-    @cached_property
-    def cutoffs(self) -> CutoffCounts:
-        """Counts of each k, over the steps of all responses."""
-        return CutoffCounts.of(r.k for r in self.responses)
+    def cutoffs(self) -> stats.CutoffCounts:
+        return stats.CutoffCounts.of(r.k for r in self.responses)
 
     @cached_property
     def distinct(self) -> float | None:
-        """Mean over questions of the share of different texts; None with one response a question."""
-        return self._over_repeats(distinct)
+        return self._over_repeats(stats.distinct)
 
     @cached_property
     def distinct_2(self) -> float | None:
-        """Mean over questions of distinct-2; None with one response a question."""
-        return self._over_repeats(distinct_2)
+        return self._over_repeats(stats.distinct_2)
 
     def _over_repeats(self, measure: Callable[[list[str]], float | None]) -> float | None:
-        """Return the mean over questions with all repeats, because more responses lower both measures."""
+        """Return the mean over questions with all repeats, because more responses lower both measures.
+
+        None with one response a question.
+        """
         texts: dict[str, list[str]] = {}
         for response in self.responses:
             texts.setdefault(response.question_id, []).append(response.response)
@@ -152,9 +122,6 @@ class CellResult:
         values = [measure(given) for given in texts.values() if len(given) == n_repeats > 1]
         measured = [value for value in values if value is not None]
         return statistics.fmean(measured) if measured else None
-
-    def _share(self, holds: Callable[[Response], bool]) -> float:
-        return statistics.fmean(map(holds, self.responses))
 
 
 @dataclass(eq=False)
@@ -313,8 +280,8 @@ def _compare_all(tasks: Sequence[TaskResult], scoring: Scoring, baseline: str | 
         for cell in task.cells.values()
         if cell.method.sampler != baseline and (other := task.cells.get((baseline or "", cell.temperature)))
     ]
-    tests = [compare(cell.outcomes(scoring), other.outcomes(scoring)) for cell, other in pairs]
-    adjusted, level = holm([test.p for test in tests])
+    tests = [stats.compare(cell.outcomes(scoring), other.outcomes(scoring)) for cell, other in pairs]
+    adjusted, level = stats.holm([test.p for test in tests])
     for (cell, _), test, p in zip(pairs, tests, adjusted, strict=True):
-        visible = visible_difference(test.n_questions, test.won + test.lost, level)
+        visible = stats.visible_difference(test.n_questions, test.won + test.lost, level)
         cell.comparisons[scoring] = Comparison(test, p, visible)

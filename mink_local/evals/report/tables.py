@@ -4,19 +4,13 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from rich.table import Table
 from rich.text import Text
 
 from mink_local.evals.report.format import escape_markdown, p_value, percent, points
-from mink_local.evals.report.summary import (
-    SCORINGS,
-    CellResult,
-    Comparison,
-    Scoring,
-    Summary,
-    TaskResult,
-)
+from mink_local.evals.report.summary import SCORINGS, CellResult, Comparison, Scoring, Summary, TaskResult
 
 BETTER, WORSE, INCOMPLETE = "▲", "▼", "*"
 
@@ -28,11 +22,6 @@ class TableEntry:
     text: str = ""
     below: str = ""
     bold: bool = False
-
-    @property
-    def width(self) -> int:
-        """The characters of the longer line."""
-        return max(len(self.text), len(self.below))
 
 
 @dataclass(frozen=True)
@@ -50,7 +39,7 @@ class ReportTable:
         """
         yield Text(f"\n{self.title}", style="bold")
         entries = zip(*([TableEntry(name) for name in self.columns], *self.rows), strict=True)
-        names, *numbers = (max(entry.width for entry in column) + 3 for column in entries)
+        names, *numbers = (max(len(t) for e in column for t in (e.text, e.below)) + 3 for column in entries)
         n = max(1, (width - names - 1) // max(numbers))
         for start in range(1, len(self.columns), n):
             yield self._rich_part([0, *range(start, min(start + n, len(self.columns)))])
@@ -64,7 +53,6 @@ class ReportTable:
         return table
 
     def markdown(self) -> str:
-        """Return the table as Markdown."""
         rule = ["---", *["--:"] * (len(self.columns) - 1)]
         rows = [[_markdown(entry) for entry in row] for row in self.rows]
         lines = [[escape_markdown(name) for name in self.columns], rule, *rows]
@@ -121,7 +109,7 @@ def _mark(comparison: Comparison | None) -> str:
 
 def _rates(cell: CellResult) -> TableEntry:
     no_answer = " / ".join(percent(cell.no_answer[scoring]) for scoring in SCORINGS)
-    return TableEntry(no_answer, f"cut off {percent(cell.truncated)}")
+    return TableEntry(no_answer, f"cut off {percent(cell.ended('length'))}")
 
 
 def _diversity(cell: CellResult) -> TableEntry:
@@ -179,13 +167,8 @@ def made_with_table(made_with: Mapping[str, str]) -> ReportTable:
 
 def to_csv(summary: Summary) -> str:
     """Return a line for every cell and scoring. Accuracies, rates and differences are shares, not percent."""
-    rows = [
-        _csv_row(summary, task, cell, scoring)
-        for task in summary.tasks
-        for method in task.methods
-        for cell in task.row(method)
-        for scoring in SCORINGS
-    ]
+    cells = [(task, cell) for task in summary.tasks for method in task.methods for cell in task.row(method)]
+    rows = [_csv_row(summary, task, cell, scoring) for task, cell in cells for scoring in SCORINGS]
     stream = io.StringIO()
     writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
     writer.writeheader()
@@ -211,9 +194,9 @@ def _csv_row(summary: Summary, task: TaskResult, cell: CellResult, scoring: Scor
         "high": value.high,
         "spread": value.spread,
         "no_answer": cell.no_answer[scoring],
-        "truncated": cell.truncated,
-        "overflowed": cell.overflowed,
-        "mean_tokens": cell.mean_tokens,
+        "truncated": cell.ended("length"),
+        "overflowed": cell.ended("overflow"),
+        "mean_tokens": fmean(r.n_tokens for r in cell.responses),
         "distinct": cell.distinct,
         "distinct_2": cell.distinct_2,
         "k_is_1": cell.cutoffs.share(1),

@@ -178,7 +178,9 @@ def summary(progress: Progress) -> Group:
 
 
 def _table(title: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim")
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
+    )
     table.add_column("sampler", no_wrap=True, overflow="ellipsis")
     for heading in ("T", "n", "strict", "flexible", "no answer", "truncated"):
         table.add_column(heading, justify="right", no_wrap=True)

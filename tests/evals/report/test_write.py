@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from mink_local.cli import run as run_program
-from mink_local.evals.report.cli import report
+from mink_local.evals.cli import cli, main
 from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.report.summary import SCORINGS
 from tests.support.made_run import change, judge, records, write_run
@@ -26,7 +25,7 @@ SMALL: dict[str, Any] = {
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(report, list(map(str, arguments)), catch_exceptions=False)
+    return CliRunner().invoke(cli, ["report", *map(str, arguments)], catch_exceptions=False)
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -106,9 +105,9 @@ def test_wrong_use_is_refused_in_a_sentence(
 ) -> None:
     def fail(status: int, *arguments: object) -> str:
         """Run the program, which must end with this status and one line; return the line."""
-        monkeypatch.setattr("sys.argv", ["mink-eval", *map(str, arguments)])
+        monkeypatch.setattr("sys.argv", ["mink-eval", "report", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            run_program(report, "mink-eval")
+            main()
         assert ended.value.code == status
         said = capsys.readouterr().err
         assert said.count("\n") == 1
@@ -133,6 +132,6 @@ def test_wrong_use_is_refused_in_a_sentence(
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "statsmodels.stats.proportion", None)
     write_run(tmp_path, **SMALL)
-    result = CliRunner().invoke(report, [str(tmp_path)])
+    result = invoke(tmp_path)
     assert result.exit_code == 2
     assert 'python -m pip install "mink-local[eval]"' in result.output

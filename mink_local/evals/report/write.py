@@ -1,9 +1,9 @@
-"""`mink-eval report DIR`: tables of a run in the terminal, and a report in DIR/report."""
+"""Print the tables of a run, and write its report to DIR/report."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import click
 from rich.console import Console
 
 from mink_local.errors import ReportError
@@ -15,30 +15,21 @@ from mink_local.evals.report.rescore import rescore
 from mink_local.evals.report.summary import SCORINGS, Summary, summarise
 from mink_local.evals.report.tables import grid_tables, to_csv
 from mink_local.files import write_atomic
-from mink_local.models.options import SamplerType
-from mink_local.samplers import Sampler
 
 PROBLEMS_SHOWN = 5
 
 
-@click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option(
-    "--rescore",
-    "again",
-    is_flag=True,
-    help="Score the stored responses again with this version's tasks. The records do not change.",
-)
-@click.option(
-    "--against",
-    type=SamplerType(),
-    help="The sampler to compare the others with.  [default: min-k]",
-)
-def report(folder: Path, again: bool, against: Sampler | None) -> None:
-    """Report on the run in DIR, which may still be going on.
+def write_report(folder: Path, against: str | None = None, again: bool = False) -> None:
+    """Print a report's tables, and write all of it to DIR/report.
 
-    Prints tables and writes to DIR/report: report.html with tables, pictures and a browser of all
-    responses, report.md, table.csv, and the pictures as SVG.
+    Args:
+        folder: The run's, which may still be going on.
+        against: The sampler to compare the others with, as `str(sampler)`. By default Min-k.
+        again: Score the stored responses again with this version's tasks.
+
+    Raises:
+        ReportError: The folder holds no run or not this sampler, or the report cannot be written.
+        ModuleNotFoundError: A library of the extra "eval" is not installed.
     """
     run = read_run(folder)
     notes = [_left_out(run.problems)] if run.problems else []
@@ -46,21 +37,19 @@ def report(folder: Path, again: bool, against: Sampler | None) -> None:
         recorded, run = run, rescore(run)
         notes.append(_rescored(recorded, run))
     out = folder / "report"
+    summary = summarise(run, against)
     try:
-        summary = summarise(run, str(against) if against else None)
-        _make_folder(out)  # before the plots, which take long
+        out.mkdir(exist_ok=True)  # before the plots, which take long
         for note in notes:
-            click.echo(f"mink-eval: {note}", err=True)
+            print(f"mink-eval: {note}", file=sys.stderr)
         console = Console()
         _print(console, summary)
         with console.status("Plotting …"):
             document = make_document(run, summary, notes)
             page = render_page(document, run, summary)
-    except ModuleNotFoundError as error:
-        raise click.UsageError(
-            f'the report needs {error.name}: type  python -m pip install "mink-local[eval]"'
-        ) from None
-    _write_all(out, document, page, to_csv(summary))
+        _write_all(out, document, page, to_csv(summary))
+    except OSError as error:
+        raise ReportError(f"the report cannot be written to {out}: {error.strerror}") from None
     console.print(f"\n{out / 'report.html'}", style="bold", highlight=False, soft_wrap=True, markup=False)
 
 
@@ -86,24 +75,10 @@ def _print(console: Console, summary: Summary) -> None:
         console.print(f"• {sentence}", highlight=False, markup=False)
 
 
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(exist_ok=True)
-    except OSError as error:
-        raise _not_written(out, error) from None
-
-
 def _write_all(out: Path, document: Document, page: str, table: str) -> None:
     """Write every file of DIR/report, each whole or not at all."""
-    files: dict[str, str | bytes] = {f"{p.stem}.svg": p.svg for s in document.sections for p in s.pictures}
-    files |= {"table.csv": table, "report.md": document.markdown(), "report.html": page}
-    try:
-        for name, content in files.items():
-            text = content.encode("utf-8", "replace") if isinstance(content, str) else content
-            write_atomic(out / name, text)
-    except OSError as error:
-        raise _not_written(out, error) from None
-
-
-def _not_written(out: Path, error: OSError) -> ReportError:
-    return ReportError(f"the report cannot be written to {out}: {error.strerror}")
+    for section in document.sections:
+        for picture in section.pictures:
+            write_atomic(out / f"{picture.stem}.svg", picture.svg)
+    for name, text in (("table.csv", table), ("report.md", document.markdown()), ("report.html", page)):
+        write_atomic(out / name, text.encode("utf-8", "replace"))
