@@ -62,7 +62,7 @@ class Worker:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What changes the last bits of llama.cpp's sums and no more."""
+        """The settings that change the last bits of llama.cpp's sums and no more."""
         model = self.model
         return {"placement": model.placement, "n_parallel": model.n_parallel, "n_ctx_seq": self._n_ctx}
 

@@ -71,7 +71,7 @@ def test_lines_that_are_not_records_are_named(folder: Path) -> None:
     questions.write_bytes(questions.read_bytes() + b"{}\n")
     n = whole.count(b"\n")
     assert read_run(folder).problems == [
-        'questions.jsonl, line 3: no "question_id"',
+        'questions.jsonl, line 3: no "task"',
         f"records.jsonl, line {n + 1}: not JSON",
         f"records.jsonl, line {n + 2}: not JSON",
         f"records.jsonl, line {n + 3}: not a JSON object",
