@@ -4,15 +4,18 @@
 """
 
 import io
+import re
 from pathlib import Path
+from statistics import mean
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mink_local import MinK, Model, Sampler, TopP, load_model
+from mink_local import MinK, Model, Sampler, SamplingParams, TopP, load_model
 from mink_local.chat.explain import heat
+from mink_local.samplers import label
 
 SVG = Path(__file__).parents[1] / "docs" / "heat.svg"
 PROMPT = "Tell me a short story about a lighthouse."
@@ -21,13 +24,18 @@ WIDTH = 110  # columns
 LIMITS = {"min-k": 110, "top-p": 60}  # tokens; both fill about as many lines
 
 
-def coloured(model: Model, sampler: Sampler) -> Text:
-    """Return an answer, coloured, and below it the meaning of the colours."""
+def coloured(model: Model, sampler: Sampler) -> tuple[str, Text]:
+    """Return a heading, and an answer, coloured, with the meaning of the colours below it."""
     messages = [{"role": "user", "content": PROMPT}]
-    options = {"sampler": sampler, "temperature": TEMPERATURE, "seed": SEED}
-    reply = model.chat(messages, max_tokens=LIMITS[sampler.name], **options)
+    params = SamplingParams(
+        sampler=sampler, temperature=TEMPERATURE, max_tokens=LIMITS[sampler.name], seed=SEED
+    )
+    reply = model.chat(messages, params)
     reply.read()
-    return heat([text.replace("\n\n", "\n") for text in model.texts(reply.tokens)], reply.k)
+    heading = (
+        f"{label(str(sampler))} at temperature {TEMPERATURE:g}\n{mean(reply.k):,.1f} candidates on average"
+    )
+    return heading, heat(model.texts(reply.tokens), reply.k)
 
 
 def main() -> None:
@@ -35,12 +43,16 @@ def main() -> None:
     answers = []
     with load_model("smollm2-135m", n_ctx=512) as model:
         for sampler in (MinK(), TopP(0.9)):
-            columns.add_column(f"{sampler} at temperature {TEMPERATURE:g}", ratio=1)
-            answers.append(coloured(model, sampler))
+            heading, answer = coloured(model, sampler)
+            columns.add_column(heading, ratio=1)
+            answers.append(answer)
     columns.add_row(*answers)
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(Text(f"you> {PROMPT}", style="bold"), Padding(columns, (1, 0)))
-    SVG.write_text(console.export_svg(title="SmolLM2-135M-Instruct", unique_id="heat"), encoding="utf-8")
+    svg = console.export_svg(title="SmolLM2-135M-Instruct", unique_id="heat")
+    without_web_fonts = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+    lines = [line.rstrip() for line in without_web_fonts.splitlines() if line.strip()]
+    SVG.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 if __name__ == "__main__":

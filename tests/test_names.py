@@ -116,11 +116,13 @@ def test_prose_has_the_words_of_the_field(module: str) -> None:
     assert complaints(prose(module)) == []
 
 
-@pytest.mark.xfail
-@pytest.mark.parametrize("document", ["README.md"])
+@pytest.mark.parametrize(
+    "document",
+    ["README.md", "docs/mink-bench.md", "docs/mink-chat.md", "docs/mink-eval.md", "docs/mink-models.md"],
+)
 def test_documents_have_the_words_of_the_field(document: str) -> None:
-    lines = (ROOT / document).read_text(encoding="utf-8").splitlines()
-    assert complaints(iter(enumerate(lines, 1))) == []
+    text = re.sub(r"--[\w-]+", "", (ROOT / document).read_text(encoding="utf-8"))  # options keep their names
+    assert complaints(iter(enumerate(text.splitlines(), 1))) == []
 
 
 @pytest.mark.parametrize("module", EACH_MODULE)
