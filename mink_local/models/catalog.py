@@ -45,7 +45,7 @@ class CatalogEntry:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file on this machine, and its SHA-256 according to the catalogue, if that gives one."""
+    """A GGUF file on this machine, with the SHA-256 that the catalogue gives for it."""
 
     name: str
     path: Path
@@ -53,10 +53,9 @@ class ModelFile:
 
 
 def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:
-    """Return the models of `models.txt` and of the user's own file, which goes first if both have a name.
+    """Return the entries of `models.txt` by name: one for each quantization, the usual one first.
 
-    Returns:
-        For each name an entry for each quantization, the usual one first.
+    The user's own file is read, too, and replaces models of the same name.
 
     Raises:
         CatalogError: A file cannot be read, or a line of it is invalid.
@@ -145,11 +144,7 @@ def locate(entry: CatalogEntry) -> Path:
 
 
 def store_entry(model: str) -> CatalogEntry:
-    """Return the entry for a name with the prefix of a store, such as `hf:Qwen/Qwen3-4B-GGUF:Q8_0`.
-
-    Raises:
-        ModelNotFoundError: `hf:` is not followed by the name of a repository.
-    """
+    """Return the entry for a name with the prefix of a store, such as `hf:Qwen/Qwen3-4B-GGUF:Q8_0`."""
     if model.startswith("ollama:"):
         return CatalogEntry(model, model)
     prefix, _, rest = model.partition(":")

@@ -51,8 +51,7 @@ def cli(context: click.Context) -> None:
 @json_option
 def list_(here: bool, as_json: bool) -> None:
     """List the models on this machine and those to pull, and whether they fit its memory."""
-    from mink_local.models.display import print_models
-    from mink_local.models.info import model_list
+    from mink_local.models.info import model_list, print_models
     from mink_local.models.memory import memory_budget
 
     budget = memory_budget()
@@ -72,12 +71,7 @@ def list_(here: bool, as_json: bool) -> None:
     help="Tokens of one answer with its prompt.  [default: what memory allows]",
 )
 @click.option(
-    "--parallel",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Answers at a time.",
+    "--parallel", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Answers at a time."
 )
 @gpu_layers_option
 @kv_type_option
@@ -86,8 +80,7 @@ def info(
     model: str, ctx: int | None, parallel: int, gpu_layers: int | Literal["auto"], kv_type: str, as_json: bool
 ) -> None:
     """Show what is in a model and the memory that it takes, without loading it."""
-    from mink_local.models.display import in_words
-    from mink_local.models.info import model_info
+    from mink_local.models.info import in_words, model_info
     from mink_local.models.memory import choose_placement, memory_budget
 
     metadata = read_metadata(catalog.resolve(model).path)
@@ -136,10 +129,11 @@ def rm(model: str, yes: bool) -> None:
     file = catalog.resolve(model)
     if not file.path.is_relative_to(stores.hub_cache()):
         raise click.UsageError(f"{model} was not pulled: its file is {file.path}.")
-    size = sum(shard.stat().st_size for shard in shards(file.path))
+    size = size_in_words(sum(shard.stat().st_size for shard in shards(file.path)))
     if not yes:
-        click.confirm(f"Delete {file.name}, {size_in_words(size)}?", abort=True, err=True)
-    click.echo(f"{size_in_words(stores.remove_from_hub_cache(file.path))} are free again", err=True)
+        click.confirm(f"Delete {file.name}, {size}?", abort=True, err=True)
+    stores.remove_from_hub_cache(file.path)
+    click.echo(f"{size} are free again", err=True)
 
 
 @cli.command()
@@ -165,7 +159,3 @@ def add(name: str, model: str, revision: str, size: str, sha256: str, licence: s
 
 def main() -> None:
     run(cli, PROGRAM)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,9 +10,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
@@ -32,23 +31,17 @@ _LOG_IN = "log in (type  hf auth login) or set HF_TOKEN"
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository on the Hub at one commit.
-
-    Attributes:
-        blob: Its name in the cache: the SHA-256, or Git's SHA-1 for a file that Git itself keeps.
-        sha256: None if the Hub does not know it.
-    """
+    """A file of a repository on the Hub at one commit."""
 
     repository: str
     commit: str
     name: str
     size: int
-    blob: str
-    sha256: str | None
+    sha256: str
 
     @property
-    def blob_path(self) -> Path:
-        return hub_folder(self.repository) / "blobs" / self.blob
+    def blob(self) -> Path:
+        return hub_folder(self.repository) / "blobs" / self.sha256
 
     @property
     def pointer(self) -> Path:
@@ -61,14 +54,14 @@ def pull(entry: CatalogEntry, report: Callable[[str], None]) -> Path:
 
     Args:
         entry: A model whose source is `hf:…`.
-        report: Called with a sentence for the person who waits.
+        report: Called with sentences for the person who waits.
 
     Raises:
         DownloadError: The model cannot be fetched. The part that is here is kept for the next time, except a
             file whose SHA-256 is wrong.
     """
     repository = entry.source.partition(":")[2]
-    with _hub_errors(repository, entry.revision):
+    try:
         files = _files(entry, repository, _listing(repository, entry.revision))
         for file in files:
             _fetch(file, report)
@@ -78,6 +71,8 @@ def pull(entry: CatalogEntry, report: Callable[[str], None]) -> Path:
             reference = hub_folder(repository) / "refs" / entry.revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(reference, files[0].commit)
+    except (HTTPError, OSError) as error:  # the first is the base of what the HTTP client raises
+        raise DownloadError(_sentence(error, f"{constants.ENDPOINT}/{repository}", entry.revision)) from None
     return files[0].pointer
 
 
@@ -96,16 +91,15 @@ def _listing(repository: str, revision: str) -> dict[str, RemoteFile]:
         name, size = sibling.rfilename, sibling.size
         if not isinstance(name, str) or not name.lower().endswith(".gguf"):
             continue
-        sha256 = sibling.lfs.sha256 if sibling.lfs else None
-        blob = sha256 or sibling.blob_id
+        sha256 = str(sibling.lfs.sha256 if sibling.lfs else None)
         if (
             not re.fullmatch("[0-9a-f]{40}", str(info.sha))
-            or not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", str(blob))
+            or not re.fullmatch("[0-9a-f]{64}", sha256)
             or not isinstance(size, int)
             or _leads_out(name)
         ):
             raise no_hub
-        files[name] = RemoteFile(repository, info.sha, name, size, blob, sha256)
+        files[name] = RemoteFile(repository, info.sha, name, size, sha256)
     return files
 
 
@@ -124,20 +118,17 @@ def _files(entry: CatalogEntry, repository: str, listing: dict[str, RemoteFile])
     names = [path.as_posix() for path in shards(Path(first))]
     if missing := [name for name in names if name not in listing]:
         raise DownloadError(f"{repository} lacks {missing[0]}, a part of {entry.name}")
-    if not entry.sha256 or len(names) > 1:
-        return [listing[name] for name in names]
-    file = listing[first]
-    if file.sha256 not in (None, entry.sha256):
+    if entry.sha256 not in (None, listing[first].sha256) and len(names) == 1:
         raise DownloadError(
-            f"{file.name} in {repository} is not the file that models.txt means: its SHA-256 is "
-            f"{file.sha256}; if you trust it, add a line with that (mink-models add)"
+            f"{first} in {repository} is not the file that models.txt means: its SHA-256 is "
+            f"{listing[first].sha256}; if you trust it, add a line with that (mink-models add)"
         )
-    return [replace(file, blob=entry.sha256, sha256=entry.sha256)]
+    return [listing[name] for name in names]
 
 
 def _fetch(file: RemoteFile, report: Callable[[str], None]) -> None:
     """Bring a file into the cache, whole and hashed."""
-    blob = file.blob_path
+    blob = file.blob
     lock = hub_cache() / ".locks" / blob.parents[1].name / f"{blob.name}.lock"  # huggingface_hub's own
     for folder in (blob.parent, lock.parent):
         folder.mkdir(parents=True, exist_ok=True)
@@ -152,8 +143,7 @@ def _fetch(file: RemoteFile, report: Callable[[str], None]) -> None:
                     here.unlink()
             partial = blob.with_name(f"{blob.name}.incomplete")
             _download(file, partial, report)
-            known = "checking its SHA-256"
-            report(known if file.sha256 else "its SHA-256 is unknown: checking its size alone")
+            report("checking its SHA-256")
             if not _is_right(partial, file):
                 partial.unlink()
                 raise DownloadError(
@@ -207,31 +197,22 @@ def _size(path: Path) -> int:
 
 
 def _is_right(path: Path, file: RemoteFile) -> bool:
-    return path.stat().st_size == file.size and file.sha256 in (None, sha256_of(path))
+    return path.stat().st_size == file.size and sha256_of(path) == file.sha256
 
 
 def _publish(file: RemoteFile) -> None:
     """Link a blob into the cache's folder of its commit, or move it there if there are no links."""
-    if not file.blob_path.exists():  # it was moved by an earlier pull
+    if not file.blob.exists():  # it was moved by an earlier pull
         return
     pointer = file.pointer
     pointer.parent.mkdir(parents=True, exist_ok=True)
     unfinished = pointer.with_name(f"{pointer.name}.{os.getpid()}")
     unfinished.unlink(missing_ok=True)
     try:
-        unfinished.symlink_to(os.path.relpath(file.blob_path, pointer.parent))
+        unfinished.symlink_to(os.path.relpath(file.blob, pointer.parent))
     except OSError:  # Windows without developer mode, and some file systems
-        unfinished = file.blob_path
+        unfinished = file.blob
     unfinished.replace(pointer)
-
-
-@contextmanager
-def _hub_errors(repository: str, revision: str) -> Iterator[None]:
-    """Raise DownloadError with one sentence for an error between this machine and the Hub."""
-    try:
-        yield
-    except (HTTPError, OSError) as error:  # the first is the base of what the HTTP client raises
-        raise DownloadError(_sentence(error, f"{constants.ENDPOINT}/{repository}", revision)) from None
 
 
 def _sentence(error: HTTPError | OSError, place: str, revision: str) -> str:

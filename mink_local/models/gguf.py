@@ -27,11 +27,11 @@ _MOST_DIMENSIONS = 4
 _MOST_LAYERS = 1024  # llama.cpp takes 512
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.gguf)$", re.IGNORECASE)
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 
 
 class TensorType(NamedTuple):
-    """A type of ggml: its name, and how many numbers a block of how many bytes holds."""
+    """A type of ggml, with the numbers and the bytes of one of its blocks."""
 
     name: str
     block: int
@@ -83,13 +83,12 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Metadata:
-    """Metadata and tensors of a model, taken together if it is split into several files.
+    """Metadata and tensors of a model, of all files together if there are several.
 
     Attributes:
-        path: The file, the first one of several.
-        values: The metadata: an integer, float, boolean, text or `Array` for each key.
-        tensors: Of all files.
-        n_bytes: Size of all files together.
+        path: The first file.
+        values: An integer, float, boolean, text or `Array` for each key.
+        n_bytes: Size of the files.
     """
 
     path: Path
@@ -106,10 +105,6 @@ class Metadata:
         return self.number("block_count")
 
     @property
-    def n_parameters(self) -> int:
-        return sum(tensor.n_parameters for tensor in self.tensors)
-
-    @property
     def n_ctx_train(self) -> int:
         return self.number("context_length")
 
@@ -117,10 +112,6 @@ class Metadata:
     def n_vocab(self) -> int:
         tokens = self.values.get("tokenizer.ggml.tokens")
         return tokens.length if isinstance(tokens, Array) else self.number("vocab_size")
-
-    @property
-    def chat_template(self) -> str | None:
-        return self.text("tokenizer.chat_template")
 
     def text(self, key: str) -> str | None:
         """Return the text of a key, or None if there is none."""
@@ -140,10 +131,7 @@ class Metadata:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Read the metadata and tensor infos of a GGUF file, or of all files of a model that is split.
-
-    Args:
-        path: The file; of a model in several files the first one.
+    """Read the metadata and tensor infos of a model, given by its only file or by the first one of several.
 
     Raises:
         ModelError: The file is missing, incomplete, or deviates from the format.
@@ -160,24 +148,23 @@ def shards(path: Path) -> list[Path]:
         ModelError: The file is a later one than the first.
     """
     match = _SHARD.fullmatch(path.name)
-    if not match or not int(match["count"]):
+    if not match or match[3] == "00000":
         return [path]
-    if int(match["number"]) != 1:
-        raise ModelError(f"{path} is part {int(match['number'])} of a model: name its first part")
-    count, suffix = match["count"], match["suffix"]
-    numbers = range(1, int(count) + 1)
-    return [path.with_name(f"{match['stem']}-{number:05}-of-{count}{suffix}") for number in numbers]
+    stem, number, count, suffix = match.groups()
+    if int(number) != 1:
+        raise ModelError(f"{path} is part {int(number)} of a model: name its first part")
+    return [path.with_name(f"{stem}-{i:05}-of-{count}{suffix}") for i in range(1, int(count) + 1)]
 
 
 def shard_stem(name: str) -> str:
     """Return a file's name without the `-00001-of-00003` of a model in several files."""
-    return _SHARD.sub(r"\g<stem>\g<suffix>", name)
+    return _SHARD.sub(r"\1\4", name)
 
 
 def is_later_shard(name: str) -> bool:
     """Return whether a file is part of a model in several files, and not the first part."""
     match = _SHARD.fullmatch(name)
-    return match is not None and int(match["number"]) != 1
+    return match is not None and match[2] != "00001"
 
 
 def _read_file(path: Path) -> Metadata:

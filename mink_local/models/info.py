@@ -1,10 +1,18 @@
-"""The facts that `mink-models` shows of models: contents, size, memory."""
+"""What `mink-models` shows of models: contents, size, memory; as facts for JSON, and for people."""
 
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from mink_local.errors import ModelError, ModelNotFoundError
+from mink_local.files import size_in_words
+from mink_local.llama.devices import gpus
 from mink_local.models import catalog, stores
 from mink_local.models.gguf import Metadata, read_metadata
 from mink_local.models.memory import (
@@ -19,15 +27,27 @@ from mink_local.models.memory import (
 _BESIDE_WEIGHTS = 600_000_000  # bytes: KV cache of 4096 tokens and compute buffer of an 8 B model
 
 
+# Mark and style of a size, by where the model fits; None if that is unknown.
+_MARKS = {
+    "GPU": ("+", "green"),
+    "GPU and CPU": ("~", "yellow"),
+    "CPU": (" ", ""),
+    "no": ("x", "dim red"),
+    None: (" ", "dim"),
+}
+
+
 def model_info(
     metadata: Metadata, placement: Placement, n_parallel: int = 1, kv_type: str = "f16"
 ) -> dict[str, Any]:
     """Return all that `mink-models info` shows, ready for JSON; sizes are in bytes."""
     types = _tensor_types(metadata)
-    bits, n_parameters = 8 * sum(row["bytes"] for row in types), metadata.n_parameters
+    n_parameters, n_bytes = (sum(row[key] for row in types) for key in ("parameters", "bytes"))
     n_heads = metadata.number("attention.head_count")
-    template = metadata.chat_template or ""
-    thinks = "can be switched" if "enable_thinking" in template else "yes" if "<think>" in template else "no"
+    template = metadata.text("tokenizer.chat_template") or ""
+    thinking = "yes" if "<think>" in template else "no"
+    if "enable_thinking" in template:
+        thinking = "can be switched"
     return {
         "path": str(metadata.path),
         "size": metadata.n_bytes,
@@ -35,7 +55,7 @@ def model_info(
         "licence": _printable(metadata.text("general.license")),
         "architecture": _printable(metadata.architecture),
         "parameters": n_parameters,
-        "bits_per_parameter": round(bits / n_parameters, 2) if n_parameters else None,
+        "bits_per_parameter": round(8 * n_bytes / n_parameters, 2) if n_parameters else None,
         "tensor_types": types,
         "layers": metadata.n_layers,
         "width": metadata.number("embedding_length"),
@@ -49,8 +69,8 @@ def model_info(
             "kind": _printable(metadata.text("tokenizer.ggml.model")),
             "split": _printable(metadata.text("tokenizer.ggml.pre")),
         },
-        "chat_template": metadata.chat_template is not None,
-        "thinking": thinks,
+        "chat_template": bool(template),
+        "thinking": thinking,
         "memory": {
             "ctx": placement.n_ctx,
             "parallel": n_parallel,
@@ -115,7 +135,8 @@ def where_size_fits(size: int, budget: Budget) -> str:
         return "GPU"
     if budget.vram <= _BESIDE_WEIGHTS:
         return "CPU" if needed <= budget.ram else "no"
-    return "GPU and CPU" if needed <= max(budget.ram, budget.total - _BESIDE_WEIGHTS) else "no"
+    total = budget.ram if budget.unified else budget.ram + budget.vram - _BESIDE_WEIGHTS
+    return "GPU and CPU" if needed <= total else "no"
 
 
 def _tensor_types(metadata: Metadata) -> list[dict[str, Any]]:
@@ -136,3 +157,88 @@ def _usage(usage: Usage) -> dict[str, int]:
 def _printable(text: str | None) -> str | None:
     """Return text from a file, cut short, without characters that command a terminal."""
     return text and "".join(char if char.isprintable() else "\ufffd" for char in text[:100])
+
+
+def print_models(rows: Sequence[dict[str, Any]], budget: Budget) -> None:
+    """Print the models of `model_list`: those to pull, those on this machine; and the free memory."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)  # a pipe gets whole lines
+    if others := [row for row in rows if not row["path"]]:
+        console.print("", _to_pull(others))
+        console.print("GB; + fits the GPU, ~ fits GPU and memory together, x does not fit", style="dim")
+    here = _table("here", "size", "fits", "licence", "note")
+    here.columns[0].overflow = "fold"  # so that the name can be copied
+    for row in rows:
+        if row["path"]:
+            size = size_in_words(row["size"]) if row["size"] else "?"
+            here.add_row(*map(Text, (row["name"], size, row["fits"], row["licence"], row["note"])))
+    console.print(here)
+    devices = "; ".join(
+        f"{gpu.name}: {size_in_words(gpu.free)} of {size_in_words(gpu.total)} free" for gpu in gpus()
+    )
+    console.print(f"\n{size_in_words(budget.ram)} of memory are free; {devices or 'no GPU'}.", style="dim")
+    console.print(f"Your own catalogue: {catalog.user_catalog_path()}", style="dim")
+
+
+def _table(*titles: str) -> Table:
+    return Table(*titles, box=None, padding=(0, 2, 0, 0), header_style="bold")
+
+
+def _to_pull(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return a row for each model, with its size in each quantization and a mark whether that fits."""
+    models: dict[str, dict[str, Text]] = {}
+    for row in rows:
+        model, _, quantization = row["name"].partition(":")
+        mark, style = _MARKS[row["fits"]]
+        size = f"{row['size'] / 1e9:.1f}" if row["size"] else "?"
+        cells = models.setdefault(model, {"licence": Text(row["licence"])})
+        cells[quantization or "size"] = Text(size + mark, style)
+    quantizations = {title for cells in models.values() for title in cells} - {"licence"}
+    titles = [*sorted(quantizations), "licence"]
+    table = _table("to pull", *titles)
+    for column in table.columns[1:-1]:
+        column.justify = "right"
+    for model, cells in models.items():
+        table.add_row(model, *(cells.get(title, "") for title in titles))
+    return table
+
+
+def in_words(facts: dict[str, Any]) -> str:
+    """Return the facts of a model, as `model_info` gives them, as lines for a terminal."""
+    vocabulary, memory = facts["vocabulary"], facts["memory"]
+    experts = f", {facts['experts_used']} of {facts['experts']} experts in use" if facts["experts"] else ""
+    bits = f", {facts['bits_per_parameter']} bits each" if facts["bits_per_parameter"] else ""
+    kind = ", ".join(filter(None, (vocabulary["kind"], vocabulary["split"])))
+    each = f" for each of {memory['parallel']} answers" if memory["parallel"] > 1 else ""
+    tokens = f"{memory['ctx']:,} tokens{each}, {memory['kv_per_token']:,} bytes of KV cache per token"
+    lines = [
+        ("file", facts["path"]),
+        ("size", f"{facts['size']:,} bytes"),
+        ("name", facts["name"]),
+        ("licence", facts["licence"]),
+        ("architecture", f"{facts['architecture']}, {facts['layers']} layers of {facts['width']}{experts}"),
+        ("attention", f"{facts['heads']} heads, {facts['kv_heads']} for keys and values"),
+        ("parameters", f"{facts['parameters']:,}{bits}"),
+        *(("", _type_in_words(row)) for row in facts["tensor_types"]),
+        ("context", f"{facts['context_length']:,} tokens"),
+        ("vocabulary", f"{vocabulary['tokens']:,} tokens ({kind})"),
+        ("chat template", "yes" if facts["chat_template"] else "no"),
+        ("thinking", facts["thinking"]),
+        ("memory", f"with {tokens}:"),
+        ("", _usage_in_words("GPU", memory["gpu"])),
+        ("", _usage_in_words("CPU", memory["cpu"])),
+        ("", memory["warning"]),
+    ]
+    return "\n".join(f"{label:<15}{text}" for label, text in lines if text)
+
+
+def _type_in_words(row: dict[str, Any]) -> str:
+    size = f"{row['bytes'] / 1e6:>10,.1f} MB"
+    return f"{row['type']:<8}{row['tensors']:>5} tensors {row['parameters']:>16,} parameters {size}"
+
+
+def _usage_in_words(device: str, usage: dict[str, int]) -> str:
+    if not usage["total"]:
+        return ""
+    sizes = {part: size_in_words(n_bytes) for part, n_bytes in usage.items()}
+    parts = "{weights} weights + {kv} KV cache + about {compute} to compute with"
+    return f"{device}: {{total}} = {parts}".format(**sizes)

@@ -54,19 +54,12 @@ class Budget:
     """Bytes that a model may take: of system memory, and of GPU memory except a reserve of 1 GiB per GPU.
 
     Attributes:
-        ram: Free bytes of system memory.
-        vram: Free bytes of GPU memory.
         unified: The GPU uses system memory: the bytes of `vram` are among those of `ram`.
     """
 
     ram: int
     vram: int = 0
     unified: bool = False
-
-    @property
-    def total(self) -> int:
-        """The bytes of both kinds of memory; of unified memory each byte once."""
-        return self.ram if self.unified else self.ram + self.vram
 
     def usage(self, need: MemoryNeed) -> Usage:
         """Return what a model takes of `ram`."""
@@ -88,13 +81,10 @@ def memory_budget() -> Budget:
 
 @dataclass(frozen=True)
 class Placement:
-    """A way to load a model.
+    """A way to load a model: tokens of one answer, layers on the GPU, and the memory that this takes.
 
     Attributes:
-        n_ctx: Tokens of one answer with its prompt.
-        n_gpu_layers: As llama.cpp counts them, from 0 to one more than the model has: the output is the
-            first to go to the GPU.
-        need: The memory that it takes.
+        n_gpu_layers: From 0 to one more than the model has: the output is the first to go to the GPU.
         warning: What to tell the user before loading it.
     """
 
@@ -129,14 +119,9 @@ class Footprint:
         self._n_vocab = metadata.n_vocab
 
     def need(self, n_ctx: int, n_parallel: int = 1, n_gpu_layers: int = 0) -> MemoryNeed:
-        """Return the bytes that the model takes with KV caches for several answers.
+        """Return the bytes that the model takes with KV caches of `n_ctx` tokens for each answer.
 
         llama.cpp puts the output on the GPU first, then the last layers, and the embeddings never.
-
-        Args:
-            n_ctx: Tokens of one answer with its prompt.
-            n_parallel: How many answers are generated at a time.
-            n_gpu_layers: How many layers go to the GPU, as llama.cpp counts them.
         """
         each = -(-n_ctx // 256) * 256  # llama.cpp rounds up to a multiple of 256
         kv = [each * n_parallel * layer for layer in self._kv]
@@ -217,15 +202,13 @@ def choose_placement(
     if only that fits.
 
     Args:
-        metadata: Of the model.
-        budget: The memory that it may take.
         n_ctx: Tokens of one answer with its prompt; None to choose.
         n_gpu_layers: Layers on the GPU, -1 for all, "auto" to choose.
         n_parallel: How many answers are generated at a time.
         kv_type: Number format of the KV cache.
 
     Raises:
-        ValueError: There is no such format of a KV cache.
+        ValueError: There is no such format.
     """
     footprint = Footprint(metadata, kv_type)
     most = metadata.n_layers + 1

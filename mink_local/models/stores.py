@@ -80,7 +80,6 @@ def hub_cache() -> Path:
 
 
 def hub_folder(repository: str) -> Path:
-    """Return the folder of a repository in the Hub's cache."""
     return hub_cache() / ("models--" + repository.replace("/", "--"))
 
 
@@ -100,19 +99,16 @@ def in_hub_cache(repository: str, revision: str, wanted: str) -> Path | None:
     return first if all(shard.is_file() for shard in shards(first)) else None
 
 
-def remove_from_hub_cache(path: Path) -> int:
-    """Delete a model, given by its first file in the Hub's cache, and return how many bytes that freed."""
-    freed = 0
+def remove_from_hub_cache(path: Path) -> None:
+    """Delete a model, given by its first file in the Hub's cache."""
     for pointer in shards(path):
         blob = pointer.resolve()
-        freed += blob.stat().st_size
         snapshots = next(folder for folder in pointer.parents if folder.name == "snapshots")
         for other in snapshots.glob("*/**/*"):
             if other.is_symlink() and other.resolve() == blob:
                 other.unlink()
         pointer.unlink(missing_ok=True)  # the file itself, if the file system has no links
         blob.unlink(missing_ok=True)
-    return freed
 
 
 def in_ollama(name: str) -> Path:

@@ -1,7 +1,5 @@
 """Names, paths, and `models.txt`."""
 
-import errno
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -169,21 +167,6 @@ def test_models_added_at_once_are_all_kept(models: Path, monkeypatch: pytest.Mon
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(lambda name: catalog.add([name, "file", f"/{name}", "", "", "", "", ""]), names))
     assert sorted(catalog.read_catalog()) == names
-    assert not models.exists()
-
-
-def test_a_disk_that_is_full(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The catalogue is as it was, and no other file is left behind."""
-    catalog.add(["a", "file", "/a", "", "", "", "", ""])
-
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CatalogError, match=r"models\.txt cannot be written: No space left"):
-        catalog.add(["b", "file", "/b", "", "", "", "", ""])
-    assert list(catalog.read_catalog()) == ["a"]
-    assert {path.name for path in catalog.user_catalog_path().parent.iterdir()} == FILES
     assert not models.exists()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mink_local import cli
 from mink_local.llama.devices import Gpu
-from mink_local.models import catalog, display, memory
+from mink_local.models import catalog, info, memory
 from mink_local.models.cli import cli as command_group
 from mink_local.models.memory import Budget
 from tests.models.conftest import Mink, Result
@@ -39,7 +39,7 @@ def rows(mink: Mink, *options: str) -> dict[str, dict[str, Any]]:
 def test_list(mink: Mink, home: Path, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU with 10 GB, a machine with 20: what is here by its header, what is not by its size."""
     monkeypatch.setattr(memory, "memory_budget", lambda: Budget(20 * GB, 9 * GB))
-    monkeypatch.setattr(display, "gpus", lambda: [Gpu("Parrot 3000", 10 * GB, 12 * GB)])
+    monkeypatch.setattr(info, "gpus", lambda: [Gpu("Parrot 3000", 10 * GB, 12 * GB)])
     whole = tiny().read_bytes()
     snapshot = cached(home, whole, "m-Q8_0.gguf", "m-Q4_K_M.gguf")
     (snapshot / "m-Q2_K.gguf").write_bytes(whole[:5000])
@@ -86,7 +86,7 @@ def test_info_of_the_real_model(mink: Mink) -> None:
         "heads": 9,
         "kv_heads": 3,
     }
-    assert facts["context_length"] == 8192
+    assert (facts["size"], facts["context_length"]) == (98_362_432, 8192)
     assert facts["vocabulary"] == {"tokens": 49152, "kind": "gpt2", "split": "smollm"}
     assert (facts["chat_template"], facts["thinking"]) == (True, "no")
     mix = [(row["type"], row["tensors"]) for row in facts["tensor_types"]]

@@ -75,14 +75,6 @@ def test_as_the_library_reads_the_real_model(smollm2_path: Path) -> None:
     agrees_with_the_library(smollm2_path)
 
 
-def test_the_real_model(smollm2_path: Path) -> None:
-    metadata = read_metadata(smollm2_path)
-    assert (metadata.architecture, metadata.n_layers, metadata.n_ctx_train) == ("llama", 30, 8192)
-    assert (metadata.n_vocab, metadata.n_parameters) == (49152, 134_515_008)
-    assert metadata.n_bytes == smollm2_path.stat().st_size
-    assert "<|im_start|>" in (metadata.chat_template or "")
-
-
 @pytest.mark.parametrize("name", ["llama-bpe", "qwen2"])
 def test_real_vocabularies(name: str) -> None:
     path = shared(f"vocab/ggml-vocab-{name}.gguf")
@@ -130,7 +122,7 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
     assert [part.name for part in shards(path)] == [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     metadata = read_metadata(path)
     assert [tensor.name for tensor in metadata.tensors] == names
-    assert metadata.n_parameters == 9 * 6
+    assert {tensor.n_parameters for tensor in metadata.tensors} == {6}
     assert metadata.n_bytes == sum(part.stat().st_size for part in tmp_path.glob("m-*.gguf"))
     with pytest.raises(ModelError, match="is part 2 of a model: name its first part"):
         read_metadata(tmp_path / "m-00002-of-00003.gguf")
