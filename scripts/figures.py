@@ -15,70 +15,18 @@ from typing import Any
 
 import click
 
-from mink_local.samplers import label
+from mink_local.bench.batch import BatchSpeed
+from mink_local.bench.decode import DecodeSpeed
+from mink_local.bench.sampler import SamplerCost
+from mink_local.bench.tables import Rows, batch_table, decode_table, sampler_table
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCK = re.compile(r"(<!-- begin: (mink-bench (\w+)[^\n]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
-Rows = list[dict[str, Any]]
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
-
-
-def sampler_table(costs: Rows) -> list[list[str]]:
-    head = ["method", "cut, µs", "× np.max", "step, µs", "llama.cpp's own, µs", "processor, µs"]
-    floor = costs[0]["select"]
-    rows = [
-        [
-            label(cost["method"]),
-            number(cost["select"]),
-            number(cost["select"] / floor),
-            number(cost["step"]),
-            number(cost["llama_cpp"]),
-            number(cost["processor"]),
-        ]
-        for cost in costs
-    ]
-    return [head, *rows]
-
-
-def decode_table(speeds: Rows) -> list[list[str]]:
-    head = ["method", "sampled by", "tokens/s", "sampling, µs", "slowdown against greedy", "95% interval"]
-    rows = [
-        [
-            label(speed["method"]),
-            speed["form"],
-            number(speed["tokens_per_second"]),
-            number(speed["sampling_us"]),
-            f"{speed['slowdown']:+.1f}%",
-            f"{speed['slowdown_low']:+.1f}% to {speed['slowdown_high']:+.1f}%",
-        ]
-        for speed in speeds
-    ]
-    return [head, *rows]
-
-
-def batch_table(speeds: Rows) -> list[list[str]]:
-    head = ["answers at a time", "tokens/s", "bare llama_decode", "share of it", "× one at a time"]
-    rows = [
-        [
-            str(speed["n_parallel"]),
-            number(speed["tokens_per_second"]),
-            number(speed["bare_tokens_per_second"]),
-            f"{100 * speed['share']:.1f}%",
-            number(speed["gain"], 2),
-        ]
-        for speed in speeds
-    ]
-    return [head, *rows]
-
-
-TABLES: dict[str, Callable[[Rows], list[list[str]]]] = {
-    "sampler": sampler_table,
-    "decode": decode_table,
-    "batch": batch_table,
+TABLES: dict[str, tuple[Callable[..., Any], Callable[[Any], Rows]]] = {
+    "sampler": (SamplerCost, sampler_table),
+    "decode": (DecodeSpeed, decode_table),
+    "batch": (BatchSpeed, batch_table),
 }
 
 
@@ -88,12 +36,12 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|---|" + "--:|" * (len(head) - 1), *lines[1:], ""])
 
 
-def measured(command: str) -> Rows:
-    """Run a `mink-bench` command; return what it prints as JSON."""
-    arguments = [*shlex.split(command)[1:], "--json"]
-    program = [sys.executable, "-m", "mink_local.bench.cli", *arguments]
-    rows: Rows = json.loads(subprocess.run(program, stdout=subprocess.PIPE, check=True).stdout)
-    return rows
+def measured(name: str, command: str) -> Rows:
+    """Return the table of what a `mink-bench` command measures."""
+    program = [sys.executable, "-m", "mink_local.bench.cli", *shlex.split(command)[1:], "--json"]
+    printed = subprocess.run(program, stdout=subprocess.PIPE, check=True).stdout
+    result, table = TABLES[name]
+    return table([result(**fields) for fields in json.loads(printed)])
 
 
 @click.command(help=__doc__)
@@ -106,7 +54,7 @@ def main(machine: str, names: Sequence[str]) -> None:
         begin, command, name, _, end = block.groups()
         if name not in (names or TABLES):
             return block[0]
-        table = markdown(TABLES[name](measured(command)))
+        table = markdown(measured(name, command))
         return f"{begin}{table}\n`{command}`, {today}, {machine}.\n{end}"
 
     README.write_text(BLOCK.sub(written, README.read_text(encoding="utf-8")), encoding="utf-8")

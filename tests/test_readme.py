@@ -7,11 +7,12 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 
+from mink_local.bench.sampler import SamplerCost
+from mink_local.bench.tables import sampler_table
 from mink_local.samplers import SAMPLERS, label
 from scripts import docs, figures
 
@@ -124,11 +125,12 @@ def test_tables_are_those_that_the_programs_measure() -> None:
     assert re.findall(r"^\| (\S[^|]*?) +\|", blocks["sampler"][1], re.MULTILINE) == ["method", *methods]
 
 
-def test_tables_are_laid_out_from_json() -> None:
-    cost: dict[str, Any] = {"method": "top-p:p=0.9,order=temperature-first", "select": 4.0, "step": 1234.5}
-    costs = [{"method": "np.max", "select": 2.0, "step": None}, cost]
-    rows = figures.sampler_table([{"llama_cpp": None, "processor": None, **cost} for cost in costs])
-    assert figures.markdown(rows).splitlines()[1:] == [
+def test_table_in_markdown() -> None:
+    costs = [
+        SamplerCost(9, "np.max", 2.0),
+        SamplerCost(9, "top-p:p=0.9,order=temperature-first", 4.0, 1234.5),
+    ]
+    assert figures.markdown(sampler_table(costs)).splitlines()[1:] == [
         "|---|--:|--:|--:|--:|--:|",
         "| np.max | 2.0 | 1.0 |  |  |  |",
         "| top-p:p=0.9 (T first) | 4.0 | 2.0 | 1,234.5 |  |  |",

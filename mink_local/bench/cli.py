@@ -13,9 +13,7 @@ from mink_local.cli import FiniteFloat, json_option, run
 from mink_local.models.options import SamplerType, gpu_layers_option, model_option, threads_option
 
 if TYPE_CHECKING:
-    from mink_local.bench.batch import BatchSpeed
-    from mink_local.bench.decode import DecodeSpeed, Form
-    from mink_local.bench.sampler import SamplerCost
+    from mink_local.bench.decode import Form
     from mink_local.samplers import Sampler
 
 PROGRAM = "mink-bench"
@@ -23,69 +21,21 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _FORMS = ("host", "backend", "llama.cpp")
 
 
-def print_table(title: str, first: str, others: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def _report(results: Sequence[Any], as_json: bool, title: str, table: Callable[[Any], Any]) -> None:
+    """Print results as JSON, or the table of them."""
+    if as_json:
+        click.echo(json.dumps([asdict(result) for result in results], indent=1))
+        return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
-    table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
+    headings, *rows = table(results)
+    shown = Table(title=title, title_justify="left")
+    for i, heading in enumerate(headings):
+        shown.add_column(heading, overflow="fold", no_wrap=i > 0, justify="right" if i > 0 else "left")
     for row in rows:
-        table.add_row(*row)
-    Console().print(table)
-
-
-def print_costs(costs: "Sequence[SamplerCost]") -> None:
-    from mink_local.samplers import label
-
-    def number(value: float | None) -> str:
-        return "" if value is None else f"{value:.1f}" if value < 1000 else f"{value:,.0f}"
-
-    floor = costs[0].select or 0.0
-    rows = []
-    for cost in costs:
-        cut = cost.select or 0.0
-        ratio = cost.llama_cpp / cut if cost.llama_cpp else None
-        numbers = (cut, cut / floor, cost.step, cost.llama_cpp, ratio, cost.processor)
-        rows.append([label(cost.method), *map(number, numbers)])
-    title = f"One step at a vocabulary of {costs[0].n_vocab:,}, median µs"
-    print_table(title, "method", ["cut", "× np.max", "step", "llama.cpp", "× cut", "processor"], rows)
-
-
-def print_decode_speeds(title: str, speeds: "Sequence[DecodeSpeed]") -> None:
-    from mink_local.samplers import label
-
-    rows = [
-        [
-            label(speed.method),
-            speed.form,
-            f"{speed.tokens_per_second:.1f}",
-            f"{speed.ms_per_token:.3f}",
-            f"{speed.sampling_us:.1f}",
-            f"{speed.slowdown:+.2f}%",
-            f"{speed.slowdown_low:+.1f} … {speed.slowdown_high:+.1f}",
-        ]
-        for speed in speeds
-    ]
-    print_table(
-        title, "method", ["form", "tokens/s", "ms/token", "sampling µs", "slowdown", "95% interval"], rows
-    )
-
-
-def print_batch_speeds(title: str, speeds: "Sequence[BatchSpeed]") -> None:
-    rows = [
-        [
-            str(speed.n_parallel),
-            f"{speed.tokens_per_second:.1f}",
-            f"{speed.bare_tokens_per_second:.1f}",
-            f"{100 * speed.share:.1f}%",
-            f"{speed.gain:.2f}",
-        ]
-        for speed in speeds
-    ]
-    others = ["tokens/s", "bare llama_decode", "share of it", f"× {speeds[0].n_parallel} at a time"]
-    print_table(title, "answers at a time", others, rows)
+        shown.add_row(*row)
+    Console().print(shown)
 
 
 def _form(_: click.Context, __: click.Parameter, forms: tuple[str, ...]) -> tuple[str, ...]:
@@ -158,6 +108,7 @@ def sampler_command(
 ) -> None:
     """Time a step of every method on one thread, beside llama.cpp's own, np.max and np.sort."""
     from mink_local.bench.sampler import logits_of_answer, read_logits, time_samplers
+    from mink_local.bench.tables import sampler_table
     from mink_local.generation.loading import load_model
 
     if files:
@@ -167,10 +118,10 @@ def sampler_command(
             sources = [logits_of_answer(loaded)]
     groups = [time_samplers(logits, samplers, temp, rounds) for logits in sources]
     if as_json:
-        _print_json([cost for costs in groups for cost in costs])
-    else:
-        for costs in groups:
-            print_costs(costs)
+        groups = [[cost for costs in groups for cost in costs]]
+    for costs in groups:
+        title = f"One step at a vocabulary of {costs[0].n_vocab:,}: medians"
+        _report(costs, as_json, title, sampler_table)
 
 
 @cli.command("decode")
@@ -204,6 +155,7 @@ def decode_command(
 ) -> None:
     """Generate with every method in turn and compare with greedy (the paper's latency table)."""
     from mink_local.bench.decode import time_decoding
+    from mink_local.bench.tables import decode_table
     from mink_local.generation.loading import load_model
 
     if not find_spec("scipy"):
@@ -211,11 +163,8 @@ def decode_command(
     with load_model(model, n_ctx=tokens + 256, n_gpu_layers=gpu_layers, n_threads=threads) as loaded:
         forms = forms or (("host", "backend") if loaded.weights.on_gpu else ("host",))
         speeds = time_decoding(loaded, samplers, forms, temp, tokens, rounds)
-    if as_json:
-        _print_json(speeds)
-    else:
-        title = f"{loaded.name} {loaded.placement}\n{tokens} tokens, {rounds} rounds"
-        print_decode_speeds(title, speeds)
+    title = f"{loaded.name} {loaded.placement}\n{tokens} tokens, {rounds} rounds"
+    _report(speeds, as_json, title, decode_table)
 
 
 @cli.command("batch")
@@ -250,20 +199,14 @@ def batch_command(
 ) -> None:
     """Generate several answers at a time, and compare with the same llama_decode calls alone."""
     from mink_local.bench.batch import time_batches
+    from mink_local.bench.tables import batch_table
     from mink_local.generation.loading import load_model
 
     n_ctx = tokens + 256
     with load_model(model, n_ctx=n_ctx, n_parallel=1, n_gpu_layers=gpu_layers, n_threads=threads) as loaded:
         speeds = time_batches(loaded, parallels, sampler, temp, tokens, rounds)
-    if as_json:
-        _print_json(speeds)
-    else:
-        title = f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds"
-        print_batch_speeds(title, speeds)
-
-
-def _print_json(results: Sequence[Any]) -> None:
-    click.echo(json.dumps([asdict(result) for result in results], indent=1))
+    title = f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds"
+    _report(speeds, as_json, title, batch_table)
 
 
 def main() -> None:

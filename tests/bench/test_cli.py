@@ -60,6 +60,13 @@ def test_every_method_is_timed_in_every_form_it_has(bench: Callable[..., Finishe
         assert (cost["llama_cpp"] is not None) == (sampler in LLAMA_CPP)
 
 
+def test_json_of_several_files_is_one_list(bench: Callable[..., Finished], npz: Path) -> None:
+    files = ["--logits", npz, "--logits", npz]
+    result = bench("sampler", *files, "--rounds", 1, "--sampler", "greedy", "--json")
+    methods = [cost["method"] for cost in json.loads(result.stdout)]
+    assert methods == 2 * ["np.max", "greedy", "np.sort"]
+
+
 def test_table_on_given_logits(bench: Callable[..., Finished], npz: Path) -> None:
     result = bench("sampler", "--logits", npz, "--rounds", 1, "--sampler", "min-k", "--sampler", "top-k:k=5")
     assert result.status == 0, result.stderr
