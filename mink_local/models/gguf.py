@@ -188,7 +188,7 @@ class _DamagedError(Exception):
 
 
 class _Reader:
-    """Reads the beginning of a file, `data`, of which the whole has `size` bytes."""
+    """Reads `data`, the beginning of a file of `size` bytes."""
 
     def __init__(self, data: mmap.mmap, size: int) -> None:
         self._data = data
