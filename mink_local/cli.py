@@ -64,16 +64,11 @@ def _reader_has_left(error: OSError) -> bool:
 
 
 class OptionType(click.ParamType):  # type: ignore[type-arg]  # takes no type argument before click 8.4
-    """Base of option types."""
+    """Base class of option types."""
 
 
 class AutoOrInt(OptionType):
-    """Type of an option that is `auto` or a whole number.
-
-    Args:
-        min: Least number.
-        max: Greatest number, if there is one, or a function that returns it.
-    """
+    """Type of an option that is `auto` or a whole number; `max` may be a function that returns the limit."""
 
     name = "auto|N"
 

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import secrets
-from collections.abc import Sequence
 from pathlib import Path
 
 
@@ -33,13 +32,12 @@ def write_atomic(path: Path, data: str | bytes) -> None:
         raise
 
 
-def sha256_of(paths: Path | Sequence[Path]) -> str:
-    """Return the SHA-256 of a file, or of several files one after the other, in hexadecimal digits."""
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
     digest = hashlib.sha256()
-    for path in [paths] if isinstance(paths, Path) else paths:
-        with path.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
     return digest.hexdigest()
 
 

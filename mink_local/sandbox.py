@@ -1,8 +1,7 @@
 """Run a module of this package in a child process, with a limit of time and memory.
 
-The parent keeps both limits: it watches the child's clock and memory and kills it, which works in the same
-way on Linux, macOS and Windows, also while the child is inside C code. Questions and answers are JSON, one
-value a line.
+The parent keeps both limits by watching and killing the child, which works on every system, also while the
+child is inside C code. Questions and answers are JSON, one value a line.
 """
 
 import contextlib
@@ -14,9 +13,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -38,24 +36,12 @@ class ChildTimeoutError(SandboxError):
     """A child process took too long."""
 
 
-class ChildMemoryError(SandboxError):
-    """A child process took too much memory."""
-
-
-class ChildCrashError(SandboxError):
-    """A child process ended without an answer."""
-
-
-class ChildFailureError(SandboxError):
-    """A child process raised an exception."""
-
-
 class ChildStartError(MinkError):
     """No child process can be started; that says nothing about what it was to be asked."""
 
 
 class Server:
-    """A child process that answers one question after the other, as `serve` does in the module it runs.
+    """A child process that answers one question after the other.
 
     The child starts with the first question. After an error or an interrupt it is killed, and the next
     question starts another. Several threads may ask: one at a time is answered.
@@ -79,7 +65,7 @@ class Server:
 
         Args:
             question: What the child is asked.
-            seconds: Limit of time for this answer, the start of the child not included.
+            seconds: Limit of time, the start of the child not included.
 
         Raises:
             SandboxError: There is no answer; the next question starts another child.
@@ -95,9 +81,8 @@ class Server:
                 raise
 
     def close(self) -> None:
-        """End the child process, if there is one; a question of another thread gets ChildCrashError."""
-        child = self._child
-        if child is not None:
+        """End the child process, if there is one; a question of another thread gets SandboxError."""
+        if (child := self._child) is not None:
             child.kill()
         with self._lock:
             self._discard()
@@ -125,35 +110,22 @@ class Server:
         assert child is not None
         assert child.stdin is not None
         assert child.stdout is not None
-        with _Watch(child, seconds, self._memory) as watch:
+        with _limits(child, seconds, self._memory):
             with contextlib.suppress(OSError):  # the child has ended: reading from it tells
                 child.stdin.write(json.dumps([seconds, question]).encode() + b"\n")
                 child.stdin.flush()
             line = child.stdout.readline()
             status = None if line.endswith(b"\n") else child.wait()
-        if watch.verdict is not None:
-            raise watch.verdict
         if status is not None:
-            raise ChildCrashError(f"crashed ({_cause(status)})")
+            raise SandboxError(f"crashed ({_cause(status)})")
         answer, failure = json.loads(line)
         if failure is not None:
-            raise ChildFailureError(f"failed ({failure})")
+            raise SandboxError(f"failed ({failure})")
         return answer
 
 
 def ask(module: str, question: Any, *, seconds: float, memory: int) -> Any:
-    """Return the answer of a child process that is started for this one question.
-
-    Args:
-        module: Name of a module of this package, which calls `serve`.
-        question: What the child is asked, a JSON value.
-        seconds: Limit of time, the start of the child not included.
-        memory: Limit of memory, in bytes.
-
-    Raises:
-        SandboxError: There is no answer.
-        ChildStartError: The child does not start.
-    """
+    """Return the answer of a child process that is started for this one question: see `Server.ask`."""
     with contextlib.closing(Server(module, memory=memory)) as server:
         return server.ask(question, seconds)
 
@@ -183,35 +155,31 @@ def serve(begin: Callable[[Any], Callable[[Any], Any]]) -> None:
         answers.flush()
 
 
-class _Watch:
-    """Kills a child that takes too long or too much memory, while it is entered; `verdict` says which."""
+@contextlib.contextmanager
+def _limits(child: "subprocess.Popen[bytes]", seconds: float, memory: int) -> Iterator[None]:
+    """Kill a child that takes too long or too much memory in this block; then raise SandboxError."""
+    verdicts: list[SandboxError] = []
+    done = threading.Event()
 
-    def __init__(self, child: "subprocess.Popen[bytes]", seconds: float, memory: int) -> None:
-        self.verdict: SandboxError | None = None
-        self._child, self._seconds, self._memory = child, seconds, memory
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="sandbox", daemon=True)
-
-    def __enter__(self) -> "_Watch":
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        end = time.monotonic() + self._seconds
-        while not self._done.wait(_INTERVAL):
+    def watch() -> None:
+        end = time.monotonic() + seconds
+        while not verdicts and not done.wait(_INTERVAL):
             if time.monotonic() > end:
-                self.verdict = ChildTimeoutError(f"timed out after {self._seconds:g} s")
-            elif _memory_of(self._child.pid) > self._memory:
-                self.verdict = ChildMemoryError(f"took more than {self._memory / GIB:g} GiB of memory")
-            if self.verdict is not None:
-                self._child.kill()
-                return
+                verdicts.append(ChildTimeoutError(f"timed out after {seconds:g} s"))
+            elif _memory_of(child.pid) > memory:
+                verdicts.append(SandboxError(f"took more than {memory / GIB:g} GiB of memory"))
+        if verdicts:
+            child.kill()
+
+    thread = threading.Thread(target=watch, name="sandbox", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    if verdicts:
+        raise verdicts[0]
 
 
 def _memory_of(pid: int) -> int:

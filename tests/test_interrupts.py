@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mink_local.interrupts import in_background, on_interrupt, until_interrupted
+from mink_local.interrupts import on_interrupt, until_interrupted
 
 
 class Source:
@@ -36,12 +36,12 @@ class Source:
 
 def test_items_come_from_another_thread_in_order() -> None:
     source = iter([0, None, "", ValueError("an item, not raised")])
-    items = list(in_background(source, lambda: pytest.fail("interrupted")))
+    items = list(until_interrupted(source, lambda: pytest.fail("interrupted")))
     assert items[:3] == [0, None, ""]
     assert isinstance(items[3], ValueError)
     source_of_two = Source(fails_at=2)
     with pytest.raises(LookupError):
-        list(in_background(source_of_two, source_of_two.interrupt))
+        list(until_interrupted(source_of_two, source_of_two.interrupt))
     assert source_of_two.threads.isdisjoint({threading.current_thread()})
 
 
@@ -50,13 +50,13 @@ def test_an_error_comes_after_the_items_and_interrupts_nobody() -> None:
     source = Source(fails_at=3)
     items: list[int] = []
     with pytest.raises(LookupError, match="failed"):
-        items.extend(in_background(source, source.interrupt))
+        items.extend(until_interrupted(source, source.interrupt))
     assert (items, source.interrupts) == ([0, 1, 2], 0)
 
 
 def test_leaving_early_ends_the_iteration_and_waits_for_it() -> None:
     source = Source()
-    items = in_background(source, source.interrupt)
+    items = until_interrupted(source, source.interrupt)
     assert [next(items), next(items)] == [0, 1]
     items.close()
     assert source.interrupts == 1
@@ -76,7 +76,7 @@ def test_waiting_is_called_while_nothing_comes() -> None:
         assert enough.wait(30)
         yield 1
 
-    assert list(in_background(slow(), lambda: None, waiting)) == [1]
+    assert list(until_interrupted(slow(), lambda: None, waiting)) == [1]
     assert len(calls) >= 2
 
 
@@ -91,13 +91,13 @@ def test_an_error_while_waiting_ends_the_iteration() -> None:
         raise RuntimeError("the window is gone")
 
     with pytest.raises(RuntimeError, match="window"):
-        list(in_background(slow(), stopped.set, waiting))
+        list(until_interrupted(slow(), stopped.set, waiting))
 
 
 def test_ctrl_c_ends_a_source_without_an_exception() -> None:
     source = Source()
     items = []
-    for item in until_interrupted(source):
+    for item in until_interrupted(source, source.interrupt):
         items.append(item)
         if item == 5:
             _thread.interrupt_main()

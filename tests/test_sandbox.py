@@ -19,9 +19,6 @@ import pytest
 from mink_local.generation.rendering import Renderer
 from mink_local.sandbox import (
     GIB,
-    ChildCrashError,
-    ChildFailureError,
-    ChildMemoryError,
     ChildStartError,
     ChildTimeoutError,
     SandboxError,
@@ -81,7 +78,7 @@ def test_no_loop_is_waited_for(server: Server, action: str) -> None:
 
 
 def test_memory_is_limited(server: Server) -> None:
-    with pytest.raises(ChildMemoryError, match=r"^took more than 0\.29\d* GiB of memory$"):
+    with pytest.raises(SandboxError, match=r"^took more than 0\.29\d* GiB of memory$"):
         server.ask(["memory", MEMORY], 60)
     assert server.ask(["echo", 1], 10) == 1
 
@@ -94,7 +91,7 @@ def test_memory_that_is_only_reserved_counts_on_windows(
 
     pid(server)
     monkeypatch.setattr(psutil.Process, "memory_info", lambda _: OfWindows)
-    with pytest.raises(ChildMemoryError):
+    with pytest.raises(SandboxError, match="of memory"):
         server.ask(["sleep", 5], 10)
 
 
@@ -107,7 +104,7 @@ def test_memory_that_is_only_reserved_counts_on_windows(
     ],
 )
 def test_a_crash_says_how_it_ended(server: Server, question: Any, cause: str) -> None:
-    with pytest.raises(ChildCrashError, match=rf"^crashed \({cause}\)$"):
+    with pytest.raises(SandboxError, match=rf"^crashed \({cause}\)$"):
         server.ask(question, 10)
     assert server.ask(["echo", 1], 10) == 1
 
@@ -115,13 +112,13 @@ def test_a_crash_says_how_it_ended(server: Server, question: Any, cause: str) ->
 def test_a_crash_on_windows_has_a_code(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     wait = subprocess.Popen.wait
     monkeypatch.setattr(subprocess.Popen, "wait", lambda child: wait(child) and 0xC0000005)
-    with pytest.raises(ChildCrashError, match="status 0xc0000005"):
+    with pytest.raises(SandboxError, match="status 0xc0000005"):
         server.ask(["exit", 1], 10)
 
 
 def test_an_exception_is_told_and_the_next_child_is_another(server: Server) -> None:
     first = pid(server)
-    with pytest.raises(ChildFailureError, match=r"^failed \(RuntimeError: too bad\)$"):
+    with pytest.raises(SandboxError, match=r"^failed \(RuntimeError: too bad\)$"):
         server.ask(["fail", "too bad"], 10)
     assert pid(server) != first
 
@@ -168,7 +165,7 @@ def test_a_child_that_was_killed_is_replaced(server: Server) -> None:
     assert gone(child.pid)
     assert server.ask(["echo", "x" * 1_000_000], 10) == "x" * 1_000_000
     threading.Timer(0.2, psutil.Process(pid(server)).kill).start()
-    with pytest.raises(ChildCrashError):
+    with pytest.raises(SandboxError, match=r"^crashed"):
         server.ask(["sleep", 60], 30)
     assert server.ask(["echo", 1], 10) == 1
 
@@ -191,7 +188,7 @@ def test_threads_get_their_own_answers(server: Server) -> None:
 def test_closing_ends_a_question_of_another_thread(server: Server) -> None:
     child = pid(server)
     threading.Timer(0.2, server.close).start()
-    with pytest.raises(ChildCrashError):
+    with pytest.raises(SandboxError, match=r"^crashed"):
         server.ask(["sleep", 60], 30)
     assert gone(child)
     assert server.ask(["echo", 1], 10) == 1

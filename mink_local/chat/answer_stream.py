@@ -80,7 +80,7 @@ class AnswerStream:
         first = None
         splitter = ReasoningSplitter(self.draft.starts_as, continued=self.draft.continued is not None)
         try:
-            with closing(until_interrupted(self.reply, waiting)) as pieces:
+            with closing(until_interrupted(self.reply, self.reply.interrupt, waiting)) as pieces:
                 for piece in pieces:
                     first = first or time.perf_counter()
                     yield from self._stored(splitter.feed(piece))

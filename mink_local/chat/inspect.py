@@ -35,7 +35,7 @@ def compare(chat: Chat, text: str) -> None:
         params = replace(session.params(), sampler=sampler, max_tokens=longest)
         reply = session.model.chat(messages, params, enable_thinking=session.settings["think"])
         writer = chat.screen.writer()
-        for piece in until_interrupted(reply):
+        for piece in until_interrupted(reply, reply.interrupt):
             writer.feed(printable(piece))
         writer.end()
         chat.note(f"({counted(reply.n_tokens, 'token')}, median of k {median(reply.k or [0]):g})\n")

@@ -43,7 +43,7 @@ def show_prefill(screen: Screen, reply: Reply) -> None:
     """Have a prompt evaluated, and show only the progress."""
     prompt = _PromptProgress(screen, reply)
     try:
-        for _ in until_interrupted(reply, prompt.update):
+        for _ in until_interrupted(reply, reply.interrupt, prompt.update):
             pass
     finally:
         prompt.end()

@@ -31,8 +31,7 @@ class MinK(Sampler):
 
     With the finite logits sorted, `l_1 >= ... >= l_n`, and range `R = l_1 - l_n`: the cliff is the
     position i with the largest `(l_i - l_{i+1}) / (R + 1e-8) / i` (section 3.1; the smallest such i
-    on a tie), and at least `floor(tau / (R + 1e-8))` tokens are kept (section 3.2). The candidates do not
-    depend on temperature.
+    on a tie), and at least `floor(tau / (R + 1e-8))` tokens are kept (section 3.2).
 
     Args:
         tau: >= 0; 0 switches the fallback off. On real models R is 30 to 45, so at the default 3 the
@@ -98,7 +97,6 @@ class TopP(Sampler):
 
     Args:
         p: 0 to 1; at 1 every token is kept, as in llama.cpp, however small its probability.
-        order: Which distribution the method sees.
     """
 
     p: float = 0.9
@@ -108,8 +106,8 @@ class TopP(Sampler):
     kernel = staticmethod(kernels.top_p)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.p <= 1, "p", "a number from 0 to 1", self.p)
-        self._require_order()
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,6 @@ class MinP(Sampler):
 
     Args:
         p: 0 to 1; at 0 every token is kept.
-        order: Which distribution the method sees.
     """
 
     p: float = 0.1
@@ -130,15 +127,15 @@ class MinP(Sampler):
     kernel = staticmethod(kernels.min_p)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.p <= 1, "p", "a number from 0 to 1", self.p)
-        self._require_order()
 
 
 @dataclass(frozen=True)
 class TopNSigma(Sampler):
     """Keep the logits of at least `l_1 - n σ` (top-nσ, Tang et al. 2025, arXiv 2411.07641).
 
-    σ is the population standard deviation of the finite logits. The candidates do not depend on temperature.
+    σ is the population standard deviation of the finite logits.
 
     Args:
         n: > 0.
@@ -161,7 +158,6 @@ class Eta(Sampler):
 
     Args:
         epsilon: above 0 and below 1.
-        order: Which distribution the method sees.
     """
 
     epsilon: float = 9e-4
@@ -171,8 +167,8 @@ class Eta(Sampler):
     kernel = staticmethod(kernels.eta)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 < self.epsilon < 1, "epsilon", "a number above 0 and below 1", self.epsilon)
-        self._require_order()
 
 
 @dataclass(frozen=True)
@@ -180,18 +176,12 @@ class PLess(Sampler):
     """Keep the tokens with a probability of at least `Σ p_j²` (p-less, arXiv 2509.23234).
 
     That is the probability that two samples are the same token.
-
-    Args:
-        order: Which distribution the method sees.
     """
 
     order: Order = "temperature-first"
 
     name = "p-less"
     kernel = staticmethod(kernels.p_less)
-
-    def __post_init__(self) -> None:
-        self._require_order()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
 """Compile functions with Numba and keep the machine code in a private folder of the user's."""
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from mink_local.version import __version__
 def _private_cache() -> Path | None:
     """Return the folder of the compiled code, or None if no private one can be had.
 
-    Numba's cache is pickle: a folder that others can write to is code execution, so only a folder of the
-    user's own with mode 0700 is used. On Windows the folder lies in the user's profile, which is private.
-    Each version has its own: Numba does not see that a helper in another file has changed.
+    Numba's cache is pickle: a folder that others can write to is code execution. Each version has its own
+    folder: Numba does not see that a helper in another file has changed.
     """
     try:
         folder = private_folder(user_cache_path("mink-local") / "numba" / __version__)
@@ -35,28 +33,19 @@ CACHE = None if "NUMBA_CACHE_DIR" in os.environ else _private_cache()
 """The folder of the compiled code; None if NUMBA_CACHE_DIR names one or there is no private folder."""
 
 
-@contextlib.contextmanager
-def _numba_cache(folder: Path | None) -> Iterator[None]:
-    """Point Numba at `folder` while a function is decorated, and only then: the setting is global."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder or before)
-    try:
-        yield
-    finally:
-        numba.config.CACHE_DIR = before
-
-
-def _compile(
-    decorator: Callable[..., Any], function: Callable[..., Any], *signature: Any, **options: Any
-) -> Any:
+def _compile(decorator: Callable[..., Any], function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Return the function compiled by a Numba decorator, from the cache if it is there.
 
     A function that is in no file (typed into a Python prompt) is compiled each time.
     """
     has_file = Path(function.__code__.co_filename).is_file()
-    with _numba_cache(CACHE):
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(CACHE or before)  # while the function is decorated only: it is global
+    try:
         cache = has_file and bool(numba.config.CACHE_DIR)
-        return decorator(*signature, cache=cache, error_model="numpy", **options)(function)
+        return decorator(*args, cache=cache, error_model="numpy", **options)(function)
+    finally:
+        numba.config.CACHE_DIR = before
 
 
 def compiled(function: Callable[..., Any]) -> Any:

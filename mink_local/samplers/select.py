@@ -35,17 +35,11 @@ class Workspace:
         self.ids = np.empty(n_vocab, np.int32)
 
 
-class _ThreadWorkspace(threading.local):
-    workspace: Workspace | None = None
-
-    def fitting(self, n_vocab: int) -> Workspace:
-        """Return this thread's arrays for `n_vocab` logits."""
-        if self.workspace is None or self.workspace.ids.size != n_vocab:
-            self.workspace = Workspace(n_vocab)
-        return self.workspace
+class _OfThread(threading.local):
+    workspace = Workspace(0)
 
 
-_thread = _ThreadWorkspace()
+_of_thread = _OfThread()
 
 
 def _as_row(logits: ArrayLike) -> NDArray[np.float32]:
@@ -56,7 +50,7 @@ def _as_row(logits: ArrayLike) -> NDArray[np.float32]:
 
 
 def require(condition: bool, name: str, needed: str, value: object) -> None:
-    """Raise ValueError unless the condition holds: `name` must be `needed`, not `value`."""
+    """Raise ValueError unless the condition holds."""
     if not condition:
         raise ValueError(f"{name} must be {needed}, not {value}")
 
@@ -92,6 +86,10 @@ class Sampler:
     name: ClassVar[str]
     kernel: ClassVar[Kernel]
     order: Order | None = None
+
+    def __post_init__(self) -> None:
+        if type(self).order is not None:
+            require(self.order in get_args(Order), "order", " or ".join(get_args(Order)), self.order)
 
     def kernel_options(self, temperature: float) -> NDArray[np.float64]:
         """Return the numbers that the kernel gets as its `options`.
@@ -136,15 +134,10 @@ class Sampler:
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Return the candidates of a row of logits, largest logit first, equal logits by token id.
 
-        Args:
-            logits: As for `cutoff`.
-            temperature: As for `cutoff`.
+        Arguments and errors are those of `cutoff`.
 
         Returns:
             The token ids, int32 (k,), and their logits, float32 (k,), not divided by the temperature.
-
-        Raises:
-            ValueError: As for `cutoff`.
         """
         row = _as_row(logits)
         ids = self._select(row, temperature)
@@ -159,7 +152,6 @@ class Sampler:
         pass `top_k=0, top_p=1.0, min_p=0.0` beside the processor to switch them off.
 
         Args:
-            input_ids: Not used.
             scores: Raw logits, float32 (V,), also in a strided view. They are not changed.
 
         Raises:
@@ -175,11 +167,7 @@ class Sampler:
         return self.at(1.0)(input_ids, scores)
 
     def at(self, temperature: float) -> LogitsProcessor:
-        """Return the logits processor for a generation at `temperature`, which is applied after it.
-
-        Raises:
-            ValueError: The temperature is not above 0.
-        """
+        """Return the logits processor for a generation at `temperature`, > 0, which is applied after it."""
         _require_temperature(temperature)
 
         def process(input_ids: Any, scores: NDArray[np.float32]) -> NDArray[np.float32]:  # noqa: ARG001
@@ -194,7 +182,9 @@ class Sampler:
     def _select(self, row: NDArray[np.float32], temperature: float) -> NDArray[np.int32]:
         """Return the ids of the candidates, in any order, in an array that the next call overwrites."""
         _require_temperature(temperature)
-        workspace = _thread.fitting(row.size)
+        if _of_thread.workspace.ids.size != row.size:
+            _of_thread.workspace = Workspace(row.size)
+        workspace = _of_thread.workspace
         select = self.selector(temperature, workspace)
         k = select(row)
         if k == kernels.HAS_NAN:
@@ -206,9 +196,6 @@ class Sampler:
     def seen(self, temperature: float) -> float:
         """Return the temperature of the distribution that the method sees."""
         return float(temperature) if self.order == "temperature-first" else 1.0
-
-    def _require_order(self) -> None:
-        require(self.order in get_args(Order), "order", " or ".join(get_args(Order)), self.order)
 
     def __str__(self) -> str:
         options = ",".join(

@@ -147,7 +147,7 @@ def test_the_next_answer_is_read_for(smollm2: Model) -> None:
     list(smollm2.chat([{"role": "user", "content": "Something else"}], max_tokens=1))
     reply = chat.prefill()
     assert reply
-    list(until_interrupted(reply))
+    list(until_interrupted(reply, reply.interrupt))
     answer = chat.ask("And now?")
     list(answer)
     assert answer.reply.evaluated_tokens < 20 < answer.reply.prompt_tokens
@@ -214,7 +214,7 @@ class Endless:
 
 def test_leaving_the_loop_ends_the_thread() -> None:
     endless = Endless()
-    pieces = until_interrupted(endless)
+    pieces = until_interrupted(endless, endless.interrupt)
     assert next(pieces) == "x"
     pieces.close()
     assert endless.interrupted

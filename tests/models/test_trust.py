@@ -16,7 +16,7 @@ from mink_local import load_model
 from mink_local.errors import ModelError
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile, resolve
-from mink_local.sandbox import ChildCrashError, ChildStartError, ChildTimeoutError, ask
+from mink_local.sandbox import ChildStartError, ChildTimeoutError, SandboxError, ask
 from tests.conftest import shared
 from tests.support.tiny import write_embedding_model
 
@@ -220,7 +220,7 @@ def test_the_cache_holds_nothing_half_written(
 @pytest.mark.parametrize(
     ("error", "complaint"),
     [
-        (ChildCrashError("crashed (signal 6)"), r"x.gguf is damaged, .*: llama.cpp crashed \(signal 6\)"),
+        (SandboxError("crashed (signal 6)"), r"x.gguf is damaged, .*: llama.cpp crashed \(signal 6\)"),
         (
             ChildTimeoutError("timed out after 60 s"),
             "x.gguf cannot be loaded: llama.cpp timed out after 60 s",

@@ -14,7 +14,7 @@ from mink_local.evals.tasks import TASKS, score
 from mink_local.generation.answer import Answer
 from mink_local.generation.loading import load_model
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.interrupts import in_background, on_interrupt
+from mink_local.interrupts import on_interrupt, until_interrupted
 from mink_local.samplers import Greedy
 
 # The date given to chat templates that write one, so that a prompt is the same tomorrow: the date to which
@@ -88,7 +88,7 @@ class Worker:
             GenerationError: The model cannot answer a question.
         """
         answers = self._one_by_one(items) if self.model.n_parallel == 1 else self._answers(items)
-        with closing(in_background(answers, self.interrupt)) as finished:
+        with closing(until_interrupted(answers, self.interrupt)) as finished:
             for item, variant, answer in finished:
                 if answer.finish_reason == "error":
                     question = f"question {item.question.id} of {item.task} with {item.model}"
