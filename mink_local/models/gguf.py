@@ -131,7 +131,7 @@ class Metadata:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Read the metadata and tensor infos of a model, given by its only file or by the first one of several.
+    """Read the metadata and tensor infos of a model, given by its first file.
 
     Raises:
         ModelError: The file is missing, incomplete, or deviates from the format.
@@ -188,7 +188,7 @@ class _DamagedError(Exception):
 
 
 class _Reader:
-    """Reads `data`, the beginning of a file of `size` bytes."""
+    """The position in `data`, the beginning of a file of `size` bytes."""
 
     def __init__(self, data: mmap.mmap, size: int) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""What `mink-models` shows of models: contents, size, memory; as facts for JSON, and for people."""
+"""Show models, for `mink-models`: their contents, size and memory, as facts for JSON and in words."""
 
 import sys
 from collections.abc import Sequence

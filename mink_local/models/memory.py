@@ -6,7 +6,7 @@ weights (at most 25 MiB above). The state of recurrent layers is not counted.
 """
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -64,10 +64,6 @@ class Budget:
     def usage(self, need: MemoryNeed) -> Usage:
         """Return what a model takes of `ram`."""
         return need.cpu + need.gpu if self.unified else need.cpu
-
-    def holds(self, need: MemoryNeed) -> bool:
-        """Return whether system memory is enough for a model."""
-        return self.usage(need).total <= self.ram
 
 
 def memory_budget() -> Budget:
@@ -220,24 +216,25 @@ def choose_placement(
             layers = next((n for n, need in gpu_needs if need.total <= budget.vram), 0)
         else:
             layers = n_gpu_layers if 0 <= n_gpu_layers <= most else most
-        return Placement(context, layers, footprint.need(context, n_parallel, layers))
+        need = footprint.need(context, n_parallel, layers)
+        return Placement(context, layers, need, _warning(budget.usage(need).total, budget.ram))
 
     chosen = with_context(n_ctx or USUAL_CONTEXT)
-    if n_ctx is None and not budget.holds(chosen.need):
-        shorter = map(with_context, _SHORTER)
-        chosen = next((placement for placement in shorter if budget.holds(placement.need)), chosen)
+    if n_ctx is None and chosen.warning:
+        chosen = next((shorter for shorter in map(with_context, _SHORTER) if not shorter.warning), chosen)
     elif n_ctx is None and n_parallel == 1:
         for longer in map(with_context, _LONGER):
             usage = budget.usage(longer.need)
             spare = budget.ram - usage.weights
             if longer.n_gpu_layers == chosen.n_gpu_layers and usage.kv <= spare // _KV_SHARE:
-                chosen = longer
-                break
-    if budget.holds(chosen.need):
-        return chosen
-    warning = (
-        f"it takes about {budget.usage(chosen.need).total / 1e9:.1f} GB of memory and "
-        f"{budget.ram / 1e9:.1f} GB are free: it will be very slow, or the system will end it; "
-        "a smaller quantization or a shorter context takes less"
+                return longer
+    return chosen
+
+
+def _warning(taken: int, free: int) -> str | None:
+    if taken <= free:
+        return None
+    return (
+        f"it takes about {taken / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free: it will be very slow, "
+        "or the system will end it; a smaller quantization or a shorter context takes less"
     )
-    return replace(chosen, warning=warning)
