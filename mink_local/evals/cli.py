@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mink_local.samplers import Sampler
 
 PROGRAM = "mink-eval"
-OUT = Path("mink-eval-run")
+POSITIVE = click.IntRange(min=1)
 
 EXAMPLES = """\b
 Examples:
@@ -35,7 +35,7 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
 
 
-@click.group(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
     """Evaluate GGUF models over sampling methods and temperatures."""
@@ -93,7 +93,6 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     "models",
     multiple=True,
     default=[DEFAULT_MODEL],
-    show_default=True,
     callback=_models,
     metavar="NAME|PATH",
     help=f"{MODEL_HELP} May be given several times, as may --sampler and --temp.",
@@ -105,7 +104,6 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     multiple=True,
     type=SamplerType(),
     default=["min-k"],
-    show_default=True,
     help="A sampler: min-k, top-p:p=0.9,order=temperature-last, min-p, top-k, top-n-sigma, eta, p-less, "
     "mirostat, greedy.",
 )
@@ -116,18 +114,14 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     multiple=True,
     type=FiniteFloat(min=0),
     default=[1.0],
-    show_default=True,
     metavar="T",
     help="A temperature, for every sampler. Greedy is run once, as is every sampler at 0.",
 )
-@click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N questions of a task."
-)
+@click.option("--limit", type=POSITIVE, metavar="N", help="Only the first N questions of a task.")
 @click.option(
     "--repeats",
-    type=click.IntRange(min=1),
+    type=POSITIVE,
     default=1,
-    show_default=True,
     metavar="N",
     help="Responses to every question, each with another seed.",
 )
@@ -135,14 +129,13 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     "--seed",
     type=click.IntRange(0, 2**32 - 2),  # MAX_SEED, whose module loads llama.cpp
     default=0,
-    show_default=True,
     metavar="N",
     help="The seed of the run, from which the seeds of all responses are computed.",
 )
 @click.option(
     "--max-tokens",
     "-n",
-    type=click.IntRange(min=1),
+    type=POSITIVE,
     metavar="N",
     help="Longest response; a longer one is truncated and counts as wrong.  [default: the task's]",
 )
@@ -156,8 +149,7 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     "--out",
     "-o",
     type=click.Path(path_type=Path),
-    default=OUT,
-    show_default=True,
+    default="mink-eval-run",
     metavar="DIR",
     help="Folder of the records; a run that is there is continued.",
 )
@@ -165,12 +157,11 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     "--parallel",
     type=AutoOrInt(min=1, max=_most_sequences),
     default="auto",
-    show_default=True,
     help="Responses at a time; auto chooses by memory and device.",
 )
 @click.option(
     "--ctx",
-    type=click.IntRange(min=1),
+    type=POSITIVE,
     metavar="N",
     help="Most tokens of a prompt and its response.  [default: as many as they need]",
 )
@@ -180,7 +171,6 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     "--executor",
     type=click.Choice(["local", "ray"]),
     default="local",
-    show_default=True,
     help="ray spreads the run over a Ray cluster, with a worker on every GPU.",
 )
 @click.option(
@@ -190,7 +180,7 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
 )
 @click.option(
     "--workers",
-    type=click.IntRange(min=1),
+    type=POSITIVE,
     metavar="N",
     help="Ray workers.  [default: one for every GPU, or every machine]",
 )
@@ -246,9 +236,7 @@ def run_command(
     help="Score the stored responses again with this version's tasks. The records do not change.",
 )
 @click.option(
-    "--against",
-    type=SamplerType(),
-    help="The sampler to compare the others with.  [default: min-k]",
+    "--against", type=SamplerType(), help="The sampler to compare the others with.  [default: min-k]"
 )
 def report_command(folder: Path, again: bool, against: "Sampler | None") -> None:
     """Report on the run in DIR, which may still be going on.
