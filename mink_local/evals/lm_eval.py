@@ -24,8 +24,6 @@ from mink_local.models.catalog import DEFAULT_MODEL
 from mink_local.samplers import Greedy, MinP, Sampler, TopK, TopP, parse
 
 NAME = "mink-local"
-MAX_GEN_TOKS = 256  # unless a task has another limit; the harness's own models have the same
-_N_CTX = 4096
 _HARNESS_ARGUMENTS = {"batch_size", "max_batch_size", "device"}
 _SAMPLERS: dict[str, Callable[[Any], Sampler]] = {"top_k": TopK, "top_p": TopP, "min_p": MinP}
 _OFF = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
@@ -42,9 +40,6 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         temperature: For all generation. Without it, the task's.
         seed: Of the first request; the others count on from it.
         n_ctx: Most tokens of a prompt and its answer.
-        parallel: Requests at a time.
-        gpu_layers: Layers on the GPU.
-        threads: CPU threads.
         max_gen_toks: Longest answer, unless a task has another limit.
 
     Raises:
@@ -57,11 +52,11 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         sampler: str | None = None,
         temperature: float | None = None,
         seed: int = 0,
-        n_ctx: int = _N_CTX,
+        n_ctx: int = 4096,
         parallel: int | str = "auto",
         gpu_layers: int | str = "auto",
         threads: int | None = None,
-        max_gen_toks: int = MAX_GEN_TOKS,
+        max_gen_toks: int = 256,  # as in the harness's own models
         **rest: Any,
     ) -> None:
         super().__init__()
@@ -117,11 +112,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         return self._model.weights.chat_template if chat_template else None
 
-    def apply_chat_template(
-        self,
-        chat_history: list[dict[str, str]],
-        add_generation_prompt: bool = True,  # noqa: ARG002
-    ) -> str:
+    def apply_chat_template(self, chat_history: list[dict[str, str]], *_: Any, **__: Any) -> str:
         """Return the prompt for the next answer, or for the rest of it if its beginning comes last."""
         return self._model.apply_chat_template(chat_history)
 
@@ -157,18 +148,18 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Return the logprobs of whole texts; one that is too long is cut into windows of `max_length`."""
         windows: list[tuple[None, list[int], list[int]]] = []
-        counts = []
-        for (text,) in (request.args for request in requests):
+        text_of: list[int] = []  # by window
+        for i, (text,) in enumerate(request.args for request in requests):
             tokens = self.tok_encode(text, add_special_tokens=False)
             pairs = get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1)
-            of_text = [(None, *make_disjoint_window(pair)) for pair in pairs]
-            windows += of_text
-            counts.append(len(of_text))
-        scores = iter(self._loglikelihood_tokens(windows, disable_tqdm))  # type: ignore[arg-type]
-        totals = []
-        for request, count in zip(requests, counts, strict=True):
-            totals.append(sum(next(scores)[0] for _ in range(count)))
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, totals[-1])
+            windows += [(None, *make_disjoint_window(pair)) for pair in pairs]
+            text_of += [i] * (len(windows) - len(text_of))
+        totals = [0.0] * len(requests)
+        scores = self._loglikelihood_tokens(windows, disable_tqdm)  # type: ignore[arg-type]
+        for i, (score, _) in zip(text_of, scores, strict=True):
+            totals[i] += score
+        for request, total in zip(requests, totals, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return totals
 
     # Generation

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
@@ -24,22 +23,15 @@ def rescore(run: RecordedRun) -> RecordedRun:
     """
     for task in {response.task for response in run.responses}:
         find_task(task)
-    chunks = [run.responses[start : start + CHUNK] for start in range(0, len(run.responses), CHUNK)]
-    questions = [[run.questions[r.task, r.question_id] for r in chunk] for chunk in chunks]
-    if len(chunks) == 1:
-        rescored = [_rescore(chunks[0], questions[0])]
-    else:
-        workers = min(len(chunks), os.cpu_count() or 1, 61)  # Windows takes at most 61
-        context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
-            rescored = list(pool.map(_rescore, chunks, questions))
-    return replace(run, responses=[response for chunk in rescored for response in chunk])
+    questions = [run.questions[r.task, r.question_id] for r in run.responses]
+    workers = min(-(-len(questions) // CHUNK), os.cpu_count() or 1, 61)  # Windows takes at most 61
+    if workers == 1:
+        return replace(run, responses=list(map(_rescore, run.responses, questions)))
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        return replace(run, responses=list(pool.map(_rescore, run.responses, questions, chunksize=CHUNK)))
 
 
-def _rescore(responses: Sequence[Response], questions: Sequence[Question]) -> list[Response]:
-    rescored = []
-    for response, question in zip(responses, questions, strict=True):
-        task = find_task(response.task)
-        strict, flexible = score(task, question, response.response, response.finish_reason)
-        rescored.append(replace(response, strict=strict, flexible=flexible))
-    return rescored
+def _rescore(response: Response, question: Question) -> Response:
+    verdicts = score(find_task(response.task), question, response.response, response.finish_reason)
+    return replace(response, strict=verdicts[0], flexible=verdicts[1])

@@ -24,20 +24,17 @@ def locate(task: Task, data: Path | None = None) -> Path:
         DataError: There is no such file, or it cannot be downloaded.
     """
     if data is not None:
-        return _given(data.expanduser())
+        data = data.expanduser()
+        if data.is_dir():
+            raise DataError(f"{data} is a folder: name the file in it")
+        if not data.exists():
+            raise DataError(f"there is no file {data}")
+        return data
     if isinstance(task.source, Bundled):
         return Path(__file__).parents[1] / "samples" / task.source.file
     if isinstance(task.source, OwnCopy):
         raise DataError(f"{task.name} needs your own copy of its data with --data FILE: {task.source.advice}")
     return fetch(task.source, task.name)
-
-
-def _given(data: Path) -> Path:
-    if data.is_dir():
-        raise DataError(f"{data} is a folder: name the file in it")
-    if not data.exists():
-        raise DataError(f"there is no file {data}")
-    return data
 
 
 def fetch(source: Published, name: str) -> Path:
@@ -64,10 +61,8 @@ def _download(source: Published, name: str) -> bytes:
         reason = f"the {len(content)} bytes that came are not the file: they have another SHA-256"
     except urllib.error.HTTPError as error:
         reason = f"HTTP {error.code} {error.reason}"
-    except urllib.error.URLError as error:
-        reason = str(getattr(error.reason, "strerror", None) or error.reason)
     except (OSError, http.client.HTTPException) as error:
-        reason = str(error) or type(error).__name__
+        reason = str(getattr(error, "reason", error)) or type(error).__name__
     raise DataError(
         f"{name} cannot be downloaded ({reason}): try again later, or fetch {source.url} on a machine "
         "that reaches it and give the file with --data FILE"

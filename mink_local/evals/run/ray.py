@@ -58,13 +58,12 @@ class RayWorker:
 class WorkerPool:
     """The workers, a thread for each that gives it work, and the work that is left.
 
-    Args:
-        options: Of a `Worker`.
-        work: Of every task.
-        workers: How many, None for one on every GPU or machine.
+    `ready` is called for every worker that has loaded its model.
     """
 
-    def __init__(self, options: Mapping[str, Any], work: Sequence[TaskWork], workers: int | None) -> None:
+    def __init__(
+        self, options: Mapping[str, Any], work: Sequence[TaskWork], ready: Ready, workers: int | None
+    ) -> None:
         import ray
 
         self._ray = ray
@@ -73,18 +72,19 @@ class WorkerPool:
         options = {**options, "n_threads": options["n_threads"] or threads}
         self._actor = ray.remote(RayWorker).options(**resources)
         self._load = (options, file_sha256(resolve(options["model"]).path), ray.put(list(work)))
+        self._ready = ready
         self._workers: list[Any] = []
         self._losses = 0
         self._interrupted = self._stopped = False
         self._lock = threading.Lock()
-        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Response | BaseException | None] = queue.SimpleQueue()
 
     def interrupt(self) -> None:
         """Have `responses` raise KeyboardInterrupt soon."""
         self._interrupted = True
 
-    def responses(self, ready: Ready) -> Generator[Response, None, None]:
-        """Yield the responses as they come; call `ready` for every worker that has loaded its model."""
+    def responses(self) -> Generator[Response, None, None]:
+        """Yield the responses as they come."""
         threads = [threading.Thread(target=self._keep_working) for _ in range(self._n_workers)]
         for thread in threads:
             thread.start()
@@ -97,14 +97,12 @@ class WorkerPool:
                     event = self._events.get(timeout=_POLL_SECONDS)
                 except queue.Empty:
                     continue
-                if isinstance(event, Response):
-                    yield event
-                elif isinstance(event, BaseException):
+                if isinstance(event, BaseException):
                     raise event
-                elif event is None:
+                if event is None:
                     n_running -= 1
                 else:
-                    ready(*event)
+                    yield event
         finally:
             with self._lock:
                 self._stopped = True
@@ -113,22 +111,27 @@ class WorkerPool:
             for thread in threads:
                 thread.join()
 
-    # In the thread of a worker. Events are its loaded model, responses, and at the end an error or None.
-
     def _keep_working(self) -> None:
+        """Do the work of a worker's thread: its events are responses, and at the end an error or None."""
+        error: BaseException | None = None
         try:
             while any(self._todo) and not self._stopped:
                 self._run_worker()
-        except BaseException as error:
-            self._events.put(error)
-        else:
-            self._events.put(None)
+        except BaseException as raised:
+            error = raised
+        self._events.put(error)
 
     def _run_worker(self) -> None:
         """Start a worker and give it work until nothing is left, or the worker is lost."""
+        with self._lock:
+            if self._stopped:
+                return
+            worker = self._actor.remote()
+            self._workers.append(worker)
         try:
-            worker = self._start_worker()
-            self._events.put(self._ray.get(worker.load.remote(*self._load)))
+            loaded = self._ray.get(worker.load.remote(*self._load))
+            with self._lock:
+                self._ready(*loaded)
             while stretch := self._next_stretch():
                 self._answer(worker, *stretch)
         except self._ray.exceptions.RayTaskError as error:
@@ -136,15 +139,8 @@ class WorkerPool:
                 raise error.cause from None
             raise RunError(f"a worker failed: {error.cause!r}") from None
         except self._ray.exceptions.RayError as error:
-            self._note_loss(str(error).strip().partition("\n")[0])
-
-    def _start_worker(self) -> Any:
-        with self._lock:
-            worker = self._actor.remote()
-            self._workers.append(worker)
-            if self._stopped:
-                self._ray.kill(worker)
-        return worker
+            if not self._stopped:
+                self._note_loss(_first_line(error))
 
     def _next_stretch(self) -> tuple[int, list[WorkItem]] | None:
         """Take half of a worker's share of what is left of a task; return the task's number and the items.
@@ -175,8 +171,6 @@ class WorkerPool:
 
     def _note_loss(self, reason: str) -> None:
         """Raise RunError if too many workers are lost; otherwise `_keep_working` starts another."""
-        if self._stopped:
-            return
         self._losses += 1
         if self._losses == _LOSSES:
             raise RunError(f"{_LOSSES} workers were lost one after another, the last one so: {reason}")
@@ -211,29 +205,25 @@ def connect(address: str | None) -> None:
         raise RunError('--executor ray needs Ray: type  python -m pip install "mink-local[ray]"') from None
     if ray.is_initialized():
         return
-    if address := address or os.environ.get("RAY_ADDRESS"):
-        _require_answer(address)
+    address = address or os.environ.get("RAY_ADDRESS")
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise RunError(f"there is no Ray cluster: {reason}") from None
-
-
-def _require_answer(address: str) -> None:
-    """Raise RunError if nothing listens at HOST:PORT: Ray itself retries for minutes, and prints it."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdecimal():
-        try:
+        if host and port.isdecimal():  # Ray itself retries for minutes, and prints it
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
-        except (OSError, OverflowError) as error:
-            raise RunError(f"no Ray cluster answers at {address}: {error}") from None
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        at = f" answers at {address}" if address else " can be started"
+        raise RunError(f"no Ray cluster{at}: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
 
 
 def answer_on_ray(
     options: Mapping[str, Any], work: Sequence[TaskWork], ready: Ready, workers: int | None = None
 ) -> Generator[Response, None, None]:
     """Execute the work on the Ray cluster that `connect` has joined. It is an `Executor`."""
-    pool = WorkerPool(options, work, workers)
-    with on_interrupt(pool.interrupt, terminate=True), closing(pool.responses(ready)) as responses:
+    pool = WorkerPool(options, work, ready, workers)
+    with on_interrupt(pool.interrupt, terminate=True), closing(pool.responses()) as responses:
         yield from responses

@@ -28,13 +28,8 @@ _PREFILL = Variant(Greedy(), 0.0, 0)
 class Worker:
     """A loaded model that answers questions.
 
-    Args:
-        model: A path or an alias.
-        seed: The run's.
-        n_parallel: Responses at a time.
-        ctx: At most so many tokens for a prompt and its response; None is what the model was trained on.
-        n_gpu_layers: See `load_model`.
-        n_threads: See `load_model`.
+    `seed` is the run's. `ctx` limits the tokens of a prompt and its response; None is what the model was
+    trained on.
     """
 
     def __init__(
@@ -141,13 +136,8 @@ class Worker:
         question, finish_reason = item.question, str(answer.finish_reason)
         strict, flexible = score(TASKS[item.task], question, answer.text, finish_reason)
         return Response(
-            model=item.model,
-            task=item.task,
-            sampler=str(variant.sampler),
-            temperature=variant.temperature,
+            **item.key(variant)._asdict(),
             order=variant.sampler.order,
-            repeat=variant.repeat,
-            question_id=question.id,
             seed=answer.seed,
             prompt_sha256=hashlib.sha256(question.prompt.encode("utf-8", "replace")).hexdigest(),
             prompt_tokens=answer.prompt_tokens,

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict, last_match
-from mink_local.evals.tasks.choices import judge, listed
+from mink_local.evals.tasks.base import Question
+from mink_local.evals.tasks.choices import ChoiceTask, listed
 from mink_local.evals.tasks.lines import checked_text, read_rows, text_of
 
 _LETTERS = "ABCDE"
-_STRICT = re.compile(r"The answer is\s*\(?([A-E])\)?")
 
 
-class Aqua(Task):
-    """Questions with the options A to E, in AQuA's format. Flexible: see `choices.judge`."""
+class Aqua(ChoiceTask):
+    """Questions with the options A to E, in AQuA's format."""
 
     instruction = 'Your response must end with "The answer is (X)" where X is one of A, B, C, D, or E.'
+    pattern = re.compile(r"The answer is\s*\(?([A-E])\)?")
 
     def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:  # noqa: ARG002
         for line, row in read_rows(path):
@@ -29,13 +29,6 @@ class Aqua(Task):
                 raise DataError(f"{where}: 'correct' is {gold[:20]!r} and not one of A to E")
             prompt = f"{question}\n\n{listed(choices)}\n\n{self.instruction}"
             yield line, Question("", prompt, gold, choices)
-
-    def strict(self, response: str, question: Question) -> Verdict:
-        answer = last_match(_STRICT, response)
-        return Verdict(answer, answer == question.gold) if answer else NO_ANSWER
-
-    def flexible(self, response: str, question: Question) -> Verdict:
-        return judge(response, question)
 
 
 def _options(row: dict[str, Any], where: str) -> tuple[str, ...]:

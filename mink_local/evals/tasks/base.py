@@ -75,6 +75,7 @@ class Task(ABC):
         source: Where its questions come from.
         max_tokens: Longest response, in tokens, unless the user gives another limit (the paper gives none).
         instruction: The end of every prompt (the paper's appendix, "Reasoning Datasets").
+        pattern: The paper's regular expression of an answer, whose last match counts.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Task(ABC):
 
     max_tokens: ClassVar[int] = 1024
     instruction: ClassVar[str]
+    pattern: ClassVar[re.Pattern[str]]
 
     def read(self, path: Path, seed: int) -> list[Question]:
         """Return the questions of a file in this task's format.
@@ -109,9 +111,14 @@ class Task(ABC):
     def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:
         """Yield line number, from 1, and question of every row. Raises DataError."""
 
-    @abstractmethod
     def strict(self, response: str, question: Question) -> Verdict:
-        """Score by the last match of the paper's regular expression."""
+        """Score by the last match of `pattern`."""
+        found = self.pattern.findall(response)
+        return Verdict(found[-1], self.is_same(found[-1], question.gold)) if found else NO_ANSWER
+
+    def is_same(self, answer: str, gold: str) -> bool:
+        """Return if an answer that `pattern` finds is the right one."""
+        return answer == gold
 
     @abstractmethod
     def flexible(self, response: str, question: Question) -> Verdict:
@@ -137,9 +144,3 @@ def without_reasoning(response: str) -> str:
     as some chat templates do.
     """
     return _REASONING.sub("", response).rpartition("</think>")[2].strip()
-
-
-def last_match(pattern: re.Pattern[str], text: str) -> str | None:
-    """Return the first group of the last match, None if there is no match."""
-    found = pattern.findall(text)
-    return found[-1] if found else None

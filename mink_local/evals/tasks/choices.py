@@ -3,7 +3,7 @@
 import re
 from string import ascii_uppercase
 
-from mink_local.evals.tasks.base import NO_ANSWER, Question, Verdict
+from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict
 from mink_local.evals.tasks.statements import Statement, plain, statements
 
 _LEAD = r"\W*?(?:(?:the|option|choice|letter|answer)\s+){0,3}"
@@ -24,19 +24,21 @@ def listed(choices: tuple[str, ...]) -> str:
     return "\n".join(f"({letter}) {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False))
 
 
-def judge(response: str, question: Question) -> Verdict:
-    """Return the flexible verdict: on a letter, or the wording of an option, that is stated as the answer.
+class ChoiceTask(Task):
+    """Questions with options; a response states one by its letter or its wording.
 
-    A letter counts in brackets, in bold, in a box, in lower case if it cannot be a word, and before or
-    (in brackets) after the option's text. "Apples" is A only if option A says so. Options with the same
+    Flexible: a letter counts in brackets, in bold, in a box, in lower case if it cannot be a word, and before
+    or (in brackets) after the option's text. "Apples" is A only if option A says so. Options with the same
     text are the same answer, whatever their letters. "A or B" is no answer.
     """
-    options = dict(zip(ascii_uppercase, (_key(choice) for choice in question.choices), strict=False))
-    for statement in statements(response):
-        letter = _letter(statement, options)
-        if letter is not None:
-            return Verdict(letter, options[letter] == options[question.gold])
-    return NO_ANSWER
+
+    def flexible(self, response: str, question: Question) -> Verdict:
+        options = dict(zip(ascii_uppercase, (_key(choice) for choice in question.choices), strict=False))
+        for statement in statements(response):
+            letter = _letter(statement, options)
+            if letter is not None:
+                return Verdict(letter, options[letter] == options[question.gold])
+        return NO_ANSWER
 
 
 def _letter(statement: Statement, options: dict[str, str]) -> str | None:

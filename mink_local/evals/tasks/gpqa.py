@@ -8,23 +8,23 @@ from pathlib import Path
 from string import ascii_uppercase
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict, last_match
-from mink_local.evals.tasks.choices import judge, listed
+from mink_local.evals.tasks.base import Question
+from mink_local.evals.tasks.choices import ChoiceTask, listed
 from mink_local.evals.tasks.lines import checked_text, decoded_lines
 
 _QUESTION = "Question"
 _OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
-_STRICT = re.compile(r"The final answer is\s*\(([A-D])\)\.?\s*$")
 
 
-class Gpqa(Task):
-    """Questions with the options A to D, shuffled. Flexible: see `choices.judge`."""
+class Gpqa(ChoiceTask):
+    """Questions with the options A to D, shuffled."""
 
     max_tokens = 2048
     instruction = (
         'Your response *must* end with "The final answer is (answer)". '
         "For example: (Question and your reasoning) The final answer is (A)."
     )
+    pattern = re.compile(r"The final answer is\s*\(([A-D])\)\.?\s*$")
 
     def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:
         for line, row in _rows(path):
@@ -35,13 +35,6 @@ class Gpqa(Task):
             choices = tuple(options[place] for place in order)
             prompt = f"{question}\n\n{listed(choices)}\n\n{self.instruction}"
             yield line, Question("", prompt, ascii_uppercase[order.index(0)], choices, order)
-
-    def strict(self, response: str, question: Question) -> Verdict:
-        answer = last_match(_STRICT, response)
-        return Verdict(answer, answer == question.gold) if answer else NO_ANSWER
-
-    def flexible(self, response: str, question: Question) -> Verdict:
-        return judge(response, question)
 
 
 def shuffled(question: str, n: int, seed: int) -> tuple[int, ...]:

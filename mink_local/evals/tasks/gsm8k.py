@@ -7,11 +7,10 @@ from fractions import Fraction
 from pathlib import Path
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict, last_match
+from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict
 from mink_local.evals.tasks.lines import read_rows, text_of
 from mink_local.evals.tasks.statements import Statement, plain, statements
 
-_STRICT = re.compile(r"The final answer is\s*([-]?\d{1,3}(?:,\d{3})*\.?\d*)")
 _GOLD = re.compile(r"####\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)\s*$")
 
 _LEAD = re.compile(
@@ -41,6 +40,7 @@ class Gsm8k(Task):
     """
 
     instruction = 'Your response must end with "The final answer is (answer)".'
+    pattern = re.compile(r"The final answer is\s*([-]?\d{1,3}(?:,\d{3})*\.?\d*)")
 
     def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:  # noqa: ARG002
         for line, row in read_rows(path):
@@ -51,11 +51,8 @@ class Gsm8k(Task):
                 raise DataError(f"{where}: 'answer' has no gold answer, it does not end in '#### NUMBER'")
             yield line, Question("", f"{question}\n\n{self.instruction}", gold[1].replace(",", ""))
 
-    def strict(self, response: str, question: Question) -> Verdict:
-        answer = last_match(_STRICT, response)
-        if answer is None:
-            return NO_ANSWER
-        return Verdict(answer, Decimal(answer.replace(",", "")) == Decimal(question.gold))
+    def is_same(self, answer: str, gold: str) -> bool:
+        return Decimal(answer.replace(",", "")) == Decimal(gold)
 
     def flexible(self, response: str, question: Question) -> Verdict:
         value = _stated(response)

@@ -5,12 +5,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict, last_match
+from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict
 from mink_local.evals.tasks.equivalence import equivalent, require
 from mink_local.evals.tasks.lines import read_rows, text_of
 from mink_local.evals.tasks.statements import Statement, statements
-
-_STRICT = re.compile(r"The final answer is[:\s]+(.+?)(?:\.|$)")
 
 _FRACTION = re.compile(r"\\[dt]?frac(?:\{([^{}]*)\}|(\d))(?:\{([^{}]*)\}|(\d))")
 _TEXT = re.compile(r"\\(?:text|textbf|mbox|mathrm|mathbf|boxed)\{([^{}]*)\}")
@@ -33,6 +31,7 @@ class Math500(Task):
 
     max_tokens = 2048
     instruction = 'Your response must end with "The final answer is (answer)".'
+    pattern = re.compile(r"The final answer is[:\s]+(.+?)(?:\.|$)")
 
     def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:  # noqa: ARG002
         require()  # before a run has cost hours
@@ -41,11 +40,8 @@ class Math500(Task):
             problem, gold = text_of(row, "problem", where), text_of(row, "answer", where)
             yield line, Question("", f"{problem}\n\n{self.instruction}", gold.strip())
 
-    def strict(self, response: str, question: Question) -> Verdict:
-        answer = last_match(_STRICT, response)
-        if answer is None:
-            return NO_ANSWER
-        return Verdict(answer, _same(normalized(answer), normalized(question.gold)))
+    def is_same(self, answer: str, gold: str) -> bool:
+        return _same(normalized(answer), normalized(gold))
 
     def flexible(self, response: str, question: Question) -> Verdict:
         answers = (_expression(statement) for statement in statements(response))
