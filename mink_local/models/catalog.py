@@ -78,15 +78,15 @@ def user_catalog_path() -> Path:
 
 
 def find(name: str) -> CatalogEntry | None:
-    """Return the entry of a name with or without a quantization, or None if there is no such model.
+    """Return the entry of a name in the catalogue or in a store, or None if it is neither.
 
     Raises:
-        ModelNotFoundError: The model is not listed in this quantization.
+        ModelNotFoundError: The model is not listed in this quantization, or no store has such names.
     """
     model, _, quantization = name.partition(":")
     entries = read_catalog().get(model)
     if not entries:
-        return None
+        return store_entry(name) if name.startswith(stores.PREFIXES) else None
     for entry in entries:
         if not quantization or entry.name.lower() == name.lower():
             return entry
@@ -106,8 +106,6 @@ def resolve(model: str) -> ModelFile:
     """
     if entry := find(model):
         return ModelFile(entry.name, locate(entry), entry.sha256)
-    if model.startswith(stores.PREFIXES):
-        return ModelFile(model, locate(store_entry(model)))
     path = Path(model).expanduser()
     if path.is_dir():
         raise ModelNotFoundError(f"{model} is a folder: name the .gguf file in it")

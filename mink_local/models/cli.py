@@ -103,7 +103,7 @@ def pull(models: Sequence[str]) -> None:
     from mink_local.models import download, trust
 
     for model in models:
-        entry = catalog.find(model) or (catalog.store_entry(model) if model.startswith("hf:") else None)
+        entry = catalog.find(model)
         if entry and entry.source.startswith("hf:"):
             path = download.pull(entry, lambda sentence: click.echo(sentence, err=True))
             if entry.sha256 and len(shards(path)) == 1:

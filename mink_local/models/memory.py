@@ -235,6 +235,6 @@ def _warning(taken: int, free: int) -> str | None:
     if taken <= free:
         return None
     return (
-        f"it takes about {taken / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free: it will be very slow, "
-        "or the system will end it; a smaller quantization or a shorter context takes less"
+        f"it takes about {taken / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free: it will be very "
+        "slow, or the system will end it; a smaller quantization or a shorter context takes less"
     )
