@@ -85,7 +85,7 @@ def test_random_logits_are_decided_as_by_the_kernel(tau: float, n: int) -> None:
 hostile = st.one_of(
     st.floats(-(2.0**127), 2.0**127, width=32),
     st.integers(-3, 3).map(float),
-    st.sampled_from([0.0, -0.0, 1e-45, 1.5e38, -1.5e38]),
+    st.sampled_from([float(np.float32(x)) for x in (0.0, -0.0, 1e-45, 1.5e38, -1.5e38)]),
 )
 
 

@@ -20,6 +20,7 @@ from mink_local.llama import grammar
         ("root ::= \udc80", "the grammar does not parse: expecting preceding item"),
         (f"root ::= {'(' * 200_000}", r"the grammar cannot be used: llama.cpp crashed \("),
     ],
+    ids=range(7),  # pytest puts the name of a test into the environment, where the last one has no room
 )
 def test_bad_grammars(smollm2_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
