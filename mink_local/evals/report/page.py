@@ -6,6 +6,9 @@ import hashlib
 import json
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
 from mink_local.evals.report.document import Document
 from mink_local.evals.report.findings import HOW_TO_READ
 from mink_local.evals.report.recorded_run import RecordedRun
@@ -21,9 +24,6 @@ def render_page(document: Document, run: RecordedRun, summary: Summary) -> str:
     responses are packed data that the script shows as text nodes, and a Content-Security-Policy allows no
     script except the page's own.
     """
-    from jinja2 import Environment, FileSystemLoader
-    from markupsafe import Markup
-
     style, script = ((FOLDER / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     policy = (
         f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "

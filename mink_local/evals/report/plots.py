@@ -8,15 +8,16 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullLocator
 from numpy.typing import NDArray
 
 from mink_local.evals.report.summary import SCORINGS, CellResult, Method, Scoring, Summary, TaskResult
-
-if TYPE_CHECKING:  # matplotlib is optional
-    from matplotlib.figure import Figure
 
 COLUMNS = 3
 # Colours that colour-blind people can tell apart, of Okabe and Ito (2008), https://jfly.uni-koeln.de/color/
@@ -37,8 +38,6 @@ class Picture:
 
 def plot_pictures(summary: Summary, task: TaskResult) -> Iterator[Picture]:
     """Plot every picture of one model and task; the same numbers give the same bytes."""
-    import matplotlib
-
     number = summary.tasks.index(task) + 1
     # hashsalt: element ids are the same in every run. parse_math: a $ in a sampler's name is a $.
     with matplotlib.rc_context({"svg.hashsalt": "mink-local", "text.parse_math": False}):
@@ -48,7 +47,7 @@ def plot_pictures(summary: Summary, task: TaskResult) -> Iterator[Picture]:
             yield Picture(f"{number}-{stem}", f"{description}, {task.title}", svg.getvalue())
 
 
-def _figures(summary: Summary, task: TaskResult) -> Iterator[tuple[str, str, "Figure"]]:
+def _figures(summary: Summary, task: TaskResult) -> Iterator[tuple[str, str, Figure]]:
     for scoring in SCORINGS:
         figure = accuracy_figure(summary, task, scoring)
         yield f"accuracy-{scoring}", f"{scoring.capitalize()} accuracy against temperature", figure
@@ -82,7 +81,7 @@ def _lines(task: TaskResult, name: str) -> list[_Line]:
     return [_Line(method, task.row(method), colour, marker) for method, colour, marker in looks]
 
 
-def accuracy_figure(summary: Summary, task: TaskResult, scoring: Scoring) -> "Figure":
+def accuracy_figure(summary: Summary, task: TaskResult, scoring: Scoring) -> Figure:
     """Return a panel a method: accuracy over temperature with Wilson's interval, and the baseline in grey."""
     baseline = next((m for m in task.methods if m.sampler == summary.baseline), None)
     names = dict.fromkeys(m.name for m in task.methods if m != baseline) or [m.name for m in task.methods]
@@ -118,7 +117,7 @@ def _plot_accuracy(axis: Any, line: _Line, scoring: Scoring) -> None:
             axis.plot(*point, line.marker, color=line.colour, mfc="white", zorder=4)
 
 
-def diversity_figure(task: TaskResult, scoring: Scoring) -> "Figure":
+def diversity_figure(task: TaskResult, scoring: Scoring) -> Figure:
     """Return a panel a method: accuracy against distinct-2, a point for every temperature.
 
     Behind them are the other methods' cells and the frontier: the cells that no other beats in both. (Long
@@ -175,11 +174,8 @@ def _plot_trail(axis: Any, line: _Line, scoring: Scoring, near: NDArray[np.float
         axis.annotate(", ".join(temperatures), point, fontsize="small", color=line.colour, **place)
 
 
-def cutoffs_figure(task: TaskResult) -> "Figure":
+def cutoffs_figure(task: TaskResult) -> Figure:
     """Return a panel a method, a line a temperature: the share of steps with at least k candidates."""
-    from matplotlib import colormaps
-    from matplotlib.ticker import NullLocator
-
     figure, axes = _panels(len(task.methods), "k, candidates in a step", "steps with at least k, %")
     shades = colormaps["viridis"](np.linspace(0.85, 0, len(task.temperatures)))
     looks = dict(zip(task.temperatures, enumerate(shades), strict=True))
@@ -206,9 +202,7 @@ def _plot_cutoffs(axis: Any, cell: CellResult, colour: Any, marker: str) -> None
     axis.step(x, y, where="pre", color=colour, label=label, marker=marker, markevery=marked, markersize=4)
 
 
-def _panels(n: int, x_label: str, y_label: str) -> tuple["Figure", Any]:
-    from matplotlib.figure import Figure
-
+def _panels(n: int, x_label: str, y_label: str) -> tuple[Figure, Any]:
     columns = min(n, COLUMNS)
     rows = math.ceil(n / columns)
     figure = Figure(figsize=(3.5 * columns, 2.8 * rows + 0.4), layout="constrained")
@@ -223,8 +217,6 @@ def _panels(n: int, x_label: str, y_label: str) -> tuple["Figure", Any]:
 
 
 def _temperature_axis(axis: Any, temperatures: Sequence[float]) -> None:
-    from matplotlib.ticker import FixedLocator, NullLocator
-
     if all(temperatures):  # 0 has no logarithm
         axis.set_xscale("log")
     axis.xaxis.set_major_locator(FixedLocator(list(temperatures)))

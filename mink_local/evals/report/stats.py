@@ -18,6 +18,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.stats import binom, binomtest
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.proportion import proportion_confint
 
 ALPHA = 0.05  # familywise error rate: the chance of even one false find among all comparisons of a family
 POWER = 0.8
@@ -51,8 +55,6 @@ class Accuracy:
 
 def accuracy(outcomes: Outcomes) -> Accuracy:
     """Return the accuracy over questions, with its interval. Raises ValueError if there are no outcomes."""
-    from statsmodels.stats.proportion import proportion_confint
-
     if not outcomes:
         raise ValueError("there are no outcomes to take an accuracy of")
     questions, repeats = _grouped(outcomes, by=0), _grouped(outcomes, by=1)
@@ -92,8 +94,6 @@ class PairedTest:
 
 def compare(first: Outcomes, second: Outcomes) -> PairedTest:
     """Return the paired test of two methods, exact because the signs of questions are independent."""
-    from scipy.stats import binomtest
-
     gains: dict[str, list[int]] = {}
     for key in first.keys() & second.keys():
         gains.setdefault(key[0], []).append(first[key] - second[key])
@@ -110,8 +110,6 @@ def holm(p_values: Sequence[float]) -> tuple[list[float], float]:
     An adjusted p-value of at most `ALPHA` is significant. The level is what the smallest p-value that is not
     significant had to reach: `ALPHA / (n - n_significant)`, or `ALPHA` if all are significant.
     """
-    from statsmodels.stats.multitest import multipletests
-
     if not p_values:
         return [], ALPHA
     rejected, adjusted, *_ = multipletests(p_values, ALPHA, method="holm")
@@ -132,8 +130,6 @@ def visible_difference(n: int, discordant: int, level: float) -> float | None:
         Questions won minus questions lost, as a share of all; with one response a question, the difference of
         the accuracies. None if not even a difference of 1 would be found.
     """
-    from scipy.optimize import brentq
-
     if n == 0 or _power(n, discordant / n, 1.0, level) < POWER:
         return None
     return float(brentq(lambda d: _power(n, discordant / n, d, level) - POWER, 0.0, 1.0, xtol=1e-6))
@@ -145,8 +141,6 @@ def _power(n: int, discordant: float, difference: float, level: float) -> float:
     The number of discordant questions is binomial; given that number, so is the number of those won. The
     power is the sum over the first of the chance that enough are won.
     """
-    from scipy.stats import binom
-
     if difference == 0:
         return 0.0  # there is nothing to find
     discordant = max(discordant, difference)

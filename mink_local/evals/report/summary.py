@@ -91,7 +91,6 @@ class CellResult:
 
     @cached_property
     def no_answer(self) -> dict[Scoring, float]:
-        """Share of responses in which no answer was found."""
         return {s: statistics.fmean(getattr(r, s).answer is None for r in self.responses) for s in SCORINGS}
 
     def ended(self, finish_reason: str) -> float:
@@ -144,7 +143,6 @@ class TaskResult:
 
     @property
     def title(self) -> str:
-        """Task and model, in a heading."""
         return f"{self.task} with {self.model}"
 
     @property
@@ -154,7 +152,6 @@ class TaskResult:
 
     @property
     def n_repeats(self) -> int:
-        """The most responses a question."""
         return max(len(cell.accuracy["strict"].repeats) for cell in self.cells.values())
 
     @cached_property

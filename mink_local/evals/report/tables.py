@@ -12,8 +12,6 @@ from rich.text import Text
 from mink_local.evals.report.format import escape_markdown, p_value, percent, points
 from mink_local.evals.report.summary import SCORINGS, CellResult, Comparison, Scoring, Summary, TaskResult
 
-BETTER, WORSE, INCOMPLETE = "▲", "▼", "*"
-
 
 @dataclass(frozen=True)
 class TableEntry:
@@ -89,22 +87,15 @@ def accuracy_table(task: TaskResult, scoring: Scoring) -> ReportTable:
     winners = {t: task.winners(scoring, t) for t in task.temperatures}
 
     def entry(cell: CellResult) -> TableEntry:
-        value = cell.accuracy[scoring]
-        spread = "" if value.spread is None else f"±{percent(value.spread)}"
-        star = INCOMPLETE if cell in task.incomplete else ""
-        return TableEntry(
-            f"{percent(value.value)}{spread}{_mark(cell.comparisons.get(scoring))}{star}",
-            f"{percent(value.low)}–{percent(value.high)}",
-            cell.method in winners[cell.temperature],
-        )
+        value, comparison = cell.accuracy[scoring], cell.comparisons.get(scoring)
+        text = percent(value.value) + ("" if value.spread is None else f"±{percent(value.spread)}")
+        if comparison:
+            text += "▲" * comparison.better + "▼" * comparison.worse
+        text += "*" * (cell in task.incomplete)
+        bold = cell.method in winners[cell.temperature]
+        return TableEntry(text, f"{percent(value.low)}–{percent(value.high)}", bold)
 
     return _grid(task, f"{task.task} · {task.model} · {scoring} accuracy, %", entry)
-
-
-def _mark(comparison: Comparison | None) -> str:
-    if comparison is None:
-        return ""
-    return BETTER if comparison.better else WORSE if comparison.worse else ""
 
 
 def _rates(cell: CellResult) -> TableEntry:

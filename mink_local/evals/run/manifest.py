@@ -9,6 +9,7 @@ they change the last bits of llama.cpp's sums, so that a seed may give another r
 distribution, and who continues a run on another machine, or in less memory, changes just these.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,9 +39,10 @@ FORMAT = 1
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a GGUF model in several files. Raises RunError."""
+    """Return the SHA-256 of a file; of a GGUF model in several files, that of all their SHA-256."""
     with as_run_error(path, "read"):
-        return sha256_of(shards(path))
+        sums = [sha256_of(shard) for shard in shards(path)]
+    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 class Manifest:

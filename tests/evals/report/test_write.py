@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +131,13 @@ def test_wrong_use_is_refused_in_a_sentence(
     assert 'holds no responses (records.jsonl, line 1: no "model")' in fail(1, tmp_path)
 
 
-def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "statsmodels.stats.proportion", None)
+def test_a_missing_library_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL)
-    result = invoke(tmp_path)
-    assert result.exit_code == 2
-    assert 'python -m pip install "mink-local[eval]"' in result.output
+    program = "import sys; sys.modules['statsmodels'] = None; from mink_local.evals.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", program, "report", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 2
+    assert result.stderr == (
+        'mink-eval: the report needs statsmodels: type  python -m pip install "mink-local[eval]"\n'
+    )
