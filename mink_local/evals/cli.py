@@ -249,8 +249,9 @@ def report_command(folder: Path, again: bool, against: "Sampler | None") -> None
 
         write_report(folder, str(against) if against else None, again)
     except ModuleNotFoundError as error:
+        library = str(error.name).partition(".")[0]
         raise click.UsageError(
-            f'the report needs {error.name}: type  python -m pip install "mink-local[eval]"'
+            f'the report needs {library}: type  python -m pip install "mink-local[eval]"'
         ) from None
 
 
