@@ -13,47 +13,26 @@ from mink_local.interrupts import until_interrupted
 
 @dataclass(frozen=True)
 class Draft:
-    """An answer before its first token.
-
-    Attributes:
-        conversation: The id of the conversation.
-        parent: The id of the message that is answered.
-        how: Model and sampling settings.
-        starts_as: The first state of the `ReasoningSplitter`.
-        dropped: How many of the oldest turns did not fit the context any more.
-        continued: The answer that is continued, if it is.
-        prefix: The token ids of `continued`.
-    """
+    """An answer before its first token."""
 
     conversation: int
-    parent: int
+    parent: int  # the id of the message that is answered
     how: SamplingInfo
-    starts_as: str
-    dropped: int = 0
-    continued: StoredMessage | None = None
-    prefix: Sequence[int] = ()
+    starts_as: str  # the first state of the `ReasoningSplitter`
+    dropped: int = 0  # how many of the oldest turns did not fit the context any more
+    continued: StoredMessage | None = None  # the answer that is continued, if it is
+    prefix: Sequence[int] = ()  # the token ids of `continued`
 
 
 class AnswerStream:
-    """An answer to iterate over: its parts, each stored before it is yielded.
+    """An answer to iterate over: its parts, each stored before it is yielded; then its `outcome`.
 
-    Args:
-        reply: The reply of the model.
-        store: Where the answer is stored.
-        draft: Where in the conversation, and with what.
-        on_end: Called at the end with the id of the stored answer; with None if no token came, because the
-            generation failed or was interrupted.
-
-    Attributes:
-        outcome: The result, at the end.
+    `on_end` is called at the end with the id of the stored answer; with None if no token came, because the
+    generation failed or was interrupted.
     """
 
     def __init__(
-        self,
-        reply: Reply,
-        store: ConversationStore,
-        draft: Draft,
-        on_end: Callable[[int | None], None],
+        self, reply: Reply, store: ConversationStore, draft: Draft, on_end: Callable[[int | None], None]
     ) -> None:
         self.reply = reply
         self.draft = draft
@@ -67,15 +46,11 @@ class AnswerStream:
 
     @property
     def is_kept(self) -> bool:
-        """If the answer is part of the conversation, because something of it came."""
+        """If something of the answer came, so that it is part of the conversation."""
         return self._message is not None
 
     def parts(self, waiting: Callable[[], None] = lambda: None) -> Generator[TextPart, None, None]:
-        """Yield the parts of the answer; to be called once.
-
-        Args:
-            waiting: Called now and then while no part comes.
-        """
+        """Yield the parts of the answer, once; `waiting` is called now and then while none comes."""
         began = time.perf_counter()
         first = None
         splitter = ReasoningSplitter(self.draft.starts_as, continued=self.draft.continued is not None)

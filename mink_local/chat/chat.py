@@ -4,11 +4,11 @@ import contextlib
 from collections.abc import Callable
 
 from mink_local.chat.answer_stream import AnswerStream
+from mink_local.chat.options import Setting
 from mink_local.chat.progress import note_end, show_answer, show_prefill, status
 from mink_local.chat.screen import Screen, counted
 from mink_local.chat.session import Session
-from mink_local.chat.setting import Setting
-from mink_local.chat.settings import SettingsState
+from mink_local.chat.settings import Settings
 from mink_local.errors import MinkError
 from mink_local.generation.model import Model
 from mink_local.interrupts import on_interrupt
@@ -19,11 +19,6 @@ from mink_local.models.catalog import resolve
 class Chat:
     """A session, and the screen that shows it.
 
-    Args:
-        session: The conversation.
-        screen: Where answers and notes are shown.
-        load: Loads the model that the settings name.
-
     Attributes:
         attached: Texts of files that are sent with the next message.
         prefill: Text that the next input line begins with.
@@ -31,7 +26,7 @@ class Chat:
         leaving: The chat ends after this command.
     """
 
-    def __init__(self, session: Session, screen: Screen, load: Callable[[], Model]) -> None:
+    def __init__(self, session: Session, screen: Screen, load: Callable[[Settings], Model]) -> None:
         self.session = session
         self.screen = screen
         self.attached: list[str] = []
@@ -75,37 +70,23 @@ class Chat:
                 show_prefill(self.screen, reply)
 
     def change(self, setting: Setting, text: str) -> None:
-        """Set a setting from text, and apply it.
-
-        Raises:
-            ValueError: The text is not a value of the setting, or the setting is fixed.
-            MinkError: The model cannot be loaded; the settings and the model are as before.
-        """
-        session, settings = self.session, self.session.settings
+        """Set a setting from text, and apply it; after an error, settings and model are as before."""
+        session, before = self.session, self.session.settings
         if setting.fixed:
             raise ValueError(f"{setting.key} can only be set at the start: --{setting.key}, {setting.envvar}")
-        before = settings.state()
-        settings.change(setting, text)
+        settings = before.changed(setting, text)
         if setting.reloads:
+            trust.check(resolve(settings["model"]))
+            session.model.close()  # there may not be enough memory for both
             try:
-                self._reload(before)
+                session.model = self._load(settings)
             except BaseException:
-                settings.restore(before)
+                session.model = self._load(before)
                 raise
+        session.settings = settings
+        if setting.reloads:
+            session.changed_model()
+            self.note(f"{session.model.name} {session.model.placement}")
         if setting.key == "system":
             session.set_system(settings["system"], settings.sources["system"])
         self.screen = Screen(settings["plain"], settings["thoughts"])
-
-    def _reload(self, before: SettingsState) -> None:
-        """Load the model that the settings name; if that fails, load the one before again."""
-        session = self.session
-        trust.check(resolve(session.settings["model"]))
-        session.model.close()  # there may not be enough memory for both
-        try:
-            session.model = self._load()
-        except BaseException:
-            session.settings.restore(before)
-            session.model = self._load()
-            raise
-        session.changed_model()
-        self.note(f"{session.model.name} {session.model.placement}")

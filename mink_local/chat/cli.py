@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from mink_local.chat.options import SETTINGS
-from mink_local.chat.setting import command_line_text, config_path, read_config
+from mink_local.chat.options import SETTINGS, command_line_text, config_path, read_config
 from mink_local.chat.store import ConversationStore, default_path
 from mink_local.cli import run
 from mink_local.version import __version__
@@ -41,10 +40,9 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 
 
 class GroupedCommand(click.Command):
-    """A command whose help shows the settings in their groups."""
+    """A command whose help has a section for each group of settings, and one for the other options."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write a section for each group of settings, and one for the other options."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for option in self.get_params(ctx):
             group = getattr(option, "group", "What to do")
@@ -126,8 +124,7 @@ def cli(
     if continued and resume:
         raise click.UsageError("--continue and --resume exclude each other.")
     if listed:
-        from mink_local.chat.listing import show_conversations
-        from mink_local.chat.screen import Screen
+        from mink_local.chat.screen import Screen, show_conversations
 
         show_conversations(Screen(), ConversationStore(default_path()).conversations())
     elif export_path:
@@ -138,21 +135,15 @@ def cli(
         store = ConversationStore(default_path())
         export(store, store.latest() if resume is None else store.find(resume), export_path)
     else:
-        prompt = _prompt(prompt)
+        if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
+            prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
+        if prompt is not None and not prompt.strip():
+            raise click.UsageError("the prompt is empty.")
         if as_json and prompt is None:
             raise click.UsageError("--json needs a prompt.")
         from mink_local.chat.start import start
 
         start(ctx, prompt, as_json, continued, resume, verbose)
-
-
-def _prompt(text: str | None) -> str | None:
-    """Return the text to answer once; None for a chat."""
-    if text == "-" or (text is None and not sys.stdin.isatty()):
-        text = sys.stdin.buffer.read().decode("utf-8", "replace")
-    if text is not None and not text.strip():
-        raise click.UsageError("the prompt is empty.")
-    return text
 
 
 def main() -> None:

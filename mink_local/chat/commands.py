@@ -1,21 +1,21 @@
 """The commands of the chat: one table of names, help texts, completers and functions."""
 
 import base64
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
-from rich.table import Table
+from rich.text import Text
 
 from mink_local.chat import completion, inspect
 from mink_local.chat.chat import Chat
-from mink_local.chat.completion import ArgumentCompleter, Completions
+from mink_local.chat.completion import ArgumentCompleter
 from mink_local.chat.export import export as write_export
-from mink_local.chat.listing import show_conversations
-from mink_local.chat.options import BY_KEY, SETTINGS
-from mink_local.chat.screen import counted, one_line
+from mink_local.chat.options import BY_KEY, DEFAULT, SETTINGS, file_text
+from mink_local.chat.screen import counted, one_line, printable, show_conversations
 from mink_local.chat.settings import SET_HERE
 from mink_local.chat.store import Conversation
 
@@ -26,19 +26,18 @@ CommandFunction = Callable[[Chat, str], None]
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the chat.
-
-    Attributes:
-        usage: Its name and arguments.
-        about: One line on what it does.
-        run: The function, called with the chat and the text of the arguments.
-        complete: Completes the arguments.
-    """
+    """A command of the chat; its usage names the arguments, in brackets if they may be missing."""
 
     usage: str
     about: str
     run: CommandFunction
     complete: ArgumentCompleter | None = None
+
+    def call(self, chat: Chat, argument: str) -> None:
+        """Run the command. Raises ValueError if the argument is missing."""
+        if not argument and " " in self.usage and "[" not in self.usage:
+            raise ValueError(f"usage: /{self.usage}")
+        self.run(chat, argument)
 
 
 COMMANDS: dict[str, Command] = {}
@@ -56,22 +55,27 @@ def command(
     return register
 
 
+def _set(chat: Chat, key: str, text: str) -> None:
+    """Change a setting, unless the text is empty, and show it."""
+    setting = BY_KEY[key]
+    if text:
+        chat.change(setting, text)
+    settings = chat.session.settings
+    chat.note(f"({key} is {settings.shown(setting)}, {settings.sources[setting.name]})")
+
+
+def _setting_command(usage: str, about: str) -> None:
+    """Register a command that changes the setting of its name."""
+    key = usage.split()[0]
+    complete = lambda chat, text: completion.values(chat, key, text)  # noqa: E731
+    command(usage, about, complete)(lambda chat, text: _set(chat, key, text))
+
+
 # Settings of the next answers
 
-
-@command("temp T", "Set the temperature.")
-def temp(chat: Chat, argument: str) -> None:
-    _set(chat, "temp", argument)
-
-
-@command("tau TAU", "Set tau of Min-k, which keeps more candidates; 0 is off.")
-def tau(chat: Chat, argument: str) -> None:
-    _set(chat, "tau", argument)
-
-
-@command("sampler NAME[:OPTION=…]", "Set the sampler, which chooses the candidates.", completion.samplers)
-def sampler(chat: Chat, argument: str) -> None:
-    _set(chat, "sampler", argument)
+_setting_command("temp [T]", "Set the temperature.")
+_setting_command("tau [TAU]", "Set tau of Min-k, which keeps more candidates; 0 is off.")
+_setting_command("sampler [NAME[:OPTION=…]]", "Set the sampler, which chooses the candidates.")
 
 
 @command("system [TEXT]", "Set the system prompt; - removes it.")
@@ -85,7 +89,7 @@ def system(chat: Chat, argument: str) -> None:
 @command(
     "think [on|off|show|line]",
     "Show the last reasoning; switch it on or off, fold it.",
-    completion.any_of("on", "off", "default", "show", "line"),
+    lambda _, text: completion.starting_with(text, ("on", "off", "default", "show", "line")),
 )
 def think(chat: Chat, argument: str) -> None:
     if argument in ("show", "line"):
@@ -102,41 +106,25 @@ def think(chat: Chat, argument: str) -> None:
 @command("set SETTING VALUE", "Change a setting; the value default resets it.", completion.settings)
 def set_(chat: Chat, argument: str) -> None:
     key, _, value = argument.partition(" ")
-    if not key:
-        raise ValueError("usage: /set SETTING VALUE")
     if key not in BY_KEY:
         raise ValueError(f"there is no setting {key!r}; /show lists them")
     _set(chat, key, value.strip())
 
 
-def _set(chat: Chat, key: str, text: str) -> None:
-    """Change a setting, unless the text is empty, and show it."""
-    setting = BY_KEY[key]
-    if text:
-        chat.change(setting, text)
-    settings = chat.session.settings
-    chat.note(f"({key} is {settings.shown(setting)}, {settings.sources[setting.name]})")
-
-
 @command("show [SETTING]", "Show settings, and where each value comes from.", completion.settings)
 def show(chat: Chat, argument: str) -> None:
-    wanted = [setting for setting in SETTINGS if argument.strip() in ("", setting.key)]
-    if not wanted:
+    settings, rows = chat.session.settings, []
+    for setting in SETTINGS:
+        if argument in ("", setting.key):
+            source = settings.sources[setting.name]
+            where = Text(printable(source), "dim" if source == DEFAULT else "")
+            rows.append((setting.key, settings.shown(setting), where))
+    if not rows:
         raise ValueError(f"there is no setting {argument!r}; /show lists them")
-    table = Table(box=None, pad_edge=False)
-    for name in ("setting", "value", "from"):
-        table.add_column(name, overflow="fold")
-    settings = chat.session.settings
-    for setting in wanted:
-        source = settings.sources[setting.name]
-        style = "dim" if source == "default" else ""
-        table.add_row(setting.key, chat.screen.cell(settings.shown(setting)), chat.screen.cell(source, style))
-    chat.screen.show(table)
+    chat.screen.table(rows, "setting", "value", "from")
 
 
-@command("model [NAME|PATH]", "Continue with another model.", completion.models)
-def model(chat: Chat, argument: str) -> None:
-    _set(chat, "model", argument)
+_setting_command("model [NAME|PATH]", "Continue with another model.")
 
 
 # The conversation
@@ -147,8 +135,8 @@ def regen(chat: Chat, argument: str) -> None:
     words = argument.split()
     if len(words) > 2:
         raise ValueError("usage: /regen [T] [SEED]")
-    temperature = _number(words[0]) if words else None
-    seed = _whole_number(words[1]) if len(words) > 1 else None
+    temperature = click.FLOAT(words[0]) if words else None
+    seed = click.INT(words[1]) if len(words) > 1 else None
     chat.show(chat.session.regenerate(temperature, seed))
     answers = chat.session.alternatives()
     if len(answers) > 1:
@@ -164,7 +152,7 @@ def pick(chat: Chat, argument: str) -> None:
             mark = "*" if answer.id == current else " "
             chat.screen.show(f"{mark}{number:>2}  {one_line(answer.content, chat.screen.width - 5)}")
         return
-    number = _whole_number(argument)
+    number = click.INT(argument)
     if not 1 <= number <= len(answers):
         raise ValueError(f"the last message has {counted(len(answers), 'answer')}: /pick lists them")
     chat.session.choose(answers[number - 1])
@@ -189,10 +177,7 @@ def redo(chat: Chat, _: str) -> None:
 def edit(chat: Chat, _: str) -> None:
     chat.session.last_answer()
     before = chat.session.branch[-2].content
-    try:
-        after = click.edit(before, extension=".md")
-    except click.ClickException as error:
-        raise ValueError(error.format_message()) from None
+    after = click.edit(before, extension=".md")
     if after is None or not after.strip() or after.strip() == before.strip():
         chat.note("(unchanged)")
     else:
@@ -206,15 +191,8 @@ def continue_(chat: Chat, _: str) -> None:
 
 @command("file PATH", "Attach a text file to the next message.", completion.files)
 def file(chat: Chat, argument: str) -> None:
-    if not argument:
-        raise ValueError("usage: /file PATH")
     path = Path(argument).expanduser()
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path} is not UTF-8 text") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    text = file_text(os.path.abspath(path))
     tokens, n_ctx = len(chat.session.model.tokenize(text)), chat.session.model.n_ctx
     if tokens >= n_ctx:
         raise ValueError(f"{path} has {tokens} tokens, and the context holds {n_ctx}: take a shorter file")
@@ -250,18 +228,14 @@ def clear(chat: Chat, _: str) -> None:
 
 @command("save NAME", "Name this conversation.")
 def save(chat: Chat, argument: str) -> None:
-    if not argument:
-        raise ValueError("usage: /save NAME")
     session = chat.session
-    session.store.rename(_current(chat).id, argument)
+    session.store.change(_current(chat).id, name=argument)
     kept = "" if session.settings["store"] else ", until you leave: --no-store"
     chat.note(f"(this conversation is now {argument}{kept})")
 
 
-@command("load NAME", "Continue another conversation.", completion.conversations)
+@command("load NAME", "Continue a conversation, by its name or number.", completion.conversations)
 def load(chat: Chat, argument: str) -> None:
-    if not argument:
-        raise ValueError("usage: /load NAME, a name or a number that /list shows")
     conversation = chat.session.store.find(argument)
     chat.prefill = chat.session.load(conversation) or ""
     chat.attached.clear()
@@ -274,10 +248,8 @@ def list_(chat: Chat, _: str) -> None:
     show_conversations(chat.screen, conversations, chat.session.conversation)
 
 
-@command("delete NAME", "Delete a conversation for good.", completion.conversations)
+@command("delete NAME", "Delete a conversation for good, by its name or number.", completion.conversations)
 def delete(chat: Chat, argument: str) -> None:
-    if not argument:
-        raise ValueError("usage: /delete NAME, a name or a number that /list shows")
     conversation = chat.session.store.find(argument)
     chat.session.store.delete(conversation.id)
     if conversation.id == chat.session.conversation:
@@ -287,8 +259,6 @@ def delete(chat: Chat, argument: str) -> None:
 
 @command("export FILE", "Write this conversation to FILE.md or FILE.json.", completion.files)
 def export(chat: Chat, argument: str) -> None:
-    if not argument:
-        raise ValueError("usage: /export FILE.md or FILE.json")
     path = Path(argument).expanduser()
     write_export(chat.session.store, _current(chat), path)
     chat.note(f"(written to {path})")
@@ -324,11 +294,7 @@ command("heat", "Colour the last answer by its numbers of candidates.")(inspect.
 command("stats", "Show figures of the answer, the conversation, the model.")(inspect.stats)
 
 
-def _command_names(_: Chat, text: str) -> Completions:
-    return completion.starting_with(text, COMMANDS)
-
-
-@command("help [COMMAND]", "Show this list.", _command_names)
+@command("help [COMMAND]", "Show this list.", lambda _, text: completion.starting_with(text, COMMANDS))
 def help_(chat: Chat, argument: str) -> None:
     name = argument.removeprefix("/")
     if name and name not in COMMANDS:
@@ -336,12 +302,7 @@ def help_(chat: Chat, argument: str) -> None:
     if name:
         chat.screen.show(f"/{COMMANDS[name].usage}\n  {COMMANDS[name].about}")
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for one in COMMANDS.values():
-        table.add_row(f"/{one.usage}", one.about)
-    chat.screen.show(table)
+    chat.screen.table((f"/{one.usage}", one.about) for one in COMMANDS.values())
     chat.note(
         'Enter sends a message, Alt-Enter begins a new line, """ begins and ends a block of lines. '
         "Tab completes, Ctrl-R searches earlier messages. Ctrl-C stops an answer, Ctrl-D leaves."
@@ -351,20 +312,3 @@ def help_(chat: Chat, argument: str) -> None:
 @command("exit", "Leave.")
 def exit_(chat: Chat, _: str) -> None:
     chat.leaving = True
-
-
-# Arguments
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a number") from None
-
-
-def _whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a whole number") from None

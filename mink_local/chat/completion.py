@@ -9,8 +9,6 @@ from pathlib import Path
 
 from mink_local.chat.chat import Chat
 from mink_local.chat.options import BY_KEY
-from mink_local.models.catalog import read_catalog
-from mink_local.samplers import SAMPLERS
 
 Completions = Iterator[tuple[str, int]]
 ArgumentCompleter = Callable[[Chat, str], Completions]
@@ -21,11 +19,6 @@ def starting_with(text: str, names: Iterable[str]) -> Completions:
     yield from ((name, len(text)) for name in names if name.startswith(text))
 
 
-def any_of(*names: str) -> ArgumentCompleter:
-    """Return a completer of a few words."""
-    return lambda _, text: starting_with(text, names)
-
-
 def files(_: Chat, text: str) -> Completions:
     """Complete a path."""
     folder, slash, start = text.rpartition("/")
@@ -33,17 +26,6 @@ def files(_: Chat, text: str) -> Completions:
         for path in sorted(Path(folder + slash).expanduser().iterdir()):
             if path.name.startswith(start) and (start or not path.name.startswith(".")):
                 yield path.name + ("/" if path.is_dir() else ""), len(start)
-
-
-def models(chat: Chat, text: str) -> Completions:
-    """Complete the name of a model, or a path."""
-    names = list(starting_with(text, read_catalog()))
-    yield from names or files(chat, text)
-
-
-def samplers(_: Chat, text: str) -> Completions:
-    """Complete the name of a sampler."""
-    return starting_with(text, SAMPLERS)
 
 
 def conversations(chat: Chat, text: str) -> Completions:
@@ -58,13 +40,14 @@ def settings(chat: Chat, text: str) -> Completions:
     if not blank:
         yield from starting_with(text, (f"{key} " for key in BY_KEY))
     elif key in BY_KEY:
-        yield from _values(chat, key, value)
+        yield from values(chat, key, value)
 
 
-def _values(chat: Chat, key: str, text: str) -> Completions:
-    setting = BY_KEY[key]
-    special = {"model": models, "sampler": samplers, "grammar": files, "json-schema": files}
-    if key in special:
-        return special[key](chat, text)
-    choices = ("on", "off") if setting.is_flag else getattr(setting.type, "choices", ())
-    return starting_with(text, (*choices, "default"))
+def values(chat: Chat, key: str, text: str) -> Completions:
+    """Complete a value of a setting as a shell does."""
+    names = ["on", "off"] if BY_KEY[key].is_flag else []
+    for item in BY_KEY[key].shell_complete(chat.session.settings.context, text):
+        if item.type == "file":
+            return files(chat, text)
+        names.append(item.value)
+    return starting_with(text, [*names, "default"])

@@ -23,27 +23,16 @@ _HEAT = ((1, ""), (2, "on dark_green"), (4, "on dark_goldenrod"), (11, "on dark_
 
 @dataclass(frozen=True)
 class SamplingStep:
-    """The candidates of one step, largest logit first; ranks count from 0.
+    """The candidates of one step, largest logit first; ranks count from 0."""
 
-    Attributes:
-        ids: (n,) token ids, of the finite logits.
-        logits: (n,) raw logits.
-        weights: (n,) the weight of Min-k after each candidate; NaN for the last.
-        p: (n,) probabilities at temperature 1.
-        p_hot: (n,) probabilities at `temperature`.
-        temperature: The temperature of the answer.
-        kept: How many candidates each method keeps, by its name with options.
-        sampled: The rank of the sampled token.
-    """
-
-    ids: NDArray[np.int64]
+    ids: NDArray[np.int64]  # of the finite logits; the arrays below are parallel to this one
     logits: NDArray[np.float64]
-    weights: NDArray[np.float64]
-    p: NDArray[np.float64]
-    p_hot: NDArray[np.float64]
+    weights: NDArray[np.float64]  # of Min-k, after each candidate; NaN for the last
+    p: NDArray[np.float64]  # at temperature 1
+    p_hot: NDArray[np.float64]  # at `temperature`
     temperature: float
-    kept: dict[str, int]
-    sampled: int
+    kept: dict[str, int]  # how many candidates each method keeps, by its name with options
+    sampled: int  # the rank of the sampled token
 
     @property
     def cliff(self) -> int:
@@ -59,14 +48,7 @@ class SamplingStep:
 def sampling_step(
     logits: NDArray[np.float32], sampled: int, temperature: float, methods: Sequence[Sampler] = METHODS
 ) -> SamplingStep:
-    """Return the candidates of a step and what methods keep.
-
-    Args:
-        logits: (V,) raw logits.
-        sampled: The id of the sampled token.
-        temperature: The temperature of the answer, > 0.
-        methods: The samplers to compare.
-    """
+    """Return the candidates of a step with (V,) raw logits, and what methods keep at a temperature > 0."""
     order = np.argsort(-logits.astype(np.float64), kind="stable")
     order = order[np.isfinite(logits[order])]
     ordered = logits[order].astype(np.float64)
@@ -90,12 +72,7 @@ def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def table(step: SamplingStep, texts: Sequence[str]) -> Table:
-    """Return a table of candidates, beside a table of what each method keeps.
-
-    Args:
-        step: The step.
-        texts: The texts of the tokens at `step.shown_ranks(len(texts))`.
-    """
+    """Return a table of candidates, with texts of `step.shown_ranks`, beside one of what each method keeps."""
     candidates = _table("#", "token", "logit", "weight", "p, T=1", f"p, T={step.temperature:g}")
     for rank, text in zip(step.shown_ranks(len(texts)), texts, strict=True):
         is_sampled = rank == step.sampled
@@ -130,15 +107,9 @@ def _quoted(text: str) -> str:
 
 
 def plot(step: SamplingStep, texts: Sequence[str], path: Path) -> None:
-    """Write a picture of the sorted logits and of what each method keeps.
+    """Write a picture of the sorted logits and of what each method keeps. Raises MinkError.
 
-    Args:
-        step: The step.
-        texts: As for `table`.
-        path: The file; its ending names the format.
-
-    Raises:
-        MinkError: Matplotlib is missing, or the file cannot be written.
+    `texts` are those of `table`; the ending of the file names its format.
     """
     try:
         from matplotlib.figure import Figure

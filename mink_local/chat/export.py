@@ -14,11 +14,7 @@ FORMATS = (".md", ".json")
 
 
 def export(store: ConversationStore, conversation: Conversation, path: Path) -> None:
-    """Write a conversation to a file whose ending names the format.
-
-    Raises:
-        MinkError: The ending is not one of `FORMATS`, or the file cannot be written.
-    """
+    """Write a conversation to a file whose ending names the format. Raises MinkError."""
     if path.suffix not in FORMATS:
         raise MinkError(f"{path} ends in neither .md nor .json")
     as_text = as_markdown if path.suffix == ".md" else as_json

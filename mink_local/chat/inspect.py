@@ -1,12 +1,11 @@
 """The commands that show how answers are sampled: /compare, /explain, /heat, /stats."""
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 
-from rich.table import Table
 from rich.text import Text
 
 from mink_local.chat import explain as steps
@@ -23,8 +22,6 @@ _CANDIDATES = 12  # rows of /explain
 
 def compare(chat: Chat, text: str) -> None:
     """Answer a text with four samplers at the current temperature; the conversation stays as it is."""
-    if not text:
-        raise ValueError("usage: /compare TEXT")
     session = chat.session
     messages = [*session.prompt(session.branch), {"role": "user", "content": text}]
     own = session.settings.sampler
@@ -46,7 +43,9 @@ def compare(chat: Chat, text: str) -> None:
 
 def explain(chat: Chat, argument: str) -> None:
     """Show the candidates of one token of the last answer, and what each method keeps."""
-    wanted, path = _plot_file(_words(argument))
+    wanted, plot, path = (part.strip() for part in argument.partition("--plot"))
+    if plot and not path:
+        raise ValueError("--plot needs a file, such as step.png")
     answer, tokens, texts = _last_tokens(chat)
     at = _index(answer, texts, wanted)
     temperature = answer.how.temperature if answer.how and answer.how.temperature > 0 else 1.0
@@ -63,7 +62,7 @@ def explain(chat: Chat, argument: str) -> None:
     chat.screen.show(steps.table(step, names))
     chat.note(f"The cliff is after number {step.cliff} of {len(step.ids):,}; ◀ was sampled.")
     if path:
-        steps.plot(step, names, path)
+        steps.plot(step, names, Path(path).expanduser())
         chat.note(f"(written to {path})")
 
 
@@ -100,28 +99,7 @@ def stats(chat: Chat, _: str) -> None:
         rows += [("last answer", figures), ("", candidates(outcome.k) if outcome.k else "")]
     if k := [n for answer in answers if answer.outcome for n in answer.outcome.k]:
         rows.append(("all answers", candidates(k)))
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in rows:
-        table.add_row(name, chat.screen.cell(value))
-    chat.screen.show(table)
-
-
-def _words(argument: str) -> list[str]:
-    """Split an argument into words, quoted as in a shell."""
-    try:
-        return shlex.split(argument)
-    except ValueError as error:
-        raise ValueError(f"{argument!r} cannot be read: {error}") from None
-
-
-def _plot_file(words: list[str]) -> tuple[str, Path | None]:
-    """Return the other words, and the file after --plot."""
-    if "--plot" not in words:
-        return " ".join(words), None
-    at = words.index("--plot")
-    if at + 1 == len(words):
-        raise ValueError("--plot needs a file, such as step.png")
-    return " ".join(words[:at] + words[at + 2 :]), Path(words[at + 1]).expanduser()
+    chat.screen.table(rows)
 
 
 def _index(answer: StoredMessage, texts: Sequence[str], wanted: str) -> int:
@@ -137,12 +115,8 @@ def _index(answer: StoredMessage, texts: Sequence[str], wanted: str) -> int:
     start = "".join(texts).find(wanted)
     if start < 0:
         raise ValueError(f"{wanted!r} is not in the last answer")
-    length = 0
-    for at, text in enumerate(texts):
-        length += len(text)
-        if length > start:
-            return at
-    return len(texts) - 1
+    ends = accumulate(map(len, texts))
+    return next(at for at, end in enumerate(ends) if end > start)
 
 
 def _last_tokens(chat: Chat) -> tuple[StoredMessage, list[int], list[str]]:

@@ -1,6 +1,6 @@
 """Markdown shown while it is generated: every character is printed once, in its style.
 
-Tools that render the whole text again for every token flicker, and cut texts that are longer than the window.
+Rendering the whole text again for every token flickers, and cuts texts that are longer than the window.
 Here text that cannot be decided yet is held back: a word until it ends (it may have to go to the next
 line), a `**` until the one that closes it, the beginning of a line until it is clear what the line is, a line
 of code until it is whole.
@@ -59,11 +59,7 @@ _HEAD = Style(bold=True)
 def inline(line: str, start: int, final: bool, style: Style) -> Iterator[tuple[int, str, Style]]:
     """Yield (end, text, style) for the pieces of a line from `start` on, up to the first undecided mark.
 
-    Args:
-        line: The line as it was generated, with its marks.
-        start: Index of the first character.
-        final: The line is whole, and everything is decided.
-        style: The style of the line.
+    If `final`, the line is whole, and everything is decided.
     """
     while start < len(line):
         span = _SPAN.match(line, start)
@@ -83,12 +79,7 @@ def inline(line: str, start: int, final: bool, style: Style) -> Iterator[tuple[i
 
 
 class MarkdownWriter:
-    """Shows one text piece by piece, with Markdown's styles.
-
-    Args:
-        console: Where it is printed.
-        style: The rich style of the whole text.
-    """
+    """Shows one text piece by piece, with Markdown's styles on top of a style of rich."""
 
     def __init__(self, console: Console, style: str = "") -> None:
         self._console = console

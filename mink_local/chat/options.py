@@ -1,9 +1,19 @@
-"""The table of settings: the options of `mink-chat` that /set and the TOML file know as well."""
+"""The settings of `mink-chat`: options that are also environment variables and keys of a TOML file.
+
+Click keeps the precedence: command line, environment, file, default.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
+from platformdirs import user_config_path
 
-from mink_local.chat.setting import Setting, command_line_text, file_text, token_bias
 from mink_local.cli import FiniteFloat
 from mink_local.models.catalog import DEFAULT_MODEL, read_catalog
 from mink_local.models.options import (
@@ -15,176 +25,273 @@ from mink_local.models.options import (
     SamplerType,
 )
 
-# The groups, in the order of the help. `Constraints` are made from the settings of the second.
-SAMPLING, CONSTRAINTS, MODEL, SCREEN = "Sampling", "Penalties and limits", "Model", "Screen and store"
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+COMMAND_LINE, DEFAULT = "command line", "default"  # two of the sources of values
+CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints` are made from
 
 
-def _complete_model(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+class Setting(click.Option):
+    """An option that is also the variable MINK_NAME and a key of the TOML file.
+
+    Args:
+        names: As of `click.Option`.
+        group: The title it has in the help.
+        fixed: /set cannot change it.
+        reloads: The model is loaded again after a change.
+        attributes: As of `click.Option`.
+    """
+
+    def __init__(
+        self, *names: str, group: str, fixed: bool = False, reloads: bool = False, **attributes: Any
+    ) -> None:
+        super().__init__(names, **attributes)
+        self.group, self.fixed, self.reloads = group, fixed, reloads
+        self.envvar = f"MINK_{self.name.upper()}"
+        self.key = self.name.replace("_", "-")
+
+    def source(self, ctx: click.Context) -> str:
+        """Return where the value comes from: a variable, the path of a file, or in words."""
+        sources = {
+            ParameterSource.COMMANDLINE: COMMAND_LINE,
+            ParameterSource.ENVIRONMENT: str(self.envvar),
+            ParameterSource.DEFAULT_MAP: str(ctx.meta.get("config")),
+        }
+        return sources.get(ctx.get_parameter_source(self.name) or ParameterSource.DEFAULT, DEFAULT)
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        """Parse the value; name the variable or the file that a bad one comes from."""
+        try:
+            return super().handle_parse_result(ctx, opts, args)
+        except click.BadParameter as error:
+            if (source := self.source(ctx)) == COMMAND_LINE:
+                raise
+            raise click.BadParameter(f"{error.message} (in {source})", ctx, self) from None
+
+
+def command_line_text(text: str) -> str:
+    """Return a text of the command line, with U+FFFD for bytes that are not UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+class FileText(str):
+    """The text of a file, with its `path`."""
+
+    path: str
+
+
+def file_text(path: str) -> FileText:
+    """Return the text of a UTF-8 file; - is standard input."""
+    try:
+        with click.open_file(path, encoding="utf-8") as stream:
+            text = FileText(stream.read())
+    except UnicodeDecodeError:
+        raise click.BadParameter(f"{path!r} is not UTF-8 text.") from None
+    except OSError as error:
+        raise click.BadParameter(f"{path!r}: {error.strerror}.") from None
+    text.path = path
+    return text
+
+
+def _token_bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not TOKEN=BIAS, such as 198=-inf.") from None
+
+
+def _complete_file(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
+def _complete_model(ctx: click.Context, option: click.Parameter, incomplete: str) -> list[CompletionItem]:
     names = [CompletionItem(name) for name in read_catalog() if name.startswith(incomplete)]
-    return names or [CompletionItem(incomplete, type="file")]
+    return names or _complete_file(ctx, option, incomplete)
 
+
+_sampling = partial(Setting, group="Sampling")
+_constraint = partial(Setting, group=CONSTRAINTS)
+_model = partial(Setting, group="Model", reloads=True)
+_screen = partial(Setting, group="Screen and store")
 
 SETTINGS: tuple[Setting, ...] = (
-    Setting(
+    _sampling(
         "--temp",
         "-t",
-        group=SAMPLING,
         type=FiniteFloat(min=0),
         default=1.0,
         metavar="T",
         help="Temperature of the candidates that the sampler keeps; 0 takes the most probable token.",
     ),
-    Setting(
+    _sampling(
         "--sampler",
-        group=SAMPLING,
         type=SamplerType(),
         default="min-k",
         metavar="NAME[:OPTION=VALUE,…]",
         help="How the candidates for the next token are chosen: min-k, top-p:p=0.9, min-p, top-k, "
         "top-n-sigma, eta, p-less, mirostat, greedy.",
     ),
-    Setting(
+    _sampling(
         "--tau",
-        group=SAMPLING,
         type=FiniteFloat(min=0),
         metavar="TAU",
         help="Min-k keeps at least TAU / (largest - smallest logit) candidates; 0 switches that off.  "
         "[default: 3]",
     ),
-    Setting(
+    _sampling(
         "--seed",
-        group=SAMPLING,
         type=click.IntRange(0, 2**32 - 2),
         metavar="N",
         help="The same seed gives the same answer again.  [default: random]",
     ),
-    Setting(
+    _sampling(
         "--max-tokens",
         "-n",
-        group=SAMPLING,
         type=click.IntRange(min=1),
         metavar="N",
         help="The longest answer.  [default: until the context is full]",
     ),
-    Setting("--system", group=SAMPLING, type=command_line_text, metavar="TEXT", help="System prompt."),
-    Setting(
+    _sampling("--system", type=command_line_text, metavar="TEXT", help="System prompt."),
+    _sampling(
         "--think/--no-think",
-        group=SAMPLING,
         default=None,
         help="Have the model reason before it answers, or not, if its chat template has a switch for that.  "
         "[default: the model's]",
     ),
-    Setting(
+    _constraint(
         "--repeat-penalty",
-        group=CONSTRAINTS,
         type=click.FloatRange(min=0, min_open=True),
         metavar="X",
         help="Above 1: lower the logits of tokens that occurred.  [default: 1]",
     ),
-    Setting(
+    _constraint(
         "--frequency-penalty",
-        group=CONSTRAINTS,
         type=float,
         metavar="X",
         help="Subtract X from the logit of a token for every time it occurred.",
     ),
-    Setting(
+    _constraint(
         "--presence-penalty",
-        group=CONSTRAINTS,
         type=float,
         metavar="X",
         help="Subtract X from the logit of every token that occurred.",
     ),
-    Setting(
+    _constraint(
         "--dry-multiplier",
-        group=CONSTRAINTS,
         type=float,
         metavar="X",
         help="DRY: penalise tokens that would repeat a phrase; 0 is off.",
     ),
-    Setting(
+    _constraint(
         "--logit-bias",
-        group=CONSTRAINTS,
-        type=token_bias,
+        type=_token_bias,
         multiple=True,
         metavar="TOKEN=BIAS",
         help="Add BIAS to the logit of a token id; -inf bans the token. May be given several times.",
     ),
-    Setting(
+    _constraint(
         "--grammar",
-        group=CONSTRAINTS,
         type=file_text,
         metavar="FILE",
+        shell_complete=_complete_file,
         help="Restrict the answer to a GBNF grammar.",
     ),
-    Setting(
+    _constraint(
         "--json-schema",
-        group=CONSTRAINTS,
         type=file_text,
         metavar="FILE",
+        shell_complete=_complete_file,
         help="Restrict the answer to JSON of this schema.",
     ),
-    Setting(
+    _model(
         "--model",
         "-m",
-        group=MODEL,
-        reloads=True,
         default=DEFAULT_MODEL,
         metavar="NAME|PATH",
         shell_complete=_complete_model,
         help=MODEL_HELP,
     ),
-    Setting(
+    _model(
         "--ctx",
-        group=MODEL,
-        reloads=True,
         type=click.IntRange(min=1),
         metavar="N",
         help="Tokens that the conversation and its answer share.  [default: as many as the memory allows]",
     ),
-    Setting("--gpu-layers", group=MODEL, reloads=True, type=GPU_LAYERS, default="auto", help=GPU_LAYERS_HELP),
-    Setting(
+    _model("--gpu-layers", type=GPU_LAYERS, default="auto", help=GPU_LAYERS_HELP),
+    _model(
         "--sampling",
-        group=MODEL,
-        reloads=True,
         type=click.Choice(["auto", "host", "backend", "graph"]),  # graph: the earlier name of backend
         default="auto",
         metavar="[auto|host|backend]",
         help="Where tokens are sampled: backend is in llama.cpp's graph, so that no logits leave the GPU; "
         "host is on the CPU; auto is backend if the model is on a GPU.",
     ),
-    Setting("--kv-type", group=MODEL, reloads=True, type=KV_TYPE, default="f16", help=KV_TYPE_HELP),
-    Setting(
+    _model("--kv-type", type=KV_TYPE, default="f16", help=KV_TYPE_HELP),
+    _model(
         "--threads",
-        group=MODEL,
-        reloads=True,
         type=click.IntRange(min=1),
         metavar="N",
         help="CPU threads.  [default: one for every physical core]",
     ),
-    Setting(
+    _screen(
         "--plain/--rich",
-        group=SCREEN,
         default=False,
         help="Plain text without colours and Markdown, and a simple input line. Always the case if NO_COLOR "
         "is set or the output is not a terminal.",
     ),
-    Setting(
+    _screen(
         "--thoughts",
-        group=SCREEN,
         type=click.Choice(["show", "line"]),
         default="show",
         help="Show the reasoning of a model, or one line that says how long it is.",
     ),
-    Setting("--status/--no-status", group=SCREEN, default=True, help="Print figures after every answer."),
-    Setting(
+    _screen("--status/--no-status", default=True, help="Print figures after every answer."),
+    _screen(
         "--keys",
-        group=SCREEN,
         fixed=True,
         type=click.Choice(["emacs", "vi"]),
         default="emacs",
         help="Key bindings of the input line.",
     ),
-    Setting("--store/--no-store", group=SCREEN, fixed=True, default=True, help="Keep conversations on disk."),
+    _screen("--store/--no-store", fixed=True, default=True, help="Keep conversations on disk."),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
+
+
+def config_path() -> Path:
+    """Return the TOML file that is read if --config names no other."""
+    return user_config_path("mink-local") / "config.toml"
+
+
+def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
+    """Make the table [chat] of the TOML file click's defaults; the callback of --config."""
+    file = ctx.meta["config"] = path or config_path()
+    if path or file.exists():
+        ctx.default_map = dict(_texts(file))
+    return path
+
+
+def _texts(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a file as they would be typed, so that click parses and checks them."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("chat", {})
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{path} cannot be read: {error}.") from None
+    if not isinstance(table, dict):
+        raise click.UsageError(f"{path}: chat must be a table, [chat].")
+    for key, value in table.items():
+        setting = BY_KEY.get(key.replace("_", "-"))
+        if setting is None:
+            raise click.UsageError(f"{path}: there is no setting {key!r} in [chat].")
+        if setting.multiple and isinstance(value, list):
+            yield setting.name, [str(item) for item in value]
+        elif isinstance(value, list | dict):
+            raise click.UsageError(f"{path}: {setting.key} must be a single value.")
+        else:
+            yield setting.name, str(value)

@@ -1,6 +1,5 @@
 """An answer while it is generated: the prompt's progress, the reasoning, the text, and the figures."""
 
-import sys
 from collections.abc import Sequence
 from statistics import median
 
@@ -9,8 +8,6 @@ from mink_local.chat.screen import Screen, TextWriter, counted, printable
 from mink_local.chat.store import Outcome
 from mink_local.generation.model import Reply
 from mink_local.interrupts import until_interrupted
-
-_BAR = 24  # characters
 
 
 def show_answer(screen: Screen, answer: AnswerStream) -> None:
@@ -50,7 +47,7 @@ def show_prefill(screen: Screen, reply: Reply) -> None:
 
 
 class _PromptProgress:
-    """A bar for a prompt whose evaluation takes long."""
+    """The progress of a prompt whose evaluation takes long."""
 
     def __init__(self, screen: Screen, reply: Reply) -> None:
         self._screen = screen
@@ -62,25 +59,13 @@ class _PromptProgress:
         unread = self._reply.unread_tokens
         self._total = max(self._total, unread)
         if unread:
-            done = _BAR * (self._total - unread) // self._total
-            full, empty = _blocks()
-            tokens = counted(self._total, "token")
-            self._screen.progress(f"{(full * done).ljust(_BAR, empty)} prompt: {tokens}")
+            self._screen.progress(f"prompt: {self._total - unread} of {counted(self._total, 'token')}")
             self._is_shown = True
 
     def end(self) -> None:
         if self._is_shown:
             self._screen.progress()
             self._is_shown = False
-
-
-def _blocks() -> tuple[str, str]:
-    """Return two characters, for done and to do, that standard error can show."""
-    try:
-        "█░".encode(sys.stderr.encoding)
-    except UnicodeEncodeError:
-        return "#", "-"
-    return "█", "░"
 
 
 class _ReasoningView:

@@ -56,8 +56,9 @@ class ReasoningSplitter:
 
     def _reasoning(self) -> Iterator[TextPart]:
         reasoning, mark, answer = self._held.partition(CLOSE)
-        if not mark:
-            reasoning = _without_start_of(CLOSE, reasoning)
+        if not mark:  # without an ending that the mark could continue
+            starts = (CLOSE[:length] for length in range(len(CLOSE) - 1, 0, -1))
+            reasoning = reasoning.removesuffix(next(filter(reasoning.endswith, starts), ""))
         yield from self._take(len(reasoning.rstrip()))
         if mark:
             self._state, self._strip, self._held = "text", True, answer
@@ -71,22 +72,8 @@ class ReasoningSplitter:
             yield TextPart(text, self._state == "reasoning")
 
 
-def _without_start_of(mark: str, text: str) -> str:
-    """Return a text without an ending that `mark` could continue."""
-    for length in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:length]):
-            return text[:-length]
-    return text
-
-
 def joined(reasoning: str, text: str, opened: bool) -> str:
-    """Return reasoning and answer as the model writes them.
-
-    Args:
-        reasoning: The reasoning, without marks; "" if there was none.
-        text: The answer; "" if the reasoning was not finished.
-        opened: The chat template has written the opening mark.
-    """
+    """Return reasoning and answer as the model writes them after a template that `opened` the reasoning."""
     if not reasoning:
         return text
     start = f"{'' if opened else OPEN + chr(10)}{reasoning}"

@@ -1,17 +1,18 @@
 """The loop of the chat: reads a line, and has a command or the model answer it."""
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+import click
 
 from mink_local.chat.chat import Chat
 from mink_local.chat.commands import COMMANDS, Command
-from mink_local.chat.terminal import Input
 from mink_local.errors import MinkError
 from mink_local.interrupts import on_interrupt
 
 
-def run(chat: Chat, typed: Input) -> None:
-    """Read and answer messages until the end of the input or /exit."""
+def run(chat: Chat, read: Callable[[str], str]) -> None:
+    """Answer messages until the end of the input or /exit; `read` is of `mink_local.chat.terminal`."""
 
     def stop() -> None:
         chat.stopped = True
@@ -19,7 +20,7 @@ def run(chat: Chat, typed: Input) -> None:
     with on_interrupt(stop):
         while not chat.leaving:
             try:
-                text, chat.prefill = typed.read(chat.prefill), ""
+                text, chat.prefill = read(chat.prefill), ""
             except EOFError:
                 print()
                 return
@@ -33,33 +34,25 @@ def run(chat: Chat, typed: Input) -> None:
 
 def _handle(chat: Chat, text: str) -> None:
     try:
-        if found := find_command(text):
-            command, argument = found
-            command.run(chat, argument)
+        word = text.split(maxsplit=1)[0]
+        if text.startswith("/") and word[1:].isalpha():
+            _command(word).call(chat, text[len(word) :].strip())
         else:
             chat.ask(text.strip())
-    except (MinkError, ValueError, OSError) as error:
+    except (MinkError, ValueError, OSError, click.ClickException) as error:
         chat.note(f"({str(error).removesuffix('.')})")
 
 
-def find_command(text: str) -> tuple[Command, str] | None:
-    """Return the command that a text calls and its argument; None for a message.
-
-    Raises:
-        ValueError: The text begins like a command that does not exist.
-    """
-    word = text.split(maxsplit=1)[0]
-    if not text.startswith("/") or not word[1:].isalpha():
-        return None
+def _command(word: str) -> Command:
     if word[1:] in COMMANDS:
-        return COMMANDS[word[1:]], text[len(word) :].strip()
+        return COMMANDS[word[1:]]
     near = difflib.get_close_matches(word[1:], COMMANDS, n=1)
     hint = f"did you mean /{near[0]}?" if near else "/help lists them."
     raise ValueError(f"there is no command {word}; {hint} To send it as a message, begin with a blank")
 
 
 def complete(chat: Chat, line: str) -> Iterator[tuple[str, int]]:
-    """Yield the completions of a line; see `LineInput`."""
+    """Yield the completions of a line; see `mink_local.chat.completion`."""
     if not line.startswith("/"):
         return
     word, blank, argument = line.partition(" ")

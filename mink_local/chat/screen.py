@@ -5,12 +5,18 @@ import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 import click
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
+from rich.table import Column, Table
 from rich.text import Text
+
+from mink_local.chat.store import Conversation
 
 # Characters that a terminal obeys instead of showing them: everything below a space except tab and newline,
 # C1, and those that change the direction of writing.
@@ -36,8 +42,7 @@ def counted(number: int, noun: str) -> str:
 class TextWriter(Protocol):
     """Shows one text piece by piece."""
 
-    def feed(self, text: str) -> None:
-        """Show a piece of the text."""
+    def feed(self, text: str) -> None: ...
 
     def recall(self, text: str) -> None:
         """Continue a text that was shown before, whose last line is shown again."""
@@ -47,15 +52,11 @@ class TextWriter(Protocol):
 
 
 class Screen:
-    """Shows text, tables and notes, in plain text or with Markdown and colours.
+    """Shows text, tables and notes, with Markdown and colours unless it `is_plain`.
 
     Args:
         plain: Show text as it is, also on a terminal that has colours.
         reasoning: "show" the reasoning of a model, or "line": only count its words.
-
-    Attributes:
-        is_plain: Without colours and Markdown: that was asked for, NO_COLOR is set, or standard output
-            cannot show them.
     """
 
     def __init__(self, plain: bool = False, reasoning: str = "show") -> None:
@@ -69,7 +70,6 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """The number of columns."""
         return self.console.width
 
     def show(self, *renderables: Any) -> None:
@@ -77,9 +77,13 @@ class Screen:
         for renderable in renderables:
             self.console.print(renderable)
 
-    def cell(self, text: str, style: str = "") -> Text:
-        """Return any text as a cell of a table."""
-        return Text(printable(text), style)
+    def table(self, rows: Iterable[Sequence[str | Text]], *titles: str) -> None:
+        """Print a table of any texts."""
+        columns = (Column(title, overflow="fold") for title in titles)
+        table = Table(*columns, box=None, pad_edge=False, show_header=bool(titles))
+        for row in rows:
+            table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
+        self.console.print(table)
 
     def text(self, text: str) -> None:
         """Show a text as an answer is shown."""
@@ -132,3 +136,26 @@ class _PlainWriter:
     def end(self) -> None:
         if self._is_terminal or (self._last and not self._last.endswith("\n")):
             self.feed("\n")
+
+
+def show_conversations(
+    screen: Screen, conversations: Sequence[Conversation], current: int | None = None
+) -> None:
+    """Print a table of conversations; an asterisk marks the one with the id `current`."""
+    rows = []
+    for one in conversations:
+        then = datetime.fromtimestamp(one.updated)
+        is_today = then.date() == datetime.now().date()
+        row = (
+            "*" if one.id == current else "",
+            one.name or str(one.id),
+            f"{one.turns:5}",
+            f"{then:%H:%M}" if is_today else f"{then:%Y-%m-%d}",
+            Path(one.model).name,
+            one_line(one.title, max(20, screen.width - 50)),
+        )
+        rows += [row] if one.turns else []
+    if rows:
+        screen.table(rows, "", "name", "turns", "last", "model", "begins with")
+    else:
+        screen.note("(there is no conversation yet)")

@@ -15,17 +15,11 @@ Messages = list[dict[str, str]]
 
 
 def drop_oldest_turns(messages: Messages, model: Model, max_tokens: int | None) -> Messages:
-    """Return messages that leave space in the context for an answer.
+    """Return messages that leave space in the context for an answer, at most a quarter of it.
 
-    A turn is a user's message and its answer. If the conversation has outgrown the context, the oldest
-    turns are dropped until half of the context is free: dropping one turn at a time would change the
-    beginning of the prompt, and with it the whole KV cache, at every turn. System messages and the last
-    turn are always kept.
-
-    Args:
-        messages: System messages first, then turns and the message to answer.
-        model: The model that answers.
-        max_tokens: The longest answer; a quarter of the context is reserved at most.
+    If the conversation has outgrown the context, the oldest turns are dropped until half of the context is
+    free: dropping one turn at a time would change the beginning of the prompt, and with it the whole KV cache,
+    at every turn. System messages and the last turn are always kept.
     """
     reserved = model.n_ctx // 4 if max_tokens is None else min(max_tokens, model.n_ctx // 4)
     if not messages or model.count_tokens(messages) <= model.n_ctx - reserved:
@@ -42,12 +36,7 @@ def drop_oldest_turns(messages: Messages, model: Model, max_tokens: int | None) 
 
 
 class Session:
-    """A model, the settings, and the current conversation in a store.
-
-    Attributes:
-        conversation: The id of the conversation; None before its first message.
-        branch: The stored messages of the current branch, from the first to the last.
-    """
+    """A model, the settings, and the current conversation in a store."""
 
     def __init__(self, model: Model, settings: Settings, store: ConversationStore) -> None:
         self.model = model
@@ -57,20 +46,15 @@ class Session:
 
     def clear(self) -> None:
         """Begin another conversation; the store keeps the one before."""
-        self.conversation: int | None = None
-        self.branch: list[StoredMessage] = []
+        self.conversation: int | None = None  # its id, from its first message on
+        self.branch: list[StoredMessage] = []  # the current one, from the first message to the last
         self._undone: list[int] = []  # the ends of the branches that `undo` left, the last one last
         self._start = 0  # index of the first message of the branch that still fits the context
 
     def load(self, conversation: Conversation) -> str | None:
-        """Continue a conversation.
-
-        Returns:
-            The text of a last message that was never answered. It is taken back, to be sent again.
-        """
+        """Continue a conversation; return a last message that was never answered, which is taken back."""
+        self.clear()
         self.conversation = conversation.id
-        self._undone.clear()
-        self._start = 0
         source = f"conversation {conversation.name or conversation.id}"
         self.settings.put("system", conversation.system, source)
         self._go_to(conversation.head)
@@ -84,22 +68,20 @@ class Session:
         """Note that another model continues the conversation."""
         self._start = 0
         if self.conversation is not None:
-            self.store.set_model(self.conversation, self.settings["model"])
+            self.store.change(self.conversation, model=self.settings["model"])
 
     def set_system(self, text: str | None, source: str) -> None:
         """Set the system prompt, None for none, and keep it with the conversation."""
         self.settings.put("system", text, source)
         if self.conversation is not None:
-            self.store.set_system(self.conversation, text)
+            self.store.change(self.conversation, system=text)
 
     def ask(self, text: str) -> AnswerStream:
-        """Return the answer to a message.
+        """Return the answer to a message, which after an error is not part of the conversation.
 
         Raises:
             ValueError: A setting does not suit the model.
             MinkError: The prompt does not fit the context, or the chat template refuses it.
-
-        After an error the message is not part of the conversation.
         """
         if self.conversation is None:
             self.conversation = self.store.begin(self.settings["model"], self.settings["system"])
@@ -117,15 +99,11 @@ class Session:
     def regenerate(self, temperature: float | None = None, seed: int | None = None) -> AnswerStream:
         """Return another answer to the last message. Raises as `ask` does.
 
-        Args:
-            temperature: Instead of the setting's.
-            seed: Instead of the setting's, to which the number of earlier answers is added: the text differs.
+        A seed of the settings is counted up by the number of earlier answers, so that the text differs.
         """
         last = self.last_answer()
-        assert self.conversation is not None
         if seed is None and self.settings["seed"] is not None:
-            others = len(self.store.children(self.conversation, last.parent))
-            seed = (self.settings["seed"] + others) % RANDOM_SEED
+            seed = (self.settings["seed"] + len(self.alternatives())) % RANDOM_SEED
         params = self.params()
         if temperature is not None:
             params = replace(params, temperature=temperature)
@@ -181,10 +159,7 @@ class Session:
         return drop_oldest_turns(messages, self.model, self.settings["max_tokens"])
 
     def answer_tokens(self, answer: StoredMessage) -> list[int]:
-        """Return the token ids of an answer.
-
-        They are the sampled ones; if those are unknown or another model's, this model's tokens of the text.
-        """
+        """Return the sampled token ids of an answer, or this model's if they are unknown or another's."""
         if answer.outcome and answer.outcome.tokens and answer.how and answer.how.model == self.model.name:
             return answer.outcome.tokens
         messages = self.prompt(self.branch[:-1])
@@ -203,10 +178,7 @@ class Session:
         )
 
     def prefill(self) -> Reply | None:
-        """Return a reply whose iteration evaluates the conversation, so that the next answer begins at once.
-
-        Returns None if the conversation is empty.
-        """
+        """Return a reply whose iteration evaluates the conversation; None if it is empty."""
         if not self.branch:
             return None
         messages = self.prompt(self.branch)
@@ -215,7 +187,7 @@ class Session:
     def _go_to(self, head: int | None) -> None:
         """Make a message the end of the branch; None: before the first message."""
         assert self.conversation is not None
-        self.store.set_head(self.conversation, head)
+        self.store.change(self.conversation, head=head)
         self.branch = self.store.branch(head)
         if self._start >= len(self.branch):
             self._start = 0
@@ -234,6 +206,11 @@ class Session:
         except BaseException:
             self._go_to(head_before)
             raise
+        state = "start" if self.model.can_reason else "text"  # of the `ReasoningSplitter`
+        if continued and (continued.content or continued.thinking):
+            state = "text" if continued.content else "reasoning"
+        elif reply.in_reasoning:
+            state = "reasoning"
         fitting = sum(message["role"] != "system" for message in messages)
         dropped = len(branch) - self._start - fitting
         self._start += dropped
@@ -242,7 +219,7 @@ class Session:
             conversation=self.conversation,
             parent=branch[-1].id,
             how=SamplingInfo(self.model.name, str(params.sampler), params.temperature, reply.seed),
-            starts_as=self._first_state(reply, continued),
+            starts_as=state,
             dropped=dropped // 2,
             continued=continued,
             prefix=prefix,
@@ -250,11 +227,3 @@ class Session:
         return AnswerStream(
             reply, self.store, draft, lambda message: self._go_to(head_before if message is None else message)
         )
-
-    def _first_state(self, reply: Reply, continued: StoredMessage | None) -> str:
-        """Return the first state of the `ReasoningSplitter` for an answer."""
-        if continued and (continued.content or continued.thinking):
-            return "text" if continued.content else "reasoning"
-        if reply.in_reasoning:
-            return "reasoning"
-        return "start" if self.model.can_reason else "text"

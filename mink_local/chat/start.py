@@ -3,18 +3,18 @@
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
 from mink_local.chat.answer_stream import AnswerStream
+from mink_local.chat.options import COMMAND_LINE
 from mink_local.chat.progress import note_end, show_answer
 from mink_local.chat.reasoning import TextPart
 from mink_local.chat.screen import Screen
 from mink_local.chat.session import Session
-from mink_local.chat.setting import COMMAND_LINE
 from mink_local.chat.settings import Settings
 from mink_local.chat.store import ConversationStore, default_path
 from mink_local.cli import INTERRUPTED
@@ -26,18 +26,9 @@ from mink_local.generation.model import Model
 def start(
     ctx: click.Context, prompt: str | None, as_json: bool, continued: bool, resume: str | None, verbose: bool
 ) -> None:
-    """Run the program with the settings of a context.
-
-    Args:
-        ctx: The context of the command.
-        prompt: The text to answer once; None for a chat.
-        as_json: Print the answer as a JSON object.
-        continued: Continue the last conversation.
-        resume: Continue the conversation of this name or number.
-        verbose: Show the log of llama.cpp.
-    """
+    """Run the program with the options of the command; `prompt` is None for a chat."""
     settings = Settings(ctx)
-    settings.check()
+    settings.check(tau_is_new=settings.given("tau"))
     screen = Screen(settings["plain"], settings["thoughts"])
     conversation = None
     if continued or resume:
@@ -47,14 +38,16 @@ def start(
             settings.put("model", conversation.model, "the conversation")
     else:
         store = _open_store(settings, screen, one_shot=prompt is not None)
-    load = _loader(settings, verbose)
+    load = partial(_load, verbose=verbose)
+    heard = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the program: there is nothing to save
     try:
-        with _ctrl_c_ends_the_program():
-            model = load()
+        model = load(settings)
     except ModelNotFoundError as error:
         if conversation is None or settings.given("model"):
             raise
         raise ModelNotFoundError(f"{error} (the conversation's model; --model names another)") from None
+    finally:
+        signal.signal(signal.SIGINT, heard)
     screen.note(f"{model.name} {model.placement}")
     session = Session(model, settings, store)
     system = settings["system"] if settings.given("system") else None
@@ -78,8 +71,8 @@ def _open_store(settings: Settings, screen: Screen, one_shot: bool) -> Conversat
         return ConversationStore()
 
 
-def _loader(settings: Settings, verbose: bool) -> Callable[[], Model]:
-    return lambda: load_model(
+def _load(settings: Settings, verbose: bool) -> Model:
+    return load_model(
         settings["model"],
         n_ctx=settings["ctx"],
         n_gpu_layers=settings["gpu_layers"],
@@ -90,22 +83,11 @@ def _loader(settings: Settings, verbose: bool) -> Callable[[], Model]:
     )
 
 
-@contextmanager
-def _ctrl_c_ends_the_program() -> Iterator[None]:
-    """Let Ctrl-C end the program at once, while there is nothing to save."""
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _answer_once(session: Session, screen: Screen, prompt: str, as_json: bool) -> None:
     try:
         answer = session.ask(prompt)
         if as_json:
-            parts = list(answer)
-            print(json.dumps(_as_json(answer, parts), ensure_ascii=False))
+            print(json.dumps(_as_json(answer, list(answer)), ensure_ascii=False))
         else:
             show_answer(screen, answer)
     except ValueError as error:  # an option that does not suit this model: a grammar, a token id
@@ -129,18 +111,15 @@ def _as_json(answer: AnswerStream, parts: Sequence[TextPart]) -> dict[str, Any]:
         "n_tokens": len(outcome.tokens),
         "tokens": outcome.tokens,
         "k": outcome.k,
-        "timings": {
-            "first_token_s": round(outcome.first_token_s, 4),
-            "total_s": round(outcome.seconds, 4),
-        },
+        "timings": {"first_token_s": round(outcome.first_token_s, 4), "total_s": round(outcome.seconds, 4)},
     }
 
 
-def _chat(session: Session, screen: Screen, load: Callable[[], Model], unanswered: str) -> None:
+def _chat(session: Session, screen: Screen, load: Callable[[Settings], Model], unanswered: str) -> None:
     from mink_local.chat.chat import Chat
     from mink_local.chat.commands import recall
     from mink_local.chat.repl import complete, run
-    from mink_local.chat.terminal import LineInput, PlainInput
+    from mink_local.chat.terminal import LineInput, read_plain
 
     settings = session.settings
     chat = Chat(session, screen, load)
@@ -152,6 +131,6 @@ def _chat(session: Session, screen: Screen, load: Callable[[], Model], unanswere
     if session.conversation is not None:
         recall(chat)
     if settings["plain"] or not screen.is_terminal or screen.is_dumb:
-        run(chat, PlainInput())
+        run(chat, read_plain)
     else:
         run(chat, LineInput(lambda line: complete(chat, line), settings["keys"], settings["store"]))

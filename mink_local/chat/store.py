@@ -69,68 +69,43 @@ class SamplingInfo:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of an answer that ended.
-
-    Attributes:
-        finish_reason: As in `Reply`.
-        tokens: Sampled token ids, reasoning included, without the one that ended the answer.
-        k: The number of candidates at every step, including the step that ended the answer.
-        prompt_tokens: As in `Reply`.
-        evaluated_tokens: As in `Reply`.
-        first_token_s: Seconds until the first piece of text.
-        seconds: Seconds for the whole answer.
-    """
+    """The result of an answer that ended; fields of the same name as those of `Reply` are those."""
 
     finish_reason: str | None
-    tokens: list[int] = field(default_factory=list)
-    k: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # without the one that ended the answer
+    k: list[int] = field(default_factory=list)  # one more, if a token ended the answer
     prompt_tokens: int = 0
     evaluated_tokens: int = 0
-    first_token_s: float = 0.0
+    first_token_s: float = 0.0  # until the first piece of text
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class StoredMessage:
-    """One message of a conversation.
-
-    Attributes:
-        thinking: The reasoning of an answer, without its marks.
-        how: Model and sampling settings of an answer; None for a user's message.
-        outcome: The result of an answer; None if it is not finished: the program was killed, or it is
-            still being generated.
-        created: Seconds since 1970.
-    """
+    """One message of a conversation; `created` is in seconds since 1970."""
 
     id: int
     parent: int | None
     role: Role
     content: str
-    thinking: str
-    how: SamplingInfo | None
-    outcome: Outcome | None
+    thinking: str  # the reasoning of an answer, without its marks
+    how: SamplingInfo | None  # None for a user's message
+    outcome: Outcome | None  # None if the program was killed, or the answer is still being generated
     created: float
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation as a list shows it, without its messages.
-
-    Attributes:
-        head: The id of the last message of the current branch.
-        updated: When the last message was added, in seconds since 1970.
-        turns: The number of the user's messages in the current branch.
-        title: The first 200 characters of the first message.
-    """
+    """A conversation as a list shows it, without its messages."""
 
     id: int
     name: str | None
     model: str
     system: str | None
-    head: int | None
-    updated: float
-    turns: int
-    title: str
+    head: int | None  # the id of the last message of the current branch
+    updated: float  # when the last message was added, in seconds since 1970
+    turns: int  # the user's messages in the current branch
+    title: str  # the first 200 characters of the first message
 
 
 def default_path() -> Path:
@@ -142,13 +117,8 @@ class ConversationStore:
     """The conversations of one SQLite file, or of memory.
 
     Several programs may have the file open at once. If the file can no longer be written (the disk is full,
-    for example), a warning is logged and the conversations go on in memory.
-
-    Args:
-        path: The file, created if it is missing; None for memory.
-
-    Raises:
-        MinkError: The file cannot be opened.
+    for example), a warning is logged and the conversations go on in memory. Raises MinkError if it cannot be
+    opened.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -181,8 +151,7 @@ class ConversationStore:
 
     def begin(self, model: str, system: str | None) -> int:
         """Start a conversation; return its id."""
-        sql = "INSERT INTO conversation (model, system, updated) VALUES (?, ?, ?)"
-        return self._write((sql, (model, system, time.time())))
+        return self._write(_insert("conversation", model=model, system=system, updated=time.time()))
 
     def add(
         self,
@@ -193,52 +162,31 @@ class ConversationStore:
         how: SamplingInfo | None = None,
     ) -> int:
         """Add a message after `parent` and make it the head; return its id."""
-        now = time.time()
+        now, info = time.time(), json.dumps(vars(how) if how else None)
+        row = {"conversation": conversation, "parent": parent, "role": role, "content": content}
+        head = "UPDATE conversation SET head = last_insert_rowid(), updated = ? WHERE id = ?"
         return self._write(
-            (
-                "INSERT INTO message (conversation, parent, role, content, thinking, how, created) "
-                "VALUES (?, ?, ?, ?, '', ?, ?)",
-                (conversation, parent, role, content, json.dumps(vars(how) if how else None), now),
-            ),
-            (
-                "UPDATE conversation SET head = last_insert_rowid(), updated = ? WHERE id = ?",
-                (now, conversation),
-            ),
+            _insert("message", **row, thinking="", how=info, created=now), (head, (now, conversation))
         )
 
     def append(self, message: int, text: str, thinking: bool = False) -> None:
         """Add a piece of text to a message that is being generated."""
-        sql = "INSERT INTO piece (message, thinking, text) VALUES (?, ?, ?)"
-        self._write((sql, (message, thinking, text)))
+        self._write(_insert("piece", message=message, thinking=thinking, text=text))
 
     def finish(self, message: int, outcome: Outcome) -> None:
         """Fold the pieces of a message into it and store its outcome."""
-        whole = self.message(message)
+        whole, result = self.message(message), json.dumps(vars(outcome))
         self._write(
-            (
-                "UPDATE message SET content = ?, thinking = ?, outcome = ? WHERE id = ?",
-                (whole.content, whole.thinking, json.dumps(vars(outcome)), message),
-            ),
+            _update("message", message, content=whole.content, thinking=whole.thinking, outcome=result),
             ("DELETE FROM piece WHERE message = ?", (message,)),
         )
 
-    def set_head(self, conversation: int, message: int | None) -> None:
-        """Make a message the end of the current branch; None: before the first message."""
-        self._write(("UPDATE conversation SET head = ? WHERE id = ?", (message, conversation)))
-
-    def set_system(self, conversation: int, system: str | None) -> None:
-        """Replace the system prompt of a conversation."""
-        self._write(("UPDATE conversation SET system = ? WHERE id = ?", (system, conversation)))
-
-    def set_model(self, conversation: int, model: str) -> None:
-        """Replace the model of a conversation."""
-        self._write(("UPDATE conversation SET model = ? WHERE id = ?", (model, conversation)))
-
-    def rename(self, conversation: int, name: str) -> None:
-        """Name a conversation. Raises MinkError if another one has the name."""
+    def change(self, conversation: int, **columns: object) -> None:
+        """Replace the head, the system prompt, the model or the name; MinkError if another has the name."""
         try:
-            self._write(("UPDATE conversation SET name = ? WHERE id = ?", (name, conversation)))
+            self._write(_update("conversation", conversation, **columns))
         except sqlite3.IntegrityError:
+            name = columns.get("name")
             raise MinkError(f"there is another conversation {name!r}: choose another name") from None
 
     def delete(self, conversation: int) -> None:
@@ -247,23 +195,15 @@ class ConversationStore:
 
     def message(self, message: int) -> StoredMessage:
         """Return a message, with the pieces that came until now if it is being generated."""
-        row = self._db.execute("SELECT * FROM message WHERE id = ?", (message,)).fetchone()
-        pieces = self._db.execute(
-            "SELECT thinking, text FROM piece WHERE message = ? ORDER BY id", (message,)
-        ).fetchall()
-        how, outcome = (json.loads(row[key]) if row[key] else None for key in ("how", "outcome"))
-        return StoredMessage(
-            id=row["id"],
-            parent=row["parent"],
-            role=row["role"],
-            content=row["content"] + "".join(text for thinking, text in pieces if not thinking),
-            thinking=row["thinking"] + "".join(text for thinking, text in pieces if thinking),
-            how=_from_json(SamplingInfo, how),
-            # Pieces beside an outcome: the program was killed while it continued the answer, and the stored
-            # tokens are not all.
-            outcome=None if pieces else _from_json(Outcome, outcome),
-            created=row["created"],
-        )
+        row = dict(self._db.execute("SELECT * FROM message WHERE id = ?", (message,)).fetchone())
+        del row["conversation"]
+        row["how"] = _from_json(SamplingInfo, row["how"])
+        row["outcome"] = _from_json(Outcome, row["outcome"])
+        pieces = "SELECT thinking, text FROM piece WHERE message = ? ORDER BY id"
+        for thinking, text in self._db.execute(pieces, (message,)):
+            row["thinking" if thinking else "content"] += text
+            row["outcome"] = None  # if there was one, the program was killed while it continued the answer
+        return StoredMessage(**row)
 
     def branch(self, head: int | None) -> list[StoredMessage]:
         """Return the messages from the first to `head`."""
@@ -275,11 +215,7 @@ class ConversationStore:
 
     def children(self, conversation: int, parent: int | None) -> list[StoredMessage]:
         """Return every message that follows `parent`, oldest first; None asks for the first messages."""
-        rows = self._db.execute(
-            "SELECT id FROM message WHERE conversation = ? AND parent IS ? ORDER BY id",
-            (conversation, parent),
-        ).fetchall()
-        return [self.message(row["id"]) for row in rows]
+        return [message for message in self.messages(conversation) if message.parent == parent]
 
     def messages(self, conversation: int) -> list[StoredMessage]:
         """Return every message of every branch, oldest first."""
@@ -359,9 +295,18 @@ def _execute(db: sqlite3.Connection, statements: Sequence[_Sql]) -> int:
     return ids[0] or 0
 
 
-def _from_json(kind: type[Any], values: dict[str, Any] | None) -> Any:
+def _insert(table: str, **columns: object) -> _Sql:
+    places = ", ".join("?" * len(columns))
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", tuple(columns.values())
+
+
+def _update(table: str, row: int, **columns: object) -> _Sql:
+    assignments = ", ".join(f"{column} = ?" for column in columns)
+    return f"UPDATE {table} SET {assignments} WHERE id = ?", (*columns.values(), row)
+
+
+def _from_json(kind: type[Any], text: str | None) -> Any:
     """Return a dataclass from stored fields; another version may have stored fewer or more."""
-    if values is None:
-        return None
+    values = json.loads(text or "null")
     names = {f.name for f in fields(kind)}
-    return kind(**{name: value for name, value in values.items() if name in names})
+    return values and kind(**{name: value for name, value in values.items() if name in names})

@@ -1,9 +1,12 @@
-"""Input lines for messages: one with history, search and completion, and a plain one."""
+"""Input lines for messages: one with history, search and completion, and a plain one.
+
+Both are called with the text that the line begins with, and return a message; they raise EOFError for Ctrl-D
+and KeyboardInterrupt for Ctrl-C.
+"""
 
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from platformdirs import user_data_path
 from prompt_toolkit import PromptSession
@@ -17,52 +20,37 @@ from prompt_toolkit.shortcuts import CompleteStyle
 
 from mink_local.files import private_file
 
-PROMPT = "> "
-_MORE = "  "
+_PROMPT, _MORE = "> ", "  "
 _QUOTES = '"""'
 
 
-class Input(Protocol):
-    """Reads messages that a person types."""
-
-    def read(self, default: str = "") -> str:
-        """Return a message. Raises EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C."""
-        ...
+def _is_open(text: str) -> bool:
+    """Return if the text is a block that is not ended."""
+    stripped = text.strip()
+    return stripped.startswith(_QUOTES) and not (len(stripped) >= 6 and stripped.endswith(_QUOTES))
 
 
-def unquoted(text: str) -> str:
-    '''Return the text between the """ of a block; another text as it is.'''
+def _unquoted(text: str) -> str:
     stripped = text.strip()
     if stripped.startswith(_QUOTES):
         return stripped.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
     return text
 
 
-def _is_open(text: str) -> bool:
-    """Return if a block is not ended."""
-    stripped = text.strip()
-    return stripped.startswith(_QUOTES) and not (len(stripped) >= 6 and stripped.endswith(_QUOTES))
-
-
-class PlainInput:
-    """Python's own input line, with readline if the system has it."""
-
-    def __init__(self) -> None:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  (gives input() editing and history)
-
-    def read(self, default: str = "") -> str:
-        """Return a message; see `Input`."""
-        if default:
-            print(f"(to send again: {default})")
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            text = input(PROMPT)
-            while _is_open(text):
-                text += "\n" + input(_MORE)
-        finally:
-            signal.signal(signal.SIGINT, before)
-        return unquoted(text)
+def read_plain(default: str = "") -> str:
+    """Return a message from Python's own input line, with readline if the system has it."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (gives input() editing and history)
+    if default:
+        print(f"(to send again: {default})")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        text = input(_PROMPT)
+        while _is_open(text):
+            text += "\n" + input(_MORE)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return _unquoted(text)
 
 
 class LineInput:
@@ -72,8 +60,7 @@ class LineInput:
     three double quotes. Pasted lines are one message.
 
     Args:
-        complete: Yields the completions of a line: pairs of a text, and the number of characters before
-            the cursor that the text replaces.
+        complete: Yields the completions of a line, as in `mink_local.chat.completion`.
         keys: "emacs" or "vi".
         keep: Keep the history in a file.
     """
@@ -82,7 +69,7 @@ class LineInput:
         path = user_data_path("mink-local") / "history"
         history: History = FileHistory(str(private_file(path))) if keep else InMemoryHistory()
         self._session: PromptSession[str] = PromptSession(
-            message=PROMPT,
+            message=_PROMPT,
             multiline=True,
             prompt_continuation=_MORE,
             key_bindings=_key_bindings(),
@@ -95,9 +82,8 @@ class LineInput:
             tempfile_suffix=".md",
         )
 
-    def read(self, default: str = "") -> str:
-        """Return a message; see `Input`."""
-        return unquoted(self._session.prompt(default=default))
+    def __call__(self, default: str = "") -> str:
+        return _unquoted(self._session.prompt(default=default))
 
 
 def _key_bindings() -> KeyBindings:

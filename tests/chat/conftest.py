@@ -96,8 +96,8 @@ class Typist:
         self._capsys = capsys
         self._lines: list[str] = []
 
-    def read(self, default: str = "") -> str:
-        """Return the next line; `Input` of the loop."""
+    def read(self, default: str) -> str:
+        """Return the next line."""
         if not self._lines:
             raise EOFError
         return self._lines.pop(0) or default
@@ -106,7 +106,7 @@ class Typist:
         """Type lines; return what was shown until the next prompt."""
         self._capsys.readouterr()
         self._lines = list(lines)
-        run(self.chat, self)
+        run(self.chat, self.read)
         out, err = self._capsys.readouterr()
         return out + err
 
@@ -121,7 +121,7 @@ def typist(
 
     def begin(*arguments: str, model: Model | None = None) -> Typist:
         session = new_session(model or forget(smollm2), *arguments)
-        return Typist(Chat(session, Screen(), lambda: load_model(session.settings["model"])), capsys)
+        return Typist(Chat(session, Screen(), lambda settings: load_model(settings["model"])), capsys)
 
     return begin
 

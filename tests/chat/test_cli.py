@@ -62,9 +62,8 @@ def test_bad_input_is_one_sentence(
     assert complaint in result.complaints[0]
 
 
-def test_json_needs_a_prompt(mink_chat: MinkChat, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mink_local.chat.cli._prompt", lambda _: None)  # standard input is a terminal
-    assert mink_chat("--json").complaints == ["mink-chat: --json needs a prompt."]
+def test_json_needs_a_prompt(mink_chat: MinkChat) -> None:
+    assert mink_chat("--json", typed=["Hi"]).complaints == ["mink-chat: --json needs a prompt."]
 
 
 def test_the_list_and_exports_need_no_model(mink_chat: MinkChat, tmp_path: Path) -> None:
@@ -74,7 +73,7 @@ def test_the_list_and_exports_need_no_model(mink_chat: MinkChat, tmp_path: Path)
     user = store.add(conversation, None, "user", "Say `hi` \x1b[31m日本語 " + "long " * 50)
     answer = store.add(conversation, user, "assistant", "**Hi!**", SamplingInfo("parrot", "min-k", 5.0, 7))
     store.finish(answer, Outcome("stop", [1], [2, 1]))
-    store.rename(conversation, "birds")
+    store.change(conversation, name="birds")
     listed = mink_chat("--list")
     assert listed.status == 0
     assert "birds" in listed.out

@@ -14,7 +14,7 @@ def completed(typist: Callable[..., Typist]) -> Callable[[str], list[str]]:
     """`completed(line)` returns the lines that a line can become."""
     chat = typist().chat
     store = chat.session.store
-    store.rename(store.begin("model", None), "fruit")
+    store.change(store.begin("model", None), name="fruit")
     return lambda line: [line[: len(line) - length] + text for text, length in complete(chat, line)]
 
 
@@ -29,6 +29,7 @@ def completed(typist: Callable[..., Typist]) -> Callable[[str], list[str]]:
         ("/set sampling ho", ["/set sampling host"]),
         ("/set status o", ["/set status on", "/set status off"]),
         ("/set sampler eta", ["/set sampler eta"]),
+        ("/temp d", ["/temp default"]),
         ("/think li", ["/think line"]),
         ("/model smollm2-1.7", ["/model smollm2-1.7b"]),
         ("/help hea", ["/help heat"]),

@@ -21,8 +21,8 @@ def store() -> ConversationStore:
     store.append(answer, "**Hi!**")
     store.finish(answer, Outcome("stop", [1], [2, 1]))
     store.add(conversation, user, "assistant", "Another")
-    store.set_head(conversation, answer)
-    store.rename(conversation, "birds")
+    store.change(conversation, head=answer)
+    store.change(conversation, name="birds")
     return store
 
 

@@ -47,7 +47,7 @@ def test_branches() -> None:
     assert [message.id for message in store.children(conversation, None)] == [user, edited]
     assert [message.content for message in store.children(conversation, user)] == ["a", "b"]
     assert store.get(conversation).head == edited
-    store.set_head(conversation, answers[0])
+    store.change(conversation, head=answers[0])
     assert [message.content for message in store.branch(answers[0])] == ["one", "a"]
     assert len(store.messages(conversation)) == 4
     store.delete(conversation)
@@ -59,10 +59,10 @@ def test_names(tmp_path: Path) -> None:
     with pytest.raises(MinkError, match="no conversation to continue"):
         store.latest()
     one, two = store.begin("model", None), store.begin("model", None)
-    store.rename(one, "fruit")
-    store.rename(one, "fruit")
+    store.change(one, name="fruit")
+    store.change(one, name="fruit")
     with pytest.raises(MinkError, match="another conversation 'fruit'"):
-        store.rename(two, "fruit")
+        store.change(two, name="fruit")
     assert store.find("fruit").id == store.find(str(one)).id == one
     for name in ("veg", "9999999999999999999999", "'; DROP TABLE conversation; --"):
         with pytest.raises(MinkError, match="there is no conversation"):

@@ -91,7 +91,7 @@ def test_ctrl_c_while_a_long_prompt_is_evaluated(opened: Open) -> None:
     system = "one two three four five six " * 500
     terminal = opened("--temp", "0", "--max-tokens", "10", "--system", system)
     terminal.send("Hello\r")
-    terminal.until(lambda: re.search(r"[█░]+ prompt: \d{4} tokens", terminal.screen) is not None)
+    terminal.until(lambda: re.search(r"prompt: \d+ of \d{4} tokens", terminal.screen) is not None)
     began = time.perf_counter()
     terminal.until_prompt(lambda: terminal.send("\x03"))
     assert time.perf_counter() - began < 4  # the whole prompt takes 9 s at the least
