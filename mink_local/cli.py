@@ -80,13 +80,10 @@ class AutoOrInt(OptionType):
             return value
         limit = self._max() if callable(self._max) else self._max
         try:
-            number = int(value)
-        except ValueError:
-            number = self._min - 1
-        if number < self._min or (limit is not None and number > limit):
+            return click.IntRange(self._min, limit).convert(value, param, ctx)
+        except click.BadParameter:
             numbers = f"of at least {self._min}" if limit is None else f"from {self._min} to {limit}"
             self.fail(f"{value!r} is neither auto nor a number {numbers}.", param, ctx)
-        return number
 
 
 class FiniteFloat(click.FloatRange):

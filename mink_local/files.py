@@ -9,10 +9,7 @@ from pathlib import Path
 def write_atomic(path: Path, data: str | bytes) -> None:
     """Write a file whole or not at all: a reader sees what was there before, or all of `data`.
 
-    Args:
-        path: Where the file goes. Its folder must exist; a file that is there is replaced and its
-            permissions are kept. A symbolic link stays one.
-        data: The content; text is written as UTF-8 with `\\n` line ends.
+    Permissions are kept, and a symbolic link stays one. Text is written as UTF-8, line ends as they are.
 
     Raises:
         OSError: The file cannot be written. Nothing is left behind and `path` is as it was.
@@ -42,10 +39,7 @@ def sha256_of(path: Path) -> str:
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only its owner can read, with its parents, unless it is there; return it.
-
-    On Windows the user's own folders are private already, and the mode has no effect.
-    """
+    """Make a folder that only its owner can read, with its parents, unless it is there; return it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 

@@ -9,8 +9,7 @@
     k = check(min_k, step=1)  # the number of candidates; raises for a row with a NaN
 
 Its whole interface is native code: no step enters Python, and llama.cpp clones and frees it like a
-sampler of its own, in any order, with nothing to be kept alive in Python. It is for other people's chains:
-nothing else in this package uses it.
+sampler of its own, in any order, with nothing to be kept alive in Python.
 """
 
 import ctypes
@@ -35,13 +34,12 @@ _UNKNOWN_TOKEN = -3
 
 
 def _immortal(thing: Any) -> Any:
-    """`thing`, never to be freed: a sampler may be used or freed while the interpreter goes down."""
+    """Never free `thing`: a sampler may be used or freed while the interpreter goes down."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
     return thing
 
 
 def _external(name: str, function: Any, signature: Any) -> Any:
-    """Return a C function for compiled code, which finds it by this name."""
     llvm.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
     return types.ExternalFunction(name, signature)
 
@@ -68,7 +66,7 @@ _SIZE = _STATE.itemsize
 # allocator, because on Windows several C libraries have a `malloc` and a `free`; it needs no GIL.
 _init = _external("llama_sampler_init", C.llama_sampler_init, uintp(uintp, uintp))
 _malloc = _external("PyMem_RawMalloc", ctypes.pythonapi.PyMem_RawMalloc, uintp(uintp))
-_free = _external("PyMem_RawFree", ctypes.pythonapi.PyMem_RawFree, types.void(uintp))
+_raw_free = _external("PyMem_RawFree", ctypes.pythonapi.PyMem_RawFree, types.void(uintp))
 
 _KERNEL = int64(float32[::1], float64[::1], uint64[::1], int32[::1])
 
@@ -154,8 +152,8 @@ def _clone(sampler):
 
 
 @c_function(types.void(types.voidptr))
-def _release(sampler):
-    _free(_context(sampler))
+def _free(sampler):
+    _raw_free(_context(sampler))
 
 
 @c_function(uintp(types.voidptr))
@@ -172,14 +170,8 @@ def _name(sampler):
 
 
 _INTERFACE = _immortal(C.llama_sampler_i())
-for _field, _function in (
-    ("name", _name),
-    ("apply", _apply),
-    ("reset", _reset),
-    ("clone", _clone),
-    ("free", _release),
-):
-    _immortal(_function)
+for _function in (_name, _apply, _reset, _clone, _free):
+    _field = _immortal(_function).__name__[1:]
     setattr(_INTERFACE, _field, getattr(C, f"llama_sampler_i_{_field}")(_function.address))
 
 
@@ -197,12 +189,12 @@ def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0) -> 
     seed. The caller owns it, or the chain that it is added to.
 
     Args:
-        sampler: Any sampler but mirostat, also one of your own.
+        sampler: Any sampler except mirostat, which llama.cpp has itself; also one of your own.
         n_vocab: The number of tokens of the vocabulary.
         temperature: The temperature of `temp`. Only a method of order "temperature-first" depends on it.
 
     Raises:
-        TypeError: The sampler is mirostat, which llama.cpp has itself.
+        TypeError: The sampler is mirostat, or has more than 8 options.
         MemoryError: There is no memory for the sampler.
     """
     if isinstance(sampler, Mirostat):

@@ -26,10 +26,15 @@ GIB = 1 << 30
 _INTERVAL = 0.05  # seconds between two looks at a child
 _ORPHAN_SECONDS = 5  # how much longer than its limit a child works whose parent was killed
 _ROOT = Path(__file__).parents[1]  # -m looks here first, so that no other package of the name is found
+_OWN_SESSION: dict[str, Any] = {  # Ctrl-C in the terminal is not meant for the child
+    "start_new_session": True,
+    "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+    | getattr(subprocess, "CREATE_NO_WINDOW", 0),
+}
 
 
 class SandboxError(Exception):
-    """A child process did not answer; the text ends a sentence whose subject is the program in the child."""
+    """A child process did not answer; the text ends a sentence about the program in the child."""
 
 
 class ChildTimeoutError(SandboxError):
@@ -50,7 +55,7 @@ class Server:
         module: Name of a module of this package, which calls `serve`.
         memory: Limit of the child's memory, in bytes.
         first: What every new child is told first; `serve` hands it to the module.
-        start_seconds: What starting the child may take.
+        start_seconds: Limit of time for the start of the child.
     """
 
     def __init__(self, module: str, *, memory: int, first: Any = None, start_seconds: float = 120) -> None:
@@ -96,7 +101,14 @@ class Server:
         if getattr(sys, "frozen", False):
             raise ChildStartError("a frozen program has no Python for child processes: load with trust=True")
         try:
-            self._child = _start(self._module)
+            self._child = subprocess.Popen(
+                [str(sys.executable), "-W", "ignore", "-m", self._module],
+                cwd=_ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                **_OWN_SESSION,
+            )
             self._end = weakref.finalize(self, _end, self._child)
             self._exchange(self._first, self._start_seconds)
         except (SandboxError, OSError) as error:
@@ -196,20 +208,6 @@ def _cause(status: int) -> str:
     if status < 0:
         return f"signal {-status}"
     return f"status {status:#x}" if status > 255 else f"status {status}"
-
-
-def _start(module: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [str(sys.executable), "-W", "ignore", "-m", module],
-        cwd=_ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        # Ctrl-C in the terminal is not meant for the child.
-        start_new_session=True,
-        creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-        | getattr(subprocess, "CREATE_NO_WINDOW", 0),
-    )
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

@@ -1,9 +1,9 @@
 """Backend sampling: a token is sampled inside llama.cpp's compute graph, on the device that has the logits.
 
-`llama_set_sampler` attaches a chain of samplers to a sequence, and their nodes become part of the model's
-graph. The host receives a token and one float32 instead of a row of logits. Greedy, top-k, top-p, min-p,
-temperature and `dist` are llama.cpp's own; Min-k is here. Python is called only while llama.cpp builds its
-graph: when a chain is attached, and when the shape of a batch changes.
+`llama_set_sampler` attaches a chain of samplers to a sequence, and the host receives a token and one float32
+instead of a row of logits. Greedy, top-k, top-p, min-p, temperature and `dist` are llama.cpp's own; Min-k is
+here. Python is called only while llama.cpp builds its graph: when a chain is attached, and when the shape of
+a batch changes.
 
     raw logits (V,) -> first stage -> [temp] -> truncation -> [temp] -> dist -> report stage -> token, k
                        clamp; Min-k   llama.cpp's, except Min-k
@@ -44,22 +44,18 @@ _MAX_NODES = 256  # of that graph
 class Kept:
     """Output nodes of Min-k on one row of logits.
 
-    Attributes:
-        logits: float32 (n,), ascending, -inf for a token that is not kept. The last entry is always kept:
-            `dist` falls back to it if rounding leaves its cumulative sum below the random number.
-        ids: int32 (n,), their tokens.
-        k: float32 (1,), how many are kept.
-        certain: float32 (1,), 1 if the kernel keeps the same tokens, 0 if float32 cannot decide that.
+    The last entry is always kept: `dist` falls back to it if rounding leaves its cumulative sum below the
+    random number.
     """
 
-    logits: Node
-    ids: Node
-    k: Node
-    certain: Node
+    logits: Node  # float32 (n,), ascending, -inf for a token that is not kept
+    ids: Node  # int32 (n,), their tokens
+    k: Node  # float32 (1,), how many are kept
+    certain: Node  # float32 (1,), 1 if the kernel keeps the same tokens, 0 if float32 cannot decide that
 
 
 def min_k(sampler: MinK, row: Node) -> Kept:
-    """Add the nodes of Min-k (section 3 of the paper) to a graph, on the WIDTH largest logits.
+    """Add the nodes of Min-k (section 3 of the paper) on a row's WIDTH largest logits, all finite.
 
     ggml sorts in ascending order, so rank 1, the largest logit, is the last entry:
 
@@ -67,13 +63,12 @@ def min_k(sampler: MinK, row: Node) -> Kept:
         rank      n     n-1    n-2    ...    2      1
         drop         n-1    n-2       ...       1        after rank i, at entry n - 1 - i
         kept    -inf   -inf   -inf    ...  logit  logit
-
-    Args:
-        sampler: One with a backend form.
-        row: Finite logits, float32 (V,).
     """
     n = min(WIDTH, row.size)
-    ids, logits = _largest(row, n)
+    unordered = row.top(n)
+    largest = row.at(unordered)
+    order = largest.ascending()
+    ids, logits = unordered.at(order), largest.at(order)
     smallest = row.at((-row).argmax())
     rank = row.countdown(n - 1)
     weights = (logits.view(1, n - 1) - logits.view(0, n - 1)) / rank
@@ -124,8 +119,6 @@ class BackendSampler:
         sampler: One with a backend form.
         temperature: Above 0; what the logits are divided by.
         seed: Of llama.cpp's random numbers.
-        context: The context.
-        seq_id: The sequence.
 
     Attributes:
         k: Number of candidates of the last token.
@@ -159,8 +152,7 @@ class BackendSampler:
     def next(self, output: int = -1) -> int | None:
         """Return the token sampled for an output of the last batch, or None if the graph cannot decide.
 
-        Args:
-            output: Index of the token in the batch; by default the last one with an output.
+        `output` is as for `Context.logits`.
 
         Raises:
             GenerationError: The nodes could not be built, or it is not attached.
@@ -192,17 +184,11 @@ class _GraphState:
 
 
 class _SamplerChain:
-    """A llama_sampler_chain: the first stage, llama.cpp's samplers, the report stage.
-
-    Attributes:
-        handle: The chain, for one sequence of one context; whoever makes it frees it, once.
-        offloaded: Whether llama.cpp took all of it into the graph when it was attached.
-        error: An exception in a function that llama.cpp called. C functions cannot raise it.
-    """
+    """A llama_sampler_chain: the first stage, llama.cpp's samplers, the report stage; its maker frees it."""
 
     def __init__(self, sampler: Sampler, temperature: float, seed: int, n_vocab: int) -> None:
-        self.offloaded = False
-        self.error: BaseException | None = None
+        self.offloaded = False  # whether llama.cpp took all of it into the graph when it was attached
+        self.error: BaseException | None = None  # in a function that llama.cpp called: C cannot raise it
         self._sampler = sampler
         self._state: _GraphState | None = None
         first = self._stage(self._supported, self._begin)
@@ -304,7 +290,6 @@ def _count(row: Node, left: Node, ids: Node | None, sampled: Node) -> Node:
         row: All logits, (V,).
         left: What llama.cpp left of them, divided by temperature, -inf for a token that is not kept.
         ids: Tokens of `left`; None if these are all tokens in order.
-        sampled: The sampled token, int32 (1,).
     """
     is_kept = left.scale(1, _LARGE).step()
     k = is_kept.sum()
@@ -318,14 +303,5 @@ def _count(row: Node, left: Node, ids: Node | None, sampled: Node) -> Node:
     return k * no_tie * is_candidate
 
 
-def _largest(row: Node, n: int) -> tuple[Node, Node]:
-    """Return ids and logits of the n largest, in ascending order."""
-    unordered = row.top(n)
-    logits = row.at(unordered)
-    order = logits.ascending()
-    return unordered.at(order), logits.at(order)
-
-
 def _is_below(value: Node, limit: float) -> Node:
-    """Return 1 if a value is below the limit, else 0."""
     return value.scale(-1, limit).step()

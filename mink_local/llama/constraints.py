@@ -72,11 +72,13 @@ class Constraints:
                 _check(f"the logit bias of token {token}", bias, -_LARGE, _LARGE)
         if isinstance(self.dry_sequence_breakers, str) or not all(self.dry_sequence_breakers):
             raise ValueError("dry_sequence_breakers must be a list of strings that are not empty")
-        if self.grammar is not None and not self.grammar.strip():
+        if self.grammar is None:
+            return
+        if not self.grammar.strip():
             raise ValueError("the grammar is empty: give GBNF, or none")
-        if self.grammar is not None and "\0" in self.grammar:
+        if "\0" in self.grammar:
             raise ValueError("the grammar contains a NUL character: remove it")
-        if self.grammar is not None and self.json_schema is not None:
+        if self.json_schema is not None:
             raise ValueError("give a grammar or a json_schema, not both")
 
 
@@ -88,11 +90,7 @@ def _check(name: str, value: float, low: float, high: float) -> None:
 class Constrainer:
     """Applies constraints to rows of logits, by a llama.cpp chain over the whole vocabulary.
 
-    The chain is `logit-bias`, `penalties`, `dry` and `grammar`.
-
     Args:
-        constraints: The options.
-        weights: The model, for its vocabulary.
         prompt: Tokens that the penalties know before the first step; the grammar does not see them.
 
     Raises:
@@ -106,7 +104,7 @@ class Constrainer:
         self._array.data = ctypes.cast(self._records.ctypes.data, C.llama_token_data_p)
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         # The finalizer holds the weights: the samplers read their vocabulary.
-        weakref.finalize(self, _free_chain, self._chain, weights)
+        weakref.finalize(self, lambda chain, _: C.llama_sampler_free(chain), self._chain, weights)
         for sampler in (
             _logit_bias(constraints, weights),
             C.llama_sampler_init_penalties(
@@ -138,10 +136,7 @@ class Constrainer:
         return self._logits
 
     def accept(self, token: int) -> None:
-        """Tell the penalties and the grammar which token was sampled.
-
-        The constraints must allow it: llama.cpp aborts the process for a token that its grammar does not.
-        """
+        """Tell the penalties and the grammar a sampled token; one that a grammar bans aborts the process."""
         C.llama_sampler_accept(self._chain, token)
 
 
@@ -181,13 +176,7 @@ def _grammar(constraints: Constraints, weights: Weights) -> Any:
     if not weights.trust:
         gbnf.check(text, weights.path)
     with logged(weights.verbose):
-        sampler = C.llama_sampler_init_grammar(
-            weights.vocab, text.encode("utf-8", "replace"), gbnf.ROOT.encode()
-        )
+        sampler = C.llama_sampler_init_grammar(weights.vocab, text.encode("utf-8", "replace"), gbnf.ROOT)
     if not sampler:
         raise ValueError(f"the grammar does not parse: {reason()}")
     return sampler
-
-
-def _free_chain(chain: Any, *_: object) -> None:
-    C.llama_sampler_free(chain)

@@ -20,18 +20,11 @@ N_SEQ_MAX: int = C.llama_max_parallel_sequences()
 RANDOM_SEED: int = C.LLAMA_DEFAULT_SEED  # the one seed that llama.cpp takes to mean "any"
 MAX_SEED = RANDOM_SEED - 1
 
-_FLASH_ATTENTION = {
-    None: C.LLAMA_FLASH_ATTN_TYPE_AUTO,
-    True: C.LLAMA_FLASH_ATTN_TYPE_ENABLED,
-    False: C.LLAMA_FLASH_ATTN_TYPE_DISABLED,
-}
-
 
 class Segment(NamedTuple):
     """A run of tokens of one sequence, to be evaluated in a batch.
 
     Attributes:
-        tokens: The token ids.
         position: Position of the first token in its sequence.
         seq_id: The sequence, from 0.
         n_outputs: Logits are produced for this many of the last tokens, or a token if a sampler is attached.
@@ -47,10 +40,7 @@ class Context:
     """KV caches for several sequences, and the evaluation of batches of tokens in them.
 
     Args:
-        weights: The model.
         n_ctx: Tokens of one sequence.
-        n_threads: Threads for what is evaluated on the CPU.
-        n_seq: Number of sequences.
         n_outputs: Most tokens of a batch for which there are logits; 0 is one for each sequence.
         kv_type: Number format of the KV cache, one of KV_TYPES; "q8_0" takes about half the memory of "f16".
         flash_attn: Whether to use flash attention, which a quantized cache needs; None: llama.cpp decides.
@@ -86,7 +76,7 @@ class Context:
         params.n_outputs_max = n_outputs or n_seq
         params.n_threads = params.n_threads_batch = n_threads
         params.type_k = params.type_v = type_number
-        params.flash_attn_type = _FLASH_ATTENTION[flash_attn]
+        params.flash_attn_type = C.LLAMA_FLASH_ATTN_TYPE_AUTO if flash_attn is None else int(flash_attn)
         self._interrupt = ctypes.c_uint8(0)
         # llama.cpp polls this between the nodes of its graph, on a CPU: in the middle of a batch.
         params.abort_callback = C.ggml_abort_callback(flag_is_set.address)
@@ -96,7 +86,9 @@ class Context:
         if not self.handle:
             raise ModelError(f"no context of {n_seq} x {n_ctx} tokens for {weights.path}: {reason()}")
         # The finalizer holds the weights: a context must be freed before its model.
-        self._free = weakref.finalize(self, _free_context, self.handle, weights, self._interrupt)
+        self._free = weakref.finalize(
+            self, lambda handle, *_: C.llama_free(handle), self.handle, weights, self._interrupt
+        )
         self._memory = C.llama_get_memory(self.handle)
         if not self._memory:
             raise ModelError(f"{weights.path} is an embedding model: it has no decoder to write with")
@@ -104,8 +96,7 @@ class Context:
         self.n_ctx: int = C.llama_n_ctx_seq(self.handle)
         self.n_batch: int = C.llama_n_batch(self.handle)
         self.n_seq, self.n_threads, self.n_outputs = n_seq, n_threads, params.n_outputs_max
-        self.kv_type, self.flash_attn = kv_type, flash_attn
-        self.n_vocab, self._verbose = weights.n_vocab, weights.verbose
+        self.kv_type, self.n_vocab, self._verbose = kv_type, weights.n_vocab, weights.verbose
         self._views: dict[int, NDArray[np.float32]] = {}
         self._chains: dict[int, Any] = {}
         self._batch = _TokenBatch(self.n_batch)
@@ -131,10 +122,7 @@ class Context:
         self._interrupt.value = value
 
     def decode(self, *segments: Segment) -> bool:
-        """Evaluate one batch.
-
-        Args:
-            *segments: One for each sequence at most, together no more than `n_batch` tokens.
+        """Evaluate a batch of at most one segment for each sequence and `n_batch` tokens.
 
         Returns:
             False if it was interrupted: the KV cache may hold some of the segments' tokens, or none.
@@ -159,8 +147,7 @@ class Context:
     def logits(self, output: int = -1) -> NDArray[np.float32]:
         """Return the logits (V,) of a token of the last batch: llama.cpp's memory, until the next batch.
 
-        Args:
-            output: Index of the token in the batch; by default the last one with logits.
+        `output` is the index of the token in the batch, by default of the last one with logits.
         """
         pointer = C.llama_get_logits_ith(self.handle, output)
         if not pointer:
@@ -178,7 +165,6 @@ class Context:
 
         Args:
             chain: A llama_sampler_chain, which replaces the one before. Detach it before it is freed.
-            seq_id: The sequence.
 
         Raises:
             GenerationError: llama.cpp has no backend sampling for this model.
@@ -188,19 +174,16 @@ class Context:
         self._chains[seq_id] = chain
 
     def detach(self, chain: Any = None, seq_id: int = 0) -> None:
-        """Have llama.cpp give logits for a sequence again, unless a chain other than this is attached."""
+        """Have llama.cpp give logits for a sequence again, unless another chain is attached."""
         if seq_id in self._chains and chain in (None, self._chains[seq_id]):
             C.llama_set_sampler(self.handle, seq_id, None)
             del self._chains[seq_id]
 
     def sampled(self, output: int = -1) -> tuple[int, float]:
-        """Return what the attached chain made of an output of the last batch.
-
-        Args:
-            output: Index of the token in the batch; by default the last one with an output.
+        """Return the token that the attached chain sampled for an output of the last batch, as for `logits`.
 
         Returns:
-            The sampled token, and the first number of what the chain left as probabilities.
+            The token, and the first number of what the chain left as probabilities.
 
         Raises:
             GenerationError: No chain has sampled a token there.
@@ -257,7 +240,3 @@ class _TokenBatch:
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
-
-
-def _free_context(handle: object, *_: object) -> None:
-    C.llama_free(handle)

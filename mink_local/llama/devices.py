@@ -31,8 +31,7 @@ class Gpu:
 
     Attributes:
         name: Its description by the driver.
-        free: Bytes of its memory that are free.
-        total: Bytes of its memory.
+        free, total: Bytes of its memory.
         shares_ram: Whether its memory is the machine's: integrated GPUs, and all of Apple's.
     """
 

@@ -1,14 +1,14 @@
 """Nodes of a ggml graph, written as arithmetic: `(row - largest).step().sum()`.
 
-An operation computes nothing: it adds a node to the graph that llama.cpp is building, and returns the
-node. Shapes are fixed while the graph is built; every node here is one row of float32 or int32.
+An operation adds a node to the graph that llama.cpp is building, and returns the node. Every node here is
+one row of float32 or int32.
 """
 
 import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,7 @@ _WIDTH = 4  # bytes of a float32 and of an int32
 
 
 def function(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a C function that ggml exports.
-
-    Args:
-        name: Its name.
-        result: ctypes type of its result.
-        *arguments: ctypes types of its arguments.
+    """Return a C function that ggml exports, with ctypes types of its result and arguments.
 
     Raises:
         MinkError: This version of llama.cpp does not have it.
@@ -65,7 +60,6 @@ def _library(name: str) -> ctypes.CDLL:
 
 
 def _operation(name: str, *arguments: Any) -> Any:
-    """`struct ggml_tensor * ggml_name(struct ggml_context *, ...)`."""
     return function(f"ggml_{name}", _PTR, _PTR, *arguments)
 
 
@@ -79,9 +73,23 @@ _argsort = _operation("argsort", _PTR, ctypes.c_int)
 _scale_bias = _operation("scale_bias", _PTR, _F32, _F32)
 _cast = _operation("cast", _PTR, ctypes.c_int)
 _clamp = _operation("clamp", _PTR, _F32, _F32)
-_unary = {name: _operation(name, _PTR) for name in ("argmax", "floor", "log", "relu", "step", "sum")}
-_binary = {name: _operation(name, _PTR, _PTR) for name in ("add", "sub", "mul", "div", "get_rows")}
+_get_rows = _operation("get_rows", _PTR, _PTR)
 _n_elements = function("ggml_nelements", _I64, _PTR)
+
+
+def _of_one(name: str, size: int | None = None) -> "Callable[[Node], Node]":
+    """Return the method for an operation on one row that leaves as many elements, or `size`."""
+    operation = _operation(name, _PTR)
+    return lambda row: Node(row.graph, operation(row.graph, row.pointer), size or row.size)
+
+
+def _of_two(name: str) -> "Callable[[Node, Node], Node]":
+    """Return the method for an operation on two rows, element by element."""
+    operation = _operation(name, _PTR, _PTR)
+    return lambda a, b: Node(a.graph, operation(a.graph, a.pointer, b.pointer), a.size)
+
+
+_relu = _of_one("relu")
 
 
 @dataclass(frozen=True)
@@ -91,9 +99,8 @@ class Node:
     In an operation on two nodes the second may have one element, which goes with all of the first.
 
     Attributes:
-        graph: The ggml_context of the graph.
-        pointer: The ggml_tensor.
-        size: Number of elements.
+        graph: Pointer to the ggml_context of the graph.
+        pointer: Pointer to the ggml_tensor.
     """
 
     graph: int
@@ -123,7 +130,7 @@ class Node:
     def at(self, indices: "Node") -> "Node":
         """Return the elements at `indices`, an int32 row."""
         column = _reshape_2d(self.graph, self.pointer, 1, self.size)
-        rows = _binary["get_rows"](self.graph, column, indices.pointer)
+        rows = _get_rows(self.graph, column, indices.pointer)
         return Node(self.graph, _reshape_1d(self.graph, rows, indices.size), indices.size)
 
     def top(self, k: int) -> "Node":
@@ -134,32 +141,16 @@ class Node:
         """Return int32 indices that sort the row; the order of equal elements is not defined."""
         return Node(self.graph, _argsort(self.graph, self.pointer, _ASCENDING), self.size)
 
-    def argmax(self) -> "Node":
-        """Return the int32 index of the largest element; which of equal ones is not defined.
-
-        CUDA looks only at elements above the smallest float32, and returns -1 if there is none.
-        """
-        return self._unary("argmax", 1)
-
-    def sum(self) -> "Node":
-        """Return the sum of the row, one element."""
-        return self._unary("sum", 1)
-
-    def step(self) -> "Node":
-        """Return 1 for an element above 0, and 0 for others and for NaN."""
-        return self._unary("step")
-
-    def log(self) -> "Node":
-        """Return the natural logarithm, element by element."""
-        return self._unary("log")
-
-    def floor(self) -> "Node":
-        """Return the next lower whole number, element by element."""
-        return self._unary("floor")
-
-    def relu(self) -> "Node":
-        """Return the larger of an element and 0, element by element."""
-        return self._unary("relu")
+    # The index of any of the largest elements; CUDA returns -1 if none is above the smallest float32.
+    argmax = _of_one("argmax", 1)
+    sum = _of_one("sum", 1)
+    step = _of_one("step")  # 1 for an element above 0, and 0 for others and for NaN
+    log = _of_one("log")
+    floor = _of_one("floor")
+    __add__ = _of_two("add")
+    __sub__ = _of_two("sub")
+    __mul__ = _of_two("mul")
+    __truediv__ = _of_two("div")
 
     def clamp(self, low: float, high: float) -> "Node":
         """Limit elements to [low, high]. A NaN becomes one of the two, on CPU and CUDA alike."""
@@ -174,29 +165,10 @@ class Node:
         return Node(self.graph, _cast(self.graph, self.pointer, _TYPE_I32), self.size)
 
     def maximum(self, other: "Node") -> "Node":
-        """Return the larger of two, element by element."""
-        return (self - other).relu() + other
+        return _relu(self - other) + other
 
     def __neg__(self) -> "Node":
         return self.scale(-1.0)
-
-    def __add__(self, other: "Node") -> "Node":
-        return self._binary("add", other)
-
-    def __sub__(self, other: "Node") -> "Node":
-        return self._binary("sub", other)
-
-    def __mul__(self, other: "Node") -> "Node":
-        return self._binary("mul", other)
-
-    def __truediv__(self, other: "Node") -> "Node":
-        return self._binary("div", other)
-
-    def _unary(self, name: str, size: int | None = None) -> "Node":
-        return Node(self.graph, _unary[name](self.graph, self.pointer), size or self.size)
-
-    def _binary(self, name: str, other: "Node") -> "Node":
-        return Node(self.graph, _binary[name](self.graph, self.pointer, other.pointer), self.size)
 
 
 class _InitParams(ctypes.Structure):
@@ -207,7 +179,6 @@ class Graph:
     """A ggml graph, and memory for its nodes.
 
     Args:
-        n_nodes: Most nodes.
         n_bytes: Memory for the numbers of the nodes; 0 for a graph that is never computed.
     """
 
@@ -226,10 +197,6 @@ class Graph:
         """Add a node, and all that it depends on, to the graph."""
         _build_forward_expand(self.pointer, node.pointer)
 
-    def operations(self) -> list[int]:
-        """Return the nodes of the graph, as ggml_tensor pointers."""
-        return [_graph_node(self.pointer, i) for i in range(_graph_n_nodes(self.pointer))]
-
 
 _init = function("ggml_init", _PTR, _InitParams)
 _free = function("ggml_free", None, _PTR)
@@ -246,4 +213,5 @@ _supports = function("ggml_backend_dev_supports_op", ctypes.c_bool, _PTR, _PTR)
 def supported(buffer_type: int, graph: Graph) -> bool:
     """Return whether the device of a ggml_backend_buffer_type_t has every operation of a graph."""
     device = _device(buffer_type)
-    return device is None or all(_supports(device, node) for node in graph.operations())
+    nodes = [_graph_node(graph.pointer, i) for i in range(_graph_n_nodes(graph.pointer))]
+    return device is None or all(_supports(device, node) for node in nodes)

@@ -2,7 +2,7 @@
 
 llama.cpp refuses most broken grammars, but some end the process: `"a"{2,1}` takes all memory, a left
 recursion behind a rule that can be empty is followed for ever, thousands of nested parentheses overflow the
-stack. The child process finds out; it is this module, too.
+stack. The child process, which runs this module too, finds out.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from llama_cpp.llama_grammar import json_schema_to_gbnf
 
 from mink_local.sandbox import GIB, SandboxError, ask, serve
 
-ROOT = "root"
+ROOT = b"root"
 _SECONDS = 20.0  # an honest grammar takes a few milliseconds, a large vocabulary half a second
 _RULE = re.compile(r"([a-zA-Z0-9-]+)\s*::=")
 
@@ -55,11 +55,6 @@ def check(grammar: str, model: Path) -> None:
         raise ValueError(f"the grammar does not parse: {complaint}")
 
 
-def _begin(_: object) -> Callable[[tuple[str, str]], str | None]:
-    os.environ["GGML_NO_BACKTRACE"] = "1"  # a crash starts no debugger
-    return _complaint
-
-
 def _complaint(question: tuple[str, str]) -> str | None:
     """Return llama.cpp's first complaint about a grammar, or None."""
     model, grammar = question[0], question[1].encode("utf-8", "replace")
@@ -70,7 +65,7 @@ def _complaint(question: tuple[str, str]) -> str | None:
     vocab = C.llama_model_get_vocab(C.llama_model_load_from_file(os.fsencode(model), params))
     with tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 2)  # where llama.cpp complains
-        if C.llama_sampler_init_grammar(vocab, grammar, ROOT.encode()):
+        if C.llama_sampler_init_grammar(vocab, grammar, ROOT):
             # Starting at a rule follows it to its first characters, and so finds a recursion without end.
             for rule in set(_RULE.findall(question[1])):
                 C.llama_sampler_init_grammar(vocab, grammar, rule.encode())
@@ -82,4 +77,5 @@ def _complaint(question: tuple[str, str]) -> str | None:
 
 
 if __name__ == "__main__":
-    serve(_begin)
+    os.environ["GGML_NO_BACKTRACE"] = "1"  # a crash starts no debugger
+    serve(lambda _: _complaint)

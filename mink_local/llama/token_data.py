@@ -13,10 +13,7 @@ _LARGEST = np.finfo(np.float32).max
 
 
 def layout(structure: Any, **formats: Any) -> np.dtype[np.void]:
-    """Return a NumPy type of the fields `formats` (name: type) of a ctypes structure, in its layout.
-
-    NumPy itself refuses a structure that holds a pointer.
-    """
+    """Return a NumPy type of some fields of a ctypes structure: NumPy itself refuses one with a pointer."""
     return np.dtype(
         {
             "names": list(formats),

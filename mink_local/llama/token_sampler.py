@@ -17,10 +17,7 @@ _MIROSTAT_M = 100  # tokens that version 1 estimates Zipf's exponent from; llama
 
 
 class SamplingBuffers:
-    """Scratch arrays for sampling from `n_vocab` logits.
-
-    Samplers that are not used at the same time may share them.
-    """
+    """Scratch arrays for sampling, which samplers that are not used at the same time may share."""
 
     def __init__(self, n_vocab: int) -> None:
         self.workspace = Workspace(n_vocab)
@@ -38,12 +35,10 @@ class TokenSampler:
     vocabulary, the kernel reads their result instead.
 
     Args:
-        sampler: What decides the candidates.
         temperature: Above 0, except with `Greedy`: what the candidates' logits are divided by.
         seed: Of llama.cpp's random numbers; every token takes one.
         n_vocab: Number of logits in a row, V.
         constrainer: Constraints, which learn every sampled token.
-        buffers: Scratch arrays, to be shared; new ones by default.
 
     Attributes:
         k: Number of candidates of the last token; with mirostat, of those that it kept.

@@ -13,7 +13,7 @@ from mink_local.llama.log import logged, reason
 
 
 class Weights:
-    """A GGUF file loaded by llama.cpp: tensors, vocabulary and chat template.
+    """A GGUF file loaded by llama.cpp.
 
     A damaged file can abort the process inside llama.cpp: try a file of unknown origin in a child process
     first (`mink_local.models.trust`).
@@ -28,8 +28,10 @@ class Weights:
     Attributes:
         n_vocab: Number of tokens in the vocabulary, V.
         n_layers: Number of layers without the output layer.
-        n_ctx_train: Number of tokens of the longest context that the model was trained on.
+        n_ctx_train: Tokens of the longest context that the model was trained on.
         on_gpu: Whether the output layer is on a GPU, and so the logits.
+        bos, eos: Texts of the tokens that begin and end a sequence; empty if there are none.
+        chat_template: Jinja source of the chat template in the file, or None.
 
     Raises:
         ModelError: llama.cpp cannot load the file, or the model does not generate text.
@@ -61,8 +63,12 @@ class Weights:
         self.n_vocab: int = C.llama_vocab_n_tokens(self.vocab)
         self.n_layers: int = C.llama_model_n_layer(self.handle)
         self.n_ctx_train: int = C.llama_model_n_ctx_train(self.handle)
-        self._pieces: dict[int, bytes] = {}
         self._require_generator()
+        self.bos = self.token_text(C.llama_vocab_bos(self.vocab))
+        self.eos = self.token_text(C.llama_vocab_eos(self.vocab))
+        template = C.llama_model_chat_template(self.handle, None)
+        self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
+        self._pieces: dict[int, bytes] = {}
 
     def _require_generator(self) -> None:
         if C.llama_vocab_type(self.vocab) == C.LLAMA_VOCAB_TYPE_NONE or self.n_vocab == 0:
@@ -84,12 +90,6 @@ class Weights:
         self.handle = self.vocab = None
 
     @cached_property
-    def chat_template(self) -> str | None:
-        """Jinja source of the chat template in the file, or None if there is none."""
-        template = C.llama_model_chat_template(self.handle, None)
-        return template.decode("utf-8", "replace") if template else None
-
-    @cached_property
     def control_tokens(self) -> tuple[str, ...]:
         """Texts that the tokenizer can parse as control tokens."""
         special = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -104,16 +104,6 @@ class Weights:
         """Ids of the tokens that end generation."""
         return frozenset(token for token in range(self.n_vocab) if self.ends_generation(token))
 
-    @cached_property
-    def bos(self) -> str:
-        """Text of the token that begins a sequence; empty if there is none."""
-        return self.token_text(C.llama_vocab_bos(self.vocab))
-
-    @cached_property
-    def eos(self) -> str:
-        """Text of the token that ends a sequence; empty if there is none."""
-        return self.token_text(C.llama_vocab_eos(self.vocab))
-
     def token_text(self, token: int) -> str:
         """Return a token as the vocabulary spells it; empty for llama.cpp's -1, no token."""
         text = C.llama_vocab_get_text(self.vocab, token) if 0 <= token < self.n_vocab else b""
@@ -123,7 +113,6 @@ class Weights:
         """Return the token ids of a text.
 
         Args:
-            text: The text.
             add_special: Add the tokens that the vocabulary puts before or after every text.
             parse_special: Read the text of a control token as that token, not as text.
 
@@ -134,8 +123,9 @@ class Weights:
             raise GenerationError(f"{self.path} is closed: load it again")
         data = text.encode("utf-8", "replace")
         tokens = (C.llama_token * (len(data) + 8))()
-        args = (tokens, len(tokens), add_special, parse_special)
-        n_tokens = C.llama_tokenize(self.vocab, data, len(data), *args)
+        n_tokens = C.llama_tokenize(
+            self.vocab, data, len(data), tokens, len(tokens), add_special, parse_special
+        )
         if n_tokens < 0:
             raise GenerationError(f"llama.cpp cannot tokenize a text of {len(data)} bytes")
         return list(tokens[:n_tokens])
@@ -152,5 +142,4 @@ class Weights:
         return self._pieces[token]
 
     def ends_generation(self, token: int) -> bool:
-        """Return whether a token ends generation."""
         return bool(C.llama_vocab_is_eog(self.vocab, token))

@@ -188,9 +188,8 @@ class PLess(Sampler):
 class Mirostat(Sampler):
     """Keep the surprise of the sampled tokens near a target (Mirostat, Basu et al. 2021, arXiv 2007.14966).
 
-    Its candidates depend on the tokens sampled before: llama.cpp's own sampler keeps and samples them. Here
-    every finite logit is a candidate, and as a logits processor it changes nothing: llama-cpp-python has
-    `mirostat_mode`.
+    Its candidates depend on the tokens sampled before, and llama.cpp's own sampler finds and samples them:
+    here every finite logit is a candidate. In llama-cpp-python use `mirostat_mode`.
 
     Args:
         tau: Target surprise in bits, > 0.
@@ -215,14 +214,12 @@ SAMPLERS: dict[str, type[Sampler]] = {sampler.name: sampler for sampler in Sampl
 """The methods above by name, which `parse` knows."""
 
 
-def _flag(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError
-    return text == "true"
-
-
-_READERS: dict[type, Callable[[str], Any]] = {float: float, int: int, bool: _flag, str: str}
-_KINDS = {float: "a number", int: "a whole number", bool: "true or false"}
+_KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
+    float: (float, "a number"),
+    int: (int, "a whole number"),
+    bool: ({"true": True, "false": False}.__getitem__, "true or false"),
+    str: (str, "a text"),
+}
 
 
 def parse(text: str) -> Sampler:
@@ -235,8 +232,7 @@ def parse(text: str) -> Sampler:
         text: `name` or `name:option=value,…`.
 
     Raises:
-        ValueError: The name or an option is unknown, an option is given twice, or a value is of another
-            kind or out of range. The message says which are known.
+        ValueError: A name or value is wrong, or an option is given twice.
     """
     name, _, rest = text.partition(":")
     if name not in SAMPLERS:
@@ -251,10 +247,11 @@ def parse(text: str) -> Sampler:
             raise ValueError(f"{name} has no option {key!r}: {takes}")
         if key in options:
             raise ValueError(f"{name}: {key} is given twice")
+        read, kind = _KINDS[kinds[key]]
         try:
-            options[key] = _READERS[kinds[key]](value)
-        except ValueError:
-            raise ValueError(f"{name}: {key} must be {_KINDS[kinds[key]]}, not {value!r}") from None
+            options[key] = read(value)
+        except (KeyError, ValueError):
+            raise ValueError(f"{name}: {key} must be {kind}, not {value!r}") from None
     return sampler(**options)
 
 

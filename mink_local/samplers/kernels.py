@@ -253,14 +253,7 @@ def greedy(logits, options, work, ids):  # noqa: ARG001
     n, _, largest = survey(logits, work)
     if n <= 0:
         return n
-    _, block_max = _parts(work, logits.size)
-    b = 0
-    while _logit(block_max[b]) < largest:
-        b += 1
-    j = b * _BLOCK
-    while logits[j] < largest:
-        j += 1
-    ids[0] = j
+    keep_from(largest, largest, logits, work, ids)  # by ascending id
     return 1
 
 

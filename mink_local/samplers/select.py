@@ -23,16 +23,11 @@ _LARGEST = np.finfo(np.float32).max
 
 
 class Workspace:
-    """The arrays that selecting from `n_vocab` logits needs; not for several threads at once.
-
-    Attributes:
-        work: uint64, the kernel's scratch.
-        ids: int32 (V,). Its first k entries are the candidates of the last selection, in any order.
-    """
+    """The arrays that selecting from `n_vocab` logits needs; not for several threads at once."""
 
     def __init__(self, n_vocab: int) -> None:
-        self.work = np.empty(kernels.work_size(n_vocab), np.uint64)
-        self.ids = np.empty(n_vocab, np.int32)
+        self.work = np.empty(kernels.work_size(n_vocab), np.uint64)  # the kernel's scratch
+        self.ids = np.empty(n_vocab, np.int32)  # first the candidates of the last selection, in any order
 
 
 class _OfThread(threading.local):
@@ -78,7 +73,6 @@ class Sampler:
 
     Attributes:
         name: The method's name, which `str()` begins with.
-        kernel: The compiled function that selects the candidates.
         order: Which distribution the method sees: that of `logits / temperature` ("temperature-first"), that
             of `logits` ("temperature-last"), or None if its candidates do not depend on temperature.
     """
@@ -108,8 +102,7 @@ class Sampler:
             workspace: Receives the ids of the candidates; its size is that of the rows.
 
         Returns:
-            A function of a row of raw logits, contiguous float32 (V,). It returns k, the number of
-            candidates, or `kernels.NO_FINITE_LOGIT` or `kernels.HAS_NAN`.
+            A function of a row of raw logits, contiguous float32 (V,), that returns k or the kernel's error.
         """
         kernel, options = self.kernel, self.kernel_options(temperature)
         work, ids = workspace.work, workspace.ids
@@ -194,7 +187,7 @@ class Sampler:
         return workspace.ids[:k]
 
     def seen(self, temperature: float) -> float:
-        """Return the temperature of the distribution that the method sees."""
+        """Return the temperature of the distribution that the method sees, 1 for "temperature-last"."""
         return float(temperature) if self.order == "temperature-first" else 1.0
 
     def __str__(self) -> str:

@@ -8,18 +8,20 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mink_local import MinK, load_model
+from mink_local import Constraints, MinK, load_model
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.answer import Piece
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model, Reply
 from mink_local.generation.text_stream import TextStream
 from mink_local.llama.context import Segment
+from mink_local.llama.token_sampler import TokenSampler
 from mink_local.samplers import Greedy
 from tests.conftest import forget
 
@@ -247,6 +249,40 @@ def test_models_are_freed_in_any_order(tiny: Callable[..., Path]) -> None:
         assert context.decode(Segment([1], 0))
         del context
         gc.collect()
+
+
+CONSTRAINED: dict[str, Any] = {
+    "temperature": 5.0,
+    "seed": 3,
+    "max_tokens": 12,
+    "constraints": Constraints(grammar="root ::= [a-z ]*", repeat_penalty=1.2, dry_multiplier=0.5),
+}
+
+
+def test_garbage_collection_in_the_middle_of_an_answer(smollm2: Model) -> None:
+    """Whatever llama.cpp has pointers to is held by the answer."""
+    undisturbed = "".join(forget(smollm2).chat(STORY, **CONSTRAINED))
+    pieces = []
+    for piece in forget(smollm2).chat(STORY, **CONSTRAINED):
+        TokenSampler(MinK(), 1.0, 1, 1000)  # takes the memory that is free again
+        gc.collect()
+        pieces.append(piece)
+    assert "".join(pieces) == undisturbed
+
+
+def test_an_answer_outlives_its_model_and_the_other_way_round(smollm2: Model) -> None:
+    expected = "".join(forget(smollm2).chat(STORY, **CONSTRAINED))
+    model = load_model("smollm2-135m", n_ctx=smollm2.n_ctx, n_threads=smollm2.engine.context.n_threads)
+    reply = model.chat(STORY, **CONSTRAINED)
+    first = next(reply)
+    del reply
+    gc.collect()
+    reply = model.chat(STORY, **CONSTRAINED)
+    assert next(reply) == first
+    del model
+    gc.collect()
+    assert first + "".join(reply) == expected
+    assert reply.text == expected
 
 
 def test_utf8_comes_in_whole_characters(smollm2: Model) -> None:
