@@ -174,15 +174,6 @@ def _release(context: Context, chain: "_SamplerChain", seq_id: int) -> None:
     C.llama_sampler_free(chain.handle)
 
 
-@dataclass(frozen=True)
-class _GraphState:
-    """Nodes of the first stage that the report stage of the same graph needs."""
-
-    row: Node
-    zero_if_finite: Node
-    kept: Kept | None  # of Min-k
-
-
 class _SamplerChain:
     """A llama_sampler_chain: the first stage, llama.cpp's samplers, the report stage; its maker frees it."""
 
@@ -190,7 +181,8 @@ class _SamplerChain:
         self.offloaded = False  # whether llama.cpp took all of it into the graph when it was attached
         self.error: BaseException | None = None  # in a function that llama.cpp called: C cannot raise it
         self._sampler = sampler
-        self._state: _GraphState | None = None
+        # Nodes of the first stage for the report stage of the same graph: row, 0 if it is finite, Min-k's.
+        self._state: tuple[Node, Node, Kept | None] | None = None
         first = self._stage(self._supported, self._begin)
         report = self._stage(self._complete, self._report)
         self.handle = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
@@ -243,26 +235,26 @@ class _SamplerChain:
 
     def _begin(self, graph: int, data: Any) -> None:
         """Replace the logits by finite ones, and those that Min-k does not keep by -inf."""
-        self._state = None  # of another graph: the report stage must not find it if this fails
+        self._state = None  # the report stage must not find that of another graph if this fails
         raw = Node.wrap(graph, data.logits)
         row = raw.clamp(-_LARGE, _LARGE)  # a NaN becomes one of the two: no sort or argmax meets it
-        # If a logit is not finite the sum is not either, and 0 times that is NaN.
-        zero_if_finite = raw.sum().scale(0)
+        zero_if_finite = raw.sum().scale(0)  # 0 times a sum that is not finite is NaN
         kept = min_k(self._sampler, row) if isinstance(self._sampler, MinK) else None
         data.logits = kept.logits.pointer if kept else row.pointer
         data.candidates = kept.ids.pointer if kept else None
-        self._state = _GraphState(row, zero_if_finite, kept)
+        self._state = row, zero_if_finite, kept
 
     def _report(self, graph: int, data: Any) -> None:
         """Replace the probabilities by the report, and have nothing else copied to the host."""
-        if (state := self._state) is None:
+        if self._state is None:
             return
-        if state.kept:
-            report = state.kept.k * state.kept.certain
+        row, zero_if_finite, kept = self._state
+        if kept:
+            report = kept.k * kept.certain
         else:
             ids = Node.wrap(graph, data.candidates) if data.candidates else None
-            report = _count(state.row, Node.wrap(graph, data.logits), ids, Node.wrap(graph, data.sampled))
-        data.probs = (report + state.zero_if_finite).pointer
+            report = _count(row, Node.wrap(graph, data.logits), ids, Node.wrap(graph, data.sampled))
+        data.probs = (report + zero_if_finite).pointer
         data.logits = data.candidates = None
 
 

@@ -40,14 +40,10 @@ class Context:
     """KV caches for several sequences, and the evaluation of batches of tokens in them.
 
     Args:
-        n_ctx: Tokens of one sequence.
+        n_ctx: Tokens of one sequence; llama.cpp may round the number, and the attribute is the result.
         n_outputs: Most tokens of a batch for which there are logits; 0 is one for each sequence.
         kv_type: Number format of the KV cache, one of KV_TYPES; "q8_0" takes about half the memory of "f16".
         flash_attn: Whether to use flash attention, which a quantized cache needs; None: llama.cpp decides.
-
-    Attributes:
-        n_ctx: Tokens of one sequence: what llama.cpp made of the number asked for.
-        n_batch: Most tokens of a batch.
 
     Raises:
         ValueError: An unknown `kv_type`, or a quantized one without flash attention.
@@ -94,7 +90,7 @@ class Context:
             raise ModelError(f"{weights.path} is an embedding model: it has no decoder to write with")
         weights.contexts.add(self)
         self.n_ctx: int = C.llama_n_ctx_seq(self.handle)
-        self.n_batch: int = C.llama_n_batch(self.handle)
+        self.n_batch: int = C.llama_n_batch(self.handle)  # most tokens of a batch
         self.n_seq, self.n_threads, self.n_outputs = n_seq, n_threads, params.n_outputs_max
         self.kv_type, self.n_vocab, self._verbose = kv_type, weights.n_vocab, weights.verbose
         self._views: dict[int, NDArray[np.float32]] = {}

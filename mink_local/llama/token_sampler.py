@@ -22,7 +22,6 @@ class SamplingBuffers:
     def __init__(self, n_vocab: int) -> None:
         self.workspace = Workspace(n_vocab)
         self.records = np.empty(n_vocab, TOKEN_DATA)
-        self.record_ids = self.records["id"]
         self.array = C.llama_token_data_array()
         self.array.data = ctypes.cast(self.records.ctypes.data, C.llama_token_data_p)
 
@@ -57,8 +56,7 @@ class TokenSampler:
         buffers = buffers or SamplingBuffers(n_vocab)
         self._candidates = buffers.workspace.ids
         self._select = sampler.selector(temperature, buffers.workspace)
-        self._records = buffers.records
-        self._ids = buffers.record_ids
+        self._records, self._ids = buffers.records, buffers.records["id"]
         self._array = buffers.array
         self._array_pointer = ctypes.byref(self._array)
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
