@@ -14,14 +14,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "mink_local"
 MODULES = sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py"))
-TO_CLEAN = [
-    "generation",
-]
-EACH_MODULE = [
-    pytest.param(name, marks=[pytest.mark.xfail] if re.split(r"[/.]", name)[1] in TO_CLEAN else [])
-    for name in MODULES
-]
-
 PUBLIC_ALL_THE_SAME = {"_asdict", "_exit", "_fields", "_replace"}  # of named tuples and of `os`
 WORDS = {
     r"draw|draws|drawn|drew|drawing": "sample",
@@ -74,7 +66,7 @@ def is_own(node: ast.Attribute) -> bool:
     return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
 
 
-@pytest.mark.parametrize("module", EACH_MODULE)
+@pytest.mark.parametrize("module", MODULES)
 def test_no_module_touches_the_underscore_of_another(module: str) -> None:
     own, found = defined(module), []
     for node in ast.walk(tree(module)):
@@ -111,7 +103,7 @@ def complaints(texts: Iterator[tuple[int, str]]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("module", EACH_MODULE)
+@pytest.mark.parametrize("module", MODULES)
 def test_prose_has_the_words_of_the_field(module: str) -> None:
     assert complaints(prose(module)) == []
 
@@ -125,7 +117,7 @@ def test_documents_have_the_words_of_the_field(document: str) -> None:
     assert complaints(iter(enumerate(text.splitlines(), 1))) == []
 
 
-@pytest.mark.parametrize("module", EACH_MODULE)
+@pytest.mark.parametrize("module", MODULES)
 def test_docstrings_begin_with_a_short_sentence(module: str) -> None:
     found = []
     for node in ast.walk(tree(module)):

@@ -27,7 +27,7 @@ class Piece(str):
 
 
 class Answer:
-    """What a request gets.
+    """The answer to a request, which grows while it is generated.
 
     Attributes:
         request: The request.

@@ -1,4 +1,4 @@
-"""How many CPU threads generation uses."""
+"""The number of CPU cores that generation uses."""
 
 import os
 import platform

@@ -60,7 +60,7 @@ class Decoding:
 
     @property
     def needs_logits(self) -> bool:
-        """Whether its tokens must be sampled on the host, because the logits are looked at or changed."""
+        """True if the logits are looked at or changed, so that tokens are sampled on the host."""
         params = self._params
         return bool(
             params.constraints or params.logprobs is not None or params.ignore_eos or params.min_tokens

@@ -61,12 +61,12 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to generate."""
+        """True if there is nothing to generate."""
         return not (self._waiting or self._groups())
 
     @property
     def n_waiting(self) -> int:
-        """Number of requests that have not begun, because no slot is free."""
+        """Number of requests that wait for a slot."""
         return len(self._waiting)
 
     def submit(self, request: Request, answer: Answer | None = None, *, backend: bool = False) -> Answer:
@@ -135,7 +135,7 @@ class Engine:
         Returns:
             The answers that have grown, each with the text that was added. A row of logits from which
             nothing can be sampled ends its answer with finish_reason "error", and no other; if llama.cpp
-            fails on the batch, all that have begun end so.
+            fails on the batch, all that have a slot end so.
         """
         self._resume()
         self._admit()

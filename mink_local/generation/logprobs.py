@@ -16,7 +16,7 @@ N_OUTPUTS = 128  # tokens of a batch whose logits are computed: 78 MB of them at
 
 @dataclass
 class Continuation:
-    """How probable a model finds a continuation of a context.
+    """A continuation of a context, with the log-probabilities of its tokens.
 
     Attributes:
         index: Number of the pair among those that were given together.

@@ -110,12 +110,12 @@ class Model:
 
     @property
     def can_reason(self) -> bool:
-        """Whether the chat template knows reasoning, `<think>…</think>` before an answer."""
+        """True if the chat template knows reasoning, `<think>…</think>` before an answer."""
         return self._template.can_reason
 
     @property
     def has_thinking_switch(self) -> bool:
-        """Whether the chat template has a switch for reasoning (`enable_thinking`)."""
+        """True if the chat template has a switch for reasoning (`enable_thinking`)."""
         return self._template.has_thinking_switch
 
     def opens_reasoning(self, messages: Sequence[Message], enable_thinking: bool | None = None) -> bool:

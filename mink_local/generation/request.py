@@ -21,7 +21,7 @@ def is_token_ids(prompt: Sequence[Message] | Sequence[int]) -> TypeGuard[Sequenc
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of an answer are sampled, and what ends it.
+    """Options for the tokens of an answer, and for its end.
 
     Args:
         sampler: The method that decides the candidates; None is `MinK()`.

@@ -18,7 +18,7 @@ THINK_START, THINK_END = "<think>", "</think>"
 
 
 class ChatTemplate:
-    """How a model wants a conversation written.
+    """The form in which a model wants conversations.
 
     A model without a template gets plain turns, `System: …`, `User: …`, `Assistant: …`, and an answer ends
     before it begins a user's turn of its own.
