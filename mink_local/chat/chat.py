@@ -17,22 +17,15 @@ from mink_local.models.catalog import resolve
 
 
 class Chat:
-    """A session, and the screen that shows it.
-
-    Attributes:
-        attached: Texts of files that are sent with the next message.
-        prefill: Text that the next input line begins with.
-        stopped: Ctrl-C was pressed since the last line was typed.
-        leaving: The chat ends after this command.
-    """
+    """A session, and the screen that shows it."""
 
     def __init__(self, session: Session, screen: Screen, load: Callable[[Settings], Model]) -> None:
         self.session = session
         self.screen = screen
-        self.attached: list[str] = []
-        self.prefill = ""
-        self.stopped = False
-        self.leaving = False
+        self.attached: list[str] = []  # texts of files that are sent with the next message
+        self.prefill = ""  # what the next input line begins with
+        self.stopped = False  # Ctrl-C was pressed since the last line was typed
+        self.leaving = False  # the chat ends after this command
         self._load = load
 
     def note(self, text: str) -> None:

@@ -34,7 +34,6 @@ class Command:
     complete: ArgumentCompleter | None = None
 
     def call(self, chat: Chat, argument: str) -> None:
-        """Run the command. Raises ValueError if the argument is missing."""
         if not argument and " " in self.usage and "[" not in self.usage:
             raise ValueError(f"usage: /{self.usage}")
         self.run(chat, argument)

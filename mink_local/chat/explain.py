@@ -72,7 +72,7 @@ def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def table(step: SamplingStep, texts: Sequence[str]) -> Table:
-    """Return a table of candidates, with texts of `step.shown_ranks`, beside one of what each method keeps."""
+    """Return a table of candidates, with texts of `shown_ranks`, beside one of what each method keeps."""
     candidates = _table("#", "token", "logit", "weight", "p, T=1", f"p, T={step.temperature:g}")
     for rank, text in zip(step.shown_ranks(len(texts)), texts, strict=True):
         is_sampled = rank == step.sampled
@@ -102,7 +102,6 @@ def _table(*names: str) -> Table:
 
 
 def _quoted(text: str) -> str:
-    """Return the text of a token with visible blanks, cut if it is long."""
     return repr(text) if len(text) <= 14 else repr(text[:13]) + "…"
 
 
@@ -153,7 +152,7 @@ def heat(texts: Sequence[str], k: Sequence[int]) -> Text:
     """Return an answer with the background of each token coloured by its number of candidates."""
     shown = Text()
     for text, n in zip(texts, k, strict=False):
-        shown.append(text, _colour(n))
+        shown.append(text, next(colour for least, colour in reversed(_HEAT) if n >= least))
     shown.append("\n\ncandidates:")
     for (least, colour), after in zip(_HEAT, [*(least for least, _ in _HEAT[1:]), None], strict=True):
         label = f"{least}" if after == least + 1 else f"{least}–{after - 1}" if after else f"{least}+"
@@ -164,7 +163,3 @@ def heat(texts: Sequence[str], k: Sequence[int]) -> Text:
 def plain_heat(texts: Sequence[str], k: Sequence[int]) -> str:
     """Return an answer with the number of candidates after each token that had more than one."""
     return "".join(f"{text}[{n}]" if n > 1 else text for text, n in zip(texts, k, strict=False))
-
-
-def _colour(k: int) -> str:
-    return next(colour for least, colour in reversed(_HEAT) if k >= least)

@@ -38,11 +38,9 @@ class Setting(click.Option):
     """An option that is also the variable MINK_NAME and a key of the TOML file.
 
     Args:
-        names: As of `click.Option`.
         group: The title it has in the help.
         fixed: /set cannot change it.
         reloads: The model is loaded again after a change.
-        attributes: As of `click.Option`.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """An answer while it is generated: the prompt's progress, the reasoning, the text, and the figures."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from mink_local.chat.answer_stream import AnswerStream
@@ -12,14 +12,12 @@ from mink_local.interrupts import until_interrupted
 
 def show_answer(screen: Screen, answer: AnswerStream) -> None:
     """Show an answer while it is generated."""
-    prompt = _PromptProgress(screen, answer.reply)
     reasoning: _ReasoningView | None = None
     text = screen.writer()
     if continued := answer.draft.continued:
         text.recall(printable(continued.content))
     try:
-        for part in answer.parts(waiting=prompt.update):
-            prompt.end()
+        for part in answer.parts(waiting=_prompt_progress(screen, answer.reply)):
             if part.is_reasoning:
                 reasoning = reasoning or _ReasoningView(screen)
                 reasoning.feed(printable(part.text))
@@ -27,9 +25,10 @@ def show_answer(screen: Screen, answer: AnswerStream) -> None:
             if reasoning:
                 reasoning.end()
                 reasoning = None
+            screen.progress()
             text.feed(printable(part.text) if screen.is_terminal else part.text)
     finally:
-        prompt.end()
+        screen.progress()
         if reasoning:
             reasoning.end()
         else:
@@ -38,34 +37,24 @@ def show_answer(screen: Screen, answer: AnswerStream) -> None:
 
 def show_prefill(screen: Screen, reply: Reply) -> None:
     """Have a prompt evaluated, and show only the progress."""
-    prompt = _PromptProgress(screen, reply)
     try:
-        for _ in until_interrupted(reply, reply.interrupt, prompt.update):
+        for _ in until_interrupted(reply, reply.interrupt, _prompt_progress(screen, reply)):
             pass
     finally:
-        prompt.end()
+        screen.progress()
 
 
-class _PromptProgress:
-    """The progress of a prompt whose evaluation takes long."""
+def _prompt_progress(screen: Screen, reply: Reply) -> Callable[[], None]:
+    """Return a function that shows how much of the prompt is evaluated when it is called."""
+    total = 0
 
-    def __init__(self, screen: Screen, reply: Reply) -> None:
-        self._screen = screen
-        self._reply = reply
-        self._total = 0
-        self._is_shown = False
-
-    def update(self) -> None:
-        unread = self._reply.unread_tokens
-        self._total = max(self._total, unread)
+    def update() -> None:
+        nonlocal total
+        total = max(total, unread := reply.unread_tokens)
         if unread:
-            self._screen.progress(f"prompt: {self._total - unread} of {counted(self._total, 'token')}")
-            self._is_shown = True
+            screen.progress(f"prompt: {total - unread} of {counted(total, 'token')}")
 
-    def end(self) -> None:
-        if self._is_shown:
-            self._screen.progress()
-            self._is_shown = False
+    return update
 
 
 class _ReasoningView:
@@ -79,6 +68,7 @@ class _ReasoningView:
         self._text = ""
         self._writer: TextWriter | None = None
         if screen.reasoning == "show" and screen.is_terminal:
+            screen.progress()
             self._writer = screen.writer("dim italic")
             if screen.is_plain:
                 screen.note("(reasoning)")

@@ -15,13 +15,10 @@ class TextPart:
 
 
 class ReasoningSplitter:
-    """Splits a text into reasoning and answer, piece by piece.
-
-    Reasoning is only at the beginning: a `<think>` that comes later is text.
+    """Splits a text into reasoning and answer, piece by piece; a `<think>` that comes later is text.
 
     Args:
-        state: "start": the answer may begin with reasoning; "reasoning": the template has opened it;
-            "text": there is none.
+        state: "start": there may be reasoning; "reasoning": it has begun; "text": there is none.
         continued: Part of the text was shown before, so blanks at the beginning belong to it.
     """
 

@@ -101,7 +101,7 @@ class Screen:
 
     def progress(self, text: str = "") -> None:
         """Replace the last line of standard error by a text, or clear it; only on a terminal."""
-        if not sys.stderr.isatty():
+        if not sys.stderr.isatty() or not (text or self._progress):
             return
         text = printable(text)[: shutil.get_terminal_size().columns - 1]
         sys.stderr.write("\r" + text.ljust(len(self._progress)) + ("" if text else "\r"))

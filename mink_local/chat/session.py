@@ -17,9 +17,9 @@ Messages = list[dict[str, str]]
 def drop_oldest_turns(messages: Messages, model: Model, max_tokens: int | None) -> Messages:
     """Return messages that leave space in the context for an answer, at most a quarter of it.
 
-    If the conversation has outgrown the context, the oldest turns are dropped until half of the context is
-    free: dropping one turn at a time would change the beginning of the prompt, and with it the whole KV cache,
-    at every turn. System messages and the last turn are always kept.
+    If the conversation has outgrown the context, the oldest turns are dropped until half of it is free: with
+    one turn at a time the beginning of the prompt, and so the whole KV cache, would change at every turn.
+    System messages and the last turn are always kept.
     """
     reserved = model.n_ctx // 4 if max_tokens is None else min(max_tokens, model.n_ctx // 4)
     if not messages or model.count_tokens(messages) <= model.n_ctx - reserved:

@@ -133,7 +133,6 @@ class ConversationStore:
             ) from None
 
     def close(self) -> None:
-        """Close the file."""
         self._db.close()
 
     def _write(self, *statements: _Sql) -> int:
@@ -190,7 +189,6 @@ class ConversationStore:
             raise MinkError(f"there is another conversation {name!r}: choose another name") from None
 
     def delete(self, conversation: int) -> None:
-        """Delete a conversation and its messages."""
         self._write(("DELETE FROM conversation WHERE id = ?", (conversation,)))
 
     def message(self, message: int) -> StoredMessage:
@@ -243,7 +241,6 @@ class ConversationStore:
         return found[0]
 
     def get(self, conversation: int) -> Conversation:
-        """Return the conversation of an id."""
         return self._conversations("conversation.id = ?", conversation)[0]
 
     def _conversations(self, where: str, *arguments: object, limit: int = -1) -> list[Conversation]:

@@ -2,11 +2,12 @@
 
 import io
 import sys
-from types import SimpleNamespace
+import threading
+from collections.abc import Iterator
 
 import pytest
 
-from mink_local.chat.progress import _PromptProgress
+from mink_local.chat.progress import show_prefill
 from mink_local.chat.screen import Screen, one_line, printable
 
 
@@ -58,15 +59,32 @@ def test_notes_are_wrapped_and_stripped(monkeypatch: pytest.MonkeyPatch) -> None
     assert stream.shown.splitlines() == ["a note that is", "longer ]0;title than", "the window"]
 
 
+class SlowReply:
+    """A reply that waits until half of its prompt was asked for."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+        self._half = threading.Event()
+
+    @property
+    def unread_tokens(self) -> int:
+        self._asked += 1
+        if self._asked > 1:
+            self._half.set()
+        return 100 if self._asked == 1 else 50
+
+    def __iter__(self) -> Iterator[str]:
+        self._half.wait(10)
+        yield "x"
+
+    def interrupt(self) -> None: ...
+
+
 def test_the_progress_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = FakeTerminal()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("COLUMNS", "80")
-    reply = SimpleNamespace(unread_tokens=100)
-    progress = _PromptProgress(Screen(), reply)  # type: ignore[arg-type]
-    progress.update()
-    reply.unread_tokens = 50
-    progress.update()
-    progress.end()
+    monkeypatch.setattr("mink_local.interrupts._PATIENCE", 0.01)
+    show_prefill(Screen(), SlowReply())  # type: ignore[arg-type]
     assert "\rprompt: 50 of 100 tokens" in stream.shown
     assert stream.shown.endswith("\r")

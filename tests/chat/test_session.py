@@ -1,6 +1,6 @@
 """A conversation and its branches, with a real model and without a terminal."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -196,25 +196,3 @@ def test_many_turns_in_a_small_context(tiny: Callable[..., Path]) -> None:
     assert len(chat.branch) == 40
     assert 10 < drops < 20
     assert evaluated < 60
-
-
-class Endless:
-    """Generates until it is interrupted, and waits between."""
-
-    def __init__(self) -> None:
-        self.interrupted = False
-
-    def __iter__(self) -> Iterator[str]:
-        while not self.interrupted:
-            yield "x"
-
-    def interrupt(self) -> None:
-        self.interrupted = True
-
-
-def test_leaving_the_loop_ends_the_thread() -> None:
-    endless = Endless()
-    pieces = until_interrupted(endless, endless.interrupt)
-    assert next(pieces) == "x"
-    pieces.close()
-    assert endless.interrupted
