@@ -38,16 +38,7 @@ class BatchSpeed:
 def time_batches(
     model: Model, parallels: Sequence[int], sampler: Sampler, temperature: float, tokens: int, rounds: int
 ) -> list[BatchSpeed]:
-    """Generate several answers at a time, and repeat the same llama_decode calls without anything else.
-
-    Args:
-        model: The model.
-        parallels: Numbers of answers at a time, each timed in every round.
-        sampler: The method.
-        temperature: Above 0.
-        tokens: Most tokens of an answer.
-        rounds: Number of rounds.
-    """
+    """Generate several answers at a time, and repeat the same llama_decode calls without anything else."""
     batches = [_Batch(model, n, sampler, temperature, tokens) for n in parallels]
     speeds = in_turn({i: batch.time for i, batch in enumerate(batches)}, rounds)
     return compare({batch.n_parallel: speeds[i] for i, batch in enumerate(batches)})

@@ -59,16 +59,8 @@ def time_decoding(
 ) -> list[DecodeSpeed]:
     """Generate answers to one prompt with every method in turn; an answer that ends goes on all the same.
 
-    Args:
-        model: The model.
-        samplers: The methods, each in every form that it has. Greedy and llama.cpp's greedy come before.
-        forms: Where tokens are sampled.
-        temperature: Above 0.
-        tokens: Tokens of an answer.
-        rounds: Number of rounds.
-
-    Raises:
-        MinkError: The device cannot sample a method inside the graph.
+    Each method takes every one of `forms` that it has; greedy and llama.cpp's greedy come before. Raises
+    MinkError if the device cannot sample a method inside the graph.
     """
     prompt = model.tokens([{"role": "user", "content": PROMPT}])
     n_threads = model.engine.context.n_threads

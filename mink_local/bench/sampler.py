@@ -61,11 +61,7 @@ def time_samplers(
 ) -> list[SamplerCost]:
     """Time samplers on one thread, beside np.max and a full np.sort.
 
-    Args:
-        logits: Raw logits (n, V); round i takes row i modulo n.
-        samplers: The methods.
-        temperature: Above 0.
-        rounds: Number of rounds.
+    `logits` are raw, (n, V); round i takes row i modulo n.
     """
     n_vocab = logits.shape[1]
     contestants: dict[tuple[str, str], Timed] = {("np.max", "select"): _timed(np.max)}

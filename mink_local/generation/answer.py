@@ -16,8 +16,8 @@ class Piece(str):
     Attributes:
         token: Id of the sampled token, or None.
         k: Number of candidates of the step; 0 without a token.
-        logprob: Log-probability of the token in nats, if it was asked for.
-        top_logprobs: Pairs of token id and log-probability, most probable first, if they were asked for.
+        logprob: See `SamplingParams.logprobs`; in nats.
+        top_logprobs: Pairs of token id and log-probability, most probable first.
     """
 
     token: int | None = None

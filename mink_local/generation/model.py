@@ -127,12 +127,7 @@ class Model:
         return self._template.text(messages, enable_thinking)
 
     def tokens(self, prompt: Prompt, enable_thinking: bool | None = None) -> list[int]:
-        """Return the token ids of a prompt; see `Request`.
-
-        Raises:
-            ValueError: The prompt is empty, malformed, or has token ids that the vocabulary does not have.
-            MinkError: The chat template refuses the messages.
-        """
+        """Return the token ids of a prompt; see `ChatTemplate.tokens`."""
         return self._template.tokens(prompt, enable_thinking)
 
     def count_tokens(self, prompt: Prompt) -> int:
@@ -208,11 +203,9 @@ class Model:
 
         Args:
             prompts: Lists of messages, texts or lists of token ids; see `Request`.
-            params: How the answers are sampled. Prompt number i gets the seed `seed + i`, modulo 2^32 - 1.
-            enable_thinking: See `Request`.
-            **options: Fields of `SamplingParams`; they replace those of `params`.
+            params: Prompt number i gets the seed `params.seed + i`, modulo 2^32 - 1.
 
-        Raises as `complete` does.
+        The other arguments are those of `chat`. Raises as `complete` does.
         """
         params = _params(params, options)
         first = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
@@ -271,14 +264,8 @@ class Model:
         """Compute the log-probabilities of continuations, each after its context.
 
         Args:
-            pairs: Token ids of a context and of its continuation, at least one each. Contexts with a common
-                prefix that follow each other are evaluated once.
+            pairs: As for `logprobs.score`, which says what is raised.
             n_parallel: Number of pairs that are evaluated at a time.
-
-        Raises:
-            ValueError: One of a pair is empty.
-            ContextOverflowError: A pair is longer than the model's context.
-            GenerationError: A row of logits has a NaN.
         """
         longest = max((len(context) + len(continuation) for context, continuation in pairs), default=1)
         with self._exclusive():

@@ -27,9 +27,7 @@ class Renderer:
 
     Args:
         template: Jinja source.
-        date: What the template is told if it asks for the date; by default today's.
-        bos_token: Text of the token that begins a prompt.
-        eos_token: Text of the token that ends a turn.
+        date: The date that the template is told; None is today's.
         in_process: Render in this process and without limits: for a template that is trusted.
     """
 
@@ -54,12 +52,8 @@ class Renderer:
     def __call__(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Return the prompt of a conversation.
 
-        Args:
-            messages: The conversation.
-            **options: Further names that the template may use, such as `enable_thinking`.
-
-        Raises:
-            TemplateError: The template is broken, refuses the conversation or does not end.
+        `options` are further names that the template may use, such as `enable_thinking`. Raises TemplateError
+        if the template is broken, refuses the conversation or does not end.
         """
         try:
             answer = self._answer([list(messages), options])

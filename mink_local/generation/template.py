@@ -20,17 +20,9 @@ THINK_START, THINK_END = "<think>", "</think>"
 class ChatTemplate:
     """The form in which a model wants conversations.
 
-    A model without a template gets plain turns, `System: …`, `User: …`, `Assistant: …`, and an answer ends
-    before it begins a user's turn of its own.
-
-    Args:
-        weights: The model.
-        date: The date that a template that asks for it is told; None is today's.
-
-    Attributes:
-        is_plain: Whether the model has no template.
-        can_reason: Whether the template knows reasoning, `<think>…</think>` before an answer.
-        has_thinking_switch: Whether the template has a switch for reasoning.
+    A model without a template (`is_plain`) gets plain turns, `System: …`, `User: …`, `Assistant: …`, and an
+    answer ends before it begins a user's turn of its own. A template that asks for the date is told `date`;
+    None is today's.
     """
 
     def __init__(self, weights: Weights, date: Date | None = None) -> None:

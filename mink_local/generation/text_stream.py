@@ -8,13 +8,7 @@ class TextStream:
     """Decodes the bytes of tokens to text, up to the first of some stop strings.
 
     A character is given out as soon as it is whole; bytes that are no UTF-8 become U+FFFD. Text that may
-    turn out to be the start of a stop string is held back.
-
-    Args:
-        stop: Strings that end the text and are not part of it.
-
-    Attributes:
-        stopped: Whether a stop string has ended the text.
+    turn out to be the start of a stop string is held back. `stopped` tells if one has ended the text.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
