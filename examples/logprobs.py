@@ -1,4 +1,4 @@
-"""Print the probability of every sampled token, and of the tokens that the model thought more probable."""
+"""Print the probability of every sampled token, and the most probable tokens of the same step."""
 
 from math import exp
 
