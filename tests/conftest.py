@@ -1,6 +1,7 @@
 """Fixtures of all tests: the embedded model, small random models, the user's folders, the test data."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,8 +34,10 @@ def pytest_configure() -> None:
     """Share the compiled kernels with child processes; give each pytest-xdist worker its own cores.
 
     A test may give its child processes another cache folder, which would have no kernels. And llama.cpp
-    starts one thread for each core that the process may use.
+    starts one thread for each core that the process may use. A shell that starts the tests in the background
+    has them ignore Ctrl-C, and their child processes too.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if CACHE is not None:
         os.environ.setdefault("NUMBA_CACHE_DIR", str(CACHE))
     worker, n_workers = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("PYTEST_XDIST_WORKER_COUNT")

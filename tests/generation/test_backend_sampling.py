@@ -31,6 +31,7 @@ def on_host() -> Model:
     return load_model("smollm2-135m", n_ctx=1024, n_gpu_layers=0, n_threads=1)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_one_text(on_backend: Model) -> None:
     long = "Remember this. " * 180  # more than one batch
     first = ask(on_backend, long)

@@ -72,7 +72,7 @@ def test_log_probability_on_real_logits(logits: NDArray[np.float32]) -> None:
         assert np.isnan(kernels.log_probability(broken, 0))
 
 
-@pytest.mark.parametrize("n_parallel", [1, 4])
+@pytest.mark.parametrize("n_parallel", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_continuations_are_scored_as_one_at_a_time(smollm2: Model, n_parallel: int) -> None:
     """Contexts that are shared, contexts that are not, one token and hundreds."""
     pairs = [

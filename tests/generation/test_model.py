@@ -144,6 +144,7 @@ def test_context_full(tiny: Callable[..., Path]) -> None:
     "".join(model.chat(FRANCE, temperature=0.0, max_tokens=3))  # and goes on
 
 
+@pytest.mark.slow
 def test_prompt_of_several_batches(smollm2: Model) -> None:
     long = [{"role": "user", "content": "one two three four five six seven " * 90}]
     reply = forget(smollm2).chat(long, temperature=0.0, max_tokens=4)

@@ -52,6 +52,7 @@ def compiled(cache: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in (cache / "mink-local").rglob("*.nb[ci]")}
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_and_later_ones(tmp_path: Path, expected: list[int]) -> None:
     for process in [run(tmp_path) for _ in range(3)]:
         assert candidates(process) == expected
