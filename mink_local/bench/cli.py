@@ -11,6 +11,7 @@ import click
 
 from mink_local.cli import FiniteFloat, json_option, run
 from mink_local.models.options import SamplerType, gpu_layers_option, model_option, threads_option
+from mink_local.version import __version__
 
 if TYPE_CHECKING:
     from mink_local.bench.decode import Form
@@ -80,6 +81,7 @@ _tokens_option = click.option(
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
     """Time sampling by itself, in generation, and with many answers at a time."""
 

@@ -18,6 +18,7 @@ from mink_local.generation.model import Model
 from mink_local.generation.slots import Slot
 from mink_local.llama.backend_sampler import BackendSampler
 from mink_local.samplers import SAMPLERS, Greedy, MinK, Mirostat
+from mink_local.version import __version__
 
 
 class Finished(NamedTuple):
@@ -44,6 +45,10 @@ def npz(tmp_path: Path) -> Path:
     path = tmp_path / "logits.npz"
     np.savez(path, logits=np.random.default_rng(0).normal(0, 3, (3, 5000)).astype(np.float32))
     return path
+
+
+def test_it_tells_its_version(bench: Callable[..., Finished]) -> None:
+    assert bench("--version") == (0, f"mink-bench, version {__version__}\n", "")
 
 
 def test_every_method_is_timed_in_every_form_it_has(bench: Callable[..., Finished], npz: Path) -> None:

@@ -136,17 +136,22 @@ def _recorded(out: Path, work: Sequence[TaskWork]) -> tuple[Progress, set[Respon
     return progress, done
 
 
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
+
+
 def _print_summary(progress: Progress, out: Path) -> None:
     total = progress.total
     if total.done:
         Console(markup=False, highlight=False, soft_wrap=True).print(summary(progress))
     if total.overflow:
-        print(f"{total.overflow} prompts did not fit the context, and count as wrong.")
+        print(f"{_counted(total.overflow, 'prompt')} did not fit the context, which counts as wrong.")
     if progress.new:
         took = f"{duration(progress.seconds)} ({progress.tokens / progress.seconds:.1f} tokens/s)"
-        print(f"{progress.new} responses of {progress.tokens} tokens in {took}.")
+        print(f"{_counted(progress.new, 'response')} of {_counted(progress.tokens, 'token')} in {took}.")
     if total.done < total.wanted:
         print(f"{total.done} of {total.wanted} responses are in {out}; the same command generates the rest.")
     else:
         quoted = list2cmdline([str(out)]) if os.name == "nt" else shlex.quote(str(out))
-        print(f"All {total.wanted} responses are in {out}. Next: mink-eval report {quoted}")
+        whole = "The only response is" if total.wanted == 1 else f"All {total.wanted} responses are"
+        print(f"{whole} in {out}. Next: mink-eval report {quoted}")

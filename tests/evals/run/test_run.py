@@ -115,7 +115,7 @@ def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_continues(
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ["--model", tiny_path, "--data", data, "-n", 8, "--ctx", 256, "--parallel", 2]
     finished = mink_eval.run(*command, "-o", tmp_path / "run")
-    assert "1 prompts did not fit the context" in finished.stdout
+    assert "1 prompt did not fit the context" in finished.stdout
     by_id = {record.question_id: record for record in read_responses(tmp_path / "run")}
     assert [by_id[i].finish_reason for i in "012"] == ["length", "overflow", "length"]
     assert (by_id["1"].response, by_id["1"].n_tokens) == ("", 0)
