@@ -10,9 +10,7 @@ def write_atomic(path: Path, data: str | bytes) -> None:
     """Write a file whole or not at all: a reader sees what was there before, or all of `data`.
 
     Permissions are kept, and a symbolic link stays one. Text is written as UTF-8, line ends as they are.
-
-    Raises:
-        OSError: The file cannot be written. Nothing is left behind and `path` is as it was.
+    Raises OSError if the file cannot be written: nothing is left behind and `path` is as it was.
     """
     path = Path(os.path.realpath(path))
     unfinished = path.with_name(f".{secrets.token_hex(8)}.part")

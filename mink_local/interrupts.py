@@ -20,11 +20,8 @@ def until_interrupted(
 ) -> Generator[T, None, None]:
     """Yield `items`, over which another thread iterates, until Ctrl-C.
 
-    Args:
-        items: What is iterated over.
-        interrupt: Must make the iteration end soon. Called by Ctrl-C, and if this generator is closed before
-            the end of `items`.
-        waiting: Called now and then while no item comes.
+    `interrupt` must make the iteration end soon: it is called by Ctrl-C, and if this generator is closed
+    before the end of `items`. `waiting` is called now and then while no item comes.
     """
     arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
 

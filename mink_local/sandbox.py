@@ -51,11 +51,8 @@ class Server:
     The child starts with the first question. After an error or an interrupt it is killed, and the next
     question starts another. Several threads may ask: one at a time is answered.
 
-    Args:
-        module: Name of a module of this package, which calls `serve`.
-        memory: Limit of the child's memory, in bytes.
-        first: What every new child is told first; `serve` hands it to the module.
-        start_seconds: Limit of time for the start of the child.
+    `module` is the name of a module of this package, which calls `serve` and so gets `first`. `memory` limits
+    the child's memory, in bytes, and `start_seconds` the time of its start.
     """
 
     def __init__(self, module: str, *, memory: int, first: Any = None, start_seconds: float = 120) -> None:
@@ -68,13 +65,8 @@ class Server:
     def ask(self, question: Any, seconds: float) -> Any:
         """Return the child's answer; question and answer are JSON values.
 
-        Args:
-            question: What the child is asked.
-            seconds: Limit of time, the start of the child not included.
-
-        Raises:
-            SandboxError: There is no answer; the next question starts another child.
-            ChildStartError: The child does not start.
+        `seconds` limits the time, the start of the child not included. Raises SandboxError if there is no
+        answer: the next question starts another child. Raises ChildStartError if the child does not start.
         """
         with self._lock:
             try:
@@ -145,8 +137,7 @@ def ask(module: str, question: Any, *, seconds: float, memory: int) -> Any:
 def serve(begin: Callable[[Any], Callable[[Any], Any]]) -> None:
     """Answer the questions of a `Server`, in the child process.
 
-    Args:
-        begin: Gets what `Server` was given as `first`; returns the function that answers a question.
+    `begin` gets what `Server` was given as `first`, and returns the function that answers a question.
     """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer

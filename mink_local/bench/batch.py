@@ -20,12 +20,8 @@ from mink_local.samplers import Sampler
 class BatchSpeed:
     """Speed of generation with several answers at a time: medians over rounds.
 
-    Attributes:
-        n_parallel: Number of answers at a time.
-        tokens_per_second: Tokens of all answers a second.
-        bare_tokens_per_second: The same number for the same llama_decode calls with nothing in between.
-        share: Of the bare speed, what is reached: the ratio within a round.
-        gain: Over the speed with the first number of answers: the ratio within a round.
+    The bare speed is that of the same llama_decode calls with nothing in between. `share` is what is reached
+    of it, and `gain` is over the speed with the first number of answers: ratios within a round.
     """
 
     n_parallel: int

@@ -28,15 +28,9 @@ Form = Literal["host", "backend", "llama.cpp"]
 class DecodeSpeed:
     """Speed of generation with a method: medians over rounds, and its slowdown against greedy.
 
-    Attributes:
-        method: The sampler.
-        form: "host", "backend" (inside llama.cpp's compute graph) or "llama.cpp" (its own samplers).
-        tokens_per_second: Tokens of an answer a second.
-        ms_per_token: Milliseconds of a step.
-        sampling_us: Microseconds of a step that the host takes to sample.
-        slowdown: Percent by which a step is longer than greedy's in the same form.
-        slowdown_low: Lower end of its 95% interval.
-        slowdown_high: Upper end of its 95% interval.
+    `form` is "host", "backend" (inside llama.cpp's compute graph) or "llama.cpp" (its own samplers).
+    `sampling_us` has the microseconds of a step that the host takes to sample. `slowdown` is the percent by
+    which a step is longer than greedy's in the same form, with its 95% interval.
     """
 
     method: str
@@ -76,9 +70,8 @@ def time_decoding(
 def compare(steps: Mapping[tuple[str, Form], Sequence[tuple[float, float]]]) -> list[DecodeSpeed]:
     """Return the speeds of methods from their times.
 
-    Args:
-        steps: For each method and form the seconds of a step and of its sampling, one pair a round; greedy
-            is there for each form.
+    `steps` has for each method and form the seconds of a step and of its sampling, one pair a round; greedy
+    is there for each form.
     """
     speeds = []
     for (method, form), times in steps.items():

@@ -24,12 +24,8 @@ def seconds(function: Callable[[], object]) -> float:
 def in_turn(contestants: Mapping[Name, Callable[[int], Measured]], rounds: int) -> dict[Name, list[Measured]]:
     """Measure every contestant once a round, and begin each round with another one.
 
-    Args:
-        contestants: Functions of the number of the round, by name.
-        rounds: Number of rounds. One more comes before them, number 0, which warms up and is dropped.
-
-    Returns:
-        For each contestant what it returned, one item a round.
+    A contestant is a function of the number of the round; the result has a list of what each returned. One
+    more round comes before the others, number 0, which warms up and is dropped.
     """
     measured: dict[Name, list[Measured]] = {name: [] for name in contestants}
     names = list(contestants)
@@ -50,13 +46,8 @@ def median_ratio(values: Sequence[float], reference: Sequence[float]) -> float:
 def slowdown(values: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
     """Return how much longer a contestant takes than the reference, in percent, with a 95% interval.
 
-    Args:
-        values: Seconds of the contestant, one number a round, at least 6 of them.
-        reference: Seconds of the reference in the same rounds.
-
-    Returns:
-        The median over rounds of the slowdown within a round, and the lower and upper end of its interval,
-        which rests on order statistics alone.
+    `values` and `reference` are seconds in the same rounds, at least 6. The result is the median over rounds
+    of the slowdown within a round, and the ends of its interval, which rests on order statistics alone.
     """
     from scipy.stats import quantile_test
 

@@ -39,13 +39,9 @@ LLAMA_CPP: dict[type[Sampler], Callable[[Any], Any]] = {
 class SamplerCost:
     """Median time of one step of a method, in microseconds; None if a method has no such form.
 
-    Attributes:
-        n_vocab: Number of logits.
-        method: The sampler, or a NumPy function to compare with.
-        select: The cut alone.
-        step: Cut, temperature and sampling, as generation does them.
-        llama_cpp: llama.cpp's own sampler, on candidates that are in place already.
-        processor: As a logits processor in Python.
+    The method is a sampler, or a NumPy function to compare with. `select` is the cut alone; `step` is cut,
+    temperature and sampling, as generation does them; `llama_cpp` is llama.cpp's own sampler, on candidates
+    that are in place already; `processor` is a logits processor in Python.
     """
 
     n_vocab: int

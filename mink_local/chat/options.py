@@ -37,10 +37,8 @@ CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints`
 class Setting(click.Option):
     """An option that is also the variable MINK_NAME and a key of the TOML file.
 
-    Args:
-        group: The title it has in the help.
-        fixed: /set cannot change it.
-        reloads: The model is loaded again after a change.
+    `group` is its title in the help. /set cannot change a `fixed` one; if it `reloads`, the model is loaded
+    again.
     """
 
     def __init__(

@@ -17,9 +17,8 @@ class TextPart:
 class ReasoningSplitter:
     """Splits a text into reasoning and answer, piece by piece; a `<think>` that comes later is text.
 
-    Args:
-        state: "start": there may be reasoning; "reasoning": it has begun; "text": there is none.
-        continued: Part of the text was shown before, so blanks at the beginning belong to it.
+    `state` is "start" (there may be reasoning), "reasoning" (it has started) or "text" (there is none). If
+    `continued`, part of the text was shown before, so blanks at the beginning belong to it.
     """
 
     def __init__(self, state: str = "start", continued: bool = False) -> None:

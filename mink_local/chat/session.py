@@ -79,9 +79,8 @@ class Session:
     def ask(self, text: str) -> AnswerStream:
         """Return the answer to a message, which after an error is not part of the conversation.
 
-        Raises:
-            ValueError: A setting does not suit the model.
-            MinkError: The prompt does not fit the context, or the chat template refuses it.
+        Raises ValueError if a setting does not suit the model; MinkError if the prompt does not fit the
+        context, or the chat template refuses it.
         """
         if self.conversation is None:
             self.conversation = self.store.begin(self.settings["model"], self.settings["system"])

@@ -54,15 +54,11 @@ def read_plain(default: str = "") -> str:
 
 
 class LineInput:
-    """The input line of prompt_toolkit.
+    """The input line of prompt_toolkit, whose `keys` are those of "emacs" or "vi".
 
     Enter sends the message. Alt-Enter begins a new line, and so does Enter inside a block that begins with
-    three double quotes. Pasted lines are one message.
-
-    Args:
-        complete: Yields the completions of a line, as in `mink_local.chat.completion`.
-        keys: "emacs" or "vi".
-        keep: Keep the history in a file.
+    three double quotes. Pasted lines are one message. `complete` yields the completions of a line, as in
+    `mink_local.chat.completion`, and `keep` keeps the history in a file.
     """
 
     def __init__(self, complete: Callable[[str], Iterator[tuple[str, int]]], keys: str, keep: bool) -> None:

@@ -33,17 +33,11 @@ _OFF = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
 class MinkLM(TemplateLM):  # type: ignore[misc]
     """A model of the harness.
 
-    Args:
-        model: An alias of `models.txt` or a path.
-        sampler: For all generation. Without it, what the task asks for (`do_sample`, `temperature`, `top_p`,
-            `top_k` or `min_p`), which mostly is greedy.
-        temperature: For all generation. Without it, the task's.
-        seed: Of the first request; the others count on from it.
-        n_ctx: Most tokens of a prompt and its answer.
-        max_gen_toks: Longest answer, unless a task has another limit.
-
-    Raises:
-        MinkError: An argument is unknown or out of range.
+    `sampler` and `temperature` are for all generation; without them, what the task asks for counts
+    (`do_sample`, `temperature`, `top_p`, `top_k` or `min_p`), which mostly is greedy. `seed` is the first
+    request's; the others count on from it. A prompt and its answer have at most `n_ctx` tokens, and an answer
+    `max_gen_toks`, unless a task has another limit. Raises MinkError if an argument is unknown or out of
+    range.
     """
 
     def __init__(

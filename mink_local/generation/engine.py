@@ -40,14 +40,9 @@ Group = list[Decoding]  # answers with the same prompt and the same tokens so fa
 
 
 class Engine:
-    """Generates answers in the slots of `context`.
+    """Generates answers in the slots of `context`, which the engine alone may use.
 
     Not thread-safe, except for `interrupt`.
-
-    Args:
-        context: The KV cache; the engine alone may use it.
-        weights: The model.
-        template: Makes token ids of prompts.
     """
 
     def __init__(self, context: Context, weights: Weights, template: ChatTemplate) -> None:
@@ -153,10 +148,7 @@ class Engine:
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the raw logits (V,) after `tokens`, valid until the next batch.
 
-        The engine must be idle.
-
-        Raises:
-            GenerationError: llama.cpp failed, or it was interrupted.
+        The engine must be idle. Raises GenerationError if llama.cpp failed, or it was interrupted.
         """
         self.context.interrupted = False
         slot = max(self.slots, key=lambda slot: common_prefix(slot.tokens, tokens))

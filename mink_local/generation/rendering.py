@@ -25,10 +25,8 @@ class TemplateError(Exception):
 class Renderer:
     """Renders a chat template, in a child process that starts with the first prompt.
 
-    Args:
-        template: Jinja source.
-        date: The date that the template is told; None is today's.
-        in_process: Render in this process and without limits: for a template that is trusted.
+    The template, Jinja source, is told `date`, None for today's. `in_process` renders in this process and
+    without limits: for a template that is trusted.
     """
 
     def __init__(

@@ -46,16 +46,12 @@ class ChatTemplate:
         return (PLAIN_STOP,) if self.is_plain and not is_continued else ()
 
     def tokens(self, prompt: Prompt, enable_thinking: bool | None = None) -> list[int]:
-        """Return the token ids of a prompt.
+        """Return the token ids of a prompt: messages, a text or token ids, as `Request` has them.
 
-        Args:
-            prompt: Messages, a text or token ids, as `Request` has them. A text gets the beginning that the
-                vocabulary gives to texts, unless it is there.
-            enable_thinking: Value of the template's switch; None leaves it alone.
-
-        Raises:
-            ValueError: The prompt is empty or malformed, or has token ids that the vocabulary does not have.
-            MinkError: The template refuses the messages.
+        A text gets the beginning that the vocabulary gives to texts, unless it is there. `enable_thinking` is
+        for the template's switch; None leaves it alone. Raises ValueError if the prompt is empty or
+        malformed, or has token ids that the vocabulary does not have; MinkError if the template refuses the
+        messages.
         """
         if isinstance(prompt, str):
             has_bos = bool(self._weights.bos) and prompt.startswith(self._weights.bos)

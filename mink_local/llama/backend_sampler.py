@@ -115,13 +115,8 @@ class BackendSampler:
     sequence. Every output of the sequence takes a random number: for one seed to give one text, only the last
     token of a prompt may be an output.
 
-    Args:
-        sampler: One with a backend form.
-        temperature: Above 0; what the logits are divided by.
-        seed: Of llama.cpp's random numbers.
-
-    Attributes:
-        k: Number of candidates of the last token.
+    The sampler must have a backend form, and the temperature be above 0. `k` is the number of candidates of
+    the last token.
     """
 
     def __init__(
@@ -136,8 +131,7 @@ class BackendSampler:
     def attach(self) -> bool:
         """Have llama.cpp sample by it; returns False if the device lacks an operation.
 
-        Raises:
-            GenerationError: The nodes could not be built.
+        Raises GenerationError if the nodes could not be built.
         """
         self._context.attach(self._chain.handle, self._seq_id)
         self._check()
@@ -152,10 +146,8 @@ class BackendSampler:
     def next(self, output: int = -1) -> int | None:
         """Return the token sampled for an output of the last batch, or None if the graph cannot decide.
 
-        `output` is as for `Context.logits`.
-
-        Raises:
-            GenerationError: The nodes could not be built, or it is not attached.
+        `output` is as for `Context.logits`. Raises GenerationError if the nodes could not be built, or it is
+        not attached.
         """
         self._check()
         token, k = self._context.sampled(output)
@@ -278,10 +270,8 @@ def _count(row: Node, left: Node, ids: Node | None, sampled: Node) -> Node:
     A tie at the cutoff may be broken in another way than the kernel does. And `dist` falls back to the last
     entry, kept or not, if rounding leaves its cumulative sum below the random number.
 
-    Args:
-        row: All logits, (V,).
-        left: What llama.cpp left of them, divided by temperature, -inf for a token that is not kept.
-        ids: Tokens of `left`; None if these are all tokens in order.
+    `left` is what llama.cpp left of the row (V,), divided by temperature, -inf for a token that is not kept;
+    `ids` has the tokens of `left`, None if these are all tokens in order.
     """
     is_kept = left.scale(1, _LARGE).step()
     k = is_kept.sum()

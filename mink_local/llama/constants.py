@@ -7,11 +7,7 @@ KV_TYPES = {"f16": 1, "bf16": 30, "f32": 0, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4
 
 
 def kv_type_number(kv_type: str) -> int:
-    """Return the number of a KV cache's format in enum ggml_type.
-
-    Raises:
-        ValueError: There is no such format.
-    """
+    """Return the number of a KV cache's format in enum ggml_type; raise ValueError for another format."""
     if kv_type not in KV_TYPES:
         raise ValueError(f"kv_type must be one of {', '.join(KV_TYPES)}, not {kv_type!r}")
     return KV_TYPES[kv_type]

@@ -90,11 +90,8 @@ def _check(name: str, value: float, low: float, high: float) -> None:
 class Constrainer:
     """Applies constraints to rows of logits, by a llama.cpp chain over the whole vocabulary.
 
-    Args:
-        prompt: Tokens that the penalties know before the first step; the grammar does not see them.
-
-    Raises:
-        ValueError: A biased token is not in the vocabulary, or llama.cpp cannot take the grammar or schema.
+    The penalties know the tokens of `prompt` before the first step; the grammar does not see them. Raises
+    ValueError if a biased token is not in the vocabulary, or llama.cpp cannot take the grammar or schema.
     """
 
     def __init__(self, constraints: Constraints, weights: Weights, prompt: Sequence[int]) -> None:

@@ -24,10 +24,8 @@ MAX_SEED = RANDOM_SEED - 1
 class Segment(NamedTuple):
     """A run of tokens of one sequence, to be evaluated in a batch.
 
-    Attributes:
-        position: Position of the first token in its sequence.
-        seq_id: The sequence, from 0.
-        n_outputs: Logits are produced for this many of the last tokens, or a token if a sampler is attached.
+    `position` is that of the first token in its sequence. Logits are produced for the last `n_outputs`
+    tokens, or a token if a sampler is attached.
     """
 
     tokens: Sequence[int]
@@ -120,11 +118,8 @@ class Context:
     def decode(self, *segments: Segment) -> bool:
         """Evaluate a batch of at most one segment for each sequence and `n_batch` tokens.
 
-        Returns:
-            False if it was interrupted: the KV cache may hold some of the segments' tokens, or none.
-
-        Raises:
-            GenerationError: llama.cpp failed, or the context is closed.
+        Returns False if it was interrupted: the KV cache may hold some of the segments' tokens, or none.
+        Raises GenerationError if llama.cpp failed, or the context is closed.
         """
         if self.handle is None:
             raise GenerationError("the context is closed: make another")
@@ -159,11 +154,8 @@ class Context:
     def attach(self, chain: Any, seq_id: int = 0) -> None:
         """Have llama.cpp sample a sequence inside its compute graph, and give no logits for it.
 
-        Args:
-            chain: A llama_sampler_chain, which replaces the one before. Detach it before it is freed.
-
-        Raises:
-            GenerationError: llama.cpp has no backend sampling for this model.
+        `chain`, a llama_sampler_chain, replaces the one before; detach it before it is freed. Raises
+        GenerationError if llama.cpp has no backend sampling for this model.
         """
         if not C.llama_set_sampler(self.handle, seq_id, chain):
             raise GenerationError("llama.cpp has no backend sampling for this model: sample on the host")
@@ -178,11 +170,8 @@ class Context:
     def sampled(self, output: int = -1) -> tuple[int, float]:
         """Return the token that the attached chain sampled for an output of the last batch, as for `logits`.
 
-        Returns:
-            The token, and the first number of what the chain left as probabilities.
-
-        Raises:
-            GenerationError: No chain has sampled a token there.
+        With it comes the first number of what the chain left as probabilities. Raises GenerationError if no
+        chain has sampled a token there.
         """
         token = C.llama_get_sampled_token_ith(self.handle, output)
         probabilities = C.llama_get_sampled_probs_ith(self.handle, output)

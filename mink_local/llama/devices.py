@@ -29,10 +29,8 @@ _backend_devices = function("ggml_backend_reg_dev_count", ctypes.c_size_t, ctype
 class Gpu:
     """A GPU that llama.cpp can use.
 
-    Attributes:
-        name: Its description by the driver.
-        free, total: Bytes of its memory.
-        shares_ram: Whether its memory is the machine's: integrated GPUs, and all of Apple's.
+    `free` and `total` are bytes. Integrated GPUs, and all of Apple's, share the machine's memory
+    (`shares_ram`).
     """
 
     name: str

@@ -27,8 +27,7 @@ _WIDTH = 4  # bytes of a float32 and of an int32
 def function(name: str, result: Any, *arguments: Any) -> Any:
     """Return a C function that ggml exports, with ctypes types of its result and arguments.
 
-    Raises:
-        MinkError: This version of llama.cpp does not have it.
+    Raises MinkError if this version of llama.cpp does not have it.
     """
     for library in _libraries():
         with contextlib.suppress(AttributeError):
@@ -96,11 +95,8 @@ _relu = _of_one("relu")
 class Node:
     """A row of numbers that a graph computes.
 
-    In an operation on two nodes the second may have one element, which goes with all of the first.
-
-    Attributes:
-        graph: Pointer to the ggml_context of the graph.
-        pointer: Pointer to the ggml_tensor.
+    In an operation on two nodes the second may have one element, which goes with all of the first. `graph`
+    and `pointer` point to the ggml_context of the graph and the ggml_tensor.
     """
 
     graph: int
@@ -176,11 +172,7 @@ class _InitParams(ctypes.Structure):
 
 
 class Graph:
-    """A ggml graph, and memory for its nodes.
-
-    Args:
-        n_bytes: Memory for the numbers of the nodes; 0 for a graph that is never computed.
-    """
+    """A ggml graph, and `n_bytes` of memory for its nodes' numbers: 0 for one that is never computed."""
 
     def __init__(self, n_nodes: int, n_bytes: int = 0) -> None:
         overhead = n_nodes * _tensor_overhead() + _graph_overhead(n_nodes, False)

@@ -28,8 +28,7 @@ _RULE = re.compile(r"([a-zA-Z0-9-]+)\s*::=")
 def from_json_schema(schema: str | Mapping[str, Any]) -> str:
     """Return the grammar of the JSON texts that a schema allows, by llama-cpp-python's own converter.
 
-    Raises:
-        ValueError: The schema cannot be converted.
+    Raises ValueError if the schema cannot be converted.
     """
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema)
@@ -42,9 +41,8 @@ def from_json_schema(schema: str | Mapping[str, Any]) -> str:
 def check(grammar: str, model: Path) -> None:
     """Try a grammar over the vocabulary of a model file in a child process.
 
-    Raises:
-        ValueError: The grammar does not parse, or makes llama.cpp crash.
-        ChildStartError: The child process does not start.
+    Raises ValueError if the grammar does not parse, or makes llama.cpp crash; ChildStartError if the child
+    process does not start.
     """
     question = [str(model.absolute()), grammar]
     try:

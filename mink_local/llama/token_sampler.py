@@ -33,14 +33,9 @@ class TokenSampler:
     own `temp` and `dist` (or `mirostat`). Under constraints, which are samplers of llama.cpp over the whole
     vocabulary, the kernel reads their result instead.
 
-    Args:
-        temperature: Above 0, except with `Greedy`: what the candidates' logits are divided by.
-        seed: Of llama.cpp's random numbers; every token takes one.
-        n_vocab: Number of logits in a row, V.
-        constrainer: Constraints, which learn every sampled token.
-
-    Attributes:
-        k: Number of candidates of the last token; with mirostat, of those that it kept.
+    The temperature is above 0, except with `Greedy`. Every token takes one of the random numbers of `seed`,
+    and `constrainer` learns it. `k` is the number of candidates of the last token; with mirostat, of those
+    that it kept.
     """
 
     def __init__(
@@ -66,15 +61,10 @@ class TokenSampler:
         self.k = 0
 
     def __call__(self, logits: NDArray[np.float32], step: int) -> int:
-        """Sample one token.
+        """Sample one token from raw logits, contiguous float32 (V,); messages name it by `step`.
 
-        Args:
-            logits: Raw logits, float32 (V,), contiguous.
-            step: Number of the token in its answer, for messages.
-
-        Raises:
-            GenerationError: A logit is NaN, none is finite, or the constraints leave no token. llama.cpp
-                would return some token.
+        Raises GenerationError if a logit is NaN, none is finite, or the constraints leave no token: llama.cpp
+        would return some token.
         """
         row = logits if self._constrainer is None else self._constrainer.apply(logits)
         k = self._select(row)

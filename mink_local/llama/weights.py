@@ -112,12 +112,9 @@ class Weights:
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the token ids of a text.
 
-        Args:
-            add_special: Add the tokens that the vocabulary puts before or after every text.
-            parse_special: Read the text of a control token as that token, not as text.
-
-        Raises:
-            GenerationError: llama.cpp cannot tokenize the text, or the weights are closed.
+        `add_special` adds the tokens that the vocabulary puts before or after every text; `parse_special`
+        reads the text of a control token as that token, not as text. Raises GenerationError if llama.cpp
+        cannot tokenize the text, or the weights are closed.
         """
         if self.handle is None:
             raise GenerationError(f"{self.path} is closed: load it again")

@@ -55,10 +55,8 @@ class ModelFile:
 def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:
     """Return the entries of `models.txt` by name: one for each quantization, the usual one first.
 
-    The user's own file is read, too, and replaces models of the same name.
-
-    Raises:
-        CatalogError: A file cannot be read, or a line of it is invalid.
+    The user's own file is read, too, and replaces models of the same name. Raises CatalogError if a file
+    cannot be read, or a line of it is invalid.
     """
     models: dict[str, tuple[CatalogEntry, ...]] = {}
     for path in (_catalog_path(), user_catalog_path()):
@@ -80,8 +78,7 @@ def user_catalog_path() -> Path:
 def find(name: str) -> CatalogEntry | None:
     """Return the entry of a name in the catalogue or in a store, or None if it is neither.
 
-    Raises:
-        ModelNotFoundError: The model is not listed in this quantization, or no store has such names.
+    Raises ModelNotFoundError if the model is not listed in this quantization, or no store has such names.
     """
     model, _, quantization = name.partition(":")
     entries = read_catalog().get(model)
@@ -97,12 +94,9 @@ def find(name: str) -> CatalogEntry | None:
 def resolve(model: str) -> ModelFile:
     """Return the file on this machine that a model's name means.
 
-    Args:
-        model: A name of `models.txt`, a path, `hf:organisation/repository:file`, in which `file` may be a
-            pattern or a quantization, `ollama:name:tag` or `lmstudio:name`.
-
-    Raises:
-        ModelNotFoundError: There is no such file; the message gives the known names, or what to type.
+    A name is one of `models.txt`, a path, `hf:organisation/repository:file`, in which `file` may be a pattern
+    or a quantization, `ollama:name:tag` or `lmstudio:name`. Raises ModelNotFoundError if there is no such
+    file; the message gives the known names, or what to type.
     """
     if entry := find(model):
         return ModelFile(entry.name, locate(entry), entry.sha256)
@@ -120,8 +114,7 @@ def resolve(model: str) -> ModelFile:
 def locate(entry: CatalogEntry) -> Path:
     """Return the first file of an entry's model on this machine.
 
-    Raises:
-        ModelNotFoundError: It is not here; the message says what to type to get it.
+    Raises ModelNotFoundError if it is not here; the message says what to type to get it.
     """
     kind, _, name = entry.source.partition(":")
     if kind == "package":
@@ -156,8 +149,7 @@ def store_entry(model: str) -> CatalogEntry:
 def add(columns: Iterable[str]) -> None:
     """Write the columns of a model to the user's catalogue, in place of a model of the same name.
 
-    Raises:
-        CatalogError: A column is invalid, or the file cannot be written.
+    Raises CatalogError if a column is invalid, or the file cannot be written.
     """
     columns = [column.strip() or _UNKNOWN for column in columns]
     text = " | ".join(columns)

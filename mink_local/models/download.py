@@ -52,13 +52,9 @@ class RemoteFile:
 def pull(entry: CatalogEntry, report: Callable[[str], None]) -> Path:
     """Fetch the missing files of a model into the Hub's cache, and return the path of the first.
 
-    Args:
-        entry: A model whose source is `hf:…`.
-        report: Called with sentences for the person who waits.
-
-    Raises:
-        DownloadError: The model cannot be fetched. The part that is here is kept for the next time, except a
-            file whose SHA-256 is wrong.
+    The source of `entry` is `hf:…`, and `report` is called with sentences for the person who waits. Raises
+    DownloadError if the model cannot be fetched. The part that is here is kept for the next time, except a
+    file whose SHA-256 is wrong.
     """
     repository = entry.source.partition(":")[2]
     try:

@@ -85,10 +85,7 @@ class Tensor(NamedTuple):
 class Metadata:
     """Metadata and tensors of a model, of all files together if there are several.
 
-    Attributes:
-        path: The first file.
-        values: An integer, float, boolean, text or `Array` for each key.
-        n_bytes: Size of the files.
+    `path` is the first file, and a value an integer, float, boolean, text or `Array`.
     """
 
     path: Path
@@ -133,8 +130,7 @@ class Metadata:
 def read_metadata(path: Path) -> Metadata:
     """Read the metadata and tensor infos of a model, given by its first file.
 
-    Raises:
-        ModelError: The file is missing, incomplete, or deviates from the format.
+    Raises ModelError if the file is missing, incomplete, or deviates from the format.
     """
     files = [_read_file(shard) for shard in shards(path)]
     tensors = tuple(tensor for file in files for tensor in file.tensors)
@@ -144,8 +140,7 @@ def read_metadata(path: Path) -> Metadata:
 def shards(path: Path) -> list[Path]:
     """Return all files of a model, given by its only file, or by `name-00001-of-00003.gguf`.
 
-    Raises:
-        ModelError: The file is a later one than the first.
+    Raises ModelError if the file is a later one than the first.
     """
     match = _SHARD.fullmatch(path.name)
     if not match or match[3] == "00000":

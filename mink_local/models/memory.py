@@ -53,8 +53,7 @@ class MemoryNeed:
 class Budget:
     """Bytes that a model may take: of system memory, and of GPU memory except a reserve of 1 GiB per GPU.
 
-    Attributes:
-        unified: The GPU uses system memory: the bytes of `vram` are among those of `ram`.
+    If `unified`, the GPU uses system memory: the bytes of `vram` are among those of `ram`.
     """
 
     ram: int
@@ -138,10 +137,8 @@ class Footprint:
 def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
     """Return the bytes of the KV cache for one token in each layer (llama.cpp's `llama_hparams`).
 
-    Layers with a sliding window count like the others: llama-cpp-python keeps their whole context.
-
-    Raises:
-        ValueError: There is no such format.
+    Layers with a sliding window count like the others: llama-cpp-python keeps their whole context. Raises
+    ValueError if there is no such format.
     """
     n_heads = metadata.number("attention.head_count")
     heads = metadata.per_layer("attention.head_count_kv", n_heads, metadata.n_layers)
@@ -194,17 +191,11 @@ def choose_placement(
 
     As many layers go to the GPU as it holds. The context is 4096 tokens, and never more than the model was
     trained on. For one answer at a time it is up to 32768, if that keeps all layers on the GPU and the KV
-    cache in system memory takes at most a sixteenth of what the weights leave there; and less than 4096
-    if only that fits.
+    cache in system memory takes at most a sixteenth of what the weights leave there; and less than 4096 if
+    only that fits.
 
-    Args:
-        n_ctx: Tokens of one answer with its prompt; None to choose.
-        n_gpu_layers: Layers on the GPU, -1 for all, "auto" to choose.
-        n_parallel: How many answers are generated at a time.
-        kv_type: Number format of the KV cache.
-
-    Raises:
-        ValueError: There is no such format.
+    `n_ctx` counts the tokens of one answer with its prompt, and `n_parallel` the answers that are generated
+    at a time; -1 for `n_gpu_layers` is all. Raises ValueError if there is no such `kv_type`.
     """
     footprint = Footprint(metadata, kv_type)
     most = metadata.n_layers + 1

@@ -28,14 +28,9 @@ class AmbiguousError(ValueError):
 def select(files: Iterable[str], wanted: str) -> list[str]:
     """Return the files of one model among `files`, in order if the model is split into several.
 
-    Args:
-        files: Names of files, in which folders are separated by `/`.
-        wanted: The name of a file (without `-00001-of-00003` all of them), a pattern with `*`,
-            a quantization, or "" for Q4_K_M or the only model there is.
-
-    Raises:
-        ValueError: There is no such model.
-        AmbiguousError: There is more than one.
+    `wanted` is the name of a file (without `-00001-of-00003` all of them), a pattern with `*`, a
+    quantization, or "" for Q4_K_M or the only model there is. Folders are separated by `/`. Raises ValueError
+    if there is no such model, and AmbiguousError if there is more than one.
     """
     models = sorted(name for name in files if name.lower().endswith(".gguf"))
     found = [name for name in models if _matches(name, wanted or _USUAL_QUANTIZATION)]

@@ -28,9 +28,8 @@ log = logging.getLogger("mink_local")
 def check(file: ModelFile) -> None:
     """Try a model file in a child process, unless the file is known to be good.
 
-    Raises:
-        ModelError: The file cannot be read, is not a model, or makes llama.cpp crash.
-        ChildStartError: The child process does not start.
+    Raises ModelError if the file cannot be read, is not a model, or makes llama.cpp crash; ChildStartError if
+    the child process does not start.
     """
     path = file.path.absolute()
     try:

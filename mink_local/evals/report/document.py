@@ -23,13 +23,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A report without the responses.
-
-    Attributes:
-        notes: What the reader must know first, such as lines that were left out.
-        findings: Sentences on the whole run.
-        made_with: The values of the run's manifest; None if there is no manifest.
-    """
+    """A report without the responses; `notes` are what the reader must know first."""
 
     title: str
     notes: Sequence[str]

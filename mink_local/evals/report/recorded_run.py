@@ -25,10 +25,8 @@ T = TypeVar("T")
 class RecordedRun:
     """The questions and responses of a run, and what they were made with.
 
-    Attributes:
-        questions: By task and question id.
-        made_with: The values of the manifest, by the path of their keys, such as "versions mink-local".
-        problems: A sentence for every line that was left out, with its file and number.
+    `made_with` has the values of the manifest by the path of their keys, such as "versions mink-local";
+    `problems` has a sentence for every line that was left out, with its file and number.
     """
 
     questions: dict[tuple[str, str], Question] = field(default_factory=dict)
@@ -40,10 +38,8 @@ class RecordedRun:
 def read_run(folder: Path) -> RecordedRun:
     """Return the questions and responses in a folder, without the lines that cannot be read.
 
-    If two responses have the same key, the first counts.
-
-    Raises:
-        ReportError: The folder holds no run or no response, or a file cannot be read.
+    If two responses have the same key, the first counts. Raises ReportError if the folder holds no run or no
+    response, or a file cannot be read.
     """
     if not (folder / QUESTIONS).exists():
         raise ReportError(f"{folder} holds no {QUESTIONS}: is it the --out of a mink-eval run?")

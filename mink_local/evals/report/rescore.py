@@ -16,10 +16,7 @@ CHUNK = 500  # responses to score in one go; fewer are not worth another process
 def rescore(run: RecordedRun) -> RecordedRun:
     """Return the run with the verdicts of this version's tasks. The records on disk do not change.
 
-    It scores in several processes, because an answer of MATH500 can take long.
-
-    Raises:
-        TaskNotFoundError: A task is unknown.
+    It scores in several processes, because an answer of MATH500 can take long. Raises TaskNotFoundError.
     """
     for task in {response.task for response in run.responses}:
         find_task(task)

@@ -33,12 +33,10 @@ Outcomes = Mapping[tuple[str, int], bool]  # (question id, repeat) -> whether th
 class Accuracy:
     """A share of correct responses, 0 to 1, with its 95% interval.
 
-    Attributes:
-        value: The mean over questions of the share of a question's responses that are correct.
-        low: Lower end of Wilson's interval of `value` for `n_questions` observations. With one response a
-            question it is the interval of a proportion. With several, the variance of a question's mean is at
-            most that of one response, so the interval is too wide and never too narrow.
-        repeats: The accuracy of each repeat, in their order.
+    `value` is the mean over questions of the share of a question's responses that are correct, and the
+    interval is Wilson's for `n_questions` observations. With one response a question it is the interval of a
+    proportion. With several, the variance of a question's mean is at most that of one response, so the
+    interval is too wide and never too narrow.
     """
 
     value: float
@@ -76,13 +74,11 @@ def _grouped(outcomes: Outcomes, by: int) -> dict[Any, list[bool]]:
 class PairedTest:
     """Two methods compared on the `n_questions` questions that both answered.
 
-    Attributes:
-        difference: Their accuracy there, the first's minus the second's.
-        won: Questions that the first answered correctly in more of the repeats that both have. With one
-            response a question, `won` and `lost` are McNemar's two discordant counts.
-        p: Two-sided p-value of the exact binomial test that a discordant question is as likely won as lost:
-            McNemar's exact test, and with several responses a question the sign test of their counts. 1 if no
-            question is discordant.
+    `difference` is the first's accuracy minus the second's. The first `won` the questions that it answered
+    correctly in more of the repeats that both have: with one response a question, `won` and `lost` are
+    McNemar's two discordant counts. `p` is two-sided, of the exact binomial test that a discordant question
+    is as likely won as lost: McNemar's exact test, and with several responses a question the sign test of
+    their counts. It is 1 if no question is discordant.
     """
 
     n_questions: int
@@ -120,15 +116,10 @@ def holm(p_values: Sequence[float]) -> tuple[list[float], float]:
 def visible_difference(n: int, discordant: int, level: float) -> float | None:
     """Return the smallest true difference that `compare` finds with a chance of 80% (`POWER`).
 
-    Args:
-        n: Questions of the run.
-        discordant: Questions on which the two methods disagreed. The true share of discordant questions is
-            taken to be `discordant / n`, or the difference itself if that is larger.
-        level: The p-value that counts as found, if the better method is ahead.
-
-    Returns:
-        Questions won minus questions lost, as a share of all; with one response a question, the difference of
-        the accuracies. None if not even a difference of 1 would be found.
+    The difference is questions won minus questions lost, as a share of all `n`; with one response a question,
+    that of the accuracies. A p-value of at most `level` counts as found, if the better method is ahead. The
+    true share of discordant questions is taken to be `discordant / n`, or the difference itself if that is
+    larger. Returns None if not even a difference of 1 would be found.
     """
     if n == 0 or _power(n, discordant / n, 1.0, level) < POWER:
         return None

@@ -41,10 +41,8 @@ class Method:
 class Comparison:
     """The difference between a cell and the baseline's cell at the same temperature.
 
-    Attributes:
-        paired: The paired test of the two on the questions that both answered.
-        adjusted: Its p-value after Holm's correction over the family.
-        visible: See `visible_difference`, at the level of the family's next step.
+    `adjusted` is the paired test's p-value after Holm's correction over the family, and `visible` the
+    `visible_difference` at the level of the family's next step.
     """
 
     paired: stats.PairedTest
@@ -66,11 +64,7 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class CellResult:
-    """All responses of one cell of the grid, and what they say.
-
-    Attributes:
-        comparisons: With the baseline, by scoring; empty for the baseline's own cells.
-    """
+    """All responses of one cell; `comparisons` with the baseline are by scoring, and it has none."""
 
     method: Method
     temperature: float
@@ -125,13 +119,9 @@ class CellResult:
 
 @dataclass(eq=False)
 class TaskResult:
-    """The grid of one model on one task: methods × temperatures.
+    """The grid of one model on one task: methods, the baseline first, × temperatures, ascending.
 
-    Attributes:
-        chance: The accuracy of guessing, if all questions have the same number of choices.
-        methods: The rows of the grid; the baseline comes first.
-        temperatures: The columns of the grid, ascending.
-        cells: By sampler and temperature.
+    `chance` is the accuracy of guessing, if all questions have the same number of choices.
     """
 
     model: str
@@ -183,12 +173,7 @@ class TaskResult:
 
 @dataclass
 class Summary:
-    """All numbers of a report.
-
-    Attributes:
-        tasks: One grid for every model and task.
-        baseline: The sampler that the others are compared with; None if the run has no Min-k.
-    """
+    """All numbers of a report; the others are compared with `baseline`, None if the run has no Min-k."""
 
     tasks: list[TaskResult]
     baseline: str | None
@@ -201,13 +186,8 @@ class Summary:
 def summarise(run: RecordedRun, against: str | None = None) -> Summary:
     """Return the numbers of a run.
 
-    Args:
-        run: The recorded questions and responses.
-        against: The sampler to compare the others with, as `str(sampler)`. By default Min-k with the paper's
-            options, or else the first Min-k of the run.
-
-    Raises:
-        ReportError: `against` is not in the run.
+    The others are compared with the sampler whose `str()` is `against`: by default Min-k with the paper's
+    options, or else the first Min-k of the run. Raises ReportError if it is not in the run.
     """
     orders = {r.sampler: r.order for r in run.responses}
     baseline = _baseline(sorted(orders, key=_rank), against)

@@ -22,14 +22,9 @@ PROBLEMS_SHOWN = 5
 def write_report(folder: Path, against: str | None = None, again: bool = False) -> None:
     """Print a report's tables, and write all of it to DIR/report.
 
-    Args:
-        folder: The run's, which may still be going on.
-        against: The sampler to compare the others with, as `str(sampler)`. By default Min-k.
-        again: Score the stored responses again with this version's tasks.
-
-    Raises:
-        ReportError: The folder holds no run or not this sampler, or the report cannot be written.
-        ModuleNotFoundError: A library of the extra "eval" is not installed.
+    The run may still be going on. `against` is as for `summarise`; `again` scores the stored responses with
+    this version's tasks. Raises ReportError if the folder holds no run or not this sampler, or the report
+    cannot be written; ModuleNotFoundError if a library of the extra "eval" is not installed.
     """
     run = read_run(folder)
     notes = [_left_out(run.problems)] if run.problems else []

@@ -18,10 +18,8 @@ _SECONDS = 30.0  # without a byte
 def locate(task: Task, data: Path | None = None) -> Path:
     """Return the file of a task's questions: `data` if given, or else the bundled or downloaded one.
 
-    A download is kept in the user's cache, and its SHA-256 is checked each time.
-
-    Raises:
-        DataError: There is no such file, or it cannot be downloaded.
+    A download is kept in the user's cache, and its SHA-256 is checked each time. Raises DataError if there is
+    no such file, or it cannot be downloaded.
     """
     if data is not None:
         data = data.expanduser()

@@ -29,8 +29,7 @@ log = logging.getLogger("mink_local")
 class RunFolder:
     """The folder of a run, open for this process alone; it is made if it is missing.
 
-    Raises:
-        RunError: The folder cannot be written, another run has it open, or it holds something else.
+    Raises RunError if the folder cannot be written, another run has it open, or it holds something else.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,11 +51,7 @@ class RunFolder:
         self._synced = time.monotonic()
 
     def append(self, response: Response) -> None:
-        """Write a response behind the others.
-
-        Raises:
-            RunError: It cannot be written, as on a full disk; nothing of it is left in the file.
-        """
+        """Write a response behind the others, or raise RunError (as on a full disk) and leave nothing of it."""
         line = to_line(response)
         with as_run_error(self._path):
             try:

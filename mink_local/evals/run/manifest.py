@@ -1,12 +1,9 @@
 """The settings that the responses of a run depend on, in `DIR/manifest.json`, and the run's questions.
 
-A run is continued only under the settings that it was started with: run seed, context limit, limit of a
-response, data, questions, GGUF file, chat template, versions. Otherwise one table would hold responses that
-are not comparable. Models, tasks, samplers, temperatures, repeats and questions may be added.
-
-The number of slots, threads or layers on the GPU and the executor may change, and are noted under "sessions":
-they change the last bits of llama.cpp's sums, so that a seed may give another response of the same
-distribution, and who continues a run on another machine, or in less memory, changes just these.
+A run is continued only under the settings that it was started with, or one table would hold responses that
+are not comparable. Models, tasks, samplers, temperatures, repeats and questions may be added. Slots, threads,
+layers on the GPU and the executor may change, and are noted under "sessions": they change the last bits of
+llama.cpp's sums, so that a seed may give another response of the same distribution.
 """
 
 import hashlib
@@ -48,14 +45,9 @@ def file_sha256(path: Path) -> str:
 class Manifest:
     """The manifest of a folder, which agrees with what is asked for now.
 
-    Args:
-        folder: The run's.
-        wanted: "seed", "ctx", and by name "models" ("path", "sha256") and "tasks" ("data", "data_sha256",
-            "max_tokens").
-        questions: By task. They are kept in the folder.
-
-    Raises:
-        RunError: The folder was started with other settings; the text names every difference.
+    `wanted` has "seed", "ctx", and by name "models" ("path", "sha256") and "tasks" ("data", "data_sha256",
+    "max_tokens"). `questions`, by task, are kept in the folder. Raises RunError if the folder was started
+    with other settings; the text names every difference.
     """
 
     def __init__(
@@ -79,8 +71,7 @@ class Manifest:
     def begin_session(self, model: str, template_sha256: str, session: Mapping[str, Any]) -> None:
         """Note the runtime environment in which a model continues the run.
 
-        Raises:
-            RunError: The model's chat template is another than before.
+        Raises RunError if the model's chat template is another than before.
         """
         entry = self._content["models"][model]
         if entry.setdefault("template_sha256", template_sha256) != template_sha256:

@@ -50,14 +50,9 @@ class Tally:
 
 
 class Progress:
-    """The tallies of a run.
+    """The tallies of a run: by cell in the order of the grid, by model and task, and of all responses.
 
-    Attributes:
-        cells: By cell, in the order of the grid.
-        tasks: By model and task, in the same order.
-        total: Of all responses.
-        new: Responses of this process.
-        tokens: Tokens of the new responses.
+    `new` counts the responses of this process, and `tokens` theirs.
     """
 
     def __init__(self, wanted: Iterable[ResponseKey]) -> None:

@@ -39,8 +39,7 @@ class RayWorker:
     ) -> tuple[str, dict[str, Any]]:
         """Load the model; return the SHA-256 of its template, and its runtime environment.
 
-        Raises:
-            RunError: This machine has another file for the model.
+        Raises RunError if this machine has another file for the model.
         """
         if file_sha256(resolve(options["model"]).path) != sha256:
             raise RunError(f"{options['model']} is not the same file on every machine of the cluster")
@@ -194,8 +193,7 @@ def _shares(ray: Any, workers: int | None) -> tuple[int, dict[str, Any], int | N
 def connect(address: str | None) -> None:
     """Join the Ray cluster at `address` or in RAY_ADDRESS, or else start one on this machine, once.
 
-    Raises:
-        RunError: Ray is not installed, or no cluster answers.
+    Raises RunError if Ray is not installed, or no cluster answers.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # and write on our standard output

@@ -119,8 +119,7 @@ _FITS: dict[Any, Callable[[Any], bool]] = {  # a bool is not an int, in a file
 def from_json(kind: type[T], value: Any) -> T:
     """Return the dataclass that a parsed line describes; fields that have a default may be missing.
 
-    Raises:
-        ValueError: A field is missing or has a value of another type; the text names the field.
+    Raises ValueError, which names the field, if one is missing or has a value of another type.
     """
     if not isinstance(value, dict):
         raise ValueError("not a JSON object")
@@ -181,10 +180,8 @@ def record_files(folder: Path) -> list[Path]:
 def read_responses(folder: Path) -> Iterator[Response]:
     """Yield the responses in all record files of a folder, each key once.
 
-    A last line that is cut short is skipped.
-
-    Raises:
-        RunError: A file cannot be read, or a line is not a record; the text names both.
+    A last line that is cut short is skipped. Raises RunError, which names file and line, if a file cannot be
+    read or a line is not a record.
     """
     seen = set()
     for path in record_files(folder):

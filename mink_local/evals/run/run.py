@@ -27,11 +27,9 @@ from mink_local.models.catalog import ModelFile
 class Evaluation:
     """Tasks, models and sampling settings, whose responses go to the folder `out`.
 
-    Attributes:
-        data: Files with questions that replace a task's own, by task.
-        limit: Only the first so many questions of a task; None is all.
-        max_tokens: Of a response; None is the task's own limit.
-        ctx: At most so many tokens for a prompt and its response; None is what a model was trained on.
+    `data` has files with questions that replace a task's own, and `limit` takes only the first so many.
+    `max_tokens` is of a response; None is the task's own limit. `ctx` is of a prompt and its response; None
+    is what a model was trained on.
     """
 
     tasks: Sequence[Task]
@@ -53,15 +51,9 @@ def evaluate(
 ) -> None:
     """Generate and record the missing responses, and print a summary.
 
-    Args:
-        evaluation: The responses that are wanted.
-        execute: Generates them.
-        environment: A `Worker`'s options that are not in the manifest: n_parallel, n_gpu_layers, n_threads.
-        quiet: Show no progress.
-
-    Raises:
-        MinkError: The run cannot go on. Everything that is recorded is kept.
-        KeyboardInterrupt: After Ctrl-C, also with everything kept.
+    `environment` has a `Worker`'s options that are not in the manifest: n_parallel, n_gpu_layers, n_threads.
+    Raises MinkError if the run cannot go on, and KeyboardInterrupt after Ctrl-C. Everything that is recorded
+    is kept.
     """
     files = {task.name: locate(task, evaluation.data.get(task.name)) for task in evaluation.tasks}
     questions = {

@@ -76,11 +76,9 @@ class Worker:
     def answer(self, items: Sequence[WorkItem]) -> Iterator[Response]:
         """Yield the responses in order of completion, after `reserve`.
 
-        Generation continues in another thread while a response is scored and written. After `interrupt`
-        it ends with the responses that are complete.
-
-        Raises:
-            GenerationError: The model cannot answer a question.
+        Generation continues in another thread while a response is scored and written. After `interrupt` it
+        ends with the responses that are complete. Raises GenerationError if the model cannot answer a
+        question.
         """
         answers = self._one_by_one(items) if self.model.n_parallel == 1 else self._answers(items)
         with closing(until_interrupted(answers, self.interrupt)) as finished:

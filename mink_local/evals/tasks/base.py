@@ -89,12 +89,8 @@ class Task(ABC):
     def read(self, path: Path, seed: int) -> list[Question]:
         """Return the questions of a file in this task's format.
 
-        Args:
-            path: The file.
-            seed: The run's, which decides the order of shuffled options.
-
-        Raises:
-            DataError: A line is not in the format; the text names file and line.
+        `seed`, the run's, decides the order of shuffled options. Raises DataError, which names file and line,
+        if a line is not in the format.
         """
         questions: list[Question] = []
         lines: dict[str, int] = {}

@@ -29,11 +29,8 @@ def require() -> None:
 def equivalent(gold: str, answer: str) -> bool:
     """Return if `answer` (LaTeX, without $) means the same as `gold`. May be called from any thread.
 
-    An answer that takes math-verify longer than SECONDS, or too much memory, is not the same.
-
-    Raises:
-        DataError: math-verify is not installed.
-        ChildStartError: math-verify does not start.
+    An answer that takes math-verify longer than SECONDS, or too much memory, is not the same. Raises
+    DataError if math-verify is not installed, and ChildStartError if it does not start.
     """
     if len(answer) > _LONGEST:
         return False
