@@ -51,7 +51,7 @@ class RunFolder:
         self._synced = time.monotonic()
 
     def append(self, response: Response) -> None:
-        """Write a response behind the others, or raise RunError (as on a full disk) and leave nothing of it."""
+        """Write a response behind the others; on an error, leave nothing of it and raise RunError."""
         line = to_line(response)
         with as_run_error(self._path):
             try:
