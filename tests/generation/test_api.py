@@ -256,7 +256,7 @@ def test_cache_options_that_do_not_go(options: dict[str, Any], complaint: str) -
 
 def test_a_second_thread_gets_an_error(smollm2: Model) -> None:
     """In the middle of a prefill, and nothing else happens."""
-    long = [{"role": "user", "content": "one two three four five six seven " * 100}]
+    long = [{"role": "user", "content": "one two three four five six seven " * 50}]
     reply = forget(smollm2).chat(long, temperature=0.0, max_tokens=1)
     begun, errors = threading.Event(), []
 

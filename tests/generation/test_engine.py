@@ -247,7 +247,7 @@ def test_a_gap_is_closed(model: Model, decoded: list[tuple[Segment, ...]]) -> No
 def test_a_common_beginning_is_evaluated_once(model: Model) -> None:
     examples = "Q: How much is 2 + 3? A: 5. " * 12
     forget(model)
-    answers = list(model.generate([ask(examples + text) for text in QUESTIONS], max_tokens=4, seed=1))
+    answers = list(model.generate([ask(examples + text) for text in QUESTIONS[:5]], max_tokens=4, seed=1))
     shared = model.count_tokens(ask(examples)) - 8
     whole = [answer for answer in answers if answer.evaluated_tokens == answer.prompt_tokens]
     assert len(whole) == 1

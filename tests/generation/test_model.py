@@ -237,7 +237,7 @@ def test_placement_says_where_and_why(smollm2: Model) -> None:
 
 def test_models_are_freed_in_any_order(tiny: Callable[..., Path]) -> None:
     path = str(tiny())
-    for _ in range(5):
+    for _ in range(3):
         model = load_model(path)
         reply = model.chat(FRANCE, temperature=5.0, seed=1, max_tokens=5)
         next(reply)
