@@ -5,9 +5,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from mink_local.chat.reasoning import ReasoningSplitter, TextPart
 from mink_local.chat.store import ConversationStore, Outcome, SamplingInfo, StoredMessage
 from mink_local.generation.model import Reply
+from mink_local.generation.reasoning import ReasoningSplitter, TextPart
 from mink_local.interrupts import until_interrupted
 
 

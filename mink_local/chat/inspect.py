@@ -13,6 +13,7 @@ from mink_local.chat.chat import Chat
 from mink_local.chat.progress import candidates
 from mink_local.chat.screen import counted, one_line, printable
 from mink_local.chat.store import StoredMessage
+from mink_local.generation.sampling_step import METHODS, sampling_step
 from mink_local.interrupts import until_interrupted
 from mink_local.samplers import MinK, MinP, TopNSigma, TopP
 
@@ -53,8 +54,8 @@ def explain(chat: Chat, argument: str) -> None:
     messages = session.prompt(session.branch[:-1])
     logits = session.model.logits(messages, tokens[:at], session.settings["think"])
     own = session.settings.sampler
-    methods = [own if own.name == method.name else method for method in steps.METHODS]
-    step = steps.sampling_step(logits, tokens[at], temperature, methods)
+    methods = [own if own.name == method.name else method for method in METHODS]
+    step = sampling_step(logits, tokens[at], temperature, methods)
     shown = [int(step.ids[rank]) for rank in step.shown_ranks(_CANDIDATES)]
     names = [printable(session.model.texts([token])[0]) for token in shown]
     before = "".join(texts[max(0, at - 12) : at])

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mink_local.chat.answer_stream import AnswerStream, Draft
-from mink_local.chat.reasoning import joined
 from mink_local.chat.settings import Settings
 from mink_local.chat.store import Conversation, ConversationStore, SamplingInfo, StoredMessage
 from mink_local.generation.model import Model, Reply
+from mink_local.generation.reasoning import joined
 from mink_local.generation.request import SamplingParams
 from mink_local.llama.context import RANDOM_SEED
 

@@ -12,7 +12,6 @@ import click
 from mink_local.chat.answer_stream import AnswerStream
 from mink_local.chat.options import COMMAND_LINE
 from mink_local.chat.progress import note_end, show_answer
-from mink_local.chat.reasoning import TextPart
 from mink_local.chat.screen import Screen
 from mink_local.chat.session import Session
 from mink_local.chat.settings import Settings
@@ -21,6 +20,7 @@ from mink_local.cli import INTERRUPTED
 from mink_local.errors import MinkError, ModelNotFoundError
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
+from mink_local.generation.reasoning import TextPart
 
 
 def start(

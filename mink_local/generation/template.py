@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any, cast
 
 from mink_local.errors import MinkError
+from mink_local.generation.reasoning import OPEN
 from mink_local.generation.rendering import Renderer, TemplateError
 from mink_local.generation.request import Message, Prompt, is_token_ids
 from mink_local.llama.weights import Weights
 
 PLAIN_TURNS = {"system": "System: {}\n\n", "user": "User: {}\n", "assistant": "Assistant: {}\n"}
 PLAIN_STOP = "\nUser:"
-THINK_START, THINK_END = "<think>", "</think>"
 
 
 class ChatTemplate:
@@ -37,7 +37,7 @@ class ChatTemplate:
                 source, date, in_process=weights.trust, bos_token=weights.bos, eos_token=weights.eos
             )
         )
-        self.can_reason = source is not None and THINK_START in source
+        self.can_reason = source is not None and OPEN in source
         self.has_thinking_switch = source is not None and "enable_thinking" in source
 
     def stop(self, prompt: Prompt) -> tuple[str, ...]:
@@ -101,8 +101,8 @@ class ChatTemplate:
 
     def opens_reasoning(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends with the start of reasoning."""
-        end = b"".join(self._weights.piece(token) for token in prompt[-len(THINK_START) :])
-        return end.rstrip().endswith(THINK_START.encode())
+        end = b"".join(self._weights.piece(token) for token in prompt[-len(OPEN) :])
+        return end.rstrip().endswith(OPEN.encode())
 
     def close(self) -> None:
         """End the child process that renders the template, if there is one."""

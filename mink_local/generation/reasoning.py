@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mink_local.generation.text_stream import started_length
+
 OPEN, CLOSE = "<think>", "</think>"
 
 
@@ -53,8 +55,7 @@ class ReasoningSplitter:
     def _reasoning(self) -> Iterator[TextPart]:
         reasoning, mark, answer = self._held.partition(CLOSE)
         if not mark:  # without an ending that the mark could continue
-            starts = (CLOSE[:length] for length in range(len(CLOSE) - 1, 0, -1))
-            reasoning = reasoning.removesuffix(next(filter(reasoning.endswith, starts), ""))
+            reasoning = reasoning[: len(reasoning) - started_length(reasoning, (CLOSE,))]
         yield from self._take(len(reasoning.rstrip()))
         if mark:
             self._state, self._strip, self._held = "text", True, answer
