@@ -15,7 +15,7 @@ async def main() -> None:
     with load_model("smollm2-135m", n_ctx=2048) as model:
         try:
             await asyncio.wait_for(answer(model, "Tell me a long story."), timeout=1)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             print("\n[cancelled after a second; the model can be asked again]")
         print(model.chat([{"role": "user", "content": "Say hello."}], max_tokens=10, seed=1).read())
 

@@ -3,7 +3,7 @@
 Click keeps the precedence: command line, environment, file, default.
 """
 
-import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,6 @@ from mink_local.models.options import (
     MODEL_HELP,
     SamplerType,
 )
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 COMMAND_LINE, DEFAULT = "command line", "default"  # two of the sources of values
 CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints` are made from

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date as Date
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,6 @@ from mink_local.generation.template import ChatTemplate
 from mink_local.generation.text_stream import TextStream
 from mink_local.llama.context import RANDOM_SEED, Context
 from mink_local.llama.weights import Weights
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack  # Python 3.10 has none
 
 log = logging.getLogger("mink_local")
 
@@ -159,7 +156,7 @@ class Model:
         *,
         enable_thinking: bool | None = None,
         prefix: Sequence[int] = (),
-        **options: "Unpack[SamplingOptions]",
+        **options: Unpack[SamplingOptions],
     ) -> "Reply":
         """Answer a conversation: an iterator of pieces of text, which generates as it is read.
 
@@ -197,7 +194,7 @@ class Model:
         params: SamplingParams | None = None,
         *,
         enable_thinking: bool | None = None,
-        **options: "Unpack[SamplingOptions]",
+        **options: Unpack[SamplingOptions],
     ) -> Iterator[Answer]:
         """Answer many prompts, several at a time, each on its own: answers in order of completion.
 

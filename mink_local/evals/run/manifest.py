@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Manifest:
         entry = self._content["models"][model]
         if entry.setdefault("template_sha256", template_sha256) != template_sha256:
             self._refuse([f"the chat template of {model} is another"])
-        started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        started = datetime.now(UTC).isoformat(timespec="seconds")
         self._content["sessions"].append({"started": started, "model": model, **session})
         self._write()
 
