@@ -1,0 +1,99 @@
+"""The candidates of a step and the cuts of samplers, against the slow twins of the kernels."""
+
+from dataclasses import asdict
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mink_local.generation.model import Model
+from mink_local.samplers import MinK, MinP, PLess, Sampler, TopK, TopNSigma, TopP
+from mink_local.serve.candidates import step_candidates
+from tests.support import reference
+from tests.support.methods import METHODS
+
+SAMPLERS: list[Sampler] = [
+    MinK(), TopP(), TopP(order="temperature-last"), MinP(), MinP(order="temperature-last"), TopNSigma(),
+    TopK(7), PLess(),
+]  # fmt: skip
+TEMPERATURES = [0.25, 1.0, 5.0, 30.0]
+MESSAGES = [{"role": "user", "content": "Name a colour."}]
+
+
+@pytest.fixture(scope="module", params=["start", "middle"])
+def row(request: pytest.FixtureRequest, smollm2: Model) -> NDArray[np.float32]:
+    """The model's logits at the start of an answer, and after one token."""
+    prefix = smollm2.tokenize("The") if request.param == "middle" else []
+    return smollm2.logits(MESSAGES, prefix)
+
+
+def test_the_first_candidates_are_the_largest_logits(row: NDArray[np.float32], smollm2: Model) -> None:
+    step = step_candidates(row, smollm2.weights, SAMPLERS, TEMPERATURES, top=200, prompt_tokens=3)
+    ids, logits = reference.descending(row)
+    p = reference.softmax(logits, 1.0)
+    assert (step.n_vocab, step.prompt_tokens, step.sampled) == (row.size, 3, None)
+    assert [c.rank for c in step.candidates] == list(range(1, 201))
+    assert [c.id for c in step.candidates] == ids[:200].tolist()
+    assert [c.logit for c in step.candidates] == logits[:200].tolist()
+    assert [c.p for c in step.candidates] == pytest.approx(p[:200])
+    assert [c.text for c in step.candidates[:10]] == [smollm2.texts([c.id])[0] for c in step.candidates[:10]]
+
+
+def test_cuts_are_those_of_the_reference(row: NDArray[np.float32], smollm2: Model) -> None:
+    step = step_candidates(row, smollm2.weights, SAMPLERS, TEMPERATURES, top=1)
+    _, logits = reference.descending(row)
+    assert [cut.sampler for cut in step.cuts] == [str(sampler) for sampler in SAMPLERS]
+    assert step.cliff == reference.min_k(row, 1.0, tau=0).least
+    for sampler, cut in zip(SAMPLERS, step.cuts, strict=True):
+        options = asdict(sampler)  # type: ignore[call-overload]
+        options.pop("order", None)
+        for temperature, k, weight in zip(TEMPERATURES, cut.k, cut.weight, strict=True):
+            twin = METHODS[type(sampler)].twin(row, sampler.seen(temperature), **options)
+            assert twin.least <= k <= twin.most
+            assert weight == pytest.approx(np.exp((logits[:k] - logits[0]) / temperature).sum())
+    assert len(set(step.cuts[0].k)) == 1  # Min-k
+    assert len(set(step.cuts[1].k)) == len(TEMPERATURES)  # top-p
+
+
+def test_the_curve_goes_over_the_whole_vocabulary(row: NDArray[np.float32], smollm2: Model) -> None:
+    row = row.copy()
+    row[:100] = -np.inf
+    step = step_candidates(row, smollm2.weights, [], [1.0], top=0)
+    _, logits = reference.descending(row)
+    assert step.curve[0] == (1, logits[0])
+    assert step.curve[-1] == (row.size - 100, logits[-1])
+    assert len(step.curve) <= 256
+    assert all(logits[rank - 1] == logit for rank, logit in step.curve)
+
+
+def test_the_sampled_token_is_described_however_rare(row: NDArray[np.float32], smollm2: Model) -> None:
+    ids, logits = reference.descending(row)
+    token = int(ids[30_000])
+    step = step_candidates(row, smollm2.weights, [], [1.0], top=5, sampled=token)
+    assert step.sampled is not None
+    assert (step.sampled.rank, step.sampled.id, step.sampled.logit) == (30_001, token, logits[30_000])
+
+
+def test_a_token_that_ends_the_answer_is_marked(row: NDArray[np.float32], smollm2: Model) -> None:
+    [end, *_] = smollm2.weights.end_tokens
+    row = row.copy()
+    row[end] = 100.0
+    [first, second] = step_candidates(row, smollm2.weights, [], [1.0], top=2).candidates
+    assert (first.id, first.ends, second.ends) == (end, True, False)
+    assert first.text
+
+
+def test_what_cannot_be_answered_is_refused(row: NDArray[np.float32], smollm2: Model) -> None:
+    banned = row.copy()
+    banned[5] = -np.inf
+    for sampled in (-1, row.size, 5):
+        with pytest.raises(ValueError, match="sampled must be a token that can be chosen"):
+            step_candidates(banned, smollm2.weights, [], [1.0], top=5, sampled=sampled)
+    with pytest.raises(ValueError, match="no logit is finite"):
+        step_candidates(np.full_like(row, -np.inf), smollm2.weights, [], [1.0], top=5)
+
+
+def test_the_answer_is_json_at_any_temperature(row: NDArray[np.float32], smollm2: Model) -> None:
+    step = step_candidates(row, smollm2.weights, SAMPLERS, [1e-300, 1e300], top=5)
+    assert msgspec.json.decode(msgspec.json.encode(step))["cuts"][0]["weight"][0] == 1.0
