@@ -18,6 +18,7 @@ from typing import Any
 from llama_cpp import llama_cpp as C
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
+from mink_local.llama.json_schema import tidied
 from mink_local.sandbox import GIB, SandboxError, ask, serve
 
 ROOT = b"root"
@@ -28,11 +29,11 @@ _RULE = re.compile(r"([a-zA-Z0-9-]+)\s*::=")
 def from_json_schema(schema: str | Mapping[str, Any]) -> str:
     """Return the grammar of the JSON texts that a schema allows, by llama-cpp-python's own converter.
 
-    Raises ValueError if the schema cannot be converted.
+    Raises ValueError if the schema cannot be converted, or its grammar would be too large.
     """
     try:
-        text = schema if isinstance(schema, str) else json.dumps(schema)
-        return str(json_schema_to_gbnf(text))
+        members = json.loads(schema) if isinstance(schema, str) else schema
+        return str(json_schema_to_gbnf(json.dumps(tidied(members))))
     except Exception as error:  # the converter raises whatever its Python trips over
         raise ValueError(f"json_schema cannot be made into a grammar: {error or repr(error)}") from error
 
