@@ -30,7 +30,9 @@ def tidied(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     result: dict[str, Any] = _Tidying().of(schema)
     if isinstance(reference := result.get("$ref"), str) and reference.startswith("#/"):
-        definitions = {name: result[name] for name in ("$defs", "definitions") if name in result}
+        definitions: dict[str, Any] = {
+            name: result[name] for name in ("$defs", "definitions") if name in result
+        }
         target: Any = result
         for key in reference[2:].split("/"):
             target = target[key]
