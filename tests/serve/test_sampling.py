@@ -31,10 +31,11 @@ def asked(**fields: Any) -> SamplingParams:
 
 
 NEUTRAL = {
-    "top_p": 1, "top_k": 0, "min_p": 0, "typical_p": 1, "top_n_sigma": -1, "mirostat": 0,
-    "xtc_probability": 0, "dynatemp_range": 0, "adaptive_target": -1, "min_k": False, "min_k_tau": -1,
-    "frequency_penalty": 0, "presence_penalty": 0, "repeat_penalty": 1, "repeat_last_n": 128, "dry_multiplier": 0,
-    "dry_base": 2, "logit_bias": {}, "stop": "", "seed": -1, "min_tokens": 0, "max_tokens": -1, "grammar": "",
+    "top_p": 1, "top_k": 0, "min_p": 0, "typical_p": 1, "top_n_sigma": -1, "mirostat": 0, "min_k": False,
+    "xtc_probability": 0, "dynatemp_range": 0, "adaptive_target": -1, "min_k_tau": -1,
+    "frequency_penalty": 0, "presence_penalty": 0, "repeat_penalty": 1, "repeat_last_n": 128,
+    "dry_multiplier": 0, "dry_base": 2, "logit_bias": {}, "stop": "", "seed": -1, "min_tokens": 0,
+    "max_tokens": -1, "grammar": "",
 }  # fmt: skip
 
 
