@@ -63,7 +63,11 @@ class Decoding:
         """True if the logits are looked at or changed, so that tokens are sampled on the host."""
         params = self._params
         return bool(
-            params.constraints or params.logprobs is not None or params.ignore_eos or params.min_tokens
+            self.answer.request.watch
+            or params.constraints
+            or params.logprobs is not None
+            or params.ignore_eos
+            or params.min_tokens
         )
 
     def begin(self, evaluated_tokens: int) -> None:
@@ -76,6 +80,8 @@ class Decoding:
 
         Raises GenerationError for a NaN, if no logit is finite, and if the constraints leave no token.
         """
+        if (watch := self.answer.request.watch) is not None:
+            watch(logits)
         token = self._sampler(self._without_ends(logits), step=len(self.answer.k) + 1)
         if self._params.logprobs is not None:
             self._logprob = float(kernels.log_probability(logits, token))

@@ -42,7 +42,7 @@ Group = list[Decoding]  # answers with the same prompt and the same tokens so fa
 class Engine:
     """Generates answers in the slots of `context`, which the engine alone may use.
 
-    Not thread-safe, except for `interrupt`.
+    Not thread-safe, except for `prepare`, `interrupt` and `unevaluated`.
     """
 
     def __init__(self, context: Context, weights: Weights, template: ChatTemplate) -> None:
@@ -79,16 +79,30 @@ class Engine:
             ValueError: The prompt, the constraints or the stop tokens do not suit the model.
             MinkError: The chat template refuses the messages.
         """
+        decoding = self.prepare(request, answer)
+        self.enqueue(decoding, backend=backend)
+        return decoding.answer
+
+    def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
+        """Do for a request what needs no slot: its prompt's tokens, its constraints. For `enqueue`.
+
+        May be called from any thread, also while another thread makes a step. Arguments and errors are those
+        of `submit`.
+        """
         answer = answer or Answer(request)
-        prompt = [*self._template.tokens(request.prompt, request.enable_thinking), *request.prefix]
+        prompt = self._template.tokens(request.prompt, request.enable_thinking, request.tools)
         stop = self._template.stop(request.prompt)
-        decoding = Decoding(answer, prompt, self.context.n_ctx, self._weights, self._buffers, stop)
-        if answer.finish_reason is None:
+        return Decoding(
+            answer, [*prompt, *request.prefix], self.context.n_ctx, self._weights, self._buffers, stop
+        )
+
+    def enqueue(self, decoding: Decoding, *, backend: bool = False) -> None:
+        """Take a request that `prepare` has prepared, unless its answer is finished; see `submit`."""
+        if decoding.answer.finish_reason is None:
             if self.idle:  # an interrupt that came while nothing was generated is not meant for this
                 self.context.interrupted = False
             self._waiting.append((decoding, backend))
             self._admit()
-        return answer
 
     def cancel(self, answer: Answer, error: str | None = None) -> None:
         """End one answer, with finish_reason "interrupted", or "error" if there is one, and no other."""

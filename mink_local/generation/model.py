@@ -19,7 +19,14 @@ from mink_local.errors import ContextOverflowError, GenerationError, ModelError
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.engine import Engine, Step
 from mink_local.generation.logprobs import N_OUTPUTS, Continuation, score
-from mink_local.generation.request import Message, Prompt, Request, SamplingOptions, SamplingParams
+from mink_local.generation.request import (
+    Message,
+    Prompt,
+    Request,
+    SamplingOptions,
+    SamplingParams,
+    Tool,
+)
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.text_stream import TextStream
 from mink_local.llama.context import RANDOM_SEED, Context
@@ -115,17 +122,33 @@ class Model:
         """True if the chat template has a switch for reasoning (`enable_thinking`)."""
         return self._template.has_thinking_switch
 
-    def opens_reasoning(self, messages: Sequence[Message], enable_thinking: bool | None = None) -> bool:
+    @property
+    def supports_tools(self) -> bool:
+        """True if the chat template describes tools to the model."""
+        return self._template.supports_tools
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source of the chat template; None if the model has none."""
+        return self.weights.chat_template
+
+    def opens_reasoning(
+        self, messages: Sequence[Message], enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
+    ) -> bool:
         """Return whether the prompt of `messages` ends with the start of reasoning."""
-        return self._template.opens_reasoning(self.tokens(messages, enable_thinking))
+        return self._template.opens_reasoning(self.tokens(messages, enable_thinking, tools))
 
-    def apply_chat_template(self, messages: Sequence[Message], enable_thinking: bool | None = None) -> str:
+    def apply_chat_template(
+        self, messages: Sequence[Message], enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
+    ) -> str:
         """Return the text of the prompt of `messages`. Raises MinkError if the template refuses them."""
-        return self._template.text(messages, enable_thinking)
+        return self._template.text(messages, enable_thinking, tools)
 
-    def tokens(self, prompt: Prompt, enable_thinking: bool | None = None) -> list[int]:
+    def tokens(
+        self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
+    ) -> list[int]:
         """Return the token ids of a prompt; see `ChatTemplate.tokens`."""
-        return self._template.tokens(prompt, enable_thinking)
+        return self._template.tokens(prompt, enable_thinking, tools)
 
     def count_tokens(self, prompt: Prompt) -> int:
         """Return the number of tokens of a prompt."""
@@ -156,6 +179,7 @@ class Model:
         *,
         enable_thinking: bool | None = None,
         prefix: Sequence[int] = (),
+        tools: Sequence[Tool] = (),
         **options: Unpack[SamplingOptions],
     ) -> "Reply":
         """Answer a conversation: an iterator of pieces of text, which generates as it is read.
@@ -170,6 +194,7 @@ class Model:
             params: How the answer is sampled.
             enable_thinking: See `Request`.
             prefix: Token ids that the answer begins with; it continues from there.
+            tools: Tools that the chat template describes to the model; see `supports_tools`.
             **options: Fields of `SamplingParams`; they replace those of `params`.
 
         Raises:
@@ -177,13 +202,13 @@ class Model:
             ContextOverflowError: The prompt leaves no room for an answer.
             MinkError: The chat template refuses the messages.
         """
-        request = Request(messages, _params(params, options), enable_thinking, prefix)
+        request = Request(messages, _params(params, options), enable_thinking, prefix, tools)
         with self._exclusive():
             engine = self.engine
             reply = Reply(request, engine, lambda: self._step(engine, reply))
             self._begin(reply)
             engine.submit(request, reply, backend=self._chat_backend)
-            reply.in_reasoning = self.opens_reasoning(messages, enable_thinking)
+            reply.in_reasoning = self.opens_reasoning(messages, enable_thinking, tools)
         if reply.finish_reason == "overflow":
             raise ContextOverflowError(reply.prompt_tokens, self.n_ctx)
         return reply
@@ -374,7 +399,7 @@ class Model:
 
     def _length(self, request: Request) -> int:
         """Return the most tokens that a request and its answer take."""
-        prompt = self.tokens(request.prompt, request.enable_thinking)
+        prompt = self.tokens(request.prompt, request.enable_thinking, request.tools)
         return len(prompt) + len(request.prefix) + (request.params.max_tokens or self.n_ctx)
 
     def _is_too_long(self, request: Request, engine: Engine) -> bool:

@@ -1,15 +1,24 @@
 """Requests: a prompt, and how its answer is sampled."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mink_local.llama.constraints import Constraints
 from mink_local.llama.context import MAX_SEED
 from mink_local.samplers import Greedy, MinK, Sampler
 
 Message = Mapping[str, Any]
-"""A dict with "role" (str) and "content": a str, or a list of `{"type": "text", "text": str}` parts."""
+"""A dict with "role" (str) and "content": a str, or a list of `{"type": "text", "text": str}` parts.
+
+The assistant's may have "tool_calls" and no content; a message of the role "tool" has the result of one.
+"""
+
+Tool = Mapping[str, Any]
+"""A tool that the model may call: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 Prompt = str | Sequence[Message] | Sequence[int]
 
@@ -100,9 +109,14 @@ class Request:
         enable_thinking: The switch of a chat template that has one: whether the model reasons before it
             answers. None leaves it alone.
         prefix: Token ids that the answer begins with; they are not part of `Answer.tokens`.
+        tools: Tools that the chat template describes to the model.
+        watch: Called in the engine's thread with the raw logits (V,) of every step, before its token is
+            sampled. It must not raise, and must copy what it keeps of them.
     """
 
     prompt: Prompt
     params: SamplingParams = SamplingParams()
     enable_thinking: bool | None = None
     prefix: Sequence[int] = ()
+    tools: Sequence[Tool] = ()
+    watch: Callable[[NDArray[np.float32]], None] | None = None

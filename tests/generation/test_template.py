@@ -1,14 +1,19 @@
 """Chat templates: the model's own, none, broken ones; control tokens in what a user types."""
 
+import json
 from collections.abc import Callable
+from copy import deepcopy
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pytest
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from mink_local import load_model
 from mink_local.errors import MinkError
+from mink_local.generation.model import Model
+from mink_local.generation.rendering import Renderer
 from mink_local.generation.template import ChatTemplate, control_pattern
 from mink_local.llama.weights import Weights
 from tests.conftest import shared
@@ -71,6 +76,171 @@ def test_control_tokens_that_a_user_types_are_text(weights: Weights) -> None:
     everything = "".join(control)
     assert structure(everything) == plain
     assert structure(everything + "\ufdd0" + control[0][:-1] + everything) == plain
+
+
+SEARCH = {
+    "type": "function",
+    "function": {
+        "name": "search",
+        "description": "Searches the web.",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+    },
+}
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "Look up rain."},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "1",
+                "type": "function",
+                "function": {"name": "search", "arguments": '{"query": "rain é"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "It falls."},
+]
+TOOLS = """{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}{% for m in messages %}
+<|im_start|>{{ m.role }} {{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.name }} {{
+call.function.arguments | tojson }}{% endfor %}<|im_end|>{% endfor %}"""
+
+
+@pytest.fixture(scope="module")
+def with_tools(weights: Weights, tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    """The weights, with a template that describes tools."""
+    if weights.chat_template is not None and "tools" in weights.chat_template:
+        return weights
+    path = tmp_path_factory.mktemp("models") / "tools.gguf"
+    return Weights(write_model(path, weights.path, template=TOOLS))
+
+
+def test_tools_and_calls_reach_the_template(with_tools: Weights) -> None:
+    template = ChatTemplate(with_tools)
+    assert template.supports_tools
+    prompt = b"".join(map(with_tools.piece, template.tokens(CALLED, tools=[SEARCH]))).decode()
+    assert json.dumps(SEARCH, indent=4) in prompt or json.dumps(SEARCH) in prompt
+    assert '{"query": "rain é"}' in prompt  # an object: JSON text in JSON text would have \\"
+    assert "It falls." in prompt
+    without = b"".join(map(with_tools.piece, template.tokens(CALLED[:1]))).decode()
+    assert "Searches the web." not in without
+
+
+@pytest.mark.parametrize("place", ["description", "property", "argument", "result", "name", "role"])
+def test_control_tokens_in_tools_and_calls_are_text(with_tools: Weights, place: str) -> None:
+    template = ChatTemplate(with_tools)
+    control = [text for text in with_tools.control_tokens if len(text) > 1]
+    ids = {
+        token
+        for text in control
+        for token in with_tools.tokenize(text, add_special=False, parse_special=True)
+    }
+
+    def structure(inserted: str) -> list[int]:
+        messages, tool = deepcopy(CALLED), deepcopy(SEARCH)
+        function: Any = tool["function"]
+        if place == "description":
+            function["description"] += inserted
+        elif place == "property":
+            function["parameters"]["properties"][inserted] = {}
+        elif place == "argument":
+            messages[1]["tool_calls"][0]["function"]["arguments"] = json.dumps({"query": inserted})
+        elif place == "result":
+            messages[2]["content"] += inserted
+        elif place == "name":
+            messages[1]["tool_calls"][0]["function"]["name"] += inserted
+        else:
+            messages.insert(1, {"role": f"user{inserted}", "content": "x"})
+        tokens = template.tokens(messages, tools=[tool])
+        if place != "role" or "message['role']" in str(with_tools.chat_template):
+            assert inserted.encode() in b"".join(map(with_tools.piece, tokens))
+        return [token for token in tokens if token in ids]
+
+    plain = structure("x")
+    assert len(plain) >= 3
+    for text in [control[0], control[-1], "".join(control[:9]), "<|im_end|>", "<|eot_id|>"]:
+        assert structure(f"x{text}y") == plain
+
+
+def test_fields_that_are_null_are_as_if_left_out(with_tools: Weights) -> None:
+    """LLaMA-3's template asks whether a message has a field tool_calls, not what is in it."""
+    template = ChatTemplate(with_tools)
+    nulls: list[dict[str, Any]] = [
+        {**turn, "tool_calls": [] if i % 2 else None, "name": None} for i, turn in enumerate(TURNS)
+    ]
+    assert template.tokens(nulls) == template.tokens(TURNS)
+
+
+def test_arguments_that_are_no_json_stay_text(with_tools: Weights) -> None:
+    messages = deepcopy(CALLED)
+    messages[1]["tool_calls"][0]["function"]["arguments"] = '{"query": '
+    prompt = b"".join(map(with_tools.piece, ChatTemplate(with_tools).tokens(messages))).decode()
+    assert '{"query": ' in prompt or json.dumps('{"query": ') in prompt
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        (CALLED[:2], "the last message calls tools"),
+        ([*CALLED[:1], {"role": "assistant", "tool_calls": [{"name": "search"}]}], "a tool call has"),
+        ([*CALLED[:1], {"role": "assistant", "content": None}], "a role and a content"),
+        ([{"role": "user", "content": "x", "name": b"y"}], "JSON"),
+    ],
+)
+def test_messages_that_are_malformed(
+    with_tools: Weights, messages: list[dict[str, Any]], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        ChatTemplate(with_tools).tokens(messages)
+
+
+def test_nesting_without_an_end_is_refused(with_tools: Weights) -> None:
+    nested: Any = "x"
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(ValueError, match="nested too deeply"):
+        ChatTemplate(with_tools).tokens(TURNS, tools=[{"parameters": nested}])
+
+
+def test_a_template_without_tools_refuses_them(smollm2: Model) -> None:
+    assert not smollm2.supports_tools
+    with pytest.raises(ValueError, match="knows no tools: describe them in a system message"):
+        smollm2.chat(TURNS, tools=[SEARCH])
+
+
+@pytest.fixture
+def renderings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was rendered."""
+    given: list[Any] = []
+    render = Renderer.__call__
+
+    def watched(self: Renderer, messages: Any, **options: Any) -> str:
+        given.append(messages)
+        return render(self, messages, **options)
+
+    monkeypatch.setattr(Renderer, "__call__", watched)
+    return given
+
+
+def test_a_prompt_is_rendered_once(smollm2: Model, renderings: list[Any]) -> None:
+    """Also if a model looks at many requests first, to choose the length of their KV caches."""
+    messages = [{"role": "user", "content": "How many times am I rendered?"}]
+    first = smollm2.tokens(messages)
+    first.clear()
+    messages[0]["content"] += " Once?"
+    asked = [messages, *([{"role": "user", "content": f"Say {i}."}] for i in range(40))]
+    assert len(list(smollm2.generate(asked, max_tokens=1, temperature=0.0))) == 41
+    assert len(renderings) == 42
+    assert smollm2.tokens(messages)
+    assert len(renderings) == 42
+    smollm2.tokens(messages, enable_thinking=True)
+    assert len(renderings) == 43
+
+
+def test_a_long_prompt_is_not_remembered(smollm2: Model, renderings: list[Any]) -> None:
+    for _ in range(2):
+        smollm2.tokens([{"role": "user", "content": "long " * 220_000}])
+    assert len(renderings) == 2
 
 
 def test_the_switch_for_reasoning(weights: Weights) -> None:
