@@ -140,7 +140,7 @@ def make_context(
 
     Args:
         n_parallel: Number of answers; see `Model.reserve`.
-        n_outputs: Most logits rows of a batch; 0 is one for each answer.
+        n_outputs: Most logits rows of a batch, at least one for each answer.
 
     The other arguments are those of `load_model`. Raises as `Model.reserve` does.
     """
