@@ -3,17 +3,17 @@
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_WORD = re.compile(r".[^\s<]*", re.DOTALL)
 _MARK = re.compile(f"{OPEN}|{CLOSE}")
-_MARKED = re.compile(rf"{OPEN}\s*")
 _SEPARATORS = re.compile(rf"(?:[\s;]|{CLOSE})*")
+_WORD = re.compile(r".[^\s<]*", re.DOTALL)
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_HEAD_CHARACTERS = 256  # a longer one is of no tool: names are short
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ToolCallDelta:
     name: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return an entry of `delta.tool_calls` in OpenAI's form."""
+        """Return the entry of `delta.tool_calls` in OpenAI's form."""
         if self.id is None:
             return {"index": self.index, "function": {"arguments": self.arguments}}
         function = {"name": self.name, "arguments": self.arguments}
@@ -42,8 +42,7 @@ def whole_calls(deltas: Iterable[ToolCallDelta]) -> list[dict[str, Any]]:
     calls = []
     for _, group in groupby(deltas, key=lambda delta: delta.index):
         first, *rest = group
-        arguments = "".join([first.arguments, *(delta.arguments for delta in rest)])
-        function = {"name": first.name, "arguments": arguments}
+        function = {"name": first.name, "arguments": "".join(delta.arguments for delta in (first, *rest))}
         calls.append({"id": first.id, "type": "function", "function": function})
     return calls
 
@@ -51,15 +50,15 @@ def whole_calls(deltas: Iterable[ToolCallDelta]) -> list[dict[str, Any]]:
 class ToolParser:
     """Tells calls of tools from an answer's text, piece by piece.
 
-    A call is a JSON object with a name and arguments (or `parameters`), between the marks of Hermes and Qwen3 or,
-    if it has the name of a known tool, on a line of its own, as LLaMA-3 writes it. An object between marks that
-    is no call is text like everything else. Blanks next to calls are nobody's, and left out.
+    A call is a JSON object with a name and arguments (or `parameters`): between the marks of Hermes and
+    Qwen3, or, if it begins with the name of a known tool, at the start of a line, as LLaMA-3 writes it.
+    What begins like a call and is none remains text. Blanks next to calls are left out.
 
     Args:
         names: Names of the tools.
-        is_constrained: A grammar sees to it that what begins as a call is one, so that its arguments are given out
-            as they come. Otherwise a call is given out when it is whole and its arguments are JSON.
-        is_parallel: Whether there may be more than one call; if not, calls after the first are left out.
+        is_constrained: A grammar makes every call a whole one, so its arguments are given out as they come.
+            Otherwise a call is given out when it is whole and its arguments are a JSON object.
+        is_parallel: Whether there may be more than one call; if not, those after the first are left out.
 
     Attributes:
         n_calls: Number of calls so far.
@@ -68,12 +67,156 @@ class ToolParser:
     def __init__(
         self, names: Sequence[str], *, is_constrained: bool = False, is_parallel: bool = True
     ) -> None:
-        raise NotImplementedError
+        self.n_calls = 0
+        self._names = names
+        self._heads = [f'{{{start}"name":"{name}"' for name in names for start in ("", '"type":"function",')]
+        self._is_constrained = is_constrained
+        self._is_parallel = is_parallel
+        self._step: Callable[[bool], list[Event] | None] = self._text
+        self._held = ""
+        self._blank = ""  # comes before what is held
+        self._is_line_start = True
+        self._scanner = _ObjectScanner()
 
     def feed(self, text: str) -> list[Event]:
         """Return what is certain now; text that may belong to a call is held back."""
-        raise NotImplementedError
+        self._held += text
+        return _joined(self._events(final=False))
 
     def end(self) -> list[Event]:
         """Return what was held back to the end."""
-        raise NotImplementedError
+        return _joined(self._events(final=True) + self._content(len(self._held)))
+
+    def _events(self, final: bool) -> list[Event]:
+        """Take steps: each returns what is certain, or None until there is more text."""
+        events: list[Event] = []
+        while self._held and (new := self._step(final)) is not None:
+            events += new
+        return events
+
+    def _text(self, final: bool) -> list[Event] | None:
+        held = self._held.lstrip()
+        blank = self._held[: len(self._held) - len(held)]
+        self._held, self._blank = held, self._blank + blank
+        self._is_line_start |= "\n" in blank
+        if held.startswith(OPEN) or (held.startswith("{") and self._is_line_start):
+            self._step, self._scanner = self._call, _ObjectScanner()
+            return []
+        if not held or (OPEN.startswith(held) and not final):
+            return None
+        return self._content(_word_length(held))
+
+    def _content(self, length: int) -> list[Event]:
+        """Give out the blanks and so many characters as text."""
+        text, self._held = self._blank + self._held[:length], self._held[length:]
+        self._blank, self._is_line_start, self._step = "", False, self._text
+        return [text] if text else []
+
+    def _call(self, _final: bool) -> list[Event] | None:
+        is_marked = self._held.startswith(OPEN)
+        body = self._held.removeprefix(OPEN).lstrip()
+        start = len(self._held) - len(body)
+        if not body:
+            return None
+        if not body.startswith("{") or not (is_marked or self._may_be_known(body)):
+            return self._content(_word_length(self._held))
+        if self._is_constrained and (head := _HEAD.match(body)):
+            self._blank, self._held, self._step = "", body[head.end() :], self._arguments
+            self._scanner = _ObjectScanner(depth=1)
+            return [self._first_delta(head[1])]
+        mark = _MARK.search(body, max(0, self._scanner.position - len(CLOSE)))
+        end = self._scanner.end(body[: mark.start()] if mark else body)
+        if end is None:
+            return self._content(start + mark.start()) if mark else None
+        call = _read(body[:end])
+        if call is None or not (is_marked or call[0] in self._names):
+            return self._content(start + end)
+        self._blank, self._held, self._step = "", body[end:], self._separators
+        if self.n_calls and not self._is_parallel:
+            return []
+        return [self._first_delta(call[0]), ToolCallDelta(self.n_calls - 1, call[1])]
+
+    def _may_be_known(self, body: str) -> bool:
+        """Return whether an object begins, or may go on, like a call of a known tool."""
+        compact = "".join(body[:_HEAD_CHARACTERS].split())
+        return any(compact.startswith(head) or head.startswith(compact) for head in self._heads)
+
+    def _first_delta(self, name: str) -> ToolCallDelta:
+        self.n_calls += 1
+        return ToolCallDelta(self.n_calls - 1, id=f"call_{secrets.token_hex(12)}", name=name)
+
+    def _arguments(self, _final: bool) -> list[Event]:
+        held, self._held = self._held, ""
+        self._scanner.position = 0
+        end = self._scanner.end(held)
+        if end is not None:  # of the object that has the arguments in it
+            held, self._held, self._step = held[: end - 1], held[end:], self._separators
+        return [ToolCallDelta(self.n_calls - 1, held)] if held else []
+
+    def _separators(self, final: bool) -> list[Event] | None:
+        """Leave out what is between calls and after them."""
+        self._held = _SEPARATORS.sub("", self._held, count=1)
+        if CLOSE.startswith(self._held) and not final:
+            return None
+        self._is_line_start, self._step = True, self._text
+        return []
+
+
+class _ObjectScanner:
+    """Finds the end of a JSON object in a text that grows."""
+
+    def __init__(self, depth: int = 0) -> None:
+        self.position = 0
+        self._depth = depth
+        self._is_string = self._is_escaped = False
+
+    def end(self, text: str) -> int | None:
+        """Go on at `position`; return the place after the object, or None if it is not complete."""
+        start, self.position = self.position, len(text)
+        for position in range(start, len(text)):
+            character = text[position]
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_string:
+                self._is_escaped = character == "\\"
+                self._is_string = character != '"'
+            elif character == '"':
+                self._is_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return position + 1
+        return None
+
+
+def _word_length(text: str) -> int:
+    """Return the length of what comes before the next blank or mark."""
+    word = _WORD.match(text)
+    return word.end() if word else 0
+
+
+def _joined(events: Sequence[Event]) -> list[Event]:
+    """Return the events with texts that follow each other made one."""
+    joined: list[Event] = []
+    for event in events:
+        if isinstance(event, str) and joined and isinstance(joined[-1], str):
+            joined[-1] += event
+        else:
+            joined.append(event)
+    return joined
+
+
+def _read(text: str) -> tuple[str, str] | None:
+    """Return a call's name and its arguments as JSON, or None if the text is no call."""
+    try:
+        call = json.loads(text, strict=False)  # models write line breaks into strings
+        arguments = call["arguments"] if "arguments" in call else call["parameters"]
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments, strict=False)
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        f"{call['name']}{written}".encode()  # a lone surrogate cannot be sent
+    except (ValueError, LookupError, RecursionError):
+        return None
+    return (call["name"], written) if isinstance(call["name"], str) and isinstance(arguments, dict) else None

@@ -1,48 +1,169 @@
-"""Tool calling: what the model is told of the tools, what it is made to write, and how calls are found."""
+"""Tool calling: what the model is told of the tools, and when it is made to call one."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mink_local.serve.api_errors import ApiError
+from mink_local.serve.protocol import ChatRequest, FunctionTool, NamedToolChoice
 from mink_local.serve.tool_calls import ToolParser
+from mink_local.serve.tool_forms import HERMES, LLAMA, CallForm, calls_grammar, form_of
 
-if TYPE_CHECKING:
-    from mink_local.serve.protocol import ChatRequest
+Message = Mapping[str, Any]
+
+_INSTRUCTIONS = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> \
+XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""  # as in Qwen's templates
 
 
 @dataclass(frozen=True)
 class ToolPlan:
-    """What a chat request with tools changes about its prompt, its constraints and its answer.
+    """Says how a request's tools change its prompt, its constraints and its answer.
 
     Attributes:
         messages: The prompt's messages.
         tools: The tools for the chat template.
         grammar: A grammar that makes the answer a call, if one is forced. It leaves no room for reasoning:
-            the template is told to leave that out, and the whole answer is text for the parser.
+            `enable_thinking` must be False, and the parser gets the whole text.
+        names: Names of the tools that may be called.
+        is_parallel: Whether an answer may have more than one call.
     """
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
     grammar: str | None = None
     names: Sequence[str] = ()
     is_parallel: bool = True
 
     def parser(self) -> ToolParser | None:
-        """Return a parser for one answer; None if no call is expected."""
-        raise NotImplementedError
+        """Return a parser for one answer; None if the answer is text."""
+        if not self.names:
+            return None
+        return ToolParser(self.names, is_constrained=bool(self.grammar), is_parallel=self.is_parallel)
 
 
-def plan_tools(request: "ChatRequest", chat_template: str | None, supports_tools: bool) -> ToolPlan:
-    """Decide how a chat request's tools are shown to the model and its calls are found.
+def plan_tools(request: ChatRequest, chat_template: str | None, supports_tools: bool) -> ToolPlan:
+    """Decide how a request's tools are shown to the model, and whether it must call one.
 
-    Not quick if the tools have large schemas: not for the event loop.
+    With tool_choice "none" the model is not shown the tools. If the template shows no tools, or has calls in
+    a form that is unknown here, a system message shows them, and calls are text in the form of Hermes. A
+    grammar of large schemas takes time: this is not for the event loop.
 
     Args:
-        request: The request, which `protocol.parse` has checked.
-        chat_template: The source of the model's chat template.
+        request: The request, as `protocol.parse` has checked it.
+        chat_template: Source of the model's chat template.
         supports_tools: Whether the template shows tools.
 
     Raises:
-        ApiError: A tool's parameters are no object, or cannot be made into a grammar and a call is forced.
+        ApiError: A tool's parameters are no object, or a call is forced and they make no grammar.
     """
-    raise NotImplementedError
+    form = form_of(chat_template) if supports_tools and chat_template else None
+    messages: Sequence[Message] = request.template_messages()
+    if form is None:
+        messages = _calls_as_text(messages)
+    elif form is LLAMA:
+        messages = list(_one_call_each(messages))
+    if not request.tools or request.tool_choice == "none":
+        return ToolPlan(messages)
+    _check_parameters(request.tools)
+    tools = request.template_tools()
+    return ToolPlan(
+        _with_instructions(messages, tools) if form is None else messages,
+        tools if form else (),
+        _grammar(request, form or HERMES),
+        [tool.function.name for tool in request.tools],
+        request.parallel_tool_calls is not False,
+    )
+
+
+def _grammar(request: ChatRequest, form: CallForm) -> str | None:
+    """Return the grammar of the call that the request forces, or None if it forces none.
+
+    Of several calls only if the client asks for them: a small model does not find the end.
+    """
+    choice = request.tool_choice
+    is_parallel = request.parallel_tool_calls is True and choice == "required"
+    if choice in (None, "auto"):
+        return None
+    forced = [
+        tool.function
+        for tool in request.tools or ()
+        if not isinstance(choice, NamedToolChoice) or tool.function.name == choice.function.name
+    ]
+    try:
+        return calls_grammar(form, {tool.name: tool.parameters or {} for tool in forced}, is_parallel)
+    except ValueError as error:
+        raise ApiError(400, f"a call cannot be forced: {error}", param="tools") from None
+
+
+def _check_parameters(tools: Sequence[FunctionTool]) -> None:
+    for i, tool in enumerate(tools):
+        if (tool.function.parameters or {}).get("type", "object") != "object":
+            raise ApiError(
+                400,
+                f"the parameters of the tool {tool.function.name} must be a schema of the type object",
+                param=f"tools[{i}].function.parameters.type",
+            )
+
+
+def _calls_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with calls and results written into contents, in the form of Hermes."""
+    texts: list[Message] = []
+    was_result = False
+    for message in messages:
+        if is_result := message["role"] == "tool":
+            result = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if was_result:
+                result = f"{texts.pop()['content']}\n{result}"
+            texts.append({"role": "user", "content": result})
+        elif calls := message.get("tool_calls"):
+            written = [HERMES.write(call["function"]["name"], _json(call)) for call in calls]
+            content = "\n".join(filter(None, [message["content"], *written]))
+            rest = {name: value for name, value in message.items() if name != "tool_calls"}
+            texts.append({**rest, "content": content})
+        else:
+            texts.append(message)
+        was_result = is_result
+    return texts
+
+
+def _json(call: Mapping[str, Any]) -> str:
+    arguments = call["function"]["arguments"]
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _with_instructions(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return the messages with the tools at the end of the system message."""
+    listed = _INSTRUCTIONS.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": listed}, *messages]
+    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{listed}"}, *messages[1:]]
+
+
+def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield the messages with one call in each, and its result after it, as LLaMA-3's template wants them."""
+    waiting: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "tool" and waiting:
+            ids = [call["tool_calls"][0].get("id") for call in waiting]
+            result_of = message.get("tool_call_id")
+            yield waiting.pop(ids.index(result_of) if result_of in ids else 0)
+            yield message
+            continue
+        yield from waiting
+        waiting = [{**message, "tool_calls": [call]} for call in message.get("tool_calls", ())]
+        if not waiting:
+            yield message
+    yield from waiting

@@ -1,0 +1,216 @@
+"""Tools: how they are shown to the model, and calls that a grammar forces."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from mink_local import Constraints, MinK, Request, SamplingParams
+from mink_local.generation.messages import template_input
+from mink_local.generation.model import Model
+from mink_local.generation.rendering import Renderer
+from mink_local.serve.api_errors import ApiError
+from mink_local.serve.protocol import ChatRequest, parse
+from mink_local.serve.tool_calls import ToolCallDelta, whole_calls
+from mink_local.serve.tools import ToolPlan, plan_tools
+from tests.conftest import shared
+
+USER = {"role": "user", "content": "What is the weather in Rome?"}
+PLACE = {"type": "object", "properties": {"name": {"enum": ["Rome", "Oslo"]}}, "required": ["name"]}
+
+
+def tool(name: str, properties: dict[str, Any] | None = None, **schema: Any) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": properties or {},
+        "required": [*(properties or {})],
+        **schema,
+    }
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+
+
+WEATHER = tool("get_weather", {"place": {"$ref": "#/$defs/Place"}}, **{"$defs": {"Place": PLACE}})
+DAYS = tool("count_days", {"days": {"type": "integer"}})
+NOW = {"type": "function", "function": {"name": "now"}}
+
+
+def call(name: str, arguments: str, call_id: str = "call_1") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def result(content: str, call_id: str = "call_1") -> dict[str, Any]:
+    return {"role": "tool", "content": content, "tool_call_id": call_id}
+
+
+CALLS = [call("get_weather", '{"place": {"name": "Rome"}}'), call("now", "{}", "call_2")]
+CONVERSATION: list[dict[str, Any]] = [USER, {"role": "assistant", "content": None, "tool_calls": CALLS}]
+RESULTS = [result("noon", "call_2"), result("sunny", "call_1")]
+
+
+def plan(
+    template: str | None = None, messages: Sequence[dict[str, Any]] = (USER,), **fields: Any
+) -> ToolPlan:
+    body = json.dumps({"messages": messages, "tools": [WEATHER, DAYS, NOW], **fields}).encode()
+    return plan_tools(parse(body, ChatRequest)[0], template, template is not None)
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.fixture(params=["Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct"])
+def template(request: pytest.FixtureRequest) -> str:
+    return shared(f"vocab/{request.param}.jinja").read_text()
+
+
+def rendered(template: str, plan: ToolPlan) -> str:
+    """Return the prompt's text, from messages as the engine gives them to templates."""
+    renderer = Renderer(template, bos_token="", eos_token="", in_process=True)
+    return renderer(**template_input(plan.messages, plan.tools))
+
+
+def test_a_real_template_shows_the_tools_and_what_became_of_calls(template: str) -> None:
+    text = rendered(template, plan(template, [*CONVERSATION, *RESULTS]))
+    assert "count_days" in text
+    assert "sunny" in text
+    assert '"name": "get_weather", "' in text
+    assert text.index("noon") > text.index('"name": "now", "')
+
+
+def test_llamas_template_gets_a_message_for_each_call() -> None:
+    template = shared("vocab/meta-llama-Llama-3.1-8B-Instruct.jinja").read_text()
+    made = plan(template, [*CONVERSATION, *RESULTS, USER])
+    assert [message.get("tool_calls") or message["content"] for message in made.messages] == [
+        USER["content"],
+        [CALLS[1]],
+        "noon",
+        [CALLS[0]],
+        "sunny",
+        USER["content"],
+    ]
+
+
+def test_calls_of_a_real_template_are_found_again(template: str) -> None:
+    """The parser reads the form in which the template writes earlier calls."""
+    text = rendered(
+        template,
+        plan(
+            template,
+            [
+                *CONVERSATION[:1],
+                {"role": "assistant", "content": None, "tool_calls": CALLS[:1]},
+                result("sunny"),
+            ],
+        ),
+    )
+    parser = plan(template).parser()
+    assert parser is not None
+    start = text.index("get_weather", text.index(USER["content"])) - len('{"name": "')
+    deltas = [
+        event for event in parser.feed(text[start : text.index("sunny")]) if isinstance(event, ToolCallDelta)
+    ]
+    assert [json.loads(call["function"]["arguments"]) for call in whole_calls(deltas)] == [
+        {"place": {"name": "Rome"}}
+    ]
+
+
+def test_a_template_without_tools_gets_them_in_the_system_message() -> None:
+    alone = plan(None).messages
+    merged = plan(None, [{"role": "developer", "content": "Be brief."}, USER]).messages
+    assert (
+        [message["role"] for message in alone]
+        == [message["role"] for message in merged]
+        == ["system", "user"]
+    )
+    assert json.dumps(WEATHER) in alone[0]["content"]
+    assert merged[0]["content"] == f"Be brief.\n\n{alone[0]['content']}"
+    assert plan(None).tools == ()
+
+
+@pytest.mark.parametrize("template", [None, "{{ tools }} [TOOL_CALLS]", "{{ tools }}<tool_call><function="])
+def test_calls_in_an_unknown_form_are_shown_as_hermes_has_them(template: str | None) -> None:
+    messages = plan(template, [*CONVERSATION, *RESULTS], tools=None).messages
+    assert messages == [
+        USER,
+        {
+            "role": "assistant",
+            "content": '<tool_call>\n{"name": "get_weather", "arguments": {"place": {"name": "Rome"}}}\n'
+            '</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+        },
+        {
+            "role": "user",
+            "content": "<tool_response>\nnoon\n</tool_response>\n<tool_response>\nsunny\n</tool_response>",
+        },
+    ]
+
+
+@pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": []}, {"tools": None}])
+def test_without_tools_the_answer_is_text(fields: dict[str, Any], template: str) -> None:
+    made = plan(template, **fields)
+    assert made.parser() is None
+    assert made == ToolPlan([USER])
+
+
+def test_parameters_are_of_the_type_object() -> None:
+    wrong = {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
+    with pytest.raises(ApiError, match="the tool f must be a schema of the type object") as caught:
+        plan(tools=[NOW, wrong])
+    assert caught.value.param == "tools[1].function.parameters.type"
+
+
+def test_a_schema_that_makes_no_grammar_is_refused_if_the_call_is_forced() -> None:
+    wrong = tool("f", {"a": {"type": "unknown"}})
+    assert plan(tools=[wrong]).parser() is not None
+    with pytest.raises(ApiError, match="a call cannot be forced: f: json_schema cannot"):
+        plan(tools=[wrong], tool_choice="required")
+
+
+LLAMA = '{{ "parameters": }}'
+
+
+def calls_of(model: Model, made: ToolPlan) -> list[tuple[str, Any]]:
+    """Return the calls that the grammar makes the embedded model write, the tools unseen."""
+    constraints = Constraints(grammar=made.grammar)
+    params = SamplingParams(sampler=MinK(), temperature=5.0, max_tokens=80, seed=1, constraints=constraints)
+    [answer] = model.complete([Request([USER], params)])
+    parser = made.parser()
+    assert parser is not None
+    events = parser.feed(answer.text) + parser.end()
+    deltas = [event for event in events if isinstance(event, ToolCallDelta)]
+    assert deltas == events
+    calls = [call["function"] for call in whole_calls(deltas)]
+    return [(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
+@pytest.mark.parametrize("template", [None, LLAMA])
+def test_a_forced_call_is_valid_at_any_temperature(smollm2: Model, template: str | None) -> None:
+    forced = plan(template, tool_choice="required")
+    [(name, arguments)] = calls_of(smollm2, forced)
+    assert name in ("get_weather", "count_days", "now")
+    assert isinstance(arguments, dict)
+
+
+def test_a_named_tool_is_called_by_its_schema(smollm2: Model) -> None:
+    [(name, arguments)] = calls_of(smollm2, plan(tool_choice=named("get_weather")))
+    assert name == "get_weather"
+    assert arguments["place"]["name"] in ("Rome", "Oslo")
+    [(name, arguments)] = calls_of(smollm2, plan(LLAMA, tool_choice=named("now")))
+    assert (name, arguments) == ("now", {})
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "several"),
+    [
+        (None, {"tool_choice": "required", "parallel_tool_calls": True}, True),
+        (None, {"tool_choice": "required"}, False),
+        (None, {"tool_choice": named("now"), "parallel_tool_calls": True}, False),
+        (LLAMA, {"tool_choice": "required", "parallel_tool_calls": True}, False),
+    ],
+)
+def test_several_calls_are_forced_only_if_asked_for(
+    template: str | None, fields: dict[str, Any], several: bool
+) -> None:
+    grammar = plan(template, **fields).grammar
+    assert grammar is not None
+    assert ("call)*" in grammar) is several
