@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from mink_local.cli import INTERRUPTED, AutoOrInt, FiniteFloat, run
 from mink_local.errors import MinkError, ModelNotFoundError
-from mink_local.models.options import SamplerType
+from mink_local.models.options import SamplerType, ServersType
 from mink_local.samplers import MinK, TopP
 
 
@@ -129,6 +129,8 @@ def option(kind: click.ParamType, *arguments: str) -> Result:  # type: ignore[ty
         (SamplerType(), "min-k:tau=1", repr(MinK(tau=1.0))),
         (SamplerType(), "top-p:p=2", "p must be"),
         (SamplerType(), "best", "unknown sampler 'best'"),
+        (ServersType(), "a:1,b:2", "('a:1', 'b:2')"),
+        (ServersType(), "a", "'a' is not HOST:PORT"),
     ],
 )
 def test_option_types(kind: click.ParamType, text: str, answer: str) -> None:  # type: ignore[type-arg]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mink_local.cli import FiniteFloat, json_option, run
-from mink_local.models.options import SamplerType, gpu_layers_option, model_option, threads_option
+from mink_local.models.options import SamplerType, gpu_layers_option, model_option, rpc_option, threads_option
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
@@ -143,6 +143,7 @@ def sampler_command(
 )
 @gpu_layers_option
 @threads_option
+@rpc_option
 @json_option
 def decode_command(
     model: str,
@@ -153,6 +154,7 @@ def decode_command(
     forms: "Sequence[Form]",
     gpu_layers: Any,
     threads: int | None,
+    rpc: Sequence[str] | None,
     as_json: bool,
 ) -> None:
     """Generate with every method in turn and compare with greedy (the paper's latency table)."""
@@ -162,7 +164,8 @@ def decode_command(
 
     if not find_spec("scipy"):
         raise click.UsageError("the intervals need SciPy: type  python -m pip install scipy")
-    with load_model(model, n_ctx=tokens + 256, n_gpu_layers=gpu_layers, n_threads=threads) as loaded:
+    n_ctx = tokens + 256
+    with load_model(model, n_ctx=n_ctx, n_gpu_layers=gpu_layers, n_threads=threads, rpc=rpc) as loaded:
         forms = forms or (("host", "backend") if loaded.weights.on_gpu else ("host",))
         speeds = time_decoding(loaded, samplers, forms, temp, tokens, rounds)
     title = f"{loaded.name} {loaded.placement}\n{tokens} tokens, {rounds} rounds"
@@ -187,6 +190,7 @@ def decode_command(
 @_rounds_option(least=1, default=5)
 @gpu_layers_option
 @threads_option
+@rpc_option
 @json_option
 def batch_command(
     model: str,
@@ -197,6 +201,7 @@ def batch_command(
     rounds: int,
     gpu_layers: Any,
     threads: int | None,
+    rpc: Sequence[str] | None,
     as_json: bool,
 ) -> None:
     """Generate several answers at a time, and compare with the same llama_decode calls alone."""
@@ -204,8 +209,9 @@ def batch_command(
     from mink_local.bench.tables import batch_table
     from mink_local.generation.loading import load_model
 
-    n_ctx = tokens + 256
-    with load_model(model, n_ctx=n_ctx, n_parallel=1, n_gpu_layers=gpu_layers, n_threads=threads) as loaded:
+    with load_model(
+        model, n_ctx=tokens + 256, n_parallel=1, n_gpu_layers=gpu_layers, n_threads=threads, rpc=rpc
+    ) as loaded:
         speeds = time_batches(loaded, parallels, sampler, temp, tokens, rounds)
     title = f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds"
     _report(speeds, as_json, title, batch_table)

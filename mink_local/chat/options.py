@@ -22,7 +22,9 @@ from mink_local.models.options import (
     KV_TYPE,
     KV_TYPE_HELP,
     MODEL_HELP,
+    RPC_HELP,
     SamplerType,
+    ServersType,
 )
 
 COMMAND_LINE, DEFAULT = "command line", "default"  # two of the sources of values
@@ -230,6 +232,7 @@ SETTINGS: tuple[Setting, ...] = (
         metavar="N",
         help="CPU threads.  [default: one for every physical core]",
     ),
+    _model("--rpc", fixed=True, type=ServersType(), help=RPC_HELP),
     _screen(
         "--plain/--rich",
         default=False,

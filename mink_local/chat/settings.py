@@ -94,6 +94,8 @@ class Settings:
             return value.path
         if isinstance(value, bool):
             return "on" if value else "off"
+        if setting.name == "rpc":
+            return ",".join(value)
         if isinstance(value, tuple):
             return " ".join(f"{token}={bias:g}" for token, bias in value)
         return f"{value:g}" if isinstance(value, float) else str(value)

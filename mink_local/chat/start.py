@@ -79,6 +79,7 @@ def _load(settings: Settings, verbose: bool) -> Model:
         n_threads=settings["threads"],
         kv_type=settings["kv_type"],
         backend_sampling=settings.backend_sampling,
+        rpc=settings["rpc"],
         verbose=verbose,
     )
 

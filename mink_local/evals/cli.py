@@ -10,7 +10,7 @@ import click
 
 from mink_local.cli import AutoOrInt, FiniteFloat, run
 from mink_local.models.catalog import DEFAULT_MODEL
-from mink_local.models.options import MODEL_HELP, SamplerType, gpu_layers_option, threads_option
+from mink_local.models.options import MODEL_HELP, SamplerType, gpu_layers_option, rpc_option, threads_option
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
@@ -167,6 +167,7 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
 )
 @gpu_layers_option
 @threads_option
+@rpc_option
 @click.option(
     "--executor",
     type=click.Choice(["local", "ray"]),
@@ -195,6 +196,7 @@ def run_command(
     parallel: Any,
     gpu_layers: Any,
     threads: int | None,
+    rpc: Sequence[str] | None,
     executor: str,
     ray_address: str | None,
     workers: int | None,
@@ -211,6 +213,8 @@ def run_command(
     from mink_local.evals.run.run import Evaluation, evaluate
 
     if executor == "ray":
+        if rpc:
+            raise click.UsageError("--rpc is for one worker: give it without --executor ray.")
         from mink_local.evals.run.ray import answer_on_ray, connect
 
         connect(ray_address)
@@ -223,7 +227,7 @@ def run_command(
         execute = answer_here
     wanted = variants(samplers, temperatures, repeats)
     evaluation = Evaluation(tasks=tasks, models=models, variants=wanted, data=files, **settings)
-    environment = {"n_parallel": parallel, "n_gpu_layers": gpu_layers, "n_threads": threads}
+    environment = {"n_parallel": parallel, "n_gpu_layers": gpu_layers, "n_threads": threads, "rpc": rpc}
     evaluate(evaluation, execute, environment, quiet)
 
 

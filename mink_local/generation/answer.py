@@ -40,6 +40,9 @@ class Answer:
         k: Number of candidates at every step so far, including the step that ends the answer.
         logprobs: Log-probability of each of `tokens` in nats, if asked for (`SamplingParams.logprobs`).
         top_logprobs: For each of `tokens` the most probable ones as (token id, log-probability) pairs.
+        prompt_logprobs: Log-probability of each token of the prompt, None for the first, if asked for
+            (`SamplingParams.prompt_logprobs`).
+        prompt_top_logprobs: For each token of the prompt the most probable ones, none for the first.
         finish_reason: "stop" (the model, a stop string or a stop token ended the answer), "length"
             (max_tokens, or the context is full), "interrupted", "overflow" (the prompt does not fit the
             context), "error" (see `error`); None while it goes on.
@@ -58,6 +61,8 @@ class Answer:
         self.k: list[int] = []
         self.logprobs: list[float] = []
         self.top_logprobs: list[TopLogprobs] = []
+        self.prompt_logprobs: list[float | None] = []
+        self.prompt_top_logprobs: list[TopLogprobs] = []
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.seconds = 0.0

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.generation.answer import Answer, FinishReason, Piece, TopLogprobs
+from mink_local.generation.logprobs import logprob
 from mink_local.generation.text_stream import TextStream
 from mink_local.llama.constraints import Constrainer
 from mink_local.llama.context import RANDOM_SEED
@@ -66,6 +67,7 @@ class Decoding:
             self.answer.request.watch
             or params.constraints
             or params.logprobs is not None
+            or params.prompt_logprobs is not None
             or params.ignore_eos
             or params.min_tokens
         )
@@ -74,6 +76,23 @@ class Decoding:
         """Note that the answer has a slot, in which so many tokens of the prompt are evaluated."""
         self.answer.evaluated_tokens = evaluated_tokens
         self._began = time.perf_counter()
+        if self._params.prompt_logprobs is not None:  # no logits tell of the first token
+            self.answer.prompt_logprobs, self.answer.prompt_top_logprobs = [None], [()]
+
+    @property
+    def n_prompt_outputs(self) -> int:
+        """Number of the last tokens of the prompt whose logits are computed."""
+        return 1 if self._params.prompt_logprobs is None else len(self.prompt)
+
+    def record(self, logits: NDArray[np.float32], position: int) -> None:
+        """Note what raw logits, float32 (V,), say of a token of the prompt, if the request asks for it.
+
+        Raises GenerationError for a NaN.
+        """
+        answer, count = self.answer, self._params.prompt_logprobs
+        if count is not None:
+            answer.prompt_logprobs.append(logprob(logits, self.prompt[position]))
+            answer.prompt_top_logprobs.append(_top_logprobs(logits, count))
 
     def sample(self, logits: NDArray[np.float32]) -> Piece:
         """Append a token that is sampled from raw logits, float32 (V,); return the text that it adds.
@@ -84,7 +103,7 @@ class Decoding:
             watch(logits)
         token = self._sampler(self._without_ends(logits), step=len(self.answer.k) + 1)
         if self._params.logprobs is not None:
-            self._logprob = float(kernels.log_probability(logits, token))
+            self._logprob = logprob(logits, token)
             self._top_logprobs = _top_logprobs(logits, self._params.logprobs)
         return self.append(token, self._sampler.k)
 

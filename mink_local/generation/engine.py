@@ -157,7 +157,7 @@ class Engine:
             return self._end_begun(str(error))
         if outputs is None:
             return self.cancel_all()
-        return [event for slot, output in outputs for event in self._sample(slot, output)]
+        return [event for output in outputs for event in self._take(*output)]
 
     def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Return the raw logits (V,) after `tokens`, valid until the next batch.
@@ -227,11 +227,11 @@ class Engine:
             return False
         if not backend:  # an attached sampler samples for one answer
             for slot in self.slots:
-                if slot.job and slot.backend_sampler is None and _same_prompt(slot.job[0], decoding):
+                if slot.job and slot.backend_sampler is None and _can_share(slot.job[0], decoding):
                     decoding.begin(0)
                     slot.job.append(decoding)
                     return True
-        free = reserve(self.slots, decoding.prompt)
+        free = reserve(self.slots, decoding.prompt, decoding.n_prompt_outputs)
         if free is None:
             return False
         decoding.begin(len(free.pending))
@@ -251,11 +251,33 @@ class Engine:
                 gap.take_over(busy.pop())
         return [slot for slot in self.slots if slot.job]
 
-    def _sample(self, slot: Slot[Group], output: int) -> Step:
-        """Sample a token for every answer in a slot, then fork it if they diverge."""
+    def _take(self, slot: Slot[Group], output: int, position: int) -> Step:
+        """Take a row of the batch's outputs, which is of the token at `position` of a slot."""
+        if not slot.job:  # an earlier row has ended its answers
+            return []
         if slot.backend_sampler is not None:
             return self._sample_backend(slot, slot.backend_sampler, output)
         logits = self.context.logits(output)
+        if position < len(slot.job[0].prompt):
+            return self._record(slot, logits, position)
+        return self._sample(slot, logits)
+
+    def _record(self, slot: Slot[Group], logits: NDArray[np.float32], position: int) -> Step:
+        """Note what logits say of a token of the prompt of the answers in a slot."""
+        assert slot.job
+        events: Step = []
+        for decoding in slot.job.copy():
+            try:
+                decoding.record(logits, position)
+            except GenerationError as error:
+                events.append((decoding.answer, decoding.end("error", str(error))))
+                slot.job.remove(decoding)
+        if not slot.job:
+            slot.release()
+        return events
+
+    def _sample(self, slot: Slot[Group], logits: NDArray[np.float32]) -> Step:
+        """Sample a token for every answer in a slot, then fork it if they diverge."""
         events: Step = []
         by_token: dict[int, Group] = {}
         for decoding in slot.job or ():
@@ -313,9 +335,9 @@ class Engine:
         slot.push(token)
 
 
-def _same_prompt(first: Decoding, other: Decoding) -> bool:
-    """Return whether an answer that has no token yet has the prompt of another."""
-    return not first.answer.k and first.prompt == other.prompt
+def _can_share(first: Decoding, other: Decoding) -> bool:
+    """Return whether an answer can share the slot of another, which has the same prompt and no token yet."""
+    return not first.answer.k and other.n_prompt_outputs == 1 and first.prompt == other.prompt
 
 
 def _attached(decoding: Decoding, context: Context, seq_id: int) -> BackendSampler | None:

@@ -1,7 +1,7 @@
 """Loading a GGUF model: which file, whether it can be trusted, where its layers go, how many KV caches."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date as Date
 from functools import partial
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from mink_local.errors import ModelError
-from mink_local.generation.cores import n_cores
 from mink_local.generation.model import Model
 from mink_local.llama.context import ALL_LAYERS, N_SEQ_MAX, Context
-from mink_local.llama.devices import gpu_missing
+from mink_local.llama.cores import n_cores
+from mink_local.llama.devices import gpu_missing, gpus_in_words
+from mink_local.llama.rpc import servers_in_use, use_servers
 from mink_local.llama.weights import Weights
 from mink_local.models import trust as trust_in
 from mink_local.models.catalog import resolve
@@ -47,6 +48,7 @@ def load_model(
     kv_type: str = "f16",
     flash_attn: bool | None = None,
     backend_sampling: bool | None = None,
+    rpc: Sequence[str] | None = None,
     date: Date | None = None,
     trust: bool = False,
     verbose: bool = False,
@@ -66,18 +68,22 @@ def load_model(
         kv_type: Type of the KV cache: f16, or q8_0, which takes half the memory, and others of llama.cpp's.
         flash_attn: Whether llama.cpp's flash attention is used; None leaves it to llama.cpp.
         backend_sampling: Sample tokens inside llama.cpp's compute graph, so that no logits leave the GPU.
-            None does so in `chat` if the output layer is on a GPU. If a method has no such form, its
-            tokens are sampled on the CPU, with a warning.
+            None does so in `chat` if the output layer is on a GPU and no RPC server is in use. If a method
+            has no such form, its tokens are sampled on the CPU, with a warning.
+        rpc: Addresses of llama.cpp's RPC servers, each "HOST:PORT", whose devices take layers as the GPU
+            does, for this model and all that this process loads later. If a server goes away, the process
+            ends.
         date: The date that a chat template that asks for it (LLaMA-3.1's does) is told; None is today's.
-        trust: Start no child process: neither to try a file that is not known yet, nor to render the chat
-            template, nor to try a grammar. For files and grammars that you trust, and for programs that
-            cannot start children.
+        trust: Start no child process: neither to try a file that is not known yet or an RPC server, nor to
+            render the chat template, nor to try a grammar. For files and grammars that you trust, and for
+            programs that cannot start children.
         verbose: Write llama.cpp's log to standard error.
 
     Raises:
         ValueError: An option is out of range.
         ModelNotFoundError: There is no such file.
         ModelError: The file cannot be loaded.
+        MinkError: An RPC server cannot be used.
     """
     _check_range("n_ctx", n_ctx, 1)
     _check_range("n_parallel", n_parallel, 1, N_SEQ_MAX)
@@ -85,6 +91,9 @@ def load_model(
     if n_gpu_layers != "auto" and n_gpu_layers < ALL_LAYERS:
         raise ValueError(f"n_gpu_layers must be auto, -1 for all, or more, not {n_gpu_layers}")
     file = resolve(model)
+    use_servers(rpc or (), trust)
+    if backend_sampling is None and servers_in_use():  # a server says of every operation that it has it
+        backend_sampling = False
     if not trust:
         trust_in.check(file)
     threads = n_threads or n_cores()
@@ -131,7 +140,7 @@ def make_context(
 
     Args:
         n_parallel: Number of answers; see `Model.reserve`.
-        n_outputs: Most logits rows of a batch; 0 is one for each answer.
+        n_outputs: Most logits rows of a batch, at least one for each answer.
 
     The other arguments are those of `load_model`. Raises as `Model.reserve` does.
     """
@@ -208,7 +217,7 @@ def _load(
         where = f"on the CPU, {threads} thread{'s' * (threads > 1)} ({missing})"
     else:
         layers, weights, context = load_what_fits(load, n_gpu_layers)
-        where = describe_layers(layers, weights.n_layers)
+        where = describe_layers(layers, weights.n_layers, gpus_in_words())
     return weights, context, f"{where}, with a context of {context.n_ctx} tokens"
 
 
@@ -225,10 +234,10 @@ def load_what_fits(load: Loader, n_gpu_layers: int) -> tuple[int, Weights, Conte
     return 0, *load(0)
 
 
-def describe_layers(layers: int, n_layers: int) -> str:
-    """Return in words where a model's layers are, if so many of them are on the GPU."""
+def describe_layers(layers: int, n_layers: int, gpus: str = "the GPU") -> str:
+    """Return in words where a model's layers are, if so many of them are on `gpus`."""
     if layers == 0:
         return "on the CPU"
     if layers > n_layers:
-        return "on the GPU, every layer"
-    return f"on the GPU with {layers} of {n_layers + 1} layers, on the CPU with the rest"
+        return f"on {gpus}, every layer"
+    return f"on {gpus} with {layers} of {n_layers + 1} layers, on the CPU with the rest"

@@ -61,12 +61,20 @@ def score(context: Context, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]
         outputs = decode(context, busy)
         if outputs is None:
             raise GenerationError("interrupted")
-        for slot, output in outputs:
+        for slot, output, _ in outputs:
             assert slot.job is not None
             _append(slot.job, context.logits(output))
             if len(slot.job.logprobs) == len(slot.job.tokens):
                 yield slot.job
                 slot.release()
+
+
+def logprob(logits: NDArray[np.float32], token: int) -> float:
+    """Return the log-probability of a token at temperature 1. Raises GenerationError for a NaN."""
+    found = float(kernels.log_probability(logits, token))
+    if not found <= 0:
+        raise GenerationError("the model gave a NaN among its logits: its file is damaged")
+    return found
 
 
 def _begin(
@@ -88,8 +96,5 @@ def _begin(
 def _append(continuation: Continuation, logits: NDArray[np.float32]) -> None:
     """Append the log-probability of the next token."""
     token = continuation.tokens[len(continuation.logprobs)]
-    logprob = float(kernels.log_probability(logits, token))
-    if not logprob <= 0:
-        raise GenerationError("the model gave a NaN among its logits: its file is damaged")
-    continuation.logprobs.append(logprob)
+    continuation.logprobs.append(logprob(logits, token))
     continuation.is_greedy = continuation.is_greedy and int(logits.argmax()) == token

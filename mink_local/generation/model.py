@@ -314,13 +314,16 @@ class Model:
             for engine in self._engines:
                 engine.forget()
 
-    def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = "auto") -> None:
+    def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = "auto", n_outputs: int = 0) -> None:
         """Allocate the KV caches anew; what was in them is lost.
 
         Args:
             n_ctx: Tokens that a prompt and its answer share.
             n_parallel: Number of answers at a time; "auto" is 32 on a CPU and 64 on a GPU, or as many as fit
                 a quarter of the free memory. If memory is short there are fewer, with a warning.
+            n_outputs: Tokens of a batch whose logits are computed, at least one for each answer; more make
+                `SamplingParams.prompt_logprobs` faster and take 4 bytes each for every token of the
+                vocabulary.
 
         Raises:
             ValueError: A number is out of range.
@@ -328,11 +331,11 @@ class Model:
         """
         with self._exclusive():
             self._begin(None)
-            before = self.n_ctx, self.n_parallel
+            before = self.n_ctx, self.n_parallel, self.engine.context.n_outputs
             for engine in self._engines:  # their memory is wanted
                 engine.context.close()
             try:
-                self._use(self._make_context(n_ctx, n_parallel))
+                self._use(self._make_context(n_ctx, n_parallel, n_outputs))
                 self._auto_parallel = False
             except (ModelError, ValueError):
                 self._use(self._make_context(*before))

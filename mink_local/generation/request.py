@@ -45,6 +45,7 @@ class SamplingParams:
         logprobs: None for no log-probabilities; 0 for those of the sampled tokens; n for those of the n
             most probable tokens of each step as well. They are of the model's own distribution:
             temperature 1, before constraints and cut.
+        prompt_logprobs: The same for the tokens of the prompt, which is evaluated whole for them.
         constraints: Penalties, logit bias, a grammar: they change the logits before the cut.
 
     Raises:
@@ -60,6 +61,7 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     constraints: Constraints | None = None
 
     def __post_init__(self) -> None:
@@ -75,6 +77,8 @@ class SamplingParams:
             raise ValueError("stop must be a list of strings that are not empty")
         if self.logprobs is not None and self.logprobs < 0:
             raise ValueError(f"logprobs must be at least 0, not {self.logprobs}")
+        if self.prompt_logprobs is not None and self.prompt_logprobs < 0:
+            raise ValueError(f"prompt_logprobs must be at least 0, not {self.prompt_logprobs}")
 
     @property
     def effective_sampler(self) -> Sampler:
@@ -94,6 +98,7 @@ class SamplingOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logprobs: int | None
+    prompt_logprobs: int | None
     constraints: Constraints | None
 
 

@@ -135,11 +135,12 @@ def _is_prefilling_more(slots: Sequence[Slot[Job]], tokens: Sequence[int], enoug
     )
 
 
-def decode(context: Context, busy: Sequence[Slot[Job]]) -> list[tuple[Slot[Job], int]] | None:
+def decode(context: Context, busy: Sequence[Slot[Job]]) -> list[tuple[Slot[Job], int, int]] | None:
     """Evaluate one batch: pending tokens of `busy` slots, those with the fewest first.
 
-    Returns a slot and its place in the batch for every row of logits that was computed; None if the batch was
-    interrupted. Raises GenerationError if llama.cpp fails. In both cases the slots are as before.
+    Returns for every row of logits that was computed its slot, its place in the batch, and the number of the
+    slot's tokens that it follows; None if the batch was interrupted. Raises GenerationError if llama.cpp
+    fails. In both cases the slots are as before.
     """
     n_tokens, n_outputs = context.n_batch, context.n_outputs
     parts: list[tuple[Slot[Job], Segment]] = []
@@ -164,5 +165,5 @@ def decode(context: Context, busy: Sequence[Slot[Job]]) -> list[tuple[Slot[Job],
     for slot, segment in parts:
         end += len(segment.tokens)
         slot.evaluated(segment)
-        outputs += [(slot, output) for output in range(end - segment.n_outputs, end)]
+        outputs += [(slot, end - i, len(slot.tokens) - i + 1) for i in range(segment.n_outputs, 0, -1)]
     return outputs

@@ -1,6 +1,7 @@
 """Numbers of llama.cpp that are needed without loading it."""
 
 N_BATCH = 512  # most tokens in one llama_decode; a longer batch aborts the process
+RPC_PORT = 50052  # of llama.cpp's RPC server
 
 KV_TYPES = {"f16": 1, "bf16": 30, "f32": 0, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2}
 """Number formats that keys and values of a KV cache can have: their numbers in enum ggml_type, by name."""

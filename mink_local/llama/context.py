@@ -39,7 +39,7 @@ class Context:
 
     Args:
         n_ctx: Tokens of one sequence; llama.cpp may round the number, and the attribute is the result.
-        n_outputs: Most tokens of a batch for which there are logits; 0 is one for each sequence.
+        n_outputs: Most tokens of a batch for which there are logits, at least one for each sequence.
         kv_type: Number format of the KV cache, one of KV_TYPES; "q8_0" takes about half the memory of "f16".
         flash_attn: Whether to use flash attention, which a quantized cache needs; None: llama.cpp decides.
 
@@ -67,7 +67,7 @@ class Context:
         params.n_ctx = n_ctx * n_seq
         params.n_seq_max = n_seq
         params.n_batch = params.n_ubatch = min(N_BATCH, params.n_ctx)
-        params.n_outputs_max = n_outputs or n_seq
+        params.n_outputs_max = max(n_outputs, n_seq)
         params.n_threads = params.n_threads_batch = n_threads
         params.type_k = params.type_v = type_number
         params.flash_attn_type = C.LLAMA_FLASH_ATTN_TYPE_AUTO if flash_attn is None else int(flash_attn)

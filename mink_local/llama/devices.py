@@ -8,7 +8,7 @@ from llama_cpp import llama_cpp as C
 from mink_local.llama.ggml import function
 from mink_local.llama.log import logged
 
-_DEDICATED, _INTEGRATED = 1, 2  # of enum ggml_backend_dev_type
+CPU, DEDICATED, INTEGRATED = 0, 1, 2  # of enum ggml_backend_dev_type
 _METAL = "MTL"  # Apple's GPUs call themselves dedicated
 _REMOTE = "RPC"
 
@@ -30,25 +30,40 @@ class Gpu:
     """A GPU that llama.cpp can use.
 
     `free` and `total` are bytes. Integrated GPUs, and all of Apple's, share the machine's memory
-    (`shares_ram`).
+    (`shares_ram`). A `remote` one is a device of an RPC server, and its name the server's address.
     """
 
     name: str
     free: int
     total: int
     shares_ram: bool = False
+    remote: bool = False
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs that this build of llama.cpp can use; integrated ones only if there are no others."""
+    """Return the GPUs that this build of llama.cpp can use.
+
+    As in llama.cpp, integrated ones count only if this machine has no others.
+    """
     with logged(False):
         C.llama_supports_gpu_offload()  # loads the backends that are libraries of their own
         C.llama_backend_init()
-        devices = [_device(i) for i in range(_device_count())]
-        for kind in (_DEDICATED, _INTEGRATED):
-            if found := [_gpu(device) for device in devices if _device_type(device) == kind]:
-                return found
-    return []
+        found = list(map(_gpu, device_pointers(DEDICATED)))
+        if all(gpu.remote for gpu in found):
+            found += map(_gpu, device_pointers(INTEGRATED))
+    return found
+
+
+def gpus_in_words() -> str:
+    """Return "the GPU" for all of this machine's, and the addresses of RPC servers."""
+    *others, last = dict.fromkeys(gpu.name if gpu.remote else "the GPU" for gpu in gpus())
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def device_pointers(*kinds: int) -> list[int]:
+    """Return the ggml_backend_dev_t of llama.cpp's devices of some kinds."""
+    devices = [_device(i) for i in range(_device_count())]
+    return [device for device in devices if _device_type(device) in kinds]
 
 
 def backends() -> dict[str, int]:
@@ -69,6 +84,7 @@ def gpu_missing() -> str | None:
 def _gpu(device: int) -> Gpu:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     _memory(device, ctypes.byref(free), ctypes.byref(total))
-    shares_ram = _device_type(device) == _INTEGRATED or _backend_name(_backend_of(device)).decode() == _METAL
+    backend = _backend_name(_backend_of(device)).decode()
+    shares_ram = _device_type(device) == INTEGRATED or backend == _METAL
     name = _description(device).decode("utf-8", "replace")
-    return Gpu(name, free.value, total.value, shares_ram)
+    return Gpu(name, free.value, total.value, shares_ram, remote=backend == _REMOTE)

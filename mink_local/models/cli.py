@@ -8,12 +8,14 @@ import click
 
 from mink_local.cli import run
 from mink_local.files import size_in_words
+from mink_local.llama.constants import RPC_PORT
 from mink_local.models import catalog, stores
 from mink_local.models.gguf import read_metadata, shards
-from mink_local.models.options import gpu_layers_option, kv_type_option
+from mink_local.models.options import gpu_layers_option, kv_type_option, threads_option
 from mink_local.version import __version__
 
 PROGRAM = "mink-models"
+_LOOPBACK = "127.0.0.1"
 
 EXAMPLES = """\b
 Examples:
@@ -155,6 +157,26 @@ def add(name: str, model: str, revision: str, size: str, sha256: str, licence: s
         source, file = "file", str(catalog.resolve(model).path)
     catalog.add([name, source, file, revision, size, sha256, licence, note])
     click.echo(f"{name} is in {catalog.user_catalog_path()}", err=True)
+
+
+@cli.command("rpc-server")
+@click.option(
+    "--host", default=_LOOPBACK, show_default=True, metavar="ADDRESS", help="IPv4 address of this machine."
+)
+@click.option("--port", type=click.IntRange(1, 65535), default=RPC_PORT, show_default=True, metavar="PORT")
+@threads_option
+def rpc_server(host: str, port: int, threads: int | None) -> None:
+    """Offer this machine's GPUs, or its CPU, for layers of another machine's models (--rpc there).
+
+    One program at a time is served. llama.cpp's RPC is neither protected nor encrypted: whoever reaches the
+    port can take over this machine. Never offer it on an open network.
+    """
+    from mink_local.llama.cores import n_cores
+    from mink_local.llama.rpc import run_server
+
+    if host != _LOOPBACK:
+        click.echo(f"{PROGRAM}: whoever reaches {host}:{port} can take over this machine", err=True)
+    run_server(host, port, threads or n_cores())
 
 
 def main() -> None:

@@ -34,6 +34,27 @@ KV_TYPE_HELP = "Type of the KV cache: q8_0 takes about half the memory of f16."
 kv_type_option = click.option("--kv-type", type=KV_TYPE, default="f16", show_default=True, help=KV_TYPE_HELP)
 
 
+class ServersType(OptionType):
+    """Type of an option with addresses of RPC servers; its value is a tuple of them."""
+
+    name = "HOST:PORT,…"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from mink_local.llama.rpc import parse_servers
+
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse_servers(value)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+RPC_HELP = "Put layers on other machines too, on which mink-models rpc-server runs."
+
+rpc_option = click.option("--rpc", type=ServersType(), envvar="MINK_RPC", help=RPC_HELP)
+
+
 class SamplerType(OptionType):
     """Type of an option that names a sampler, such as `top-p:p=0.9`; its value is a `Sampler`."""
 

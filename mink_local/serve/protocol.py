@@ -313,6 +313,11 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
         """Number of most probable tokens to report for each token, or None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def prompt_logprobs_count(self) -> None:
+        """None: a chat's prompt is not part of the response."""
+        return None
+
     def template_messages(self) -> list[dict[str, Any]]:
         """Return the messages as a chat template reads them."""
         return [message.for_template() for message in self.messages]
@@ -363,6 +368,11 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     def logprobs_count(self) -> int | None:
         """Number of most probable tokens to report for each token, or None for no log-probabilities."""
         return self.logprobs
+
+    @property
+    def prompt_logprobs_count(self) -> int | None:
+        """Number of most probable tokens to report for each token of the prompt, if it is echoed."""
+        return self.logprobs if self.echo else None
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts: texts or lists of token ids."""

@@ -57,6 +57,7 @@ def sampling_params(
             stop_token_ids=request.stop_token_ids or (),
             ignore_eos=bool(request.ignore_eos),
             logprobs=request.logprobs_count,
+            prompt_logprobs=request.prompt_logprobs_count,
             constraints=_constraints(request, limits),
         )
     except ValueError as error:

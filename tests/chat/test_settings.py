@@ -77,6 +77,7 @@ def test_values_that_settings_refuse_and_take() -> None:
     assert changed.constraints
     assert changed.constraints.logit_bias == {5: 1.0, 7: float("-inf")}
     assert changed.shown(BY_KEY["logit-bias"]) == "5=1 7=-inf"
+    assert changed.changed(BY_KEY["rpc"], "a:1,b:2").shown(BY_KEY["rpc"]) == "a:1,b:2"
     assert changed.changed(BY_KEY["logit-bias"], "default").constraints is None
 
 

@@ -25,6 +25,8 @@ from tests.support.mink_eval import MinkEval
         (["run", "gsm8k", "--data", f"aqua={__file__}"], 2, "is for a task that is not run"),
         (["run", "gsm8k", "--data", __file__, "--data", __file__], 2, "--data is given twice for gsm8k"),
         (["run", "gsm8k", "--workers", "2"], 2, "are Ray's: give --executor ray too"),
+        (["run", "gsm8k", "--rpc", "pc2"], 2, "'pc2' is not HOST:PORT"),
+        (["run", "gsm8k", "--rpc", "pc2:1", "--executor", "ray"], 2, "--rpc is for one worker"),
         (["run", "gsm8k", "--data", __file__], 1, f"{__file__}, line 1"),
         (["run", "sample-math", "--out", __file__], 1, "cannot be written: File exists"),
         (["run", "sample-math", "--model", __file__], 1, "is not a GGUF file"),

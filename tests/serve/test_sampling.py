@@ -211,7 +211,8 @@ def test_logprobs_are_asked_for_in_each_endpoints_way() -> None:
     assert asked(logprobs=True).logprobs == 0
     assert asked(logprobs=True, top_logprobs=3).logprobs == 3
     assert asked(logprobs=False).logprobs is None
-    assert completion(logprobs=2).logprobs == 2
+    assert (completion(logprobs=2).logprobs, completion(logprobs=2).prompt_logprobs) == (2, None)
+    assert completion(logprobs=1, echo=True).prompt_logprobs == 1
 
 
 def test_no_tokens_after_an_echo_are_one_that_is_left_out() -> None:

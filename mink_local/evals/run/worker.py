@@ -40,9 +40,10 @@ class Worker:
         ctx: int | None,
         n_gpu_layers: int | Literal["auto"],
         n_threads: int | None,
+        rpc: Sequence[str] | None = None,
     ) -> None:
         self.model = load_model(
-            model, n_ctx=_CTX_STEP, n_gpu_layers=n_gpu_layers, n_threads=n_threads, date=DATE
+            model, n_ctx=_CTX_STEP, n_gpu_layers=n_gpu_layers, n_threads=n_threads, rpc=rpc, date=DATE
         )
         self.interrupted = False
         self._seed = seed

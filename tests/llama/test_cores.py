@@ -4,7 +4,7 @@ from pathlib import Path
 
 import psutil
 
-from mink_local.generation import cores
+from mink_local.llama import cores
 
 
 def test_as_many_as_there_are() -> None:

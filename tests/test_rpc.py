@@ -1,0 +1,85 @@
+"""Models over RPC servers in the programs, and what is left if a server goes away."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mink_local import Greedy, Model
+from tests.conftest import forget
+from tests.support.mink_eval import MINK_EVAL, count_lines, responses
+from tests.support.rpc import RpcServer
+from tests.support.terminal import Terminal
+
+pytestmark = pytest.mark.usefixtures("own_files")
+
+MINK_CHAT = [sys.executable, "-m", "mink_local.chat"]
+SEA = "Tell me about the sea."
+GONE = "mink-local: llama.cpp cannot go on"
+
+
+@pytest.fixture
+def servers() -> Iterator[list[RpcServer]]:
+    with RpcServer() as one, RpcServer() as two:
+        yield [one, two]
+
+
+@pytest.fixture
+def rpc(servers: list[RpcServer]) -> str:
+    """The option for two servers."""
+    return f"--rpc={','.join(server.address for server in servers)}"
+
+
+def test_two_servers_answer_as_the_cpu(smollm2: Model, rpc: str) -> None:
+    command = [*MINK_CHAT, rpc, "--prompt", SEA, "--temp", "0", "-n", "12", "--json"]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    assert f"on {rpc[6:].replace(',', ' and ')}, every layer" in child.stderr.replace("\n", " ")
+    reply = forget(smollm2).chat([{"role": "user", "content": SEA}], sampler=Greedy(), max_tokens=12)
+    assert json.loads(child.stdout)["text"] == reply.read()
+
+
+@pytest.mark.terminal
+@pytest.mark.posix
+def test_a_conversation_whose_server_goes_away(servers: list[RpcServer], rpc: str) -> None:
+    """The chat ends with a sentence, and all that was on the screen comes back."""
+    terminal = Terminal("--temp", "0", rpc)
+    terminal.send("Tell me a long story about a dog named Max.\r")
+    terminal.until(lambda: len(terminal.text.partition("named Max.")[2].strip()) > 60)
+    servers[1].kill()
+    assert terminal.ended() == 1
+    terminal.settle()
+    assert GONE in terminal.text
+    shown = " ".join(terminal.text.partition("named Max.")[2].partition(GONE)[0].split())
+    again = Terminal("--continue", "--temp", "0", "-n", "5")
+    recalled = " ".join(again.text.split())
+    assert len(shown) > 40
+    assert shown[: len(shown) - 20] in recalled
+    again.close()
+
+
+@pytest.mark.slow
+def test_a_run_whose_server_goes_away(servers: list[RpcServer], rpc: str, tmp_path: Path) -> None:
+    """What is recorded is kept, and the same command generates the rest."""
+    out = tmp_path / "run"
+    command = [*MINK_EVAL, "run", "sample-math", rpc, "--limit", "12", "-n", "40", "--out", str(out)]
+    run = subprocess.Popen([*command, "--parallel", "2", "--quiet"], stderr=subprocess.PIPE, text=True)
+    while count_lines(out) < 3:
+        assert run.poll() is None
+        time.sleep(0.05)
+    servers[0].kill()
+    stderr = run.communicate()[1]
+    assert run.returncode == 1
+    assert re.fullmatch(rf"\n{GONE} .*: if an RPC server has ended, start it again, .*\n", stderr)
+    kept = responses(out)
+    assert 3 <= len(kept) < 12
+    servers[0].start()
+    subprocess.run([*command, "--parallel", "2", "--quiet"], check=True)
+    everything = responses(out)
+    assert len(everything) == 12
+    assert {key: everything[key] for key in kept} == kept
