@@ -60,6 +60,11 @@ class Engine:
         return not (self._waiting or self._groups())
 
     @property
+    def n_busy(self) -> int:
+        """Number of slots in use."""
+        return sum(slot.job is not None for slot in self.slots)
+
+    @property
     def n_waiting(self) -> int:
         """Number of requests that wait for a slot."""
         return len(self._waiting)

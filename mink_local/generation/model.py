@@ -133,10 +133,10 @@ class Model:
         return self.weights.chat_template
 
     def opens_reasoning(
-        self, messages: Sequence[Message], enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
+        self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> bool:
-        """Return whether the prompt of `messages` ends with the start of reasoning."""
-        return self._template.opens_reasoning(self.tokens(messages, enable_thinking, tools))
+        """Return whether a prompt ends with the start of reasoning."""
+        return self._template.opens_reasoning(self.tokens(prompt, enable_thinking, tools))
 
     def apply_chat_template(
         self, messages: Sequence[Message], enable_thinking: bool | None = None, tools: Sequence[Tool] = ()

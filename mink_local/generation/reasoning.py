@@ -28,6 +28,11 @@ class ReasoningSplitter:
         self._held = ""
         self._strip = state != "text" and not continued  # blanks next to the marks are not shown
 
+    @property
+    def in_reasoning(self) -> bool:
+        """True if reasoning has started and not ended."""
+        return self._state == "reasoning"
+
     def feed(self, text: str) -> Iterator[TextPart]:
         """Yield the parts that are certain now. A possible beginning of a mark is held back."""
         self._held += text
