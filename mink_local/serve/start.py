@@ -1,0 +1,178 @@
+"""The server's process: its socket, its model, its log, its end."""
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Literal
+
+import uvicorn
+
+from mink_local.errors import MinkError, ModelError
+from mink_local.files import size_in_words
+from mink_local.generation.loading import load_model
+from mink_local.generation.model import Model
+from mink_local.interrupts import on_interrupt
+from mink_local.models.catalog import read_catalog
+from mink_local.models.gguf import read_metadata
+from mink_local.models.memory import kv_bytes_per_layer
+from mink_local.samplers import Sampler
+from mink_local.serve.app import PATHS, make_app
+from mink_local.serve.guard import UVICORN, AllowedHosts, Guard
+from mink_local.serve.metrics import Metrics
+from mink_local.serve.presets import Defaults, Presets
+from mink_local.serve.service import Service
+from mink_local.version import __version__
+
+N_OUTPUTS = 64  # logits rows of a batch: with `echo` and `logprobs` a prompt needs one for each of its tokens
+
+log = logging.getLogger("mink_local")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address; nobody can connect to it yet.
+
+    Raises:
+        MinkError: The address is in use, or is not one of this machine's.
+    """
+    try:
+        [family, kind, protocol, _, address], *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        with ExitStack() as on_error:
+            bound = on_error.enter_context(socket.socket(family, kind, protocol))
+            if os.name == "posix":  # elsewhere it would let two servers have one port
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            on_error.pop_all()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise MinkError(
+            f"cannot listen on {host}, port {port}: {reason}: choose another with --port"
+        ) from None
+    return bound
+
+
+def serve(
+    bound: socket.socket,
+    *,
+    model: str,
+    alias: str | None,
+    host: str,
+    sampler: Sampler,
+    temp: float,
+    ignore_client_sampling: bool,
+    presets: Mapping[str, Defaults],
+    any_model: bool,
+    ctx: int | None,
+    parallel: int,
+    max_tokens: int | None,
+    queue: int,
+    gpu_layers: int | Literal["auto"],
+    threads: int | None,
+    kv_type: str,
+    keys: Sequence[str],
+    hosts: Sequence[str],
+    origins: Sequence[str],
+    drain: float,
+    watchdog: float,
+    verbose: bool,
+) -> None:
+    """Load a model and serve it until Ctrl-C or SIGTERM.
+
+    The arguments are the options of `mink-serve`.
+
+    Raises:
+        MinkError: The model cannot be loaded, or its engine has ended.
+    """
+    logging.getLogger("mink_local").setLevel(logging.INFO if verbose else logging.WARNING)
+    loaded = load_model(
+        model,
+        n_ctx=ctx,
+        n_parallel=parallel,
+        n_gpu_layers=gpu_layers,
+        n_threads=threads,
+        kv_type=kv_type,
+        verbose=verbose,
+    )
+    loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
+    name = alias or _model_id(model, loaded.name)
+    ids = Presets(
+        name,
+        Defaults(sampler, temp),
+        presets,
+        ignore_client_sampling=ignore_client_sampling,
+        any_model=any_model,
+    )
+    metrics = Metrics({"model": name, "version": __version__}, PATHS)
+    service = Service(loaded, ids, metrics, max_waiting=queue, max_tokens=max_tokens, stall_seconds=watchdog)
+    app = Guard(
+        make_app(service, lambda: server.stop()),
+        hosts=AllowedHosts(host, hosts),
+        origins=origins,
+        keys=keys,
+        on_response=metrics.count_response,
+    )
+    config = uvicorn.Config(app, **UVICORN, timeout_graceful_shutdown=max(1, round(drain)), lifespan="on")
+    server = _Server(config, _welcome(service, bound, has_key=bool(keys)))
+    server.run(sockets=[bound])
+    if service.failure is not None:
+        log.error("%s", service.failure)
+        sys.stderr.flush()
+        os._exit(1)  # the engine's thread may be stuck inside llama.cpp, which no exit of Python's survives
+
+
+class _Server(uvicorn.Server):
+    """Says when it is ready, and ends with status 0 when it is told to."""
+
+    def __init__(self, config: uvicorn.Config, welcome: str) -> None:
+        super().__init__(config)
+        self._welcome = welcome
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(self._welcome, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with on_interrupt(self.stop, terminate=True):
+            yield
+
+    def stop(self) -> None:
+        """Let running answers end, as long as --drain says; the second time, end at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def _model_id(asked: str, file_name: str) -> str:
+    """Return the name of a model for clients: that of the catalogue, or the file's."""
+    return asked if asked in read_catalog() else Path(file_name).stem
+
+
+def _welcome(service: Service, bound: socket.socket, *, has_key: bool) -> str:
+    """Return what the program says when it is ready."""
+    host, port = bound.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    model = service.model
+    return (
+        f"{model.name} {model.placement}\n"
+        f"playground  {url}\n"
+        f"protocol    {url}/v1{', with an API key' if has_key else ''}\n"
+        f"models      {', '.join(service.presets.ids)}\n"
+        f"answers     {model.n_parallel} at a time, each with its prompt at most {model.n_ctx} tokens"
+        f"{_cache_size(model)}\n"
+        "Ctrl-C ends the server."
+    )
+
+
+def _cache_size(model: Model) -> str:
+    """Return the size of the KV caches as the end of a line; nothing if it is not known."""
+    try:
+        token = sum(kv_bytes_per_layer(read_metadata(model.weights.path), model.engine.context.kv_type))
+    except ModelError:  # llama.cpp knows formats that are unknown here
+        return ""
+    return f" ({size_in_words(token * model.n_ctx * model.n_parallel)} of KV cache)"

@@ -1,0 +1,75 @@
+"""The program mink-serve: how it starts, drains and ends."""
+
+import json
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from mink_local.serve.cli import cli
+from tests.support.server import running_server
+
+MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
+
+
+def refusal(*arguments: str) -> str:
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code != 0
+    return result.output + str(result.exception or "")
+
+
+def test_what_cannot_be_served_is_one_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "choose another with --port" in refusal("--port", str(taken.getsockname()[1]))
+    assert "give a key with --api-key" in refusal("--host", "0.0.0.0")
+    assert "choose another with --port" in refusal("--host", "192.0.2.1", "--api-key", "k")
+    assert "--preset hot=min-q" in refusal("--preset", "hot=min-q")
+    assert "unknown model" in refusal("--model", "parrot", "--port", "0")
+
+
+@pytest.mark.posix
+def test_keys_presets_and_a_drain() -> None:
+    options = ("--preset", "hot=top-k:k=5@9", "--alias", "m/x", "--api-key", "secret")
+    with running_server(*options) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        assert client.get("/v1/models").status_code == 401
+        assert client.get("/health").json() == {"status": "ok"}
+        client.headers["Authorization"] = "Bearer secret"
+        entry = client.get("/v1/models/m/x:hot").json()
+        assert (entry["meta"]["sampler"], entry["meta"]["temperature"]) == ("top-k:k=5", 9)
+        assert client.get("/v1/models/m/y").json()["error"]["code"] == "model_not_found"
+        body = {"messages": MESSAGES, "max_tokens": 60, "stream": True, "ignore_eos": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(60) == 0
+
+
+@pytest.mark.posix
+def test_a_second_signal_ends_the_server_at_once() -> None:
+    with running_server("--ctx", "2048") as server:
+        body: dict[str, Any] = {"messages": MESSAGES, "ignore_eos": True}
+        thread = threading.Thread(target=lambda: _post(server.url, body))
+        thread.start()
+        while "slots_busy{} 1" not in httpx.get(f"{server.url}/metrics").text:
+            time.sleep(0.05)
+        server.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(60) == 0
+        thread.join()
+
+
+def _post(url: str, body: dict[str, Any]) -> None:
+    with pytest.raises(httpx.HTTPError):
+        httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)

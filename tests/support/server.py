@@ -1,0 +1,50 @@
+"""A mink-serve process for tests."""
+
+import re
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass
+class RunningServer:
+    """A mink-serve process.
+
+    Attributes:
+        url: `http://127.0.0.1:PORT`.
+        process: The process.
+        said: The last lines of its standard error.
+    """
+
+    url: str
+    process: "subprocess.Popen[str]"
+    said: deque[str] = field(default_factory=lambda: deque(maxlen=200))
+
+
+@contextmanager
+def running_server(*options: str) -> Iterator[RunningServer]:
+    """Start mink-serve with a small context on a free port; end it afterwards."""
+    command = [sys.executable, "-m", "mink_local.serve.cli", "--port", "0", "--ctx", "512", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+    assert process.stderr is not None
+    said: list[str] = []
+    stderr = process.stderr
+    for line in stderr:
+        said.append(line)
+        if found := re.match(r"playground +(\S+)", line):
+            break
+    else:
+        raise AssertionError(f"mink-serve ended with status {process.wait()}: {''.join(said)}")
+    server = RunningServer(found[1], process, deque(said, maxlen=200))
+    threading.Thread(target=lambda: server.said.extend(stderr), daemon=True).start()
+    try:
+        yield server
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        stderr.close()
