@@ -10,6 +10,7 @@ import json
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from mink_local.sandbox import GIB, SandboxError, ask, serve
 
 ROOT = b"root"
 _SECONDS = 20.0  # an honest grammar takes a few milliseconds, a large vocabulary half a second
+_TRYING = [threading.Lock() for _ in range(16)]
 _RULE = re.compile(r"([a-zA-Z0-9-]+)\s*::=")
 
 
@@ -38,20 +40,29 @@ def from_json_schema(schema: str | Mapping[str, Any]) -> str:
         raise ValueError(f"json_schema cannot be made into a grammar: {error or repr(error)}") from error
 
 
-@lru_cache(maxsize=64)
 def check(grammar: str, model: Path) -> None:
-    """Try a grammar over the vocabulary of a model file in a child process.
+    """Try a grammar over the vocabulary of a model file in a child process; any thread may.
 
     Raises ValueError if the grammar does not parse, or makes llama.cpp crash; ChildStartError if the child
     process does not start.
     """
-    question = [str(model.absolute()), grammar]
     try:
-        complaint = ask("mink_local.llama.grammar", question, seconds=_SECONDS, memory=2 * GIB)
+        # Threads that come with one grammar wait for the first of them, and those with others seldom.
+        with _TRYING[hash(grammar) % len(_TRYING)]:
+            complaint = _tried(grammar, model)
     except SandboxError as error:
         raise ValueError(f"the grammar cannot be used: llama.cpp {error}") from None
     if complaint is not None:
         raise ValueError(f"the grammar does not parse: {complaint}")
+
+
+@lru_cache(maxsize=64)
+def _tried(grammar: str, model: Path) -> str | None:
+    """Return the complaint of a child process about a grammar, or None."""
+    complaint: str | None = ask(
+        "mink_local.llama.grammar", [str(model.absolute()), grammar], seconds=_SECONDS, memory=2 * GIB
+    )
+    return complaint
 
 
 def _complaint(question: tuple[str, str]) -> str | None:

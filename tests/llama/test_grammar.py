@@ -1,11 +1,13 @@
 """Grammars: from JSON schemas, refused with llama.cpp's own words, and never the end of the process."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mink_local import sandbox
 from mink_local.llama import grammar
 
 
@@ -52,6 +54,28 @@ def test_a_good_grammar_is_tried_once(
     grammar.check('root ::= "é" | [a-z]+', Path("other.gguf"))
     monkeypatch.setattr(grammar, "ask", lambda *_, **__: pytest.fail("tried again"))
     grammar.check('root ::= "é" | [a-z]+', Path("other.gguf"))
+
+
+@pytest.mark.parametrize("text", ['root ::= "threads"', 'root ::= "threads'], ids=["good", "bad"])
+def test_threads_try_a_grammar_once(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    trials = []
+
+    def counted(*arguments: Any, **limits: Any) -> Any:
+        trials.append(arguments)
+        return sandbox.ask(*arguments, **limits)
+
+    monkeypatch.setattr(grammar, "ask", counted)
+
+    def complaint(_: int) -> str | None:
+        try:
+            grammar.check(text, smollm2_path)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(8) as pool:
+        complaints = set(pool.map(complaint, range(8)))
+    assert len(trials) == len(complaints) == 1
 
 
 @pytest.mark.parametrize(
