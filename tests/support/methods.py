@@ -32,6 +32,7 @@ Row = NDArray[np.float32]
 
 JIT = not numba.config.DISABLE_JIT  # without it a whole vocabulary takes minutes
 LARGEST = float(np.finfo(np.float32).max)
+ABOVE_ONE = float(np.nextafter(np.float32(1), np.float32(2)))
 TEMPERATURES = [1e-300, 1e-9, 0.3, 1.0, 5.0, 1e4, 1e15, 1e300]
 
 
@@ -140,7 +141,7 @@ def rows() -> st.SearchStrategy[Row]:
     """Rows with a finite logit: of any float32, of a few values with many ties, of what models give."""
     anything = st.floats(width=32)
     few = st.sampled_from(
-        [-math.inf, math.nan, math.inf, -2.5, 0.0, -0.0, 1.0, 1.0000001, 7.0, LARGEST, -LARGEST]
+        [-math.inf, math.nan, math.inf, -2.5, 0.0, -0.0, 1.0, ABOVE_ONE, 7.0, LARGEST, -LARGEST]
     )
     ordinary = st.floats(-30, 30, width=32)
     sizes = st.integers(1, 40) | st.integers(1, 700)
