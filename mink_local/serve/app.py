@@ -13,6 +13,7 @@ from mink_local.serve.completions import create_completion
 from mink_local.serve.guard import EXCEPTION_HANDLERS
 from mink_local.serve.metrics import CONTENT_TYPE
 from mink_local.serve.models import list_models, retrieve_model
+from mink_local.serve.openapi import openapi
 from mink_local.serve.playground import playground_response
 from mink_local.serve.respond import json_response
 from mink_local.serve.service import Service, down
@@ -77,6 +78,7 @@ _ROUTES += [
         ("POST", "/detokenize", detokenize),
         ("GET", "/tokenizer_info", tokenizer_info),
         ("GET", "/metrics", _metrics),
+        ("GET", "/openapi.json", openapi),
     )
 ]
 PATHS = [route.path for route in _ROUTES]

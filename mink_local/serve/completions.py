@@ -140,12 +140,13 @@ class _CompletionBody:
     def _add_piece(self, choice: _CompletionChoice, event: Event) -> None:
         piece = event.piece
         choice.text += piece
-        if piece.token is None or event.is_end_token:
+        if piece.token is None:
             return
-        choice.k.append(piece.k)
-        choice.tokens.append(piece.token)
-        if self._asked.logprobs is not None:
+        if self._asked.logprobs is not None:  # also of the end: lm-eval takes the last for what is generated
             self._add_token(choice, piece.token, piece.logprob, piece.top_logprobs)
+        if not event.is_end_token:
+            choice.k.append(piece.k)
+            choice.tokens.append(piece.token)
 
     def _add_token(
         self, choice: _CompletionChoice, token: int, logprob: float | None, top: TopLogprobs

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import llama_cpp
 
-from mink_local.errors import ContextOverflowError, MinkError
+from mink_local.errors import MinkError
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request
@@ -164,14 +164,7 @@ class Service:
             raise ApiError(400, str(error)) from None
         answer = decoding.answer
         if answer.finish_reason == "overflow":
-            overflow = ContextOverflowError(answer.prompt_tokens, self.model.n_ctx)
-            raise ApiError(
-                400,
-                str(overflow),
-                param="messages",
-                code="context_length_exceeded",
-                details={"n_prompt_tokens": overflow.n_tokens, "n_ctx": overflow.n_ctx},
-            )
+            raise _overflow(answer.prompt_tokens, self.model.n_ctx)
         return decoding
 
     async def _watch_engine(self, on_failure: Callable[[], None]) -> None:
@@ -189,6 +182,18 @@ class Service:
 def _has_grammar(request: Request) -> bool:
     constraints = request.params.constraints
     return constraints is not None and (constraints.grammar or constraints.json_schema) is not None
+
+
+def _overflow(n_tokens: int, n_ctx: int) -> ApiError:
+    """Return the error for a prompt that does not fit, in the words that LiteLLM and LangChain look for."""
+    return ApiError(
+        400,
+        f"This model's maximum context length is {n_ctx} tokens and the prompt is too long with {n_tokens}: "
+        "shorten it, or start mink-serve with a larger --ctx",
+        param="messages",
+        code="context_length_exceeded",
+        details={"n_prompt_tokens": n_tokens, "n_ctx": n_ctx},
+    )
 
 
 def down(reason: str | None) -> ApiError:

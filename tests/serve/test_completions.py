@@ -77,6 +77,13 @@ def test_echo_gives_the_prompts_log_probabilities(server: RunningServer, max_tok
         assert choice["text"][offset:].startswith(token)
 
 
+def test_a_token_that_ends_the_answer_has_its_log_probability_too(server: RunningServer) -> None:
+    [end] = httpx.post(f"{server.url}/tokenize", json={"content": "<|im_end|>"}).json()["tokens"]
+    answer = ask(server, prompt=[1, 2, 3], echo=True, logprobs=1, max_tokens=1, logit_bias={str(end): 100})
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert len(answer["choices"][0]["logprobs"]["token_logprobs"]) == 4
+
+
 def test_tokenize_and_detokenize_are_inverse(server: RunningServer) -> None:
     def post(path: str, **body: Any) -> Any:
         return httpx.post(f"{server.url}{path}", json=body).json()

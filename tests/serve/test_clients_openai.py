@@ -1,0 +1,271 @@
+"""The openai library for Python, with strict validation of every response, against a running server."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Literal
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+from pydantic import BaseModel, Field
+
+from tests.support.server import RunningServer, running_server
+
+MODEL = "smollm2-135m"
+HELLO: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say hello."}]
+WEATHER: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tell the weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[OpenAI]:
+    with OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+    ) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def loose(server: RunningServer) -> Iterator[OpenAI]:
+    """A client for the responses in which OpenAI sends null against its library's types."""
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_models_are_listed_and_each_is_found(client: OpenAI) -> None:
+    ids = [model.id for model in client.models.list()]
+    assert ids[0] == MODEL
+    assert f"{MODEL}:min-k-t5" in ids
+    assert [client.models.retrieve(name).id for name in ids] == ids
+
+
+def test_a_chat_is_answered(client: OpenAI) -> None:
+    completion = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5, seed=1)
+    choice = completion.choices[0]
+    assert (completion.object, completion.model) == ("chat.completion", MODEL)
+    assert completion.id.startswith("chatcmpl-")
+    assert completion._request_id
+    assert (choice.index, choice.finish_reason, choice.message.role) == (0, "length", "assistant")
+    assert choice.message.content
+    assert choice.logprobs is None
+    usage = completion.usage
+    assert usage is not None
+    assert usage.completion_tokens == 5
+    assert usage.total_tokens == usage.prompt_tokens + 5
+    assert usage.prompt_tokens_details is not None
+
+
+def test_a_stream_has_the_same_text_and_ends_with_the_usage(client: OpenAI) -> None:
+    whole = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=6, temperature=0)
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL,
+            messages=HELLO,
+            max_tokens=6,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    *deltas, last = chunks
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in deltas) == whole.choices[0].message.content
+    )
+    assert [chunk.choices[0].finish_reason for chunk in deltas if chunk.choices[0].finish_reason] == [
+        "length"
+    ]
+    assert deltas[0].choices[0].delta.role == "assistant"
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 6
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_min_k_is_asked_for_in_three_ways(client: OpenAI) -> None:
+    def text(model: str = MODEL, **extra: object) -> str | None:
+        completion = client.chat.completions.create(
+            model=model, messages=HELLO, max_tokens=6, seed=1, extra_body=extra
+        )
+        return completion.choices[0].message.content
+
+    wanted = text(f"{MODEL}:min-k-t5")
+    assert text(temperature=5, min_k=True, min_k_tau=3) == wanted
+    assert text(temperature=5, sampler="min-k:tau=3") == wanted
+    assert text(temperature=5, samplers=["min_k", "temperature"]) == wanted
+
+
+def test_what_is_ignored_is_told_in_a_header(client: OpenAI) -> None:
+    response = client.chat.completions.with_raw_response.create(
+        model=f"{MODEL}:greedy", messages=HELLO, max_tokens=1, top_p=0.5, extra_body={"tfs_z": 1}
+    )
+    assert response.headers["x-mink-ignored"] == "tfs_z,top_p"
+
+
+def test_choices_and_log_probabilities(client: OpenAI) -> None:
+    completion = client.chat.completions.create(
+        model=MODEL, messages=HELLO, max_tokens=3, n=2, logprobs=True, top_logprobs=2, seed=3
+    )
+    assert [choice.index for choice in completion.choices] == [0, 1]
+    for choice in completion.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.content is not None
+        text = b"".join(bytes(token.bytes or []) for token in choice.logprobs.content)
+        assert text.decode(errors="replace") == choice.message.content
+        assert all(len(token.top_logprobs) == 2 for token in choice.logprobs.content)
+        assert all(token.logprob <= 0 for token in choice.logprobs.content)
+
+
+def test_completions_echo_the_prompt_with_its_log_probabilities(loose: OpenAI) -> None:
+    completion = loose.completions.create(
+        model=MODEL, prompt=["The capital of France is", "One, two,"], max_tokens=1, echo=True, logprobs=1
+    )
+    assert [choice.index for choice in completion.choices] == [0, 1]
+    first = completion.choices[0]
+    assert first.text.startswith("The capital of France is")
+    assert first.logprobs is not None
+    assert first.logprobs.tokens is not None
+    assert first.logprobs.token_logprobs is not None
+    assert "".join(first.logprobs.tokens) == first.text
+    scores: list[float | None] = [*first.logprobs.token_logprobs]
+    assert scores[0] is None
+    assert all(value is not None and value <= 0 for value in scores[1:])
+
+
+def test_completions_are_streamed(client: OpenAI, loose: OpenAI) -> None:
+    prompt = "One, two, three,"
+    whole = client.completions.create(model=MODEL, prompt=prompt, max_tokens=4, temperature=0)
+    chunks = loose.completions.create(model=MODEL, prompt=prompt, max_tokens=4, temperature=0, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+
+
+class Person(BaseModel):
+    """Somebody."""
+
+    name: Literal["Ada", "Bob"]
+    friends: list[Literal["Cyd"]] = Field(max_length=2)
+    boss: Literal["Eve"] | None
+
+
+def test_an_answer_is_parsed_into_a_pydantic_model(client: OpenAI) -> None:
+    completion = client.chat.completions.parse(
+        model=MODEL, messages=HELLO, response_format=Person, max_tokens=100, temperature=0
+    )
+    person = completion.choices[0].message.parsed
+    assert person is not None
+    assert person.name in ("Ada", "Bob")
+    assert len(person.friends) <= 2
+
+
+def test_a_forced_tool_is_called(client: OpenAI) -> None:
+    completion = client.chat.completions.create(
+        model=MODEL, messages=HELLO, tools=[WEATHER], tool_choice="required", max_tokens=60, temperature=0
+    )
+    choice = completion.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls is not None
+    call = choice.message.tool_calls[0]
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments.replace(" ", "")) == (
+        "get_weather",
+        '{"city":"Paris"}',
+    )
+
+
+def test_a_tools_result_is_answered(client: OpenAI) -> None:
+    first = client.chat.completions.create(
+        model=MODEL, messages=HELLO, tools=[WEATHER], tool_choice="required", max_tokens=60, temperature=0
+    )
+    message = first.choices[0].message
+    assert message.tool_calls is not None
+    result: ChatCompletionMessageParam = {
+        "role": "tool",
+        "tool_call_id": message.tool_calls[0].id,
+        "content": "sunny",
+    }
+    second = client.chat.completions.create(
+        model=MODEL,
+        messages=[*HELLO, message, result],  # type: ignore[list-item]  # as OpenAI's documentation does
+        tools=[WEATHER],
+        max_tokens=4,
+    )
+    assert second.choices[0].message.content
+
+
+def test_calls_are_put_together_from_a_stream(client: OpenAI) -> None:
+    with client.chat.completions.stream(
+        model=MODEL, messages=HELLO, tools=[WEATHER], tool_choice="required", max_tokens=60, temperature=0
+    ) as stream:
+        completion = stream.get_final_completion()
+    calls = completion.choices[0].message.tool_calls
+    assert calls is not None
+    assert [call.function.name for call in calls] == ["get_weather"]
+
+
+def test_many_are_answered_at_a_time(server: RunningServer) -> None:
+    async def ask() -> list[str | None]:
+        async with AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="none", _strict_response_validation=True
+        ) as client:
+            completions = await asyncio.gather(
+                *(
+                    client.chat.completions.create(
+                        model=MODEL, messages=HELLO, max_tokens=4, temperature=0, seed=i
+                    )
+                    for i in range(6)
+                )
+            )
+            return [completion.choices[0].message.content for completion in completions]
+
+    assert len(set(asyncio.run(ask()))) == 1
+
+
+def test_a_stream_that_is_left_does_not_disturb_the_next(client: OpenAI) -> None:
+    with client.chat.completions.create(model=MODEL, messages=HELLO, stream=True, seed=1) as stream:
+        next(iter(stream))
+    assert (
+        client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1).choices[0].message.content
+    )
+
+
+def test_errors_are_the_sdks_classes(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model=MODEL, messages=HELLO, temperature=-1)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError) as unknown:
+        client.chat.completions.create(model="gpt-4", messages=HELLO)
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as long:
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "word " * 4000}])
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model=MODEL, messages=HELLO, extra_body={"grammar": "root ::= ("})
+    with pytest.raises(openai.InternalServerError) as missing:
+        client.embeddings.create(model=MODEL, input="a")
+    assert missing.value.status_code == 501
+    assert all(error.value.request_id for error in (bad, unknown, long, missing))
+
+
+def test_keys_and_the_queue_have_their_errors() -> None:
+    with running_server("--parallel", "1", "--queue", "0", "--api-key", "secret") as server:
+        base_url = f"{server.url}/v1"
+        with OpenAI(base_url=base_url, api_key="guess", max_retries=0) as stranger:
+            with pytest.raises(openai.AuthenticationError) as refused:
+                stranger.models.list()
+            assert refused.value.code == "invalid_api_key"
+        with OpenAI(base_url=base_url, api_key="secret", max_retries=0) as friend:
+            with friend.chat.completions.create(
+                model=MODEL, messages=HELLO, stream=True, extra_body={"ignore_eos": True}
+            ) as stream:
+                next(iter(stream))
+                with pytest.raises(openai.RateLimitError) as full:
+                    friend.chat.completions.create(model=MODEL, messages=HELLO)
+            assert int(full.value.response.headers["retry-after"]) >= 1
+            patient = friend.with_options(max_retries=5)
+            assert patient.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1).choices
