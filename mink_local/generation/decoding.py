@@ -21,7 +21,7 @@ class Decoding:
     """Samples the tokens of an answer and fills in the answer.
 
     Its prompt has `Request.prefix` at the end; `stop` strings end it besides those of the request. Raises
-    ValueError if the constraints or stop tokens do not suit the model.
+    ValueError if the constraints, the prefix or the stop tokens do not suit the model.
     """
 
     def __init__(
@@ -46,7 +46,11 @@ class Decoding:
             answer.finish_reason = "overflow"
         self._max_tokens = min(room, params.max_tokens or room)
         self._stream = TextStream((*params.stop, *stop))
-        self._stop_tokens = _stop_tokens(params.stop_token_ids, weights.n_vocab)
+        _require_ids(
+            "prefix", answer.request.prefix, weights.n_vocab
+        )  # llama.cpp would fail on the whole batch
+        _require_ids("stop_token_ids", params.stop_token_ids, weights.n_vocab)
+        self._stop_tokens = frozenset(params.stop_token_ids)
         constraints = params.constraints
         self._sampler = TokenSampler(
             params.effective_sampler,
@@ -164,8 +168,7 @@ def _top_logprobs(logits: NDArray[np.float32], count: int) -> TopLogprobs:
     return tuple(zip(ids.tolist(), (first + differences).tolist(), strict=True))
 
 
-def _stop_tokens(token_ids: Sequence[int], n_vocab: int) -> frozenset[int]:
+def _require_ids(name: str, token_ids: Sequence[int], n_vocab: int) -> None:
     for token in token_ids:
         if not 0 <= token < n_vocab:
-            raise ValueError(f"stop_token_ids has token {token}: the model's are 0 to {n_vocab - 1}")
-    return frozenset(token_ids)
+            raise ValueError(f"{name} has token {token}: the model's are 0 to {n_vocab - 1}")

@@ -44,6 +44,7 @@ def test_options_replace_those_of_the_params(smollm2: Model) -> None:
         ({"min_tokens": -1}, "min_tokens must be at least 0"),
         ({"logprobs": -1}, "logprobs must be at least 0"),
         ({"stop_token_ids": [10**6]}, "stop_token_ids has token 1000000: the model's are 0 to 49151"),
+        ({"prefix": [5, -1]}, "prefix has token -1: the model's are 0 to 49151"),
     ],
 )
 def test_options_out_of_range(smollm2: Model, options: dict[str, Any], complaint: str) -> None:
