@@ -8,6 +8,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mink_local.serve.candidates import find_candidates
 from mink_local.serve.chat import create_chat_completion
 from mink_local.serve.completions import create_completion
 from mink_local.serve.guard import EXCEPTION_HANDLERS
@@ -74,6 +75,7 @@ _ROUTES += [
     Route(path, endpoint, methods=[method])
     for method, path, endpoint in (
         ("GET", "/", _playground),
+        ("POST", "/candidates", find_candidates),
         ("POST", "/tokenize", tokenize),
         ("POST", "/detokenize", detokenize),
         ("GET", "/tokenizer_info", tokenizer_info),

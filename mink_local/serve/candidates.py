@@ -1,13 +1,25 @@
 """One step of an answer for the playground: its candidates, the cliff, and each sampler's cut."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
+from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.sampling_step import sampling_step
 from mink_local.llama.weights import Weights
-from mink_local.samplers import Sampler
+from mink_local.samplers import Greedy, Sampler, parse
+from mink_local.serve.api_errors import ApiError
+from mink_local.serve.engine_thread import EngineDownError
+from mink_local.serve.protocol import CandidatesRequest
+from mink_local.serve.protocol import parse as parse_request
+from mink_local.serve.respond import check_event, json_response, while_connected
+from mink_local.serve.service import Service, down
 
+_TOP = 50  # candidates, if the client does not say
 _CURVE_POINTS = 256  # over the whole vocabulary
 
 
@@ -23,7 +35,7 @@ class Candidate(Struct):
 
 
 class Cut(Struct):
-    """What a sampler keeps of a step, at each of the temperatures asked for."""
+    """A sampler with what it keeps of a step, at each temperature asked for."""
 
     sampler: str
     k: list[int]
@@ -41,6 +53,57 @@ class StepCandidates(Struct):
     curve: list[tuple[int, float]]  # ranks from 1 on, evenly spaced on a logarithmic axis, and their logits
     cliff: int  # the number of candidates before the largest weighted drop
     cuts: list[Cut]
+
+
+async def find_candidates(http: HttpRequest) -> Response:
+    """Return the candidates of an answer's next token, and the cuts of samplers."""
+    service: Service = http.app.state.service
+    asked, _ = parse_request(await http.body(), CandidatesRequest)
+    service.presets.find(asked.model)
+    samplers = _samplers(asked.samplers or ())
+    return await while_connected(http.receive, _answer(service, asked, samplers))
+
+
+async def _answer(service: Service, asked: CandidatesRequest, samplers: list[Sampler]) -> Response:
+    """Return the response to a request: its logits are copied in the engine's thread and read in another."""
+    rows: list[NDArray[np.float32]] = []
+    request = Request(
+        asked.template_messages(),
+        SamplingParams(sampler=Greedy(), max_tokens=1),
+        asked.enable_thinking if service.model.has_thinking_switch else None,
+        asked.prefix_tokens or (),
+        watch=lambda logits: rows.append(logits.copy()),
+    )
+    events = await service.begin([request])
+    try:
+        async for event in events:
+            check_event(event)
+    except EngineDownError as error:
+        raise down(str(error)) from None
+    finally:
+        service.cancel(events)
+    try:
+        step = await service.off_loop(
+            lambda: step_candidates(
+                rows[0],
+                service.model.weights,
+                samplers,
+                asked.temperatures or [1.0],
+                top=_TOP if asked.top is None else asked.top,
+                sampled=asked.sampled,
+                prompt_tokens=events.decodings[0].answer.prompt_tokens,
+            )
+        )
+    except ValueError as error:
+        raise ApiError(400, str(error), param="sampled") from None
+    return json_response(step)
+
+
+def _samplers(texts: Sequence[str]) -> list[Sampler]:
+    try:
+        return [parse(text) for text in texts]
+    except ValueError as error:
+        raise ApiError(400, str(error), param="samplers") from None
 
 
 def step_candidates(

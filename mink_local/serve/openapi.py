@@ -7,7 +7,13 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from mink_local.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from mink_local.serve.protocol import (
+    CandidatesRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from mink_local.version import __version__
 
 _ERROR = {
@@ -30,6 +36,7 @@ _POSTS: dict[str, tuple[type, str]] = {
     "/v1/chat/completions": (ChatRequest, "Answer a conversation."),
     "/v1/chat/completions/input_tokens": (ChatRequest, "Count the tokens of a conversation's prompt."),
     "/v1/completions": (CompletionRequest, "Continue texts."),
+    "/candidates": (CandidatesRequest, "Tell the candidates of an answer's next token, and samplers' cuts."),
     "/tokenize": (TokenizeRequest, "Give the token ids of a text."),
     "/detokenize": (DetokenizeRequest, "Give the text of token ids."),
 }

@@ -14,12 +14,7 @@ _FILE = Path(__file__).with_name("playground.html")
 def playground_response() -> Response:
     """Return the page with its Content-Security-Policy."""
     content, policy = page()
-    headers = {
-        "content-security-policy": policy,
-        "referrer-policy": "no-referrer",
-        "x-content-type-options": "nosniff",
-        "cache-control": "no-cache",
-    }
+    headers = {"content-security-policy": policy, "referrer-policy": "no-referrer"}
     return Response(content, media_type="text/html", headers=headers)
 
 

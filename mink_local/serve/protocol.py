@@ -30,6 +30,9 @@ MAX_GRAMMAR_CHARACTERS = 65_536
 MAX_SAMPLERS = 32
 MAX_BREAKERS = 64
 MAX_TOKENS = 2**31 - 1
+MAX_CUTS = 8  # samplers of a request for candidates
+MAX_TEMPERATURES = 32
+MAX_CANDIDATES = 200
 
 Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 CountOrRest = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]  # -1: all that there is room for
@@ -355,6 +358,25 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
             )
 
 
+class CandidatesRequest(ChatRequest, frozen=True, kw_only=True):
+    """Body of `POST /candidates`: a conversation, and what to tell of the next token of its answer.
+
+    `samplers` are texts that `mink_local.samplers.parse` reads.
+    """
+
+    temperatures: (
+        Annotated[list[Annotated[float, Meta(gt=0)]], Meta(min_length=1, max_length=MAX_TEMPERATURES)] | None
+    ) = None
+    top: Annotated[int, Meta(ge=0, le=MAX_CANDIDATES)] | None = None
+    sampled: TokenId | None = None
+
+    def check(self) -> None:
+        """Raise ApiError for what the types cannot say."""
+        super().check()
+        if len(self.samplers or ()) > MAX_CUTS:
+            raise _refused("samplers", f"are {len(self.samplers or ())}: at most {MAX_CUTS} are accepted")
+
+
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     """Body of `POST /v1/completions`."""
 
@@ -423,7 +445,9 @@ class DetokenizeRequest(Fields, frozen=True):
         """Raise nothing: the types say it all."""
 
 
-RequestT = TypeVar("RequestT", ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+RequestT = TypeVar(
+    "RequestT", ChatRequest, CandidatesRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest
+)
 
 _LOOKS_LIKE_SAMPLING = re.compile(
     r"(adaptive|allowed_token|bad_words|beam|dry|dyn|epsilon|eta|frequency|guided|length_penalty|logit|max_tok|"

@@ -62,17 +62,17 @@ async def respond(
         ClientDisconnect: The client has left.
     """
     clock = _Clock(service)
-    events = await _while_connected(http.receive, service.begin(requests))
+    events = await while_connected(http.receive, service.begin(requests))
     try:
         body = make_body(events)
-        first = await _while_connected(http.receive, anext(events))
-        _check(first)
+        first = await while_connected(http.receive, anext(events))
+        check_event(first)
         if is_stream:
             return _EventStreamResponse(
                 _encoded(clock, first, events, body), partial(service.cancel, events), headers
             )
         rest = _consumed(clock, first, events, body)
-        value = await _while_connected(http.receive, rest)
+        value = await while_connected(http.receive, rest)
     except EngineDownError as error:
         raise down(str(error)) from None
     except BaseException:
@@ -146,7 +146,7 @@ def usage_of(prompts: Sequence[Sequence[Answer]], n_reasoning: int | None = None
 async def _consumed(clock: _Clock, first: Event, events: EventStream, body: Body) -> Json:
     """Return the body of a response that is no stream."""
     async for event in _all(clock, first, events):
-        _check(event)
+        check_event(event)
         for _ in body.chunks(event):
             pass
     usage = body.usage()
@@ -157,7 +157,7 @@ async def _encoded(clock: _Clock, first: Event, events: EventStream, body: Body)
     """Yield the server-sent events of a stream. What goes wrong now can only be its last event."""
     try:
         async for event in _all(clock, first, events):
-            _check(event)
+            check_event(event)
             for chunk in body.chunks(event):
                 yield _server_sent(chunk)
         usage = body.usage()
@@ -178,7 +178,7 @@ async def _all(clock: _Clock, first: Event, events: EventStream) -> AsyncIterato
         yield event
 
 
-def _check(event: Event) -> None:
+def check_event(event: Event) -> None:
     """Raise ApiError if an answer has failed."""
     if event.finish_reason == "error":
         raise ApiError(500, str(event.answer.error), kind="server_error", code="generation_failed")
@@ -208,7 +208,7 @@ class _EventStreamResponse(StreamingResponse):
             self._close()
 
 
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return what `work` returns; if the client leaves first, cancel it and raise ClientDisconnect."""
     task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:

@@ -1,7 +1,9 @@
 """The candidates of a step and the cuts of samplers, against the slow twins of the kernels."""
 
 from dataclasses import asdict
+from typing import Any
 
+import httpx
 import msgspec
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from mink_local.samplers import MinK, MinP, PLess, Sampler, TopK, TopNSigma, Top
 from mink_local.serve.candidates import step_candidates
 from tests.support import reference
 from tests.support.methods import METHODS
+from tests.support.server import RunningServer
 
 SAMPLERS: list[Sampler] = [
     MinK(), TopP(), TopP(order="temperature-last"), MinP(), MinP(order="temperature-last"), TopNSigma(),
@@ -97,3 +100,59 @@ def test_what_cannot_be_answered_is_refused(row: NDArray[np.float32], smollm2: M
 def test_the_answer_is_json_at_any_temperature(row: NDArray[np.float32], smollm2: Model) -> None:
     step = step_candidates(row, smollm2.weights, SAMPLERS, [1e-300, 1e300], top=5)
     assert msgspec.json.decode(msgspec.json.encode(step))["cuts"][0]["weight"][0] == 1.0
+
+
+def post(server: RunningServer, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/candidates", json={"messages": MESSAGES, **fields}, timeout=60)
+
+
+def test_the_endpoint_tells_the_next_token_of_a_conversation(server: RunningServer, smollm2: Model) -> None:
+    """The numbers are those of the model in this process."""
+    tokens = smollm2.tokenize("The sky")
+    answer = post(
+        server,
+        prefix_tokens=tokens,
+        samplers=["min-k:tau=3", "top-p:p=0.9"],
+        temperatures=[1.0, 5.0],
+        top=5,
+        sampled=smollm2.tokenize(" is")[0],
+    ).json()
+    row = smollm2.logits(MESSAGES, tokens)
+    ids, logits = reference.descending(row)
+    assert answer["n_vocab"] == row.size
+    assert answer["prompt_tokens"] == smollm2.count_tokens(MESSAGES) + len(tokens)
+    assert [c["id"] for c in answer["candidates"]] == ids[:5].tolist()
+    assert [c["logit"] for c in answer["candidates"]] == pytest.approx(logits[:5].tolist(), abs=0.05)
+    assert answer["sampled"]["text"] == " is"
+    assert [cut["sampler"] for cut in answer["cuts"]] == [str(MinK()), str(TopP())]
+    assert answer["cuts"][0]["k"] == [MinK().cutoff(row)] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"samplers": ["parrot"]}, "samplers", "unknown sampler 'parrot'"),
+        ({"samplers": ["min-k"] * 9}, "samplers", "at most 8"),
+        ({"temperatures": [0]}, "temperatures", "must be"),
+        ({"temperatures": [1.0] * 33}, "temperatures", "must be"),
+        ({"top": 201}, "top", "must be"),
+        ({"sampled": 10**6}, "sampled", "must be a token"),
+        ({"prefix_tokens": [10**6]}, None, "token"),
+        ({"messages": []}, "messages", "must be"),
+        ({"model": "parrot"}, "model", "parrot"),
+    ],
+)
+def test_a_wrong_field_is_named(
+    server: RunningServer, fields: dict[str, Any], param: str | None, says: str
+) -> None:
+    answer = post(server, **fields)
+    assert answer.status_code in (400, 404)
+    error = answer.json()["error"]
+    assert says in error["message"]
+    assert param is None or error["param"].startswith(param)
+
+
+def test_a_conversation_that_is_too_long_is_refused(server: RunningServer) -> None:
+    answer = post(server, messages=[{"role": "user", "content": "word " * 2000}])
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
