@@ -3,9 +3,15 @@
 import base64
 import hashlib
 import re
+from collections.abc import Iterator
 from html.parser import HTMLParser
 
+import httpx
+import pytest
+
 from mink_local.serve.playground import playground_response
+from tests.support.browser import CHROMIUM, Browser, open_browser
+from tests.support.server import RunningServer
 
 RESPONSE = playground_response()
 HTML = bytes(RESPONSE.body).decode()
@@ -45,11 +51,163 @@ def test_the_page_needs_no_network_and_no_html_from_text() -> None:
 
 
 def test_every_field_has_a_name_that_a_screen_reader_says() -> None:
-    tags = Tags(HTML).found
-    labels = {attributes.get("for") for tag, attributes in tags if tag == "label"}
-    for tag, attributes in tags:
-        if tag in ("input", "textarea"):
-            in_label = re.search(
-                rf'<label>[^<]*<{tag} [^>]*(name|id)="{attributes.get("name", attributes.get("id"))}"', HTML
-            )
-            assert in_label or "aria-label" in attributes or attributes.get("id") in labels, attributes
+    unnamed = re.sub(r"<label>.*?</label>", "", HTML.partition("<script>")[0], flags=re.DOTALL)
+    labels = {attributes.get("for") for tag, attributes in Tags(HTML).found if tag == "label"}
+    for tag, attributes in Tags(unnamed).found:
+        if tag in ("input", "textarea", "select"):
+            assert "aria-label" in attributes or attributes["id"] in labels
+
+
+def test_the_server_gives_the_page_out(server: RunningServer) -> None:
+    response = httpx.get(f"{server.url}/")
+    assert response.text == HTML
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert response.headers["content-security-policy"] == RESPONSE.headers["content-security-policy"]
+
+
+FIRST = "document.querySelectorAll('.column')[0]"
+MANY = f"[...{FIRST}.querySelectorAll('.token')].find(token => /k-(4|11)/.test(token.className))"
+IS_DONE = "document.querySelector('#stop').hidden && document.querySelector('.column')"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A Chromium with one page."""
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed")
+    with open_browser(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, server: RunningServer) -> Browser:
+    """The playground as it is when it is opened; at the end nothing has gone wrong in it."""
+    browser.resize(1360, 860)
+    browser.open(f"{server.url}/")
+    browser.wait("document.querySelector('#model').textContent.startsWith('smollm2')")
+    browser.complaints.clear()
+    return browser
+
+
+def ask(page: Browser, text: str, *, max_tokens: int = 40) -> None:
+    """Type a prompt, send it, and wait for the answers."""
+    page.run(f"document.querySelector('[name=max_tokens]').value = {max_tokens}")
+    page.run("document.querySelector('#prompt').value = ''; document.querySelector('#prompt').focus()")
+    for character in text:
+        page.press(character)
+    page.press("Enter")
+    page.wait(IS_DONE)
+
+
+def open_token(page: Browser) -> None:
+    """Click a token of Min-k's answer that had several candidates, and wait for the pictures."""
+    page.click(MANY)
+    page.wait("!document.querySelector('#pictures').hidden && document.querySelector('#curve .cut')")
+
+
+def texts(page: Browser, selector: str) -> list[str]:
+    """Return the texts of all elements that a selector finds."""
+    found: list[str] = page.run(f"[...document.querySelectorAll({selector!r})].map(e => e.textContent)")
+    return found
+
+
+@pytest.mark.posix
+@pytest.mark.slow
+class TestInABrowser:
+    def test_a_prompt_is_answered_in_columns_of_coloured_tokens(self, page: Browser) -> None:
+        ask(page, "Tell me a story.")
+        assert texts(page, ".column h3") == [
+            f"{m} T = 5" for m in ("min-k:tau=3", "top-p:p=0.9", "min-p:p=0.1")
+        ]
+        for number in (1, 2, 3):
+            tokens = texts(page, f".column:nth-child({number}) .token:not(.end)")
+            assert len(tokens) <= 40
+            assert "".join(tokens).strip()
+        names = page.run(
+            "[...document.querySelectorAll('.column:nth-child(2) .token')].map(e => e.ariaLabel)"
+        )
+        assert all(re.search(r"\d candidates?", name) for name in names[:-1])
+        assert page.run("document.querySelector('.k-1000') !== null")  # top-p at T = 5
+        assert page.complaints == []
+
+    def test_a_click_shows_the_cuts_and_the_slider_moves_all_but_min_ks(self, page: Browser) -> None:
+        ask(page, "Tell me a story.")
+        open_token(page)
+        hot = texts(page, "#curve tspan")
+        page.run("slider.value = 0.5; slider.dispatchEvent(new Event('input'))")
+        page.wait("document.querySelector('#curve-caption').textContent.includes('T = 0.5')")
+        cold = texts(page, "#curve tspan")
+        assert hot[0] == cold[0]  # Min-k
+        assert hot[1] != cold[1]  # top-p
+        page.run(
+            "(field => { field.value = 77; field.dispatchEvent(new Event('input')); })"
+            "(document.querySelector('#temperature'))"
+        )
+        page.wait("document.querySelector('#curve-caption').textContent.includes('T = 77')")
+        assert texts(page, "#curve tspan")[0] == hot[0]
+        assert page.complaints == []
+
+    def test_another_candidate_goes_on_from_there(self, page: Browser) -> None:
+        ask(page, "Tell me a story.")
+        open_token(page)
+        before = texts(page, ".column:first-child .token")
+        at = page.run(
+            f"[...{FIRST}.querySelectorAll('.token')].indexOf({FIRST}.querySelector('[aria-selected=true]'))"
+        )
+        other = page.run(
+            "[...document.querySelectorAll('#list tbody tr:not(.cut):not(.sampled) button')][0].ariaLabel"
+        )
+        page.click("document.querySelectorAll('#list tbody tr:not(.cut):not(.sampled) button')[0]")
+        page.wait(IS_DONE)
+        after = texts(page, ".column:first-child .token")
+        assert after[:at] == before[:at]
+        assert f"“{after[at]}”" in other
+        assert page.run(f"{FIRST}.querySelectorAll('.token')[{at}].classList.contains('chosen')")
+        assert "version 2 of 2" in texts(page, ".column:first-child .state")[0]
+        assert page.complaints == []
+
+    def test_an_answer_can_be_stopped(self, page: Browser) -> None:
+        page.run("document.querySelector('[name=max_tokens]').value = 400")
+        page.run("document.querySelector('#send').click()")
+        page.wait("document.querySelector('.column .token')")
+        page.click(f"{FIRST}.querySelector('.state button')")
+        page.wait(f"{FIRST}.querySelector('.state').textContent.includes('stopped')")
+        assert not page.run("document.querySelector('#stop').hidden")  # the others go on
+        page.click("document.querySelector('#stop')")
+        page.wait(IS_DONE)
+        assert all("stopped" in text for text in texts(page, ".state"))
+
+    def test_it_can_be_used_with_the_keyboard_alone(self, page: Browser) -> None:
+        ask(page, "Say a word.")
+        page.run(f"{FIRST}.querySelector('.token').focus()")
+        page.press("ArrowRight")
+        assert page.run(f"document.activeElement === {FIRST}.querySelectorAll('.token')[1]")
+        page.press("Enter")
+        page.wait("!document.querySelector('#pictures').hidden")
+        assert page.run("document.activeElement.id") == "step-title"
+        page.press("Escape")
+        assert page.run(f"document.activeElement === {FIRST}.querySelectorAll('.token')[1]")
+
+    def test_what_a_model_or_user_writes_is_text(self, page: Browser) -> None:
+        ask(page, "<img src=x onerror=document.title=1><script>document.title=2</script>", max_tokens=3)
+        assert page.run("document.title") == "mink playground"
+        assert page.run("document.querySelectorAll('img, .turn script').length") == 0
+
+    def test_errors_are_sentences(self, page: Browser) -> None:
+        page.run("document.querySelector('[name=method]').value = 'parrot'")
+        ask(page, "Say a word.")
+        assert "unknown sampler 'parrot'" in texts(page, ".column:first-child .state")[0]
+        page.run("window.fetch = () => Promise.reject(new TypeError('gone'))")
+        ask(page, "Say another word.")
+        assert "The connection to the server is lost" in texts(page, ".turn:last-child .state")[1]
+
+    @pytest.mark.parametrize("width", [360, 1360])
+    def test_nothing_is_larger_than_the_screen(self, page: Browser, width: int) -> None:
+        page.resize(width, 740)
+        ask(page, "Tell me a story.")
+        open_token(page)
+        assert page.run("document.documentElement.scrollWidth") <= width
+        assert page.run("document.documentElement.scrollHeight <= innerHeight")
+        assert page.run(
+            "document.querySelector('main').scrollWidth <= document.querySelector('main').clientWidth"
+        )
