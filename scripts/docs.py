@@ -19,9 +19,16 @@ from mink_local.chat.cli import cli as chat
 from mink_local.chat.commands import COMMANDS
 from mink_local.evals.cli import cli as evals
 from mink_local.models.cli import cli as models
+from mink_local.serve.cli import cli as serve
 
 DOCS = Path(__file__).parents[1] / "docs"
-PROGRAMS = {"mink-chat": chat, "mink-eval": evals, "mink-models": models, "mink-bench": bench}
+PROGRAMS = {
+    "mink-chat": chat,
+    "mink-eval": evals,
+    "mink-models": models,
+    "mink-serve": serve,
+    "mink-bench": bench,
+}
 GENERATED = "<!-- Written by scripts/docs.py: do not edit. -->\n\n"
 
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
@@ -37,9 +38,18 @@ def make_app(service: Service, on_failure: Callable[[], None]) -> Starlette:
         finally:
             await service.stop()
 
-    app = Starlette(routes=_ROUTES, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
+    app = Starlette(
+        routes=_ROUTES,
+        exception_handlers={**EXCEPTION_HANDLERS, ClientDisconnect: _nobody},
+        lifespan=lifespan,
+    )
     app.state.service = service
     return app
+
+
+async def _nobody(_: HttpRequest, __: Exception) -> Response:
+    """Return the response that nobody reads, because the client has left."""
+    return Response(status_code=499)
 
 
 async def _playground(_: HttpRequest) -> Response:

@@ -125,11 +125,17 @@ class EngineThread:
             self._command(partial(self._engine.enqueue, decoding))
         return stream
 
-    def cancel(self, stream: EventStream) -> None:
-        """End what a stream waits for at the next step; its slots are free then. May be called again."""
-        for decoding in stream.decodings:
-            if self._streams.pop(decoding.answer, None) is not None:
-                self._command(partial(self._engine.cancel, decoding.answer))
+    def cancel(self, stream: EventStream) -> bool:
+        """End what a stream waits for at the next step; its slots are free then.
+
+        Returns False if there is nothing to end.
+        """
+        unfinished = [
+            decoding.answer for decoding in stream.decodings if self._streams.pop(decoding.answer, None)
+        ]
+        for answer in unfinished:
+            self._command(partial(self._engine.cancel, answer))
+        return bool(unfinished)
 
     def fail(self, reason: str) -> None:
         """End all streams with an EngineDownError, and take no requests from now on."""

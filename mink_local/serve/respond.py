@@ -103,7 +103,7 @@ class _Clock:
             self._last[answer] = now
             self._first = self._first or now
         if event.finish_reason is not None:
-            self._service.finished(now - self._began)
+            self._service.finished(answer.seconds)
 
     def timings(self, usage: Json) -> Json:
         """Return tokens and milliseconds under llama-server's names."""

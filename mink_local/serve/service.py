@@ -137,8 +137,8 @@ class Service:
 
     def cancel(self, stream: EventStream) -> None:
         """End what a stream waits for; other answers go on."""
-        if self._engine is not None:
-            self._engine.cancel(stream)
+        if self._engine is not None and self._engine.cancel(stream):
+            self.metrics.count_cancelled()
 
     def finished(self, seconds: float) -> None:
         """Note the time that an answer took, for the advice to clients that are refused."""

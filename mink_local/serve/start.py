@@ -99,6 +99,7 @@ def serve(
         verbose=verbose,
     )
     loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
+    _warm_up(loaded, sampler)
     name = alias or _model_id(model, loaded.name)
     ids = Presets(
         name,
@@ -123,6 +124,15 @@ def serve(
         log.error("%s", service.failure)
         sys.stderr.flush()
         os._exit(1)  # the engine's thread may be stuck inside llama.cpp, which no exit of Python's survives
+
+
+def _warm_up(model: Model, sampler: Sampler) -> None:
+    """Generate a few tokens, so that no client waits for child processes and compiled kernels."""
+    try:
+        model.chat([{"role": "user", "content": "Hello"}], sampler=sampler, max_tokens=2).read()
+    except MinkError as error:  # completions of text need no chat template
+        log.warning("%s", error)
+    model.forget()
 
 
 class _Server(uvicorn.Server):
