@@ -9,8 +9,9 @@ from itertools import groupby
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FENCE, FENCE_END = "```json", "```"
+_CLOSINGS = {OPEN: CLOSE, FENCE: FENCE_END}
 _MARK = re.compile(f"{OPEN}|{CLOSE}")
-_SEPARATORS = re.compile(rf"(?:[\s;]|{CLOSE})*")
 _WORD = re.compile(r".[^\s<]*", re.DOTALL)
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _HEAD_CHARACTERS = 256  # a longer one is of no tool: names are short
@@ -51,8 +52,9 @@ class ToolParser:
     """Tells calls of tools from an answer's text, piece by piece.
 
     A call is a JSON object with a name and arguments (or `parameters`): between the marks of Hermes and
-    Qwen3, or, if it begins with the name of a known tool, at the start of a line, as LLaMA-3 writes it.
-    What begins like a call and is none remains text. Blanks next to calls are left out.
+    Qwen3, or, if it begins with the name of a known tool, at the start of a line, as LLaMA-3 writes it, or in
+    a fence, as Qwen2.5-Coder does. What begins like a call and is none remains text. Blanks next to calls are
+    left out.
 
     Args:
         names: Names of the tools.
@@ -76,6 +78,7 @@ class ToolParser:
         self._held = ""
         self._blank = ""  # comes before what is held
         self._is_line_start = True
+        self._closing = CLOSE  # may follow a call
         self._scanner = _ObjectScanner()
 
     def feed(self, text: str) -> list[Event]:
@@ -99,10 +102,11 @@ class ToolParser:
         blank = self._held[: len(self._held) - len(held)]
         self._held, self._blank = held, self._blank + blank
         self._is_line_start |= "\n" in blank
-        if held.startswith(OPEN) or (held.startswith("{") and self._is_line_start):
+        openings = (OPEN, FENCE, "{") if self._is_line_start else (OPEN,)
+        if held.startswith(openings):
             self._step, self._scanner = self._call, _ObjectScanner()
             return []
-        if not held or (OPEN.startswith(held) and not final):
+        if not held or (not final and any(opening.startswith(held) for opening in openings)):
             return None
         return self._content(_word_length(held))
 
@@ -113,8 +117,10 @@ class ToolParser:
         return [text] if text else []
 
     def _call(self, _final: bool) -> list[Event] | None:
-        is_marked = self._held.startswith(OPEN)
-        body = self._held.removeprefix(OPEN).lstrip()
+        opening = next(filter(self._held.startswith, _CLOSINGS), "")
+        is_marked = opening == OPEN
+        self._closing = _CLOSINGS.get(opening, self._closing)
+        body = self._held.removeprefix(opening).lstrip()
         start = len(self._held) - len(body)
         if not body:
             return None
@@ -155,8 +161,8 @@ class ToolParser:
 
     def _separators(self, final: bool) -> list[Event] | None:
         """Leave out what is between calls and after them."""
-        self._held = _SEPARATORS.sub("", self._held, count=1)
-        if CLOSE.startswith(self._held) and not final:
+        self._held = re.sub(rf"(?:[\s;]|{self._closing})*", "", self._held, count=1)
+        if self._closing.startswith(self._held) and not final:
             return None
         self._is_line_start, self._step = True, self._text
         return []

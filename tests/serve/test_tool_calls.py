@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mink_local.serve.tool_calls import CLOSE, OPEN, ToolCallDelta, ToolParser, whole_calls
+from mink_local.serve.tool_calls import CLOSE, FENCE, OPEN, ToolCallDelta, ToolParser, whole_calls
 
 NAMES = ["get_weather", "now"]
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Rom"}}'
@@ -43,6 +43,9 @@ ROM, EMPTY = ("get_weather", '{"city": "Rom"}'), ("now", "{}")
         (f"<tool_call>{WEATHER}", "", [ROM]),
         (f"<tool_call>\n{WEATHER}\n{NOW}\n</tool_call>", "", [ROM, EMPTY]),
         (LLAMA, "", [ROM]),
+        (f"```json\n{WEATHER}\n```", "", [ROM]),
+        (f"I look:\n```json\n{WEATHER}\n{NOW}\n```\nDone.", "I look:Done.", [ROM, EMPTY]),
+        (f"{NOW}\n```python\n1\n```", "```python\n1\n```", [EMPTY]),
         (f" {LLAMA}; {NOW}", "", [ROM, EMPTY]),
         (f"I look.\n{LLAMA}", "I look.", [ROM]),
         ('{"type": "function", ' + LLAMA[1:], "", [ROM]),
@@ -78,6 +81,7 @@ def test_calls_are_found(text: str, content: str, calls: list[tuple[str, str]]) 
         '<tool_call>{"name": "now", "arguments": {"a": %s}}</tool_call>' % ("9" * 9999),
         '{"name": "unknown", "parameters": {}}',
         '{"name": "now", "age": 4}',
+        '```json\n{"a": 1}\n``` ```js\n``json ```json',
         f"Write {LLAMA} to call it.",
         '{"names": ["now"]}\n{"a": {}}\n[{}]',
     ],
@@ -97,7 +101,25 @@ def test_only_one_call_if_they_are_not_parallel() -> None:
     assert parsed([text], is_parallel=False) == ("ab", [ROM])
 
 
-PARTS = [OPEN, CLOSE, WEATHER, LLAMA, NOW, "\n", " ", ";", "<", "tool", "{", "}", '"', "a", "\\"]
+PARTS = [
+    OPEN,
+    FENCE,
+    "```",
+    CLOSE,
+    WEATHER,
+    LLAMA,
+    NOW,
+    "\n",
+    " ",
+    ";",
+    "<",
+    "tool",
+    "{",
+    "}",
+    '"',
+    "a",
+    "\\",
+]
 
 
 @given(st.lists(st.sampled_from(PARTS)), st.randoms(use_true_random=False), st.booleans(), st.booleans())
