@@ -16,7 +16,7 @@ from mink_local.serve.engine_thread import Event, EventStream
 from mink_local.serve.protocol import ChatRequest, parse
 from mink_local.serve.respond import Json, respond, usage_of
 from mink_local.serve.sampling import sampling_params
-from mink_local.serve.service import Service
+from mink_local.serve.service import Service, has_grammar
 from mink_local.serve.tokens import logprob_entry
 from mink_local.serve.tool_calls import ToolCallDelta, ToolParser, whole_calls
 from mink_local.serve.tools import ToolPlan, plan_tools
@@ -31,9 +31,8 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     model = service.model
     plan = await service.off_loop(plan_tools, asked, model.chat_template, model.supports_tools)
     if plan.grammar is not None:
-        params = replace(
-            params, constraints=replace(params.constraints or Constraints(), grammar=plan.grammar)
-        )
+        constraints = params.constraints or Constraints()
+        params = replace(params, constraints=replace(constraints, grammar=plan.grammar, json_schema=None))
     request = Request(
         plan.messages,
         params,
@@ -70,9 +69,7 @@ def _enable_thinking(asked: ChatRequest, params: SamplingParams, service: Servic
     """Return the template's switch: off under a grammar, which leaves no room for reasoning."""
     if not service.model.has_thinking_switch:
         return None
-    constraints = params.constraints
-    is_constrained = constraints is not None and (constraints.grammar or constraints.json_schema) is not None
-    return False if is_constrained else asked.enable_thinking
+    return False if has_grammar(params) else asked.enable_thinking
 
 
 class _ChatChoice:
@@ -101,7 +98,8 @@ class _ChatChoice:
         if event.finish_reason is not None:
             if self._parser is not None:
                 deltas += self._of_answer(self._parser.end())
-            self.finish_reason = "tool_calls" if self._calls else event.finish_reason
+            is_call = self._calls and event.finish_reason == "stop"
+            self.finish_reason = "tool_calls" if is_call else event.finish_reason
         if self._is_first:
             self._is_first = False
             deltas.insert(0, {"role": "assistant", "content": ""})
@@ -148,7 +146,8 @@ class _ChatBody:
         self._asked = asked
         self._answers = [decoding.answer for decoding in events.decodings]
         opened = service.model.opens_reasoning(events.decodings[0].prompt)
-        if asked.reasoning_format == "none" or not service.model.can_reason:
+        is_constrained = has_grammar(self._answers[0].request.params)
+        if is_constrained or asked.reasoning_format == "none" or not service.model.can_reason:
             state = "text"
         else:
             state = "reasoning" if opened else "start"

@@ -13,7 +13,7 @@ import llama_cpp
 from mink_local.errors import MinkError
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
-from mink_local.generation.request import Request
+from mink_local.generation.request import Request, SamplingParams
 from mink_local.sandbox import ChildStartError
 from mink_local.serve.api_errors import ApiError
 from mink_local.serve.engine_thread import EngineDownError, EngineThread, EventStream
@@ -125,7 +125,7 @@ class Service:
         self._n_preparing += len(requests)
         try:
             decodings = [
-                await self.off_loop(self._prepare, request, is_slow=_has_grammar(request))
+                await self.off_loop(self._prepare, request, is_slow=has_grammar(request.params))
                 for request in requests
             ]
         finally:
@@ -179,8 +179,9 @@ class Service:
         on_failure()
 
 
-def _has_grammar(request: Request) -> bool:
-    constraints = request.params.constraints
+def has_grammar(params: SamplingParams) -> bool:
+    """Return whether a grammar or a JSON schema decides the form of an answer."""
+    constraints = params.constraints
     return constraints is not None and (constraints.grammar or constraints.json_schema) is not None
 
 

@@ -43,23 +43,39 @@ def form_of(chat_template: str) -> CallForm | None:
     return LLAMA if '"parameters": ' in chat_template else None
 
 
-def calls_grammar(form: CallForm, parameters: Mapping[str, Mapping[str, Any]], is_parallel: bool) -> str:
-    """Return a GBNF grammar of calls of tools, given the JSON schemas of their parameters by name.
+def calls_grammar(
+    form: CallForm,
+    parameters: Mapping[str, Mapping[str, Any]],
+    *,
+    is_parallel: bool,
+    answer: Mapping[str, Any] | None = None,
+) -> str:
+    """Return a GBNF grammar of calls of tools.
 
-    Raises ValueError if a schema cannot be converted; its text begins with the tool's name.
+    Args:
+        form: How the model writes them.
+        parameters: The JSON schemas of the tools' parameters by name.
+        is_parallel: Whether there may be several calls, if the form has them.
+        answer: A JSON schema of an answer that may come in place of a call.
+
+    Raises:
+        ValueError: A schema cannot be converted; the text begins with the tool's name.
     """
     calls, rules = [], []
     for i, (name, schema) in enumerate(parameters.items()):
         try:
-            arguments = from_json_schema(schema or NO_PARAMETERS)
+            rules.append(_prefixed(from_json_schema(schema or NO_PARAMETERS), f"tool-{i}-"))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-        rules.append(_prefixed(arguments, f"tool-{i}-"))
         before, after = json.dumps(f"{form.before}{name}{form.between}"), json.dumps(form.after)
         calls.append(f"{before} tool-{i}-root {after}")
-    separator = form.separator if is_parallel else None
-    more = "" if separator is None else f" ({json.dumps(separator)} call)*"
-    return "\n".join([f"root ::= call{more}", f"call ::= {' | '.join(calls)}", *rules])
+    root = "call"
+    if is_parallel and form.separator is not None:
+        root += f" ({json.dumps(form.separator)} call)*"
+    if answer is not None:
+        root += " | answer-root"
+        rules.append(_prefixed(from_json_schema(answer), "answer-"))
+    return "\n".join([f"root ::= {root}", f"call ::= {' | '.join(calls)}", *rules])
 
 
 def _prefixed(grammar: str, prefix: str) -> str:

@@ -35,7 +35,8 @@ class ToolPlan:
     Attributes:
         messages: The prompt's messages.
         tools: The tools for the chat template.
-        grammar: A grammar that makes the answer a call, if one is forced. It leaves no room for reasoning:
+        grammar: A grammar that makes the answer a call if one is forced, or else, if the request has a schema
+            for the answer, one of both; it comes in place of the schema. It leaves no room for reasoning:
             `enable_thinking` must be False, and the parser gets the whole text.
         names: Names of the tools that may be called.
         is_parallel: Whether an answer may have more than one call.
@@ -89,21 +90,23 @@ def plan_tools(request: ChatRequest, chat_template: str | None, supports_tools: 
 
 
 def _grammar(request: ChatRequest, form: CallForm) -> str | None:
-    """Return the grammar of the call that the request forces, or None if it forces none.
+    """Return the grammar of what the request wants: a call, or one or an answer by a schema.
 
     Of several calls only if the client asks for them: a small model does not find the end.
     """
-    choice = request.tool_choice
-    is_parallel = request.parallel_tool_calls is True and choice == "required"
+    choice, answer = request.tool_choice, None
     if choice in (None, "auto"):
-        return None
-    forced = [
-        tool.function
+        answer = request.answer_schema
+        if answer is None:
+            return None
+    parameters = {
+        tool.function.name: tool.function.parameters or {}
         for tool in request.tools or ()
         if not isinstance(choice, NamedToolChoice) or tool.function.name == choice.function.name
-    ]
+    }
+    is_parallel = request.parallel_tool_calls is True and not isinstance(choice, NamedToolChoice)
     try:
-        return calls_grammar(form, {tool.name: tool.parameters or {} for tool in forced}, is_parallel)
+        return calls_grammar(form, parameters, is_parallel=is_parallel, answer=answer)
     except ValueError as error:
         raise ApiError(400, f"a call cannot be forced: {error}", param="tools") from None
 

@@ -214,3 +214,26 @@ def test_several_calls_are_forced_only_if_asked_for(
     grammar = plan(template, **fields).grammar
     assert grammar is not None
     assert ("call)*" in grammar) is several
+
+
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"schema": {"type": "object", "properties": {"a": {"enum": [1]}}}},
+}
+
+
+@pytest.mark.parametrize("bias", [100.0, -100.0])
+def test_an_answer_by_a_schema_may_come_in_place_of_a_call(smollm2: Model, bias: float) -> None:
+    made = plan(response_format=SCHEMA)
+    [mark] = {smollm2.tokenize(text)[0] for text in ("<tool_call>\n", "<")}
+    constraints = Constraints(grammar=made.grammar, logit_bias={mark: bias})
+    params = SamplingParams(max_tokens=80, seed=1, constraints=constraints)
+    [answer] = smollm2.complete([Request([USER], params)])
+    parser = made.parser()
+    assert parser is not None
+    events = parser.feed(answer.text) + parser.end()
+    if bias > 0:
+        assert parser.n_calls == 1
+    else:
+        text = "".join(event for event in events if isinstance(event, str))
+        assert json.loads(text) in ({}, {"a": 1})
