@@ -21,6 +21,7 @@ from typing import Any
 import h11
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,6 +39,7 @@ MAX_CONNECTIONS = 900  # at one time; most systems allow a process 1024 files
 HEAD_SECONDS = 10.0  # for the request line and the headers
 BODY_SECONDS = 30.0
 WRITE_SECONDS = 60.0  # that a client may leave a full buffer unread
+CLIENT_LEFT = 499  # nginx's status for a response that its client did not wait for
 
 PUBLIC = frozenset({"/", "/health", "/v1/health"})  # without a key
 NOT_SUPPORTED = re.compile(r"(/v1)?/(embeddings|moderations|rerank|(audio|images)/\w+)")
@@ -124,7 +126,7 @@ class Guard:
         hosts: The names and addresses that the Host header may have.
         origins: The web pages, beside those of this machine, that may use the server: `https://example.com`.
         keys: API keys; without one, everybody may use the server.
-        on_response: Called with the path and the status of each response; 499 if the client left before it.
+        on_response: Called with the path and the status of each response; CLIENT_LEFT if nobody waits for it.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class Guard:
         hosts: AllowedHosts,
         origins: Iterable[str] = (),
         keys: Iterable[str] = (),
-        on_response: Callable[[str, int], None] = lambda path, status: None,
+        on_response: Callable[[str, int], None] | None = None,
     ) -> None:
         self._app = app
         self._hosts = hosts
@@ -151,7 +153,7 @@ class Guard:
         self._n_requests += 1
         try:
             await self._answer(scope, receive, response)
-        except _ClientLeftError:
+        except ClientDisconnect:
             pass
         except ApiError as error:
             await error_response(error)(scope, receive, response.send)
@@ -162,7 +164,8 @@ class Guard:
                 await error_response(INTERNAL_ERROR)(scope, receive, response.send)
         finally:
             self._n_requests -= 1
-            self._on_response(scope["path"], response.status or 499)
+            if self._on_response is not None:
+                self._on_response(scope["path"], response.status or CLIENT_LEFT)
 
     async def _answer(self, scope: Scope, receive: Receive, response: "_Response") -> None:
         headers, path, method = Headers(scope=scope), scope["path"], scope["method"]
@@ -215,8 +218,8 @@ class Guard:
     def _check_key(self, headers: Headers) -> None:
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = _digest(bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
-        # a list, not a generator: the time must not tell which key was compared last
-        if self._keys and not any([hmac.compare_digest(given, key) for key in self._keys]):
+        matches = [hmac.compare_digest(given, key) for key in self._keys]  # all, in a time that tells nothing
+        if self._keys and not any(matches):
             raise ApiError(
                 401,
                 "the API key is missing or wrong: send it as  Authorization: Bearer KEY",
@@ -246,10 +249,6 @@ class _Response:
             for name, value in self.headers.items():
                 headers.setdefault(name, value)
         await self._send(message)
-
-
-class _ClientLeftError(Exception):
-    """The client closed its connection before the whole request was there."""
 
 
 def _preflight(headers: Headers) -> Response:
@@ -296,7 +295,7 @@ async def _read(receive: Receive) -> bytes:
     while more and size <= MAX_DISCARDED:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _ClientLeftError
+            raise ClientDisconnect
         part, more = message.get("body", b""), message.get("more_body", False)
         size += len(part)
         if size <= MAX_BODY:
@@ -334,6 +333,10 @@ async def _handle_http_error(request: HttpRequest, error: Exception) -> Response
     return error_response(ApiError(error.status_code, message, headers=error.headers))
 
 
+async def _handle_disconnect(request: HttpRequest, error: Exception) -> Response:  # noqa: ARG001
+    return Response(status_code=CLIENT_LEFT)  # which nobody reads
+
+
 async def _handle_failure(request: HttpRequest, error: Exception) -> Response:  # noqa: ARG001
     return error_response(INTERNAL_ERROR)  # `Guard` writes it to the log
 
@@ -341,6 +344,7 @@ async def _handle_failure(request: HttpRequest, error: Exception) -> Response:  
 EXCEPTION_HANDLERS: Mapping[Any, Callable[[HttpRequest, Exception], Awaitable[Response]]] = {
     ApiError: _handle_api_error,
     HTTPException: _handle_http_error,
+    ClientDisconnect: _handle_disconnect,
     Exception: _handle_failure,
 }
 

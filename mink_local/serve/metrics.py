@@ -1,4 +1,4 @@
-"""Numbers about the server in Prometheus's text format; `prometheus_client` would bring global state for these."""
+"""Numbers about the server in Prometheus's text format, without `prometheus_client`'s global state."""
 
 from bisect import bisect_left
 from collections import Counter

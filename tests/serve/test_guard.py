@@ -1,0 +1,636 @@
+"""The guard before small endpoints, over real connections."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from mink_local.errors import MinkError
+from mink_local.serve import guard
+from mink_local.serve.api_errors import ApiError
+from mink_local.serve.guard import EXCEPTION_HANDLERS, AllowedHosts, Guard, check_start
+from tests.support.http import connect, receive, request, send, serving
+
+KEY = "sk-0123456789abcdef"
+LEFT = threading.Event()  # set if /leave sees that its client leaves
+
+
+async def hello(request: Request) -> Response:  # noqa: ARG001
+    return PlainTextResponse("hello")
+
+
+async def length(request: Request) -> Response:
+    return JSONResponse({"length": len(await request.body())})
+
+
+async def leave(request: Request) -> Response:
+    await request.body()
+    while not await request.is_disconnected():
+        await asyncio.sleep(0.01)
+    LEFT.set()
+    return PlainTextResponse("nobody reads this")
+
+
+async def wait(request: Request) -> Response:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    raise ClientDisconnect
+
+
+async def fail(request: Request) -> Response:  # noqa: ARG001
+    raise ZeroDivisionError("a defect")
+
+
+async def fail_late(request: Request) -> Response:  # noqa: ARG001
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"some"
+        raise ZeroDivisionError("a late defect")
+
+    return StreamingResponse(pieces())
+
+
+async def endless(request: Request) -> Response:  # noqa: ARG001
+    async def pieces() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield b"x" * 65536
+                await asyncio.sleep(0)
+        finally:
+            LEFT.set()
+
+    return StreamingResponse(pieces())
+
+
+async def refuse(request: Request) -> Response:  # noqa: ARG001
+    raise ApiError(429, "come later", code="queue_full", headers={"Retry-After": "3"})
+
+
+APP = Starlette(
+    routes=[
+        Route("/", hello),
+        Route("/health", hello),
+        Route("/v1/models", hello),
+        Route("/length", length, methods=["POST"]),
+        Route("/leave", leave, methods=["POST"]),
+        Route("/wait", wait, methods=["POST"]),
+        Route("/fail", fail),
+        Route("/fail-late", fail_late),
+        Route("/endless", endless),
+        Route("/refuse", refuse),
+    ],
+    exception_handlers=EXCEPTION_HANDLERS,
+)
+HOSTS = AllowedHosts("127.0.0.1")
+
+
+@pytest.fixture(scope="module")
+def responses() -> list[tuple[str, int]]:
+    """Paths and statuses of the responses so far."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def port(responses: list[tuple[str, int]]) -> Iterator[int]:
+    """The port of a server that wants no key."""
+
+    def note(path: str, status: int) -> None:
+        responses.append((path, status))
+
+    app = Guard(APP, hosts=HOSTS, origins=["https://chat.example.com", "app://notes"], on_response=note)
+    with serving(app) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def locked_port() -> Iterator[int]:
+    """The port of a server that wants a key."""
+    with serving(Guard(APP, hosts=HOSTS, keys=["sk-other", KEY])) as port:
+        yield port
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread does."""
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_response_has_the_headers_of_all_and_names_no_server(port: int) -> None:
+    response = send(port, request("GET", "/v1/models"))
+    assert (response.status, response.body) == (200, b"hello")
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["x-request-id"].startswith("req_")
+    assert "server" not in response.headers
+    assert "access-control-allow-origin" not in response.headers
+
+
+# --- hosts
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.1:8080", "localhost:1", "LOCALHOST", "[::1]", "[::1]:80"]
+)
+def test_local_names_are_allowed(port: int, host: str) -> None:
+    assert send(port, request("GET", "/", host=host)).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8080",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "evil.example#localhost",
+        "user@localhost",
+        "localhost:80:80",
+        "localhost:port",
+        "0.0.0.0",
+        "192.168.1.5",
+        "[::2]",
+        "[::1",
+        "l\u00f6calhost",
+        "evil.example?localhost",
+        "evil.example/localhost",
+        "localhost localhost",
+        "localhost,evil.example",
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models"])
+def test_other_names_are_refused_on_every_path(port: int, host: str, path: str) -> None:
+    response = send(port, request("GET", path, host=host))
+    assert response.status == 421
+    assert response.error["code"] == "host_not_allowed"
+
+
+def test_two_host_headers_are_refused(port: int) -> None:
+    response = send(port, b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+    assert response.status == 400
+    assert response.error["type"] == "invalid_request_error"
+
+
+def test_a_health_check_needs_no_host(port: int) -> None:
+    assert send(port, b"GET /health HTTP/1.0\r\n\r\n").status == 200
+
+
+@pytest.mark.parametrize(
+    ("bound", "others", "host", "allowed"),
+    [
+        ("192.168.1.5", [], "192.168.1.5:8080", True),
+        ("192.168.1.5", [], "192.168.1.6", False),
+        ("fe80::1", [], "[fe80::1]:80", True),
+        ("Desk.lan", [], "desk.LAN:80", True),
+        ("127.0.0.1", ["mink.example.com:443"], "Mink.example.com", True),
+        ("127.0.0.1", ["mink.example.com"], "x.mink.example.com", False),
+        ("0.0.0.0", [], "10.1.2.3:80", True),
+        ("::", [], "[fe80::2]", True),
+        ("0.0.0.0", [], "desk.lan", False),
+        ("0.0.0.0", [], "10.1.2.3.evil.example", False),
+        ("0.0.0.0", [], "", False),
+        ("", [], "10.1.2.3", True),
+    ],
+)
+def test_which_names_are_allowed(bound: str, others: list[str], host: str, allowed: bool) -> None:
+    assert (host in AllowedHosts(bound, others)) is allowed
+
+
+@pytest.mark.parametrize("name", ["", "no/name", "http://desk.lan", "two words"])
+def test_a_name_that_no_host_has_is_refused(name: str) -> None:
+    with pytest.raises(MinkError, match="is not the name of a host"):
+        AllowedHosts("127.0.0.1", [name])
+
+
+# --- origins
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost:3000",
+        "http://127.0.0.1:5173",
+        "https://[::1]:8443",
+        "https://chat.example.com",
+        "app://notes",
+    ],
+)
+def test_pages_of_this_machine_and_allowed_ones_may_read_responses_without_credentials(
+    port: int, origin: str
+) -> None:
+    response = send(port, request("GET", "/v1/models", origin=origin))
+    assert response.status == 200
+    assert response.headers["access-control-allow-origin"] == origin
+    assert response.headers["vary"] == "Origin"
+    assert "access-control-allow-credentials" not in response.headers
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/none", "/fail", "/refuse"])
+def test_pages_can_also_read_errors(port: int, path: str) -> None:
+    response = send(port, request("GET", path, origin="http://localhost:3000"))
+    assert response.headers["access-control-allow-origin"] == "http://localhost:3000"
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://evil.example",
+        "https://localhost.evil.example",
+        "https://localhost@evil.example",
+        "http://localhost:3000.evil.example",
+        "http://127.0.0.10",
+        "https://chat.example.com.evil.example",
+        "https://chat.example.com:444",
+        "http://chat.example.com",
+        "file://",
+        "null",
+        "*",
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS"])
+def test_other_pages_are_refused_before_anything_is_done(port: int, origin: str, method: str) -> None:
+    headers = {"access_control_request_method": "POST"} if method == "OPTIONS" else {}
+    response = send(port, request(method, "/length", b"", origin=origin, **headers))
+    assert response.status == 403
+    assert response.error["code"] == "origin_not_allowed"
+    assert "access-control-allow-origin" not in response.headers
+
+
+def test_the_own_page_may_use_the_server_by_any_allowed_name() -> None:
+    app = Guard(APP, hosts=AllowedHosts("127.0.0.1", ["desk.lan"]))
+    with serving(app) as port:
+        for origin, status in [
+            ("http://desk.lan:8080", 200),
+            ("http://desk.lan:8081", 403),
+            ("http://lan", 403),
+        ]:
+            assert send(port, request("GET", "/", host="desk.lan:8080", origin=origin)).status == status
+
+
+def test_a_preflight_needs_no_key_and_allows_the_headers_of_clients(locked_port: int) -> None:
+    response = send(
+        locked_port,
+        request(
+            "OPTIONS",
+            "/length",
+            origin="http://localhost:3000",
+            access_control_request_method="POST",
+            access_control_request_headers="authorization,content-type,x-stainless-lang",
+        ),
+    )
+    assert (response.status, response.body) == (204, b"")
+    assert response.headers["access-control-allow-origin"] == "http://localhost:3000"
+    assert "POST" in response.headers["access-control-allow-methods"]
+    assert "x-stainless-lang" in response.headers["access-control-allow-headers"]
+    assert "access-control-allow-credentials" not in response.headers
+
+
+# --- keys
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": f"Bearer {KEY}"},
+        {"authorization": f"bearer  {KEY} "},
+        {"authorization": "Bearer sk-other"},
+        {"x_api_key": KEY},
+    ],
+)
+def test_a_key_opens_the_server(locked_port: int, headers: dict[str, str]) -> None:
+    assert send(locked_port, request("GET", "/v1/models", None, **headers)).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer sk-wrong"},
+        {"authorization": f"Bearer {KEY[:-1]}"},
+        {"authorization": f"Bearer {KEY}x"},
+        {"authorization": f"Bearer {KEY.upper()}"},
+        {"authorization": f"Basic {KEY}"},
+        {"authorization": KEY},
+        {"authorization": "Bearer \u00fc\u00ff"},
+        {"x_api_key": "sk-wrong"},
+        {"x_api_key": f"Bearer {KEY}"},
+        {"cookie": f"key={KEY}"},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/none", "//", "/health/", "/%2e/health", "/health%00"])
+def test_without_the_key_a_request_learns_nothing(
+    locked_port: int, headers: dict[str, str], path: str
+) -> None:
+    response = send(locked_port, request("GET", path, None, **headers))
+    assert response.status == 401
+    assert response.error["code"] == "invalid_api_key"
+    assert response.error["type"] == "authentication_error"
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert KEY not in response.body.decode()
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/health?x=1"])
+def test_the_page_and_the_health_need_no_key(locked_port: int, path: str) -> None:
+    assert send(locked_port, request("GET", path)).status == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.1.2.3"])
+def test_a_loopback_address_needs_no_key(host: str) -> None:
+    check_start(host, [])
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.168.1.5", "desk.lan", "localhost.evil.example"])
+def test_another_address_needs_a_key(host: str) -> None:
+    with pytest.raises(MinkError, match=r"other machines can reach .* --api-key"):
+        check_start(host, [])
+    check_start(host, [KEY])
+
+
+@pytest.mark.parametrize("key", ["", " ", "two words", "line\n", "schl\u00fcssel"])
+def test_a_key_that_protects_nothing_is_refused(key: str) -> None:
+    with pytest.raises(MinkError, match="choose another key"):
+        check_start("127.0.0.1", [KEY, key])
+
+
+# --- bodies
+
+
+def test_a_body_reaches_its_endpoint_whole(port: int) -> None:
+    head = request(
+        "POST", "/length", b"", content_type="Application/JSON ; charset=utf-8", content_length="6"
+    )
+    assert send(port, head, b"abc", b"def").body == b'{"length":6}'
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "",
+        "text/plain",
+        "application/x-www-form-urlencoded",
+        "multipart/form-data; boundary=x",
+        "application/jsonx",
+    ],
+)
+def test_a_page_cannot_post_without_a_preflight(port: int, content_type: str) -> None:
+    response = send(port, request("POST", "/length", b"{}", content_type=content_type))
+    assert response.status == 415
+    assert "application/json" in response.error["message"]
+
+
+def chunk(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+def test_a_body_may_come_in_chunks(port: int) -> None:
+    head = request("POST", "/length", b"", transfer_encoding="chunked", content_length="")
+    assert send(port, head, chunk(b"abc"), chunk(b"de"), b"0\r\n\r\n").body == b'{"length":5}'
+
+
+def test_a_body_of_the_greatest_length_is_taken_and_one_byte_more_is_not(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "MAX_BODY", 100_000)
+    assert send(port, request("POST", "/length", b" " * 100_000)).body == b'{"length":100000}'
+    response = send(port, request("POST", "/length", b" " * 100_001))
+    assert response.status == 413
+    assert "100000 bytes" in response.error["message"]
+    assert response.headers["connection"] == "close"
+
+
+def test_a_body_without_a_length_ends_at_the_limit(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "MAX_BODY", 1000)
+    monkeypatch.setattr(guard, "MAX_DISCARDED", 200_000)
+    head = request("POST", "/length", b"", transfer_encoding="chunked", content_length="")
+    with connect(port) as client:
+        client.sendall(head + chunk(b" " * 150_000) * 2)  # and no end
+        assert receive(client).status == 413
+
+
+def test_a_body_that_does_not_come_times_out(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.2)
+    response = send(port, request("POST", "/length", b"", content_length="10"), b"abc")
+    assert response.status == 408
+    assert response.headers["connection"] == "close"
+
+
+def test_who_leaves_in_the_middle_of_a_body_is_forgotten(port: int, responses: list[tuple[str, int]]) -> None:
+    responses.clear()
+    with connect(port) as client:
+        client.sendall(request("POST", "/length", b"", content_length="10") + b"abc")
+    until(lambda: responses == [("/length", 499)])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"zz\r\nabc\r\n0\r\n\r\n", b"-1\r\nabc\r\n", b"3\r\nabcdef\r\n", b"1" * 100_000],
+)
+def test_chunks_that_are_none_are_refused(port: int, body: bytes) -> None:
+    head = request("POST", "/length", b"", transfer_encoding="chunked", content_length="")
+    response = send(port, head, body)
+    assert response.status == 400
+    assert response.error["type"] == "invalid_request_error"
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    "path", ["/none", "/v1/responses", "/v1/messages", "/v1/models/../../etc/passwd", "//", "/%00"]
+)
+def test_an_unknown_path_gets_an_error_body(port: int, path: str) -> None:
+    response = send(port, request("GET", path))
+    assert response.status == 404
+    assert "/v1/chat/completions" in response.error["message"]
+
+
+def test_a_wrong_method_gets_an_error_body_and_the_right_ones(port: int) -> None:
+    response = send(port, request("DELETE", "/length"))
+    assert response.status == 405
+    assert response.headers["allow"] == "POST"
+    assert "DELETE" in response.error["message"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/embeddings", "/v1/audio/speech", "/v1/images/generations"]
+)
+def test_a_known_endpoint_that_is_not_here_says_so(port: int, path: str) -> None:
+    response = send(port, request("POST", path, b"{}"))
+    assert response.status == 501
+    assert response.error["type"] == "not_supported_error"
+    assert response.headers["x-should-retry"] == "false"
+
+
+def test_an_endpoint_may_refuse(port: int) -> None:
+    response = send(port, request("GET", "/refuse"))
+    assert response.status == 429
+    assert response.error["code"] == "queue_full"
+    assert response.headers["retry-after"] == "3"
+
+
+def test_a_defect_is_one_line_in_the_log_and_none_of_the_clients_business(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    response = send(port, request("GET", "/fail"))
+    assert response.status == 500
+    assert response.error["type"] == "server_error"
+    assert b"defect" not in response.body
+    assert [r.getMessage() for r in caplog.records] == ["GET /fail failed: ZeroDivisionError: a defect"]
+
+
+def test_a_defect_in_the_middle_of_a_response_cuts_it(port: int) -> None:
+    with connect(port) as client:
+        client.sendall(request("GET", "/fail-late"))
+        received = b"".join(iter(lambda: client.recv(65536), b""))
+    assert b"some" in received
+    assert not received.endswith(b"0\r\n\r\n")
+
+
+def test_responses_are_counted(port: int, responses: list[tuple[str, int]]) -> None:
+    responses.clear()
+    for path in ("/v1/models", "/none", "/refuse", "/fail"):
+        send(port, request("GET", path))
+    until(lambda: len(responses) == 4)
+    assert responses == [("/v1/models", 200), ("/none", 404), ("/refuse", 429), ("/fail", 500)]
+
+
+def test_too_many_requests_at_one_time_are_refused_and_the_health_is_not(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "MAX_REQUESTS", 0)
+    response = send(port, request("GET", "/v1/models"))
+    assert response.status == 503
+    assert response.error["type"] == "unavailable_error"
+    assert int(response.headers["retry-after"]) > 0
+    assert send(port, request("GET", "/health")).status == 200
+
+
+# --- connections
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),  # TLS
+        b"hello\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+        b"GET /\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000,
+        b"GET /" + b"x" * 100_000,
+    ],
+    ids=range(10),
+)
+def test_what_is_not_http_gets_an_error_body(port: int, garbage: bytes) -> None:
+    response = send(port, garbage)
+    assert 400 <= response.status < 500
+    assert "HTTP/1.1" in response.error["message"]
+    assert response.headers["connection"] == "close"
+
+
+def test_headers_that_do_not_come_time_out(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "HEAD_SECONDS", 0.3)
+    for start in (b"", b"GET / HTTP/1.1\r\nHost: local", request("GET", "/") + b"GET / HT"):
+        with connect(port) as client:
+            client.sendall(start)
+            if start.endswith(b"GET / HT"):
+                assert receive(client).status == 200
+                client.sendall(b"T")
+            assert receive(client).status == 408
+            assert client.recv(1) == b""
+
+
+def test_a_body_that_nobody_wants_does_not_keep_a_connection(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "HEAD_SECONDS", 0.3)
+    with connect(port) as client:
+        client.sendall(request("GET", "/", content_length="1000") + b"some")
+        assert receive(client).status == 200
+        assert client.recv(1) == b""
+
+
+def test_a_connection_serves_one_request_after_another(port: int) -> None:
+    with connect(port) as client:
+        for _ in range(3):
+            client.sendall(request("POST", "/length", b"abc"))
+            assert receive(client).body == b'{"length":3}'
+
+
+def test_requests_that_come_early_are_answered_in_their_order(port: int) -> None:
+    with connect(port) as client:
+        client.sendall(b"".join(request("POST", "/length", b"x" * n) for n in range(20)))
+        with client.makefile("rb") as stream:
+            received = b""
+            while received.count(b'{"length":') < 20:
+                received += stream.read1()
+    assert [int(part.split(b"}")[0]) for part in received.split(b'{"length":')[1:]] == list(range(20))
+
+
+@pytest.mark.parametrize("early", [b"", request("GET", "/"), b"garbage"], ids=["none", "request", "garbage"])
+def test_an_endpoint_sees_that_its_client_leaves(port: int, early: bytes) -> None:
+    LEFT.clear()
+    with connect(port) as client:
+        client.sendall(request("POST", "/leave", b"{}") + early)
+        time.sleep(0.1)
+        client.sendall(early)
+    assert LEFT.wait(30)
+
+
+def test_who_leaves_an_endpoint_is_no_failure(
+    port: int, responses: list[tuple[str, int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    responses.clear()
+    with connect(port) as client:
+        client.sendall(request("POST", "/wait", b"{}"))
+        time.sleep(0.1)
+    until(lambda: responses == [("/wait", 499)])
+    assert caplog.messages == []
+
+
+def write_without_end(client: socket.socket) -> None:
+    while True:
+        client.sendall(b"x" * 65536)
+
+
+def test_who_sends_without_end_during_a_response_is_cut_off(
+    port: int, responses: list[tuple[str, int]]
+) -> None:
+    responses.clear()
+    with connect(port) as client:
+        client.sendall(request("POST", "/leave", b"{}"))
+        with pytest.raises(ConnectionError):
+            write_without_end(client)
+    until(lambda: len(responses) == 1)
+
+
+def test_who_does_not_read_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "WRITE_SECONDS", 0.3)
+    LEFT.clear()
+    with connect(port) as client:
+        client.sendall(request("GET", "/endless"))
+        assert LEFT.wait(30)
+
+
+def test_too_many_connections_are_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "MAX_CONNECTIONS", 1)
+    with connect(port) as first:
+        first.sendall(request("GET", "/"))
+        assert receive(first).status == 200
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as second:
+            response = receive(second)
+        assert response.status == 503
+        assert response.error["type"] == "unavailable_error"
+    monkeypatch.setattr(guard, "MAX_CONNECTIONS", 100)
+    assert send(port, request("GET", "/")).status == 200
