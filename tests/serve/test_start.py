@@ -61,7 +61,7 @@ def test_a_second_signal_ends_the_server_at_once() -> None:
         body: dict[str, Any] = {"messages": MESSAGES, "ignore_eos": True}
         thread = threading.Thread(target=lambda: _post(server.url, body))
         thread.start()
-        while "slots_busy{} 1" not in httpx.get(f"{server.url}/metrics").text:
+        while "slots_busy 1" not in httpx.get(f"{server.url}/metrics").text:
             time.sleep(0.05)
         server.process.send_signal(signal.SIGINT)
         time.sleep(0.3)
