@@ -1,1 +1,1 @@
-"""mink-bench: what sampling, generation and many answers at a time cost."""
+"""mink-bench: what sampling, generation, many answers at a time and a server cost."""

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -83,7 +85,7 @@ _tokens_option = click.option(
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
-    """Time sampling by itself, in generation, and with many answers at a time."""
+    """Time sampling by itself, in generation, with many answers at a time, and behind a server."""
 
 
 @cli.command("sampler")
@@ -215,6 +217,70 @@ def batch_command(
         speeds = time_batches(loaded, parallels, sampler, temp, tokens, rounds)
     title = f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds"
     _report(speeds, as_json, title, batch_table)
+
+
+@cli.command("serve")
+@click.option(
+    "--against", metavar="PROGRAM", help="A llama-server of llama.cpp to compare with.  [default: none]"
+)
+@model_option
+@click.option(
+    "--clients",
+    multiple=True,
+    type=click.IntRange(min=1, max=256),
+    default=(1, 4, 16, 32),
+    show_default=True,
+    metavar="N",
+    help="Clients at a time; may be given several times.",
+)
+@click.option(
+    "--parallel",
+    type=click.IntRange(min=1, max=256),  # LLAMA_MAX_SEQ
+    metavar="N",
+    help="Slots of a server.  [default: one for each client]",
+)
+@click.option("--sampler", type=SamplerType(), default="top-k:k=40", show_default=True, help="The method.")
+@_temp_option
+@_tokens_option
+@_rounds_option(least=1, default=3)
+@gpu_layers_option
+@threads_option
+@json_option
+def serve_command(
+    against: str | None,
+    model: str,
+    clients: Sequence[int],
+    parallel: int | None,
+    sampler: "Sampler",
+    temp: float,
+    tokens: int,
+    rounds: int,
+    gpu_layers: Any,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Have many clients at a time ask mink-serve, and compare with llama-server."""
+    if not find_spec("httpx"):
+        raise click.UsageError("the clients need HTTPX: type  python -m pip install httpx")
+    from mink_local.bench.serve import FIELDS, PROMPT_ROOM, request_fields, time_servers
+    from mink_local.bench.server_process import ServerOptions
+    from mink_local.bench.tables import serve_table
+    from mink_local.llama.cores import n_cores
+    from mink_local.models.catalog import resolve
+
+    if against is not None and which(against) is None:
+        raise click.UsageError(f"there is no program {against}: give the path of a llama-server")
+    if against is not None and type(sampler) not in FIELDS:
+        raise click.UsageError(f"llama-server has no {sampler}: give another --sampler")
+    n_parallel, n_ctx = parallel or max(clients), tokens + PROMPT_ROOM
+    options = ServerOptions(resolve(model).path, n_parallel, n_ctx, threads or n_cores(), gpu_layers)
+    with ExitStack() as stack:
+        servers = [stack.enter_context(options.mink_serve())]
+        if against is not None:
+            servers.append(stack.enter_context(options.llama_server(against)))
+        speeds = time_servers(servers, clients, request_fields(sampler, temp), tokens, rounds)
+    title = f"{model} in {n_parallel} slots on {options.n_threads} threads\n"
+    _report(speeds, as_json, f"{title}{sampler}, {tokens} tokens, {rounds} rounds", serve_table)
 
 
 def main() -> None:

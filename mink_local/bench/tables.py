@@ -1,11 +1,15 @@
 """Tables of `mink-bench`, for the terminal and for README.md: rows of text, the headings first."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mink_local.bench.batch import BatchSpeed
 from mink_local.bench.decode import DecodeSpeed
 from mink_local.bench.sampler import SamplerCost
 from mink_local.samplers import label
+
+if TYPE_CHECKING:
+    from mink_local.bench.serve import ServerSpeed
 
 Rows = list[list[str]]
 
@@ -37,4 +41,19 @@ def batch_table(speeds: Sequence[BatchSpeed]) -> Rows:
     for speed in speeds:
         numbers = (f"{speed.tokens_per_second:.1f}", f"{speed.bare_tokens_per_second:.1f}")
         rows.append([str(speed.n_parallel), *numbers, f"{100 * speed.share:.1f}%", f"{speed.gain:.2f}"])
+    return rows
+
+
+def serve_table(speeds: "Sequence[ServerSpeed]") -> Rows:
+    """Return a row for each server at each number of clients, with ratios if there are several servers."""
+    servers = list(dict.fromkeys(speed.server for speed in speeds))
+    headings = ["clients", "server", "tokens/s", "CPU ms/token", "first token ms", "between tokens ms"]
+    ratios = [f"tokens/s × {servers[-1]}", f"first token × {servers[-1]}"] if len(servers) > 1 else []
+    rows = [[*headings, *ratios]]
+    for speed in speeds:
+        numbers = (f"{speed.tokens_per_second:.1f}", f"{speed.cpu_ms_per_token:.2f}")
+        first = f"{speed.first_token_ms_p50:.0f} / {speed.first_token_ms_p99:.0f}"
+        between = f"{speed.between_tokens_ms_p50:.1f} / {speed.between_tokens_ms_p99:.1f}"
+        compared = (f"{speed.throughput_ratio:.2f}", f"{speed.first_token_ratio:.2f}") if ratios else ()
+        rows.append([str(speed.clients), speed.server, *numbers, first, between, *compared])
     return rows

@@ -1,16 +1,13 @@
 """`mink-bench`: what it measures and prints. How long things take is not for a test."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 from mink_local.bench.batch import time_batches
-from mink_local.bench.cli import main
 from mink_local.bench.decode import BackendStepper, HostStepper, LlamaCppStepper, Stepper, evaluate
 from mink_local.bench.sampler import LLAMA_CPP, PROMPT, logits_of_answer
 from mink_local.generation.loading import load_model
@@ -19,25 +16,7 @@ from mink_local.generation.slots import Slot
 from mink_local.llama.backend_sampler import BackendSampler
 from mink_local.samplers import SAMPLERS, Greedy, MinK, Mirostat
 from mink_local.version import __version__
-
-
-class Finished(NamedTuple):
-    status: object
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
-    """Run the program in this process."""
-
-    def run(*arguments: object) -> Finished:
-        monkeypatch.setattr(sys, "argv", ["mink-bench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        return Finished(exit_.value.code, *capsys.readouterr())
-
-    return run
+from tests.bench.conftest import Finished
 
 
 @pytest.fixture
