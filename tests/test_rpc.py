@@ -7,13 +7,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from mink_local import Greedy, Model
 from tests.conftest import forget
 from tests.support.mink_eval import MINK_EVAL, count_lines, responses
 from tests.support.rpc import RpcServer
+from tests.support.server import running_server
 from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("own_files")
@@ -42,6 +45,20 @@ def test_two_servers_answer_as_the_cpu(smollm2: Model, rpc: str) -> None:
     assert f"on {rpc[6:].replace(',', ' and ')}, every layer" in child.stderr.replace("\n", " ")
     reply = forget(smollm2).chat([{"role": "user", "content": SEA}], sampler=Greedy(), max_tokens=12)
     assert json.loads(child.stdout)["text"] == reply.read()
+
+
+def test_mink_serve_over_two_servers(smollm2: Model, servers: list[RpcServer], rpc: str) -> None:
+    """It completes as the CPU does, and ends with status 1 if a server goes away."""
+    body: dict[str, Any] = {"prompt": "The sea is", "temperature": 0, "max_tokens": 8}
+    answer = next(smollm2.generate(["The sea is"], sampler=Greedy(), max_tokens=8))
+    with running_server(rpc) as server:
+        response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert response.json()["choices"][0]["text"] == answer.text
+        servers[0].kill()
+        with pytest.raises(httpx.TransportError):
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert server.process.wait(10) == 1
+        assert any(line.startswith(GONE) for line in server.said)
 
 
 @pytest.mark.terminal

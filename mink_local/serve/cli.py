@@ -14,6 +14,7 @@ from mink_local.models.options import (
     gpu_layers_option,
     kv_type_option,
     model_option,
+    rpc_option,
     threads_option,
 )
 from mink_local.version import __version__
@@ -99,6 +100,7 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
 @gpu_layers_option
 @threads_option
 @kv_type_option
+@rpc_option
 @click.option(
     "--api-key",
     "keys",

@@ -74,6 +74,7 @@ def serve(
     gpu_layers: int | Literal["auto"],
     threads: int | None,
     kv_type: str,
+    rpc: Sequence[str] | None,
     keys: Sequence[str],
     hosts: Sequence[str],
     origins: Sequence[str],
@@ -96,6 +97,7 @@ def serve(
         n_gpu_layers=gpu_layers,
         n_threads=threads,
         kv_type=kv_type,
+        rpc=rpc,
         verbose=verbose,
     )
     loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
