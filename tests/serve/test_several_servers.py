@@ -77,8 +77,8 @@ def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Balance
             configuration = NGINX.format(folder=tmp_path, configuration=configuration)
         file = tmp_path / "balancer.conf"
         file.write_text(configuration, encoding="utf-8")
-        command = ["nginx", "-p", tmp_path, "-c", file] if program == "nginx" else ["haproxy", "-f", file]
-        process = subprocess.Popen(command)
+        options = ["-p", tmp_path, "-c", file] if program == "nginx" else ["-f", file]
+        process = subprocess.Popen([program, *options])
         stack.callback(process.wait)
         stack.callback(process.terminate)
         client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120))
