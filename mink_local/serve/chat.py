@@ -8,17 +8,17 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from mink_local.generation.reasoning import ReasoningSplitter, TextPart
-from mink_local.generation.request import Request, SamplingParams
-from mink_local.llama.constraints import Constraints
+from mink_local.generation.reasoning import ReasoningSplitter
+from mink_local.generation.request import Request
 from mink_local.llama.context import RANDOM_SEED
+from mink_local.serve.answers import Json, MessageBuilder, engine_request, reasoning_state, usage_of
 from mink_local.serve.engine_thread import Event, EventStream
 from mink_local.serve.protocol import ChatRequest, parse
-from mink_local.serve.respond import Json, respond, usage_of
+from mink_local.serve.respond import respond
 from mink_local.serve.sampling import sampling_params
-from mink_local.serve.service import Service, has_grammar
+from mink_local.serve.service import Service
 from mink_local.serve.tokens import logprob_entry
-from mink_local.serve.tool_calls import ToolCallDelta, ToolParser, whole_calls
+from mink_local.serve.tool_calls import ToolParser
 from mink_local.serve.tools import ToolPlan, plan_tools
 
 
@@ -30,16 +30,7 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     params, ignored = sampling_params(asked, preset, service.limits)
     model = service.model
     plan = await service.off_loop(plan_tools, asked, model.chat_template, model.supports_tools)
-    if plan.grammar is not None:
-        constraints = params.constraints or Constraints()
-        params = replace(params, constraints=replace(constraints, grammar=plan.grammar, json_schema=None))
-    request = Request(
-        plan.messages,
-        params,
-        _enable_thinking(asked, params, service),
-        asked.prefix_tokens or (),
-        tools=plan.tools,
-    )
+    request = engine_request(asked, params, plan, model.has_thinking_switch)
     return await respond(
         http,
         service,
@@ -65,75 +56,15 @@ def ignored_header(fields: Iterable[str]) -> dict[str, str]:
     return {"x-mink-ignored": names} if names else {}
 
 
-def _enable_thinking(asked: ChatRequest, params: SamplingParams, service: Service) -> bool | None:
-    """Return the template's switch: off under a grammar, which leaves no room for reasoning."""
-    if not service.model.has_thinking_switch:
-        return None
-    return False if has_grammar(params) else asked.enable_thinking
-
-
-class _ChatChoice:
-    """Makes the deltas of one choice from the events of its answer."""
+class _ChatChoice(MessageBuilder):
+    """Notes, besides its message, what the tokens of one choice are."""
 
     def __init__(self, index: int, splitter: ReasoningSplitter, parser: ToolParser | None) -> None:
+        super().__init__(splitter, parser)
         self.index = index
-        self.n_reasoning = 0  # tokens
-        self.finish_reason: str | None = None
         self.logprobs: list[Json] = []
         self.k: list[int] = []
         self.tokens: list[int] = []
-        self._splitter = splitter
-        self._parser = parser
-        self._text, self._reasoning = "", ""
-        self._calls: list[ToolCallDelta] = []
-        self._is_first = True
-
-    def deltas(self, event: Event) -> list[Json]:
-        """Return what an event adds to the message, perhaps nothing."""
-        parts = list(self._splitter.feed(event.piece))
-        if event.finish_reason is not None:
-            parts += self._splitter.end()
-        self.n_reasoning += event.piece.token is not None and self._splitter.in_reasoning
-        deltas = [delta for part in parts for delta in self._of_part(part)]
-        if event.finish_reason is not None:
-            if self._parser is not None:
-                deltas += self._of_answer(self._parser.end())
-            is_call = self._calls and event.finish_reason == "stop"
-            self.finish_reason = "tool_calls" if is_call else event.finish_reason
-        if self._is_first:
-            self._is_first = False
-            deltas.insert(0, {"role": "assistant", "content": ""})
-        return deltas
-
-    def message(self) -> Json:
-        """Return the whole message."""
-        message: Json = {"role": "assistant", "content": self._text or (None if self._calls else "")}
-        if self._reasoning:
-            message |= _reasoning(self._reasoning)
-        if self._calls:
-            message["tool_calls"] = whole_calls(self._calls)
-        return message
-
-    def _of_part(self, part: TextPart) -> Iterator[Json]:
-        if part.is_reasoning:
-            self._reasoning += part.text
-            yield _reasoning(part.text)
-        else:
-            yield from self._of_answer(self._parser.feed(part.text) if self._parser else [part.text])
-
-    def _of_answer(self, pieces: Iterable[str | ToolCallDelta]) -> Iterator[Json]:
-        for piece in pieces:
-            if isinstance(piece, str):
-                self._text += piece
-                yield {"content": piece}
-            else:
-                self._calls.append(piece)
-                yield {"tool_calls": [piece.to_json()]}
-
-
-def _reasoning(text: str) -> Json:
-    """Return reasoning under both names that clients look for."""
-    return {"reasoning_content": text, "reasoning": text}
 
 
 class _ChatBody:
@@ -146,11 +77,8 @@ class _ChatBody:
         self._asked = asked
         self._answers = [decoding.answer for decoding in events.decodings]
         opened = service.model.opens_reasoning(events.decodings[0].prompt)
-        is_constrained = has_grammar(self._answers[0].request.params)
-        if is_constrained or asked.reasoning_format == "none" or not service.model.can_reason:
-            state = "text"
-        else:
-            state = "reasoning" if opened else "start"
+        params = self._answers[0].request.params
+        state = reasoning_state(asked, params, can_reason=service.model.can_reason, opened=opened)
         self._choices = {
             answer: _ChatChoice(i, ReasoningSplitter(state), plan.parser())
             for i, answer in enumerate(self._answers)
@@ -166,7 +94,7 @@ class _ChatBody:
         """Yield a chunk for each delta of an event; the first has what is known of the token."""
         choice = self._choices[event.answer]
         extra = self._of_token(choice, event)
-        for delta in choice.deltas(event) or ([{}] if extra else []):
+        for delta in choice.deltas(event.piece, event.finish_reason) or ([{}] if extra else []):
             yield self._chunk(choice, delta, extra)
             extra = {}
         if event.finish_reason is not None:

@@ -9,10 +9,11 @@ from starlette.responses import Response
 
 from mink_local.generation.answer import Answer, TopLogprobs
 from mink_local.generation.request import Request
+from mink_local.serve.answers import Json, usage_of
 from mink_local.serve.chat import ignored_header, with_seeds
 from mink_local.serve.engine_thread import Event, EventStream
 from mink_local.serve.protocol import CompletionRequest, parse
-from mink_local.serve.respond import Json, respond, usage_of
+from mink_local.serve.respond import respond
 from mink_local.serve.sampling import sampling_params
 from mink_local.serve.service import Service
 from mink_local.serve.tokens import finite, token_text

@@ -3,8 +3,9 @@
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from mink_local.serve.answers import Json
 from mink_local.serve.presets import Preset
-from mink_local.serve.respond import Json, json_response
+from mink_local.serve.respond import json_response
 from mink_local.serve.service import Service
 
 

@@ -14,12 +14,12 @@ from starlette.types import Receive, Scope, Send
 
 from mink_local.generation.answer import Answer
 from mink_local.generation.request import Request
+from mink_local.serve.answers import Json
 from mink_local.serve.api_errors import ApiError
 from mink_local.serve.engine_thread import EngineDownError, Event, EventStream
 from mink_local.serve.service import Service, down
 
 T = TypeVar("T")
-Json = dict[str, Any]
 
 
 class Body(Protocol):
@@ -120,27 +120,6 @@ class _Clock:
             "predicted_ms": round(predicted_ms, 3),
             "predicted_per_second": round(1000 * n_generated / max(predicted_ms, 1e-3), 2),
         }
-
-
-def usage_of(prompts: Sequence[Sequence[Answer]], n_reasoning: int | None = None) -> Json:
-    """Return OpenAI's `usage`: a prompt with several answers counts once.
-
-    Args:
-        prompts: For each prompt its answers.
-        n_reasoning: Tokens of reasoning; None if there is no such thing.
-    """
-    n_prompt = sum(answers[0].prompt_tokens for answers in prompts)
-    n_evaluated = sum(max(answer.evaluated_tokens for answer in answers) for answers in prompts)
-    n_generated = sum(answer.n_tokens for answers in prompts for answer in answers)
-    usage: Json = {
-        "prompt_tokens": n_prompt,
-        "completion_tokens": n_generated,
-        "total_tokens": n_prompt + n_generated,
-        "prompt_tokens_details": {"cached_tokens": n_prompt - n_evaluated},
-    }
-    if n_reasoning is not None:
-        usage["completion_tokens_details"] = {"reasoning_tokens": n_reasoning}
-    return usage
 
 
 async def _consumed(clock: _Clock, first: Event, events: EventStream, body: Body) -> Json:

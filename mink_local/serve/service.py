@@ -13,8 +13,9 @@ import llama_cpp
 from mink_local.errors import MinkError
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
-from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.request import Request
 from mink_local.sandbox import ChildStartError
+from mink_local.serve.answers import has_grammar
 from mink_local.serve.api_errors import ApiError
 from mink_local.serve.engine_thread import EngineDownError, EngineThread, EventStream
 from mink_local.serve.metrics import Metrics
@@ -177,12 +178,6 @@ class Service:
                 engine.fail(f"the engine has made no step for {self._stall_seconds:g} s")
         log.error("%s", engine.failure)
         on_failure()
-
-
-def has_grammar(params: SamplingParams) -> bool:
-    """Return whether a grammar or a JSON schema decides the form of an answer."""
-    constraints = params.constraints
-    return constraints is not None and (constraints.grammar or constraints.json_schema) is not None
 
 
 def _overflow(n_tokens: int, n_ctx: int) -> ApiError:

@@ -7,9 +7,10 @@ from starlette.responses import Response
 
 from mink_local.generation.answer import Piece
 from mink_local.generation.model import Model
+from mink_local.serve.answers import Json
 from mink_local.serve.api_errors import ApiError
 from mink_local.serve.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest, parse
-from mink_local.serve.respond import Json, json_response
+from mink_local.serve.respond import json_response
 from mink_local.serve.service import Service
 from mink_local.serve.tools import plan_tools
 
