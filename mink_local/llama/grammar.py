@@ -24,6 +24,7 @@ from mink_local.sandbox import GIB, SandboxError, ask, serve
 
 ROOT = b"root"
 _SECONDS = 20.0  # an honest grammar takes a few milliseconds, a large vocabulary half a second
+_NEGATED = re.compile(r'"(?:\\.|[^"\\])*"|(\[\^)')  # after texts, which may contain it
 _TRYING = [threading.Lock() for _ in range(16)]
 _RULE = re.compile(r"([a-zA-Z0-9-]+)\s*::=")
 
@@ -35,7 +36,9 @@ def from_json_schema(schema: str | Mapping[str, Any]) -> str:
     """
     try:
         members = json.loads(schema) if isinstance(schema, str) else schema
-        return str(json_schema_to_gbnf(json.dumps(tidied(members))))
+        converted = str(json_schema_to_gbnf(json.dumps(tidied(members))))
+        # The converter lets line breaks into strings, and quotes if a pattern has a dot.
+        return _NEGATED.sub(lambda match: r'[^"\\\x00-\x1F' if match[1] else match[0], converted)
     except Exception as error:  # the converter raises whatever its Python trips over
         raise ValueError(f"json_schema cannot be made into a grammar: {error or repr(error)}") from error
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from mink_local import Constraints
+from mink_local.generation.model import Model
 from mink_local.llama import grammar
 from mink_local.llama.json_schema import tidied
 
@@ -60,3 +62,19 @@ def test_llama_cpp_takes_the_grammar(schema: dict[str, Any], smollm2_path: Path)
 def test_a_schema_with_a_giant_grammar_is_refused(schema: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=f"json_schema cannot be made into a grammar: .*{sentence}"):
         grammar.from_json_schema(schema)
+
+
+@pytest.mark.parametrize("limits", [{"maxLength": 8}, {"pattern": "^.[^a]{1,6}$"}])
+@pytest.mark.parametrize("text", ["\n", '"'])
+def test_a_string_has_what_json_allows_whatever_the_model_wants(
+    smollm2: Model, limits: dict[str, Any], text: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", **limits}}, "required": ["a"]}
+    [token] = smollm2.tokenize(text)
+    constraints = Constraints(json_schema=schema, logit_bias={token: 30.0})
+    reply = smollm2.chat([{"role": "user", "content": "Hi"}], max_tokens=40, seed=1, constraints=constraints)
+    assert list(json.loads(reply.read())) == ["a"]
+
+
+def test_a_text_that_looks_like_a_class_is_kept() -> None:
+    assert '"\\"[^a]\\""' in grammar.from_json_schema({"const": "[^a]"})
