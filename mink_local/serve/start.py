@@ -6,7 +6,6 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Literal
 
 import uvicorn
@@ -102,7 +101,7 @@ def serve(
     )
     loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
     _warm_up(loaded, sampler)
-    name = alias or _model_id(model, loaded.name)
+    name = alias or model_id(model, loaded.name)
     ids = Presets(
         name,
         Defaults(sampler, temp),
@@ -160,9 +159,9 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
-def _model_id(asked: str, file_name: str) -> str:
+def model_id(asked: str, file_name: str) -> str:
     """Return the name of a model for clients: that of the catalogue, or the file's."""
-    return asked if asked in read_catalog() else Path(file_name).stem
+    return asked if asked in read_catalog() else file_name.removesuffix(".gguf")
 
 
 def _welcome(service: Service, bound: socket.socket, *, has_key: bool) -> str:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from mink_local.serve.cli import cli
+from mink_local.serve.start import model_id
 from tests.support.server import running_server
 
 MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
@@ -32,6 +33,11 @@ def test_what_cannot_be_served_is_one_sentence() -> None:
     assert "choose another with --port" in refusal("--host", "192.0.2.1", "--api-key", "k")
     assert "--preset hot=min-q" in refusal("--preset", "hot=min-q")
     assert "unknown model" in refusal("--model", "parrot", "--port", "0")
+
+
+def test_a_model_has_the_name_of_the_catalogue_or_of_its_file() -> None:
+    assert model_id("qwen3-4b", "Qwen3-4B-Q4_K_M.gguf") == "qwen3-4b"
+    assert model_id("models/coder-0.5b.gguf", "coder-0.5b") == model_id("x", "coder-0.5b.gguf") == "coder-0.5b"
 
 
 @pytest.mark.posix
