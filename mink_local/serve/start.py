@@ -122,7 +122,6 @@ def serve(
     server = _Server(config, _welcome(service, bound, has_key=bool(keys)))
     server.run(sockets=[bound])
     if service.failure is not None:
-        log.error("%s", service.failure)
         sys.stderr.flush()
         os._exit(1)  # the engine's thread may be stuck inside llama.cpp, which no exit of Python's survives
 

@@ -61,6 +61,7 @@ def test_keys_presets_and_a_drain() -> None:
         assert server.process.wait(60) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 def test_a_second_signal_ends_the_server_at_once() -> None:
     with running_server("--ctx", "2048") as server:
@@ -74,6 +75,43 @@ def test_a_second_signal_ends_the_server_at_once() -> None:
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(60) == 0
         thread.join()
+
+
+DEAD = """
+from mink_local.generation.engine import Engine
+step, steps = Engine.step, iter(range(20))
+def failing(engine):
+    next(steps)
+    return step(engine)
+Engine.step = failing
+"""
+STUCK = """
+import time
+from mink_local.generation.engine import Engine
+step, steps = Engine.step, iter(range(20))
+def failing(engine):
+    next(steps, None) is None and time.sleep(1000)
+    return step(engine)
+Engine.step = failing
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "watchdog", "reason"),
+    [
+        (DEAD, 300, "the engine has ended: StopIteration"),
+        pytest.param(STUCK, 3, "the engine has made no step for 3 s", marks=pytest.mark.slow),
+    ],
+    ids=["dead", "stuck"],
+)
+def test_a_server_without_an_engine_says_so_and_ends(fault: str, watchdog: int, reason: str) -> None:
+    with running_server("--watchdog", str(watchdog), before=fault) as server:
+        body = {"messages": MESSAGES, "max_tokens": 100, "stream": True, "ignore_eos": True}
+        response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+        assert reason in response.text
+        assert '"code":"engine_down"' in response.text
+        assert server.process.wait(60) == 1
+    assert any(reason in line for line in server.said)
 
 
 def _post(url: str, body: dict[str, Any]) -> None:

@@ -26,9 +26,13 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(*options: str) -> Iterator[RunningServer]:
-    """Start mink-serve with a small context on a free port; end it afterwards."""
-    command = [sys.executable, "-m", "mink_local.serve.cli", "--port", "0", "--ctx", "512", *options]
+def running_server(*options: str, before: str = "") -> Iterator[RunningServer]:
+    """Start mink-serve with a small context on a free port; end it afterwards.
+
+    `before` is a program in Python that the process runs first.
+    """
+    program = f"{before}\nfrom mink_local.serve.cli import main\nmain()"
+    command = [sys.executable, "-c", program, "--port", "0", "--ctx", "512", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
     assert process.stderr is not None
     said: list[str] = []
