@@ -37,7 +37,9 @@ def test_what_cannot_be_served_is_one_sentence() -> None:
 
 def test_a_model_has_the_name_of_the_catalogue_or_of_its_file() -> None:
     assert model_id("qwen3-4b", "Qwen3-4B-Q4_K_M.gguf") == "qwen3-4b"
-    assert model_id("models/coder-0.5b.gguf", "coder-0.5b") == model_id("x", "coder-0.5b.gguf") == "coder-0.5b"
+    assert (
+        model_id("models/coder-0.5b.gguf", "coder-0.5b") == model_id("x", "coder-0.5b.gguf") == "coder-0.5b"
+    )
 
 
 @pytest.mark.posix
