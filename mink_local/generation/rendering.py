@@ -97,4 +97,6 @@ def _formatter(template: str, date: str | None, bos_token: str, eos_token: str) 
 
 
 if __name__ == "__main__":
+    import llama_cpp.llama_chat_format  # noqa: F401  # now, not within the time of the first prompt
+
     serve(_begin)

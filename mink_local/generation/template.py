@@ -5,7 +5,7 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from datetime import date as Date
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, cast
 
 from mink_local.errors import MinkError
@@ -127,8 +127,9 @@ class _MessageTokenizer:
         """Return the token ids for what the template is given, as JSON text."""
         given = json.loads(question)
         mark = _unused_character(given)
-        text, prefill = self.render(self._break(given, mark))
-        # Split where a control token was broken up: no part has a whole one that a message brought.
+        # Every control token is broken up before it is rendered, and the text split there afterwards: no part
+        # has a whole one that a message brought.
+        text, prefill = self.render(map_strings(given, partial(self._control.sub, rf"\1{mark}")))
         first, *rest = text.split(mark)
         tokens = self._weights.tokenize(first, add_special=self._renderer is None, parse_special=True)
         for part in rest:
@@ -149,18 +150,6 @@ class _MessageTokenizer:
     @cached_property
     def _control(self) -> re.Pattern[str]:
         return control_pattern(self._weights.control_tokens)
-
-    def _break(self, given: dict[str, Any], mark: str) -> dict[str, Any]:
-        """Return `given` with `mark` after the first character of every control token in a string."""
-        together = mark.join(strings(given))
-        as_text, as_tokens = (
-            self._weights.tokenize(together, add_special=False, parse_special=parse)
-            for parse in (False, True)
-        )
-        if as_text == as_tokens:  # nearly always, and then the vocabulary need not be searched
-            return given
-        broken: dict[str, Any] = map_strings(given, lambda text: self._control.sub(rf"\1{mark}", text))
-        return broken
 
 
 def control_pattern(texts: Sequence[str]) -> re.Pattern[str]:

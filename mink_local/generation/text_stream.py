@@ -8,12 +8,14 @@ class TextStream:
     """Decodes the bytes of tokens to text, up to the first of some stop strings.
 
     A character is given out as soon as it is whole; bytes that are no UTF-8 become U+FFFD. Text that may
-    turn out to be the start of a stop string is held back. `stopped` tells if one has ended the text.
+    turn out to be the start of a stop string is held back. `stopped` tells if one has ended the text. The
+    text may begin inside a character, whose first bytes are at the end of `before`.
     """
 
-    def __init__(self, stop: Sequence[str] = ()) -> None:
+    def __init__(self, stop: Sequence[str] = (), before: bytes = b"") -> None:
         self._stop = stop
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(before)
         self._held = ""
         self.stopped = False
 

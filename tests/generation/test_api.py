@@ -319,3 +319,11 @@ def test_a_cancelled_task_cancels_its_reply(smollm2: Model) -> None:
     assert 5 <= reply.n_tokens < 500
     assert smollm2.engine.idle
     assert "12 times 12 is" in smollm2.chat(TWELVE, temperature=0.0, max_tokens=20).read()
+
+
+def test_an_answer_goes_on_inside_a_character(smollm2: Model) -> None:
+    *begun, last = smollm2.tokenize("🧿")
+    assert begun
+    only = Constraints(logit_bias={last: 1000.0})
+    reply = smollm2.chat(FRANCE, prefix=begun, temperature=0.0, max_tokens=1, constraints=only)
+    assert reply.read() == "🧿"

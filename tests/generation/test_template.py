@@ -222,18 +222,19 @@ def renderings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return given
 
 
-def test_a_prompt_is_rendered_once(smollm2: Model, renderings: list[Any]) -> None:
+def test_a_prompt_is_rendered_once(tiny_path: Path, renderings: list[Any]) -> None:
     """Also if a model looks at many requests first, to choose the length of their KV caches."""
+    model = load_model(str(tiny_path), n_ctx=256)
     messages = [{"role": "user", "content": "How many times am I rendered?"}]
-    first = smollm2.tokens(messages)
+    first = model.tokens(messages)
     first.clear()
     messages[0]["content"] += " Once?"
     asked = [messages, *([{"role": "user", "content": f"Say {i}."}] for i in range(40))]
-    assert len(list(smollm2.generate(asked, max_tokens=1, temperature=0.0))) == 41
+    assert len(list(model.generate(asked, max_tokens=1, temperature=0.0))) == 41
     assert len(renderings) == 42
-    assert smollm2.tokens(messages)
+    assert model.tokens(messages)
     assert len(renderings) == 42
-    smollm2.tokens(messages, enable_thinking=True)
+    model.tokens(messages, enable_thinking=True)
     assert len(renderings) == 43
 
 
