@@ -45,7 +45,7 @@ class Decoding:
         if room < 1:
             answer.finish_reason = "overflow"
         self._max_tokens = min(room, params.max_tokens or room)
-        _require_ids("prefix", answer.request.prefix, weights.n_vocab)  # llama.cpp would fail on all its batch
+        _require_ids("prefix", answer.request.prefix, weights.n_vocab)  # llama.cpp fails on a whole batch
         _require_ids("stop_token_ids", params.stop_token_ids, weights.n_vocab)
         self._stop_tokens = frozenset(params.stop_token_ids)
         prefix = b"".join(map(weights.piece, answer.request.prefix))
