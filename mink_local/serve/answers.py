@@ -77,6 +77,12 @@ class MessageBuilder:
         self._calls: list[ToolCallDelta] = []
         self._is_first = True
 
+    def skip(self, text: str) -> None:
+        """Take the beginning of the message, which the client has already."""
+        for part in self._splitter.feed(text):
+            if self._parser is not None and not part.is_reasoning:
+                list(self._parser.feed(part.text))
+
     def deltas(self, piece: Piece, finish_reason: FinishReason | None) -> list[Json]:
         """Return what a piece adds to the message, perhaps nothing; the last piece has a finish_reason."""
         parts = list(self._splitter.feed(piece))

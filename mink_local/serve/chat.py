@@ -76,13 +76,16 @@ class _ChatBody:
         self._service = service
         self._asked = asked
         self._answers = [decoding.answer for decoding in events.decodings]
-        opened = service.model.opens_reasoning(events.decodings[0].prompt)
+        prompt, prefix = events.decodings[0].prompt, asked.prefix_tokens or []
+        opened = service.model.opens_reasoning(prompt[: len(prompt) - len(prefix)])
         params = self._answers[0].request.params
         state = reasoning_state(asked, params, can_reason=service.model.can_reason, opened=opened)
         self._choices = {
             answer: _ChatChoice(i, ReasoningSplitter(state), plan.parser())
             for i, answer in enumerate(self._answers)
         }
+        for choice in self._choices.values():
+            choice.skip("".join(service.model.texts(prefix)))
         self._head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "created": service.now(),

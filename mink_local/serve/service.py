@@ -4,8 +4,9 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import llama_cpp
@@ -80,9 +81,10 @@ class Service:
         """End all answers and the engine's thread, and free the model, unless the thread is stuck."""
         if self._watch is not None:
             self._watch.cancel()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._grammar_pool.shutdown(wait=False, cancel_futures=True)
-        if self._engine is not None and await self._engine.stop():
+        ended = self._engine is not None and await self._engine.stop()
+        for pool in (self._pool, self._grammar_pool):  # a request in preparation uses the model's vocabulary
+            await asyncio.to_thread(pool.shutdown, cancel_futures=True)
+        if ended:
             self.model.close()
 
     @property
@@ -155,14 +157,15 @@ class Service:
             raise down(self.failure)
         return self._engine
 
+    def tokens(self, request: Request) -> list[int]:
+        """Return the token ids of a request's prompt. Raises ApiError if the model refuses it."""
+        with _api_errors():
+            return self.model.tokens(request.prompt, request.enable_thinking, request.tools)
+
     def _prepare(self, request: Request) -> Decoding:
         """Render, tokenize, and make the constraints of a request."""
-        try:
+        with _api_errors():
             decoding = self.model.engine.prepare(request)
-        except ChildStartError as error:
-            raise ApiError(500, str(error), kind="server_error") from None
-        except (ValueError, MinkError) as error:
-            raise ApiError(400, str(error)) from None
         answer = decoding.answer
         if answer.finish_reason == "overflow":
             raise _overflow(answer.prompt_tokens, self.model.n_ctx)
@@ -178,6 +181,17 @@ class Service:
                 engine.fail(f"the engine has made no step for {self._stall_seconds:g} s")
         log.error("%s", engine.failure)
         on_failure()
+
+
+@contextmanager
+def _api_errors() -> Iterator[None]:
+    """Turn what is wrong with a request into an ApiError."""
+    try:
+        yield
+    except ChildStartError as error:
+        raise ApiError(500, str(error), kind="server_error") from None
+    except (ValueError, MinkError) as error:
+        raise ApiError(400, str(error)) from None
 
 
 def _overflow(n_tokens: int, n_ctx: int) -> ApiError:

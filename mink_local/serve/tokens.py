@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from mink_local.generation.answer import Piece
 from mink_local.generation.model import Model
-from mink_local.serve.answers import Json
+from mink_local.generation.request import SamplingParams
+from mink_local.serve.answers import Json, engine_request
 from mink_local.serve.api_errors import ApiError
 from mink_local.serve.protocol import ChatRequest, DetokenizeRequest, TokenizeRequest, parse
 from mink_local.serve.respond import json_response
@@ -86,9 +87,8 @@ async def count_input_tokens(http: HttpRequest) -> Response:
     asked, _ = parse(await http.body(), ChatRequest)
     model = service.model
     plan = await service.off_loop(plan_tools, asked, model.chat_template, model.supports_tools)
-    tokens = await service.off_loop(
-        lambda: model.tokens(plan.messages, asked.enable_thinking, tools=plan.tools)
-    )
+    request = engine_request(asked, SamplingParams(), plan, model.has_thinking_switch)
+    tokens = await service.off_loop(service.tokens, request)
     return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
 

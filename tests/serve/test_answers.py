@@ -53,3 +53,21 @@ def test_a_call_that_is_cut_off_is_text() -> None:
     builder, _ = built(TEXT[:-20], 3, "length")
     assert builder.finish_reason == "length"
     assert builder.message()["content"] == TEXT[TEXT.index("One") : -20]
+
+
+@pytest.mark.parametrize(
+    ("has", "gets", "reasoning", "content"),
+    [
+        ("<think>\nI see", " that.\n</think>\n\nYes.", " that.", "Yes."),
+        ("<think>\nI see\n</think>\n\nOf", " course.", "", " course."),
+        ("", "Yes.", "", "Yes."),
+    ],
+)
+def test_a_message_that_goes_on_after_what_the_client_has(
+    has: str, gets: str, reasoning: str, content: str
+) -> None:
+    builder = MessageBuilder(ReasoningSplitter("start"), ToolParser(["now"]))
+    builder.skip(has)
+    builder.deltas(Piece(gets), "stop")
+    message = builder.message()
+    assert (message.get("reasoning", ""), message["content"]) == (reasoning, content)
