@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.sampling_step import sampling_step
+from mink_local.generation.text_stream import TextStream
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, parse
 from mink_local.serve.api_errors import ApiError
@@ -28,7 +29,7 @@ class Candidate(Struct):
 
     rank: int
     id: int
-    text: str
+    text: str  # that it adds to the answer: none, if it is the beginning of a character
     logit: float
     p: float  # at temperature 1, of the whole vocabulary
     ends: bool  # whether it ends the answer
@@ -91,6 +92,7 @@ async def _answer(service: Service, asked: CandidatesRequest, samplers: list[Sam
                 asked.temperatures or [1.0],
                 top=_TOP if asked.top is None else asked.top,
                 sampled=asked.sampled,
+                prefix=asked.prefix_tokens or (),
                 prompt_tokens=events.decodings[0].answer.prompt_tokens,
             )
         )
@@ -114,6 +116,7 @@ def step_candidates(
     *,
     top: int,
     sampled: int | None = None,
+    prefix: Sequence[int] = (),
     prompt_tokens: int = 0,
 ) -> StepCandidates:
     """Return the first candidates of a step and the cuts of samplers.
@@ -125,6 +128,7 @@ def step_candidates(
         temperatures: The temperatures > 0 that the cuts are wanted for.
         top: Number of candidates in the answer.
         sampled: A token to be described beside the first ones.
+        prefix: The answer's tokens before the step.
         prompt_tokens: Number of tokens before the step.
 
     Raises:
@@ -136,12 +140,15 @@ def step_candidates(
         raise ValueError(f"sampled must be a token that can be chosen, not {sampled}")
     step = sampling_step(logits, int(np.nanargmax(logits)) if sampled is None else sampled, 1.0, ())
 
+    before = b"".join(map(weights.piece, prefix))
+
     def candidate(rank: int) -> Candidate:
         token = int(step.ids[rank])
+        piece = weights.piece(token)
         return Candidate(
             rank=rank + 1,
             id=token,
-            text=weights.piece(token).decode("utf-8", "replace") or weights.token_text(token),
+            text=TextStream(before=before).push(piece) if piece else weights.token_text(token),
             logit=float(step.logits[rank]),
             p=float(step.p[rank]),
             ends=weights.ends_generation(token),

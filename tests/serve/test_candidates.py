@@ -87,6 +87,18 @@ def test_a_token_that_ends_the_answer_is_marked(row: NDArray[np.float32], smollm
     assert first.text
 
 
+def test_a_candidate_completes_the_character_that_the_answer_ends_with(
+    row: NDArray[np.float32], smollm2: Model
+) -> None:
+    *prefix, last = smollm2.tokenize("😀")
+    row = row.copy()
+    row[last], row[prefix[0]] = 100.0, 99.0
+    [first] = step_candidates(row, smollm2.weights, [], [1.0], top=1, prefix=prefix).candidates
+    assert first.text == "😀"
+    [_, start] = step_candidates(row, smollm2.weights, [], [1.0], top=2).candidates
+    assert (start.id, start.text) == (prefix[0], "")
+
+
 def test_what_cannot_be_answered_is_refused(row: NDArray[np.float32], smollm2: Model) -> None:
     banned = row.copy()
     banned[5] = -np.inf
