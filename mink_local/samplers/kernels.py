@@ -38,6 +38,7 @@ _POSITIVE_INFINITY = np.int32(0x7F800000)
 _NEGATIVE_INFINITY = np.int32(-0x7F800001)
 _LARGEST_FINITE = np.int32(0x7F7FFFFF)
 _NEGATIVE_ZERO = np.int32(-1)
+_FARTHEST = np.uint32(0xFFFFFFFF)
 
 _LARGEST = np.finfo(np.float32).max
 _BLOCK = 256  # logits whose maximum is kept; at 256 the first pass costs what np.max costs
@@ -95,15 +96,14 @@ def _scan(bits, block_max):
 
 @helper
 def _scan_finite(bits):
-    """Return how many keys are above -inf's, and the smallest of them."""
-    lowest = _MAGNITUDE
+    """Return how many keys are above -inf's, and the smallest of them; there must be one."""
+    nearest = _FARTHEST
     count = 0
-    for j in range(bits.size):
-        key = _key(bits[j])
-        counts = key > _NEGATIVE_INFINITY
-        lowest = key if counts and key < lowest else lowest
-        count += counts
-    return count, lowest
+    for j in range(bits.size):  # unsigned distances vectorise, a comparison of keys would not
+        distance = np.uint32(_key(bits[j]) - _NEGATIVE_INFINITY - 1)  # of -inf: the farthest
+        nearest = min(nearest, distance)
+        count += distance != _FARTHEST
+    return count, np.int32(np.int64(nearest) + _NEGATIVE_INFINITY + 1)
 
 
 @helper
