@@ -2,7 +2,8 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +105,8 @@ class Decoding:
         """
         if (watch := self.answer.request.watch) is not None:
             watch(logits)
-        token = self._sampler(self._without_ends(logits), step=len(self.answer.k) + 1)
+        with self._without_ends(logits):
+            token = self._sampler(logits, step=len(self.answer.k) + 1)
         if self._params.logprobs is not None:
             self._logprob = logprob(logits, token)
             self._top_logprobs = _top_logprobs(logits, self._params.logprobs)
@@ -145,16 +147,24 @@ class Decoding:
             piece.logprob, piece.top_logprobs = self._logprob, self._top_logprobs
         return piece
 
-    def _without_ends(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits, without the tokens that end the answer if it may not end yet."""
+    @contextmanager
+    def _without_ends(self, logits: NDArray[np.float32]) -> Iterator[None]:
+        """Take the tokens that end the answer out of the logits in this block, if it may not end yet."""
         params = self._params
         too_short = self.answer.n_tokens < params.min_tokens
         if not (too_short or params.ignore_eos):
-            return logits
-        banned = [*self._weights.end_tokens, *(self._stop_tokens if too_short else ())]
-        row = logits.copy()
-        row[banned] = np.where(np.isnan(row[banned]), row[banned], -np.inf)  # a NaN must not be hidden
-        return row
+            yield
+            return
+        banned = self._weights.end_tokens | (self._stop_tokens if too_short else frozenset())
+        before = [(token, logits[token]) for token in banned]
+        for token, logit in before:
+            if not np.isnan(logit):  # which must not be hidden
+                logits[token] = -np.inf
+        try:
+            yield
+        finally:
+            for token, logit in before:
+                logits[token] = logit
 
 
 def _top_logprobs(logits: NDArray[np.float32], count: int) -> TopLogprobs:
