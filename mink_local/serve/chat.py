@@ -19,7 +19,7 @@ from mink_local.serve.sampling import sampling_params
 from mink_local.serve.service import Service
 from mink_local.serve.tokens import logprob_entry
 from mink_local.serve.tool_calls import ToolParser
-from mink_local.serve.tools import ToolPlan, plan_tools
+from mink_local.serve.tools import ToolPlan, needs_grammar, plan_tools
 
 
 async def create_chat_completion(http: HttpRequest) -> Response:
@@ -29,7 +29,9 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     preset = service.presets.find(asked.model)
     params, ignored = sampling_params(asked, preset, service.limits)
     model = service.model
-    plan = await service.off_loop(plan_tools, asked, model.chat_template, model.supports_tools)
+    plan = await service.off_loop(
+        plan_tools, asked, model.chat_template, model.supports_tools, is_slow=needs_grammar(asked)
+    )
     request = engine_request(asked, params, plan, model.has_thinking_switch)
     return await respond(
         http,

@@ -55,12 +55,18 @@ class ToolPlan:
         return ToolParser(self.names, is_constrained=bool(self.grammar), is_parallel=self.is_parallel)
 
 
+def needs_grammar(request: ChatRequest) -> bool:
+    """Return whether `plan_tools` makes a grammar, which takes seconds for the largest schemas."""
+    if not request.tools or request.tool_choice == "none":
+        return False
+    return request.tool_choice not in (None, "auto") or request.answer_schema is not None
+
+
 def plan_tools(request: ChatRequest, chat_template: str | None, supports_tools: bool) -> ToolPlan:
     """Decide how a request's tools are shown to the model, and whether it must call one.
 
     With tool_choice "none" the model is not shown the tools. If the template shows no tools, or has calls in
-    a form that is unknown here, a system message shows them, and calls are text in the form of Hermes. A
-    grammar of large schemas takes time: this is not for the event loop.
+    a form that is unknown here, a system message shows them, and calls are text in the form of Hermes.
 
     Args:
         request: The request, as `protocol.parse` has checked it.
@@ -94,11 +100,10 @@ def _grammar(request: ChatRequest, form: CallForm) -> str | None:
 
     Of several calls only if the client asks for them: a small model does not find the end.
     """
-    choice, answer = request.tool_choice, None
-    if choice in (None, "auto"):
-        answer = request.answer_schema
-        if answer is None:
-            return None
+    if not needs_grammar(request):
+        return None
+    choice = request.tool_choice
+    answer = request.answer_schema if choice in (None, "auto") else None
     parameters = {
         tool.function.name: tool.function.parameters or {}
         for tool in request.tools or ()
@@ -108,7 +113,7 @@ def _grammar(request: ChatRequest, form: CallForm) -> str | None:
     try:
         return calls_grammar(form, parameters, is_parallel=is_parallel, answer=answer)
     except ValueError as error:
-        raise ApiError(400, f"a call cannot be forced: {error}", param="tools") from None
+        raise ApiError(400, f"no grammar can be made of the tools: {error}", param="tools") from None
 
 
 def _check_parameters(tools: Sequence[FunctionTool]) -> None:

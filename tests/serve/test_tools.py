@@ -162,7 +162,7 @@ def test_parameters_are_of_the_type_object() -> None:
 def test_a_schema_that_makes_no_grammar_is_refused_if_the_call_is_forced() -> None:
     wrong = tool("f", {"a": {"type": "unknown"}})
     assert plan(tools=[wrong]).parser() is not None
-    with pytest.raises(ApiError, match="a call cannot be forced: f: json_schema cannot"):
+    with pytest.raises(ApiError, match="no grammar can be made of the tools: f: json_schema cannot"):
         plan(tools=[wrong], tool_choice="required")
 
 
