@@ -47,14 +47,6 @@ def test_a_named_tool_is_called_in_pieces_as_in_one(client: openai.OpenAI) -> No
     assert "".join(choice.delta.content or "" for choice in choices) == ""
 
 
-def test_the_result_of_a_call_is_answered(client: openai.OpenAI) -> None:
-    message = ask(client, tool_choice="required").choices[0].message
-    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
-    answer = ask(client, messages=[USER, message, result], tool_choice="none", max_tokens=4).choices[0]
-    assert (answer.finish_reason, answer.message.tool_calls) == ("length", None)
-    assert answer.message.content
-
-
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_call_that_the_model_chooses_to_make_is_found(client: openai.OpenAI, is_stream: bool) -> None:
     """The grammar is the client's own; of the tools the server only knows what to look for."""
