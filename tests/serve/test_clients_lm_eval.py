@@ -45,11 +45,11 @@ def evaluate(server: RunningServer, tmp_path: Path) -> Callable[..., dict[str, A
     for name, task in TASKS.items():
         (tmp_path / f"{name}.yaml").write_text(f"task: {name}\n{data}{COMMON}{task}")
 
-    def run(task: str, kind: str, path: str, model: str = MODEL, *options: str) -> dict[str, Any]:
-        """Return the first sample of the harness's log."""
+    def run(tasks: str, kind: str, path: str, model: str = MODEL, *options: str) -> dict[str, Any]:
+        """Return the first sample of each task, from the harness's log."""
         arguments = f"model={model},base_url={server.url}/v1/{path},num_concurrent=2,max_retries=1"
         command = [sys.executable, "-m", "lm_eval", "run", "--model", kind, "--model_args", arguments]
-        command += ["--tasks", task, "--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")]
+        command += ["--tasks", tasks, "--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")]
         environment = os.environ | {
             "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"
         }  # fmt: skip
@@ -61,25 +61,23 @@ def evaluate(server: RunningServer, tmp_path: Path) -> Callable[..., dict[str, A
             timeout=300,
         )
         assert result.returncode == 0, result.stderr[-3000:]
-        [samples] = tmp_path.glob("out/**/samples_*.jsonl")
-        return dict(json.loads(samples.read_text().splitlines()[0]))
+        logs = {task: next(tmp_path.glob(f"out/**/samples_{task}_*.jsonl")) for task in tasks.split(",")}
+        return {task: json.loads(log.read_text().splitlines()[0]) for task, log in logs.items()}
 
     return run
 
 
-def test_choices_are_scored_by_echoed_log_probabilities(evaluate: Callable[..., dict[str, Any]]) -> None:
-    sample = evaluate("choice", "local-completions", "completions")
-    (paris, _), (banana, _) = sample["filtered_resps"]
+def test_choices_are_scored_by_echoed_log_probabilities_and_texts_generated(
+    evaluate: Callable[..., dict[str, Any]],
+) -> None:
+    samples = evaluate("choice,text", "local-completions", "completions")
+    paris, banana = (float(logprob) for logprob, _ in samples["choice"]["filtered_resps"])
     assert banana < paris < 0
-    assert sample["acc"] == 1
-
-
-def test_texts_are_generated(evaluate: Callable[..., dict[str, Any]]) -> None:
-    assert evaluate("text", "local-completions", "completions")["resps"][0][0]
+    assert samples["choice"]["acc"] == 1
+    assert samples["text"]["resps"][0][0]
 
 
 def test_chats_are_answered_with_a_presets_temperature(evaluate: Callable[..., dict[str, Any]]) -> None:
-    sample = evaluate(
-        "text", "local-chat-completions", "chat/completions", f"{MODEL}:min-k-t5", "--apply_chat_template"
-    )
-    assert sample["resps"][0][0]
+    model = f"{MODEL}:min-k-t5"
+    samples = evaluate("text", "local-chat-completions", "chat/completions", model, "--apply_chat_template")
+    assert samples["text"]["resps"][0][0]

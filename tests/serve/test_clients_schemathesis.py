@@ -3,31 +3,57 @@
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.core.result import Ok
 
-from tests.support.server import running_server
+from mink_local.serve.openapi import document
+from tests.support.server import RunningServer, running_server
+
+OPERATIONS = {
+    f"{operation.method.upper()} {operation.path}": operation
+    for found in schemathesis.openapi.from_dict(document()).get_all_operations()
+    if isinstance(found, Ok) and (operation := found.ok())
+}
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def document() -> Iterator[Any]:
-    """The document of a server whose answers are short."""
+def brief() -> Iterator[RunningServer]:
+    """A server whose answers are short."""
     with running_server("--max-tokens", "2") as server:
-        yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+        yield server
 
 
-schema = schemathesis.pytest.from_fixture("document")
+def test_the_document_is_served(brief: RunningServer) -> None:
+    assert httpx.get(f"{brief.url}/openapi.json").json() == document()
 
 
-@schema.parametrize()
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_every_answer_is_a_result_or_an_error_body(case: Any) -> None:
-    response = case.call()
-    if response.status_code < 400:
-        return
-    assert response.status_code < 500 or response.status_code == 501, response.text
-    assert set(response.json()["error"]) >= {"message", "type", "param", "code"}
-    assert response.json()["error"]["message"]
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_answer_is_a_result_or_an_error_body(brief: RunningServer, operation: str) -> None:
+    right = OPERATIONS[operation].as_strategy()
+    wrong = OPERATIONS[operation].as_strategy(generation_mode=GenerationMode.NEGATIVE)
+
+    @given(case=right | wrong if operation.startswith("POST") else right)
+    @settings(
+        max_examples=25,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        database=None,
+        phases=[Phase.generate],
+    )  # shrinking takes minutes
+    def check(case: Case[Any]) -> None:
+        response = case.call(base_url=brief.url)
+        if response.status_code < 400:
+            return
+        assert response.status_code < 500 or response.status_code == 501, response.text
+        error = response.json()["error"]
+        assert error.keys() >= {"message", "type", "param", "code"}
+        assert error["message"]
+
+    check()
+    assert brief.process.poll() is None
