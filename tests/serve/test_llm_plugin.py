@@ -2,81 +2,37 @@
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import llm
 import pytest
-from click.testing import CliRunner, Result
-from llm.cli import cli
-from llm.plugins import load_plugins, pm
 
 from mink_local.generation.model import Model
 from mink_local.models.catalog import add
-from mink_local.serve import llm_plugin
-from tests.support.scripted import write_scripted
+from tests.support.llm_program import NOBODY, SHOUT, ask, details, logged, register_plugin, run, write_talker
 
-NOBODY = "http://127.0.0.1:1"
+ROOT = Path(__file__).parents[2]
 MODEL = "mink/smollm2-135m"
 GREEDY = ("-o", "temperature", "0", "-o", "n_ctx", "1024")
-
-# Calls the tool, says what it gave, and reasons first if it is told to.
-TEMPLATE = """{# <think> <tool_call> #}{{ tools | tojson if tools else '' }}
-{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.tool_calls | tojson if m.tool_calls else '' }}
-{% endfor %}{% if messages[-1].role == 'tool' %}<|told|>{% elif enable_thinking %}<|think|>{% else %}{{
-'<|call|>' if tools else '<|plain|>' }}{% endif %}"""
-SCRIPTS = {
-    "<|call|>": [
-        "<tool_call>\n",
-        '{"name": "shout", ',
-        '"arguments": ',
-        '{"text": "hey"}}',
-        "\n</tool_call>",
-    ],
-    "<|told|>": ["It says", " HEY."],
-    "<|think|>": ["<think>", "Hm", "…", "</think>", "\n\nYes", "."],
-    "<|plain|>": ["Plainly", " yes!"],
-}
 
 
 @pytest.fixture(autouse=True)
 def _llm_of_its_own(own_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give `llm` the plugin, files of the test's own and no server."""
     assert own_files
-    load_plugins()  # type: ignore[no-untyped-call]
-    if not pm.is_registered(llm_plugin):
-        pm.register(llm_plugin, "mink")
+    register_plugin()
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
     monkeypatch.setenv("MINK_URL", NOBODY)
-
-
-def run(*arguments: str, input: str = "") -> Result:  # noqa: A002  # click's name for it
-    return CliRunner().invoke(cli, arguments, input=input, catch_exceptions=False)
-
-
-def ask(*arguments: str, input: str = "") -> str:  # noqa: A002
-    """Run `llm` without an error; return what it writes to standard output."""
-    result = run(*arguments, input=input)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def logged() -> dict[str, Any]:
-    """Return what `llm` logged last."""
-    entries: list[dict[str, Any]] = json.loads(ask("logs", "-n", "1", "--json"))
-    return entries[0]
-
-
-def details(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return the details of the usage in a log entry."""
-    return json.loads(entry["token_details"])  # type: ignore[no-any-return]
 
 
 @pytest.fixture
 def scripted(tmp_path: Path) -> str:
     """A model that writes what `SCRIPTS` says, in the user's catalogue."""
-    path = write_scripted(tmp_path / "scripted.gguf", TEMPLATE, SCRIPTS)
-    add(["scripted", "file", str(path), *"-----"])
+    add(["scripted", "file", str(write_talker(tmp_path / "scripted.gguf")), *"-----"])
     return "mink/scripted"
 
 
@@ -91,45 +47,6 @@ def test_options_are_listed() -> None:
     assert [name for name in names if f"\n    {name}: " not in text] == []
 
 
-def test_an_answer_is_the_models_own(smollm2: Model) -> None:
-    text = ask("-m", MODEL, *GREEDY, "-o", "max_tokens", "12", "-s", "Be brief.", "What is a whale?")
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "What is a whale?"},
-    ]
-    assert text == smollm2.chat(messages, temperature=0, max_tokens=12).read() + "\n"
-
-
-def test_temperature_sampler_and_seed() -> None:
-    options = {"temperature": "40", "sampler": "top-k:k=7", "seed": "3", "max_tokens": "6"}
-    arguments = [argument for name, value in options.items() for argument in ("-o", name, value)]
-    texts = [ask("-m", MODEL, *arguments, "--no-stream", "Hello")]
-    entry = logged()["response_json"]
-    assert set(entry.pop("k")) == {7}
-    assert entry.pop("finish_reason") in ("stop", "length")
-    assert entry == {"model": "smollm2-135m", "server": None, "seed": 3}
-    texts.append(ask("-m", MODEL, *arguments, "Hello"))
-    assert texts[0] == texts[1]
-    assert ask("-m", MODEL, *arguments, "-o", "seed", "4", "Hello") not in texts
-
-
-def test_min_k_is_the_default_and_tau_its_option() -> None:
-    arguments = ("-m", MODEL, "-o", "temperature", "5", "-o", "max_tokens", "4", "-o", "seed", "1", "Hello")
-    ask(*arguments)
-    assert max(logged()["response_json"]["k"]) < 40
-    ask(*arguments, "-o", "tau", "5000")
-    assert min(logged()["response_json"]["k"]) >= 5000 // 60
-
-
-def test_usage_is_logged(smollm2: Model) -> None:
-    ask("-m", MODEL, *GREEDY, "-o", "max_tokens", "3", "Count to ten.")
-    entry = logged()
-    assert entry["input_tokens"] == smollm2.count_tokens([{"role": "user", "content": "Count to ten."}])
-    assert entry["output_tokens"] == 3
-    assert details(entry)["median_k"] == 1
-    assert entry["resolved_model"] == "smollm2-135m"
-
-
 def test_stop(scripted: str) -> None:
     assert ask("-m", scripted, "Well?") == "Plainly yes!\n"
     assert ask("-m", scripted, "-o", "stop", " yes", "Well?") == "Plainly\n"
@@ -137,41 +54,9 @@ def test_stop(scripted: str) -> None:
     assert model.prompt("Well?", stop=["!", "y"]).text() == "Plainl"
 
 
-def test_a_conversation_goes_on(smollm2: Model) -> None:
-    first = ask("-m", MODEL, *GREEDY, "-o", "max_tokens", "8", "My name is Ada.").removesuffix("\n")
-    ask("-c", *GREEDY, "-o", "max_tokens", "3", "What is my name?")
-    messages = [
-        {"role": "user", "content": "My name is Ada."},
-        {"role": "assistant", "content": first},
-        {"role": "user", "content": "What is my name?"},
-    ]
-    entry = logged()
-    assert entry["input_tokens"] == smollm2.count_tokens(messages)
-    assert details(entry)["cached_tokens"] > entry["input_tokens"] // 2
-
-
-def test_chat_keeps_the_model_and_its_cache() -> None:
-    text = ask("chat", "-m", MODEL, *GREEDY, "-o", "max_tokens", "5", input="Hello\nAnd then?\nquit\n")
-    assert text.startswith(f"Chatting with {MODEL}")
-    assert details(logged())["cached_tokens"] > 20
-
-
-def test_the_last_assistant_message_is_continued() -> None:
-    messages = [llm.user("What is the capital of France?"), llm.assistant("The capital of France is")]
-    answer = llm.get_model(MODEL).prompt(messages=messages, temperature=0, max_tokens=1, n_ctx=1024)
-    assert answer.text() == " Paris"
-
-
-def test_schema() -> None:
-    text = ask("-m", MODEL, *GREEDY, "--schema", "happy bool, age int", "Invent a dog.")
-    assert {name: type(value) for name, value in json.loads(text).items()} == {"happy": bool, "age": int}
-
-
 def test_tools(scripted: str) -> None:
-    function = "def shout(text: str) -> str:\n    'Say it loudly.'\n    return text.upper()"
-    text = ask("-m", scripted, "--functions", function, "--td", "Say hey")
-    assert text == "It says HEY.\n"
-    entries = json.loads(ask("logs", "-n", "2", "--json"))
+    assert ask("-m", scripted, "--functions", SHOUT, "Say hey") == "It says HEY.\n"
+    entries = logged(2)
     assert [(call["name"], call["arguments"]) for call in entries[0]["tool_calls"]] == [
         ("shout", {"text": "hey"})
     ]
@@ -191,7 +76,106 @@ def test_reasoning_is_told_from_the_answer(scripted: str) -> None:
     result = run("-m", scripted, "-o", "think", "true", "Well?")
     assert result.stdout == "Yes.\n"
     assert "Hm…" in result.stderr
-    assert (logged()["reasoning"], logged()["response"]) == ("Hm…", "Yes.")
+    [entry] = logged()
+    assert (entry["reasoning"], entry["response"]) == ("Hm…", "Yes.")
+
+
+def test_a_server_that_is_chosen_and_not_there_is_mentioned(
+    scripted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = f"mink: no mink-serve at {NOBODY} has scripted: it is loaded here\n"
+    assert run("-m", scripted, "Hi").stderr == note
+    monkeypatch.setenv("MINK_URL", "localhost:8080")
+    assert (
+        run("-m", scripted, "Hi").stderr
+        == "Error: MINK_URL is localhost:8080: write it as http://127.0.0.1:8080\n"
+    )
+
+
+def test_attachments_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    result = run("-m", MODEL, "-a", str(tmp_path / "a.png"), "What is this?")
+    assert result.stderr == "Error: This model does not support attachments\n"
+    messages = [llm.user("What is this?", llm.Attachment(path=str(tmp_path / "a.png")))]
+    with pytest.raises(llm.ModelError, match="read text only: leave the attachment out"):
+        llm.get_model(MODEL).prompt(messages=messages).text()
+
+
+@pytest.mark.slow
+def test_another_model_replaces_the_last(scripted: str) -> None:
+    ask("-m", MODEL, "-o", "max_tokens", "1", "Hi")
+    assert ask("-m", scripted, "Hi") == "Plainly yes!\n"
+    ask("-m", MODEL, "-o", "max_tokens", "1", "Hi")
+    assert "cached_tokens" not in details(logged()[0])
+
+
+def test_an_answer_is_the_models_own(smollm2: Model) -> None:
+    text = ask("-m", MODEL, *GREEDY, "-o", "max_tokens", "12", "-s", "Be brief.", "What is a whale?")
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is a whale?"},
+    ]
+    assert text == smollm2.chat(messages, temperature=0, max_tokens=12).read() + "\n"
+
+
+def test_temperature_sampler_and_seed() -> None:
+    options = {"temperature": "40", "sampler": "top-k:k=7", "seed": "3", "max_tokens": "6"}
+    arguments = [argument for name, value in options.items() for argument in ("-o", name, value)]
+    texts = [ask("-m", MODEL, *arguments, "--no-stream", "Hello")]
+    entry = logged()[0]["response_json"]
+    assert set(entry.pop("k")) == {7}
+    assert entry.pop("finish_reason") in ("stop", "length")
+    assert entry == {"model": "smollm2-135m", "server": None, "seed": 3}
+    texts.append(ask("-m", MODEL, *arguments, "Hello"))
+    assert texts[0] == texts[1]
+    assert ask("-m", MODEL, *arguments, "-o", "seed", "4", "Hello") not in texts
+
+
+def test_min_k_is_the_default_and_tau_its_option() -> None:
+    arguments = ("-m", MODEL, "-o", "temperature", "5", "-o", "max_tokens", "4", "-o", "seed", "1", "Hello")
+    ask(*arguments)
+    assert max(logged()[0]["response_json"]["k"]) < 40
+    ask(*arguments, "-o", "tau", "5000")
+    assert min(logged()[0]["response_json"]["k"]) >= 5000 // 60
+
+
+def test_usage_is_logged(smollm2: Model) -> None:
+    ask("-m", MODEL, *GREEDY, "-o", "max_tokens", "3", "Count to ten.")
+    [entry] = logged()
+    assert entry["input_tokens"] == smollm2.count_tokens([{"role": "user", "content": "Count to ten."}])
+    assert entry["output_tokens"] == 3
+    assert details(entry)["median_k"] == 1
+    assert entry["resolved_model"] == "smollm2-135m"
+
+
+def test_a_conversation_goes_on(smollm2: Model) -> None:
+    first = ask("-m", MODEL, *GREEDY, "-o", "max_tokens", "8", "My name is Ada.").removesuffix("\n")
+    ask("-c", *GREEDY, "-o", "max_tokens", "3", "What is my name?")
+    messages = [
+        {"role": "user", "content": "My name is Ada."},
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "What is my name?"},
+    ]
+    [entry] = logged()
+    assert entry["input_tokens"] == smollm2.count_tokens(messages)
+    assert details(entry)["cached_tokens"] > entry["input_tokens"] // 2
+
+
+def test_chat_keeps_the_model_and_its_cache() -> None:
+    text = ask("chat", "-m", MODEL, *GREEDY, "-o", "max_tokens", "5", input="Hello\nAnd then?\nquit\n")
+    assert text.startswith(f"Chatting with {MODEL}")
+    assert details(logged()[0])["cached_tokens"] > 20
+
+
+def test_the_last_assistant_message_is_continued() -> None:
+    messages = [llm.user("What is the capital of France?"), llm.assistant("The capital of France is")]
+    answer = llm.get_model(MODEL).prompt(messages=messages, temperature=0, max_tokens=1, n_ctx=1024)
+    assert answer.text() == " Paris"
+
+
+def test_schema() -> None:
+    text = ask("-m", MODEL, *GREEDY, "--schema", "happy bool, age int", "Invent a dog.")
+    assert {name: type(value) for name, value in json.loads(text).items()} == {"happy": bool, "age": int}
 
 
 def test_async() -> None:
@@ -199,6 +183,7 @@ def test_async() -> None:
     assert ask("--async", *arguments) == ask(*arguments)
 
 
+@pytest.mark.slow
 def test_async_prompts_wait_for_each_other() -> None:
     model = llm.get_async_model(MODEL)
     options: Any = {"temperature": 0, "max_tokens": 8, "n_ctx": 1024}
@@ -238,13 +223,6 @@ def test_an_answer_that_is_not_read_on_is_ended() -> None:
     assert model.prompt("Hello", temperature=0, max_tokens=1, n_ctx=1024).text()
 
 
-def test_another_model_replaces_the_last(scripted: str) -> None:
-    ask("-m", MODEL, "-o", "max_tokens", "1", "Hi")
-    assert ask("-m", scripted, "Hi") == "Plainly yes!\n"
-    ask("-m", MODEL, "-o", "max_tokens", "1", "Hi")
-    assert "cached_tokens" not in details(logged())
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -254,38 +232,59 @@ def test_another_model_replaces_the_last(scripted: str) -> None:
         (("-o", "sampler", "top-p", "-o", "tau", "3"), "tau is an option of min-k, not of top-p"),
         (("-o", "max_tokens", "0"), "Input should be greater than or equal to 1"),
         (("-o", "min_p", "0.1"), "Extra inputs are not permitted"),
-        (("-o", "n_ctx", "32"), "the prompt is "),
+        (("-o", "n_ctx", "1024"), "the prompt is "),
     ],
 )
 def test_what_is_refused(options: tuple[str, ...], sentence: str) -> None:
-    result = run("-m", MODEL, *options, "word " * 400)
+    result = run("-m", MODEL, *options, "word " * 1100)
     assert result.exit_code == 1
     assert sentence in result.stderr
     assert result.stdout == ""
 
 
-def test_attachments_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    result = run("-m", MODEL, "-a", str(tmp_path / "a.png"), "What is this?")
-    assert result.stderr == "Error: This model does not support attachments\n"
-    messages = [llm.user("What is this?", llm.Attachment(path=str(tmp_path / "a.png")))]
-    with pytest.raises(llm.ModelError, match="read text only: leave the attachment out"):
-        llm.get_model(MODEL).prompt(messages=messages).text()
-
-
 def test_an_error_in_a_chat_is_a_sentence() -> None:
-    result = run("chat", "-m", MODEL, "-o", "n_ctx", "32", input=f"{'word ' * 400}\nquit\n")
+    result = run("chat", "-m", MODEL, "-o", "n_ctx", "1024", input=f"{'word ' * 1100}\nquit\n")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1].startswith("Error: the prompt is ")
 
 
-def test_a_server_that_is_chosen_and_not_there_is_mentioned(
-    scripted: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    note = f"mink: no mink-serve at {NOBODY} has scripted: it is loaded here\n"
-    assert run("-m", scripted, "Hi").stderr == note
-    monkeypatch.setenv("MINK_URL", "localhost:8080")
-    assert (
-        run("-m", scripted, "Hi").stderr
-        == "Error: MINK_URL is localhost:8080: write it as http://127.0.0.1:8080\n"
-    )
+@pytest.mark.slow
+def test_nothing_heavy_is_imported_to_list_models() -> None:
+    program = """
+import sys
+import mink_local.serve.llm_plugin
+assert "mink_local.models" not in sys.modules
+from mink_local.serve.llm_plugin.models import names
+names()
+print(*sys.modules)
+"""
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"llama_cpp", "numba", "msgspec"} & set(child.stdout.split())
+
+
+PROCESS = """
+from tests.support.llm_program import register_plugin
+from llm.cli import cli
+register_plugin()
+cli(prog_name="llm")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_ctrl_c_ends_the_answer_and_the_program() -> None:
+    options = ("-o", "sampler", "top-k:k=1000", "-o", "temperature", "100")
+    with subprocess.Popen(
+        [sys.executable, "-c", PROCESS, "-m", MODEL, *options, "Count."],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.read(1)
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert errors.splitlines()[-1] == b"Aborted!"
+    assert b"Traceback" not in errors

@@ -78,7 +78,7 @@ class _AnyMinkModel:
         self._is_here = is_here
 
     def __str__(self) -> str:
-        return f"{'mink-local' if self._is_here else 'mink-serve'}: {self.model_id}"
+        return f"mink-local: {self.model_id}"
 
     def get_key(self, explicit_key: str | None = None) -> str | None:
         """Return the key for the server, or None: most servers ask for none."""

@@ -111,4 +111,5 @@ def _streamed(body: dict[str, Any]) -> dict[str, Any]:
 def _tell_ignored(body: dict[str, Any], headers: Any) -> None:
     """Say which options have no effect because the server's preset has its own."""
     if names := headers.get("x-mink-ignored"):
-        click.echo(f"mink: {body['model']} has its own sampling: {names} ignored", err=True)
+        options = names.replace(",", ", ")
+        click.echo(f"mink: {body['model']} has its own way of sampling, without your {options}", err=True)
