@@ -110,7 +110,16 @@ def test_prose_has_the_words_of_the_field(module: str) -> None:
 
 @pytest.mark.parametrize(
     "document",
-    ["README.md", "docs/mink-bench.md", "docs/mink-chat.md", "docs/mink-eval.md", "docs/mink-models.md"],
+    [
+        "README.md",
+        "docs/clients.md",
+        "docs/rpc.md",
+        "docs/several-servers.md",
+        "docs/mink-bench.md",
+        "docs/mink-chat.md",
+        "docs/mink-eval.md",
+        "docs/mink-models.md",
+    ],
 )
 def test_documents_have_the_words_of_the_field(document: str) -> None:
     text = re.sub(r"--[\w-]+", "", (ROOT / document).read_text(encoding="utf-8"))  # options keep their names

@@ -77,7 +77,7 @@ def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Balance
             configuration = NGINX.format(folder=tmp_path, configuration=configuration)
         file = tmp_path / "balancer.conf"
         file.write_text(configuration, encoding="utf-8")
-        options = ["-p", tmp_path, "-c", file] if program == "nginx" else ["-f", file]
+        options: list[str | Path] = ["-p", tmp_path, "-c", file] if program == "nginx" else ["-f", file]
         process = subprocess.Popen([program, *options])
         stack.callback(process.wait)
         stack.callback(process.terminate)
