@@ -38,8 +38,20 @@ def ask(text: str) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def model() -> Model:
+def model(tiny_path: Path) -> Model:
+    """A small random model with four slots, whose logits depend on every token before."""
+    return load_model(str(tiny_path), n_ctx=512, n_parallel=4, trust=True)
+
+
+@pytest.fixture(scope="module")
+def real() -> Model:
     return load_model("smollm2-135m", n_ctx=512, n_parallel=4)
+
+
+@pytest.fixture(scope="module")
+def auto(tiny_path: Path) -> Model:
+    """A small model that was loaded without a number of slots."""
+    return load_model(str(tiny_path), n_ctx=1024, trust=True)
 
 
 def request(prompt: Prompt, **options: Any) -> Request:
@@ -102,7 +114,7 @@ def see_their_own_past(
 
 @pytest.mark.slow
 def test_every_answer_sees_its_own_past(
-    model: Model, seen: dict[int, list[NDArray[np.float32]]], taken: dict[int, list[int]]
+    real: Model, seen: dict[int, list[NDArray[np.float32]]], taken: dict[int, list[int]]
 ) -> None:
     """Slots are refilled, prompts copied, rewound and read in the batches of others."""
     shared = "Answer in one sentence and be polite. Here is the question that I have for you today: "
@@ -116,11 +128,11 @@ def test_every_answer_sees_its_own_past(
             + [("", QUESTIONS[3], temperature) for temperature in (0.0, 1.0, 5.0, 10.0, 0.5) * 2]
         )
     ]
-    answers = list(forget(model).complete(requests))
+    answers = list(forget(real).complete(requests))
     assert sorted(answer.index for answer in answers) == list(range(len(requests)))
-    see_their_own_past(model, answers, taken, seen)
+    see_their_own_past(real, answers, taken, seen)
     for answer in answers:
-        pieces = b"".join(map(model.weights.piece, taken[answer.index]))
+        pieces = b"".join(map(real.weights.piece, taken[answer.index]))
         assert pieces.decode("utf-8", "replace").startswith(answer.text)
 
 
@@ -151,19 +163,18 @@ def test_a_model_that_cannot_forget_just_the_end(
     see_their_own_past(model, list(model.complete(requests)), taken, seen)
 
 
-def test_one_at_a_time_is_chat() -> None:
-    smollm2 = load_model("smollm2-135m", n_ctx=512, n_parallel=1)
+def test_one_at_a_time_is_chat(tiny_path: Path) -> None:
+    model = load_model(str(tiny_path), n_ctx=512, n_parallel=1, trust=True)
     requests = [
         request(ask(text), sampler=sampler, temperature=temperature, max_tokens=10, seed=5)
         for text in QUESTIONS[:2]
         for sampler, temperature in ((MinK(), 5.0), (TopP(), 1.0), (Greedy(), 1.0))
     ]
-    forget(smollm2)
-    together = [(a.text, a.k, a.finish_reason, a.n_tokens) for a in smollm2.complete(requests)]
-    forget(smollm2)
+    together = [(a.text, a.k, a.finish_reason, a.n_tokens) for a in model.complete(requests)]
+    forget(model)
     one_by_one = []
     for each in requests:
-        reply = smollm2.chat(each.prompt, each.params)  # type: ignore[arg-type]
+        reply = model.chat(each.prompt, each.params)  # type: ignore[arg-type]
         one_by_one.append(("".join(reply), reply.k, reply.finish_reason, reply.n_tokens))
     assert together == one_by_one
 
@@ -197,7 +208,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Segment, ...]]:
 
 
 def test_what_answers_have_in_common_is_evaluated_once(
-    model: Model, decoded: list[tuple[Segment, ...]]
+    real: Model, decoded: list[tuple[Segment, ...]]
 ) -> None:
     """Among answers that are drawn from the same logits: not one token is evaluated for a second time, and
     what several have begun with is evaluated for all of them."""
@@ -205,8 +216,8 @@ def test_what_answers_have_in_common_is_evaluated_once(
         request(ask(QUESTIONS[3]), sampler=MinK(), temperature=temperature, max_tokens=30, seed=1)
         for temperature in (0.0, 1.0, 2.0, 5.0)
     ]
-    forget(model)
-    answers = list(model.complete(requests))
+    forget(real)
+    answers = list(real.complete(requests))
     written = {tuple(answer.tokens[:n]) for answer in answers for n in range(1, answer.n_tokens)}
     evaluated = sum(len(part.tokens) for parts in decoded for part in parts)
     unfinished = [answer for answer in answers if answer.finish_reason == "stop"]
@@ -254,15 +265,15 @@ def test_a_common_beginning_is_evaluated_once(model: Model) -> None:
     assert all(a.prompt_tokens - a.evaluated_tokens > shared for a in answers if a not in whole)
 
 
-def test_results_say_whose_they_are(model: Model) -> None:
+def test_results_say_whose_they_are(real: Model) -> None:
     prompts = [ask(text) for text in QUESTIONS]
-    answers = list(model.generate(prompts, temperature=0.0, max_tokens=25, seed=2**32 - 4))
+    answers = list(real.generate(prompts, temperature=0.0, max_tokens=8, seed=2**32 - 4))
     assert sorted(a.index for a in answers) == list(range(len(prompts)))
     for answer in answers:
         assert answer.request.prompt == prompts[answer.index]
         assert answer.seed == (2**32 - 4 + answer.index) % (2**32 - 1)
         assert answer.finish_reason in ("stop", "length")
-        assert answer.n_tokens <= 25
+        assert answer.n_tokens <= 8
         assert answer.seconds > 0
     assert next(answer.text for answer in answers if answer.index == 4).startswith("12 times 12 is")
 
@@ -288,25 +299,25 @@ def test_a_prompt_that_does_not_fit_is_said_and_the_rest_goes_on(model: Model) -
     assert answers[1].prompt_tokens > model.n_ctx
 
 
-def test_a_text_is_continued_without_a_chat_template(model: Model) -> None:
+def test_a_text_is_continued_without_a_chat_template(real: Model) -> None:
     """With its control tokens read as such: the rendered template is the same prompt."""
-    rendered = model.apply_chat_template(ask(QUESTIONS[0]))
+    rendered = real.apply_chat_template(ask(QUESTIONS[0]))
     text, messages = (
-        next(model.generate([prompt], temperature=0.0, max_tokens=12)).text
+        next(real.generate([prompt], temperature=0.0, max_tokens=12)).text
         for prompt in (rendered, ask(QUESTIONS[0]))
     )
     assert text == messages
-    counting = next(model.generate(["1, 2, 3, 4, 5, 6,"], temperature=0.0, max_tokens=6))
+    counting = next(real.generate(["1, 2, 3, 4, 5, 6,"], temperature=0.0, max_tokens=6))
     assert counting.text.startswith(" 7")
 
 
-def test_stop_strings_and_constraints_are_each_answers_own(model: Model) -> None:
+def test_stop_strings_and_constraints_are_each_answers_own(real: Model) -> None:
     requests = [
         request(ask(QUESTIONS[3]), temperature=0.0, max_tokens=30),
         request(ask(QUESTIONS[3]), temperature=0.0, max_tokens=30, stop=["Max"]),
         request(ask(QUESTIONS[3]), temperature=0.0, constraints=Constraints(grammar='root ::= "yes" | "no"')),
     ]
-    plain, stopped, constrained = sorted(model.complete(requests), key=lambda answer: answer.index)
+    plain, stopped, constrained = sorted(real.complete(requests), key=lambda answer: answer.index)
     assert stopped.text == plain.text[: plain.text.index("Max")]
     assert stopped.finish_reason == "stop"
     assert constrained.text in ("yes", "no")
@@ -338,9 +349,10 @@ def test_interrupt_ends_answers_that_share_a_sequence(model: Model) -> None:
 
 def test_a_run_that_is_dropped_harms_nothing(model: Model) -> None:
     prompts = [ask(text) for text in QUESTIONS]
-    abandoned = model.generate(prompts, max_tokens=30, seed=1)
+    expected = next(forget(model).complete([greedy(QUESTIONS[4])])).text
+    abandoned = forget(model).generate(prompts, max_tokens=30, seed=1)
     next(abandoned)
-    assert "12" in next(model.generate([ask(QUESTIONS[4])], temperature=0.0, max_tokens=20)).text
+    assert next(model.complete([greedy(QUESTIONS[4])])).text == expected
     with pytest.raises(GenerationError, match="was cancelled: the model was asked again"):
         list(abandoned)
 
@@ -361,11 +373,11 @@ def test_a_broken_model_ends_each_answer(tiny: Callable[..., Path]) -> None:
         assert "a NaN among its logits at step 1" in str(answer.error)
 
 
-def test_backend_sampling_in_a_batch() -> None:
+def test_backend_sampling_in_a_batch(tiny_path: Path) -> None:
     """The same batches, so the same logits: greedy gives the same text and cutoffs."""
     texts = []
     for backend in (True, False):
-        model = load_model("smollm2-135m", n_ctx=256, n_parallel=3, backend_sampling=backend)
+        model = load_model(str(tiny_path), n_ctx=256, n_parallel=3, backend_sampling=backend, trust=True)
         answers = model.generate([ask(text) for text in QUESTIONS[:5]], temperature=0.0, max_tokens=12)
         texts.append({answer.index: (answer.text, answer.k) for answer in answers})
     assert texts[0] == texts[1]
@@ -386,9 +398,9 @@ def greedy(text: str, max_tokens: int = 12, **options: Any) -> Request:
 
 
 @pytest.mark.slow
-def test_requests_come_while_others_are_generated(model: Model) -> None:
-    alone = [next(forget(model).complete([greedy(text)])).text for text in QUESTIONS]
-    engine = forget(model).engine
+def test_requests_come_while_others_are_generated(real: Model) -> None:
+    alone = [next(forget(real).complete([greedy(text)])).text for text in QUESTIONS]
+    engine = forget(real).engine
     answers = []
     for text in QUESTIONS:
         answers.append(engine.submit(greedy(text)))
@@ -493,9 +505,9 @@ def test_an_interrupt_while_idle_is_not_meant_for_later(model: Model) -> None:
     assert reply.finish_reason == "length"
 
 
-def test_an_endless_iterable_is_not_read_ahead(smollm2: Model) -> None:
+def test_an_endless_iterable_is_not_read_ahead(auto: Model) -> None:
     """Also by a model that chooses how many at a time by itself."""
-    endless = smollm2.complete(greedy(QUESTIONS[i % 8], 3) for i in count())
+    endless = auto.complete(greedy(QUESTIONS[i % 8], 3) for i in count())
     assert [next(endless).n_tokens for _ in range(100)] == [3] * 100
     endless.close()  # type: ignore[attr-defined]
 
@@ -504,23 +516,23 @@ def test_an_endless_iterable_is_not_read_ahead(smollm2: Model) -> None:
 
 
 def test_many_answers_have_room_beside_a_conversation(
-    smollm2: Model, decoded: list[tuple[Segment, ...]], caplog: pytest.LogCaptureFixture
+    auto: Model, decoded: list[tuple[Segment, ...]], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A model that was loaded without a word about them writes as many at a time as suit the device."""
     conversation = ask(QUESTIONS[3])
-    first = smollm2.chat(conversation, temperature=0.0, max_tokens=8)
+    first = auto.chat(conversation, temperature=0.0, max_tokens=8)
     conversation += [{"role": "assistant", "content": "".join(first)}, {"role": "user", "content": "Go on."}]
     decoded.clear()
-    answers = list(smollm2.generate([ask(text) for text in QUESTIONS], temperature=0.0, max_tokens=10))
+    answers = list(auto.generate([ask(text) for text in QUESTIONS], temperature=0.0, max_tokens=10))
     assert len(answers) == max(map(len, decoded)) == len(QUESTIONS)
     lengths = [max(s.position + len(s.tokens) for parts in decoded for s in parts)]
     assert lengths[0] < 100
     decoded.clear()
-    assert len(list(smollm2.generate([ask("word " * 200), ask("Hello")], max_tokens=60))) == 2
+    assert len(list(auto.generate([ask("word " * 200), ask("Hello")], max_tokens=60))) == 2
     assert max(s.position + len(s.tokens) for parts in decoded for s in parts) > 200, "in a longer cache"
-    too_long = smollm2.generate([ask("word " * 2000), ask("Hello")], max_tokens=2)
+    too_long = auto.generate([ask("word " * 2000), ask("Hello")], max_tokens=2)
     assert sorted(str(answer.finish_reason) for answer in too_long) == ["length", "overflow"]
-    again = smollm2.chat(conversation, temperature=0.0, max_tokens=8)
+    again = auto.chat(conversation, temperature=0.0, max_tokens=8)
     assert "".join(again)
     assert again.evaluated_tokens < again.prompt_tokens - first.prompt_tokens + 2
     assert caplog.messages == []

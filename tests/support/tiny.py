@@ -139,7 +139,7 @@ def _tensors(shape: Shape, n_vocab: int, scale: float) -> dict[str, tuple[tuple[
         tensors["output.weight"] = ((n_vocab, shape.width), 0)
     for i in range(shape.layers):
         block = {
-            "attn_norm": ((shape.width,), 1),
+            "attn_norm": ((shape.width,), 0.3),  # so that a token attends to all others, not to one
             "ffn_norm": ((shape.width,), 1),
             "attn_q": ((queries, shape.width), 0),
             "attn_k": ((keys, shape.width), 0),
@@ -155,12 +155,11 @@ def _tensors(shape: Shape, n_vocab: int, scale: float) -> dict[str, tuple[tuple[
     return tensors
 
 
-def _fill(shape: tuple[int, ...], value: float, noise: NDArray[np.float16]) -> NDArray[Any]:
+def _fill(number: int, shape: tuple[int, ...], value: float) -> NDArray[Any]:
     if len(shape) == 1:
         return np.full(shape, value, np.float32)
-    size = math.prod(shape)
-    start = size % 1000  # another stretch of the noise for another shape
-    return np.resize(noise[start:], size).reshape(shape)
+    noise = _noise()[100_003 * number :]  # if keys were queries, a token would attend to nothing but itself
+    return np.resize(noise, math.prod(shape)).reshape(shape)
 
 
 @cache
@@ -255,8 +254,8 @@ def _finish(
         writer.write_tensors_to_file()
     else:
         writer.write_ti_data_to_file()
-        for shape, value in tensors.values():
-            writer.write_tensor_data(_fill(shape, value, _noise()))
+        for number, (shape, value) in enumerate(tensors.values()):
+            writer.write_tensor_data(_fill(number % 30, shape, value))
     writer.close()
     return path
 
