@@ -61,7 +61,9 @@ def run(engine: Engine) -> None:
         engine.step()
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))]
+)
 def test_requests_that_come_and_go(model: Model, seed: int) -> None:
     """Waiting, in prefill, sharing a slot, diverged and without one: cancelled anywhere, and no other is."""
     choice = random.Random(seed)
