@@ -1,0 +1,46 @@
+"""Write docs/playground.png: mink-serve's playground in Chromium, with one token opened.
+
+.venv/bin/python scripts/playground.py
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.support.browser import open_browser  # noqa: E402
+from tests.support.server import running_server  # noqa: E402
+
+PNG = ROOT / "docs" / "playground.png"
+SEED, MAX_TOKENS = 2, 70
+# The token of Min-k's answer, not among the last, that had most candidates.
+OPENED = r"""
+(candidates => [...document.querySelectorAll(".column:first-child .token:not(.end)")].slice(0, 40)
+    .reduce((a, b) => candidates(a) >= candidates(b) ? a : b)
+)(token => parseInt(token.ariaLabel.match(/(\d+) cand/)?.[1]))
+"""
+
+
+def main() -> None:
+    """Ask the playground's own prompt, open a token, and take the picture."""
+    with (
+        running_server() as server,
+        tempfile.TemporaryDirectory() as profile,
+        open_browser(Path(profile)) as browser,
+    ):
+        browser.resize(1360, 860)
+        browser.open(f"{server.url}/")
+        browser.wait("document.querySelector('#model').textContent.startsWith('smollm2')")
+        for name, value in (("max_tokens", MAX_TOKENS), ("seed", SEED)):
+            browser.run(f"document.querySelector('[name={name}]').value = {value}")
+        browser.click("document.querySelector('#send')")
+        browser.wait("document.querySelector('#stop').hidden && document.querySelector('.column')")
+        browser.click(OPENED)
+        browser.wait("!document.querySelector('#pictures').hidden && document.querySelector('#curve .cut')")
+        browser.picture(PNG)
+
+
+if __name__ == "__main__":
+    main()
