@@ -39,8 +39,13 @@ def from_json_schema(schema: str | Mapping[str, Any]) -> str:
         converted = str(json_schema_to_gbnf(json.dumps(tidied(members))))
         # The converter lets line breaks into strings, and quotes if a pattern has a dot.
         return _NEGATED.sub(lambda match: r'[^"\\\x00-\x1F' if match[1] else match[0], converted)
-    except Exception as error:  # the converter raises whatever its Python trips over
-        raise ValueError(f"json_schema cannot be made into a grammar: {error or repr(error)}") from error
+    except (AssertionError, ValueError) as error:
+        reason = str(error)
+    except RecursionError:
+        reason = "it is nested too deep"
+    except Exception:  # the converter's Python trips over a list for an object, for example
+        reason = "it is malformed"
+    raise ValueError(f"json_schema cannot be made into a grammar: {reason}")
 
 
 def check(grammar: str, model: Path) -> None:

@@ -26,16 +26,18 @@ def tidied(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema that means the same to the converter as this one to people.
 
     Raises:
-        ValueError: The grammar would be too large.
+        ValueError: The grammar would be too large, or a `$ref` is not of the schema itself.
     """
     result: dict[str, Any] = _Tidying().of(schema)
-    if isinstance(reference := result.get("$ref"), str) and reference.startswith("#/"):
+    if (reference := result.get("$ref")) is not None:
         definitions: dict[str, Any] = {
             name: result[name] for name in ("$defs", "definitions") if name in result
         }
         target: Any = result
         for key in reference[2:].split("/"):
-            target = target[key]
+            target = target.get(key, {})
+        if not target:
+            raise ValueError(f"its $ref {reference!r} leads nowhere")
         result = {**target, **definitions}
     return result
 
@@ -52,6 +54,8 @@ class _Tidying:
         if not isinstance(schema, Mapping):
             return schema
         self._check_size(schema)
+        if not str(schema.get("$ref", "#/")).startswith("#/"):
+            raise ValueError(f"its $ref {schema['$ref']!r} must begin with #/, the schema itself")
         schema = {key: self._member(key, value) for key, value in schema.items()}
         if not _SHAPING & schema.keys():
             return {**schema, **_ANY}

@@ -180,7 +180,7 @@ class ReasoningOptions(Fields, frozen=True):
 class SamplingFields(Fields, frozen=True):
     """The fields that chat and completion requests share."""
 
-    model: str | None = None
+    model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
@@ -195,8 +195,8 @@ class SamplingFields(Fields, frozen=True):
     return_tokens: bool | None = None
 
     temperature: NotNegative | None = None
-    sampler: str | None = None
-    samplers: Annotated[list[str], Meta(max_length=MAX_SAMPLERS)] | None = None
+    sampler: Name | None = None
+    samplers: Annotated[list[Name], Meta(max_length=MAX_SAMPLERS)] | None = None
     min_k: bool | None = None
     min_k_tau: float | None = None
     top_k: int | None = None
@@ -415,6 +415,8 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
             raise _refused(
                 "prompt", "must be a text, a list of texts, token ids, or a list of lists of token ids"
             )
+        if not all(self.prompts()):
+            raise _refused("prompt", "is empty: give a text or token ids")
         answers = len(self.prompts()) * (self.n or 1)
         if answers > MAX_ANSWERS:
             raise _refused("prompt", f"and n ask for {answers} answers: at most {MAX_ANSWERS} are accepted")
@@ -533,7 +535,7 @@ def _wrong_field(complaint: str) -> ApiError:
         return _refused(path, f"must be one of {', '.join(map(str, get_args(choices)))}")
     if text.startswith("Expected "):
         text = text.replace("Expected", "must be").replace(", got", ", not")
-        text = re.sub(r"`([a-z |]+)`", lambda types: _in_words(types[1]), text)
+        text = re.sub(r"`([a-z |]+)`", lambda types: _in_words(types[1]), text).removesuffix(".0")
     elif text == "Number out of range":
         text = "must be a smaller number"
     else:

@@ -14,7 +14,7 @@ import llama_cpp
 from mink_local.errors import MinkError
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
-from mink_local.generation.request import Request
+from mink_local.generation.request import Request, is_token_ids
 from mink_local.sandbox import ChildStartError
 from mink_local.serve.answers import has_grammar
 from mink_local.serve.api_errors import ApiError
@@ -115,6 +115,9 @@ class Service:
         Raises:
             ApiError: A request cannot be answered by this model, the queue is full, or the engine is down.
         """
+        if len(requests) > self._capacity:
+            message = f"{len(requests)} answers are more than the {self._capacity} that fit: ask for fewer"
+            raise ApiError(400, message, param="n")
         n_present = self._n_preparing + self._live().n_answers
         if n_present + len(requests) > self._capacity:
             seconds = max(1, round(n_present / self.model.n_parallel * self._seconds))
@@ -168,7 +171,9 @@ class Service:
             decoding = self.model.engine.prepare(request)
         answer = decoding.answer
         if answer.finish_reason == "overflow":
-            raise _overflow(answer.prompt_tokens, self.model.n_ctx)
+            is_completion = isinstance(request.prompt, str) or is_token_ids(request.prompt)
+            param = "prompt" if is_completion else "messages"
+            raise _overflow(param, answer.prompt_tokens, self.model.n_ctx)
         return decoding
 
     async def _watch_engine(self, on_failure: Callable[[], None]) -> None:
@@ -194,13 +199,13 @@ def _api_errors() -> Iterator[None]:
         raise ApiError(400, str(error)) from None
 
 
-def _overflow(n_tokens: int, n_ctx: int) -> ApiError:
+def _overflow(param: str, n_tokens: int, n_ctx: int) -> ApiError:
     """Return the error for a prompt that does not fit, in the words that LiteLLM and LangChain look for."""
     return ApiError(
         400,
         f"This model's maximum context length is {n_ctx} tokens and the prompt is too long with {n_tokens}: "
         "shorten it, or start mink-serve with a larger --ctx",
-        param="messages",
+        param=param,
         code="context_length_exceeded",
         details={"n_prompt_tokens": n_tokens, "n_ctx": n_ctx},
     )

@@ -243,7 +243,10 @@ def test_errors_are_the_sdks_classes(client: OpenAI) -> None:
     assert unknown.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as long:
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "word " * 4000}])
-    assert long.value.code == "context_length_exceeded"
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "messages")
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model=MODEL, prompt="word " * 4000)
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "prompt")
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(model=MODEL, messages=HELLO, extra_body={"grammar": "root ::= ("})
     with pytest.raises(openai.InternalServerError) as missing:
@@ -260,6 +263,8 @@ def test_keys_and_the_queue_have_their_errors() -> None:
                 stranger.models.list()
             assert refused.value.code == "invalid_api_key"
         with OpenAI(base_url=base_url, api_key="secret", max_retries=0) as friend:
+            with pytest.raises(openai.BadRequestError, match="2 answers are more than the 1 that fit"):
+                friend.chat.completions.create(model=MODEL, messages=HELLO, n=2)
             with friend.chat.completions.create(
                 model=MODEL, messages=HELLO, stream=True, extra_body={"ignore_eos": True}
             ) as stream:

@@ -95,6 +95,7 @@ MANY = "x" * 10_000
         ({"max_tokens": 1.5}, "max_tokens", "must be a whole number, not a number"),
         ({"max_tokens": -2}, "max_tokens", "must be a whole number >= -1"),
         ({"n": 0}, "n", "must be a whole number >= 1"),
+        ({"model": MANY}, "model", "length <= 256"),
         ({"n": 65}, "n", "must be a whole number <= 64"),
         ({"stop": ["a"] * 17}, "stop", "length <= 16"),
         ({"stop": [MANY]}, "stop[0]", "length <= 1024"),
@@ -243,6 +244,8 @@ def test_a_prompt_has_four_forms(prompt: Any, prompts: Any) -> None:
     ("fields", "status", "param"),
     [
         ({"prompt": []}, 400, "prompt"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": [[]]}, 400, "prompt"),
         ({"prompt": ["a", 1]}, 400, "prompt"),
         ({"prompt": [[1], 1]}, 400, "prompt"),
         ({"prompt": [-1]}, 400, "prompt[0]"),
