@@ -208,8 +208,7 @@ async def _answers(
 
     What came is read later: the clients share the processor with the servers.
     """
-    # A connection for each request: a server may close an idle one just as it is used again.
-    limits = httpx.Limits(max_connections=n_clients, max_keepalive_connections=0)
+    limits = httpx.Limits(max_connections=n_clients)
     async with httpx.AsyncClient(base_url=server.url, timeout=_PATIENCE, limits=limits) as client:
         waiting = iter(bodies)
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import math
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +12,13 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
+from mink_local.errors import GenerationError
 from mink_local.llama import grammar as gbnf
 from mink_local.llama.log import logged, reason
 from mink_local.llama.token_data import TOKEN_DATA, fill_token_data, read_token_data
 from mink_local.llama.weights import Weights
 
+SLOW_SECONDS = 1.0  # of a thread's time; an honest grammar takes milliseconds
 _LARGE = 1e30  # no sum or product of options up to this leaves float32, where inf - inf would be NaN
 
 
@@ -122,13 +125,17 @@ class Constrainer:
     def apply(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits (V,) under the constraints, -inf for a banned token; valid until the next call.
 
-        A row with a NaN is returned unchanged: a ban must not hide that a model is broken.
+        A row with a NaN is returned unchanged: a ban must not hide that a model is broken. Raises
+        GenerationError for a grammar that takes seconds, which would hold up all other answers.
         """
         if fill_token_data(logits, self._records):
             return logits
         array = self._array
         array.size, array.selected, array.sorted = logits.size, -1, False
+        began = time.thread_time()
         C.llama_sampler_apply(self._chain, ctypes.byref(array))
+        if (seconds := time.thread_time() - began) > SLOW_SECONDS:
+            raise GenerationError(f"the grammar takes {seconds:.1f} s for one token: give a simpler one")
         read_token_data(self._records, self._logits)
         return self._logits
 

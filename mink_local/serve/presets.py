@@ -111,5 +111,5 @@ class Presets:
             return preset
         if self._any_model:
             return self.default
-        message = f"there is no model {model_id!r}: this server has {', '.join(self._presets)}"
+        message = f"there is no model {model_id[:100]!r}: this server has {', '.join(self._presets)}"
         raise ApiError(404, message, param="model", code="model_not_found")

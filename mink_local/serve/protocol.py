@@ -28,7 +28,11 @@ MAX_SCHEMA_DEPTH = 32
 MAX_SCHEMA_NODES = 5_000
 MAX_GRAMMAR_CHARACTERS = 65_536
 MAX_SAMPLERS = 32
-MAX_BREAKERS = 64
+MAX_TEXT_CHARACTERS = 1 << 20  # to tokenize
+MAX_BREAKERS = 16
+MAX_BREAKER_CHARACTERS = 40  # llama.cpp reads no more; it compares each breaker with the whole vocabulary
+MAX_BIASED_CHARACTERS = 64  # of a text whose tokens get a bias
+MAX_NAME_CHARACTERS = 256
 MAX_TOKENS = 2**31 - 1
 MAX_CUTS = 8  # samplers of a request for candidates
 MAX_TEMPERATURES = 32
@@ -41,7 +45,10 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 StopString = Annotated[str, Meta(max_length=MAX_STOP_CHARACTERS)]
-Name = Annotated[str, Meta(min_length=1, max_length=256)]
+LongText = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
+Breaker = Annotated[str, Meta(max_length=MAX_BREAKER_CHARACTERS)]
+BiasedText = Annotated[str, Meta(max_length=MAX_BIASED_CHARACTERS)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARACTERS)]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 FormatType = Literal["text", "json_object", "json_schema"]
 MirostatVersion = Literal[0, 1, 2]
@@ -213,7 +220,9 @@ class SamplingFields(Fields, frozen=True):
     adaptive_target: float | None = None
 
     logit_bias: (
-        dict[str, float] | Annotated[list[tuple[int | str, float | bool]], Meta(max_length=MAX_BIAS)] | None
+        dict[BiasedText, float]
+        | Annotated[list[tuple[int | BiasedText, float | bool]], Meta(max_length=MAX_BIAS)]
+        | None
     ) = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
@@ -224,7 +233,7 @@ class SamplingFields(Fields, frozen=True):
     dry_base: float | None = None
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: CountOrRest | None = None
-    dry_sequence_breakers: Annotated[list[StopString], Meta(max_length=MAX_BREAKERS)] | None = None
+    dry_sequence_breakers: Annotated[list[Breaker], Meta(max_length=MAX_BREAKERS)] | None = None
 
     response_format: ResponseFormat | None = None
     json_schema: Schema | None = None
@@ -425,8 +434,8 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
 class TokenizeRequest(Fields, frozen=True):
     """Body of `POST /tokenize`, with llama-server's names or vLLM's."""
 
-    content: str | None = None
-    prompt: str | None = None
+    content: LongText | None = None
+    prompt: LongText | None = None
     add_special: bool | None = None
     add_special_tokens: bool | None = None
     parse_special: bool = True
@@ -441,7 +450,7 @@ class TokenizeRequest(Fields, frozen=True):
 class DetokenizeRequest(Fields, frozen=True):
     """Body of `POST /detokenize`."""
 
-    tokens: TokenIds
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TEXT_CHARACTERS)]
 
     def check(self) -> None:
         """Raise nothing: the types say it all."""

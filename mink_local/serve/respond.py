@@ -160,6 +160,8 @@ async def _all(clock: _Clock, first: Event, events: EventStream) -> AsyncIterato
 def check_event(event: Event) -> None:
     """Raise ApiError if an answer has failed."""
     if event.finish_reason == "error":
+        if event.answer.request.params.constraints is not None:  # the client's, who must not try again
+            raise ApiError(400, str(event.answer.error), code="generation_failed")
         raise ApiError(500, str(event.answer.error), kind="server_error", code="generation_failed")
     if event.finish_reason == "interrupted":
         raise ApiError(503, "the server is stopping: try another", kind="server_error", code="stopping")

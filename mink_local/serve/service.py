@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ import llama_cpp
 from mink_local.errors import MinkError
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
-from mink_local.generation.request import Request, is_token_ids
+from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.sandbox import ChildStartError
 from mink_local.serve.answers import has_grammar
 from mink_local.serve.api_errors import ApiError
@@ -63,6 +63,8 @@ class Service:
         self.created = int(time.time())
         identity = f"{__version__} {llama_cpp.__version__} {model.name}"
         self.fingerprint = f"b-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+        weights = model.weights
+        self._longest_token = max(len(weights.token_text(token)) for token in range(weights.n_vocab))
         self._capacity = model.n_parallel + max_waiting
         self._stall_seconds = stall_seconds
         self._n_preparing = 0
@@ -162,11 +164,13 @@ class Service:
 
     def tokens(self, request: Request) -> list[int]:
         """Return the token ids of a request's prompt. Raises ApiError if the model refuses it."""
+        self._refuse_giant(request.prompt)
         with _api_errors():
             return self.model.tokens(request.prompt, request.enable_thinking, request.tools)
 
     def _prepare(self, request: Request) -> Decoding:
         """Render, tokenize, and make the constraints of a request."""
+        self._refuse_giant(request.prompt)
         with _api_errors():
             decoding = self.model.engine.prepare(request)
         answer = decoding.answer
@@ -175,6 +179,20 @@ class Service:
             param = "prompt" if is_completion else "messages"
             raise _overflow(param, answer.prompt_tokens, self.model.n_ctx)
         return decoding
+
+    def _refuse_giant(self, prompt: Prompt) -> None:
+        """Refuse a text that cannot fit before it is tokenized, which takes seconds for each megabyte."""
+        if isinstance(prompt, str):
+            n_least = max(len(prompt) // self._longest_token, self.n_control_tokens(prompt))
+        else:
+            texts = [part.get("content") or "" for part in prompt if isinstance(part, Mapping)]
+            n_least = sum(map(len, texts)) // self._longest_token
+        if n_least > self.model.n_ctx:
+            raise _overflow("prompt" if isinstance(prompt, str) else "messages", n_least, self.model.n_ctx)
+
+    def n_control_tokens(self, text: str) -> int:
+        """Return the number of control tokens in a text; llama.cpp's time grows with its square."""
+        return sum(text.count(token) for token in self.model.weights.control_tokens if token)
 
     async def _watch_engine(self, on_failure: Callable[[], None]) -> None:
         """Wait until the engine ends or is stuck; then tell all clients, and the program."""

@@ -1,6 +1,5 @@
 """The server's process: its socket, its model, its log, its end."""
 
-import gc
 import logging
 import os
 import socket
@@ -38,22 +37,28 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         MinkError: The address is in use, or is not one of this machine's.
     """
-    try:
+    with _address_errors(host, port), ExitStack() as on_error:
         [family, kind, protocol, _, address], *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        with ExitStack() as on_error:
-            bound = on_error.enter_context(socket.socket(family, kind, protocol))
-            if os.name == "posix":  # elsewhere it would let two servers have one port
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-            on_error.pop_all()
+        bound = on_error.enter_context(socket.socket(family, kind, protocol))
+        if os.name == "posix":  # elsewhere it would let two servers have one port
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        on_error.pop_all()
+    return bound
+
+
+@contextmanager
+def _address_errors(host: str, port: int) -> Iterator[None]:
+    """Say in one sentence that an address cannot be used."""
+    try:
+        yield
     except OSError as error:
         reason = error.strerror or str(error)
         raise MinkError(
             f"cannot listen on {host}, port {port}: {reason}: choose another with --port"
         ) from None
-    return bound
 
 
 def serve(
@@ -121,7 +126,8 @@ def serve(
     )
     config = uvicorn.Config(app, **UVICORN, timeout_graceful_shutdown=max(1, round(drain)), lifespan="on")
     server = _Server(config, _welcome(service, bound, has_key=bool(keys)))
-    gc.freeze()  # without this a full collection takes 70 ms, in which no client gets a token
+    with _address_errors(host, bound.getsockname()[1]):  # two servers that start together can both bind
+        bound.listen()
     server.run(sockets=[bound])
     if service.failure is not None:
         sys.stderr.flush()

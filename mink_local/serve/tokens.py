@@ -1,7 +1,5 @@
 """Tokens for clients: their texts and log-probabilities, POST /tokenize, /detokenize, GET /tokenizer_info."""
 
-from typing import Any
-
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -15,6 +13,7 @@ from mink_local.serve.respond import json_response
 from mink_local.serve.service import Service
 from mink_local.serve.tools import plan_tools
 
+MAX_CONTROL_TOKENS = 10_000  # in a text; llama.cpp's time grows with the square of their number
 LEAST_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
 
 
@@ -48,17 +47,26 @@ async def tokenize(http: HttpRequest) -> Response:
     # vLLM adds the beginning of a text if it is not told otherwise, llama-server does not.
     default = asked.add_special_tokens is not False and asked.content is None
     add_special = default if asked.add_special is None else asked.add_special
+    return json_response(await service.off_loop(_tokenized, service, text or "", add_special, asked))
+
+
+def _tokenized(service: Service, text: str, add_special: bool, asked: TokenizeRequest) -> Json:
+    if asked.parse_special and service.n_control_tokens(text) > MAX_CONTROL_TOKENS:
+        raise ApiError(
+            400,
+            f"the text has more than {MAX_CONTROL_TOKENS} control tokens: shorten it, "
+            "or send parse_special: false",
+            param="content",
+        )
     weights = service.model.weights
-    tokens = await service.off_loop(
-        lambda: weights.tokenize(text or "", add_special=add_special, parse_special=asked.parse_special)
-    )
-    answer: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": service.model.n_ctx}
+    tokens = weights.tokenize(text, add_special=add_special, parse_special=asked.parse_special)
+    answer: Json = {"tokens": tokens, "count": len(tokens), "max_model_len": service.model.n_ctx}
     if asked.with_pieces:
         pieces = (weights.piece(token) for token in tokens)
         answer["tokens"] = [
             {"id": token, "piece": _text_or_bytes(piece)} for token, piece in zip(tokens, pieces, strict=True)
         ]
-    return json_response(answer)
+    return answer
 
 
 async def detokenize(http: HttpRequest) -> Response:

@@ -14,7 +14,7 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
-from mink_local.llama import grammar
+from mink_local.llama import constraints, grammar
 from mink_local.llama.constraints import Constrainer, Constraints
 from mink_local.llama.context import Context, Segment
 from mink_local.llama.token_sampler import TokenSampler
@@ -68,6 +68,18 @@ def test_penalties_are_llama_cpps(weights: Weights, rows: Row) -> None:
         np.testing.assert_allclose(changed, expected, rtol=1e-6)
         constrainer.accept(token)
         history.append(token)
+
+
+def test_a_grammar_that_takes_seconds_for_a_token_is_an_error(
+    weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alternatives = Constraints(json_schema={"enum": ["x" * 100] * 2000})
+    constrainer = Constrainer(alternatives, weights, [])
+    zeros = np.zeros(weights.n_vocab, np.float32)
+    constrainer.apply(zeros)
+    monkeypatch.setattr(constraints, "SLOW_SECONDS", 0.0)
+    with pytest.raises(GenerationError, match="give a simpler one"):
+        constrainer.apply(zeros)
 
 
 def test_dry_takes_from_what_would_repeat(weights: Weights) -> None:
