@@ -34,7 +34,7 @@ def run_and_kill(arguments: Sequence[object], out: Path, n_lines: int, seconds: 
 def test_a_killed_run_loses_and_repeats_nothing(
     tmp_path: Path, here: list[object], mink_eval: MinkEval
 ) -> None:
-    command = [*here, "-t", 5, "-n", 40, "--limit", 6, "--repeats", 4]
+    command = [*here, "-t", 5, "-n", 25, "--limit", 6, "--repeats", 4]
     run_and_kill(command, tmp_path / "killed", 4, 0.0)
     assert 4 <= count_lines(tmp_path / "killed") < 24
     mink_eval.run(*command, "--out", tmp_path / "killed")
