@@ -57,7 +57,7 @@ class Decoding:
             params.temperature,
             answer.seed,
             weights.n_vocab,
-            Constrainer(constraints, weights, prompt) if constraints else None,
+            Constrainer(constraints, weights, prompt, buffers.constraints) if constraints else None,
             buffers,
         )
         self._logprob: float | None = None

@@ -90,6 +90,14 @@ def _check(name: str, value: float, low: float, high: float) -> None:
         raise ValueError(f"{name} must be a number from {low:g} to {high:g}, not {value}")
 
 
+class VocabularyBuffers:
+    """Scratch arrays over the vocabulary, which constrainers that are not used at the same time may share."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self.logits = np.empty(n_vocab, np.float32)
+        self.records = np.empty(n_vocab, TOKEN_DATA)
+
+
 class Constrainer:
     """Applies constraints to rows of logits, by a llama.cpp chain over the whole vocabulary.
 
@@ -97,9 +105,15 @@ class Constrainer:
     ValueError if a biased token is not in the vocabulary, or llama.cpp cannot take the grammar or schema.
     """
 
-    def __init__(self, constraints: Constraints, weights: Weights, prompt: Sequence[int]) -> None:
-        self._logits = np.empty(weights.n_vocab, np.float32)
-        self._records = np.empty(weights.n_vocab, TOKEN_DATA)
+    def __init__(
+        self,
+        constraints: Constraints,
+        weights: Weights,
+        prompt: Sequence[int],
+        buffers: VocabularyBuffers | None = None,
+    ) -> None:
+        buffers = buffers or VocabularyBuffers(weights.n_vocab)
+        self._logits, self._records = buffers.logits, buffers.records
         self._array = C.llama_token_data_array()
         self._array.data = ctypes.cast(self._records.ctypes.data, C.llama_token_data_p)
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())

@@ -9,7 +9,7 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
-from mink_local.llama.constraints import Constrainer
+from mink_local.llama.constraints import Constrainer, VocabularyBuffers
 from mink_local.llama.token_data import TOKEN_DATA, write_token_data
 from mink_local.samplers import Mirostat, Sampler, Workspace, kernels
 
@@ -21,6 +21,7 @@ class SamplingBuffers:
 
     def __init__(self, n_vocab: int) -> None:
         self.workspace = Workspace(n_vocab)
+        self.constraints = VocabularyBuffers(n_vocab)
         self.records = np.empty(n_vocab, TOKEN_DATA)
         self.array = C.llama_token_data_array()
         self.array.data = ctypes.cast(self.records.ctypes.data, C.llama_token_data_p)
