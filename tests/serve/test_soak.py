@@ -1,0 +1,246 @@
+"""Many clients at a time, of whom a third leaves: no answer is wrong or mixed up, no slot lost, memory flat.
+
+By default this takes 20 seconds; MINK_SOAK_SECONDS=300 MINK_SOAK_CLIENTS=200 is its full form.
+"""
+
+import asyncio
+import json
+import os
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+
+from mink_local import Greedy, Model, Request, SamplingParams
+from tests.support.server import RunningServer, running_server
+
+httpx = pytest.importorskip("httpx")
+
+SECONDS = float(os.environ.get("MINK_SOAK_SECONDS", "20"))
+CLIENTS = int(os.environ.get("MINK_SOAK_CLIENTS", "40"))
+SLOTS = 8
+LEAVING = 1 / 3
+N_TOKENS = 14
+MARGIN = 0.5  # nats between the two best tokens: far more than what is evaluated together changes
+MARKS = [
+    f"mark {name} " for name in ("alder", "birch", "cedar", "elder", "hazel", "maple", "poplar", "rowan")
+]
+MEBIBYTE = 1 << 20
+GROWTH = 32 * MEBIBYTE  # that is still flat
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, and the form that its answer must have."""
+
+    path: str
+    body: Json
+    answer: "re.Pattern[str]"
+
+
+@dataclass
+class Outcome:
+    """What the clients saw."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+    seconds: float = 1.0  # of an answer, a moving average
+
+
+def counting_questions(model: Model) -> list[Question]:
+    """Return lists of numbers to go on with, and the engine's own greedy answers.
+
+    What llama.cpp evaluates together changes its sums in the last bits: questions whose two best tokens are
+    close at some step are left out.
+    """
+    texts = [
+        ", ".join(map(str, range(start, start + length))) + ","
+        for start in (100, 640, 1250, 2024, 3200, 3768, 4211)
+        for length in (8, 24)
+    ]
+    chats = [
+        [{"role": "user", "content": "Count."}, {"role": "assistant", "content": text}] for text in texts
+    ]
+    prompts: list[Any] = [*texts, *chats]
+    params = SamplingParams(sampler=Greedy(), max_tokens=N_TOKENS, logprobs=2)
+    questions = []
+    for answer in model.complete(Request(prompt, params) for prompt in prompts):
+        if min(best[1] - second[1] for best, second in answer.top_logprobs) < MARGIN:
+            continue
+        prompt = answer.request.prompt
+        is_text = isinstance(prompt, str)
+        body = {"prompt" if is_text else "messages": prompt, "temperature": 0, "max_tokens": N_TOKENS}
+        path = "/v1/completions" if is_text else "/v1/chat/completions"
+        questions.append(Question(path, body, re.compile(re.escape(answer.text))))
+    return questions
+
+
+def marked_questions() -> list[Question]:
+    """Return requests at a high temperature whose grammars make every answer begin with a mark of its own."""
+    return [
+        Question(
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": f"Tell me about trees and {mark}."}],
+                "grammar": f'root ::= "{mark}" [a-z ]+',
+                "temperature": 5.0,
+                "sampler": "min-k",
+                "max_tokens": N_TOKENS,
+            },
+            re.compile(mark + "[a-z ]*"),
+        )
+        for mark in MARKS
+    ]
+
+
+async def ask(client: Any, question: Question, outcome: Outcome, is_stream: bool, n: int) -> None:
+    """Ask a question and check the answer."""
+    body = {**question.body, "n": n, "stream": is_stream}
+    began = time.monotonic()
+    if is_stream:
+        async with client.stream("POST", question.path, json=body) as response:
+            if response.status_code == 200:
+                answers = await streamed_answers(response, n)
+    else:
+        response = await client.post(question.path, json=body)
+        if response.status_code == 200:
+            answers = {choice["index"]: whole_answer(choice) for choice in response.json()["choices"]}
+    if response.status_code == 429:
+        outcome.counts["queue full"] += 1
+        await asyncio.sleep(min(1.0, float(response.headers["retry-after"])))
+        return
+    if response.status_code != 200:
+        outcome.wrong.append(f"status {response.status_code}")
+        return
+    outcome.seconds += 0.1 * (time.monotonic() - began - outcome.seconds)
+    outcome.counts["answered, streaming" if is_stream else "answered whole"] += 1
+    for index in range(n):
+        text, reason = answers.get(index, ("", None))
+        if not question.answer.fullmatch(text) or reason not in ("stop", "length"):
+            outcome.wrong.append(f"{question.answer.pattern!r}: {text!r}, {reason}")
+
+
+def whole_answer(choice: Json) -> tuple[str, str]:
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    return text, choice["finish_reason"]
+
+
+async def streamed_answers(response: Any, n: int) -> dict[int, tuple[str, str | None]]:
+    """Return text and finish_reason of every choice of a stream, whose chunks must be of one response."""
+    texts, reasons, ids, done = [""] * n, [None] * n, set(), False
+    async for line in response.aiter_lines():
+        if not line.startswith("data: "):
+            continue
+        assert not done, f"{line!r} after the end"
+        done = line == "data: [DONE]"
+        if not done:
+            chunk = json.loads(line.removeprefix("data: "))
+            ids.add(chunk["id"])
+            for choice in chunk["choices"]:
+                texts[choice["index"]] += choice.get("text") or choice.get("delta", {}).get("content") or ""
+                reasons[choice["index"]] = reasons[choice["index"]] or choice["finish_reason"]
+    assert len(ids) == 1
+    assert done
+    return dict(enumerate(zip(texts, reasons, strict=True)))
+
+
+async def behave(client: Any, questions: Sequence[Question], outcome: Outcome, end: float, seed: int) -> None:
+    """Ask one question after the other until the end; leave some before the answer is there."""
+    chance = random.Random(seed)
+    while time.monotonic() < end:
+        question, is_stream, n = chance.choice(questions), chance.random() < 0.6, chance.choice((1, 1, 1, 2))
+        patience = chance.uniform(0, 1.2 * outcome.seconds) if chance.random() < LEAVING else 600
+        try:
+            async with asyncio.timeout(patience):
+                await ask(client, question, outcome, is_stream, n)
+        except TimeoutError:
+            outcome.counts["left, streaming" if is_stream else "left, not streaming"] += 1
+        except (httpx.HTTPError, AssertionError, ValueError, KeyError) as error:
+            outcome.wrong.append(repr(error))
+
+
+async def watch(server: RunningServer, outcome: Outcome, interval: float) -> None:
+    """Note now and then what memory the server's process takes."""
+    process = psutil.Process(server.process.pid)
+    while True:
+        outcome.memory.append(process.memory_info().rss)
+        await asyncio.sleep(interval)
+
+
+async def metrics(client: Any) -> dict[str, float]:
+    lines = (await client.get("/metrics")).text.splitlines()
+    found = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in found}
+
+
+async def until(condition: Callable[[dict[str, float]], bool], client: Any) -> dict[str, float]:
+    """Return the server's numbers when they fulfil a condition, or after half a minute."""
+    end = time.monotonic() + 30
+    while not condition(found := await metrics(client)) and time.monotonic() < end:
+        await asyncio.sleep(0.1)
+    return found
+
+
+def is_idle(numbers: dict[str, float]) -> bool:
+    return not any(numbers[f"mink_{name}"] for name in ("slots_busy", "requests_running", "requests_waiting"))
+
+
+async def use_every_slot(client: Any) -> dict[str, float]:
+    """Have as many long answers generated as there are slots; return the server's numbers meanwhile."""
+    body = {"temperature": 1.0, "ignore_eos": True, "max_tokens": 400, "stream": True}
+    asking = [
+        asyncio.create_task(client.post("/v1/completions", json={**body, "prompt": f"Number {i}:"}))
+        for i in range(SLOTS)
+    ]
+    numbers = await until(lambda found: found["mink_slots_busy"] == SLOTS, client)
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    return numbers
+
+
+async def soak(
+    server: RunningServer, questions: Sequence[Question]
+) -> tuple[Outcome, list[dict[str, float]]]:
+    """Have the clients ask until time is up; return what they saw, and the server's numbers afterwards."""
+    outcome = Outcome()
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
+        watching = asyncio.create_task(watch(server, outcome, SECONDS / 100))
+        end = time.monotonic() + SECONDS
+        await asyncio.gather(*(behave(client, questions, outcome, end, seed) for seed in range(CLIENTS)))
+        watching.cancel()
+        numbers = [await until(is_idle, client), await use_every_slot(client), await until(is_idle, client)]
+    return outcome, numbers
+
+
+@pytest.mark.slow
+def test_soak(smollm2: Model) -> None:
+    counting = counting_questions(smollm2)
+    assert len({question.answer.pattern for question in counting}) >= 10
+    options = ("--parallel", str(SLOTS), "--queue", str(CLIENTS // 2))
+    with running_server(*options) as server:
+        outcome, (after, in_use, at_last) = asyncio.run(soak(server, [*counting, *marked_questions()]))
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+    middle = len(outcome.memory) // 2  # until there everything has been in use once
+    growth = max(outcome.memory[middle:]) - max(outcome.memory[:middle])
+    print(f"\n{CLIENTS} clients, {SECONDS:g} s: {dict(outcome.counts)}; {growth / MEBIBYTE:+.1f} MiB")
+    assert outcome.wrong == []
+    answered = sum(count for name, count in outcome.counts.items() if name.startswith("answered"))
+    assert answered >= CLIENTS / 2
+    assert outcome.counts["left, streaming"] > 0
+    assert outcome.counts["left, not streaming"] > 0
+    assert is_idle(after)
+    assert in_use["mink_slots_busy"] == SLOTS
+    assert is_idle(at_last)
+    assert growth < GROWTH
