@@ -19,6 +19,7 @@ from mink_local.errors import MinkError
 from mink_local.samplers import Greedy, MinP, Sampler, TopK, TopNSigma, TopP
 
 _LEAST_ANSWERS = 8  # in a round, however few the clients
+_TRIES = 3  # of a request, as OpenAI's libraries have
 _PATIENCE = 600  # seconds without a sign of life from a server
 _REPEATS = 8  # of the same sentence in a prompt
 PROMPT_ROOM = 512  # tokens that a prompt takes at most
@@ -220,13 +221,17 @@ async def _answers(
 
 
 async def _ask(client: httpx.AsyncClient, name: str, body: Mapping[str, Any]) -> Arrivals:
+    """Send a request, again if it gets no response at all: llama-server drops one in some hundreds."""
     arrivals = Arrivals(time.perf_counter())
-    try:
-        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            async for chunk in response.aiter_raw():
-                arrivals.chunks.append((time.perf_counter(), chunk))
-    except httpx.HTTPError as error:
-        raise MinkError(f"{name} broke off an answer: {error!r}") from None
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+                async for chunk in response.aiter_raw():
+                    arrivals.chunks.append((time.perf_counter(), chunk))
+            break
+        except httpx.HTTPError as error:
+            if arrivals.chunks or not tries_left:
+                raise MinkError(f"{name} broke off an answer: {error!r}") from None
     if response.status_code != httpx.codes.OK:
         text = b"".join(chunk for _, chunk in arrivals.chunks).decode(errors="replace")
         raise MinkError(f"{name} refused a request with status {response.status_code}: {text}")
