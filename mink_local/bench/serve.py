@@ -209,7 +209,8 @@ async def _answers(
 
     What came is read later: the clients share the processor with the servers.
     """
-    limits = httpx.Limits(max_connections=n_clients)
+    # A connection for each request: a server may close an idle one just as it is used again.
+    limits = httpx.Limits(max_connections=n_clients, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=server.url, timeout=_PATIENCE, limits=limits) as client:
         waiting = iter(bodies)
 

@@ -101,8 +101,8 @@ def test_logprobs_are_those_of_the_model(smollm2: Model, rows: list[NDArray[np.f
 
 
 def test_logprobs_change_no_token(smollm2: Model) -> None:
-    plain = forget(smollm2).chat(STORY, temperature=5.0, max_tokens=40, seed=2).read()
-    assert forget(smollm2).chat(STORY, temperature=5.0, max_tokens=40, seed=2, logprobs=20).read() == plain
+    plain = forget(smollm2).chat(STORY, temperature=5.0, max_tokens=20, seed=2).read()
+    assert forget(smollm2).chat(STORY, temperature=5.0, max_tokens=20, seed=2, logprobs=20).read() == plain
 
 
 # What ends an answer
@@ -124,14 +124,16 @@ def test_min_tokens_and_ignore_eos(smollm2: Model) -> None:
     short.read()
     assert short.finish_reason == "stop"
     n = short.n_tokens + 5
-    longer = smollm2.chat(hello, temperature=0.0, min_tokens=n)
+    longer = smollm2.chat(hello, temperature=0.0, min_tokens=n, max_tokens=n + 1)
     longer.read()
     assert longer.n_tokens >= n
     assert longer.tokens[: short.n_tokens] == short.tokens
-    endless = smollm2.chat(hello, temperature=0.0, ignore_eos=True, max_tokens=n + 20)
+    endless = smollm2.chat(hello, temperature=0.0, ignore_eos=True, max_tokens=n)
     endless.read()
-    assert (endless.finish_reason, endless.n_tokens) == ("length", n + 20)
-    stopped = smollm2.chat(hello, temperature=0.0, min_tokens=3, stop_token_ids=[short.tokens[0]])
+    assert (endless.finish_reason, endless.n_tokens) == ("length", n)
+    stopped = smollm2.chat(
+        hello, temperature=0.0, min_tokens=3, max_tokens=6, stop_token_ids=[short.tokens[0]]
+    )
     stopped.read()
     assert stopped.n_tokens >= 3
     assert short.tokens[0] not in stopped.tokens[:3]
@@ -208,13 +210,13 @@ def test_closing_frees_the_memory(smollm2_path: Path) -> None:
     process = psutil.Process()
 
     def load_and_close() -> int:
-        with load_model(str(smollm2_path), n_ctx=4096) as model:
+        with load_model(str(smollm2_path), n_ctx=4096, trust=True) as model:
             model.chat(FRANCE, max_tokens=2).read()
         return int(process.memory_info().rss)
 
     load_and_close()
     before = load_and_close()
-    assert [load_and_close() for _ in range(3)][-1] < before + (40 << 20), "a KV cache alone has 90 MB"
+    assert [load_and_close() for _ in range(2)][-1] < before + (40 << 20), "a KV cache alone has 90 MB"
 
 
 def test_n_ctx_is_of_one_answer() -> None:
@@ -257,7 +259,7 @@ def test_cache_options_that_do_not_go(options: dict[str, Any], complaint: str) -
 
 def test_a_second_thread_gets_an_error(smollm2: Model) -> None:
     """In the middle of a prefill, and nothing else happens."""
-    long = [{"role": "user", "content": "one two three four five six seven " * 50}]
+    long = [{"role": "user", "content": "one two three four five six seven " * 25}]
     reply = forget(smollm2).chat(long, temperature=0.0, max_tokens=1)
     begun, errors = threading.Event(), []
 

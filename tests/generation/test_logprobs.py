@@ -72,28 +72,40 @@ def test_log_probability_on_real_logits(logits: NDArray[np.float32]) -> None:
         assert np.isnan(kernels.log_probability(broken, 0))
 
 
-@pytest.mark.parametrize("n_parallel", [pytest.param(1, marks=pytest.mark.slow), 4])
-def test_continuations_are_scored_as_one_at_a_time(smollm2: Model, n_parallel: int) -> None:
-    """Contexts that are shared, contexts that are not, one token and hundreds."""
-    pairs = [
-        pair(smollm2, "The capital of France is", f" {city}.") for city in ("Paris", "London", "a small cat")
-    ]
-    pairs += [pair(smollm2, TEXT, "And then he went home.")]
-    pairs += [pair(smollm2, TEXT, " ".join([TEXT] * 4)), pair(smollm2, "The", TEXT)]
-    pairs += [pair(smollm2, "1, 2, 3, 4, 5, 6, 7, 8,", " 9")]
-    assert max(len(continuation) for _, continuation in pairs) > N_OUTPUTS
-    scored = smollm2.logprobs(pairs, n_parallel)
+def check_scores(
+    model: Model, pairs: list[tuple[list[int], list[int]]], n_parallel: int, most: float
+) -> None:
+    """Compare scores with those of `one_at_a_time`: none may differ by more than `most`.
+
+    llama.cpp's logits depend on what is evaluated together, a 4-bit model's more than others.
+    """
+    scored = model.logprobs(pairs, n_parallel)
     assert [scored_one.index for scored_one in scored] == list(range(len(pairs)))
     for (context, continuation), scored_one in zip(pairs, scored, strict=True):
-        expected, greedy = one_at_a_time(smollm2, context, continuation)
+        expected, greedy = one_at_a_time(model, context, continuation)
         assert len(scored_one.logprobs) == len(continuation)
-        # llama.cpp's logits depend on what is evaluated together, a 4-bit model's more than others.
-        differences = np.abs(np.subtract(scored_one.logprobs, expected))
-        assert differences.max() < 0.6
-        assert differences.mean() < 0.08
+        assert np.abs(np.subtract(scored_one.logprobs, expected)).max() < most
         assert scored_one.is_greedy == greedy
-    assert scored[-1].is_greedy
-    assert not scored[2].is_greedy
+
+
+@pytest.mark.parametrize("n_parallel", [1, 4])
+def test_continuations_are_scored_as_one_at_a_time(tiny_path: Path, n_parallel: int) -> None:
+    """Contexts that are shared, contexts that are not, one token and hundreds."""
+    model = load_model(str(tiny_path), n_ctx=1024, trust=True)
+    pairs = [pair(model, "The capital of France is", f" {city}.") for city in ("Paris", "London", "a cat")]
+    pairs += [pair(model, TEXT, "And then he went home.")]
+    pairs += [pair(model, TEXT, " ".join([TEXT] * 4)), pair(model, "The", TEXT), pair(model, "1, 2,", " 3")]
+    assert max(len(continuation) for _, continuation in pairs) > N_OUTPUTS
+    check_scores(model, pairs, n_parallel, 0.05)
+
+
+def test_continuations_that_the_model_expects(smollm2: Model) -> None:
+    pairs = [pair(smollm2, "1, 2, 3, 4, 5, 6, 7, 8,", " 9")]
+    pairs += [pair(smollm2, "The capital of France is", f" {city}.") for city in ("Paris", "a small cat")]
+    check_scores(smollm2, pairs, 4, 0.6)
+    scored = smollm2.logprobs(pairs, 4)
+    assert scored[0].is_greedy
+    assert scored[1].total > scored[2].total + 3
 
 
 def test_the_same_batch_gives_the_same_numbers(smollm2: Model) -> None:

@@ -46,7 +46,7 @@ print(json.dumps(["".join(reply), reply.k]))
 """
 
 
-@pytest.mark.parametrize(("temperature", "seed"), [(5.0, 1), (0.0, 3)])
+@pytest.mark.parametrize(("temperature", "seed"), [(5.0, 1), pytest.param(0.0, 3, marks=pytest.mark.slow)])
 def test_same_seed_same_text_in_any_process(smollm2: Model, temperature: float, seed: int) -> None:
     reply = forget(smollm2).chat(STORY, temperature=temperature, seed=seed, max_tokens=30)
     here = ["".join(reply), reply.k]
@@ -55,7 +55,7 @@ def test_same_seed_same_text_in_any_process(smollm2: Model, temperature: float, 
 
 
 def test_other_seed_other_text(smollm2: Model) -> None:
-    texts = {"".join(smollm2.chat(STORY, temperature=5.0, seed=s, max_tokens=30)) for s in range(3)}
+    texts = {"".join(smollm2.chat(STORY, temperature=5.0, seed=s, max_tokens=25)) for s in range(3)}
     assert len(texts) == 3
     seeds = {smollm2.chat(STORY).seed for _ in range(5)}
     assert len(seeds) == 5
@@ -63,7 +63,7 @@ def test_other_seed_other_text(smollm2: Model) -> None:
 
 def test_every_token_is_a_candidate_of_its_step(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """At T = 1000 sampling is nearly uniform over the candidates, and never leaves them."""
-    reply = forget(smollm2).chat(STORY, temperature=1000.0, seed=1, max_tokens=80)
+    reply = forget(smollm2).chat(STORY, temperature=1000.0, seed=1, max_tokens=40)
     allowed: list[list[int]] = []
     sample = Decoding.sample
 
@@ -79,8 +79,8 @@ def test_every_token_is_a_candidate_of_its_step(smollm2: Model, monkeypatch: pyt
 
 
 def test_temperature_zero_is_greedy(smollm2: Model) -> None:
-    greedy = "".join(smollm2.chat(STORY, sampler=Greedy(), temperature=1.0, max_tokens=40))
-    cold = smollm2.chat(STORY, sampler=MinK(), temperature=0.0, max_tokens=40)
+    greedy = "".join(smollm2.chat(STORY, sampler=Greedy(), temperature=1.0, max_tokens=20))
+    cold = smollm2.chat(STORY, sampler=MinK(), temperature=0.0, max_tokens=20)
     assert "".join(cold) == greedy
     assert set(cold.k) == {1}
 
@@ -91,22 +91,22 @@ def test_only_new_tokens_are_evaluated(smollm2: Model) -> None:
     held = 0  # tokens in the KV cache
     for question in ("Tell me a story about a dog.", "What happened next?", "Give it a title."):
         messages.append({"role": "user", "content": question})
-        reply = smollm2.chat(messages, temperature=0.0, max_tokens=50)
+        reply = smollm2.chat(messages, temperature=0.0, max_tokens=15)
         messages.append({"role": "assistant", "content": "".join(reply)})
         assert reply.evaluated_tokens == reply.prompt_tokens - held
         held = len(smollm2.engine.slots[0].tokens)
         assert held >= reply.prompt_tokens + reply.n_tokens - 1
-    again = smollm2.chat(messages[:-1], temperature=0.0, max_tokens=50)
+    again = smollm2.chat(messages[:-1], temperature=0.0, max_tokens=15)
     assert "".join(again) == messages[-1]["content"]
     assert again.evaluated_tokens == 1
 
 
 def test_a_reused_cache_gives_the_same_answer(smollm2: Model) -> None:
     turns = [*STORY, {"role": "assistant", "content": "Max was a dog."}, *FRANCE]
-    fresh = "".join(forget(smollm2).chat(turns, temperature=0.0, max_tokens=40))
-    "".join(forget(smollm2).chat(STORY, temperature=5.0, seed=1, max_tokens=40))
+    fresh = "".join(forget(smollm2).chat(turns, temperature=0.0, max_tokens=15))
+    "".join(forget(smollm2).chat(STORY, temperature=5.0, seed=1, max_tokens=15))
     "".join(smollm2.chat(turns[:1], temperature=0.0, max_tokens=10))
-    assert "".join(smollm2.chat(turns, temperature=0.0, max_tokens=40)) == fresh
+    assert "".join(smollm2.chat(turns, temperature=0.0, max_tokens=15)) == fresh
 
 
 def test_finish_reasons(smollm2: Model) -> None:
@@ -122,13 +122,13 @@ def test_finish_reasons(smollm2: Model) -> None:
 
 
 def test_stop_strings(smollm2: Model) -> None:
-    whole = "".join(smollm2.chat(STORY, temperature=0.0, max_tokens=60))
+    whole = "".join(smollm2.chat(STORY, temperature=0.0, max_tokens=20))
     for stop in (whole[20:29], whole[5], whole[30:50]):
-        reply = smollm2.chat(STORY, temperature=0.0, max_tokens=60, stop=["never to be seen", stop])
+        reply = smollm2.chat(STORY, temperature=0.0, max_tokens=20, stop=["never to be seen", stop])
         pieces = list(reply)
         assert "".join(pieces) == whole[: whole.index(stop)]
         assert reply.finish_reason == "stop"
-    longer = smollm2.chat(STORY, temperature=0.0, max_tokens=60, stop=[whole[-3:] + "…"])
+    longer = smollm2.chat(STORY, temperature=0.0, max_tokens=20, stop=[whole[-3:] + "…"])
     assert "".join(longer) == whole  # what was held back for a stop string comes after all
     assert longer.finish_reason == "length"
 
@@ -168,7 +168,7 @@ def _interrupt_after(reply: Reply, seconds: float) -> float:
     return time.perf_counter() - at[0]
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.2, 0.5, 0.9])
+@pytest.mark.parametrize("seconds", [0.0, 0.4, pytest.param(0.9, marks=pytest.mark.slow)])
 def test_interrupt_while_the_prompt_is_read(smollm2: Model, seconds: float) -> None:
     """The next answer is what it would have been, however far the prompt had come."""
     expected = "".join(forget(smollm2).chat(FRANCE, temperature=0.0, max_tokens=20))
@@ -238,7 +238,7 @@ def test_placement_says_where_and_why(smollm2: Model) -> None:
 def test_models_are_freed_in_any_order(tiny: Callable[..., Path]) -> None:
     path = str(tiny())
     for _ in range(3):
-        model = load_model(path)
+        model = load_model(path, trust=True)
         reply = model.chat(FRANCE, temperature=5.0, seed=1, max_tokens=5)
         next(reply)
         weights, context = model.weights, model.engine.context
@@ -255,7 +255,7 @@ def test_models_are_freed_in_any_order(tiny: Callable[..., Path]) -> None:
 CONSTRAINED: dict[str, Any] = {
     "temperature": 5.0,
     "seed": 3,
-    "max_tokens": 12,
+    "max_tokens": 6,
     "constraints": Constraints(grammar="root ::= [a-z ]*", repeat_penalty=1.2, dry_multiplier=0.5),
 }
 

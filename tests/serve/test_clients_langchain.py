@@ -48,7 +48,7 @@ def test_a_stream_gives_the_same_text_and_the_usage(greedy: ChatOpenAI) -> None:
     assert [u["output_tokens"] for u in usage] == [message.usage_metadata["output_tokens"]]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@pytest.mark.parametrize("method", ["json_schema", pytest.param("function_calling", marks=pytest.mark.slow)])
 def test_structured_output(greedy: ChatOpenAI, method: Any) -> None:
     weather = greedy.with_structured_output(Weather, method=method).invoke("The weather?")
     assert isinstance(weather, Weather)

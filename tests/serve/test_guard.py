@@ -426,7 +426,7 @@ def test_who_leaves_in_the_middle_of_a_body_is_forgotten(port: int, responses: l
     responses.clear()
     with connect(port) as client:
         client.sendall(request("POST", "/length", b"", content_length="10") + b"abc")
-    until(lambda: responses == [("/length", 499)])
+    until(lambda: ("/length", 499) in responses)  # the test before may still add one
 
 
 @pytest.mark.parametrize(
@@ -595,7 +595,7 @@ def test_who_leaves_an_endpoint_is_no_failure(
     with connect(port) as client:
         client.sendall(request("POST", "/wait", b"{}"))
         time.sleep(0.1)
-    until(lambda: responses == [("/wait", 499)])
+    until(lambda: ("/wait", 499) in responses)
     assert caplog.messages == []
 
 

@@ -1,5 +1,6 @@
 """The program mink-serve: how it starts, drains and ends."""
 
+import contextlib
 import json
 import signal
 import socket
@@ -117,5 +118,5 @@ def test_a_server_without_an_engine_says_so_and_ends(fault: str, watchdog: int, 
 
 
 def _post(url: str, body: dict[str, Any]) -> None:
-    with pytest.raises(httpx.HTTPError):
+    with contextlib.suppress(httpx.HTTPError):  # the server ends: a status or a closed connection
         httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
