@@ -110,6 +110,7 @@ def test_the_editor(opened: Open, tmp_path: Path) -> None:
     assert "(taken back: Name a fruit." in terminal.say("/undo")
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_of_an_answer(opened: Open, own_files: Path, tmp_path: Path) -> None:
     """All that was on the screen comes back, and the answer goes on from there."""
     terminal = opened("--temp", "0", "--seed", "1")
@@ -186,6 +187,7 @@ def test_plain(opened: Open, how: str) -> None:
         assert "\x1b" not in re.sub(r"\x1b\[\?2004[hl]", "", terminal.raw)  # of readline
 
 
+@pytest.mark.slow
 def test_text_of_the_model_does_not_control_the_terminal(opened: Open, tmp_path: Path) -> None:
     grammar = tmp_path / "escape.gbnf"
     grammar.write_text('root ::= "\\x1b]0;pwned\\x07 a\\tb\\x1b[31m\\nred \\x9b31m"')

@@ -206,6 +206,7 @@ def test_a_model_is_closed(tiny: Callable[..., Path]) -> None:
     model.close()
 
 
+@pytest.mark.slow
 def test_closing_frees_the_memory(smollm2_path: Path) -> None:
     process = psutil.Process()
 

@@ -235,6 +235,7 @@ def test_placement_says_where_and_why(smollm2: Model) -> None:
         assert "without GPU support" in smollm2.placement or "no GPU was found" in smollm2.placement
 
 
+@pytest.mark.slow
 def test_models_are_freed_in_any_order(tiny: Callable[..., Path]) -> None:
     path = str(tiny())
     for _ in range(3):
@@ -260,6 +261,7 @@ CONSTRAINED: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_garbage_collection_in_the_middle_of_an_answer(smollm2: Model) -> None:
     """Whatever llama.cpp has pointers to is held by the answer."""
     undisturbed = "".join(forget(smollm2).chat(STORY, **CONSTRAINED))

@@ -63,6 +63,7 @@ def answered(model: Model, prepared: Sequence[Decoding]) -> list[tuple[str, list
     return found
 
 
+@pytest.mark.slow
 def test_eight_threads_prepare_what_one_does(model: Model) -> None:
     engine = model.engine
     others = [

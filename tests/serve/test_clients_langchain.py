@@ -9,6 +9,8 @@ from pydantic import BaseModel, Field
 
 from tests.support.server import RunningServer
 
+pytestmark = pytest.mark.slow
+
 MODEL = "smollm2-135m"
 
 

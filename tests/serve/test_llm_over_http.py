@@ -15,6 +15,8 @@ import pytest
 from tests.support.llm_program import SHOUT, ask, details, logged, register_plugin, run, write_talker
 from tests.support.server import RunningServer, running_server
 
+pytestmark = pytest.mark.slow
+
 KEY = "a-key"
 MODEL = "mink/scripted"
 

@@ -10,6 +10,8 @@ import pytest
 from mink_local.serve.tool_forms import HERMES
 from tests.support.server import RunningServer
 
+pytestmark = pytest.mark.slow
+
 USER: Any = {"role": "user", "content": "What is the weather in Rome?"}
 PARAMETERS = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
 TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}]
