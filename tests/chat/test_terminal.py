@@ -209,6 +209,7 @@ def thinker(tiny: Callable[..., Path]) -> tuple[str, ...]:
     return ("--model", str(path), "--grammar", str(grammar), "--temp", "0")
 
 
+@pytest.mark.slow
 def test_reasoning(opened: Open, thinker: tuple[str, ...], tmp_path: Path) -> None:
     terminal = opened(*thinker)
     shown = terminal.say("2 + 2?")

@@ -41,6 +41,7 @@ def test_a_seed_gives_one_text(on_backend: Model) -> None:
     assert ask(on_backend, sampler=MinK(300), seed=3) != ask(on_backend, sampler=MinK(300), seed=4)
 
 
+@pytest.mark.slow
 def test_greedy_writes_what_it_writes_on_the_host(on_backend: Model, on_host: Model) -> None:
     expected = ask(on_host, temperature=0)
     assert ask(on_backend, temperature=0) == expected

@@ -72,6 +72,7 @@ def outcomes_of_mutated(source: Path, folder: Path, seeds: range) -> list[str]:
     return outcomes
 
 
+@pytest.mark.slow
 def test_mutated_copies_kill_no_parent(model: Path, tmp_path: Path) -> None:
     outcomes = outcomes_of_mutated(model, tmp_path, range(3))
     assert 0 < outcomes.count("answered") < 5
