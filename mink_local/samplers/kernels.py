@@ -100,7 +100,8 @@ def _scan_finite(bits):
     nearest = _FARTHEST
     count = 0
     for j in range(bits.size):  # unsigned distances vectorise, a comparison of keys would not
-        distance = np.uint32(_key(bits[j]) - _NEGATIVE_INFINITY - 1)  # of -inf: the farthest
+        # In 64 bits, which without the JIT do not overflow; -inf's becomes the farthest.
+        distance = np.uint32((np.int64(_key(bits[j])) - _NEGATIVE_INFINITY - 1) & 0xFFFFFFFF)
         nearest = min(nearest, distance)
         count += distance != _FARTHEST
     return count, np.int32(np.int64(nearest) + _NEGATIVE_INFINITY + 1)
