@@ -130,11 +130,12 @@ def test_the_endpoint_tells_the_next_token_of_a_conversation(server: RunningServ
         sampled=smollm2.tokenize(" is")[0],
     ).json()
     row = smollm2.logits(MESSAGES, tokens)
-    ids, logits = reference.descending(row)
+    _, logits = reference.descending(row)
     assert answer["n_vocab"] == row.size
     assert answer["prompt_tokens"] == smollm2.count_tokens(MESSAGES) + len(tokens)
-    assert [c["id"] for c in answer["candidates"]] == ids[:5].tolist()
-    assert [c["logit"] for c in answer["candidates"]] == pytest.approx(logits[:5].tolist(), abs=0.05)
+    candidates = answer["candidates"]  # two whose logits are close may change places with the batch
+    assert [c["logit"] for c in candidates] == pytest.approx(logits[:5].tolist(), abs=0.05)
+    assert [c["logit"] for c in candidates] == pytest.approx([row[c["id"]] for c in candidates], abs=0.05)
     assert answer["sampled"]["text"] == " is"
     assert [cut["sampler"] for cut in answer["cuts"]] == [str(MinK()), str(TopP())]
     assert answer["cuts"][0]["k"] == [MinK().cutoff(row)] * 2
