@@ -5,7 +5,8 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal
 
@@ -107,7 +108,7 @@ def serve(
         verbose=verbose,
     )
     loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
-    _warm_up(loaded, sampler)
+    _in_thread(lambda: _warm_up(loaded, sampler))
     name = alias or model_id(model, loaded.name)
     ids = Presets(
         name,
@@ -143,6 +144,17 @@ def _warm_up(model: Model, sampler: Sampler) -> None:
     except MinkError as error:  # completions of text need no chat template
         log.warning("%s", error)
     model.forget()
+
+
+def _in_thread(action: Callable[[], None]) -> None:
+    """Do something in a thread that ends with it.
+
+    OpenMP keeps workers for every thread that has computed, as long as the thread lives. With more workers
+    than processors they no longer spin at the barriers within a step but sleep, and each step takes longer.
+    """
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join()
 
 
 class _Server(uvicorn.Server):
