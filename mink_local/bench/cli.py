@@ -35,7 +35,7 @@ def _report(results: Sequence[Any], as_json: bool, title: str, table: Callable[[
     headings, *rows = table(results)
     shown = Table(title=title, title_justify="left")
     for i, heading in enumerate(headings):
-        shown.add_column(heading, overflow="fold", no_wrap=i > 0, justify="right" if i > 0 else "left")
+        shown.add_column(heading, overflow="fold", justify="right" if i > 0 else "left")
     for row in rows:
         shown.add_row(*row)
     Console().print(shown)

@@ -47,13 +47,13 @@ def batch_table(speeds: Sequence[BatchSpeed]) -> Rows:
 def serve_table(speeds: "Sequence[ServerSpeed]") -> Rows:
     """Return a row for each server at each number of clients, with ratios if there are several servers."""
     servers = list(dict.fromkeys(speed.server for speed in speeds))
-    headings = ["clients", "server", "tokens/s", "CPU ms/token", "first token ms", "between tokens ms"]
+    headings = ["clients", "server", "tokens/s", "CPU ms/token", "ms to first token", "ms between tokens"]
     ratios = [f"tokens/s × {servers[-1]}", f"first token × {servers[-1]}"] if len(servers) > 1 else []
     rows = [[*headings, *ratios]]
     for speed in speeds:
         numbers = (f"{speed.tokens_per_second:.1f}", f"{speed.cpu_ms_per_token:.2f}")
-        first = f"{speed.first_token_ms_p50:.0f} / {speed.first_token_ms_p99:.0f}"
-        between = f"{speed.between_tokens_ms_p50:.1f} / {speed.between_tokens_ms_p99:.1f}"
+        first = f"{speed.first_token_ms_p50:.0f}/{speed.first_token_ms_p99:.0f}"
+        between = f"{speed.between_tokens_ms_p50:.1f}/{speed.between_tokens_ms_p99:.1f}"
         compared = (f"{speed.throughput_ratio:.2f}", f"{speed.first_token_ratio:.2f}") if ratios else ()
         rows.append([str(speed.clients), speed.server, *numbers, first, between, *compared])
     return rows

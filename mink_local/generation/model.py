@@ -229,6 +229,8 @@ class Model:
 
         The other arguments are those of `chat`. Raises as `complete` does.
         """
+        if isinstance(prompts, str):  # whose characters would each be a prompt
+            raise GenerationError("generate takes a list of prompts, and this is one prompt: put it in a list")
         params = _params(params, options)
         first = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
         return self.complete(
