@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable
 
 from mink_local.chat.answer_stream import AnswerStream
+from mink_local.chat.comparison import Comparison
 from mink_local.chat.options import Setting
 from mink_local.chat.progress import note_end, show_answer, show_prefill, status
 from mink_local.chat.screen import Screen, counted
@@ -24,6 +25,7 @@ class Chat:
         self.screen = screen
         self.attached: list[str] = []  # texts of files that are sent with the next message
         self.prefill = ""  # what the next input line begins with
+        self.comparison: Comparison | None = None  # the last one of /compare
         self.stopped = False  # Ctrl-C was pressed since the last line was typed
         self.leaving = False  # the chat ends after this command
         self._load = load

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from mink_local.chat import completion, inspect
+from mink_local.chat import compare, completion, inspect
 from mink_local.chat.chat import Chat
 from mink_local.chat.completion import ArgumentCompleter
 from mink_local.chat.export import export as write_export
@@ -287,7 +287,9 @@ def recall(chat: Chat) -> None:
 
 # How an answer was sampled
 
-command("compare TEXT", "Answer TEXT with Min-k, min-p, top-p and top-nσ.")(inspect.compare)
+command(compare.USAGE, "Answer with several methods; take N continues with one.", compare.complete)(
+    compare.compare
+)
 command("explain [N|WORD] [--plot F]", "Show the candidates of a token; what methods keep.")(inspect.explain)
 command("heat", "Colour the last answer by its numbers of candidates.")(inspect.heat)
 command("stats", "Show figures of the answer, the conversation, the model.")(inspect.stats)

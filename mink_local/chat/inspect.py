@@ -1,12 +1,8 @@
-"""The commands that show how answers are sampled: /compare, /explain, /heat, /stats."""
+"""The commands that show how answers are sampled: /explain, /heat, /stats."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from statistics import median
-
-from rich.text import Text
 
 from mink_local.chat import explain as steps
 from mink_local.chat.chat import Chat
@@ -14,32 +10,8 @@ from mink_local.chat.progress import candidates
 from mink_local.chat.screen import counted, one_line, printable
 from mink_local.chat.store import StoredMessage
 from mink_local.generation.sampling_step import METHODS, sampling_step
-from mink_local.interrupts import until_interrupted
-from mink_local.samplers import MinK, MinP, TopNSigma, TopP
 
-_COMPARED_TOKENS = 200  # the longest answer, unless max-tokens is set: at T = 5 some never end
 _CANDIDATES = 12  # rows of /explain
-
-
-def compare(chat: Chat, text: str) -> None:
-    """Answer a text with four samplers at the current temperature; the conversation stays as it is."""
-    session = chat.session
-    messages = [*session.prompt(session.branch), {"role": "user", "content": text}]
-    own = session.settings.sampler
-    samplers = [own if isinstance(own, MinK) else MinK(), MinP(), TopP(), TopNSigma()]
-    longest = session.settings["max_tokens"] or _COMPARED_TOKENS
-    for sampler in samplers:
-        chat.screen.show(Text(f"{sampler}, temperature {session.settings['temp']:g}", style="bold"))
-        params = replace(session.params(), sampler=sampler, max_tokens=longest)
-        reply = session.model.chat(messages, params, enable_thinking=session.settings["think"])
-        writer = chat.screen.writer()
-        for piece in until_interrupted(reply, reply.interrupt):
-            writer.feed(printable(piece))
-        writer.end()
-        chat.note(f"({counted(reply.n_tokens, 'token')}, median of k {median(reply.k or [0]):g})\n")
-        if chat.stopped or reply.finish_reason == "interrupted":
-            break
-    chat.note("(none of these is part of the conversation)")
 
 
 def explain(chat: Chat, argument: str) -> None:

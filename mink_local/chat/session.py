@@ -150,11 +150,15 @@ class Session:
             raise ValueError("there is no answer yet")
         return self.branch[-1]
 
-    def prompt(self, branch: Sequence[StoredMessage]) -> Messages:
-        """Return the messages for the model: without reasoning, and without turns that do not fit."""
+    def prompt(self, branch: Sequence[StoredMessage], text: str = "") -> Messages:
+        """Return the messages for the model: without reasoning, and without turns that do not fit.
+
+        A text is one more message of the user.
+        """
         system = self.settings["system"]
         messages = [{"role": "system", "content": system}] if system else []
         messages += [{"role": message.role, "content": message.content} for message in branch[self._start :]]
+        messages += [{"role": "user", "content": text}] if text else []
         return drop_oldest_turns(messages, self.model, self.settings["max_tokens"])
 
     def answer_tokens(self, answer: StoredMessage) -> list[int]:

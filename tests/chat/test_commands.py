@@ -168,16 +168,6 @@ def test_views(typist: Begin, tmp_path: Path) -> None:
     assert "sampler       min-k:tau=3, temperature 5" in stats
 
 
-def test_compare_changes_nothing(typist: Begin) -> None:
-    typed = typist("--temp", "5", "--tau", "2", "-n", "4")
-    assert "usage: /compare TEXT" in typed.say("/compare")
-    compared = typed.say("/compare Name a colour.")
-    for method in ("min-k:tau=2", "min-p:p=0.1", "top-p:p=0.9", "top-n-sigma:n=1"):
-        assert re.search(rf"^{method}.*, temperature 5$", compared, re.M)
-    assert compared.count("(4 tokens, median of k") == 4
-    assert typed.chat.session.branch == []
-
-
 def test_words_that_are_no_commands(typist: Begin) -> None:
     typed = typist("-n", "1")
     assert "there is no command /parrot; /help lists them." in typed.say("/parrot")

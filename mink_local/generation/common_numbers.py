@@ -1,0 +1,64 @@
+"""Common random numbers: answers that differ because their samplers do, and not by chance."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mink_local.samplers import Sampler, Workspace
+from mink_local.samplers.select import Selector
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """A sampled token with its rank, which counts from 1, and the number of candidates of the step."""
+
+    token: int
+    rank: int
+    k: int
+
+
+@dataclass(frozen=True, eq=False)
+class CommonNumbers(Sampler):
+    """Take the candidates of another sampler, and sample with random numbers that several answers share.
+
+    The sampled token is the candidate with the largest `logit / temperature + g`, where g is the Gumbel
+    random number of the seed, the step and the token. Thus it is sampled from the softmax of the candidates;
+    and of two methods that read the same logits at one temperature, one can only sample another token than
+    the other if it keeps a token that the other cuts, or cuts the one that the other samples.
+
+    Args:
+        sampler: The method that decides the candidates; not mirostat, which samples by itself.
+        seed: At least 0; answers that share it share their random numbers.
+        steps: Receives the tokens of one answer, including the one that ends it.
+    """
+
+    sampler: Sampler
+    seed: int
+    steps: list[SampledToken] = field(default_factory=list)
+
+    name = "common-numbers"
+
+    def selector(self, temperature: float, workspace: Workspace) -> Selector:
+        """Return a function that leaves the sampled token as the only candidate of a row, for one answer."""
+        select = self.sampler.selector(temperature, workspace)
+
+        def sample(row: NDArray[np.float32]) -> int:
+            k = select(row)
+            if k <= 0:  # the kernel's error
+                return k
+            ids = workspace.ids[:k]
+            numbers = np.random.default_rng([self.seed, len(self.steps)]).standard_exponential(row.size)
+            logits = row[ids].astype(np.float64)
+            with np.errstate(over="ignore", invalid="ignore"):  # at temperatures near 0
+                scores = (logits - logits.max()) / temperature - np.log(numbers[ids])
+            token = int(ids[np.nanargmax(scores)])
+            rank = int(np.count_nonzero(row > row[token])) + 1
+            self.steps.append(SampledToken(token, rank, k))
+            workspace.ids[0] = token
+            return 1
+
+        return sample
+
+    def __str__(self) -> str:
+        return str(self.sampler)
