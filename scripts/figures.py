@@ -1,6 +1,6 @@
 """Write the tables of figures into README.md: runs the `mink-bench` command that each marker names.
 
-.venv/bin/python scripts/figures.py --machine "2-core Intel Xeon virtual machine" [sampler] [decode] [batch]
+.venv/bin/python scripts/figures.py --machine "2-core Intel Xeon virtual machine" [sampler] [decode] [batch] [serve]
 """
 
 import datetime
@@ -18,7 +18,8 @@ import click
 from mink_local.bench.batch import BatchSpeed
 from mink_local.bench.decode import DecodeSpeed
 from mink_local.bench.sampler import SamplerCost
-from mink_local.bench.tables import Rows, batch_table, decode_table, sampler_table
+from mink_local.bench.serve import ServerSpeed
+from mink_local.bench.tables import Rows, batch_table, decode_table, sampler_table, serve_table
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCK = re.compile(r"(<!-- begin: (mink-bench (\w+)[^\n]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -27,6 +28,7 @@ TABLES: dict[str, tuple[Callable[..., Any], Callable[[Any], Rows]]] = {
     "sampler": (SamplerCost, sampler_table),
     "decode": (DecodeSpeed, decode_table),
     "batch": (BatchSpeed, batch_table),
+    "serve": (ServerSpeed, serve_table),
 }
 
 
