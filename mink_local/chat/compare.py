@@ -26,7 +26,7 @@ from mink_local.samplers import SAMPLERS, MinK, MinP, Mirostat, Sampler, TopNSig
 USAGE = "compare [T=1,2,…] [METHOD …] [TEXT] [--html F]"
 
 _SHARED = 30  # characters of the common beginning that are shown again
-_ORDERS = "; T last is llama.cpp's order of method and temperature, T first that of the papers"
+_ORDERS = "; T last: llama.cpp's order, T first: that of the papers"
 _ENDS = {"length": "cut off", "interrupted": "interrupted"}
 
 
@@ -51,13 +51,18 @@ def compare(chat: Chat, argument: str) -> None:
         return
     wanted = parsed(argument, chat.session.settings["temp"], chat.session.settings.sampler)
     comparison = new_comparison(chat.session, wanted.text, wanted.temperatures, wanted.samplers)
-    chat.comparison = comparison
-    orders = any(sampler.order for sampler in wanted.samplers)
+    if not wanted.text:
+        chat.note(f"> {one_line(comparison.message, chat.screen.width - 2)}")
+    orders = _ORDERS if any(sampler.order for sampler in wanted.samplers) else ""
     chat.note(
-        f"(seed {comparison.seed}, the same random numbers for all: answers at one temperature differ only "
-        f"if one method keeps what another cuts{_ORDERS if orders else ''})\n"
+        f"(seed {comparison.seed}, the same random numbers for all: at one temperature, texts differ only if "
+        f"one method keeps what another cuts{orders})\n"
     )
     _generate(chat, comparison)
+    if comparison.cells[0].answer is None:
+        chat.note("(interrupted)")
+        return
+    chat.comparison = comparison
     if len(wanted.temperatures) > 1:
         _show_grid(chat.screen, comparison)
     if wanted.page:
@@ -204,10 +209,10 @@ def _show(screen: Screen, comparison: Comparison, number: int) -> None:
     answer = cell.answer
     assert answer
     screen.show(Text(f"{number}  {cell.label}, temperature {cell.temperature:g}", "bold"))
-    if cell is first:
-        screen.show(Text(printable(answer.text).rstrip()))
-    elif same := comparison.same_before(number):
+    if same := comparison.same_before(number):
         screen.show(Text(f"the same text as {same}"))
+    elif cell is first:
+        screen.show(Text(printable(answer.text).rstrip()))
     else:
         reason = why_it_leaves(first, cell, f"{comparison.number(first)}")
         screen.show(Text(printable(reason or "cut off before it leaves")))
@@ -253,8 +258,7 @@ def take(chat: Chat, number: int) -> None:
         raise ValueError("the comparison belongs to another conversation: /load goes back to it")
     comparison.take(cell, session)
     chat.screen.text(session.last_answer().content)
-    answers = counted(len(session.alternatives()), "answer")
-    chat.note(f"(answer {number} is part of the conversation; /pick lists the {answers} to this message)")
+    chat.note(f"(answer {number} is part of the conversation; /pick lists all answers to this message)")
 
 
 def _write_page(chat: Chat, comparison: Comparison, path: str) -> None:

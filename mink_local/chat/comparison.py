@@ -115,11 +115,10 @@ class Comparison:
         return self.cells.index(cell) + 1
 
     def same_before(self, number: int) -> int | None:
-        """Return the number of the first cell with the same text, if it comes before cell `number`."""
+        """Return the number of the first cell before cell `number` that has the same text."""
         cell = self.cells[number - 1]
-        row = next(row for row in self.rows if cell in row)
-        same = next(other for other in row if other is cell or (other.answer and other.tokens == cell.tokens))
-        return None if same is cell else self.number(same)
+        earlier = self.cells[: number - 1]
+        return next((self.number(other) for other in earlier if other.tokens == cell.tokens), None)
 
     def answers(self, session: Session) -> Iterator[Cell]:
         """Return an iterator that generates the answers, several at a time: cells as they are finished."""

@@ -12,17 +12,20 @@ _PAGE = """<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <title>{title}</title>
 <style>
-:root {{ color-scheme: light dark; --edge: #8885; --dim: #767676; --mark: #ffd75f; }}
+:root {{ color-scheme: light dark; --edge: #8885; --dim: #666; --mark: #ffd75f; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --dim: #aaa; }} }}
 body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem; }}
 blockquote {{ margin: 1rem 0; padding-left: 1rem; border-left: 4px solid var(--edge); }}
 .grid {{ overflow-x: auto; }}
 table {{ border-collapse: collapse; }}
 th, td {{ border: 1px solid var(--edge); padding: .6rem; text-align: left; vertical-align: top; }}
+th {{ white-space: nowrap; }}
 td {{ min-width: 16rem; max-width: 28rem; }}
 blockquote, .text {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
 .common {{ color: var(--dim); }}
 mark {{ background: var(--mark); color: #000; outline: 1px solid; }}
 .why, .figures {{ font-size: .85rem; }}
+td p {{ margin: 0 0 .4rem; }}
 .figures {{ color: var(--dim); }}
 </style>
 <h1>{title}</h1>
@@ -39,10 +42,10 @@ def page(comparison: Comparison) -> str:
     """Return the page: a row for each temperature, a column for each method."""
     rows = comparison.rows
     head = "".join(f'<th scope="col">{_html(cell.label)}</th>' for cell in rows[0])
-    body = [f"<tr><td></td>{head}</tr>"]
+    body = [f"<tr><th></th>{head}</tr>"]
     for row in rows:
         cells = "".join(_cell(comparison, cell, row[0]) for cell in row)
-        body.append(f'<tr><th scope="row">T = {row[0].temperature:g}</th>{cells}</tr>')
+        body.append(f'<tr><th scope="row">T={row[0].temperature:g}</th>{cells}</tr>')
     about = (
         f"{comparison.model}, seed {comparison.seed}. All answers share their random numbers: at one "
         "temperature they differ only if one method keeps a token that another cuts. What an answer has in "
@@ -68,7 +71,7 @@ def _cell(comparison: Comparison, cell: Cell, first: Cell) -> str:
     rest = answer.text[len(common) + len(marked) :]
     figures = (
         f"{comparison.number(cell)}: {counted(answer.n_tokens, 'token')}, "
-        f"at most {counted(max(cell.k, default=0), 'candidate')}"
+        f"{max(cell.k, default=0):,} candidates at most"
     )
     return (
         f'<td><p class="figures">{figures}</p>'
