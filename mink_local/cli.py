@@ -13,6 +13,13 @@ import click
 from mink_local.errors import MinkError, ModelNotFoundError, TaskNotFoundError
 
 INTERRUPTED = 130  # the shell's exit status for a program that Ctrl-C ended
+_CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+# Characters that a terminal obeys instead of showing them, and what is shown in their place: a picture of the
+# control character, or U+FFFD for C1 and for those that change the direction of writing.
+UNPRINTABLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+UNPRINTABLE |= dict.fromkeys((*range(0x80, 0xA0), 0x061C, 0x200E, 0x200F), 0xFFFD)
+UNPRINTABLE |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
@@ -33,11 +40,19 @@ def run(command: click.Command, program: str) -> None:
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
     except OSError as error:
-        if not _reader_has_left(error):
+        if error.filename is None and error.errno in _CANNOT_BE_WRITTEN:
+            status = _fail(program, f"standard output: {error.strerror}", 1)
+        elif _reader_has_left(error):
+            status = 1
+        else:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
-        status = 1
     sys.exit(status)
+
+
+def printable(text: str) -> str:
+    """Return a text without characters that a terminal obeys: ESC is shown as ␛, for example."""
+    return text.replace("\r\n", "\n").translate(UNPRINTABLE)
 
 
 def _write_any_character() -> None:
@@ -52,7 +67,7 @@ def _write_any_character() -> None:
 
 
 def _fail(program: str, sentence: str, status: int) -> int:
-    print(f"{program}: {sentence}", file=sys.stderr)
+    print(f"{program}: {printable(sentence)}", file=sys.stderr)
     return status
 
 

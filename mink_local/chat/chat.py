@@ -26,6 +26,8 @@ class Chat:
         self.attached: list[str] = []  # texts of files that are sent with the next message
         self.prefill = ""  # what the next input line begins with
         self.comparison: Comparison | None = None  # the last one of /compare
+        self.replaces = False  # the next message replaces the last one
+        self.typed_ahead: Callable[[], str] = lambda: ""  # of the input line
         self.stopped = False  # Ctrl-C was pressed since the last line was typed
         self.leaving = False  # the chat ends after this command
         self._load = load
@@ -34,9 +36,10 @@ class Chat:
         """Print something that is not part of an answer."""
         self.screen.note(text)
 
-    def ask(self, text: str) -> None:
-        """Send a message with the attached files, and show the answer."""
-        answer = self.session.ask("\n\n".join([*self.attached, text]))
+    def ask(self, text: str, replaces: bool = False) -> None:
+        """Send a message with the attached files, or have it replace the last one; show the answer."""
+        send = self.session.edit if replaces else self.session.ask
+        answer = send("\n\n".join([*self.attached, text]))
         self.show(answer)
         if answer.is_kept:
             self.attached.clear()
@@ -50,13 +53,13 @@ class Chat:
             with on_interrupt(answer.reply.interrupt):
                 if self.stopped:
                     answer.reply.interrupt()
-                show_answer(self.screen, answer)
+                show_answer(self.screen, answer, self.typed_ahead)
         finally:
             settings, n_ctx = self.session.settings, self.session.model.n_ctx
             note_end(self.screen, answer.reply, settings["max_tokens"], n_ctx)
             if answer.outcome and answer.reply.n_tokens and settings["status"]:
                 self.note(status(answer.outcome, n_ctx, answer.reply.n_tokens))
-            print()
+            self.screen.show("")
 
     def evaluate(self) -> None:
         """Have the model evaluate the conversation, so that the next answer begins at once."""

@@ -1,8 +1,6 @@
 """The commands of the chat: one table of names, help texts, completers and functions."""
 
-import base64
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +13,10 @@ from mink_local.chat.chat import Chat
 from mink_local.chat.completion import ArgumentCompleter
 from mink_local.chat.export import export as write_export
 from mink_local.chat.options import BY_KEY, DEFAULT, SETTINGS, file_text
-from mink_local.chat.screen import counted, one_line, printable, show_conversations
+from mink_local.chat.screen import counted, one_line, show_conversations
 from mink_local.chat.settings import SET_HERE
 from mink_local.chat.store import Conversation
-
-_MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that many
+from mink_local.cli import UNPRINTABLE
 
 CommandFunction = Callable[[Chat, str], None]
 
@@ -116,7 +113,7 @@ def show(chat: Chat, argument: str) -> None:
     for setting in SETTINGS:
         if argument in ("", setting.key):
             source = settings.sources[setting.name]
-            where = Text(printable(source), "dim" if source == DEFAULT else "")
+            where = Text(source, "dim" if source == DEFAULT else "")
             rows.append((setting.key, settings.shown(setting), where))
     if not rows:
         raise ValueError(f"there is no setting {argument!r}; /show lists them")
@@ -129,7 +126,11 @@ _setting_command("model [NAME|PATH]", "Continue with another model.")
 # The conversation
 
 
-@command("regen [T] [SEED]", "Answer again, with temperature T and SEED if given.")
+@command(
+    "regen [T] [SEED]",
+    "Answer again, with temperature T and SEED if given.",
+    completion.temperature_and_seed,
+)
 def regen(chat: Chat, argument: str) -> None:
     words = argument.split()
     if len(words) > 2:
@@ -142,7 +143,7 @@ def regen(chat: Chat, argument: str) -> None:
         chat.note(f"(answer {len(answers)} to this message: /pick goes back to another)")
 
 
-@command("pick [N]", "List the answers to the last message, or take the Nth.")
+@command("pick [N]", "List the answers to the last message, or take the Nth.", completion.answers)
 def pick(chat: Chat, argument: str) -> None:
     answers = chat.session.alternatives()
     if not argument:
@@ -161,6 +162,7 @@ def pick(chat: Chat, argument: str) -> None:
 @command("undo", "Take back the last message and its answer.")
 def undo(chat: Chat, _: str) -> None:
     message = chat.session.undo()
+    chat.prefill = message.content
     chat.note(f"(taken back: {one_line(message.content, chat.screen.width - 30)}; /redo brings it back)")
 
 
@@ -172,15 +174,11 @@ def redo(chat: Chat, _: str) -> None:
     chat.screen.text(answer.content)
 
 
-@command("edit", "Change the last message in $EDITOR and answer it again.")
+@command("edit", "Change the last message and answer it again.")
 def edit(chat: Chat, _: str) -> None:
     chat.session.last_answer()
-    before = chat.session.branch[-2].content
-    after = click.edit(before, extension=".md")
-    if after is None or not after.strip() or after.strip() == before.strip():
-        chat.note("(unchanged)")
-    else:
-        chat.show(chat.session.edit(after.strip()))
+    chat.prefill, chat.replaces = chat.session.branch[-2].content, True
+    chat.note("(Enter sends the changed message, Ctrl-X Ctrl-E opens an editor, Ctrl-C leaves it as it was)")
 
 
 @command("continue", "Continue an answer that was cut short.")
@@ -205,13 +203,7 @@ def file(chat: Chat, argument: str) -> None:
 @command("copy", "Copy the last answer to the clipboard, also over ssh.")
 def copy(chat: Chat, _: str) -> None:
     text = chat.session.last_answer().content
-    data = base64.b64encode(text.encode()).decode()
-    if not chat.screen.is_terminal or chat.screen.console.legacy_windows:
-        raise ValueError("this is not a terminal that can copy: /export FILE.md writes a file")
-    if len(data) > _MOST_COPIED:
-        raise ValueError(f"the answer has {len(text)} characters, too many to copy: /export FILE.md")
-    sys.stdout.write(f"\x1b]52;c;{data}\x07")
-    sys.stdout.flush()
+    chat.screen.copy(text)
     chat.note(f"(copied {counted(len(text), 'character')}, if your terminal supports OSC 52)")
 
 
@@ -227,10 +219,12 @@ def clear(chat: Chat, _: str) -> None:
 
 @command("save NAME", "Name this conversation.")
 def save(chat: Chat, argument: str) -> None:
-    session = chat.session
-    session.store.change(_current(chat).id, name=argument)
+    session, name = chat.session, " ".join(argument.translate(dict.fromkeys(UNPRINTABLE)).split())
+    if not name:
+        raise ValueError("usage: /save NAME")
+    session.store.change(_current(chat).id, name=name)
     kept = "" if session.settings["store"] else ", until you leave: --no-store"
-    chat.note(f"(this conversation is now {argument}{kept})")
+    chat.note(f"(this conversation is now {name}{kept})")
 
 
 @command("load NAME", "Continue a conversation, by its name or number.", completion.conversations)
@@ -290,7 +284,9 @@ def recall(chat: Chat) -> None:
 command(compare.USAGE, "Answer with several methods; take N continues with one.", compare.complete)(
     compare.compare
 )
-command("explain [N|WORD] [--plot F]", "Show the candidates of a token; what methods keep.")(inspect.explain)
+command(
+    "explain [N|WORD] [--plot F]", "Show the candidates of a token; what methods keep.", completion.tokens
+)(inspect.explain)
 command("heat", "Colour the last answer by its numbers of candidates.")(inspect.heat)
 command("stats", "Show figures of the answer, the conversation, the model.")(inspect.stats)
 

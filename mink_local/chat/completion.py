@@ -1,22 +1,31 @@
-"""Tab completion of command arguments.
-
-A completer yields pairs: a text, and the number of characters before the cursor that the text replaces.
-"""
+"""Tab completion of command arguments."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from mink_local.chat.chat import Chat
 from mink_local.chat.options import BY_KEY
+from mink_local.chat.screen import one_line
 
-Completions = Iterator[tuple[str, int]]
+
+class Choice(NamedTuple):
+    """A completion: a text, how many characters before the cursor it replaces, and what it means."""
+
+    text: str
+    replaces: int
+    about: str = ""
+
+
+Completions = Iterator[Choice]
 ArgumentCompleter = Callable[[Chat, str], Completions]
 
 
-def starting_with(text: str, names: Iterable[str]) -> Completions:
-    """Yield the names that begin with a text."""
-    yield from ((name, len(text)) for name in names if name.startswith(text))
+def starting_with(text: str, names: Iterable[str] | Mapping[str, str]) -> Completions:
+    """Yield the names that begin with a text; a mapping says what each means."""
+    about = names if isinstance(names, Mapping) else {}
+    yield from (Choice(name, len(text), about.get(name, "")) for name in names if name.startswith(text))
 
 
 def files(_: Chat, text: str) -> Completions:
@@ -25,20 +34,22 @@ def files(_: Chat, text: str) -> Completions:
     with contextlib.suppress(OSError):
         for path in sorted(Path(folder + slash).expanduser().iterdir()):
             if path.name.startswith(start) and (start or not path.name.startswith(".")):
-                yield path.name + ("/" if path.is_dir() else ""), len(start)
+                yield Choice(path.name + ("/" if path.is_dir() else ""), len(start))
 
 
 def conversations(chat: Chat, text: str) -> Completions:
-    """Complete the name of a conversation."""
-    names = (conversation.name for conversation in chat.session.store.conversations())
-    return starting_with(text, (name for name in names if name))
+    """Complete the name of a conversation, or its number if it has none."""
+    found = chat.session.store.conversations()
+    return starting_with(
+        text, {one.name or str(one.id): one_line(one.title, 50) for one in found if one.name or one.turns}
+    )
 
 
 def settings(chat: Chat, text: str) -> Completions:
     """Complete a setting, then its value."""
     key, blank, value = text.partition(" ")
     if not blank:
-        yield from starting_with(text, (f"{key} " for key in BY_KEY))
+        yield from starting_with(text, {f"{key} ": setting.about for key, setting in BY_KEY.items()})
     elif key in BY_KEY:
         yield from values(chat, key, value)
 
@@ -50,4 +61,31 @@ def values(chat: Chat, key: str, text: str) -> Completions:
         if item.type == "file":
             return files(chat, text)
         names.append(item.value)
-    return starting_with(text, [*names, "default"])
+    return starting_with(text, {**dict.fromkeys(names, ""), "default": "as if it were not set"})
+
+
+def temperature_and_seed(chat: Chat, text: str) -> Completions:
+    """Complete a temperature, then the seed of an answer to the last message."""
+    temperature, blank, seed = text.partition(" ")
+    if not blank:
+        yield from starting_with(
+            temperature, {"0": "the most probable tokens", "1": "", "2": "", "5": "", "10": ""}
+        )
+        return
+    answers = enumerate(chat.session.alternatives(), start=1)
+    yield from starting_with(seed, {str(one.how.seed): f"of answer {n}" for n, one in answers if one.how})
+
+
+def answers(chat: Chat, text: str) -> Completions:
+    """Complete the number of an answer to the last message."""
+    found = enumerate(chat.session.alternatives(), start=1)
+    return starting_with(text, {str(number): one_line(answer.content, 50) for number, answer in found})
+
+
+def tokens(chat: Chat, text: str) -> Completions:
+    """Complete the number of a token of the last answer that had more than one candidate."""
+    answer = chat.session.last_answer()
+    k = answer.outcome.k if answer.outcome else []
+    texts = chat.session.model.texts(chat.session.answer_tokens(answer))
+    steps = enumerate(zip(texts, k, strict=False), start=1)
+    return starting_with(text, {str(at): f"{one!r}, {n} candidates" for at, (one, n) in steps if n > 1})

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from mink_local.chat.store import Conversation, ConversationStore, StoredMessage
+from mink_local.cli import UNPRINTABLE, printable
 from mink_local.errors import MinkError
 from mink_local.files import write_atomic
 
 FORMATS = (".md", ".json")
+_ESCAPES = {code: f"\\u{code:04x}" for code in UNPRINTABLE}
 
 
 def export(store: ConversationStore, conversation: Conversation, path: Path) -> None:
@@ -40,7 +42,7 @@ def as_markdown(store: ConversationStore, conversation: Conversation) -> str:
         parts.append(message.content)
         if how:
             parts.append(f"*{how.sampler}, temperature {how.temperature:g}, seed {how.seed}*")
-    return "\n\n".join(parts) + "\n"
+    return printable("\n\n".join(parts)) + "\n"
 
 
 def as_json(store: ConversationStore, conversation: Conversation) -> str:
@@ -56,7 +58,12 @@ def as_json(store: ConversationStore, conversation: Conversation) -> str:
         "messages": [_fields(message) for message in branch],
         "other_branches": [_fields(message) for message in others],
     }
-    return json.dumps(whole, ensure_ascii=False, indent=1) + "\n"
+    return dumps(whole, indent=1) + "\n"
+
+
+def dumps(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON in which characters that a terminal obeys are escaped."""
+    return json.dumps(value, ensure_ascii=False, indent=indent).translate(_ESCAPES)
 
 
 def _fields(message: StoredMessage) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from mink_local.chat import explain as steps
 from mink_local.chat.chat import Chat
 from mink_local.chat.progress import candidates
-from mink_local.chat.screen import counted, one_line, printable
+from mink_local.chat.screen import counted, one_line
 from mink_local.chat.store import StoredMessage
 from mink_local.generation.sampling_step import METHODS, sampling_step
 
@@ -29,7 +29,7 @@ def explain(chat: Chat, argument: str) -> None:
     methods = [own if own.name == method.name else method for method in METHODS]
     step = sampling_step(logits, tokens[at], temperature, methods)
     shown = [int(step.ids[rank]) for rank in step.shown_ranks(_CANDIDATES)]
-    names = [printable(session.model.texts([token])[0]) for token in shown]
+    names = [session.model.texts([token])[0] for token in shown]
     before = "".join(texts[max(0, at - 12) : at])
     chat.note(f"token {at + 1} of {len(tokens)}, after …{one_line(before, 50)}")
     chat.screen.show(steps.table(step, names))
@@ -44,9 +44,8 @@ def heat(chat: Chat, _: str) -> None:
     answer, _tokens, texts = _last_tokens(chat)
     if answer.outcome is None or not answer.outcome.k:
         raise ValueError("the figures of this answer were lost when the program ended")
-    shown = [printable(text) for text in texts]
     render = steps.plain_heat if chat.screen.is_plain else steps.heat
-    chat.screen.show(render(shown, answer.outcome.k))
+    chat.screen.show(render(texts, answer.outcome.k))
 
 
 def stats(chat: Chat, _: str) -> None:

@@ -15,6 +15,8 @@ from rich.style import Style
 from rich.syntax import Syntax
 from rich.text import Text
 
+from mink_local.cli import printable
+
 _LONGEST_SPAN = 300  # characters after which a mark that is not closed is text
 
 # A whole span at the present position, or a character behind a backslash.
@@ -116,7 +118,7 @@ class MarkdownWriter:
 
     def _take(self, text: str) -> None:
         """Lay out the lines of a text."""
-        *lines, rest = text.split("\n")
+        *lines, rest = printable(text).split("\n")
         for part in lines:
             self._line += part.expandtabs(4)
             self._finish_line()

@@ -46,6 +46,11 @@ class Setting(click.Option):
         self.envvar = f"MINK_{self.name.upper()}"
         self.key = self.name.replace("_", "-")
 
+    @property
+    def about(self) -> str:
+        """The first sentence of the help."""
+        return (self.help or "").partition("  [")[0].partition(". ")[0].removesuffix(".") + "."
+
     def source(self, ctx: click.Context) -> str:
         """Return where the value comes from: a variable, the path of a file, or in words."""
         sources = {

@@ -4,30 +4,39 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from mink_local.chat.answer_stream import AnswerStream
-from mink_local.chat.screen import Screen, TextWriter, counted, printable
+from mink_local.chat.screen import Screen, TextWriter, counted
 from mink_local.chat.store import Outcome
 from mink_local.generation.model import Reply
 from mink_local.interrupts import until_interrupted
 
 
-def show_answer(screen: Screen, answer: AnswerStream) -> None:
-    """Show an answer while it is generated."""
+def show_answer(screen: Screen, answer: AnswerStream, typed_ahead: Callable[[], str] = lambda: "") -> None:
+    """Show an answer while it is generated, and below it what has been typed ahead."""
+    prompt_progress = _prompt_progress(screen, answer.reply)
+
+    def waiting() -> None:
+        prompt_progress()
+        screen.queue(typed_ahead())
+
     reasoning: _ReasoningView | None = None
     text = screen.writer()
     if continued := answer.draft.continued:
-        text.recall(printable(continued.content))
+        text.recall(continued.content)
     try:
-        for part in answer.parts(waiting=_prompt_progress(screen, answer.reply)):
+        for part in answer.parts(waiting):
+            screen.queue()
             if part.is_reasoning:
                 reasoning = reasoning or _ReasoningView(screen)
-                reasoning.feed(printable(part.text))
-                continue
-            if reasoning:
-                reasoning.end()
-                reasoning = None
-            screen.progress()
-            text.feed(printable(part.text) if screen.is_terminal else part.text)
+                reasoning.feed(part.text)
+            else:
+                if reasoning:
+                    reasoning.end()
+                    reasoning = None
+                screen.progress()
+                text.feed(part.text)
+            screen.queue(typed_ahead())
     finally:
+        screen.queue()
         screen.progress()
         if reasoning:
             reasoning.end()

@@ -1,12 +1,15 @@
 """The loop of the chat: reads a line, and has a command or the model answer it."""
 
 import difflib
+import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 
 import click
 
 from mink_local.chat.chat import Chat
 from mink_local.chat.commands import COMMANDS, Command
+from mink_local.chat.completion import Choice, starting_with
 from mink_local.errors import MinkError
 from mink_local.interrupts import on_interrupt
 
@@ -19,28 +22,46 @@ def run(chat: Chat, read: Callable[[str], str]) -> None:
 
     with on_interrupt(stop):
         while not chat.leaving:
+            default, replaces = chat.prefill, chat.replaces
+            chat.prefill, chat.replaces = "", False
             try:
-                text, chat.prefill = read(chat.prefill), ""
+                text = read(default)
             except EOFError:
-                print()
+                chat.screen.show("")
                 return
             except KeyboardInterrupt:
                 chat.note("\n(Ctrl-D or /exit leaves)")
                 continue
             chat.stopped = False
             if text.strip():
-                _handle(chat, text)
+                _handle(chat, text, replaces)
 
 
-def _handle(chat: Chat, text: str) -> None:
+def _handle(chat: Chat, text: str, replaces: bool) -> None:
     try:
         word = text.split(maxsplit=1)[0]
         if text.startswith("/") and word[1:].isalpha():
             _command(word).call(chat, text[len(word) :].strip())
         else:
-            chat.ask(text.strip())
+            chat.ask(text.strip(), replaces)
     except (MinkError, ValueError, OSError, click.ClickException) as error:
         chat.note(f"({str(error).removesuffix('.')})")
+    except (click.Abort, KeyboardInterrupt, EOFError):  # of a question that a command asks
+        chat.note("(interrupted)")
+    except Exception as error:
+        chat.note(f"(this is a bug: {type(error).__name__}: {error}. {_kept(error)}; the chat goes on)")
+
+
+def _kept(error: Exception) -> str:
+    """Write the traceback of an error to a new file; return where it is, in words."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", prefix="mink-chat-", suffix=".txt", delete=False
+        ) as file:
+            traceback.print_exception(error, file=file)
+    except OSError as reason:
+        return f"Its traceback cannot be written: {reason.strerror}"
+    return f"Its traceback is in {file.name}"
 
 
 def _command(word: str) -> Command:
@@ -51,12 +72,12 @@ def _command(word: str) -> Command:
     raise ValueError(f"there is no command {word}; {hint} To send it as a message, begin with a blank")
 
 
-def complete(chat: Chat, line: str) -> Iterator[tuple[str, int]]:
-    """Yield the completions of a line; see `mink_local.chat.completion`."""
+def complete(chat: Chat, line: str) -> Iterator[Choice]:
+    """Yield the completions of a line."""
     if not line.startswith("/"):
         return
     word, blank, argument = line.partition(" ")
     if not blank:
-        yield from ((f"/{name} ", len(word)) for name in COMMANDS if name.startswith(word[1:]))
+        yield from starting_with(word, {f"/{name} ": one.about for name, one in COMMANDS.items()})
     elif (command := COMMANDS.get(word[1:])) and command.complete:
         yield from command.complete(chat, argument)

@@ -1,31 +1,38 @@
 """The terminal, pipe or file that a chat is shown on: the only way for text to get there."""
 
+import base64
 import os
-import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import click
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
 from mink_local.chat.store import Conversation
+from mink_local.cli import printable as printable
 
-# Characters that a terminal obeys instead of showing them: everything below a space except tab and newline,
-# C1, and those that change the direction of writing.
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that many
+# What is shown for our own signs in an encoding that does not have them.
+_ASCII = str.maketrans("…·–◀↵─│•░▁▂▃▄▅▆▇█", "~--<$-|*._.:-=+*#")
 
 
-def printable(text: str) -> str:
-    """Return a text without the characters that a terminal obeys."""
-    return _CONTROL_CHARACTERS.sub("", text)
+def _gated(text: str, stream: IO[str]) -> str:
+    """Return a text as a stream shows it: `printable`, in characters of its encoding."""
+    text, encoding = printable(text), getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+    return text
 
 
 def one_line(text: str, width: int) -> str:
@@ -37,6 +44,16 @@ def one_line(text: str, width: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 token`, `2 tokens`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+class _GatedConsole(Console):
+    """A console that shows nothing a terminal obeys, whatever text a renderable or a link holds."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            if style and style.link and style.link != printable(style.link):
+                style = style.update_link(None)
+            yield Segment(text if control else _gated(text, self.file), style, control)
 
 
 class TextWriter(Protocol):
@@ -65,15 +82,16 @@ class Screen:
         self.is_plain = plain or self.is_dumb or not self.is_terminal or bool(os.environ.get("NO_COLOR"))
         self.reasoning = reasoning
         options: dict[str, Any] = {"color_system": None} if self.is_plain else {}
-        self.console = Console(highlight=False, markup=False, emoji=False, **options)
+        self.console: Console = _GatedConsole(highlight=False, markup=False, emoji=False, **options)
         self._progress = ""  # the line of standard error that is overwritten next
+        self._queue = ""  # the row below the text
 
     @property
     def width(self) -> int:
         return self.console.width
 
     def show(self, *renderables: Any) -> None:
-        """Print texts and tables; text in them that is not ours must be `printable`."""
+        """Print texts and tables."""
         for renderable in renderables:
             self.console.print(renderable)
 
@@ -88,12 +106,27 @@ class Screen:
     def text(self, text: str) -> None:
         """Show a text as an answer is shown."""
         writer = self.writer()
-        writer.feed(printable(text))
+        writer.feed(text)
         writer.end()
+
+    def write(self, text: str) -> None:
+        """Write a text to standard output as it is, or `printable` to a terminal."""
+        sys.stdout.write(_gated(text, sys.stdout) if self.is_terminal else text)
+        sys.stdout.flush()
+
+    def copy(self, text: str) -> None:
+        """Have the terminal put a text on the clipboard, by OSC 52. Raises ValueError if it cannot."""
+        if not self.is_terminal or self.console.legacy_windows:
+            raise ValueError("this is not a terminal that can copy: /export FILE.md writes a file")
+        data = base64.b64encode(text.encode()).decode()
+        if len(data) > _MOST_COPIED:
+            raise ValueError(f"the answer has {len(text)} characters, too many to copy: /export FILE.md")
+        sys.stdout.write(f"\x1b]52;c;{data}\x07")
+        sys.stdout.flush()
 
     def note(self, text: str) -> None:
         """Print something that is not part of an answer, to standard error."""
-        text = printable(text)
+        text = _gated(text, sys.stderr)
         if sys.stderr.isatty():
             width = shutil.get_terminal_size().columns
             text = "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
@@ -103,15 +136,30 @@ class Screen:
         """Replace the last line of standard error by a text, or clear it; only on a terminal."""
         if not sys.stderr.isatty() or not (text or self._progress):
             return
-        text = printable(text)[: shutil.get_terminal_size().columns - 1]
-        sys.stderr.write("\r" + text.ljust(len(self._progress)) + ("" if text else "\r"))
+        text = _gated(one_line(text, shutil.get_terminal_size().columns - 1), sys.stderr)
+        blanks = " " * (cell_len(self._progress) - cell_len(text))
+        sys.stderr.write("\r" + text + blanks + ("" if text else "\r"))
         sys.stderr.flush()
         self._progress = text
+
+    def queue(self, text: str = "") -> None:
+        """Show what is typed ahead on the row below the text that comes, or remove that row.
+
+        More of the text must not be written before the row is removed.
+        """
+        if self.is_plain or text == self._queue:
+            return
+        # A row below is made by going down and up again, which keeps the column; what is there is erased.
+        row = one_line(f"(queued: {text})", self.width - 1) if text else ""
+        make = "" if self._queue else "\x1bD\x1bM"
+        self._queue = text
+        sys.stdout.write(f"{make}\x1b7\x1b[B\r\x1b[J{_gated(row, sys.stdout)}\x1b8")
+        sys.stdout.flush()
 
     def writer(self, style: str = "") -> TextWriter:
         """Return a writer for one text, in a rich style."""
         if self.is_plain:
-            return _PlainWriter(self.is_terminal)
+            return _PlainWriter(self)
         from mink_local.chat.markdown import MarkdownWriter
 
         return MarkdownWriter(self.console, style)
@@ -120,21 +168,20 @@ class Screen:
 class _PlainWriter:
     """Shows a text as it is, with a newline at the end."""
 
-    def __init__(self, is_terminal: bool) -> None:
+    def __init__(self, screen: Screen) -> None:
         self._last = ""
-        self._is_terminal = is_terminal
+        self._screen = screen
 
     def feed(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        self._screen.write(text)
         self._last = text
 
     def recall(self, text: str) -> None:
-        if self._is_terminal:
+        if self._screen.is_terminal:
             self.feed(text.rpartition("\n")[2])
 
     def end(self) -> None:
-        if self._is_terminal or (self._last and not self._last.endswith("\n")):
+        if self._screen.is_terminal or (self._last and not self._last.endswith("\n")):
             self.feed("\n")
 
 

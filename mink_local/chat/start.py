@@ -1,6 +1,5 @@
 """The start of `mink-chat`: load the model, then answer one prompt or chat."""
 
-import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 import click
 
 from mink_local.chat.answer_stream import AnswerStream
+from mink_local.chat.export import dumps
 from mink_local.chat.options import COMMAND_LINE
 from mink_local.chat.progress import note_end, show_answer
 from mink_local.chat.screen import Screen
@@ -88,7 +88,7 @@ def _answer_once(session: Session, screen: Screen, prompt: str, as_json: bool) -
     try:
         answer = session.ask(prompt)
         if as_json:
-            print(json.dumps(_as_json(answer, list(answer)), ensure_ascii=False))
+            screen.write(dumps(_as_json(answer, list(answer))) + "\n")
         else:
             show_answer(screen, answer)
     except ValueError as error:  # an option that does not suit this model: a grammar, a token id
@@ -121,6 +121,7 @@ def _chat(session: Session, screen: Screen, load: Callable[[Settings], Model], u
     from mink_local.chat.commands import recall
     from mink_local.chat.repl import complete, run
     from mink_local.chat.terminal import LineInput, read_plain
+    from mink_local.chat.typeahead import unechoed
 
     settings = session.settings
     chat = Chat(session, screen, load)
@@ -132,6 +133,10 @@ def _chat(session: Session, screen: Screen, load: Callable[[Settings], Model], u
     if session.conversation is not None:
         recall(chat)
     if settings["plain"] or not screen.is_terminal or screen.is_dumb:
-        run(chat, read_plain)
-    else:
-        run(chat, LineInput(lambda line: complete(chat, line), settings["keys"], settings["store"]))
+        with unechoed(read_plain, key_by_key=False) as read:
+            run(chat, read)
+        return
+    line = LineInput(lambda text: complete(chat, text), settings["keys"], settings["store"], screen)
+    chat.typed_ahead = line.typed_ahead
+    with unechoed(line, key_by_key=True) as read:
+        run(chat, read)

@@ -116,18 +116,18 @@ def default_path() -> Path:
 class ConversationStore:
     """The conversations of one SQLite file, or of memory.
 
-    Several programs may have the file open at once. If the file can no longer be written (the disk is full,
-    for example), a warning is logged and the conversations go on in memory. Raises MinkError if it cannot be
-    opened.
+    Several programs may have the file open at once. If the file can only be read, or no longer be written
+    (the disk is full, for example), a warning is logged with the next message and the conversations go on in
+    memory. Raises MinkError if it cannot be opened.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         try:
-            if path:
-                private_file(path)
-            self._db = _connect(path or ":memory:")
+            self._db = _open(path) if path else _connect(":memory:")
             _set_up(self._db)
-        except (OSError, sqlite3.Error) as error:
+        except OSError as error:
+            raise MinkError(f"the conversations in {path} cannot be opened: {error.strerror}") from None
+        except sqlite3.Error as error:
             raise MinkError(
                 f"the conversations in {path} cannot be opened ({error}): move them away, or take --no-store"
             ) from None
@@ -259,8 +259,25 @@ class ConversationStore:
         return [Conversation(**{**dict(row), "title": row["title"] or ""}) for row in rows]
 
 
+def _open(path: Path) -> sqlite3.Connection:
+    """Open a file, only for reading if it cannot be written."""
+    try:
+        private_file(path)
+        db = _connect(path)
+        db.execute("PRAGMA journal_mode = WAL")
+        # In WAL mode a commit survives the end of the program at once, and a power cut a little later.
+        db.execute("PRAGMA synchronous = NORMAL")
+    except (OSError, sqlite3.OperationalError) as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_READONLY) & 0xFF
+        if code not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) or not path.exists():
+            raise
+        # In WAL mode even a reader writes, unless it is told that nobody writes meanwhile.
+        db = _connect(f"{path.absolute().as_uri()}?immutable=1")
+    return db
+
+
 def _connect(path: Path | str) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=10, isolation_level=None)
+    db = sqlite3.connect(path, timeout=10, isolation_level=None, uri=isinstance(path, str))
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")
     return db
@@ -268,9 +285,6 @@ def _connect(path: Path | str) -> sqlite3.Connection:
 
 def _set_up(db: sqlite3.Connection) -> None:
     """Create the tables of a new file."""
-    db.execute("PRAGMA journal_mode = WAL")
-    # In WAL mode a commit survives the end of the program at once, and a power cut a little later.
-    db.execute("PRAGMA synchronous = NORMAL")
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
         statements = [(sql, ()) for sql in _SCHEMA.split(";\n")]

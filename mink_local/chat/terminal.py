@@ -6,18 +6,26 @@ and KeyboardInterrupt for Ctrl-C.
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from platformdirs import user_data_path
 from prompt_toolkit import PromptSession
+from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER, EditingMode
 from prompt_toolkit.filters import has_focus
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-from prompt_toolkit.shortcuts import CompleteStyle
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
+from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
+from prompt_toolkit.keys import Keys
 
+from mink_local.chat.completion import Choice
+from mink_local.chat.options import command_line_text
+from mink_local.chat.screen import Screen
+from mink_local.cli import printable
 from mink_local.files import private_file
 
 _PROMPT, _MORE = "> ", "  "
@@ -41,16 +49,15 @@ def read_plain(default: str = "") -> str:
     """Return a message from Python's own input line, with readline if the system has it."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives input() editing and history)
-    if default:
-        print(f"(to send again: {default})")
+    prompt = f"(Enter sends again: {printable(default)})\n{_PROMPT}" if default else _PROMPT
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        text = input(_PROMPT)
+        text = input(prompt) or default
         while _is_open(text):
             text += "\n" + input(_MORE)
     finally:
         signal.signal(signal.SIGINT, before)
-    return _unquoted(text)
+    return _unquoted(command_line_text(text))
 
 
 class LineInput:
@@ -61,25 +68,89 @@ class LineInput:
     `mink_local.chat.completion`, and `keep` keeps the history in a file.
     """
 
-    def __init__(self, complete: Callable[[str], Iterator[tuple[str, int]]], keys: str, keep: bool) -> None:
-        path = user_data_path("mink-local") / "history"
-        history: History = FileHistory(str(private_file(path))) if keep else InMemoryHistory()
+    def __init__(
+        self, complete: Callable[[str], Iterator[Choice]], keys: str, keep: bool, screen: Screen
+    ) -> None:
+        self._screen = screen
+        self._history = _History(user_data_path("mink-local") / "history") if keep else None
+        history: History = self._history or InMemoryHistory()
         self._session: PromptSession[str] = PromptSession(
             message=_PROMPT,
-            multiline=True,
+            multiline=False,  # Enter sends in any case, and the line of a search takes the place of this one
             prompt_continuation=_MORE,
             key_bindings=_key_bindings(),
             editing_mode=EditingMode.VI if keys == "vi" else EditingMode.EMACS,
             history=history,
             enable_history_search=True,
+            # Without colours a suggestion would look like something that was typed.
+            auto_suggest=None if screen.is_plain else AutoSuggestFromHistory(),
             completer=_LineCompleter(complete),
             complete_while_typing=False,
-            complete_style=CompleteStyle.READLINE_LIKE,  # a menu would scroll the screen
+            reserve_space_for_menu=6,
+            enable_suspend=True,
+            enable_open_in_editor=True,
             tempfile_suffix=".md",
         )
 
     def __call__(self, default: str = "") -> str:
-        return _unquoted(self._session.prompt(default=default))
+        text = self._session.prompt(default=default)
+        if self._history and self._history.problem:
+            self._screen.note(f"(earlier messages are not kept for Ctrl-R: {self._history.problem})")
+            self._history.problem = ""
+        return _unquoted(command_line_text(text))
+
+    def typed_ahead(self) -> str:
+        """Return what has been typed since the last message, with which the next input line begins."""
+        if sys.platform == "win32":
+            return ""
+        keys = [*get_typeahead(self._session.input), *self._session.input.read_keys()]
+        store_typeahead(self._session.input, keys)
+        return _typed(keys)
+
+
+def _typed(keys: Iterable[KeyPress]) -> str:
+    """Return the text that keys make, as far as they are letters, Enter and Backspace."""
+    text = ""
+    for press in keys:
+        if press.key in (Keys.Enter, Keys.ControlJ):
+            text += " ↵ "
+        elif press.key == Keys.Backspace:
+            text = text[:-1]
+        elif press.key == Keys.BracketedPaste or len(press.key) == 1:
+            text += press.data
+    return text
+
+
+class _History(FileHistory):
+    """Messages of earlier chats in a file; `problem` says why it cannot be read or written, if it cannot."""
+
+    problem = ""
+    _is_lost = False
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            private_file(path)
+        except OSError as error:
+            self._lose(error)
+
+    def load_history_strings(self) -> Iterable[str]:
+        try:
+            return super().load_history_strings()
+        except OSError as error:
+            self._lose(error)
+            return []
+
+    def store_string(self, string: str) -> None:
+        if self._is_lost:
+            return
+        try:
+            super().store_string(string)
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self.problem, self._is_lost = error.strerror or str(error), True
 
 
 def _key_bindings() -> KeyBindings:
@@ -88,7 +159,9 @@ def _key_bindings() -> KeyBindings:
     @bindings.add("enter", filter=has_focus(DEFAULT_BUFFER))  # and not the line of a search
     def send(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        if _is_open(buffer.text):
+        if buffer.complete_state and buffer.complete_state.current_completion:
+            buffer.complete_state = None  # the row of the menu is taken
+        elif _is_open(buffer.text):
             buffer.newline(copy_margin=False)
         else:
             buffer.validate_and_handle()
@@ -101,9 +174,12 @@ def _key_bindings() -> KeyBindings:
 
 
 class _LineCompleter(Completer):
-    def __init__(self, complete: Callable[[str], Iterator[tuple[str, int]]]) -> None:
+    def __init__(self, complete: Callable[[str], Iterator[Choice]]) -> None:
         self._complete = complete
 
     def get_completions(self, document: Document, _: CompleteEvent) -> Iterator[Completion]:
-        for text, length in self._complete(document.text_before_cursor):
-            yield Completion(text, start_position=-length)
+        with contextlib.suppress(Exception):  # it would end the chat; the command tells what is wrong
+            for choice in self._complete(document.text_before_cursor):
+                yield Completion(
+                    choice.text, start_position=-choice.replaces, display_meta=choice.about or None
+                )

@@ -95,11 +95,13 @@ class Typist:
         self.chat = chat
         self._capsys = capsys
         self._lines: list[str] = []
+        self.offered = ""  # what the last input line began with
 
     def read(self, default: str) -> str:
         """Return the next line."""
         if not self._lines:
             raise EOFError
+        self.offered = default
         return self._lines.pop(0) or default
 
     def say(self, *lines: str) -> str:

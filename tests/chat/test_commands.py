@@ -58,7 +58,7 @@ def test_every_setting_can_be_reset_and_an_answer_follows(typist: Begin) -> None
     assert "tokens" in typed.say("Hello")
 
 
-def test_answers_and_branches(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_and_branches(typist: Begin) -> None:
     typed = typist()
     say = typed.say
     assert "there is no answer yet" in say("/regen")
@@ -76,11 +76,14 @@ def test_answers_and_branches(typist: Begin, monkeypatch: pytest.MonkeyPatch) ->
     assert "Hello" in say("/redo")
     assert "there is nothing to bring back" in say("/redo")
     assert "(stopped after 8 tokens" in say("/continue")
-    monkeypatch.setattr("click.edit", lambda text, extension: f"{text} Twice.")  # noqa: ARG005
-    assert "tokens/s" in say("/edit")
-    assert typed.chat.session.branch[0].content == "Say hello. Twice."
-    monkeypatch.setattr("click.edit", lambda text, extension: text)  # noqa: ARG005
-    assert "(unchanged)" in say("/edit")
+    assert "tokens/s" in say("/edit", "Say hello. Twice.")
+    assert [message.content for message in typed.chat.session.branch[::2]] == ["Say hello. Twice."]
+    assert typed.offered == "Say hello."
+    say("/edit", "/stats", "Say bye.")  # a command in between leaves the message as it was
+    sent = [message.content for message in typed.chat.session.branch[::2]]
+    assert sent == ["Say hello. Twice.", "Say bye."]
+    say("/undo", "")
+    assert typed.offered == "Say bye."
 
 
 def test_files(typist: Begin, tmp_path: Path) -> None:
@@ -193,6 +196,26 @@ def test_exit(typist: Begin) -> None:
     typed.say("/exit", "never sent")
     assert typed.chat.leaving
     assert typed.chat.session.branch == []
+
+
+def test_a_bug_ends_the_command_and_not_the_chat(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = typist()
+    monkeypatch.setattr(typed.chat.session.store, "conversations", None)
+    shown = typed.say("/list", "Say hello.")
+    found = re.search(r"\(this is a bug: TypeError: .* Its traceback is in (.+); the chat goes on\)", shown)
+    assert found
+    assert "tokens/s" in shown
+    path = Path(found[1])
+    assert "in list_" in path.read_text(encoding="utf-8")
+    path.unlink()
+
+
+def test_names_hold_no_control_characters(typist: Begin) -> None:
+    typed = typist()
+    typed.say("Hello")
+    assert "usage: /save NAME" in typed.say("/save \x1b\x07")
+    typed.say("/save \x1b]0;PWN\x07 of  mine")
+    assert typed.chat.session.store.latest().name == "]0;PWN of mine"
 
 
 def test_errors_cost_only_the_message(typist: Begin) -> None:

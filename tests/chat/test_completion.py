@@ -15,7 +15,7 @@ def completed(typist: Callable[..., Typist]) -> Callable[[str], list[str]]:
     chat = typist().chat
     store = chat.session.store
     store.change(store.begin("model", None), name="fruit")
-    return lambda line: [line[: len(line) - length] + text for text, length in complete(chat, line)]
+    return lambda line: [line[: len(line) - one.replaces] + one.text for one in complete(chat, line)]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,19 @@ def test_json(store: ConversationStore, tmp_path: Path) -> None:
     assert [message["content"] for message in whole["other_branches"]] == ["Another"]
 
 
+def test_control_characters(store: ConversationStore, tmp_path: Path) -> None:
+    """A file that is shown by `cat` does not control the terminal; JSON still holds what there was."""
+    evil = "\x1b]0;pwned\x07 \x9b31m \u202e"
+    conversation = store.begin("parrot", None)
+    store.add(conversation, None, "user", evil)
+    for name in ("b.md", "b.json"):
+        export(store, store.get(conversation), tmp_path / name)
+        written = (tmp_path / name).read_text(encoding="utf-8")
+        assert [code for code in "\x1b\x07\x9b\u202e" if code in written] == []
+    assert json.loads(written)["messages"][0]["content"] == evil
+    assert "␛]0;pwned␇ \ufffd31m \ufffd" in (tmp_path / "b.md").read_text(encoding="utf-8")
+
+
 def test_a_failed_export_leaves_nothing_behind(store: ConversationStore, tmp_path: Path) -> None:
     with pytest.raises(MinkError, match=r"ends in neither \.md nor \.json"):
         export(store, store.latest(), tmp_path / "b.txt")

@@ -1,21 +1,31 @@
 """What reaches the screen: no control characters, nothing wider than the window."""
 
+import ast
 import io
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
+import pyte
 import pytest
+from rich.panel import Panel
+from rich.text import Text
 
+import mink_local.chat
 from mink_local.chat.progress import show_prefill
-from mink_local.chat.screen import Screen, one_line, printable
+from mink_local.chat.screen import Screen, one_line
+from mink_local.cli import printable
+
+EVIL = "a\x1b[31mb\x07\x9b\u202ec\td"
+HARMLESS = "a␛[31mb␇\ufffd\ufffdc"
 
 
 class FakeTerminal(io.TextIOWrapper):
     """A stream that says that it is a terminal."""
 
-    def __init__(self) -> None:
-        super().__init__(io.BytesIO(), encoding="utf-8", newline="")
+    def __init__(self, encoding: str = "utf-8") -> None:
+        super().__init__(io.BytesIO(), encoding=encoding, newline="")
 
     def isatty(self) -> bool:
         return True
@@ -29,9 +39,77 @@ class FakeTerminal(io.TextIOWrapper):
 
 
 def test_a_terminal_does_not_obey_text() -> None:
-    assert printable("a\x1b[31mb\x07\x9b\u202ec\td\n") == "a[31mbc\td\n"
-    assert one_line("one\n two\x1b", 20) == "one two"
+    assert printable(f"{EVIL}\n") == f"{HARMLESS}\td\n"
+    assert printable("\u200e\u200f\u061c\u2066\x7f\r\n日本") == "\ufffd\ufffd\ufffd\ufffd␡\n日本"
+    assert one_line("one\n two\x1b", 20) == "one two␛"
     assert one_line("日本語日本語", 6) == "日本 …"
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_nothing_reaches_the_terminal_unseen(monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
+    """Whatever it is shown by, and whatever text a style's link holds."""
+    out, err = FakeTerminal(), FakeTerminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    screen = Screen(plain)
+    screen.show(EVIL, Text(EVIL), Panel(Text(EVIL), title=Text(EVIL)), Text("x", f"link http://{EVIL}"))
+    screen.table([(EVIL, Text(EVIL))])
+    screen.text(EVIL)
+    screen.write(EVIL)
+    screen.note(EVIL)
+    screen.progress(EVIL)
+    screen.queue(EVIL)
+    shown = out.shown + err.shown
+    assert [code for code in ("\x1b[31m", "\x07", "\x9b", "\u202e") if code in shown] == []
+    assert out.shown.count("␛[31mb") > 4
+    assert err.shown.count("␛[31mb") == 2
+
+
+def test_only_the_screen_writes() -> None:
+    """No other module of the chat prints, or writes to a stream."""
+    folder = Path(mink_local.chat.__file__).parent
+    for path in folder.glob("*.py"):
+        if path.name == "screen.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            word = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            assert word not in ("print", "Console", "click.echo", "click.secho"), f"{path.name}: {word}"
+            assert not word.startswith(("sys.stdout.write", "sys.stderr.write")), f"{path.name}: {word}"
+
+
+def test_a_terminal_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signs of ours have a likeness in ASCII, other characters are ?; no row grows."""
+    out, err = FakeTerminal("ascii"), FakeTerminal("ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    screen = Screen(plain=True)
+    screen.note("8 tokens · ▁▄█ …")
+    screen.progress("日本")
+    screen.show("◀ 日")
+    assert err.shown == "8 tokens - _-# ~\n\r??"
+    assert out.shown == "< ?\n"
+
+
+def test_what_is_typed_ahead_is_below_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the last row of the window."""
+    out = FakeTerminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("COLUMNS", "30")
+    screen = Screen()
+
+    def rows() -> list[str]:
+        window = pyte.Screen(30, 3)
+        pyte.Stream(window).feed(out.shown.replace("\n", "\r\n"))
+        return [line.rstrip() for line in window.display]
+
+    screen.show("one\ntwo")
+    screen.write("three")
+    screen.queue("and then")
+    screen.queue("and then?")
+    assert rows() == ["two", "three", "(queued: and then?)"]
+    screen.queue()
+    screen.write(" four")
+    assert rows() == ["two", "three four", ""]
 
 
 def test_progress_overwrites_itself_and_clears(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +121,7 @@ def test_progress_overwrites_itself_and_clears(monkeypatch: pytest.MonkeyPatch) 
     screen.progress("long enough to be cut")
     screen.progress("x")
     screen.progress()
-    assert stream.shown == "\rlong enou\rx        \r \r"
+    assert stream.shown == "\rlong eno…\rx        \r \r"
 
 
 def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +134,7 @@ def test_notes_are_wrapped_and_stripped(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("COLUMNS", "20")
     Screen(plain=True).note("a note that is longer \x1b]0;title\x07 than the window")
-    assert stream.shown.splitlines() == ["a note that is", "longer ]0;title than", "the window"]
+    assert stream.shown.splitlines() == ["a note that is", "longer ␛]0;title␇", "than the window"]
 
 
 class SlowReply:

@@ -116,6 +116,15 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.linux
+def test_a_full_disk_is_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [*MINK_CHAT, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (result.returncode, result.stderr) == (1, "mink-chat: standard output: No space left on device\n")
+
+
 @pytest.mark.posix
 @pytest.mark.parametrize(
     "moment", [pytest.param("the prompt is evaluated", marks=pytest.mark.slow), "the answer comes"]
@@ -219,7 +228,7 @@ def test_an_unanswered_message_is_sent_again(mink_chat: MinkChat) -> None:
     store = ConversationStore(default_path())
     store.add(store.begin("smollm2-135m", "Be long."), None, "user", "What is this?")
     result = mink_chat("--continue", "--system", "Be brief.", typed=["/show system"])
-    assert "(to send again: What is this?)" in result.out
+    assert "(Enter sends again: What is this?)" in result.out
     assert re.search(r"system +Be brief\. +command line", result.out)
     assert store.get(1).system == "Be brief."
 

@@ -1,10 +1,13 @@
 """Conversations on disk: nothing is lost, nothing is overwritten."""
 
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,40 @@ def test_names(tmp_path: Path) -> None:
     for name in ("veg", "9999999999999999999999", "'; DROP TABLE conversation; --"):
         with pytest.raises(MinkError, match="there is no conversation"):
             store.find(name)
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Path]:
+    """A folder that a user who may not write there can reach; root is that user for the test."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    if os.geteuid() != os.getuid():
+        os.seteuid(os.getuid())
+    folder.chmod(0o700)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.posix
+def test_a_file_that_can_only_be_read(elsewhere: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is listed and continued, and what is new is kept in memory."""
+    path = elsewhere / "c.db"
+    store = ConversationStore(path)
+    conversation = store.begin("model", None)
+    store.add(conversation, None, "user", "Hello")
+    store.close()
+    path.chmod(0o444)
+    elsewhere.chmod(0o555)
+    if os.getuid() == 0:
+        os.seteuid(65534)
+    store = ConversationStore(path)
+    assert [one.title for one in store.conversations()] == ["Hello"]
+    assert caplog.messages == []
+    store.add(conversation, None, "user", "Hello again")
+    assert "no longer being kept: attempt to write a readonly database" in caplog.text
+    assert [message.content for message in store.messages(conversation)] == ["Hello", "Hello again"]
+    with pytest.raises(MinkError, match="cannot be opened: Permission denied"):
+        ConversationStore(elsewhere / "new.db")
 
 
 def test_files_that_are_no_store(tmp_path: Path) -> None:

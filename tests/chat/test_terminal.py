@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import re
+import shutil
 import signal
 import sqlite3
 import time
@@ -49,8 +50,10 @@ def test_keys(opened: Open, tmp_path: Path) -> None:
     terminal.send("/sam\t")
     terminal.until(lambda: "/sampler" in terminal.screen)
     assert "top-n-sigma" in terminal.say("top-n\t")
-    terminal.send("\x12second")  # Ctrl-R
-    terminal.until(lambda: "search backward: second" in terminal.screen)
+    rows = len(terminal.screen.splitlines())
+    terminal.send("\x12second")  # Ctrl-R, in the row of the prompt
+    terminal.until(lambda: "(reverse-i-search)`second'" in terminal.screen)
+    assert terminal.screen.splitlines()[rows - 1].startswith("(reverse-i-search)")
     terminal.say("\r")
     terminal.say(f"/export {tmp_path}/x.json")
     messages = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["messages"]
@@ -106,8 +109,68 @@ def test_the_editor(opened: Open, tmp_path: Path) -> None:
     editor.chmod(0o755)
     terminal = opened("--temp", "0", "--max-tokens", "3", EDITOR=str(editor))
     terminal.say("Say hello.")
-    assert "tokens/s" in terminal.say("/edit")
+    terminal.say("/edit")
+    terminal.until(lambda: terminal.screen.endswith("\n> Say hello."))
+    assert "tokens/s" in terminal.say_keys("\x18\x05")  # Ctrl-X Ctrl-E
     assert "(taken back: Name a fruit." in terminal.say("/undo")
+    terminal.until(lambda: terminal.screen.endswith("\n> Name a fruit."))
+
+
+def test_what_is_typed_during_an_answer(opened: Open, tmp_path: Path) -> None:
+    """It is shown below the answer, not in it; Ctrl-C ends the answer and leaves what is typed."""
+    terminal = opened("--temp", "5", "--seed", "3")
+    terminal.send("Tell me a very long story about a dragon.\r")
+    terminal.until(lambda: terminal.text.lower().count("dragon") > 2)
+    terminal.send("/set max-tokens 3\rsecond questiom\x7fn\rand th")
+    terminal.until(lambda: "(queued: /set max-tokens 3 ↵ second question ↵ and th)" in terminal.screen)
+    terminal.send("\x03")
+    terminal.until(lambda: "(interrupted)" in terminal.text)
+    terminal.until(lambda: terminal.screen.endswith("\n> and th"))
+    assert "^C" not in terminal.text
+    assert "(queued" not in terminal.text
+    assert terminal.text.count("second question") == 1
+    terminal.say(f"\x15/export {tmp_path}/x.json")
+    messages = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["messages"]
+    assert messages[2]["content"] == "second question"
+
+
+def test_the_input_line(opened: Open, tmp_path: Path) -> None:
+    """Suggestions from the history, completions with their meaning; Ctrl-Z is not part of the message."""
+    terminal = opened("--temp", "0", "--max-tokens", "1")
+    terminal.until_prompt(lambda: terminal.send("Tell me\x1a"))  # stops nothing: no shell would go on with it
+    terminal.say(" of rain.")
+    terminal.send("Tell")
+    terminal.until(lambda: terminal.screen.endswith("\n> Tell me of rain."))
+    terminal.send("\x1b[C")
+    terminal.say("")
+    terminal.send("/re\t")
+    terminal.until(lambda: re.search("/redo +Bring back what /undo took", terminal.screen) is not None)
+    terminal.send("\x15")
+    terminal.say(f"/export {tmp_path}/x.json")
+    messages = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["messages"]
+    assert [message["content"] for message in messages[::2]] == ["Tell me of rain."] * 2
+    terminal.send("/undo\r")
+    terminal.until(lambda: terminal.screen.endswith("\n> Tell me of rain."))
+
+
+def test_a_data_folder_that_cannot_be_written(opened: Open) -> None:
+    terminal = opened("-n", "2", "--temp", "0", XDG_DATA_HOME="/dev/null")
+    assert "cannot be opened: Not a directory; this conversation is not kept)" in " ".join(
+        terminal.text.split()
+    )
+    shown = terminal.say("Hello")
+    assert "2 tokens" in shown
+    assert "(earlier messages are not kept for Ctrl-R: Not a directory)" in shown
+
+
+def test_a_data_folder_that_is_lost(opened: Open, own_files: Path) -> None:
+    terminal = opened("-n", "2", "--temp", "0")
+    shutil.rmtree(own_files)
+    assert "(earlier messages are not kept for Ctrl-R: No such file or directory)" in terminal.say("Hello")
+    terminal.say("Hello")
+    assert terminal.text.count("tokens/s") == 2
+    assert "Press ENTER" not in terminal.text
+    assert terminal.leave() == 0
 
 
 @pytest.mark.slow
@@ -193,8 +256,8 @@ def test_text_of_the_model_does_not_control_the_terminal(opened: Open, tmp_path:
     grammar.write_text('root ::= "\\x1b]0;pwned\\x07 a\\tb\\x1b[31m\\nred \\x9b31m"')
     terminal = opened("--grammar", str(grammar), "--temp", "0")
     shown = terminal.say("Hi")
-    assert re.search(r"\]0;pwned a +b\[31m\nred 31m\n", shown)
-    for command in ("/list", "/undo", "/redo", "/heat", "/stats", "/explain", "/show"):
+    assert re.search(r"␛\]0;pwned␇ a +b␛\[31m\nred �31m\n", shown)
+    for command in ("/list", "/undo", "\x15/redo", "/heat", "/stats", "/explain", "/show"):
         terminal.say(command)
     assert "\x1b]0;" not in terminal.raw
     assert "\x9b" not in terminal.raw
