@@ -41,7 +41,14 @@ class Wanted:
 
 
 def compare(chat: Chat, argument: str) -> None:
-    """Answer a message with several methods; the conversation stays as it is until one is taken."""
+    """Answer TEXT, or the last message, with several methods and the same random numbers.
+
+    The conversation stays as it is: /compare take N goes on with answer N, as a branch.
+
+    T=1,2,5: at these temperatures. METHOD, such as top-k:k=5: with this one, and not with the usual ones. --:
+    what follows is TEXT, even if it begins with the name of a method. --html FILE: write a page, of the last
+    comparison if nothing else is given.
+    """
     if taken := re.fullmatch(r"take\s+(\d+)", argument):
         take(chat, int(taken[1]))
         return
