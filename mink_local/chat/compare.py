@@ -17,7 +17,7 @@ from mink_local.chat.comparison import Cell, Comparison, new_comparison, shared,
 from mink_local.chat.comparison_page import page
 from mink_local.chat.completion import Completions, starting_with
 from mink_local.chat.progress import candidates
-from mink_local.chat.screen import Screen, counted, one_line, printable
+from mink_local.chat.screen import Screen, counted, one_line
 from mink_local.files import write_atomic
 from mink_local.generation.model import Model
 from mink_local.interrupts import until_interrupted
@@ -110,9 +110,20 @@ def parsed(argument: str, temperature: float, own: Sampler) -> Wanted:
     )
 
 
-def complete(_: Chat, text: str) -> Completions:
-    """Complete the name of a method, and the other words that /compare knows."""
-    yield from starting_with(text.rpartition(" ")[2], ("T=", "take ", "--html ", *SAMPLERS))
+def complete(chat: Chat, text: str) -> Completions:
+    """Complete the number of an answer to be taken, the name of a method, and the words of /compare."""
+    if text.startswith("take ") and chat.comparison:
+        cells = enumerate(chat.comparison.cells, start=1)
+        numbers = {str(number): f"{cell.label}, temperature {cell.temperature:g}" for number, cell in cells}
+        yield from starting_with(text.removeprefix("take "), numbers)
+        return
+    words = {
+        "T=": "temperatures, such as T=1,2,5",
+        "take ": "go on with an answer of the last comparison",
+        "--html ": "write a page",
+        **dict.fromkeys(SAMPLERS, "a method"),
+    }
+    yield from starting_with(text.rpartition(" ")[2], words)
 
 
 def _temperature(text: str) -> float:
@@ -203,7 +214,7 @@ def _ends(comparison: Comparison, unshown: Sequence[Cell], model: Model, width: 
     rows = []
     for cell, head in heads.items():
         row = Text(head.ljust(widest) + "  " if 2 * widest < width else f"{head[:2]}  ", "bold")
-        end = " ".join(printable("".join(model.texts(cell.tokens[-width:]))).split())
+        end = " ".join("".join(model.texts(cell.tokens[-width:])).split())
         while row.cell_len + cell_len(end) > width:
             end = end[1:]
         rows.append(row.append(end, "not bold"))
@@ -219,20 +230,20 @@ def _show(screen: Screen, comparison: Comparison, number: int) -> None:
     if same := comparison.same_before(number):
         screen.show(Text(f"the same text as {same}"))
     elif cell is first:
-        screen.show(Text(printable(answer.text).rstrip()))
+        screen.show(Text(answer.text.rstrip()))
     else:
         reason = why_it_leaves(first, cell, f"{comparison.number(first)}")
-        screen.show(Text(printable(reason or "cut off before it leaves")))
+        screen.show(Text(reason or "cut off before it leaves"))
         common = "".join(cell.texts[: shared(first, cell)])
         beginning = Text(f"…{one_line(common[-_SHARED:], _SHARED)} " if common else "", "dim")
-        screen.show(Text.assemble(beginning, "▸", printable(answer.text[len(common) :]).rstrip()))
+        screen.show(Text.assemble(beginning, "▸", answer.text[len(common) :].rstrip()))
     end = answer.error or _ENDS.get(answer.finish_reason or "", "")
     figures = [
         counted(answer.n_tokens, "token"),
         *([end] if end else []),
         *([candidates(cell.k)] if cell.k else []),
     ]
-    screen.show(Text(printable(f"({'; '.join(figures)})\n"), "dim"))
+    screen.show(Text(f"({'; '.join(figures)})\n", "dim"))
 
 
 def _show_grid(screen: Screen, comparison: Comparison) -> None:

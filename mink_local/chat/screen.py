@@ -22,7 +22,7 @@ from mink_local.cli import printable as printable
 
 _MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that many
 # What is shown for our own signs in an encoding that does not have them.
-_ASCII = str.maketrans("…·–◀↵─│•░▁▂▃▄▅▆▇█", "~--<$-|*._.:-=+*#")
+_ASCII = str.maketrans("…·–◀▸↵─│•░▁▂▃▄▅▆▇█", "~--<>$-|*._.:-=+*#")
 
 
 def _gated(text: str, stream: IO[str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mink_local.chat.compare import parsed
+from mink_local.chat.compare import complete, parsed
 from mink_local.chat.screen import Screen, printable
 from mink_local.samplers import MinK, MinP, Mirostat, Order, TopK, TopNSigma, TopP
 from tests.chat.conftest import Typist
@@ -188,3 +188,15 @@ def test_ctrl_c(opened: Callable[..., Terminal]) -> None:
     assert "interrupted" in shown
     assert "12  top-n-sigma:n=1, temperature 5" in terminal.text
     assert "is part of the conversation" in terminal.say("/compare take 1")
+
+
+def test_completion(typist: Begin) -> None:
+    typed = typist("--temp", "5", "-n", "1")
+
+    def texts(argument: str) -> list[str]:
+        return [choice.text for choice in complete(typed.chat, argument)]
+
+    assert texts("T") == ["T="]
+    assert texts("T=1 top-") == ["top-k", "top-p", "top-n-sigma"]
+    typed.say("/compare min-k top-k Hello")
+    assert texts("take ") == ["1", "2"]
