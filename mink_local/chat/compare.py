@@ -66,7 +66,7 @@ def compare(chat: Chat, argument: str) -> None:
         f"one method keeps what another cuts{orders})\n"
     )
     _generate(chat, comparison)
-    if comparison.cells[0].answer is None:
+    if not any(cell.has_begun for cell in comparison.cells):
         chat.note("(interrupted)")
         return
     chat.comparison = comparison
@@ -158,19 +158,17 @@ def _generate(chat: Chat, comparison: Comparison) -> None:
     screen, model = chat.screen, chat.session.model
     unshown = comparison.cells.copy()
 
-    def show_first() -> None:
-        _show(screen, comparison, comparison.number(unshown.pop(0)))
-
     with (
         _progress(screen, comparison, unshown, model) as update,
         closing(until_interrupted(comparison.answers(chat.session), model.interrupt, update)) as finished,
     ):
         for _ in finished:
             while unshown and unshown[0].answer:
-                show_first()
+                cell = unshown.pop(0)
+                screen.progress()
+                if cell.has_begun:
+                    _show(screen, comparison, comparison.number(cell))
                 update()
-    while unshown and unshown[0].answer:
-        show_first()
 
 
 @contextmanager
@@ -181,12 +179,9 @@ def _progress(
     if screen.is_plain:
 
         def count() -> None:
-            cells = comparison.cells
-            finished, tokens = (
-                sum(bool(cell.answer) for cell in cells),
-                sum(len(cell.steps) for cell in cells),
-            )
-            screen.progress(f"{finished} of {counted(len(cells), 'answer')}, {counted(tokens, 'token')}")
+            finished, all_ = len(comparison.cells) - len(unshown), counted(len(comparison.cells), "answer")
+            tokens = counted(sum(len(cell.steps) for cell in comparison.cells), "token")
+            screen.progress(f"{finished} of {all_}, {tokens}")
 
         try:
             yield count

@@ -48,6 +48,11 @@ class Cell:
     def tokens(self) -> list[int]:
         return [step.token for step in self.steps]
 
+    @property
+    def has_begun(self) -> bool:
+        """True if it has a token, or an error took its place."""
+        return bool(self.steps or (self.answer and self.answer.error))
+
     def finish(self, answer: Answer, model: Model) -> None:
         self.texts = model.texts(answer.tokens)
         self.names = [_name(token, model) for token in self.tokens]
