@@ -12,11 +12,12 @@ from pathlib import Path
 
 from platformdirs import user_data_path
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER, EditingMode
-from prompt_toolkit.filters import has_focus
+from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
@@ -95,7 +96,7 @@ class LineInput:
     def __call__(self, default: str = "") -> str:
         text = self._session.prompt(default=default)
         if self._history and self._history.problem:
-            self._screen.note(f"(earlier messages are not kept for Ctrl-R: {self._history.problem})")
+            self._screen.note(f"(the history of the input line is not kept: {self._history.problem})")
             self._history.problem = ""
         return _unquoted(command_line_text(text))
 
@@ -165,6 +166,12 @@ def _key_bindings() -> KeyBindings:
             buffer.newline(copy_margin=False)
         else:
             buffer.validate_and_handle()
+
+    @bindings.add(
+        "c-c", filter=has_focus(DEFAULT_BUFFER) & Condition(lambda: bool(get_app().current_buffer.text))
+    )
+    def drop(event: KeyPressEvent) -> None:
+        event.app.exit(result="", style="class:aborting")
 
     @bindings.add("escape", "enter")
     def new_line(event: KeyPressEvent) -> None:

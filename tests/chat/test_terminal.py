@@ -111,7 +111,8 @@ def test_the_editor(opened: Open, tmp_path: Path) -> None:
     terminal.say("Say hello.")
     terminal.say("/edit")
     terminal.until(lambda: terminal.screen.endswith("\n> Say hello."))
-    assert "tokens/s" in terminal.say_keys("\x18\x05")  # Ctrl-X Ctrl-E
+    terminal.send("\x18\x05")  # Ctrl-X Ctrl-E
+    terminal.until(lambda: terminal.text.count("tokens/s") == 2 and terminal.screen.endswith("\n>"))
     assert "(taken back: Name a fruit." in terminal.say("/undo")
     terminal.until(lambda: terminal.screen.endswith("\n> Name a fruit."))
 
@@ -134,6 +135,20 @@ def test_what_is_typed_during_an_answer(opened: Open, tmp_path: Path) -> None:
     assert messages[2]["content"] == "second question"
 
 
+@pytest.mark.slow
+def test_what_is_typed_during_a_plain_answer(opened: Open) -> None:
+    terminal = opened("--temp", "5", "--seed", "3", "--plain", plain=True)
+    terminal.send("Tell me a very long story about a dragon.\r")
+    terminal.until(lambda: terminal.text.lower().count("dragon") > 2)
+    terminal.send("/set max-tokens 3\rsecond question\r")
+    terminal.settle()
+    assert "second question" not in terminal.text
+    terminal.send("\x03")
+    terminal.until(lambda: "> second question" in terminal.text and terminal.screen.endswith("\n>"))
+    assert "^C" not in terminal.text
+    assert terminal.text.count("tokens/s") == 2
+
+
 def test_the_input_line(opened: Open, tmp_path: Path) -> None:
     """Suggestions from the history, completions with their meaning; Ctrl-Z is not part of the message."""
     terminal = opened("--temp", "0", "--max-tokens", "1")
@@ -145,7 +160,8 @@ def test_the_input_line(opened: Open, tmp_path: Path) -> None:
     terminal.say("")
     terminal.send("/re\t")
     terminal.until(lambda: re.search("/redo +Bring back what /undo took", terminal.screen) is not None)
-    terminal.send("\x15")
+    terminal.until_prompt(lambda: terminal.send("\x03"))
+    assert "(Ctrl-D or /exit leaves)" not in terminal.text
     terminal.say(f"/export {tmp_path}/x.json")
     messages = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["messages"]
     assert [message["content"] for message in messages[::2]] == ["Tell me of rain."] * 2
@@ -160,13 +176,13 @@ def test_a_data_folder_that_cannot_be_written(opened: Open) -> None:
     )
     shown = terminal.say("Hello")
     assert "2 tokens" in shown
-    assert "(earlier messages are not kept for Ctrl-R: Not a directory)" in shown
+    assert "(the history of the input line is not kept: Not a directory)" in shown
 
 
 def test_a_data_folder_that_is_lost(opened: Open, own_files: Path) -> None:
     terminal = opened("-n", "2", "--temp", "0")
     shutil.rmtree(own_files)
-    assert "(earlier messages are not kept for Ctrl-R: No such file or directory)" in terminal.say("Hello")
+    assert "(the history of the input line is not kept: No such file or directory)" in terminal.say("Hello")
     terminal.say("Hello")
     assert terminal.text.count("tokens/s") == 2
     assert "Press ENTER" not in terminal.text

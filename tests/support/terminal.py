@@ -74,11 +74,7 @@ class Terminal:
 
     def say(self, text: str) -> str:
         """Type a line; return what is shown until the next prompt."""
-        return self.say_keys(text + "\r")
-
-    def say_keys(self, keys: str) -> str:
-        """Press keys that send a line; return what is shown until the next prompt."""
-        return self.until_prompt(lambda: self.send(keys))
+        return self.until_prompt(lambda: self.send(text + "\r"))
 
     def until_prompt(self, act: Callable[[], None]) -> str:
         before, prompts = len(self.text.rstrip()), self.raw.count(_PROMPT_BEGINS)
