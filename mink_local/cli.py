@@ -101,11 +101,25 @@ class AutoOrInt(OptionType):
             self.fail(f"{value!r} is neither auto nor a number {numbers}.", param, ctx)
 
 
+class Number(click.types.FloatParamType):
+    """Type of an option that is any number."""
+
+    name = "number"  # in messages
+
+
 class FiniteFloat(click.FloatRange):
     """Type of an option that is a number in a range, infinity and NaN excluded."""
+
+    name = "number"  # in messages
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{number} is not a finite number.", param, ctx)
         return number
+
+
+class WholeNumber(click.IntRange):
+    """Type of an option that is a whole number in a range."""
+
+    name = "whole number"  # in messages

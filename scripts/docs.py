@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
+from textwrap import dedent, fill
 
 import click
 from platformdirs import user_config_path
@@ -46,8 +46,16 @@ def help_texts(command: click.Command, name: str, parent: click.Context | None =
 
 
 def chat_commands() -> str:
-    rows = [f"/{one.usage}\n    {one.about}" for one in COMMANDS.values()]
+    rows = [f"/{one.usage}\n{paragraphs(one.details)}" for one in COMMANDS.values()]
     return "\n".join(["## Commands of the chat", "", "```", *rows, "```", ""])
+
+
+def paragraphs(text: str) -> str:
+    """Return a text indented, with lines of at most 100 columns."""
+    blank = "    "
+    return "\n".join(
+        fill(line, 100, initial_indent=blank, subsequent_indent=blank) for line in text.split("\n")
+    )
 
 
 def api() -> Iterator[str]:

@@ -2,13 +2,14 @@
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from mink_local.chat.answer_stream import AnswerStream
 from mink_local.chat.comparison import Comparison
 from mink_local.chat.options import Setting
 from mink_local.chat.progress import note_end, show_answer, show_prefill, status
 from mink_local.chat.screen import Screen, counted
-from mink_local.chat.session import Session
+from mink_local.chat.session import ConversationChangedError, Session
 from mink_local.chat.settings import Settings
 from mink_local.errors import MinkError
 from mink_local.generation.model import Model
@@ -17,29 +18,51 @@ from mink_local.models import trust
 from mink_local.models.catalog import resolve
 
 
+@dataclass(frozen=True)
+class Attachment:
+    """A file that is sent with the next message."""
+
+    name: str
+    tokens: int
+    text: str
+
+
 class Chat:
     """A session, and the screen that shows it."""
 
     def __init__(self, session: Session, screen: Screen, load: Callable[[Settings], Model]) -> None:
         self.session = session
         self.screen = screen
-        self.attached: list[str] = []  # texts of files that are sent with the next message
+        self.attached: list[Attachment] = []
         self.prefill = ""  # what the next input line begins with
         self.comparison: Comparison | None = None  # the last one of /compare
         self.replaces = False  # the next message replaces the last one
         self.typed_ahead: Callable[[], str] = lambda: ""  # of the input line
         self.stopped = False  # Ctrl-C was pressed since the last line was typed
         self.leaving = False  # the chat ends after this command
+        self.read: Callable[[str], str] = lambda _: ""  # the input line, while the chat runs
         self._load = load
 
     def note(self, text: str) -> None:
         """Print something that is not part of an answer."""
         self.screen.note(text)
 
+    def confirmed(self, question: str) -> bool:
+        """Return if a question is answered with yes; Ctrl-C and the end of the input are a no."""
+        self.note(f"({question} y or n)")
+        try:
+            return self.read("").strip().casefold() in ("y", "yes")
+        except (EOFError, KeyboardInterrupt):
+            return False
+
     def ask(self, text: str, replaces: bool = False) -> None:
         """Send a message with the attached files, or have it replace the last one; show the answer."""
         send = self.session.edit if replaces else self.session.ask
-        answer = send("\n\n".join([*self.attached, text]))
+        try:
+            answer = send("\n\n".join([*(file.text for file in self.attached), text]))
+        except ConversationChangedError:
+            self.prefill, self.replaces = text, replaces  # so that Enter sends it again
+            raise
         self.show(answer)
         if answer.is_kept:
             self.attached.clear()

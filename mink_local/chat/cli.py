@@ -35,7 +35,7 @@ Completion: add one line to the start-up file of your shell.
   zsh:  eval "$(_MINK_CHAT_COMPLETE=zsh_source mink-chat)"
   fish: _MINK_CHAT_COMPLETE=fish_source mink-chat | source
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Exit status: 0 done, 1 failed, 2 wrong usage or an unknown model, 130 interrupted.
 """
 
 
@@ -124,7 +124,8 @@ def cli(
     if continued and resume:
         raise click.UsageError("--continue and --resume exclude each other.")
     if listed:
-        from mink_local.chat.screen import Screen, show_conversations
+        from mink_local.chat.lists import show_conversations
+        from mink_local.chat.screen import Screen
 
         show_conversations(Screen(), ConversationStore(default_path()).conversations())
     elif export_path:

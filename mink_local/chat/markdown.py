@@ -3,7 +3,9 @@
 Rendering the whole text again for every token flickers, and cuts texts that are longer than the window.
 Here text that cannot be decided yet is held back: a word until it ends (it may have to go to the next
 line), a `**` until the one that closes it, the beginning of a line until it is clear what the line is, a line
-of code until it is whole.
+of code until it is whole, a table until the widths of its columns can be chosen.
+
+The address of a link is shown beside its text, and not hidden behind it: the model may have made it up.
 """
 
 import re
@@ -15,6 +17,7 @@ from rich.style import Style
 from rich.syntax import Syntax
 from rich.text import Text
 
+from mink_local.chat.markdown_table import MarkdownTable, is_table
 from mink_local.cli import printable
 
 _LONGEST_SPAN = 300  # characters after which a mark that is not closed is text
@@ -27,13 +30,15 @@ _SPAN = re.compile(
     r"|(?<![A-Za-z0-9*])\*(?=[^\s*])(?P<em>[^*]+?)(?<=\S)\*(?![A-Za-z0-9*])"
     r"|(?<!\w)_(?=[^\s_])(?P<em_>[^_]+?)(?<=\S)_(?!\w)"
     r"|~~(?=\S)(?P<strike>.+?)(?<=\S)~~"
+    r"|\[(?P<link>[^\[\]]+)\]\((?P<url>[^\s()]+)\)"
     r"|\\(?P<escaped>[\\`*_{}\[\]()#+\-.!~|>])"
 )
 # A mark that may open a span: no blank follows, and there is no letter before a star or a bar.
 _MARK = re.compile(
-    r"`+|(?<![A-Za-z0-9*])\*{1,2}(?!\*|\s)|(?<!\w)_{1,2}(?!_|\s)|~(?:~(?!~|\s)|$)|\\(?=[\\`*_{}\[\]()#+\-.!~|>]|$)"
+    r"\[[^\[\]]*(?:\](?:\([^\s()]*)?)?$"
+    r"|`+|(?<![A-Za-z0-9*])\*{1,2}(?!\*|\s)|(?<!\w)_{1,2}(?!_|\s)|~(?:~(?!~|\s)|$)|\\(?=[\\`*_{}\[\]()#+\-.!~|>]|$)"
 )
-_NO_MARK = re.compile(r"[^`*_~\\]+|`+|~+|.")
+_NO_MARK = re.compile(r"[^`*_~\\\[]+|`+|~+|.")
 _STYLES = {
     "code": Style(color="cyan"),
     "strong": Style(bold=True),
@@ -41,6 +46,7 @@ _STYLES = {
     "em": Style(italic=True),
     "em_": Style(italic=True),
     "strike": Style(strike=True),
+    "url": Style(underline=True),
     "escaped": Style(),
 }
 # The beginnings of lines.
@@ -49,7 +55,10 @@ _HEADING = re.compile(r" {0,3}#{1,6} +")
 _ITEM = re.compile(r"(?P<indent> *)([-*+]|(?P<number>\d{1,9}[.)])) +(?=\S)")
 _QUOTE = re.compile(r" {0,3}> ?")
 _RULE = re.compile(r" {0,3}([-*_])( *\1){2,} *$")
-_UNDECIDED = re.compile(r" *([-*+_]+[-*+_ ]*|#{1,6} *|\d{1,9}[.)]? *|>|`{1,2}|~{1,2}|(`{3,}|~{3,})[^\n]*)?$")
+_UNDECIDED = re.compile(
+    r" *([-*+_]+[-*+_ ]*|#{1,6} *|\d{1,9}[.)]? *|>|`{1,2}|~{1,2}|(`{3,}|~{3,}|\|)[^\n]*)?$"
+)
+_ROW = re.compile(r" *\|")
 
 # Blanks, words, and characters of languages without blanks: a line may end between two of these.
 _WIDE = r"\u2e80-\u9fff\uac00-\ud7af\uff00-\uffef"
@@ -68,9 +77,11 @@ def inline(line: str, start: int, final: bool, style: Style) -> Iterator[tuple[i
         if span and (final or span.end() < len(line)):
             start = span.end()
             kind = str(span.lastgroup)
-            text, inner = span[kind], style + _STYLES[kind]
+            text, inner = span["link" if kind == "url" else kind], style + _STYLES[kind]
             parts = [(0, text, inner)] if kind in ("code", "escaped") else inline(text, 0, True, inner)
-            yield from ((start, text, inner) for _, text, inner in parts)
+            yield from ((start, part, inner) for _, part, inner in parts)
+            if kind == "url" and not (text == span["url"] and "://" in text):
+                yield start, f" ({span['url']})", style + _DIM
         elif not final and len(line) - start < _LONGEST_SPAN and _MARK.match(line, start):
             return
         else:
@@ -93,6 +104,8 @@ class MarkdownWriter:
         self._code: list[str] | None = None  # the lines of an open code block
         self._fence = ""
         self._language = ""
+        self._header = ""  # a whole line that is held back: the next one says if it begins a table
+        self._table: MarkdownTable | None = None
         self._rows = Text()  # laid out and not printed
         self._word: list[tuple[str, Style]] = []  # the last word, which may go on
         self._indent = ""  # of rows after the first of the present line
@@ -107,6 +120,8 @@ class MarkdownWriter:
         """Continue a text that was shown before, whose last line is shown again."""
         before, newline, last = text.rpartition("\n")
         self._take(before + newline)
+        if self._table:
+            self._table.flush()
         self._rows = Text()
         self.feed(last)
 
@@ -114,6 +129,7 @@ class MarkdownWriter:
         """Show what was held back; the cursor is at the beginning of a line afterwards."""
         if self._line:
             self._take("\n")
+        self._end_table()
         self._print()
 
     def _take(self, text: str) -> None:
@@ -134,6 +150,10 @@ class MarkdownWriter:
     # Lines
 
     def _finish_line(self) -> None:
+        if self._code is None and not self._is_begun and _ROW.match(self._line):
+            self._table_line()
+            return
+        self._end_table()
         if self._code is not None:
             self._code_line(self._code)
         elif not self._is_begun and (fence := _FENCE.match(self._line)):
@@ -142,10 +162,46 @@ class MarkdownWriter:
         elif not self._is_begun and _RULE.match(self._line):
             self._rows.append("─" * min(self._console.width, 40), _DIM)
         else:
-            self._lay_out(final=True)
-            self._end_word()
+            self._finish_text()
+            return
+        self._rows.append("\n")
+        self._line = ""
+
+    def _finish_text(self) -> None:
+        """Lay out the rest of a line of text."""
+        self._lay_out(final=True)
+        self._end_word()
         self._rows.append("\n")
         self._line, self._at, self._is_begun, self._column = "", 0, False, 0
+
+    def _table_line(self) -> None:
+        """Lay out a row of a table, or begin one, or hold the line back until the next one decides."""
+        if self._table:
+            self._rows.append_text(self._table.add(self._line))
+        elif self._header and is_table(self._header, self._line, self._console.width):
+            self._table = MarkdownTable(self._header, self._line, self._console, self._styled)
+            self._header = ""
+        else:
+            self._end_table()
+            self._header = self._line
+        self._line = ""
+
+    def _end_table(self) -> None:
+        """Lay out the rows that are held back, or the line that begins no table."""
+        if self._table:
+            self._rows.append_text(self._table.flush())
+            self._table = None
+        elif self._header:
+            line, self._line, self._header = self._line, self._header, ""
+            self._finish_text()
+            self._line = line
+
+    def _styled(self, text: str, style: Style) -> Text:
+        """Return a text in its styles, on top of another style."""
+        styled = Text()
+        for _, part, its in inline(text, 0, True, style):
+            styled.append(part, self._base + its)
+        return styled
 
     def _code_line(self, code: list[str]) -> None:
         """Lay out a line of code in the colours of its language, or the fence that ends the block."""
@@ -161,6 +217,7 @@ class MarkdownWriter:
     def _lay_out(self, final: bool) -> None:
         """Lay out the decided rest of the present line."""
         if not self._is_begun:
+            self._end_table()
             self._begin_line()
         for end, text, style in inline(self._line, self._at, final, self._style):
             self._add(text, style)

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from platformdirs import user_config_path
 
-from mink_local.cli import FiniteFloat
+from mink_local.cli import FiniteFloat, Number, WholeNumber
 from mink_local.models.catalog import DEFAULT_MODEL, read_catalog
 from mink_local.models.options import (
     GPU_LAYERS,
@@ -35,14 +35,23 @@ class Setting(click.Option):
     """An option that is also the variable MINK_NAME and a key of the TOML file.
 
     `group` is its title in the help. /set cannot change a `fixed` one; if it `reloads`, the model is loaded
-    again.
+    again. `unset` says what holds if it is not set.
     """
 
     def __init__(
-        self, *names: str, group: str, fixed: bool = False, reloads: bool = False, **attributes: Any
+        self,
+        *names: str,
+        group: str,
+        help: str,  # noqa: A002
+        unset: str = "none",
+        fixed: bool = False,
+        reloads: bool = False,
+        **attributes: Any,
     ) -> None:
-        super().__init__(names, **attributes)
-        self.group, self.fixed, self.reloads = group, fixed, reloads
+        if unset != "none":
+            help = f"{help}  [default: {unset}]"  # noqa: A001
+        super().__init__(names, help=help, **attributes)
+        self.group, self.unset, self.fixed, self.reloads = group, unset, fixed, reloads
         self.envvar = f"MINK_{self.name.upper()}"
         self.key = self.name.replace("_", "-")
 
@@ -59,6 +68,15 @@ class Setting(click.Option):
             ParameterSource.DEFAULT_MAP: str(ctx.meta.get("config")),
         }
         return sources.get(ctx.get_parameter_source(self.name) or ParameterSource.DEFAULT, DEFAULT)
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Convert a value; in the words of the chat if a switch gets another."""
+        try:
+            return super().type_cast_value(ctx, value)
+        except click.BadParameter:
+            if not self.is_flag:
+                raise
+            raise click.BadParameter(f"{value!r} is neither on nor off.", ctx, self) from None
 
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
@@ -139,51 +157,57 @@ SETTINGS: tuple[Setting, ...] = (
         "--tau",
         type=FiniteFloat(min=0),
         metavar="TAU",
-        help="Min-k keeps at least TAU / (largest - smallest logit) candidates; 0 switches that off.  "
-        "[default: 3]",
+        unset="3",
+        help="Min-k keeps at least TAU / (largest - smallest logit) candidates; 0 switches that off.",
     ),
     _sampling(
         "--seed",
-        type=click.IntRange(0, 2**32 - 2),
+        type=WholeNumber(0, 2**32 - 2),
         metavar="N",
-        help="The same seed gives the same answer again.  [default: random]",
+        unset="random",
+        help="The same seed gives the same answer again.",
     ),
     _sampling(
         "--max-tokens",
         "-n",
-        type=click.IntRange(min=1),
+        type=WholeNumber(min=1),
         metavar="N",
-        help="The longest answer.  [default: until the context is full]",
+        unset="until the context is full",
+        help="The longest answer.",
     ),
     _sampling("--system", type=command_line_text, metavar="TEXT", help="System prompt."),
     _sampling(
         "--think/--no-think",
         default=None,
-        help="Have the model reason before it answers, or not, if its chat template has a switch for that.  "
-        "[default: the model's]",
+        unset="the model's",
+        help="Have the model reason before it answers, or not, if its chat template has a switch for that.",
     ),
     _constraint(
         "--repeat-penalty",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteFloat(min=0, min_open=True),
         metavar="X",
-        help="Above 1: lower the logits of tokens that occurred.  [default: 1]",
+        unset="1",
+        help="Above 1: lower the logits of tokens that occurred.",
     ),
     _constraint(
         "--frequency-penalty",
-        type=float,
+        type=Number(),
         metavar="X",
+        unset="0",
         help="Subtract X from the logit of a token for every time it occurred.",
     ),
     _constraint(
         "--presence-penalty",
-        type=float,
+        type=Number(),
         metavar="X",
+        unset="0",
         help="Subtract X from the logit of every token that occurred.",
     ),
     _constraint(
         "--dry-multiplier",
-        type=float,
+        type=Number(),
         metavar="X",
+        unset="0",
         help="DRY: penalise tokens that would repeat a phrase; 0 is off.",
     ),
     _constraint(
@@ -217,9 +241,10 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _model(
         "--ctx",
-        type=click.IntRange(min=1),
+        type=WholeNumber(min=1),
         metavar="N",
-        help="Tokens that the conversation and its answer share.  [default: as many as the memory allows]",
+        unset="as many as the memory allows",
+        help="Tokens that the conversation and its answer share.",
     ),
     _model("--gpu-layers", type=GPU_LAYERS, default="auto", help=GPU_LAYERS_HELP),
     _model(
@@ -233,9 +258,10 @@ SETTINGS: tuple[Setting, ...] = (
     _model("--kv-type", type=KV_TYPE, default="f16", help=KV_TYPE_HELP),
     _model(
         "--threads",
-        type=click.IntRange(min=1),
+        type=WholeNumber(min=1),
         metavar="N",
-        help="CPU threads.  [default: one for every physical core]",
+        unset="one for every physical core",
+        help="CPU threads.",
     ),
     _model("--rpc", fixed=True, type=ServersType(), help=RPC_HELP),
     _screen(

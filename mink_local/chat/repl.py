@@ -20,6 +20,7 @@ def run(chat: Chat, read: Callable[[str], str]) -> None:
     def stop() -> None:
         chat.stopped = True
 
+    chat.read = read
     with on_interrupt(stop):
         while not chat.leaving:
             default, replaces = chat.prefill, chat.replaces

@@ -6,8 +6,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from pathlib import Path
 from typing import IO, Any, Protocol
 
 import click
@@ -17,7 +15,6 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from mink_local.chat.store import Conversation
 from mink_local.cli import printable as printable
 
 _MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that many
@@ -183,26 +180,3 @@ class _PlainWriter:
     def end(self) -> None:
         if self._screen.is_terminal or (self._last and not self._last.endswith("\n")):
             self.feed("\n")
-
-
-def show_conversations(
-    screen: Screen, conversations: Sequence[Conversation], current: int | None = None
-) -> None:
-    """Print a table of conversations; an asterisk marks the one with the id `current`."""
-    rows = []
-    for one in conversations:
-        then = datetime.fromtimestamp(one.updated)
-        is_today = then.date() == datetime.now().date()
-        row = (
-            "*" if one.id == current else "",
-            one.name or str(one.id),
-            f"{one.turns:5}",
-            f"{then:%H:%M}" if is_today else f"{then:%Y-%m-%d}",
-            Path(one.model).name,
-            one_line(one.title, max(20, screen.width - 50)),
-        )
-        rows += [row] if one.turns else []
-    if rows:
-        screen.table(rows, "", "name", "turns", "last", "model", "begins with")
-    else:
-        screen.note("(there is no conversation yet)")

@@ -6,12 +6,17 @@ from dataclasses import replace
 from mink_local.chat.answer_stream import AnswerStream, Draft
 from mink_local.chat.settings import Settings
 from mink_local.chat.store import Conversation, ConversationStore, SamplingInfo, StoredMessage
+from mink_local.errors import MinkError
 from mink_local.generation.model import Model, Reply
 from mink_local.generation.reasoning import joined
 from mink_local.generation.request import SamplingParams
 from mink_local.llama.context import RANDOM_SEED
 
 Messages = list[dict[str, str]]
+
+
+class ConversationChangedError(MinkError):
+    """Another program has changed the conversation since this one looked last."""
 
 
 def drop_oldest_turns(messages: Messages, model: Model, max_tokens: int | None) -> Messages:
@@ -50,6 +55,7 @@ class Session:
         self.branch: list[StoredMessage] = []  # the current one, from the first message to the last
         self._undone: list[int] = []  # the ends of the branches that `undo` left, the last one last
         self._start = 0  # index of the first message of the branch that still fits the context
+        self._head: int | None = None  # the end of the branch in the store, as it was last known
 
     def load(self, conversation: Conversation) -> str | None:
         """Continue a conversation; return a last message that was never answered, which is taken back."""
@@ -76,12 +82,27 @@ class Session:
         if self.conversation is not None:
             self.store.change(self.conversation, system=text)
 
+    def _check_unchanged(self) -> None:
+        """Raise ConversationChangedError, once, if another program went on with the conversation."""
+        if self.conversation is None:
+            return
+        stored = self.store.get(self.conversation)
+        if stored.head != self._head:
+            self._head = stored.head
+            name = stored.name or stored.id
+            raise ConversationChangedError(
+                f"this conversation was continued in another window: /load {name} goes on from there; "
+                "the same again goes on from here, as another branch"
+            )
+
     def ask(self, text: str) -> AnswerStream:
         """Return the answer to a message, which after an error is not part of the conversation.
 
         Raises ValueError if a setting does not suit the model; MinkError if the prompt does not fit the
-        context, or the chat template refuses it.
+        context, or the chat template refuses it; ConversationChangedError if another program went on with
+        the conversation, but not the next time, when the message begins a branch.
         """
+        self._check_unchanged()
         if self.conversation is None:
             self.conversation = self.store.begin(self.settings["model"], self.settings["system"])
         before = self.branch[-1].id if self.branch else None
@@ -91,6 +112,7 @@ class Session:
     def edit(self, text: str) -> AnswerStream:
         """Return the answer to a message that replaces the last one. Raises as `ask` does."""
         last = self.last_answer()
+        self._check_unchanged()
         assert self.conversation is not None
         self._go_to(self.store.add(self.conversation, self.branch[-2].parent, "user", text))
         return self._answer(last.id, self.params())
@@ -101,6 +123,7 @@ class Session:
         A seed of the settings is counted up by the number of earlier answers, so that the text differs.
         """
         last = self.last_answer()
+        self._check_unchanged()
         if seed is None and self.settings["seed"] is not None:
             seed = (self.settings["seed"] + len(self.alternatives())) % RANDOM_SEED
         params = self.params()
@@ -116,12 +139,14 @@ class Session:
         last = self.last_answer()
         if last.outcome and last.outcome.finish_reason == "stop":
             raise ValueError("the last answer is finished: there is nothing to continue")
+        self._check_unchanged()
         return self._answer(last.id, self.params(), last)
 
     def undo(self) -> StoredMessage:
         """Take back the last message and its answer; return the message. `redo` brings both back."""
         if not self.branch:
             raise ValueError("there is nothing to take back")
+        self._check_unchanged()
         message = self.branch[-2]
         self._undone.append(self.branch[-1].id)
         self._go_to(message.parent)
@@ -141,6 +166,7 @@ class Session:
 
     def choose(self, answer: StoredMessage) -> None:
         """Continue with another answer to the last message."""
+        self._check_unchanged()
         self._undone.clear()
         self._go_to(answer.id)
 
@@ -191,6 +217,7 @@ class Session:
         """Make a message the end of the branch; None: before the first message."""
         assert self.conversation is not None
         self.store.change(self.conversation, head=head)
+        self._head = head
         self.branch = self.store.branch(head)
         if self._start >= len(self.branch):
             self._start = 0

@@ -55,7 +55,7 @@ class Settings:
         """Raise click.UsageError if settings do not suit each other or their text is not valid."""
         sampler = self.sampler
         if tau_is_new and self["tau"] is not None and sampler.name != "min-k":
-            raise click.UsageError(f"--tau is an option of min-k, not of {sampler.name}.")
+            raise click.UsageError(f"tau is an option of min-k, not of {sampler.name}.")
         _ = self.constraints
 
     @property
@@ -84,12 +84,12 @@ class Settings:
             raise click.UsageError(f"{error}.") from None
 
     def shown(self, setting: Setting) -> str:
-        """Return a value as /set takes it."""
+        """Return a value as /set takes it, or in words what holds if it is not set."""
         value = self[setting.name]
         if setting.name == "sampler":
             return str(self.sampler)
         if value is None or value == ():
-            return "-"
+            return setting.unset
         if isinstance(value, FileText):
             return value.path
         if isinstance(value, bool):

@@ -224,6 +224,14 @@ class ConversationStore:
         """Return all conversations, the most recent first."""
         return self._conversations("1")
 
+    def search(self, text: str) -> dict[int, str]:
+        """Return the ids of the conversations that contain a text, each with the last place where it is."""
+        wanted = text.casefold()
+        named = "SELECT id, name FROM conversation WHERE instr(casefold(name), ?)"
+        said = "SELECT conversation, content FROM message WHERE instr(casefold(content), ?) ORDER BY id"
+        places = [tuple(row) for sql in (named, said) for row in self._db.execute(sql, (wanted,))]
+        return {conversation: _around(wanted, place) for conversation, place in places}
+
     def latest(self) -> Conversation:
         """Return the most recent conversation. Raises MinkError if there is none."""
         found = self._conversations("head IS NOT NULL", limit=1)
@@ -241,7 +249,10 @@ class ConversationStore:
         return found[0]
 
     def get(self, conversation: int) -> Conversation:
-        return self._conversations("conversation.id = ?", conversation)[0]
+        """Return the conversation with an id. Raises MinkError if another program has deleted it."""
+        if found := self._conversations("conversation.id = ?", conversation):
+            return found[0]
+        raise MinkError("this conversation was deleted in another window: /clear begins a new one")
 
     def _conversations(self, where: str, *arguments: object, limit: int = -1) -> list[Conversation]:
         rows = self._db.execute(
@@ -276,10 +287,17 @@ def _open(path: Path) -> sqlite3.Connection:
     return db
 
 
+def _around(wanted: str, text: str) -> str:
+    """Return a text from a little before a place on."""
+    start = text.casefold().find(wanted) - 12
+    return text if start <= 0 else f"…{text[start:]}"
+
+
 def _connect(path: Path | str) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=10, isolation_level=None, uri=isinstance(path, str))
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")
+    db.create_function("casefold", 1, lambda text: text and text.casefold(), deterministic=True)
     return db
 
 

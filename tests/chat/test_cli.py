@@ -22,9 +22,9 @@ def test_version(mink_chat: MinkChat) -> None:
         (["--temp", "-1"], 2, "-1.0 is not in the range x>=0"),
         (["--temp", "nan"], 2, "nan is not a finite number"),
         (["--temp", "inf"], 2, "inf is not a finite number"),
-        (["--temp", "hot"], 2, "'hot' is not a valid float"),
+        (["--temp", "hot"], 2, "'hot' is not a valid number"),
         (["--tau", "-1"], 2, "-1.0 is not in the range x>=0"),
-        (["--tau", "1", "--sampler", "greedy"], 2, "--tau is an option of min-k, not of greedy"),
+        (["--tau", "1", "--sampler", "greedy"], 2, "tau is an option of min-k, not of greedy"),
         (["--sampler", "max-k"], 2, "unknown sampler 'max-k': the samplers are min-k"),
         (["--max-tokens", "0"], 2, "0 is not in the range x>=1"),
         (["--seed", "-1"], 2, "-1 is not in the range"),
@@ -67,7 +67,7 @@ def test_json_needs_a_prompt(mink_chat: MinkChat) -> None:
 
 
 def test_the_list_and_exports_need_no_model(mink_chat: MinkChat, tmp_path: Path) -> None:
-    assert "there is no conversation yet" in mink_chat("--list").err
+    assert "there is no conversation" in mink_chat("--list").err
     store = ConversationStore(default_path())
     conversation = store.begin("parrot", "Be brief.")
     user = store.add(conversation, None, "user", "Say `hi` \x1b[31m日本語 " + "long " * 50)

@@ -9,6 +9,7 @@ import pytest
 
 from mink_local.chat.commands import COMMANDS
 from mink_local.chat.options import SETTINGS
+from mink_local.chat.store import ConversationStore
 from mink_local.generation.loading import load_model
 from tests.chat.conftest import Typist
 
@@ -21,19 +22,42 @@ def test_settings(typist: Begin) -> None:
     say = typist().say
     assert "(temp is 5, set in this chat)" in say("/temp 5")
     assert "(tau is 2, set in this chat)" in say("/tau 2")
-    assert "'hot' is not a valid float" in say("/temp hot")
-    assert "there is no setting 'parrot'" in say("/set parrot 1")
+    assert "'hot' is not a valid number" in say("/temp hot")
+    assert "there is no setting 'parrot'; /show lists them" in say("/set parrot 1")
+    assert "there is no setting 'max-token'; did you mean max-tokens?" in say("/set max-token 1")
+    assert "(max-tokens is until the context is full, default)" in say("/set max-tokens default")
     assert "usage: /set SETTING VALUE" in say("/set")
     assert "(sampler is min-p:p=0.2,order=temperature-first, set in this chat)" in say("/sampler min-p:p=0.2")
-    assert "--tau is an option of min-k, not of min-p" in say("/tau 1")
+    assert "(tau is an option of min-k, not of min-p" in say("/tau 1")
     assert "(sampler is min-k:tau=2, default)" in say("/set sampler default")
     assert "keys can only be set at the start: --keys, MINK_KEYS" in say("/set keys vi")
     assert "has no switch for reasoning" in say("/think off")
+    assert say("/think foo").strip() == "('foo' is neither on nor off)"
     assert "(thoughts is line, set in this chat)" in say("/think line")
+
+
+def test_show_begins_with_what_was_changed(typist: Begin) -> None:
+    """And has the values that are used, also of settings that nobody set."""
+    say = typist("--system", "Be brief. " * 30).say
+    say("/temp 5")
     shown = say("/show")
-    assert re.search(r"temp +5 +set in this chat", shown)
-    assert len(shown.strip().splitlines()) == len(SETTINGS) + 1
-    assert re.search(r"max-tokens +8 +command line", say("/show max-tokens"))
+    assert re.search(r"^temp +5 +set in this chat *$", shown, re.M)
+    assert re.search(r"^max-tokens +8 +command line *$", shown, re.M)
+    assert shown.index("max-tokens") < shown.index("Sampling") < shown.index("Model")
+    for value in (
+        "sampler +min-k:tau=3",
+        "tau +3",
+        "seed +random",
+        "repeat-penalty +1",
+        "ctx +1024",
+        "store +on",
+    ):
+        assert re.search(rf"\b{value}\b", shown)
+    for setting in SETTINGS:
+        assert len(re.findall(rf"(?:^|  ){setting.key} ", shown, re.M)) == 1
+    assert re.search(r"max-tokens 8\n+\(command line\) The longest answer", say("/show max-tokens"))
+    assert " ".join(say("/show system").split()).count("Be brief.") == 30
+    assert re.search(r"tau +not used by greedy", say("/sampler greedy", "/show tau"))
     assert "there is no setting 'parrot'" in say("/show parrot")
 
 
@@ -43,7 +67,7 @@ def test_the_system_prompt(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> No
     typed = typist()
     assert "(system is Be brief., MINK_SYSTEM)" in typed.say("/system")
     assert "(system is You are a pirate., set in this chat)" in typed.say("/system You are a pirate.")
-    assert "(system is -, set in this chat)" in typed.say("/system -")
+    assert "(system is none, set in this chat)" in typed.say("/system -")
     typed.say("Hello")
     assert typed.chat.session.prompt([]) == []
     assert "(system is Be brief., MINK_SYSTEM)" in typed.say("/set system default")
@@ -65,8 +89,8 @@ def test_answers_and_branches(typist: Begin) -> None:
     assert "there is no answer yet" in say("/heat")
     assert "Hello" in say("Say hello.")
     assert "answer 2 to this message" in say("/regen 10 7")
-    assert "'hot' is not a valid float" in say("/regen hot")
-    assert "'1.5' is not a valid integer" in say("/regen 1 1.5")
+    assert "'hot' is not a valid number" in say("/regen hot")
+    assert "'1.5' is not a valid whole number" in say("/regen 1 1.5")
     assert "usage: /regen [T] [SEED]" in say("/regen 1 2 3")
     assert re.search(r"  1  Hello.*\n\* 2  ", say("/pick"))
     assert "Hello" in say("/pick 1")
@@ -91,11 +115,20 @@ def test_files(typist: Begin, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("The password is ``` swordfish.\n")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
     (tmp_path / "long.txt").write_text("word " * 2000)
-    assert "usage: /file PATH" in typed.say("/file")
+    (tmp_path / "a b.txt").write_text("Two words.")
+    assert "(no file is attached)" in typed.say("/file")
     assert "/no': No such file" in typed.say(f"/file {tmp_path}/no")
     assert "is not UTF-8 text" in typed.say(f"/file {tmp_path}/bytes.txt")
     assert "and the context holds 1024" in typed.say(f"/file {tmp_path}/long.txt")
+    assert "(a b.txt (3 tokens) goes with your next message; /file - removes it)" in typed.say(
+        f'/file "{tmp_path}/a b.txt"'
+    )
+    assert "(no file is attached)" in typed.say("/file -")
     assert "goes with your next message" in typed.say(f"/file {tmp_path}/notes.txt")
+    assert re.search(
+        r"notes.txt \(\d+ tokens\), a b.txt .* go with", typed.say(f"/file '{tmp_path}/a b.txt'")
+    )
+    typed.chat.attached.pop()
     typed.say("What is the password?")
     sent = typed.chat.session.branch[0].content
     assert sent == "notes.txt:\n````\nThe password is ``` swordfish.\n````\n\nWhat is the password?"
@@ -111,7 +144,7 @@ def test_stored_conversations(typist: Begin, tmp_path: Path) -> None:
     assert "(this conversation is now fruit)" in say("/save fruit")
     assert "(a new conversation)" in say("/clear")
     assert re.search(r"fruit +2 +\d\d:\d\d +smollm2-135m +Name a", say("/list"))
-    assert "(conversation fruit, 2 messages)" in say("/load fruit")
+    assert "(conversation fruit, 2 messages: /history shows them)" in say("/load fruit")
     assert re.search(r"^\* +fruit", say("/list"), re.M)
     assert "(conversation fruit, 1 message)" in say("/undo", "/load fruit")
     for usage in ("/save", "/load", "/delete", "/export"):
@@ -120,9 +153,71 @@ def test_stored_conversations(typist: Begin, tmp_path: Path) -> None:
     assert f"(written to {tmp_path}/c.json)" in say(f"/export {tmp_path}/c.json")
     whole = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     assert (whole["name"], len(whole["messages"]), len(whole["other_branches"])) == ("fruit", 2, 2)
-    assert "fruit is deleted" in say("/delete fruit")
+    assert "no conversation 'ruit'" in say("/delete ruit")
+    asked = say("/delete fruit", "n")
+    assert "(delete fruit for good, with 1 message, beginning with 'Name a fruit.'? y or n)" in asked
+    assert "(nothing is deleted)" in asked
+    assert "(nothing is deleted)" in say("/delete fruit")  # at the end of the input
+    assert "fruit is deleted" in say("/delete fruit", "y")
     assert typed.chat.session.conversation is None
-    assert "there is no conversation yet" in say("/list")
+    assert "there is no conversation" in say("/list")
+
+
+def test_a_number_is_no_name(typist: Begin) -> None:
+    """It is the number of a conversation, which could not be found any more."""
+    typed = typist("-n", "1")
+    typed.say("Hello")
+    assert "could be the number of a conversation" in typed.say("/save 1")
+    assert typed.chat.session.store.latest().name is None
+
+
+def test_conversations_are_searched(typist: Begin) -> None:
+    """In every message, and whatever the case of letters."""
+    typed = typist("-n", "1")
+    typed.say(
+        "Name a FRÜHLING flower that grows in the woods of the north", "And a pear.", "/clear", "Name a dog."
+    )
+    typed.say("/save pears")
+    found = typed.say("/list Pear")
+    assert re.search(r"pears .* pears *$", found, re.M)
+    assert re.search(r"1 .* And a pear\. *$", found, re.M)
+    assert "Name a dog" not in found
+    assert "FRÜHLING flower that" in typed.say("/list frühling")
+    assert "there is no conversation" in typed.say("/list parrot")
+
+
+def test_history(typist: Begin) -> None:
+    typed = typist("-n", "2")
+    assert "there is no message in this conversation" in typed.say("/history")
+    typed.say("Name a fruit.", "And another.", "And a third.")
+    shown = typed.say("/history")
+    assert re.findall(r"^> .*", shown, re.M) == ["> Name a fruit.", "> And another.", "> And a third."]
+    assert re.findall(r"^> .*", typed.say("/history 2"), re.M) == ["> And another.", "> And a third."]
+    assert "(conversation number 1, 3 messages: /history shows them)" in typed.say("/load 1")
+
+
+def test_two_windows_with_one_conversation(typist: Begin, own_files: Path) -> None:
+    """What another window wrote is told before the conversation takes another way; nothing is lost."""
+    store = ConversationStore(own_files / "conversations.db")
+    typed = typist("-n", "2")
+    typed.chat.session.store = store
+    typed.say("Name a fruit.")
+    other = ConversationStore(own_files / "conversations.db")
+    other.add(1, other.latest().head, "user", "from elsewhere")
+    said = typed.say("And another.", "")  # the second line is the one that is offered again
+    assert "continued in another window: /load 1 goes on from there" in said
+    assert "2 tokens" in said
+    assert [message.content for message in typed.chat.session.branch[::2]] == [
+        "Name a fruit.",
+        "And another.",
+    ]
+    other.add(1, other.latest().head, "user", "again")
+    for command in ("/regen", "/undo"):
+        assert "continued in another window" in typed.say(command)
+        other.add(1, other.latest().head, "user", "and again")
+    other.delete(1)
+    assert "was deleted in another window: /clear begins a new one" in typed.say("Hello")
+    assert "2 tokens" in typed.say("/clear", "Hello")
 
 
 def test_an_unfinished_answer_is_continued(typist: Begin) -> None:
@@ -185,9 +280,15 @@ def test_words_that_are_no_commands(typist: Begin) -> None:
 def test_help(typist: Begin) -> None:
     text = typist().say("/help")
     for name, command in COMMANDS.items():
-        assert re.search(rf"^/{name}\b", text, re.M)
-        assert len(command.about) <= 60
-    assert "Colour the last answer" in typist().say("/help heat")
+        assert re.search(rf"(^|  )/{name}  +{re.escape(command.about)}", text, re.M)
+        assert len(command.about) <= 27
+        assert len(command.details) > len(command.about)
+    for group in ("Settings", "Answers", "Chats", "More"):
+        assert re.search(rf"^{group} *$", text, re.M)
+    more = typist().say("/help regen")
+    assert more.startswith("/regen [T] [SEED]\n")
+    assert "/pick lists them" in more
+    assert "takes the most probable token" in typist().say("/help /temp")
     assert "there is no command /parrot" in typist().say("/help parrot")
 
 

@@ -30,6 +30,15 @@ def f(x, **kwargs):
 ```
 ---
 | a | b |
+| - | :-: | and more
+| Name | **Price** | A [link](https://example.org/a) | Right |
+|:-----|-----------|:-------------------------------:|------:|
+| 日本語 | `1 \\| 2` | that is explained in so many words that they need two rows | 1 |
+| x | | short | 20 | too many
+| 3
+
+| not a table |
+See [the manual](https://example.org/manual), [1], [x](y z) and [https://a.org](https://a.org).
 Unclosed **bold, ~~gone~~
 \\*escaped\\* *x
 """
@@ -78,6 +87,19 @@ def test_what_it_looks_like() -> None:
         "```",
         "─" * 40,
         "| a | b |",
+        "| - | :-: | and more",
+        "Name   │ Price  │           A link           │         Right",
+        "       │        │  (https://example.org/a)   │",
+        "───────┼────────┼────────────────────────────┼──────────────",
+        "日本語 │ 1 \\| 2 │  that is explained in so   │             1",
+        "       │        │ many words that they need  │",
+        "       │        │          two rows          │",
+        "x      │        │           short            │ 20 | too many",
+        "3      │        │                            │",
+        "",
+        "| not a table |",
+        "See the manual (https://example.org/manual), [1], [x](y z)",
+        "and https://a.org.",
         "Unclosed **bold, gone",
         "*escaped* *x",
     ]
@@ -129,6 +151,10 @@ _PARTS = [
     "# ",
     "\t",
     "|",
+    "| a |\n|-|\n",
+    "[",
+    "](",
+    ")",
 ]
 
 
@@ -162,3 +188,26 @@ def test_going_on(before: str) -> None:
     screen = pyte.Screen(60, 50)
     pyte.Stream(screen).feed(out.getvalue().replace("\n", "\r\n"))
     assert lines(screen) == lines(rendered(whole)[0])[before.count("\n") :]
+
+
+def test_rows_of_a_long_table_are_shown_as_they_come() -> None:
+    """A table is not held back until it ends; later rows keep to the widths of the first ones."""
+    out = io.StringIO()
+    markdown = MarkdownWriter(Console(file=out, width=60, force_terminal=True, color_system=None))
+    markdown.feed("| n | animal |\n|--:|---|\n")
+    for n in range(20):
+        assert f"{n - 1} │" in out.getvalue() or n < 6
+        markdown.feed(f"| {n} | {'a very long cat' if n == 19 else 'cat'} |\n")
+    markdown.end()
+    shown = out.getvalue().splitlines()
+    assert shown[:3] == ["  n │ animal", "────┼──────────", "  0 │ cat"]
+    assert shown[-2:] == [" 19 │ a very", "    │ long cat"]
+
+
+@pytest.mark.parametrize("width", [20, 30, 40, 80])
+def test_a_table_fits_the_window(width: int) -> None:
+    table = "| name | what it is |\n|---|---|\n| a-name-without-blanks-that-is-long | some words about it |\n"
+    shown = lines(rendered(table, width=width)[0])
+    assert all("│" in line or "┼" in line for line in shown)
+    names = [line.partition("│")[0].strip() for line in shown if "┼" not in line]
+    assert "".join(names).endswith("a-name-without-blanks-that-is-long")

@@ -104,8 +104,8 @@ def test_another_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        ("[chat]\ntemp = 'hot'\n", "'hot' is not a valid float range. (in {path})"),
-        ("[chat]\ntemp = true\n", "'True' is not a valid float range. (in {path})"),
+        ("[chat]\ntemp = 'hot'\n", "'hot' is not a valid number. (in {path})"),
+        ("[chat]\ntemp = true\n", "'True' is not a valid number. (in {path})"),
         ("[chat]\ntemp = nan\n", "nan is not a finite number. (in {path})"),
         ("[chat]\ntemp = [1]\n", "{path}: temp must be a single value."),
         ("[chat]\nsampler = 'max-k'\n", "unknown sampler 'max-k'"),
