@@ -48,17 +48,30 @@ def _unquoted(text: str) -> str:
 
 def read_plain(default: str = "") -> str:
     """Return a message from Python's own input line, with readline if the system has it."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (gives input() editing and history)
-    prompt = f"(Enter sends again: {printable(default)})\n{_PROMPT}" if default else _PROMPT
+    prompt, instead = _PROMPT, ""
+    if not _begin_line_with(default):
+        prompt, instead = f"(Enter sends again: {printable(default)})\n{_PROMPT}", default
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        text = input(prompt) or default
+        text = input(prompt) or instead
         while _is_open(text):
+            _begin_line_with("")
             text += "\n" + input(_MORE)
     finally:
         signal.signal(signal.SIGINT, before)
     return _unquoted(command_line_text(text))
+
+
+def _begin_line_with(text: str) -> bool:
+    """Have the next line of `input` begin with a text; return if it does."""
+    try:
+        import readline  # gives input() editing and history
+    except ImportError:
+        return not text
+    if text and (sys.stdin is not sys.__stdin__ or "\n" in text):
+        return False
+    readline.set_startup_hook(lambda: readline.insert_text(text))
+    return True
 
 
 class LineInput:

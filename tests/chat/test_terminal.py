@@ -147,6 +147,12 @@ def test_what_is_typed_during_a_plain_answer(opened: Open) -> None:
     terminal.until(lambda: "> second question" in terminal.text and terminal.screen.endswith("\n>"))
     assert "^C" not in terminal.text
     assert terminal.text.count("tokens/s") == 2
+    terminal.send("/edit\r")
+    terminal.until(lambda: terminal.screen.endswith("\n> second question"))
+    terminal.send("s?\r")
+    terminal.until(lambda: terminal.text.count("tokens/s") == 3 and terminal.screen.endswith("\n>"))
+    terminal.send("/undo\r")
+    terminal.until(lambda: terminal.screen.endswith("\n> second questions?"))
 
 
 def test_the_input_line(opened: Open, tmp_path: Path) -> None:
