@@ -1,0 +1,48 @@
+"""Repetition: from which token on an answer says the same again and again."""
+
+import numpy as np
+
+_LONGEST = 256  # tokens of a phrase that is repeated; longer ones are not noticed
+_TOKENS = 128  # of repetition make a loop, and
+_TIMES = 3  # so many copies of the phrase after the first
+_PATIENCE = 8  # times as long for code, and for what has no letters: rows of zeros, rules, drawings
+
+
+class LoopGuard:
+    """Notices that an answer repeats itself, as its tokens come.
+
+    For each period p it counts how many of the last tokens are equal to the one p tokens before. In lists,
+    tables, code and poems with a refrain something soon differs; in a loop of a model nothing does.
+
+    Attributes:
+        since: The number of the first token that is a repetition, counted from 1; None if there is no loop.
+    """
+
+    def __init__(self) -> None:
+        self.since: int | None = None
+        self._text = ""
+        self._n_tokens = 0
+        self._run = np.zeros(_LONGEST, np.int64)  # for each period from 1 on
+        # Of the last tokens, newest first: their ids, and whether they have letters.
+        self._ids = np.full(_LONGEST, -1, np.int64)
+        self._has_letters = np.zeros(_LONGEST, np.bool_)
+
+    def feed(self, token: int, text: str) -> bool:
+        """Take the next token of the answer and the text that it adds; return whether there is a loop."""
+        self._text += text
+        self._n_tokens += 1
+        self._run = np.where(self._ids == token, self._run + 1, 0)
+        self._ids = np.append(token, self._ids[:-1])
+        self._has_letters = np.append(any(map(str.isalpha, text)), self._has_letters[:-1])
+        if self.since is None and (run := self._loop()):
+            self.since = self._n_tokens - run + 1
+        return self.since is not None
+
+    def _loop(self) -> int:
+        """Return the length of a run that is long enough for a loop, or 0."""
+        least = np.maximum(_TOKENS, _TIMES * np.arange(1, _LONGEST + 1))
+        for i in np.flatnonzero(self._run >= least):
+            is_prose = self._has_letters[: i + 1].any() and self._text.count("```") % 2 == 0
+            if is_prose or self._run[i] >= _PATIENCE * least[i]:
+                return int(self._run[i])
+        return 0
