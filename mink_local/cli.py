@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from mink_local.errors import MinkError, ModelNotFoundError, TaskNotFoundError
+from mink_local.interrupts import was_interrupted
 
 INTERRUPTED = 130  # the shell's exit status for a program that Ctrl-C ended
 _CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -39,6 +40,8 @@ def run(command: click.Command, program: str) -> None:
         status = _fail(program, str(error), 1)
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
+    except SystemExit as end:  # of click if the reader of standard output has left: Ctrl-C ends both
+        status = INTERRUPTED if was_interrupted() else end.code
     except OSError as error:
         if error.filename is None and error.errno in _CANNOT_BE_WRITTEN:
             status = _fail(program, f"standard output: {error.strerror}", 1)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
+_heard = False
 
 _PATIENCE = 0.25  # seconds between two calls of `waiting`; on Windows a wait without an end hears no Ctrl-C
 
@@ -57,6 +58,11 @@ def until_interrupted(
         raise item
 
 
+def was_interrupted() -> bool:
+    """Return whether `on_interrupt` has heard a signal."""
+    return _heard
+
+
 @contextmanager
 def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterator[None]:
     """Have Ctrl-C, and SIGTERM if `terminate`, call `stop` in the main thread instead of raising an error.
@@ -66,8 +72,14 @@ def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterat
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+
+    def hear(*_: object) -> None:
+        global _heard
+        _heard = True
+        stop()
+
     signals = (signal.SIGINT, signal.SIGTERM) if terminate else (signal.SIGINT,)
-    before = {number: signal.signal(number, lambda *_: stop()) for number in signals}
+    before = {number: signal.signal(number, hear) for number in signals}
     try:
         yield
     finally:

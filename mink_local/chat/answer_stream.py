@@ -6,8 +6,10 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from mink_local.chat.store import ConversationStore, Outcome, SamplingInfo, StoredMessage
+from mink_local.generation.answer import Piece
 from mink_local.generation.model import Reply
 from mink_local.generation.reasoning import ReasoningSplitter, TextPart
+from mink_local.generation.repetition import LoopGuard
 from mink_local.interrupts import until_interrupted
 
 
@@ -27,18 +29,25 @@ class Draft:
 class AnswerStream:
     """An answer to iterate over: its parts, each stored before it is yielded; then its `outcome`.
 
+    With a `guard`, an answer that repeats itself is ended, and its finish_reason is "repetition".
     `on_end` is called at the end with the id of the stored answer; with None if no token came, because the
     generation failed or was interrupted.
     """
 
     def __init__(
-        self, reply: Reply, store: ConversationStore, draft: Draft, on_end: Callable[[int | None], None]
+        self,
+        reply: Reply,
+        store: ConversationStore,
+        draft: Draft,
+        on_end: Callable[[int | None], None],
+        guard: LoopGuard | None = None,
     ) -> None:
         self.reply = reply
         self.draft = draft
         self.outcome: Outcome | None = None
         self._store = store
         self._on_end = on_end
+        self._guard = guard
         self._message = draft.continued.id if draft.continued else None
 
     def __iter__(self) -> Iterator[TextPart]:
@@ -49,6 +58,12 @@ class AnswerStream:
         """If something of the answer came, so that it is part of the conversation."""
         return self._message is not None
 
+    @property
+    def repeats_since(self) -> int | None:
+        """The number of the token from which on the answer repeats itself, counted from 1."""
+        since = self._guard.since if self._guard else None
+        return None if since is None else len(self.draft.prefix) + since
+
     def parts(self, waiting: Callable[[], None] = lambda: None) -> Generator[TextPart, None, None]:
         """Yield the parts of the answer, once; `waiting` is called now and then while none comes."""
         began = time.perf_counter()
@@ -58,10 +73,16 @@ class AnswerStream:
             with closing(until_interrupted(self.reply, self.reply.interrupt, waiting)) as pieces:
                 for piece in pieces:
                     first = first or time.perf_counter()
+                    self._watch(piece)
                     yield from self._stored(splitter.feed(piece))
             yield from self._stored(splitter.end())
         finally:
             self._finish(began, first or time.perf_counter())
+
+    def _watch(self, piece: Piece) -> None:
+        """End an answer that repeats itself."""
+        if self._guard and piece.token is not None and self._guard.feed(piece.token, piece):
+            self.reply.interrupt()
 
     def _stored(self, parts: Iterator[TextPart]) -> Iterator[TextPart]:
         for part in parts:
@@ -73,9 +94,10 @@ class AnswerStream:
 
     def _finish(self, began: float, first: float) -> None:
         reply, continued = self.reply, self.draft.continued
+        is_loop = self.repeats_since is not None and reply.finish_reason == "interrupted"
         earlier = continued.outcome.k if continued and continued.outcome else []
         self.outcome = Outcome(
-            finish_reason=reply.finish_reason,
+            finish_reason="repetition" if is_loop else reply.finish_reason,
             tokens=[*self.draft.prefix, *reply.tokens],
             k=[*earlier, *reply.k],
             prompt_tokens=reply.prompt_tokens,

@@ -39,6 +39,8 @@ class Chat:
         self.replaces = False  # the next message replaces the last one
         self.typed_ahead: Callable[[], str] = lambda: ""  # of the input line
         self.stopped = False  # Ctrl-C was pressed since the last line was typed
+        self.is_unevaluated = True  # the model has not evaluated the conversation since it was loaded
+        self.has_failed: Callable[[], bool] = lambda: False  # there is no model, and none will come
         self.leaving = False  # the chat ends after this command
         self.read: Callable[[str], str] = lambda _: ""  # the input line, while the chat runs
         self._load = load
@@ -69,6 +71,7 @@ class Chat:
 
     def show(self, answer: AnswerStream) -> None:
         """Show an answer while it is generated, then its figures."""
+        self.is_unevaluated = False
         if dropped := answer.draft.dropped:
             turns = counted(dropped, "oldest turn")
             self.note(f"(the conversation outgrew the context: {turns} left out)")
@@ -79,16 +82,22 @@ class Chat:
                 show_answer(self.screen, answer, self.typed_ahead)
         finally:
             settings, n_ctx = self.session.settings, self.session.model.n_ctx
-            note_end(self.screen, answer.reply, settings["max_tokens"], n_ctx)
+            note_end(self.screen, answer, settings["max_tokens"], n_ctx, self._against_loops(answer))
             if answer.outcome and answer.reply.n_tokens and settings["status"]:
                 self.note(status(answer.outcome, n_ctx, answer.reply.n_tokens))
             self.screen.show("")
 
+    def _against_loops(self, answer: AnswerStream) -> str:
+        """Return what to type after an answer that repeats itself."""
+        hotter = max(2.0, 2 * answer.draft.how.temperature)
+        return f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"
+
     def evaluate(self) -> None:
         """Have the model evaluate the conversation, so that the next answer begins at once."""
-        with contextlib.suppress(MinkError):  # the next message meets the same error, and shows it
-            if reply := self.session.prefill():
-                show_prefill(self.screen, reply)
+        self.is_unevaluated = False
+        if self.session.branch:
+            with contextlib.suppress(MinkError):  # the next message meets the same error, and shows it
+                show_prefill(self.screen, self.session.prefill())
 
     def change(self, setting: Setting, text: str) -> None:
         """Set a setting from text, and apply it; after an error, settings and model are as before."""
@@ -107,6 +116,7 @@ class Chat:
         session.settings = settings
         if setting.reloads:
             session.changed_model()
+            self.is_unevaluated = True
             self.note(f"{session.model.name} {session.model.placement}")
         if setting.key == "system":
             session.set_system(settings["system"], settings.sources["system"])

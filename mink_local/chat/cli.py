@@ -16,9 +16,10 @@ PROGRAM = "mink-chat"
 EPILOG = """\b
 Examples:
   mink-chat --temp 5
+  mink-chat "What is a haiku?"
   mink-chat --prompt "Write a haiku about rain." --temp 2 --seed 7
   mink-chat --model ~/models/Qwen3-4B-Q4_K_M.gguf --ctx 8192
-  git log -5 | mink-chat --system "Summarise this in one sentence."
+  git log -5 | mink-chat "Summarise this in one sentence."
   mink-chat --continue
   mink-chat --resume recipes --export recipes.md
 
@@ -37,6 +38,15 @@ Completion: add one line to the start-up file of your shell.
 
 Exit status: 0 done, 1 failed, 2 wrong usage or an unknown model, 130 interrupted.
 """
+
+
+def _with_standard_input(prompt: str | None) -> str | None:
+    """Return standard input with the prompt after it; None if there is neither."""
+    is_piped = sys.stdin is not None and not sys.stdin.isatty()
+    if not is_piped and prompt != "-":
+        return prompt
+    piped = sys.stdin.buffer.read().decode("utf-8", "replace").rstrip("\r\n")
+    return "\n\n".join(part for part in (piped, prompt) if part and part != "-")
 
 
 class GroupedCommand(click.Command):
@@ -66,13 +76,14 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     epilog=EPILOG.format(config=config_path()),
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
+@click.argument("text", required=False, type=command_line_text, metavar="[PROMPT]")
 @click.option(
     "--prompt",
     "-p",
     type=command_line_text,
     metavar="TEXT",
-    help="Answer TEXT, print only the answer, and exit. - reads TEXT from standard input, which is also "
-    "read if it is not a terminal.",
+    help="Answer TEXT, print only the answer, and exit; so does PROMPT. Standard input, if it is not a "
+    "terminal, goes before TEXT; - reads it from a terminal, too.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the answer to a prompt as a JSON object.")
 @click.option("--continue", "-c", "continued", is_flag=True, help="Continue the last conversation.")
@@ -106,6 +117,7 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
 def cli(
     ctx: click.Context,
     /,
+    text: str | None,
     prompt: str | None,
     as_json: bool,
     continued: bool,
@@ -136,8 +148,9 @@ def cli(
         store = ConversationStore(default_path())
         export(store, store.latest() if resume is None else store.find(resume), export_path)
     else:
-        if prompt == "-" or (prompt is None and not sys.stdin.isatty()):
-            prompt = sys.stdin.buffer.read().decode("utf-8", "replace")
+        if text is not None and prompt is not None:
+            raise click.UsageError(f"{text!r} and --prompt exclude each other.")
+        prompt = _with_standard_input(prompt if text is None else text)
         if prompt is not None and not prompt.strip():
             raise click.UsageError("the prompt is empty.")
         if as_json and prompt is None:

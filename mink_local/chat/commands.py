@@ -44,6 +44,8 @@ class Command:
 
 
 COMMANDS: dict[str, Command] = {}
+ALIASES = {"quit": "exit", "bye": "exit", "q": "exit", "?": "help", "new": "clear", "retry": "regen"}
+LEAVING = ("exit", "quit")  # without a slash, as in other programs
 
 
 def command(
@@ -370,14 +372,14 @@ def _show_messages(chat: Chat, messages: Sequence[StoredMessage]) -> None:
 
 
 def recall(chat: Chat) -> None:
-    """Show the end of the conversation that is continued, and have the model evaluate it."""
+    """Show the end of the conversation that is continued."""
     branch = chat.session.branch
     _show_messages(chat, branch[-2:])
     name = _current(chat).name or f"number {chat.session.conversation}"
     turns = sum(message.role == "user" for message in branch)
     more = ": /history shows them" if turns > 1 else ""
     chat.note(f"(conversation {name}, {counted(turns, 'message')}{more})")
-    chat.evaluate()
+    chat.is_unevaluated = True
 
 
 # How an answer was sampled
@@ -409,5 +411,5 @@ def help_(chat: Chat, argument: str) -> None:
 
 @command("exit", "Leave")
 def exit_(chat: Chat, _: str) -> None:
-    """Leave. The conversation is kept; mink-chat --continue goes on with it."""
+    """Leave, as do /quit, /bye and exit. The conversation is kept; mink-chat --continue goes on with it."""
     chat.leaving = True

@@ -175,6 +175,11 @@ SETTINGS: tuple[Setting, ...] = (
         unset="until the context is full",
         help="The longest answer.",
     ),
+    _sampling(
+        "--loop-guard/--no-loop-guard",
+        default=True,
+        help="Stop an answer that says the same again and again.",
+    ),
     _sampling("--system", type=command_line_text, metavar="TEXT", help="System prompt."),
     _sampling(
         "--think/--no-think",

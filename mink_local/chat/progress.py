@@ -12,10 +12,10 @@ from mink_local.interrupts import until_interrupted
 
 def show_answer(screen: Screen, answer: AnswerStream, typed_ahead: Callable[[], str] = lambda: "") -> None:
     """Show an answer while it is generated, and below it what has been typed ahead."""
-    prompt_progress = _prompt_progress(screen, answer.reply)
+    show_prompt = _show_prompt(screen, answer.reply)
 
     def waiting() -> None:
-        prompt_progress()
+        show_prompt()
         screen.queue(typed_ahead())
 
     reasoning: _ReasoningView | None = None
@@ -47,21 +47,31 @@ def show_answer(screen: Screen, answer: AnswerStream, typed_ahead: Callable[[], 
 def show_prefill(screen: Screen, reply: Reply) -> None:
     """Have a prompt evaluated, and show only the progress."""
     try:
-        for _ in until_interrupted(reply, reply.interrupt, _prompt_progress(screen, reply)):
+        for _ in until_interrupted(reply, reply.interrupt, _show_prompt(screen, reply)):
             pass
     finally:
         screen.progress()
 
 
-def _prompt_progress(screen: Screen, reply: Reply) -> Callable[[], None]:
-    """Return a function that shows how much of the prompt is evaluated when it is called."""
+def prompt_progress(reply: Reply) -> Callable[[], str]:
+    """Return a function that says how much of the prompt is evaluated: "" if all of it is."""
     total = 0
 
-    def update() -> None:
+    def progress() -> str:
         nonlocal total
         total = max(total, unread := reply.unread_tokens)
-        if unread:
-            screen.progress(f"prompt: {total - unread} of {counted(total, 'token')}")
+        return f"prompt: {total - unread} of {counted(total, 'token')}" if unread else ""
+
+    return progress
+
+
+def _show_prompt(screen: Screen, reply: Reply) -> Callable[[], None]:
+    """Return a function that shows how much of the prompt is evaluated when it is called."""
+    progress = prompt_progress(reply)
+
+    def update() -> None:
+        if text := progress():
+            screen.progress(text)
 
     return update
 
@@ -102,13 +112,18 @@ class _ReasoningView:
         return counted(len(self._text.split()), "word")
 
 
-def note_end(screen: Screen, reply: Reply, max_tokens: int | None, n_ctx: int) -> None:
-    """Say why an answer was cut short, if it was."""
-    if reply.finish_reason == "interrupted":
+def note_end(
+    screen: Screen, answer: AnswerStream, max_tokens: int | None, n_ctx: int, against_loops: str
+) -> None:
+    """Say why an answer was cut short, if it was, and what to do against one that repeats itself."""
+    reason = answer.outcome.finish_reason if answer.outcome else None
+    if reason == "repetition":
+        screen.note(f"(repeats itself since token {answer.repeats_since}: stopped; {against_loops})")
+    elif reason == "interrupted":
         screen.note("(interrupted)")
-    elif reply.finish_reason == "length" and max_tokens == reply.n_tokens:
+    elif reason == "length" and max_tokens == answer.reply.n_tokens:
         screen.note(f"(stopped after {counted(max_tokens, 'token')}: --max-tokens)")
-    elif reply.finish_reason == "length":
+    elif reason == "length":
         screen.note(f"(stopped: the context of {n_ctx} tokens is full)")
 
 

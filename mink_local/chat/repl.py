@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import click
 
 from mink_local.chat.chat import Chat
-from mink_local.chat.commands import COMMANDS, Command
+from mink_local.chat.commands import ALIASES, COMMANDS, LEAVING, Command
 from mink_local.chat.completion import Choice, starting_with
 from mink_local.errors import MinkError
 from mink_local.interrupts import on_interrupt
@@ -41,11 +41,15 @@ def run(chat: Chat, read: Callable[[str], str]) -> None:
 def _handle(chat: Chat, text: str, replaces: bool) -> None:
     try:
         word = text.split(maxsplit=1)[0]
-        if text.startswith("/") and word[1:].isalpha():
+        if text.rstrip() in LEAVING:
+            chat.leaving = True
+        elif text.startswith("/") and (word[1:].isalpha() or word[1:] in ALIASES):
             _command(word).call(chat, text[len(word) :].strip())
         else:
             chat.ask(text.strip(), replaces)
     except (MinkError, ValueError, OSError, click.ClickException) as error:
+        if chat.has_failed():
+            raise
         chat.note(f"({str(error).removesuffix('.')})")
     except (click.Abort, KeyboardInterrupt, EOFError):  # of a question that a command asks
         chat.note("(interrupted)")
@@ -66,8 +70,9 @@ def _kept(error: Exception) -> str:
 
 
 def _command(word: str) -> Command:
-    if word[1:] in COMMANDS:
-        return COMMANDS[word[1:]]
+    name = ALIASES.get(word[1:], word[1:])
+    if name in COMMANDS:
+        return COMMANDS[name]
     near = difflib.get_close_matches(word[1:], COMMANDS, n=1)
     hint = f"did you mean /{near[0]}?" if near else "/help lists them."
     raise ValueError(f"there is no command {word}; {hint} To send it as a message, begin with a blank")

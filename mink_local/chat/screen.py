@@ -78,10 +78,16 @@ class Screen:
         self.is_dumb = os.environ.get("TERM") in ("dumb", "unknown")
         self.is_plain = plain or self.is_dumb or not self.is_terminal or bool(os.environ.get("NO_COLOR"))
         self.reasoning = reasoning
+        self._is_asked_plain = plain
         options: dict[str, Any] = {"color_system": None} if self.is_plain else {}
         self.console: Console = _GatedConsole(highlight=False, markup=False, emoji=False, **options)
         self._progress = ""  # the line of standard error that is overwritten next
         self._queue = ""  # the row below the text
+
+    @property
+    def has_line_input(self) -> bool:
+        """If the terminal can show an input line that is edited."""
+        return self.is_terminal and not self.is_dumb and not self._is_asked_plain
 
     @property
     def width(self) -> int:

@@ -1,6 +1,6 @@
 """A conversation with a model: its messages, its settings, its answers. It knows nothing of the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mink_local.chat.answer_stream import AnswerStream, Draft
@@ -9,6 +9,7 @@ from mink_local.chat.store import Conversation, ConversationStore, SamplingInfo,
 from mink_local.errors import MinkError
 from mink_local.generation.model import Model, Reply
 from mink_local.generation.reasoning import joined
+from mink_local.generation.repetition import LoopGuard
 from mink_local.generation.request import SamplingParams
 from mink_local.llama.context import RANDOM_SEED
 
@@ -41,13 +42,33 @@ def drop_oldest_turns(messages: Messages, model: Model, max_tokens: int | None) 
 
 
 class Session:
-    """A model, the settings, and the current conversation in a store."""
+    """A model, the settings, and the current conversation in a store.
 
-    def __init__(self, model: Model, settings: Settings, store: ConversationStore) -> None:
-        self.model = model
+    The model may be a function that returns it, which is called when the model is needed.
+    """
+
+    def __init__(
+        self, model: Model | Callable[[], Model], settings: Settings, store: ConversationStore
+    ) -> None:
+        self._model = model
         self.settings = settings
         self.store = store
         self.clear()
+
+    @property
+    def model(self) -> Model:
+        if not isinstance(self._model, Model):
+            self._model = self._model()
+        return self._model
+
+    @model.setter
+    def model(self, model: Model) -> None:
+        self._model = model
+
+    @property
+    def has_model(self) -> bool:
+        """If the model was needed already."""
+        return isinstance(self._model, Model)
 
     def clear(self) -> None:
         """Begin another conversation; the store keeps the one before."""
@@ -206,11 +227,11 @@ class Session:
             constraints=settings.constraints,
         )
 
-    def prefill(self) -> Reply | None:
-        """Return a reply whose iteration evaluates the conversation; None if it is empty."""
-        if not self.branch:
-            return None
+    def prefill(self) -> Reply:
+        """Return a reply whose iteration evaluates the conversation, or what precedes a first message."""
         messages = self.prompt(self.branch)
+        if not self.branch:
+            messages.append({"role": "user", "content": ""})
         return self.model.chat(messages, max_tokens=1, enable_thinking=self.settings["think"])
 
     def _go_to(self, head: int | None) -> None:
@@ -255,5 +276,9 @@ class Session:
             prefix=prefix,
         )
         return AnswerStream(
-            reply, self.store, draft, lambda message: self._go_to(head_before if message is None else message)
+            reply,
+            self.store,
+            draft,
+            lambda message: self._go_to(head_before if message is None else message),
+            LoopGuard() if self.settings["loop_guard"] else None,
         )

@@ -1,10 +1,11 @@
 """The start of `mink-chat`: load the model, then answer one prompt or chat."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +22,12 @@ from mink_local.errors import MinkError, ModelNotFoundError
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.generation.reasoning import TextPart
+from mink_local.models.catalog import DEFAULT_MODEL, resolve
+
+if TYPE_CHECKING:
+    from mink_local.chat.background import LoadingModel
+
+_BETTER_MODEL = "qwen3-0.6b"  # than the default
 
 
 def start(
@@ -38,18 +45,23 @@ def start(
             settings.put("model", conversation.model, "the conversation")
     else:
         store = _open_store(settings, screen, one_shot=prompt is not None)
-    load = partial(_load, verbose=verbose)
-    heard = signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the program: there is nothing to save
     try:
-        model = load(settings)
+        name = resolve(settings["model"]).name
     except ModelNotFoundError as error:
         if conversation is None or settings.given("model"):
             raise
         raise ModelNotFoundError(f"{error} (the conversation's model; --model names another)") from None
-    finally:
-        signal.signal(signal.SIGINT, heard)
-    screen.note(f"{model.name} {model.placement}")
-    session = Session(model, settings, store)
+    load = partial(_load, verbose=verbose)
+    announce = partial(_announce, screen, settings)
+    loading = None
+    if prompt is None and screen.has_line_input and not verbose:
+        from mink_local.chat import background
+
+        loading = background.LoadingModel(partial(load, settings), name, screen, announce)
+        session = Session(loading, settings, store)
+    else:
+        session = Session(_load_now(partial(load, settings), name, screen), settings, store)
+        announce(session.model)
     system = settings["system"] if settings.given("system") else None
     unanswered = session.load(conversation) if conversation else None
     if system is not None:
@@ -57,7 +69,7 @@ def start(
     if prompt is not None:
         _answer_once(session, screen, prompt, as_json)
     else:
-        _chat(session, screen, load, unanswered or "")
+        _chat(session, screen, load, loading, unanswered or "")
 
 
 def _open_store(settings: Settings, screen: Screen, one_shot: bool) -> ConversationStore:
@@ -69,6 +81,24 @@ def _open_store(settings: Settings, screen: Screen, one_shot: bool) -> Conversat
     except MinkError as error:
         screen.note(f"({error}; this conversation is not kept)")
         return ConversationStore()
+
+
+def _load_now(load: Callable[[], Model], name: str, screen: Screen) -> Model:
+    """Load a model; Ctrl-C ends the program, as there is nothing to save."""
+    heard = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    screen.progress(f"loading {name} …")
+    try:
+        return load()
+    finally:
+        screen.progress()
+        signal.signal(signal.SIGINT, heard)
+
+
+def _announce(screen: Screen, settings: Settings, model: Model) -> None:
+    """Say where a model is, and what became of --ctx."""
+    screen.note(f"{model.name} {model.placement}")
+    if settings["ctx"] and settings["ctx"] < model.n_ctx:
+        screen.note(f"(--ctx {settings['ctx']}: llama.cpp rounds that up to {model.n_ctx})")
 
 
 def _load(settings: Settings, verbose: bool) -> Model:
@@ -94,8 +124,9 @@ def _answer_once(session: Session, screen: Screen, prompt: str, as_json: bool) -
     except ValueError as error:  # an option that does not suit this model: a grammar, a token id
         raise click.UsageError(f"{error}.") from None
     if not as_json:
-        note_end(screen, answer.reply, session.settings["max_tokens"], session.model.n_ctx)
-    if answer.reply.finish_reason == "interrupted":
+        options = "--temp 2, --dry-multiplier 0.8 or --no-loop-guard"
+        note_end(screen, answer, session.settings["max_tokens"], session.model.n_ctx, options)
+    if answer.outcome and answer.outcome.finish_reason == "interrupted":
         sys.exit(INTERRUPTED)
 
 
@@ -116,7 +147,13 @@ def _as_json(answer: AnswerStream, parts: Sequence[TextPart]) -> dict[str, Any]:
     }
 
 
-def _chat(session: Session, screen: Screen, load: Callable[[Settings], Model], unanswered: str) -> None:
+def _chat(
+    session: Session,
+    screen: Screen,
+    load: Callable[[Settings], Model],
+    loading: "LoadingModel | None",
+    unanswered: str,
+) -> None:
     from mink_local.chat.chat import Chat
     from mink_local.chat.commands import recall
     from mink_local.chat.repl import complete, run
@@ -126,17 +163,34 @@ def _chat(session: Session, screen: Screen, load: Callable[[Settings], Model], u
     settings = session.settings
     chat = Chat(session, screen, load)
     chat.prefill = unanswered
+    if settings["model"] == DEFAULT_MODEL:
+        screen.note(
+            f"({DEFAULT_MODEL} is a very small model, for trying the program. For better answers: "
+            f"mink-models pull {_BETTER_MODEL}, then mink-chat -m {_BETTER_MODEL})"
+        )
     screen.note(
         f"{settings.sampler}, temperature {settings['temp']:g}. Ctrl-C stops an answer, Ctrl-D or /exit "
         "leaves, /help lists the commands."
     )
     if session.conversation is not None:
         recall(chat)
-    if settings["plain"] or not screen.is_terminal or screen.is_dumb:
-        with unechoed(read_plain, key_by_key=False) as read:
+    if not screen.has_line_input:
+
+        def read_evaluated(default: str) -> str:
+            chat.evaluate()
+            return read_plain(default)
+
+        with unechoed(read_evaluated, key_by_key=False) as read:
             run(chat, read)
         return
-    line = LineInput(lambda text: complete(chat, text), settings["keys"], settings["store"], screen)
+    from mink_local.chat.background import prepare
+
+    chat.has_failed = lambda: loading is not None and loading.has_failed
+    background = partial(prepare, chat, loading)
+    line = LineInput(partial(complete, chat), settings["keys"], settings["store"], screen, background)
     chat.typed_ahead = line.typed_ahead
     with unechoed(line, key_by_key=True) as read:
         run(chat, read)
+    if loading and not loading.is_done:  # a thread inside llama.cpp cannot be ended
+        sys.stdout.flush()
+        os._exit(0)

@@ -7,7 +7,7 @@ and KeyboardInterrupt for Ctrl-C.
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 
 from platformdirs import user_data_path
@@ -22,12 +22,15 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.keys import Keys
+from prompt_toolkit.styles import Style
 
 from mink_local.chat.completion import Choice
 from mink_local.chat.options import command_line_text
 from mink_local.chat.screen import Screen
 from mink_local.cli import printable
 from mink_local.files import private_file
+
+Background = Callable[[Callable[[str], None]], Awaitable[None]]
 
 _PROMPT, _MORE = "> ", "  "
 _QUOTES = '"""'
@@ -80,12 +83,21 @@ class LineInput:
     Enter sends the message. Alt-Enter begins a new line, and so does Enter inside a block that begins with
     three double quotes. Pasted lines are one message. `complete` yields the completions of a line, as in
     `mink_local.chat.completion`, and `keep` keeps the history in a file.
+
+    `background` runs while a line is typed, until it is sent; it is given a function that shows a text at the
+    bottom of the screen. An error that it raises ends the line and is raised there.
     """
 
     def __init__(
-        self, complete: Callable[[str], Iterator[Choice]], keys: str, keep: bool, screen: Screen
+        self,
+        complete: Callable[[str], Iterator[Choice]],
+        keys: str,
+        keep: bool,
+        screen: Screen,
+        background: Background,
     ) -> None:
         self._screen = screen
+        self._background = background
         self._history = _History(user_data_path("mink-local") / "history") if keep else None
         history: History = self._history or InMemoryHistory()
         self._session: PromptSession[str] = PromptSession(
@@ -104,14 +116,34 @@ class LineInput:
             enable_suspend=True,
             enable_open_in_editor=True,
             tempfile_suffix=".md",
+            style=Style.from_dict({"bottom-toolbar": "noreverse"}),
         )
 
     def __call__(self, default: str = "") -> str:
-        text = self._session.prompt(default=default)
+        text = self._session.prompt(default=default, pre_run=self._start_background)
         if self._history and self._history.problem:
             self._screen.note(f"(the history of the input line is not kept: {self._history.problem})")
             self._history.problem = ""
         return _unquoted(command_line_text(text))
+
+    def _start_background(self) -> None:
+        app = self._session.app
+        self._show("")
+
+        async def work() -> None:
+            try:
+                await self._background(self._show)
+            except Exception as error:
+                if not app.is_done:
+                    app.exit(exception=error)
+
+        app.create_background_task(work())
+
+    def _show(self, text: str) -> None:
+        """Show a text at the bottom of the screen, "" for none."""
+        if (text or None) != self._session.bottom_toolbar:
+            self._session.bottom_toolbar = text or None
+            self._session.app.invalidate()
 
     def typed_ahead(self) -> str:
         """Return what has been typed since the last message, with which the next input line begins."""

@@ -292,9 +292,10 @@ def test_help(typist: Begin) -> None:
     assert "there is no command /parrot" in typist().say("/help parrot")
 
 
-def test_exit(typist: Begin) -> None:
+@pytest.mark.parametrize("words", ["/exit", "/quit", "/bye", "/q", "exit", "quit"])
+def test_exit(typist: Begin, words: str) -> None:
     typed = typist()
-    typed.say("/exit", "never sent")
+    typed.say(words, "never sent")
     assert typed.chat.leaving
     assert typed.chat.session.branch == []
 
@@ -317,6 +318,31 @@ def test_names_hold_no_control_characters(typist: Begin) -> None:
     assert "usage: /save NAME" in typed.say("/save \x1b\x07")
     typed.say("/save \x1b]0;PWN\x07 of  mine")
     assert typed.chat.session.store.latest().name == "]0;PWN of mine"
+
+
+def test_words_of_other_programs(typist: Begin) -> None:
+    typed = typist("-n", "1")
+    assert "/sampler" in typed.say("/?")
+    typed.say(" exit", "Hello")
+    assert "answer 2 to this message" in typed.say("/retry")
+    assert [message.content for message in typed.chat.session.branch[::2]] == ["exit", "Hello"]
+    assert "(a new conversation)" in typed.say("/new")
+
+
+def test_a_loop_says_what_to_do(typist: Begin) -> None:
+    typed = typist("-n", "300")
+    [word] = typed.chat.session.model.tokenize(" again")
+    typed.say(f"/set logit-bias {word}=1000")
+    stopped = (
+        "(repeats itself since token 2: stopped; /regen 2, /set dry-multiplier 0.8 or /set loop-guard off)"
+    )
+    assert stopped in typed.say("Hello").replace("\n", " ")
+    outcome = typed.chat.session.last_answer().outcome
+    assert outcome
+    assert outcome.finish_reason == "repetition"
+    assert "stopped; /regen 10," in typed.say("/regen 5")
+    typed.say("/set loop-guard off", "/set max-tokens 150")
+    assert "(stopped after 150 tokens" in typed.say("/regen")
 
 
 def test_errors_cost_only_the_message(typist: Begin) -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from mink_local import load_model
 from mink_local.chat.answer_stream import AnswerStream
+from mink_local.chat.background import Evaluation
 from mink_local.chat.session import Session, drop_oldest_turns
 from mink_local.chat.store import ConversationStore, StoredMessage
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.model import Model
-from mink_local.interrupts import until_interrupted
 from tests.chat.conftest import new_session
 
 pytestmark = pytest.mark.usefixtures("own_files")
@@ -145,12 +145,21 @@ def test_the_next_answer_is_read_for(smollm2: Model) -> None:
     chat = session(smollm2)
     ask(chat, "Tell me a story about a dog.")
     list(smollm2.chat([{"role": "user", "content": "Something else"}], max_tokens=1))
-    reply = chat.prefill()
-    assert reply
-    list(until_interrupted(reply, reply.interrupt))
+    with Evaluation(chat) as evaluation:
+        evaluation.join()
     answer = chat.ask("And now?")
     list(answer)
     assert answer.reply.evaluated_tokens < 20 < answer.reply.prompt_tokens
+
+
+def test_an_evaluation_can_be_stopped_at_any_time(smollm2: Model) -> None:
+    chat = session(smollm2, "--system", "one two three four five six " * 100, "-n", "3")
+    for _ in range(2):
+        with Evaluation(chat):
+            pass
+        answer = chat.ask("Hello")
+        list(answer)
+        assert answer.reply.finish_reason in ("stop", "length")
 
 
 def test_answers_of_another_model_are_read_as_text(smollm2: Model) -> None:

@@ -34,6 +34,51 @@ def test_a_prompt_prints_only_the_answer(mink_chat: MinkChat) -> None:
     assert mink_chat(*arguments, stdin=prompt).out == given.stdout
 
 
+def test_an_argument_is_a_prompt(mink_chat: MinkChat) -> None:
+    given = mink_chat("Say hi.", "-t", "0", "-n", "5")
+    assert given.status == 0
+    assert given.out == mink_chat("-p", "Say hi.", "-t", "0", "-n", "5").out
+    both = mink_chat("Say hi.", "-p", "Say hi.")
+    assert both.complaints == ["mink-chat: 'Say hi.' and --prompt exclude each other."]
+
+
+@pytest.mark.parametrize("arguments", [["What is it?"], ["-p", "What is it?"]])
+def test_standard_input_goes_before_a_prompt(mink_chat: MinkChat, arguments: list[str]) -> None:
+    options = ("-t", "0", "-n", "5")
+    one = mink_chat(*arguments, *options, stdin="The password is swordfish.\n")
+    assert one.out == mink_chat("-p", "The password is swordfish.\n\nWhat is it?", *options).out
+
+
+def test_the_newline_of_echo_is_not_part_of_the_prompt(mink_chat: MinkChat) -> None:
+    counts = [
+        json.loads(mink_chat(*arguments, "--json", "-n", "1", stdin=stdin).out)["prompt_tokens"]
+        for arguments, stdin in (((), "Say hi.\n"), ((), "Say hi.\r\n"), (("-p", "Say hi."), ""))
+    ]
+    assert len(set(counts)) == 1
+
+
+def test_a_context_that_is_rounded(mink_chat: MinkChat, tiny_path: Path) -> None:
+    model = ("-m", str(tiny_path), "-p", "Hi", "-n", "1")
+    assert "(--ctx 10: llama.cpp rounds that up to 256)" in mink_chat(*model, "--ctx", "10").err
+    assert "--ctx" not in mink_chat(*model, "--ctx", "256").err.partition("(stopped")[0]
+
+
+def test_an_answer_that_repeats_itself_is_stopped(
+    mink_chat: MinkChat, smollm2: Model, tiny_path: Path
+) -> None:
+    [word] = smollm2.tokenize(" again")
+    asked = ("-m", str(tiny_path), "-p", "Hi", "-t", "0", "-n", "300", "--logit-bias", f"{word}=1000")
+    loop = mink_chat(*asked)
+    assert loop.status == 0
+    stopped = "(repeats itself since token 2: stopped; --temp 2, --dry-multiplier 0.8 or --no-loop-guard)"
+    assert loop.complaints == [stopped]
+    answer = json.loads(mink_chat(*asked, "--json").out)
+    assert answer["finish_reason"] == "repetition"
+    assert 129 <= answer["n_tokens"] < 200
+    free = json.loads(mink_chat(*asked, "--json", "--no-loop-guard").out)
+    assert (free["finish_reason"], free["n_tokens"]) == ("length", 300)
+
+
 def test_a_dash_is_standard_input(mink_chat: MinkChat) -> None:
     dash = mink_chat("-p", "-", "-t", "0", "-n", "5", stdin="Say hi.")
     assert (dash.status, dash.out) == (0, mink_chat("-t", "0", "-n", "5", stdin="Say hi.").out)
@@ -148,6 +193,22 @@ def test_ctrl_c_ends_one_answer(moment: str) -> None:
         assert errors.strip() in ("", "(interrupted)")
     else:
         assert errors.splitlines()[1:] == ["(interrupted)"]
+
+
+@pytest.mark.posix
+def test_ctrl_c_that_ends_the_reader_too() -> None:
+    """As in `mink-chat … | cat`."""
+    process = subprocess.Popen(
+        [*MINK_CHAT, "-p", "Tell me a long story.", "-t", "0"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    process.stdout.close()
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(timeout=30) == 130
 
 
 LOADS_FOR_EVER = """

@@ -62,6 +62,60 @@ def test_keys(opened: Open, tmp_path: Path) -> None:
     assert sent == [lines, "one\ntwo", "block one\n\nblock two", lines]
 
 
+WAITS_TO_LOAD = """
+import sys, time
+from pathlib import Path
+from mink_local.chat import start
+load_model, gate = start.load_model, Path(sys.argv.pop(1))
+def load_late(*arguments, **options):
+    while not gate.exists():
+        time.sleep(0.05)
+    return load_model(*arguments, **options)
+start.load_model = load_late
+from mink_local.chat import main
+main()
+"""
+
+
+def test_one_types_while_the_model_loads(opened: Open, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    terminal = opened("--temp", "0", "-n", "5", program=["-c", WAITS_TO_LOAD, str(gate)])
+    terminal.until(lambda: "loading smollm2-135m …" in terminal.screen)
+    assert "mink-models pull" in terminal.text
+    terminal.say("/temp 2")  # needs no model
+    assert "(temp is 2, set in this chat)" in terminal.text
+    terminal.send("Say hello.\r")
+    terminal.until(lambda: "> Say hello.\nloading smollm2-135m …" in terminal.screen)
+    terminal.send("\x03")
+    terminal.until(lambda: "(interrupted; smollm2-135m goes on loading)" in terminal.text)
+    terminal.send("Say hello.\r")
+    gate.touch()
+    terminal.until(lambda: "5 tokens" in terminal.text)
+    assert re.search(r"smollm2-135m on the CPU[^>]*context of", terminal.text)
+    assert terminal.leave() == 0
+
+
+def test_one_leaves_while_the_model_loads(opened: Open, tmp_path: Path) -> None:
+    assert opened(program=["-c", WAITS_TO_LOAD, str(tmp_path / "gate")]).leave() == 0
+
+
+def test_a_model_that_cannot_be_loaded_while_one_types(opened: Open) -> None:
+    terminal = opened("--model", __file__)
+    assert terminal.ended() == 1
+    assert terminal.text.count("is not a GGUF file") == 1
+    assert "mink-chat: /" in terminal.text
+
+
+def test_a_model_that_cannot_be_loaded_while_a_message_waits(opened: Open, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    terminal = opened("--model", __file__, program=["-c", WAITS_TO_LOAD, str(gate)])
+    terminal.send("Say hello.\r")
+    terminal.until(lambda: "> Say hello.\nloading test_terminal …" in terminal.screen)
+    gate.touch()
+    assert terminal.ended() == 1
+    assert terminal.text.count("is not a GGUF file") == 1
+
+
 @pytest.mark.slow
 def test_vi_keys(opened: Open) -> None:
     terminal = opened("--temp", "0", "-n", "3", "--keys", "vi")

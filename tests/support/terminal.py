@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pexpect
 import pyte
@@ -19,17 +19,24 @@ class Terminal:
         rows: Of the terminal.
         columns: Of the terminal.
         plain: The prompt is Python's own: only the screen shows it.
+        program: What Python is given to run the program.
         env: Variables besides those of this process.
     """
 
     def __init__(
-        self, *arguments: str, rows: int = 24, columns: int = 80, plain: bool = False, **env: str
+        self,
+        *arguments: str,
+        rows: int = 24,
+        columns: int = 80,
+        plain: bool = False,
+        program: Sequence[str] = ("-m", "mink_local.chat"),
+        **env: str,
     ) -> None:
         self._screen = pyte.HistoryScreen(columns, rows, history=2000)
         self._stream = pyte.Stream(self._screen)
         self.raw = ""
         self.child = pexpect.spawn(
-            sys.executable, ["-m", "mink_local.chat", "--threads", "1", *arguments],
+            sys.executable, [*program, "--threads", "1", *arguments],
             encoding="utf-8", codec_errors="replace", dimensions=(rows, columns),
             env={**os.environ, "TERM": "xterm-256color", **env},
         )  # fmt: skip
