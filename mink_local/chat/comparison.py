@@ -148,9 +148,13 @@ class Comparison:
         return map(finished, model.complete(requests))
 
     def take(self, cell: Cell, session: Session) -> None:
-        """Make the answer of a cell the last one of the session's conversation."""
+        """Make the answer of a cell the last one of the session's conversation.
+
+        Raises ConversationChangedError as `Session.check_unchanged` does.
+        """
         answer, store = cell.answer, session.store
         assert answer
+        session.check_unchanged()
         if self.conversation is None:
             settings = session.settings
             self.conversation = session.conversation = store.begin(settings["model"], settings["system"])
@@ -171,7 +175,7 @@ class Comparison:
             seconds=answer.seconds,
         )
         store.finish(message, outcome)
-        session.choose(store.message(message))
+        session.adopt(message)
 
 
 def new_comparison(

@@ -103,7 +103,7 @@ class Session:
         if self.conversation is not None:
             self.store.change(self.conversation, system=text)
 
-    def _check_unchanged(self) -> None:
+    def check_unchanged(self) -> None:
         """Raise ConversationChangedError, once, if another program went on with the conversation."""
         if self.conversation is None:
             return
@@ -123,7 +123,7 @@ class Session:
         context, or the chat template refuses it; ConversationChangedError if another program went on with
         the conversation, but not the next time, when the message begins a branch.
         """
-        self._check_unchanged()
+        self.check_unchanged()
         if self.conversation is None:
             self.conversation = self.store.begin(self.settings["model"], self.settings["system"])
         before = self.branch[-1].id if self.branch else None
@@ -133,7 +133,7 @@ class Session:
     def edit(self, text: str) -> AnswerStream:
         """Return the answer to a message that replaces the last one. Raises as `ask` does."""
         last = self.last_answer()
-        self._check_unchanged()
+        self.check_unchanged()
         assert self.conversation is not None
         self._go_to(self.store.add(self.conversation, self.branch[-2].parent, "user", text))
         return self._answer(last.id, self.params())
@@ -144,7 +144,7 @@ class Session:
         A seed of the settings is counted up by the number of earlier answers, so that the text differs.
         """
         last = self.last_answer()
-        self._check_unchanged()
+        self.check_unchanged()
         if seed is None and self.settings["seed"] is not None:
             seed = (self.settings["seed"] + len(self.alternatives())) % RANDOM_SEED
         params = self.params()
@@ -160,14 +160,14 @@ class Session:
         last = self.last_answer()
         if last.outcome and last.outcome.finish_reason == "stop":
             raise ValueError("the last answer is finished: there is nothing to continue")
-        self._check_unchanged()
+        self.check_unchanged()
         return self._answer(last.id, self.params(), last)
 
     def undo(self) -> StoredMessage:
         """Take back the last message and its answer; return the message. `redo` brings both back."""
         if not self.branch:
             raise ValueError("there is nothing to take back")
-        self._check_unchanged()
+        self.check_unchanged()
         message = self.branch[-2]
         self._undone.append(self.branch[-1].id)
         self._go_to(message.parent)
@@ -187,9 +187,13 @@ class Session:
 
     def choose(self, answer: StoredMessage) -> None:
         """Continue with another answer to the last message."""
-        self._check_unchanged()
+        self.check_unchanged()
+        self.adopt(answer.id)
+
+    def adopt(self, answer: int) -> None:
+        """Continue with the answer of an id, which was added to the conversation in the store."""
         self._undone.clear()
-        self._go_to(answer.id)
+        self._go_to(answer)
 
     def last_answer(self) -> StoredMessage:
         """Return the last answer. Raises ValueError if there is none."""
