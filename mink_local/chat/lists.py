@@ -92,7 +92,7 @@ def _value(setting: Setting, settings: Settings, model: Model) -> str:
         if setting.key == "tau":
             return f"{sampler.tau:g}" if isinstance(sampler, MinK) else f"not used by {sampler.name}"
         if setting.key == "think" and not model.has_thinking_switch:
-            return "no switch in this model"
+            return "no switch"
     return settings.shown(setting)
 
 

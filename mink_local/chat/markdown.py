@@ -35,7 +35,7 @@ _SPAN = re.compile(
 )
 # A mark that may open a span: no blank follows, and there is no letter before a star or a bar.
 _MARK = re.compile(
-    r"\[[^\[\]]*(?:\](?:\([^\s()]*)?)?$"
+    r"\[[^\[\]]*(?:\](?:\([^\s()]*\)?)?)?$"
     r"|`+|(?<![A-Za-z0-9*])\*{1,2}(?!\*|\s)|(?<!\w)_{1,2}(?!_|\s)|~(?:~(?!~|\s)|$)|\\(?=[\\`*_{}\[\]()#+\-.!~|>]|$)"
 )
 _NO_MARK = re.compile(r"[^`*_~\\\[]+|`+|~+|.")

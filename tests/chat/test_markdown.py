@@ -5,7 +5,7 @@ import re
 
 import pyte
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -124,6 +124,7 @@ def test_styles() -> None:
 
 
 @settings(max_examples=40, deadline=None)
+@example(list(range(len(TEXT))), 60)
 @given(st.lists(st.integers(0, len(TEXT)), max_size=60), st.sampled_from([20, 60, 80]))
 def test_pieces_do_not_matter(cuts: list[int], width: int) -> None:
     cuts = sorted(cuts)
