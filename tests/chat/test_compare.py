@@ -118,12 +118,16 @@ def test_the_last_message_is_answered_again(typist: Begin) -> None:
     session = typed.chat.session
     typed.say("Name a colour.", "And another.")
     before = session.branch
+    assert session.conversation
     typed.say("/compare min-k top-k", "A third.", "/compare take 2")
     assert session.branch[:3] == before[:3]
     how = session.branch[3].how
     assert how
     assert how.sampler == "top-k:k=20"
     assert len(session.alternatives()) == 2
+    session.store.add(session.conversation, session.branch[-1].id, "user", "Typed in another window.")
+    assert "continued in another window" in typed.say("/compare take 1")
+    assert "is part of the conversation" in typed.say("/compare take 1")
     typed.say("/clear", "Hello")
     assert "belongs to another conversation" in typed.say("/compare take 1")
 
