@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-_HELD = 6  # rows, with the header, that are held back to choose the widths of the columns
+_HELD = 5  # rows, with the header, that are held back to choose the widths of the columns
 _LEAST = 5  # columns of the window for each column of the table
 _BAR = re.compile(r"(?<!\\)\|")
 _DELIMITER = re.compile(r" *\|( *:?-+:? *\|)* *:?-+:? *\|? *$")  # between the header and the other rows

@@ -287,6 +287,22 @@ def test_killed_while_the_prompt_is_evaluated(opened: Open) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("plain", [False, True])
+def test_delete_asks(opened: Open, plain: bool) -> None:
+    """Only "y" or "yes" deletes; Ctrl-C does not."""
+    terminal = opened("--temp", "0", "-n", "1", *(["--plain"] if plain else []), plain=plain)
+    for keys in ("Hello\r", "/delete 1\r"):
+        terminal.until(lambda: terminal.screen.endswith("\n>"))
+        terminal.send(keys)
+    for answer, outcome in (("\x03", "(nothing is deleted)"), ("Yes\r", "(1 is deleted)")):
+        terminal.until(lambda: terminal.screen.endswith("y or n)\n>"))
+        terminal.send(answer)
+        terminal.until(lambda outcome=outcome: terminal.screen.endswith(f"{outcome}\n>"))
+        terminal.send("/delete 1\r")
+    terminal.until(lambda: "there is no conversation '1'" in terminal.screen)
+
+
+@pytest.mark.slow
 def test_many_chats_in_one_store(opened: Open) -> None:
     one, two = (opened("--temp", "0", "-n", "3") for _ in range(2))
     one.say("I am one.")
