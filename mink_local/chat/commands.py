@@ -225,7 +225,8 @@ def edit(chat: Chat, _: str) -> None:
     """
     chat.session.last_answer()
     chat.prefill, chat.replaces = chat.session.branch[-2].content, True
-    chat.note("(Enter sends the changed message, Ctrl-X Ctrl-E opens an editor, Ctrl-C leaves it as it was)")
+    editor = ", Ctrl-X Ctrl-E opens an editor" if chat.screen.has_line_input else ""
+    chat.note(f"(Enter sends the changed message{editor}, Ctrl-C leaves it as it was)")
 
 
 @_for_answers("continue", "Complete a cut answer")

@@ -219,7 +219,7 @@ def test_the_input_line(opened: Open, tmp_path: Path) -> None:
     terminal.send("\x1b[C")
     terminal.say("")
     terminal.send("/re\t")
-    terminal.until(lambda: re.search("/redo +Bring back what /undo took", terminal.screen) is not None)
+    terminal.until(lambda: re.search(r"/redo +Bring it back", terminal.screen) is not None)
     terminal.until_prompt(lambda: terminal.send("\x03"))
     assert "(Ctrl-D or /exit leaves)" not in terminal.text
     terminal.say(f"/export {tmp_path}/x.json")
