@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mink_local import MinK, Model, Sampler, SamplingParams, TopP, load_model
-from mink_local.chat.explain import heat
+from mink_local.chat.heat import heat
 from mink_local.samplers import label
 
 SVG = Path(__file__).parents[1] / "docs" / "heat.svg"

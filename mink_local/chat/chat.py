@@ -79,12 +79,13 @@ class Chat:
             with on_interrupt(answer.reply.interrupt):
                 if self.stopped:
                     answer.reply.interrupt()
-                show_answer(self.screen, answer, self.typed_ahead)
+                scale = self.session.settings["heat"]
+                show_answer(self.screen, answer, self.typed_ahead, None if scale == "off" else scale)
         finally:
             settings, n_ctx = self.session.settings, self.session.model.n_ctx
             note_end(self.screen, answer, settings["max_tokens"], n_ctx, self._against_loops(answer))
             if answer.outcome and answer.reply.n_tokens and settings["status"]:
-                self.note(status(answer.outcome, n_ctx, answer.reply.n_tokens))
+                self.note(status(answer.outcome, n_ctx, answer.reply.n_tokens, self.screen.width))
             self.screen.show("")
 
     def _against_loops(self, answer: AnswerStream) -> str:

@@ -99,7 +99,7 @@ class Comparison:
     seed: int
     cells: list[Cell]
     n_methods: int
-    model: str  # its name
+    how: SamplingInfo  # of all answers, except for sampler and temperature
     starts_as: str  # the first state of the `ReasoningSplitter` of an answer
     conversation: int | None
     parent: int | None  # the id of the message; of the one before it if it `is_new`
@@ -161,7 +161,7 @@ class Comparison:
         if self.is_new:
             self.parent = store.add(self.conversation, self.parent, "user", self.message)
             self.is_new = False  # another cell that is taken later answers the same message
-        how = SamplingInfo(self.model, str(cell.sampler), cell.temperature, self.seed)
+        how = replace(self.how, sampler=str(cell.sampler), temperature=cell.temperature)
         message = store.add(self.conversation, self.parent, "assistant", how=how)
         splitter = ReasoningSplitter(self.starts_as)
         for part in [*splitter.feed(answer.text), *splitter.end()]:
@@ -200,7 +200,7 @@ def new_comparison(
         seed=seed,
         cells=[Cell(sampler, temperature, seed) for temperature in temperatures for sampler in samplers],
         n_methods=len(samplers),
-        model=model.name,
+        how=session.sampling_info(session.params(), seed, messages, len(branch) + bool(text)),
         starts_as="reasoning" if opened else "start" if model.can_reason else "text",
         conversation=session.conversation,
         parent=branch[-1].id if branch else None,

@@ -47,7 +47,7 @@ def page(comparison: Comparison) -> str:
         cells = "".join(_cell(comparison, cell, row[0]) for cell in row)
         body.append(f'<tr><th scope="row">T={row[0].temperature:g}</th>{cells}</tr>')
     about = (
-        f"{comparison.model}, seed {comparison.seed}. All answers share their random numbers: at one "
+        f"{comparison.how.model}, seed {comparison.seed}. All answers share their random numbers: at one "
         "temperature they differ only if one method keeps a token that another cuts. What an answer has in "
         "common with the first of its row is grey, and its first other token is marked. T first: the method "
         "sees the distribution at the temperature, as in its paper; T last: at 1, as in llama.cpp."

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from mink_local.chat.answer_steps import AnswerSteps
 from mink_local.chat.chat import Chat
 from mink_local.chat.options import BY_KEY
 from mink_local.chat.screen import one_line
@@ -84,8 +85,6 @@ def answers(chat: Chat, text: str) -> Completions:
 
 def tokens(chat: Chat, text: str) -> Completions:
     """Complete the number of a token of the last answer that had more than one candidate."""
-    answer = chat.session.last_answer()
-    k = answer.outcome.k if answer.outcome else []
-    texts = chat.session.model.texts(chat.session.answer_tokens(answer))
-    steps = enumerate(zip(texts, k, strict=False), start=1)
-    return starting_with(text, {str(at): f"{one!r}, {n} candidates" for at, (one, n) in steps if n > 1})
+    steps = AnswerSteps(chat.session, chat.session.last_answer())
+    tokens = enumerate(zip(steps.texts, steps.k, strict=True), start=1)
+    return starting_with(text, {str(at): f"{one!r}, {k} candidates" for at, (one, k) in tokens if k > 1})

@@ -1,4 +1,4 @@
-"""Tables and pictures of one step of an answer, and the colours of its tokens."""
+"""Tables and pictures of one step of an answer."""
 
 import warnings
 from collections.abc import Sequence
@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len, set_cell_size
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -14,42 +16,99 @@ from mink_local.errors import MinkError
 from mink_local.generation.sampling_step import SamplingStep
 
 _LABELLED = (0, 1, 2, 3, 5, 8)  # ranks with a label in the picture; a logarithmic axis has no space for more
-# The background of a token, from this number of candidates on.
-_HEAT = ((1, ""), (2, "on dark_green"), (4, "on dark_goldenrod"), (11, "on dark_orange3"), (51, "on red3"))
+_LEAST_IMPORTANT = (
+    "weight",
+    "own",
+    "logit",
+    "T=1",
+)  # columns; the first goes first
+_NARROW = 44  # columns
+_GAP = 2  # columns between two tables
+
+_Column = tuple[str, list[str]]
 
 
-def table(step: SamplingStep, texts: Sequence[str]) -> Table:
-    """Return a table of candidates, with texts of `shown_ranks`, beside one of what each method keeps."""
-    candidates = _table("#", "token", "logit", "weight", "p, T=1", f"p, T={step.temperature:g}")
-    for rank, text in zip(step.shown_ranks(len(texts)), texts, strict=True):
-        is_sampled = rank == step.sampled
-        candidates.add_row(
-            f"{rank + 1}",
-            f"{_quoted(text)}{' ◀' if is_sampled else ''}",
-            f"{step.logits[rank]:.2f}",
-            f"{step.weights[rank]:.4f}",
-            f"{step.p[rank]:.2%}",
-            f"{step.p_hot[rank]:.2%}",
-            style="bold" if is_sampled else None,
-            end_section=rank + 1 == step.cliff,
-        )
+def table(step: SamplingStep, texts: Sequence[str], width: int) -> RenderableType:
+    """Return a table of candidates, with texts of `shown_ranks`, and one of what each method keeps.
+
+    They are beside each other if they fit `width`; the less important columns are left out if they do not.
+    """
+    ranks = step.shown_ranks(len(texts))
+    longest = 16 if width >= _NARROW else 10
+    columns = _fitting(_columns(step, ranks, [quoted(text, longest) for text in texts]), width)
+    candidates = _table(*(title for title, _ in columns))
+    for row, rank in zip(zip(*(cells for _, cells in columns), strict=True), ranks, strict=True):
+        style = "bold" if rank == step.sampled else None
+        candidates.add_row(*map(Text, row), style=style, end_section=rank + 1 == step.cliff)
     methods = _table("method", "keeps")
-    for method, kept in step.kept.items():
-        methods.add_row(method.partition(":")[0], f"{kept:,}")
-    both = Table.grid(padding=(0, 2))
+    for name, n in step.cuts:
+        methods.add_row(name, f"{n:,}")
+    beside = (
+        _width(columns) + _GAP + _width([("method", [name for name, _ in step.cuts]), ("keeps", ["999,999"])])
+    )
+    if beside > width:
+        return Group(candidates, methods)
+    both = Table.grid(padding=(0, _GAP))
     both.add_row(candidates, methods)
     return both
 
 
+def sentences(step: SamplingStep) -> list[str]:
+    """Return what a table of a step does not show."""
+    kept = f"{step.k:,} of {len(step.ids):,}"
+    lines = [
+        f"{step.sampler} at temperature {step.temperature:g} keeps {kept}; the cliff is after number "
+        f"{step.cliff:,}; ◀ was sampled.",
+        f"surprise {step.surprise:.1f} bits, entropy {step.entropy:.1f} bits",
+    ]
+    if step.is_constrained:
+        lines.append("Logits are those under bias, penalties and grammar; own is the model's.")
+    if step.sampled >= step.k:
+        lines.append("The sampled token is not among those that are kept.")
+    return lines
+
+
+def _columns(step: SamplingStep, ranks: Sequence[int], texts: Sequence[str]) -> list[_Column]:
+    """Return the columns of the table of candidates, in their order."""
+    mark = {step.sampled: " ◀"}
+    hot = [(f"T={step.temperature:g}", [f"{step.p_hot[rank]:.2%}" for rank in ranks])]
+    own = [("own", [f"{step.own[rank]:.2f}" for rank in ranks])]
+    return [
+        ("#", [f"{rank + 1:,}" for rank in ranks]),
+        ("token", [f"{text}{mark.get(rank, '')}" for rank, text in zip(ranks, texts, strict=True)]),
+        *(own if step.is_constrained else []),
+        ("logit", [f"{step.logits[rank]:.2f}" for rank in ranks]),
+        ("weight", [f"{step.weights[rank]:.4f}" for rank in ranks]),
+        ("T=1", [f"{step.p[rank]:.2%}" for rank in ranks]),
+        *(hot if step.temperature != 1 else []),
+        ("sampled", [f"{step.p_sampled[rank]:.2%}" for rank in ranks]),
+    ]
+
+
+def _fitting(columns: list[_Column], width: int) -> list[_Column]:
+    """Return columns without the least important ones, until they fit."""
+    for title in _LEAST_IMPORTANT:
+        if _width(columns) > width:
+            columns = [column for column in columns if column[0] != title]
+    return columns
+
+
+def _width(columns: Sequence[_Column]) -> int:
+    """Return the width of a table, whose columns are separated by a blank."""
+    return sum(max(cell_len(cell) for cell in [title, *cells]) + 1 for title, cells in columns) - 1
+
+
 def _table(*names: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
     for name in names:
         table.add_column(name, justify="left" if name in ("token", "method") else "right", no_wrap=True)
     return table
 
 
-def _quoted(text: str) -> str:
-    return repr(text) if len(text) <= 14 else repr(text[:13]) + "…"
+def quoted(text: str, longest: int = 16) -> str:
+    """Return a token's text in quotes, cut to a number of columns."""
+    shown = repr(text)
+    return shown if cell_len(shown) <= longest else set_cell_size(shown, longest - 1).rstrip() + "…"
 
 
 def plot(step: SamplingStep, texts: Sequence[str], path: Path) -> None:
@@ -74,7 +133,7 @@ def plot(step: SamplingStep, texts: Sequence[str], path: Path) -> None:
     curve.axvline(step.cliff + 0.5, color="C0", linestyle="--", linewidth=1, label="cliff")
     for rank in (rank for rank in _LABELLED if rank < len(texts)):
         curve.annotate(
-            _quoted(texts[rank]).replace("$", r"\$"), (rank + 1, step.logits[rank]),
+            quoted(texts[rank]).replace("$", r"\$"), (rank + 1, step.logits[rank]),
             rotation=30, fontsize=8, xytext=(3, 4), textcoords="offset points",
         )  # fmt: skip
     curve.margins(y=0.12)
@@ -93,20 +152,3 @@ def plot(step: SamplingStep, texts: Sequence[str], path: Path) -> None:
             figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise MinkError(f"{path} cannot be written: {error}") from None
-
-
-def heat(texts: Sequence[str], k: Sequence[int]) -> Text:
-    """Return an answer with the background of each token coloured by its number of candidates."""
-    shown = Text()
-    for text, n in zip(texts, k, strict=False):
-        shown.append(text, next(colour for least, colour in reversed(_HEAT) if n >= least))
-    shown.append("\n\ncandidates:")
-    for (least, colour), after in zip(_HEAT, [*(least for least, _ in _HEAT[1:]), None], strict=True):
-        label = f"{least}" if after == least + 1 else f"{least}–{after - 1}" if after else f"{least}+"
-        shown.append(" ").append(f" {label} ", colour)
-    return shown
-
-
-def plain_heat(texts: Sequence[str], k: Sequence[int]) -> str:
-    """Return an answer with the number of candidates after each token that had more than one."""
-    return "".join(f"{text}[{n}]" if n > 1 else text for text, n in zip(texts, k, strict=False))

@@ -4,14 +4,19 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from mink_local.chat import explain as steps
+from rich.text import Text
+
+from mink_local.chat import explain as step_view
+from mink_local.chat.answer_steps import AnswerSteps
 from mink_local.chat.chat import Chat
+from mink_local.chat.heat import SCALES, Scale, number
+from mink_local.chat.heat import heat as heat_text
 from mink_local.chat.progress import candidates
 from mink_local.chat.screen import counted, one_line
-from mink_local.chat.store import StoredMessage
-from mink_local.generation.sampling_step import METHODS, sampling_step
 
 _CANDIDATES = 12  # rows of /explain
+_FORKS = 5  # tokens that /heat lists
+_OTHERS = 6  # candidates of each
 
 
 def explain(chat: Chat, argument: str) -> None:
@@ -19,33 +24,63 @@ def explain(chat: Chat, argument: str) -> None:
     wanted, plot, path = (part.strip() for part in argument.partition("--plot"))
     if plot and not path:
         raise ValueError("--plot needs a file, such as step.png")
-    answer, tokens, texts = _last_tokens(chat)
-    at = _index(answer, texts, wanted)
-    temperature = answer.how.temperature if answer.how and answer.how.temperature > 0 else 1.0
-    session = chat.session
-    messages = session.prompt(session.branch[:-1])
-    logits = session.model.logits(messages, tokens[:at], session.settings["think"])
-    own = session.settings.sampler
-    methods = [own if own.name == method.name else method for method in METHODS]
-    step = sampling_step(logits, tokens[at], temperature, methods)
+    steps = AnswerSteps(chat.session, chat.session.last_answer())
+    at = _index(steps, wanted)
+    step = steps.step(at)
     shown = [int(step.ids[rank]) for rank in step.shown_ranks(_CANDIDATES)]
-    names = [session.model.texts([token])[0] for token in shown]
-    before = "".join(texts[max(0, at - 12) : at])
-    chat.note(f"token {at + 1} of {len(tokens)}, after …{one_line(before, 50)}")
-    chat.screen.show(steps.table(step, names))
-    chat.note(f"The cliff is after number {step.cliff} of {len(step.ids):,}; ◀ was sampled.")
+    names = [steps.text(token) for token in shown]
+    before = "".join(steps.texts[max(0, at - 12) : at])
+    chat.note(f"token {at + 1} of {len(steps.tokens)}, after …{one_line(before, 50)}")
+    chat.screen.show(step_view.table(step, names, chat.screen.width))
+    for sentence in [*step_view.sentences(step), *steps.remarks(at)]:
+        chat.note(sentence)
     if path:
-        steps.plot(step, names, Path(path).expanduser())
+        step_view.plot(step, names, Path(path).expanduser())
         chat.note(f"(written to {path})")
 
 
-def heat(chat: Chat, _: str) -> None:
-    """Show the last answer coloured by the number of candidates of each token."""
-    answer, _tokens, texts = _last_tokens(chat)
-    if answer.outcome is None or not answer.outcome.k:
+def heat(chat: Chat, argument: str) -> None:
+    """Colour the last answer by its numbers of candidates, and list the tokens with the most.
+
+    SCALE is another number: surprise, entropy, rank, or top-p: whether top-p 0.9 would have cut the token.
+    """
+    name = argument or "k"
+    if name not in SCALES:
+        raise ValueError(f"there is no scale {name!r}: the scales are {', '.join(SCALES)}")
+    scale, steps = SCALES[name], AnswerSteps(chat.session, chat.session.last_answer())
+    if name == "k" and not any(steps.k):
         raise ValueError("the figures of this answer were lost when the program ended")
-    render = steps.plain_heat if chat.screen.is_plain else steps.heat
-    chat.screen.show(render(texts, answer.outcome.k))
+    numbers = []
+    for at, k in enumerate(steps.k):
+        if chat.stopped:
+            chat.screen.progress()
+            raise ValueError("interrupted")
+        if name != "k":
+            chat.screen.progress(f"token {at + 1} of {len(steps.tokens)}")
+        numbers.append(number(name, k, None if name == "k" else steps.figures(at)))
+    chat.screen.progress()
+    texts = chat.session.model.texts(steps.tokens)
+    chat.screen.show(heat_text(texts, numbers, scale, chat.screen.is_plain), "")
+    _list_forks(chat, steps, scale, numbers)
+
+
+def _list_forks(chat: Chat, steps: AnswerSteps, scale: Scale, numbers: Sequence[float]) -> None:
+    """List the tokens with the largest numbers on a scale, each with what else could have been sampled."""
+    forks = [at for at, value in enumerate(numbers) if scale.level(value)]
+    forks = sorted(sorted(forks, key=lambda at: numbers[at], reverse=True)[:_FORKS])
+    lines = []
+    for at in reversed(forks):  # backward, so that the KV cache has what is before
+        if chat.stopped:
+            return
+        step = steps.step(at)
+        others = [step_view.quoted(steps.text(int(token))) for token in step.ids[:_OTHERS]]
+        more = " …" if step.k > _OTHERS else ""
+        lines.append(
+            f"token {at + 1} {step_view.quoted(steps.texts[at])}, {scale.about} "
+            f"{scale.shown(numbers[at])}, of {' '.join(others[: step.k])}{more}"
+        )
+    for line in reversed(lines):
+        chat.screen.show(Text(line))
 
 
 def stats(chat: Chat, _: str) -> None:
@@ -53,7 +88,7 @@ def stats(chat: Chat, _: str) -> None:
     session = chat.session
     model, settings = session.model, session.settings
     answers = [message for message in session.branch if message.role == "assistant"]
-    messages = session.prompt(session.branch)
+    messages = session.messages(session.branch)
     used = model.count_tokens(messages) if messages else 0
     rows = [
         ("model", f"{model.name} {model.placement}"),
@@ -68,33 +103,28 @@ def stats(chat: Chat, _: str) -> None:
             f"{tokens}; {outcome.evaluated_tokens} of {outcome.prompt_tokens} prompt "
             f"tokens evaluated, first token after {outcome.first_token_s:.2f} s, the rest in {rest:.2f} s"
         )
-        rows += [("last answer", figures), ("", candidates(outcome.k) if outcome.k else "")]
-    if k := [n for answer in answers if answer.outcome for n in answer.outcome.k]:
+        rows.append(("last answer", figures))
+        if how := answers[-1].hows:
+            rows.append(("", f"{how[-1].model}, {how[-1].sampler}, temperature {how[-1].temperature:g}"))
+        if k := [n for n in outcome.k if n]:
+            rows.append(("", candidates(k)))
+    if k := [n for answer in answers if answer.outcome for n in answer.outcome.k if n]:
         rows.append(("all answers", candidates(k)))
     chat.screen.table(rows)
 
 
-def _index(answer: StoredMessage, texts: Sequence[str], wanted: str) -> int:
+def _index(steps: AnswerSteps, wanted: str) -> int:
     """Return the index of a token: by number, by its text, or the one with the most candidates."""
+    texts = steps.texts
     if not wanted:
-        k = (answer.outcome.k if answer.outcome else [])[: len(texts)]
-        return k.index(max(k)) if k else 0
+        return steps.k.index(max(steps.k))
     if wanted.lstrip("-").isdecimal():
-        number = int(wanted)
-        if not 1 <= abs(number) <= len(texts):
+        index = int(wanted)
+        if not 1 <= abs(index) <= len(texts):
             raise ValueError(f"the last answer has {counted(len(texts), 'token')}")
-        return number - 1 if number > 0 else len(texts) + number
+        return index - 1 if index > 0 else len(texts) + index
     start = "".join(texts).find(wanted)
     if start < 0:
         raise ValueError(f"{wanted!r} is not in the last answer")
     ends = accumulate(map(len, texts))
     return next(at for at, end in enumerate(ends) if end > start)
-
-
-def _last_tokens(chat: Chat) -> tuple[StoredMessage, list[int], list[str]]:
-    """Return the last answer, its token ids, and what each token adds to the text."""
-    answer = chat.session.last_answer()
-    tokens = chat.session.answer_tokens(answer)
-    if not tokens:
-        raise ValueError("the last answer is empty")
-    return answer, tokens, chat.session.model.texts(tokens)

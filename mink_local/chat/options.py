@@ -281,6 +281,13 @@ SETTINGS: tuple[Setting, ...] = (
         default="show",
         help="Show the reasoning of a model, or one line that says how long it is.",
     ),
+    _screen(
+        "--heat",
+        type=click.Choice(["off", "k", "surprise", "entropy", "rank", "top-p"]),
+        default="off",
+        help="Colour the tokens of answers on a terminal by their number of candidates (k), surprise, "
+        "entropy, rank, or if top-p would have cut them; Markdown is not drawn then.",
+    ),
     _screen("--status/--no-status", default=True, help="Print figures after every answer."),
     _screen(
         "--keys",

@@ -1,17 +1,28 @@
 """An answer while it is generated: the prompt's progress, the reasoning, the text, and the figures."""
 
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import median_low
 
 from mink_local.chat.answer_stream import AnswerStream
+from mink_local.chat.heat import HeatWriter, number, sparkline
 from mink_local.chat.screen import Screen, TextWriter, counted
 from mink_local.chat.store import Outcome
 from mink_local.generation.model import Reply
 from mink_local.interrupts import until_interrupted
 
+_SHORTEST_SPARKLINE, _LONGEST_SPARKLINE = 8, 24
 
-def show_answer(screen: Screen, answer: AnswerStream, typed_ahead: Callable[[], str] = lambda: "") -> None:
-    """Show an answer while it is generated, and below it what has been typed ahead."""
+
+def show_answer(
+    screen: Screen,
+    answer: AnswerStream,
+    typed_ahead: Callable[[], str] = lambda: "",
+    scale: str | None = None,
+) -> None:
+    """Show an answer while it is generated, and below it what has been typed ahead.
+
+    Its tokens are coloured by a scale of `heat` if one is given.
+    """
     show_prompt = _show_prompt(screen, answer.reply)
 
     def waiting() -> None:
@@ -19,7 +30,10 @@ def show_answer(screen: Screen, answer: AnswerStream, typed_ahead: Callable[[], 
         screen.queue(typed_ahead())
 
     reasoning: _ReasoningView | None = None
-    text = screen.writer()
+    text: TextWriter = screen.writer()
+    if scale and screen.is_terminal:
+        text = heated = HeatWriter(screen, scale)
+        answer.on_token = lambda k, figures: heated.token(number(scale, k, figures))
     if continued := answer.draft.continued:
         text.recall(continued.content)
     try:
@@ -127,17 +141,25 @@ def note_end(
         screen.note(f"(stopped: the context of {n_ctx} tokens is full)")
 
 
-def status(outcome: Outcome, n_ctx: int, new_tokens: int) -> str:
-    """Return the figures of an answer on one line."""
+def status(outcome: Outcome, n_ctx: int, new_tokens: int, width: int) -> str:
+    """Return the figures of an answer, with a sparkline of k if the line has space for it."""
     seconds = max(outcome.seconds - outcome.first_token_s, 1e-9)
     parts = [counted(new_tokens, "token")]
     if new_tokens > 1:
         parts.append(f"{(new_tokens - 1) / seconds:.1f} tokens/s")
     parts.append(f"context {outcome.prompt_tokens + new_tokens}/{n_ctx}")
-    return " · ".join([*parts, candidates(outcome.k)] if outcome.k else parts)
+    k = [n for n in outcome.k if n]
+    if not k:
+        return " · ".join(parts)
+    line = " · ".join([*parts, f"at most {counted(max(k), 'candidate')}"])
+    space = min(width - len(line) - 2, _LONGEST_SPARKLINE)
+    return f"{line} {sparkline(k, space)}" if space >= _SHORTEST_SPARKLINE else line
 
 
 def candidates(k: Sequence[int]) -> str:
-    """Return the numbers of candidates of an answer's steps in a few words; one candidate is certain."""
+    """Return the numbers of candidates of an answer's steps in words."""
     certain = sum(n == 1 for n in k) / len(k)
-    return f"k median {median(k):g}, most {max(k)}, {certain:.0%} certain"
+    return (
+        f"candidates: {median_low(k):,} usually, at most {max(k):,}; "
+        f"{certain:.0%} of tokens had no alternative"
+    )

@@ -1,9 +1,16 @@
 """A conversation with a model: its messages, its settings, its answers. It knows nothing of the terminal."""
 
+import hashlib
+from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from mink_local.chat.answer_stream import AnswerStream, Draft
+import numpy as np
+from numpy.typing import NDArray
+
+from mink_local.chat.answer_stream import AnswerStream, Beginning, Draft
 from mink_local.chat.settings import Settings
 from mink_local.chat.store import Conversation, ConversationStore, SamplingInfo, StoredMessage
 from mink_local.errors import MinkError
@@ -11,6 +18,7 @@ from mink_local.generation.model import Model, Reply
 from mink_local.generation.reasoning import joined
 from mink_local.generation.repetition import LoopGuard
 from mink_local.generation.request import SamplingParams
+from mink_local.llama.constraints import Constraints
 from mink_local.llama.context import RANDOM_SEED
 
 Messages = list[dict[str, str]]
@@ -18,6 +26,12 @@ Messages = list[dict[str, str]]
 
 class ConversationChangedError(MinkError):
     """Another program has changed the conversation since this one looked last."""
+
+
+def as_messages(system: str | None, branch: Sequence[StoredMessage]) -> Messages:
+    """Return a system prompt, if there is one, and the messages of a branch, without reasoning."""
+    messages = [{"role": "system", "content": system}] if system else []
+    return messages + [{"role": message.role, "content": message.content} for message in branch]
 
 
 def drop_oldest_turns(messages: Messages, model: Model, max_tokens: int | None) -> Messages:
@@ -39,6 +53,11 @@ def drop_oldest_turns(messages: Messages, model: Model, max_tokens: int | None) 
         if model.count_tokens(kept) <= model.n_ctx // 2:
             break
     return kept
+
+
+def prompt_digest(tokens: Sequence[int]) -> str:
+    """Return what tells a prompt's token ids from any other's."""
+    return hashlib.blake2b(array("i", tokens).tobytes(), digest_size=8).hexdigest()
 
 
 class Session:
@@ -206,19 +225,28 @@ class Session:
 
         A text is one more message of the user.
         """
-        system = self.settings["system"]
-        messages = [{"role": "system", "content": system}] if system else []
-        messages += [{"role": message.role, "content": message.content} for message in branch[self._start :]]
-        messages += [{"role": "user", "content": text}] if text else []
+        messages = self.messages(branch) + ([{"role": "user", "content": text}] if text else [])
         return drop_oldest_turns(messages, self.model, self.settings["max_tokens"])
+
+    def messages(self, branch: Sequence[StoredMessage]) -> Messages:
+        """Return the messages that the context holds, before space is made for an answer."""
+        return as_messages(self.settings["system"], branch[self._start :])
 
     def answer_tokens(self, answer: StoredMessage) -> list[int]:
         """Return the sampled token ids of an answer, or this model's if they are unknown or another's."""
-        if answer.outcome and answer.outcome.tokens and answer.how and answer.how.model == self.model.name:
+        written_by = answer.hows[-1].model if answer.hows else None
+        if answer.outcome and answer.outcome.tokens and written_by == self.model.name:
             return answer.outcome.tokens
         messages = self.prompt(self.branch[:-1])
         opened = self.model.opens_reasoning(messages, self.settings["think"])
         return self.model.tokenize(joined(answer.thinking, answer.content, opened))
+
+    def _beginning(self, answer: StoredMessage) -> Beginning:
+        """Return an answer as the beginning of its continuation."""
+        tokens, outcome = self.answer_tokens(answer), answer.outcome
+        if outcome and tokens is outcome.tokens:
+            return Beginning(tokens, outcome.k[: len(tokens)], answer.hows, outcome.chosen)
+        return Beginning(tokens, [0] * len(tokens), answer.hows[:1])
 
     def params(self) -> SamplingParams:
         """Return how the next answer is sampled."""
@@ -229,6 +257,24 @@ class Session:
             max_tokens=settings["max_tokens"],
             seed=settings["seed"],
             constraints=settings.constraints,
+        )
+
+    def sampling_info(
+        self, params: SamplingParams, seed: int, messages: Messages, n_messages: int, first_token: int = 0
+    ) -> SamplingInfo:
+        """Return what is stored with an answer to messages: the last ones of a branch of `n_messages`."""
+        thinking = self.settings["think"]
+        return SamplingInfo(
+            model=self.model.name,
+            sampler=str(params.sampler),
+            temperature=params.temperature,
+            seed=seed,
+            first_token=first_token,
+            first_message=n_messages - sum(message["role"] != "system" for message in messages),
+            system=self.settings["system"],
+            thinking=thinking,
+            constraints=_given(params.constraints),
+            prompt=prompt_digest(self.model.tokens(messages, thinking)),
         )
 
     def prefill(self) -> Reply:
@@ -255,9 +301,18 @@ class Session:
         branch = self.branch[:-1] if continued else self.branch
         try:
             messages = self.prompt(branch)
-            prefix = self.answer_tokens(continued) if continued else []
+            begun = self._beginning(continued) if continued else Beginning()
             thinking = self.settings["think"]
-            reply = self.model.chat(messages, params, enable_thinking=thinking, prefix=prefix)
+            rows: deque[NDArray[np.float32]] | None = None
+            if self.settings["heat"] not in ("off", "k"):
+                rows = deque()
+            reply = self.model.chat(
+                messages,
+                params,
+                enable_thinking=thinking,
+                prefix=begun.tokens,
+                watch=None if rows is None else lambda logits: rows.append(logits.copy()),
+            )
         except BaseException:
             self._go_to(head_before)
             raise
@@ -266,18 +321,18 @@ class Session:
             state = "text" if continued.content else "reasoning"
         elif reply.in_reasoning:
             state = "reasoning"
-        fitting = sum(message["role"] != "system" for message in messages)
-        dropped = len(branch) - self._start - fitting
-        self._start += dropped
+        how = self.sampling_info(params, reply.seed, messages, len(branch), len(begun.tokens))
+        assert how.first_message is not None
+        dropped, self._start = how.first_message - self._start, how.first_message
         assert self.conversation is not None
         draft = Draft(
             conversation=self.conversation,
             parent=branch[-1].id,
-            how=SamplingInfo(self.model.name, str(params.sampler), params.temperature, reply.seed),
+            how=how,
             starts_as=state,
             dropped=dropped // 2,
             continued=continued,
-            prefix=prefix,
+            begun=begun,
         )
         return AnswerStream(
             reply,
@@ -285,4 +340,11 @@ class Session:
             draft,
             lambda message: self._go_to(head_before if message is None else message),
             LoopGuard() if self.settings["loop_guard"] else None,
+            rows,
         )
+
+
+def _given(constraints: Constraints | None) -> dict[str, Any]:
+    """Return the options that are not the defaults."""
+    given = vars(constraints or Constraints())
+    return {name: value for name, value in given.items() if value != getattr(Constraints(), name)}

@@ -48,6 +48,8 @@ class Settings:
         else:
             parts: Any = text.split() if setting.multiple else text
             other.put(name, setting.process_value(self.context, parts), SET_HERE)
+            if name == "sampler" and "tau=" in text:  # which the tau that was set before must not replace
+                other.put("tau", None, SET_HERE)
         other.check(tau_is_new=name == "tau")
         return other
 
@@ -88,6 +90,8 @@ class Settings:
         value = self[setting.name]
         if setting.name == "sampler":
             return str(self.sampler)
+        if setting.name == "tau" and isinstance(self.sampler, MinK):
+            return f"{self.sampler.tau:g}"
         if value is None or value == ():
             return setting.unset
         if isinstance(value, FileText):

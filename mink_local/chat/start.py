@@ -131,10 +131,13 @@ def _answer_once(session: Session, screen: Screen, prompt: str, as_json: bool) -
 
 
 def _as_json(answer: AnswerStream, parts: Sequence[TextPart]) -> dict[str, Any]:
-    outcome = answer.outcome
+    outcome, how = answer.outcome, answer.draft.how
     assert outcome
     return {
-        **vars(answer.draft.how),
+        "model": how.model,
+        "sampler": how.sampler,
+        "temperature": how.temperature,
+        "seed": how.seed,
         "text": "".join(part.text for part in parts if not part.is_reasoning),
         "thinking": "".join(part.text for part in parts if part.is_reasoning),
         "finish_reason": outcome.finish_reason,

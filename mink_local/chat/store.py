@@ -11,7 +11,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,8 +42,8 @@ CREATE TABLE IF NOT EXISTS message (
     role TEXT NOT NULL,
     content TEXT NOT NULL,
     thinking TEXT NOT NULL,
-    how TEXT NOT NULL,  -- JSON: model, sampler, temperature, seed
-    outcome TEXT,       -- JSON: finish_reason, seconds, tokens, k; NULL while it is being generated
+    how TEXT NOT NULL,  -- JSON: SamplingInfo
+    outcome TEXT,       -- JSON: Outcome; NULL while it is being generated
     created REAL NOT NULL
 );
 CREATE INDEX IF NOT EXISTS message_parent ON message (conversation, parent);
@@ -59,12 +59,27 @@ CREATE INDEX IF NOT EXISTS piece_message ON piece (message, id);
 
 @dataclass(frozen=True)
 class SamplingInfo:
-    """The model and the sampling settings of an answer."""
+    """How tokens of an answer were sampled, and after which prompt.
+
+    Attributes:
+        first_token: Index in the answer of the first token that was sampled so.
+        first_message: Index in the branch of the first message that fitted the context; None in what an
+            earlier version stored, which kept nothing of the fields from here on.
+        thinking: The switch of the chat template.
+        constraints: The options of `Constraints` that were given.
+        prompt: The digest of the prompt's token ids, without the answer's tokens before `first_token`.
+    """
 
     model: str
     sampler: str
     temperature: float
     seed: int
+    first_token: int = 0
+    first_message: int | None = None
+    system: str | None = None
+    thinking: bool | None = None
+    constraints: dict[str, Any] = field(default_factory=dict)
+    prompt: str = ""
 
 
 @dataclass(frozen=True)
@@ -73,11 +88,13 @@ class Outcome:
 
     finish_reason: str | None
     tokens: list[int] = field(default_factory=list)  # without the one that ended the answer
-    k: list[int] = field(default_factory=list)  # one more, if a token ended the answer
+    k: list[int] = field(default_factory=list)  # one more, if a token ended the answer; 0 if it is not known
     prompt_tokens: int = 0
     evaluated_tokens: int = 0
     first_token_s: float = 0.0  # until the first piece of text
     seconds: float = 0.0
+    continued: list[SamplingInfo] = field(default_factory=list)  # how the later parts were sampled
+    chosen: list[int] = field(default_factory=list)  # indices of tokens that the user chose, not the sampler
 
 
 @dataclass(frozen=True)
@@ -92,6 +109,11 @@ class StoredMessage:
     how: SamplingInfo | None  # None for a user's message
     outcome: Outcome | None  # None if the program was killed, or the answer is still being generated
     created: float
+
+    @property
+    def hows(self) -> list[SamplingInfo]:
+        """How the parts of an answer were sampled, in their order: one part, unless it was continued."""
+        return [self.how, *(self.outcome.continued if self.outcome else [])] if self.how else []
 
 
 @dataclass(frozen=True)
@@ -174,7 +196,7 @@ class ConversationStore:
 
     def finish(self, message: int, outcome: Outcome) -> None:
         """Fold the pieces of a message into it and store its outcome."""
-        whole, result = self.message(message), json.dumps(vars(outcome))
+        whole, result = self.message(message), json.dumps(asdict(outcome))
         self._write(
             _update("message", message, content=whole.content, thinking=whole.thinking, outcome=result),
             ("DELETE FROM piece WHERE message = ?", (message,)),
@@ -197,6 +219,8 @@ class ConversationStore:
         del row["conversation"]
         row["how"] = _from_json(SamplingInfo, row["how"])
         row["outcome"] = _from_json(Outcome, row["outcome"])
+        if row["outcome"]:
+            row["outcome"].continued[:] = [_made(SamplingInfo, values) for values in row["outcome"].continued]
         pieces = "SELECT thinking, text FROM piece WHERE message = ? ORDER BY id"
         for thinking, text in self._db.execute(pieces, (message,)):
             row["thinking" if thinking else "content"] += text
@@ -337,5 +361,9 @@ def _update(table: str, row: int, **columns: object) -> _Sql:
 def _from_json(kind: type[Any], text: str | None) -> Any:
     """Return a dataclass from stored fields; another version may have stored fewer or more."""
     values = json.loads(text or "null")
+    return values and _made(kind, values)
+
+
+def _made(kind: type[Any], values: dict[str, Any]) -> Any:
     names = {f.name for f in fields(kind)}
-    return values and kind(**{name: value for name, value in values.items() if name in names})
+    return kind(**{name: value for name, value in values.items() if name in names})

@@ -164,10 +164,10 @@ class Model:
         return [stream.push(self.weights.piece(token)) for token in tokens]
 
     def logits(
-        self, messages: Sequence[Message], prefix: Sequence[int] = (), enable_thinking: bool | None = None
+        self, prompt: Prompt, prefix: Sequence[int] = (), enable_thinking: bool | None = None
     ) -> NDArray[np.float32]:
-        """Return the raw logits (V,) of the token after the tokens `prefix` of an answer."""
-        tokens = [*self.tokens(messages, enable_thinking), *prefix]
+        """Return the raw logits (V,) of the token after the tokens `prefix` of an answer to a prompt."""
+        tokens = [*self.tokens(prompt, enable_thinking), *prefix]
         with self._exclusive():
             self._begin(None)
             return self.engine.logits(tokens).copy()
@@ -180,6 +180,7 @@ class Model:
         enable_thinking: bool | None = None,
         prefix: Sequence[int] = (),
         tools: Sequence[Tool] = (),
+        watch: Callable[[NDArray[np.float32]], None] | None = None,
         **options: Unpack[SamplingOptions],
     ) -> "Reply":
         """Answer a conversation: an iterator of pieces of text, which generates as it is read.
@@ -195,6 +196,7 @@ class Model:
             enable_thinking: See `Request`.
             prefix: Token ids that the answer begins with; it continues from there.
             tools: Tools that the chat template describes to the model; see `supports_tools`.
+            watch: See `Request`.
             **options: Fields of `SamplingParams`; they replace those of `params`.
 
         Raises:
@@ -202,7 +204,7 @@ class Model:
             ContextOverflowError: The prompt leaves no room for an answer.
             MinkError: The chat template refuses the messages.
         """
-        request = Request(messages, _params(params, options), enable_thinking, prefix, tools)
+        request = Request(messages, _params(params, options), enable_thinking, prefix, tools, watch)
         with self._exclusive():
             engine = self.engine
             reply = Reply(request, engine, lambda: self._step(engine, reply))
@@ -230,7 +232,9 @@ class Model:
         The other arguments are those of `chat`. Raises as `complete` does.
         """
         if isinstance(prompts, str):  # whose characters would each be a prompt
-            raise GenerationError("generate takes a list of prompts, and this is one prompt: put it in a list")
+            raise GenerationError(
+                "generate takes a list of prompts, and this is one prompt: put it in a list"
+            )
         params = _params(params, options)
         first = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
         return self.complete(

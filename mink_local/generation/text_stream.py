@@ -40,6 +40,20 @@ class TextStream:
         return self.push(b"", final=True)
 
 
+def visible(data: bytes) -> str:
+    """Return the text of a token's bytes, with `<0xE7>` for each that is only part of a character."""
+    parts, start = [], 0
+    while start < len(data):
+        try:
+            parts.append(data[start:].decode())
+            break
+        except UnicodeDecodeError as error:
+            parts.append(data[start : start + error.start].decode())
+            parts += [f"<0x{byte:02X}>" for byte in data[start + error.start : start + error.end]]
+            start += error.end
+    return "".join(parts)
+
+
 def started_length(text: str, strings: Iterable[str]) -> int:
     """Return the length of the longest end of `text` that is the start, but not all, of one of `strings`."""
     longest = 0

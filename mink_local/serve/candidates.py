@@ -53,6 +53,7 @@ class StepCandidates(Struct):
     sampled: Candidate | None
     curve: list[tuple[int, float]]  # ranks from 1 on, evenly spaced on a logarithmic axis, and their logits
     cliff: int  # the number of candidates before the largest weighted drop
+    entropy: float  # of the probabilities at temperature 1, in bits
     cuts: list[Cut]
 
 
@@ -164,6 +165,7 @@ def step_candidates(
         sampled=None if sampled is None else candidate(step.sampled),
         curve=[(rank, float(step.logits[rank - 1])) for rank in ranks],
         cliff=step.cliff,
+        entropy=step.entropy,
         cuts=[_cut(sampler, logits, step.logits, temperatures) for sampler in samplers],
     )
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from mink_local.chat.answer_steps import AnswerSteps
 from mink_local.chat.commands import COMMANDS
 from mink_local.chat.options import SETTINGS
 from mink_local.chat.store import ConversationStore
 from mink_local.generation.loading import load_model
-from tests.chat.conftest import Typist
+from tests.chat.conftest import Typist, load_once
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -251,7 +252,7 @@ def test_views(typist: Begin, tmp_path: Path) -> None:
     typed = typist("--temp", "5", "--seed", "1")
     typed.say("Name three animals.")
     text = typed.chat.session.last_answer().content
-    assert re.sub(r"\[\d+\]", "", typed.say("/heat")).strip() == text
+    assert re.sub(r"\[\d+\]", "", typed.say("/heat")).startswith(text)
     explained = typed.say(f"/explain 1 --plot {tmp_path}/step.svg")
     assert "token 1 of 8" in explained
     assert "◀ was sampled" in explained
@@ -264,6 +265,57 @@ def test_views(typist: Begin, tmp_path: Path) -> None:
     stats = typed.say("/stats")
     assert re.search(r"conversation +1 answer +$", stats, re.M)
     assert "sampler       min-k:tau=3, temperature 5" in stats
+    assert re.search(r"candidates: 1 usually, at most [\d,]+; \d+% of tokens had no alternative", stats)
+
+
+def test_the_scales_of_heat(typist: Begin) -> None:
+    """The tokens with the largest numbers are listed, with what else could have been sampled."""
+    typed = typist("--temp", "5", "--tau", "90", "--seed", "1", "-n", "12")
+    typed.say("Name three animals.")
+    steps = AnswerSteps(typed.chat.session, typed.chat.session.last_answer())
+    shown = typed.say("/heat")
+    most = max(steps.k)
+    at = steps.k.index(most)
+    assert f"token {at + 1} {steps.texts[at]!r}, candidates {most}, of " in shown
+    assert repr(steps.text(int(steps.step(at).ids[0]))) in shown
+    assert shown.count("token ") == min(5, sum(k > 1 for k in steps.k))
+    assert re.search(r"\[\d+\.\d\]", typed.say("/heat surprise"))
+    assert re.search(r"token \d+ .*, entropy in bits \d+\.\d, of", typed.say("/heat entropy"))
+    assert re.search(r"\[\d+\]", typed.say("/heat rank"))
+    typed.say("/sampler top-k:k=100", "/regen 9")
+    assert "[cut]" in typed.say("/heat top-p")
+    assert "there is no scale 'parrot': the scales are k, surprise" in typed.say("/heat parrot")
+
+
+def test_views_of_an_answer_by_another_model(typist: Begin, tiny: Callable[..., Path]) -> None:
+    typed = typist("-n", "4")
+    typed.say("Hello")
+    typed.chat.session.model = load_model(str(tiny()), n_ctx=512)
+    for view in ("/explain", "/heat", "/heat entropy"):
+        assert "tiny did not write this answer: " in typed.say(view)
+    assert "temperature 0" in typed.say("/stats")
+
+
+def test_stats_count_what_the_context_holds(typist: Begin) -> None:
+    """As the status line does: turns are left out when the next message comes."""
+    typed = typist("-n", "4", model=load_once("smollm2-135m", n_ctx=256))
+    typed.say("Name a colour.", "/set max-tokens 60")
+    shown = typed.say("Tell me a long story about dogs. " * 16)
+    [used] = re.findall(r"context (\d+)/256", shown)
+    assert int(used) > 196  # so that the next message leaves out a turn
+    [counted] = re.findall(r"context +(\d+) of 256 tokens", typed.say("/stats"))
+    assert abs(int(used) - int(counted)) < 10  # the template ends the turn
+
+
+def test_the_last_tau_counts(typist: Begin) -> None:
+    say = typist().say
+    assert "(tau is 3, default)" in say("/tau")
+    say("/tau 5")
+    assert "(sampler is min-k:tau=5, set in this chat)" in say("/sampler min-k")
+    assert "(sampler is min-k:tau=1, set in this chat)" in say("/sampler min-k:tau=1")
+    assert "(tau is 1, " in say("/tau")
+    assert "(tau is 2, set in this chat)" in say("/tau 2")
+    assert "(sampler is min-k:tau=2, " in say("/sampler")
 
 
 def test_words_that_are_no_commands(typist: Begin) -> None:

@@ -40,7 +40,8 @@ def test_json(store: ConversationStore, tmp_path: Path) -> None:
     whole = json.loads((tmp_path / "b.json").read_text(encoding="utf-8"))
     answer = whole["messages"][1]
     assert (answer["content"], answer["thinking"]) == ("**Hi!**", "They want a greeting.")
-    assert answer["how"] == {"model": "parrot", "sampler": "min-k:tau=3", "temperature": 5.0, "seed": 7}
+    how = {"model": "parrot", "sampler": "min-k:tau=3", "temperature": 5.0, "seed": 7}
+    assert {**answer["how"], **how} == answer["how"]
     assert answer["outcome"]["k"] == [2, 1]
     assert [message["content"] for message in whole["other_branches"]] == ["Another"]
 

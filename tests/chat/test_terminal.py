@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,8 @@ def test_a_chat(opened: Open) -> None:
     terminal = opened("--temp", "0", "--max-tokens", "8")
     assert "min-k:tau=3, temperature 0" in terminal.text
     shown = terminal.say("Say hello to me.")
-    assert re.search(r"8 tokens · [\d.]+ tokens/s · context \d+/\d+ · k median 1", shown)
+    figures = r"8 tokens · [\d.]+ tokens/s · context \d+/\d+ · at most \d candidates? [▁▂▃]{8}"
+    assert re.search(figures, shown)
     assert "candidates:" in terminal.say("/heat")
     assert "\x1b[48;5;" in terminal.raw
     terminal.say("/copy")
@@ -353,6 +355,24 @@ def test_text_of_the_model_does_not_control_the_terminal(opened: Open, tmp_path:
         terminal.say(command)
     assert "\x1b]0;" not in terminal.raw
     assert "\x9b" not in terminal.raw
+
+
+@pytest.mark.parametrize("options", [{}, {"NO_COLOR": "1"}])
+def test_heat_while_it_streams(opened: Open, options: dict[str, Any]) -> None:
+    """Tokens are coloured, or followed by their number, and lines break between words."""
+    heated = ("--heat", "k", "--temp", "5", "--tau", "90", "--seed", "3", "--max-tokens", "40")
+    terminal = opened(*heated, columns=40, **options)
+    shown = terminal.say("Tell me about the sea.")
+    if options:
+        assert re.search(r"\w\[\d+\]", shown)
+    else:
+        assert "\x1b[48;5;" in terminal.raw
+        assert re.search(r"^candidates:  1   2–3 ", shown, re.M)
+    terminal.say("/set heat surprise")
+    shown = terminal.say("/regen")
+    assert re.search(r"\w\[\d+\.\d\]" if options else "^surprise in bits: ", shown, re.M)
+    terminal.say("/set heat off")
+    assert not re.search(r"\[\d+\.\d\]|surprise", terminal.say("/regen"))
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mink_local.generation.sampling_step import METHODS, sampling_step
-from mink_local.samplers import MinK
+from mink_local.generation.sampling_step import METHODS, compared_with, sampling_step, token_figures
+from mink_local.generation.text_stream import visible
+from mink_local.samplers import Greedy, MinK, MinP, Mirostat, TopK, TopP
 
 
 def test_by_hand() -> None:
@@ -29,3 +30,67 @@ def test_on_real_logits(logits: NDArray[np.float32]) -> None:
     assert step.ids[: step.cliff].tolist() == kept.tolist()
     for method in METHODS:
         assert step.kept[str(method)] == method.cutoff(logits[0], 5.0)
+
+
+def test_the_probability_that_a_token_is_sampled_with() -> None:
+    """After the cut, at the temperature."""
+    row = np.array([2, 1, 0, -8], np.float32)
+    step = sampling_step(row, sampled=1, temperature=2.0, sampler=TopK(2))
+    weights = np.exp([1, 0.5])
+    assert step.k == 2
+    assert step.p_sampled == pytest.approx([*weights / weights.sum(), 0, 0])
+    greedy = sampling_step(row, sampled=0, temperature=0, sampler=TopK(2))
+    assert (greedy.k, greedy.sampler, greedy.temperature) == (1, Greedy(), 1)
+    assert greedy.p_sampled.tolist() == [1, 0, 0, 0]
+    mirostat = sampling_step(row, sampled=0, temperature=1, sampler=Mirostat(), k=3)
+    assert (mirostat.k, mirostat.p_sampled[3]) == (3, 0)
+
+
+def test_entropy_and_surprise_are_in_bits() -> None:
+    row = np.array([0, 0, 0, 0, -np.inf], np.float32)
+    step = sampling_step(row, sampled=2, temperature=5.0)
+    assert [step.entropy, step.surprise] == pytest.approx([2, 2])
+    figures = token_figures(row, 2)
+    assert [figures.entropy, figures.surprise] == pytest.approx([2, 2])
+    assert (figures.rank, figures.top_p) == (1, 4)
+    assert token_figures(np.array([1, 3, 2], np.float32), 0).rank == 3
+
+
+def test_constraints_are_seen() -> None:
+    own = np.array([3, 2, 1], np.float32)
+    assert not sampling_step(own, 0, 1.0, own=own).is_constrained
+    step = sampling_step(np.array([0, 2, -np.inf], np.float32), 1, 1.0, own=own)
+    assert step.is_constrained
+    assert (step.ids.tolist(), step.own.tolist()) == ([1, 0], [2, 3])
+
+
+def test_another_temperature_is_the_same_as_from_the_beginning(logits: NDArray[np.float32]) -> None:
+    for sampler in (MinK(), MinP(), MinP(order="temperature-last"), Greedy()):
+        moved = sampling_step(logits[0], 0, 1.0, sampler=sampler).at(7.0)
+        fresh = sampling_step(logits[0], 0, 7.0, sampler=sampler)
+        assert (moved.k, moved.kept, moved.sampled) == (fresh.k, fresh.kept, fresh.sampled)
+        assert np.array_equal(moved.p_sampled, fresh.p_sampled)
+
+
+def test_both_orders_are_told_apart_where_they_differ(logits: NDArray[np.float32]) -> None:
+    names = [name for name, _ in sampling_step(logits[0], 0, 1.0).cuts]
+    assert names == ["min-k", "top-n-sigma", "min-p", "top-p", "top-k", "eta", "p-less"]
+    names = [name for name, _ in sampling_step(logits[0], 0, 5.0).cuts]
+    assert {"min-p, T first", "min-p, T last", "top-p, T first", "top-p, T last"} < set(names)
+
+
+def test_a_sampler_takes_the_place_of_its_like() -> None:
+    own = TopP(p=0.5, order="temperature-last")
+    methods = compared_with(own)
+    assert len(methods) == len(METHODS)
+    assert own in methods
+    assert TopP() in methods
+    assert TopP(order="temperature-last") not in methods
+    assert compared_with(Greedy()) == list(METHODS)
+
+
+def test_parts_of_characters_are_visible() -> None:
+    assert visible("äé 😀".encode()) == "äé 😀"
+    assert visible("é".encode()[:1]) == "<0xC3>"
+    assert visible(b" \x98\x80a\xf0\x9f") == " <0x98><0x80>a<0xF0><0x9F>"
+    assert visible(b"") == ""

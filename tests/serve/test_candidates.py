@@ -40,6 +40,7 @@ def test_the_first_candidates_are_the_largest_logits(row: NDArray[np.float32], s
     assert [c.id for c in step.candidates] == ids[:200].tolist()
     assert [c.logit for c in step.candidates] == logits[:200].tolist()
     assert [c.p for c in step.candidates] == pytest.approx(p[:200])
+    assert step.entropy == pytest.approx(-(p[p > 0] * np.log2(p[p > 0])).sum())
     assert [c.text for c in step.candidates[:10]] == [smollm2.texts([c.id])[0] for c in step.candidates[:10]]
 
 
