@@ -398,6 +398,7 @@ command("stats", "Show figures")(inspect.stats)
 def help_(chat: Chat, argument: str) -> None:
     """List the commands. With COMMAND: say what it does."""
     name = argument.removeprefix("/")
+    name = ALIASES.get(name, name)
     if name and name not in COMMANDS:
         raise ValueError(f"there is no command /{name}; /help lists them")
     if name:

@@ -172,8 +172,7 @@ def _chat(
             f"mink-models pull {_BETTER_MODEL}, then mink-chat -m {_BETTER_MODEL})"
         )
     screen.note(
-        f"{settings.sampler}, temperature {settings['temp']:g}. Ctrl-C stops an answer, Ctrl-D or /exit "
-        "leaves, /help lists the commands."
+        f"{settings.sampler}, temperature {settings['temp']:g}. /help lists the commands, Ctrl-D leaves."
     )
     if session.conversation is not None:
         recall(chat)

@@ -341,6 +341,7 @@ def test_help(typist: Begin) -> None:
     assert more.startswith("/regen [T] [SEED]\n")
     assert "/pick lists them" in more
     assert "takes the most probable token" in typist().say("/help /temp")
+    assert typist().say("/help bye").startswith("/exit")
     assert "there is no command /parrot" in typist().say("/help parrot")
 
 
