@@ -13,6 +13,7 @@ from mink_local.generation.model import Model
 from mink_local.generation.reasoning import ReasoningSplitter
 from mink_local.generation.request import Request
 from mink_local.generation.slots import common_prefix
+from mink_local.generation.text_stream import visible
 from mink_local.llama.context import RANDOM_SEED
 from mink_local.samplers import Sampler, label
 
@@ -80,14 +81,7 @@ def why_it_leaves(first: Cell, other: Cell, name: str) -> str:
 
 
 def _name(token: int, model: Model) -> str:
-    """Return a token in quotes; bytes that are part of a character as <0xE7>."""
-    if model.weights.ends_generation(token):
-        return "the end"
-    piece = model.weights.piece(token)
-    try:
-        return repr(piece.decode())
-    except UnicodeDecodeError:
-        return "".join(f"<0x{byte:02X}>" for byte in piece)
+    return "the end" if model.weights.ends_generation(token) else repr(visible(model.weights.piece(token)))
 
 
 @dataclass
