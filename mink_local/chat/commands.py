@@ -16,7 +16,6 @@ from mink_local.chat import compare, completion, inspect
 from mink_local.chat.chat import Attachment, Chat
 from mink_local.chat.completion import ArgumentCompleter
 from mink_local.chat.export import export as write_export
-from mink_local.chat.heat import SCALES
 from mink_local.chat.lists import show_conversations, show_groups, show_setting, show_settings
 from mink_local.chat.options import BY_KEY, Setting, file_text
 from mink_local.chat.screen import counted, one_line
@@ -388,9 +387,7 @@ def recall(chat: Chat) -> None:
 
 command(compare.USAGE, "Compare sampling methods", compare.complete)(compare.compare)
 command("explain [N|WORD] [--plot F]", "Show a token's candidates", completion.tokens)(inspect.explain)
-command("heat [SCALE]", "Colour the last answer", lambda _, text: completion.starting_with(text, SCALES))(
-    inspect.heat
-)
+command("heat [SCALE]", "Colour the last answer", completion.scales)(inspect.heat)
 command("stats", "Show figures")(inspect.stats)
 
 

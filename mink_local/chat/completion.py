@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from mink_local.chat.answer_steps import AnswerSteps
 from mink_local.chat.chat import Chat
+from mink_local.chat.heat import SCALES
 from mink_local.chat.options import BY_KEY
 from mink_local.chat.screen import one_line
 
@@ -86,5 +87,10 @@ def answers(chat: Chat, text: str) -> Completions:
 def tokens(chat: Chat, text: str) -> Completions:
     """Complete the number of a token of the last answer that had more than one candidate."""
     steps = AnswerSteps(chat.session, chat.session.last_answer())
-    tokens = enumerate(zip(steps.texts, steps.k, strict=True), start=1)
-    return starting_with(text, {str(at): f"{one!r}, {k} candidates" for at, (one, k) in tokens if k > 1})
+    forks = enumerate(zip(steps.texts, steps.k, strict=True), start=1)
+    return starting_with(text, {str(at): f"{one!r}, {k} candidates" for at, (one, k) in forks if k > 1})
+
+
+def scales(_: Chat, text: str) -> Completions:
+    """Complete a scale of /heat."""
+    return starting_with(text, {name: scale.about for name, scale in SCALES.items()})

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from mink_local.chat.commands import COMMANDS
+from mink_local.chat.options import BY_KEY
 from mink_local.chat.repl import complete
+from mink_local.chat.screen import one_line
 from tests.chat.conftest import Typist
 
 
@@ -16,6 +19,30 @@ def completed(typist: Callable[..., Typist]) -> Callable[[str], list[str]]:
     store = chat.session.store
     store.change(store.begin("model", None), name="fruit")
     return lambda line: [line[: len(line) - one.replaces] + one.text for one in complete(chat, line)]
+
+
+def test_what_completions_mean(typist: Callable[..., Typist]) -> None:
+    """Commands, settings, scales, conversations, answers, seeds and tokens say what they are."""
+    typed = typist("--temp", "5", "--seed", "1")
+    typed.say("Name three animals.", "/regen")
+
+    def meaning(line: str) -> dict[str, str]:
+        return {one.text: one.about for one in complete(typed.chat, line)}
+
+    assert meaning("/reg") == {"/regen ": COMMANDS["regen"].about}
+    assert meaning("/set te") == {"temp ": BY_KEY["temp"].about}
+    assert meaning("/heat su") == {"surprise": "surprise in bits"}
+    assert meaning("/load ") == {"1": "Name three animals."}
+    assert meaning("/regen 5 ") == {"1": "of answer 1", "2": "of answer 2"}
+    answers = [answer.content for answer in typed.chat.session.alternatives()]
+    assert meaning("/pick ") == {"1": one_line(answers[0], 50), "2": one_line(answers[1], 50)}
+    outcome = typed.chat.session.last_answer().outcome
+    assert outcome
+    forks = {str(at): n for at, n in enumerate(outcome.k[:8], start=1) if n > 1}
+    assert forks
+    for at, about in meaning("/explain ").items():
+        assert about.endswith(f", {forks.pop(at)} candidates")
+    assert forks == {}
 
 
 @pytest.mark.parametrize(

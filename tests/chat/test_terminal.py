@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -296,10 +297,14 @@ def test_delete_asks(opened: Open, plain: bool) -> None:
     for keys in ("Hello\r", "/delete 1\r"):
         terminal.until(lambda: terminal.screen.endswith("\n>"))
         terminal.send(keys)
+
+    def ends(end: str) -> bool:
+        return bool(terminal.screen.endswith(end))
+
     for answer, outcome in (("\x03", "(nothing is deleted)"), ("Yes\r", "(1 is deleted)")):
         terminal.until(lambda: terminal.screen.endswith("y or n)\n>"))
         terminal.send(answer)
-        terminal.until(lambda outcome=outcome: terminal.screen.endswith(f"{outcome}\n>"))
+        terminal.until(partial(ends, f"{outcome}\n>"))
         terminal.send("/delete 1\r")
     terminal.until(lambda: "there is no conversation '1'" in terminal.screen)
 
