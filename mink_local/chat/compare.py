@@ -16,7 +16,7 @@ from mink_local.chat.chat import Chat
 from mink_local.chat.comparison import Cell, Comparison, new_comparison, shared, why_it_leaves
 from mink_local.chat.comparison_page import page
 from mink_local.chat.completion import Completions, starting_with
-from mink_local.chat.progress import usual_candidates
+from mink_local.chat.progress import candidates
 from mink_local.chat.screen import Screen, counted, one_line
 from mink_local.files import write_atomic
 from mink_local.generation.model import Model
@@ -236,7 +236,7 @@ def _show(screen: Screen, comparison: Comparison, number: int) -> None:
     figures = [
         counted(answer.n_tokens, "token"),
         *([end] if end else []),
-        *([usual_candidates(cell.k)] if cell.k else []),
+        *([candidates(cell.k)] if cell.k else []),
     ]
     screen.show(Text(f"({'; '.join(figures)})\n", "dim"))
 
