@@ -41,6 +41,7 @@ class AnswerSteps:
     def __init__(self, session: Session, answer: StoredMessage) -> None:
         self.answer = answer
         self._session, self._model = session, session.model
+        self._branch = session.store.branch(answer.parent)  # now: the store knows one thread
         self._hows = answer.hows
         if not self._hows:
             raise ValueError("how this answer was sampled is not known: /regen answers anew")
@@ -131,7 +132,7 @@ class AnswerSteps:
         if how.first_token not in self._prompts:
             self._require_model(how, "this part of the answer")
             session, model = self._session, self._model
-            branch = session.store.branch(self.answer.parent)
+            branch = self._branch
             if how.first_message is None:
                 messages, thinking = session.prompt(branch), session.settings["think"]
                 constraints = session.settings.constraints

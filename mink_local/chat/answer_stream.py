@@ -26,6 +26,7 @@ class Beginning:
     k: Sequence[int] = ()
     hows: Sequence[SamplingInfo] = ()
     chosen: Sequence[int] = ()  # indices of tokens that the user chose
+    text: str = ""  # of a fork, whose message does not have it yet
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,9 @@ class AnswerStream:
         try:
             with closing(until_interrupted(self.reply, self.reply.interrupt, waiting)) as pieces:
                 for piece in pieces:
-                    first = first or time.perf_counter()
+                    if first is None:
+                        first = time.perf_counter()
+                        yield from self._stored(splitter.feed(self.draft.begun.text))
                     self._watch(piece)
                     yield from self._stored(splitter.feed(piece))
             yield from self._stored(splitter.end())

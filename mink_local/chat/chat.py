@@ -93,6 +93,12 @@ class Chat:
         hotter = max(2.0, 2 * answer.draft.how.temperature)
         return f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"
 
+    def note_alternatives(self) -> None:
+        """Say that there are several answers to the last message, if there are."""
+        answers = self.session.alternatives()
+        if len(answers) > 1:
+            self.note(f"(answer {len(answers)} to this message: /pick goes back to another)")
+
     def evaluate(self) -> None:
         """Have the model evaluate the conversation, so that the next answer begins at once."""
         self.is_unevaluated = False

@@ -178,9 +178,7 @@ def regen(chat: Chat, argument: str) -> None:
     temperature = BY_KEY["temp"].type(words[0]) if words else None
     seed = BY_KEY["seed"].type(words[1]) if len(words) > 1 else None
     chat.show(chat.session.regenerate(temperature, seed))
-    answers = chat.session.alternatives()
-    if len(answers) > 1:
-        chat.note(f"(answer {len(answers)} to this message: /pick goes back to another)")
+    chat.note_alternatives()
 
 
 @_for_answers("pick [N]", "Take another answer", completion.answers)

@@ -7,7 +7,9 @@ from pathlib import Path
 from rich.text import Text
 
 from mink_local.chat import explain as step_view
+from mink_local.chat import explain_view
 from mink_local.chat.answer_steps import AnswerSteps
+from mink_local.chat.braille import axis, curve
 from mink_local.chat.chat import Chat
 from mink_local.chat.heat import SCALES, Scale, number
 from mink_local.chat.heat import heat as heat_text
@@ -15,12 +17,23 @@ from mink_local.chat.progress import candidates
 from mink_local.chat.screen import counted, one_line
 
 _CANDIDATES = 12  # rows of /explain
+_PICTURE_COLUMNS, _PICTURE_ROWS = 60, 5  # of the curve below its table
 _FORKS = 5  # tokens that /heat lists
 _OTHERS = 6  # candidates of each
 
 
 def explain(chat: Chat, argument: str) -> None:
-    """Show the candidates of one token of the last answer, and what each method keeps."""
+    """Walk along the last answer in the whole window, and see what each token was sampled from.
+
+    The arrows left and right go from token to token, n and p to those that had several candidates. Up and
+    down change the temperature: the cuts of other methods move. Tab or a digit selects another candidate,
+    and Enter has the model go on from it, in another answer to the message. g draws the sorted logits, q
+    leaves.
+
+    With the number of a token, or a word of the answer: print its candidates as a table; --plot F draws them.
+    """
+    if not argument and explain_view.opened(chat):
+        return
     wanted, plot, path = (part.strip() for part in argument.partition("--plot"))
     if plot and not path:
         raise ValueError("--plot needs a file, such as step.png")
@@ -32,6 +45,8 @@ def explain(chat: Chat, argument: str) -> None:
     before = "".join(steps.texts[max(0, at - 12) : at])
     chat.note(f"token {at + 1} of {len(steps.tokens)}, after …{one_line(before, 50)}")
     chat.screen.show(step_view.table(step, names, chat.screen.width))
+    if not chat.screen.is_plain and chat.screen.width >= _PICTURE_COLUMNS:
+        chat.screen.show(*curve(step, chat.screen.width, _PICTURE_ROWS), axis(step, chat.screen.width))
     for sentence in [*step_view.sentences(step), *steps.remarks(at)]:
         chat.note(sentence)
     if path:

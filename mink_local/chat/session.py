@@ -180,7 +180,26 @@ class Session:
         if last.outcome and last.outcome.finish_reason == "stop":
             raise ValueError("the last answer is finished: there is nothing to continue")
         self.check_unchanged()
-        return self._answer(last.id, self.params(), last)
+        return self._answer(last.id, self.params(), last, self._beginning(last))
+
+    def fork(self, at: int, token: int) -> AnswerStream:
+        """Return another answer to the last message: the last answer before token `at`, then another token.
+
+        `at` counts from 0. Raises as `ask` does.
+        """
+        last = self.last_answer()
+        whole = self._beginning(last)
+        tokens = [*whole.tokens[:at], token]
+        begun = Beginning(
+            tokens=tokens,
+            k=whole.k[: at + 1],
+            hows=[how for how in whole.hows if how.first_token <= at],
+            chosen=[*(index for index in whole.chosen if index < at), at],
+            text="".join(self.model.texts(tokens)),
+        )
+        self.check_unchanged()
+        self._go_to(last.parent)
+        return self._answer(last.id, self.params(), begun=begun)
 
     def undo(self) -> StoredMessage:
         """Take back the last message and its answer; return the message. `redo` brings both back."""
@@ -294,14 +313,17 @@ class Session:
             self._start = 0
 
     def _answer(
-        self, head_before: int | None, params: SamplingParams, continued: StoredMessage | None = None
+        self,
+        head_before: int | None,
+        params: SamplingParams,
+        continued: StoredMessage | None = None,
+        begun: Beginning = Beginning(),  # noqa: B008  (it is frozen)
     ) -> AnswerStream:
         """Generate an answer to the last message; if no token comes, the branch is reset to `head_before`."""
         self._undone.clear()
         branch = self.branch[:-1] if continued else self.branch
         try:
             messages = self.prompt(branch)
-            begun = self._beginning(continued) if continued else Beginning()
             thinking = self.settings["think"]
             rows: deque[NDArray[np.float32]] | None = None
             if self.settings["heat"] not in ("off", "k"):

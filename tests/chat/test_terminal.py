@@ -356,8 +356,12 @@ def test_text_of_the_model_does_not_control_the_terminal(opened: Open, tmp_path:
     terminal = opened("--grammar", str(grammar), "--temp", "0")
     shown = terminal.say("Hi")
     assert re.search(r"␛\]0;pwned␇ a +b␛\[31m\nred �31m\n", shown)
-    for command in ("/list", "/undo", "\x15/redo", "/heat", "/stats", "/explain", "/show"):
+    for command in ("/list", "/undo", "\x15/redo", "/heat", "/stats", "/explain 1", "/show"):
         terminal.say(command)
+    terminal.send("/explain\r")
+    terminal.until(lambda: "token 1 of" in terminal.screen)
+    terminal.send("q")
+    terminal.until(lambda: terminal.screen.endswith("\n>"))
     assert "\x1b]0;" not in terminal.raw
     assert "\x9b" not in terminal.raw
 
