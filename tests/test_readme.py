@@ -110,7 +110,7 @@ def test_python_blocks_run(smollm2_path: Path) -> None:
 
 
 @pytest.mark.linux
-@pytest.mark.skipif(version("click") < "8.3", reason="the pages are laid out by click 8.3")
+@pytest.mark.skipif(version("click") < "8.5", reason="the pages are laid out by click 8.5")
 @pytest.mark.parametrize(("name", "text"), docs.documents().items())
 def test_page_is_what_the_programs_say(name: str, text: str) -> None:
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == text, "type  python scripts/docs.py"

@@ -90,7 +90,7 @@ def test_decoding_is_compared_with_greedy(bench: Callable[..., Finished], tiny_p
         assert speed["slowdown_low"] <= speed["slowdown"] <= speed["slowdown_high"]
         assert 0 < speed["sampling_us"] < 1000 * speed["ms_per_token"]
     table = bench(*arguments)
-    assert "95% interval" in table.stdout
+    assert "interval" in table.stdout
     assert "3 tokens, 6 rounds" in table.stdout
 
 

@@ -483,6 +483,7 @@ def test_a_defect_is_one_line_in_the_log_and_none_of_the_clients_business(
     assert response.status == 500
     assert response.error["type"] == "server_error"
     assert b"defect" not in response.body
+    until(lambda: caplog.records)  # it is written when the response is sent
     assert [r.getMessage() for r in caplog.records] == ["GET /fail failed: ZeroDivisionError: a defect"]
 
 
