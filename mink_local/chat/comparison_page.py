@@ -3,7 +3,8 @@
 from html import escape
 
 from mink_local.chat.comparison import Cell, Comparison, shared, why_it_leaves
-from mink_local.chat.screen import counted, printable
+from mink_local.chat.screen import counted
+from mink_local.cli import printable
 
 _PAGE = """<!doctype html>
 <html lang="en">

@@ -17,8 +17,9 @@ from rich.text import Text
 from mink_local.chat.answer_steps import AnswerSteps
 from mink_local.chat.braille import bar, curve, cuts
 from mink_local.chat.chat import Chat
-from mink_local.chat.screen import counted, printable
+from mink_local.chat.screen import counted
 from mink_local.chat.walk import Walk
+from mink_local.cli import printable
 from mink_local.generation.sampling_step import SamplingStep
 
 MIN_COLUMNS, MIN_ROWS = 76, 22  # of a window in which everything has its place

@@ -15,7 +15,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from mink_local.cli import printable as printable
+from mink_local.cli import printable
 
 _MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that many
 # What is shown for our own signs in an encoding that does not have them.

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mink_local.chat.compare import complete, parsed
-from mink_local.chat.screen import Screen, printable
+from mink_local.chat.screen import Screen
+from mink_local.cli import printable
 from mink_local.samplers import MinK, MinP, Mirostat, Order, TopK, TopNSigma, TopP
 from tests.chat.conftest import Typist
 from tests.support.terminal import Terminal
