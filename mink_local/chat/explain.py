@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
+from rich.box import HORIZONTALS
 from rich.cells import cell_len, set_cell_size
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -99,7 +99,7 @@ def _width(columns: Sequence[_Column]) -> int:
 
 
 def _table(*names: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
+    table = Table(box=HORIZONTALS, padding=0, show_edge=False)
     for name in names:
         table.add_column(name, justify="left" if name in ("token", "method") else "right", no_wrap=True)
     return table
