@@ -56,7 +56,7 @@ class GroupedCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {}
         for option in self.get_params(ctx):
             group = getattr(option, "group", "What to do")
-            if record := option.get_help_record(ctx):
+            if isinstance(option, click.Option) and (record := option.get_help_record(ctx)):
                 groups.setdefault(group, []).append(record)
         for group, records in groups.items():
             with formatter.section(group):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pexpect
 import pyte
 
+MINK_CHAT = ("-m", "mink_local.chat")
 _PROMPT_BEGINS = "\x1b[?2004h"  # bracketed paste is switched on for every input line
 
 
@@ -29,7 +30,7 @@ class Terminal:
         rows: int = 24,
         columns: int = 80,
         plain: bool = False,
-        program: Sequence[str] = ("-m", "mink_local.chat"),
+        program: Sequence[str] = MINK_CHAT,
         **env: str,
     ) -> None:
         self._screen = pyte.HistoryScreen(columns, rows, history=2000)
@@ -42,6 +43,8 @@ class Terminal:
         )  # fmt: skip
         self._screen.write_process_input = self.child.send
         self.until(lambda: self.screen.endswith("\n>") if plain else _PROMPT_BEGINS in self.raw)
+        if program == MINK_CHAT and not plain:  # and its model is loaded
+            self.until(lambda: "with a context" in " ".join(self.text.split()) or not self.child.isalive())
 
     @property
     def text(self) -> str:
