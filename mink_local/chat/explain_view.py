@@ -17,7 +17,7 @@ from rich.text import Text
 from mink_local.chat.answer_steps import AnswerSteps
 from mink_local.chat.braille import bar, curve, cuts
 from mink_local.chat.chat import Chat
-from mink_local.chat.screen import counted
+from mink_local.chat.screen import counted, wrapped_rows
 from mink_local.chat.walk import Walk
 from mink_local.cli import printable
 from mink_local.generation.sampling_step import SamplingStep
@@ -182,10 +182,10 @@ def _answer(walk: Walk, columns: int, rows: int) -> list[Text]:
             answer.append(text.replace("\n", "↵\n") or printable(walk.steps.texts[i]), _HERE)
         else:
             answer.append(text.replace("\n", "↵\n") if i in forks else text, _FORK if i in forks else None)
-    wrapped = answer.wrap(Console(width=columns), columns)
+    wrapped = wrapped_rows(answer, columns)
     here = next((i for i, line in enumerate(wrapped) if any(span.style == _HERE for span in line.spans)), 0)
     first = max(0, min(here - rows // 2, len(wrapped) - rows))
-    return list(wrapped[first : first + rows])
+    return wrapped[first : first + rows]
 
 
 def _table(walk: Walk, step: SamplingStep, columns: int, rows: int) -> list[Text]:

@@ -53,6 +53,11 @@ class _GatedConsole(Console):
             yield Segment(text if control else _gated(text, self.file), style, control)
 
 
+def wrapped_rows(text: Text, columns: int) -> list[Text]:
+    """Return the rows of a text in a window of so many columns."""
+    return list(text.wrap(Console(width=columns), columns))
+
+
 class TextWriter(Protocol):
     """Shows one text piece by piece."""
 
