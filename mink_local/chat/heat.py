@@ -18,7 +18,7 @@ _COUNTS: dict[float, str] = {1: "1", 2: "2–3", 4: "4–10", 11: "11–50", 51:
 
 @dataclass(frozen=True)
 class Scale:
-    """What tokens are coloured by; `levels` are the least number of each level, and its name."""
+    """A number that tokens are coloured by; `levels` are the least number of each level, and its name."""
 
     about: str
     levels: dict[float, str]

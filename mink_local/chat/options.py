@@ -286,7 +286,7 @@ SETTINGS: tuple[Setting, ...] = (
         type=click.Choice(["off", "k", "surprise", "entropy", "rank", "top-p"]),
         default="off",
         help="Colour the tokens of answers on a terminal by their number of candidates (k), surprise, "
-        "entropy, rank, or if top-p would have cut them; Markdown is not drawn then.",
+        "entropy, rank, or if top-p would have cut them; without Markdown.",
     ),
     _screen("--status/--no-status", default=True, help="Print figures after every answer."),
     _screen(

@@ -59,7 +59,7 @@ CREATE INDEX IF NOT EXISTS piece_message ON piece (message, id);
 
 @dataclass(frozen=True)
 class SamplingInfo:
-    """How tokens of an answer were sampled, and after which prompt.
+    """The settings and the prompt that tokens of an answer were sampled with.
 
     Attributes:
         first_token: Index in the answer of the first token that was sampled so.
@@ -112,7 +112,7 @@ class StoredMessage:
 
     @property
     def hows(self) -> list[SamplingInfo]:
-        """How the parts of an answer were sampled, in their order: one part, unless it was continued."""
+        """The settings of the parts of an answer, in their order: one part, unless it was continued."""
         return [self.how, *(self.outcome.continued if self.outcome else [])] if self.how else []
 
 

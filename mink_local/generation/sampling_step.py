@@ -76,7 +76,7 @@ class SamplingStep:
 
     @cached_property
     def kept(self) -> dict[str, int]:
-        """How many candidates each method keeps at `temperature`, by its name with options."""
+        """The number of candidates that each method keeps at `temperature`, by its name with options."""
         return {str(method): n for method, n in self._kept}
 
     @cached_property
@@ -85,7 +85,7 @@ class SamplingStep:
 
     @property
     def cuts(self) -> list[tuple[str, int]]:
-        """What each method keeps, by a short name; at temperature 1 the two orders are one."""
+        """The number of candidates that each method keeps, by a short name; orders are one at temperature 1."""
         return list({_short(method, self.temperature): n for method, n in self._kept}.items())
 
     @property
@@ -169,7 +169,7 @@ def compared_with(sampler: Sampler) -> list[Sampler]:
 
 @dataclass(frozen=True)
 class TokenFigures:
-    """What the model's own distribution says of a token: at temperature 1, before constraints and cut.
+    """Figures of a token in the model's own distribution: at temperature 1, before constraints and cut.
 
     Attributes:
         surprise: -log2 of the token's probability, in bits.
