@@ -43,8 +43,8 @@ class Terminal:
         )  # fmt: skip
         self._screen.write_process_input = self.child.send
         self.until(lambda: self.screen.endswith("\n>") if plain else _PROMPT_BEGINS in self.raw)
-        if program == MINK_CHAT and not plain:  # and its model is loaded
-            self.until(lambda: "with a context" in " ".join(self.text.split()) or not self.child.isalive())
+        if program == MINK_CHAT and not plain:  # the line is shown again below that about the loaded model
+            self.until(lambda: self.raw.count(_PROMPT_BEGINS) > 1 or not self.child.isalive())
 
     @property
     def text(self) -> str:
