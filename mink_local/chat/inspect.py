@@ -27,10 +27,10 @@ def explain(chat: Chat, argument: str) -> None:
 
     The arrows left and right go from token to token, n and p to those that had several candidates. Up and
     down change the temperature: the cuts of other methods move. Tab or a digit selects another candidate,
-    and Enter has the model go on from it, in another answer to the message. g draws the sorted logits, q
+    and Enter has the model go on from it, in another answer to the message. g shows the sorted logits, q
     leaves.
 
-    With the number of a token, or a word of the answer: print its candidates as a table; --plot F draws them.
+    With the number of a token, or a word of the answer: print its candidates as a table; --plot F writes a picture.
     """
     if not argument and explain_view.opened(chat):
         return

@@ -85,7 +85,7 @@ class SamplingStep:
 
     @property
     def cuts(self) -> list[tuple[str, int]]:
-        """The number of candidates that each method keeps, by a short name; orders are one at temperature 1."""
+        """The number of candidates that each method keeps, by a short name; orders are one at T = 1."""
         return list({_short(method, self.temperature): n for method, n in self._kept}.items())
 
     @property
