@@ -215,15 +215,16 @@ def test_what_is_typed_during_a_plain_answer(opened: Open) -> None:
 def test_the_input_line(opened: Open, tmp_path: Path) -> None:
     """Suggestions from the history, completions with their meaning; Ctrl-Z is not part of the message."""
     terminal = opened("--temp", "0", "--max-tokens", "1")
-    terminal.until_prompt(lambda: terminal.send("Tell me\x1a"))  # stops nothing: no shell would go on with it
-    terminal.say(" of rain.")
+    terminal.send("Tell me\x1a of rain.\r")  # no shell is there to go on with it, so that nothing stops
+    terminal.until(lambda: terminal.text.count("1 token ·") == 1 and terminal.screen.endswith("\n>"))
     terminal.send("Tell")
     terminal.until(lambda: terminal.screen.endswith("\n> Tell me of rain."))
-    terminal.send("\x1b[C")
-    terminal.say("")
+    terminal.send("\x1b[C\r")
+    terminal.until(lambda: terminal.text.count("1 token ·") == 2 and terminal.screen.endswith("\n>"))
     terminal.send("/re\t")
     terminal.until(lambda: re.search(r"/redo +Bring it back", terminal.screen) is not None)
-    terminal.until_prompt(lambda: terminal.send("\x03"))
+    terminal.send("\x03")
+    terminal.until(lambda: terminal.screen.endswith("\n>"))
     assert "(Ctrl-D or /exit leaves)" not in terminal.text
     terminal.say(f"/export {tmp_path}/x.json")
     messages = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["messages"]
