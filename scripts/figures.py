@@ -1,6 +1,6 @@
 """Write the tables of figures into README.md: runs the `mink-bench` command that each marker names.
 
-.venv/bin/python scripts/figures.py --machine "2-core Intel Xeon virtual machine" [sampler] [decode] [batch] [serve]
+.venv/bin/python scripts/figures.py --machine "2-core Intel Xeon virtual machine" [NAME…]
 """
 
 import datetime

@@ -1,4 +1,4 @@
-"""What other threads do while a line is typed: load the model, and evaluate the conversation."""
+"""Load the model and evaluate the conversation in other threads, while a line is typed."""
 
 import asyncio
 import contextlib
@@ -81,7 +81,7 @@ class LoadingModel:
             self._model.set_exception(error)
 
 
-class Evaluation(threading.Thread):
+class ConversationEvaluation(threading.Thread):
     """Evaluates the conversation, so that the next answer begins at once, until the `with` block ends."""
 
     def __init__(self, session: Session) -> None:
@@ -104,7 +104,7 @@ class Evaluation(threading.Thread):
 
     @property
     def progress(self) -> str:
-        """How much of the conversation is evaluated, in words; "" if there is none yet."""
+        """Say how much of the conversation is evaluated, in words; "" if there is none yet."""
         return self._progress() if self._session.branch else ""
 
     def run(self) -> None:
@@ -130,7 +130,7 @@ async def prepare(chat: Chat, loading: LoadingModel | None, show: Callable[[str]
         await run_in_terminal(lambda: chat.session.model)  # which is announced above the line
     # What a seed gives depends on what is in the KV cache, which must not depend on the speed of typing.
     if chat.is_unevaluated and chat.session.settings["seed"] is None:
-        with Evaluation(chat.session) as evaluation:
+        with ConversationEvaluation(chat.session) as evaluation:
             while evaluation.is_alive():
                 show(evaluation.progress)
                 await asyncio.sleep(_INTERVAL)

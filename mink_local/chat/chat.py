@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mink_local.chat.answer_stream import AnswerStream
-from mink_local.chat.comparison import Comparison
+from mink_local.chat.comparison import MethodComparison
 from mink_local.chat.options import Setting
 from mink_local.chat.progress import note_end, show_answer, show_prefill, status
 from mink_local.chat.screen import Screen, counted
@@ -35,7 +35,7 @@ class Chat:
         self.screen = screen
         self.attached: list[Attachment] = []
         self.prefill = ""  # what the next input line begins with
-        self.comparison: Comparison | None = None  # the last one of /compare
+        self.comparison: MethodComparison | None = None  # the last one of /compare
         self.replaces = False  # the next message replaces the last one
         self.typed_ahead: Callable[[], str] = lambda: ""  # of the input line
         self.stopped = False  # Ctrl-C was pressed since the last line was typed

@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from mink_local.chat.chat import Chat
-from mink_local.chat.comparison import Cell, Comparison, new_comparison, shared, why_it_leaves
+from mink_local.chat.comparison import ComparedAnswer, MethodComparison, new_comparison, shared, why_it_leaves
 from mink_local.chat.comparison_page import page
 from mink_local.chat.completion import Completions, starting_with
 from mink_local.chat.progress import candidates
@@ -32,7 +32,7 @@ _ENDS = {"length": "cut off", "interrupted": "interrupted"}
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be compared; an empty text is the last message."""
+    """Arguments of the command; an empty text is the last message."""
 
     temperatures: list[float]
     samplers: list[Sampler]
@@ -151,7 +151,7 @@ def _usual(own: Sampler) -> list[Sampler]:
     return [*samplers, *_both_orders(MinP()), *_both_orders(TopP()), TopNSigma()]
 
 
-def _generate(chat: Chat, comparison: Comparison) -> None:
+def _generate(chat: Chat, comparison: MethodComparison) -> None:
     """Generate the answers; show each as soon as it and those before it are finished."""
     if chat.stopped:
         return
@@ -173,7 +173,7 @@ def _generate(chat: Chat, comparison: Comparison) -> None:
 
 @contextmanager
 def _progress(
-    screen: Screen, comparison: Comparison, unshown: Sequence[Cell], model: Model
+    screen: Screen, comparison: MethodComparison, unshown: Sequence[ComparedAnswer], model: Model
 ) -> Iterator[Callable[[], None]]:
     """Give a function that shows how far the answers are: the ends of their texts, or a number of tokens."""
     if screen.is_plain:
@@ -202,7 +202,7 @@ def _progress(
         yield show_ends
 
 
-def _ends(comparison: Comparison, unshown: Sequence[Cell], model: Model, width: int) -> Text:
+def _ends(comparison: MethodComparison, unshown: Sequence[ComparedAnswer], model: Model, width: int) -> Text:
     """Return a row for each cell with the end of the text that it has so far."""
     heads = {cell: f"{comparison.number(cell):>2}  {cell.label}, T={cell.temperature:g}" for cell in unshown}
     widest = max(map(cell_len, heads.values()), default=0)
@@ -216,7 +216,7 @@ def _ends(comparison: Comparison, unshown: Sequence[Cell], model: Model, width: 
     return Text("\n").join(rows)
 
 
-def _show(screen: Screen, comparison: Comparison, number: int) -> None:
+def _show(screen: Screen, comparison: MethodComparison, number: int) -> None:
     """Show a cell: the first one at a temperature whole, another from where it leaves the first."""
     cell, first = comparison.cells[number - 1], comparison.first_beside(number)
     answer = cell.answer
@@ -241,7 +241,7 @@ def _show(screen: Screen, comparison: Comparison, number: int) -> None:
     screen.show(Text(f"({'; '.join(figures)})\n", "dim"))
 
 
-def _show_grid(screen: Screen, comparison: Comparison) -> None:
+def _show_grid(screen: Screen, comparison: MethodComparison) -> None:
     """Show methods by temperatures, if there is space: numbers of cells, and their medians of candidates."""
     rows = comparison.rows
     titles = ["answer: median k", *(f"T={row[0].temperature:g}" for row in rows)]
@@ -253,7 +253,7 @@ def _show_grid(screen: Screen, comparison: Comparison) -> None:
         screen.table(table, *titles)
 
 
-def _figures(comparison: Comparison, cell: Cell) -> str:
+def _figures(comparison: MethodComparison, cell: ComparedAnswer) -> str:
     return f"{comparison.number(cell)}: {median_low(cell.k):,}" if cell.k else ""
 
 
@@ -274,6 +274,6 @@ def take(chat: Chat, number: int) -> None:
     chat.note(f"(answer {number} is part of the conversation; /pick lists all answers to this message)")
 
 
-def _write_page(chat: Chat, comparison: Comparison, path: str) -> None:
+def _write_page(chat: Chat, comparison: MethodComparison, path: str) -> None:
     write_atomic(Path(path).expanduser(), page(comparison))
     chat.note(f"(written to {path})")

@@ -20,7 +20,7 @@ from mink_local.samplers import Sampler, label
 _LONGEST = 200  # tokens of an answer, unless max-tokens is set: at T = 5 some never end
 
 
-class Cell:
+class ComparedAnswer:
     """One answer of a comparison: None until it is finished.
 
     Attributes:
@@ -60,12 +60,12 @@ class Cell:
         self.answer = answer
 
 
-def shared(first: Cell, other: Cell) -> int:
+def shared(first: ComparedAnswer, other: ComparedAnswer) -> int:
     """Return how many steps two answers have in common."""
     return common_prefix(first.tokens, other.tokens)
 
 
-def why_it_leaves(first: Cell, other: Cell, name: str) -> str:
+def why_it_leaves(first: ComparedAnswer, other: ComparedAnswer, name: str) -> str:
     """Return where and why an answer leaves the `first`, which is called `name`; empty if it does not."""
     at = shared(first, other)
     if at == min(len(first.steps), len(other.steps)):
@@ -85,13 +85,13 @@ def _name(token: int, model: Model) -> str:
 
 
 @dataclass
-class Comparison:
+class MethodComparison:
     """The cells, row by row of equal temperature, and the place of the message in the conversation."""
 
     message: str
     messages: Messages  # the prompt, with the message at its end
     seed: int
-    cells: list[Cell]
+    cells: list[ComparedAnswer]
     n_methods: int
     how: SamplingInfo  # of all answers, except for sampler and temperature
     starts_as: str  # the first state of the `ReasoningSplitter` of an answer
@@ -100,16 +100,16 @@ class Comparison:
     is_new: bool  # the message is not part of the conversation
 
     @property
-    def rows(self) -> list[list[Cell]]:
+    def rows(self) -> list[list[ComparedAnswer]]:
         """The cells of each temperature."""
         starts = range(0, len(self.cells), self.n_methods)
         return [self.cells[start : start + self.n_methods] for start in starts]
 
-    def first_beside(self, number: int) -> Cell:
+    def first_beside(self, number: int) -> ComparedAnswer:
         """Return the first cell at the temperature of cell `number`, which counts from 1."""
         return self.rows[(number - 1) // self.n_methods][0]
 
-    def number(self, cell: Cell) -> int:
+    def number(self, cell: ComparedAnswer) -> int:
         """Return the number that a cell is called by."""
         return self.cells.index(cell) + 1
 
@@ -119,7 +119,7 @@ class Comparison:
         earlier = self.cells[: number - 1]
         return next((self.number(other) for other in earlier if other.tokens == cell.tokens), None)
 
-    def answers(self, session: Session) -> Iterator[Cell]:
+    def answers(self, session: Session) -> Iterator[ComparedAnswer]:
         """Return an iterator that generates the answers, several at a time: cells as they are finished."""
         settings, model = session.settings, session.model
         params = replace(session.params(), max_tokens=settings["max_tokens"] or _LONGEST)
@@ -132,7 +132,7 @@ class Comparison:
             for cell in self.cells
         ]
 
-        def finished(answer: Answer) -> Cell:
+        def finished(answer: Answer) -> ComparedAnswer:
             if answer.finish_reason == "overflow":
                 raise ContextOverflowError(answer.prompt_tokens, model.n_ctx)
             cell = self.cells[answer.index]
@@ -141,7 +141,7 @@ class Comparison:
 
         return map(finished, model.complete(requests))
 
-    def take(self, cell: Cell, session: Session) -> None:
+    def take(self, cell: ComparedAnswer, session: Session) -> None:
         """Make the answer of a cell the last one of the session's conversation.
 
         Raises ConversationChangedError as `Session.check_unchanged` does.
@@ -174,7 +174,7 @@ class Comparison:
 
 def new_comparison(
     session: Session, text: str, temperatures: Sequence[float], samplers: Sequence[Sampler]
-) -> Comparison:
+) -> MethodComparison:
     """Return a comparison whose answers are to be generated; without a text, of the last message.
 
     The seed is that of the settings, or a random one. Raises ValueError if there is no message.
@@ -188,11 +188,13 @@ def new_comparison(
     seed = secrets.randbelow(RANDOM_SEED) if seed is None else seed
     model, messages = session.model, session.prompt(branch, text)
     opened = model.opens_reasoning(messages, session.settings["think"])
-    return Comparison(
+    return MethodComparison(
         message=text or branch[-1].content,
         messages=messages,
         seed=seed,
-        cells=[Cell(sampler, temperature, seed) for temperature in temperatures for sampler in samplers],
+        cells=[
+            ComparedAnswer(sampler, temperature, seed) for temperature in temperatures for sampler in samplers
+        ],
         n_methods=len(samplers),
         how=session.sampling_info(session.params(), seed, messages, len(branch) + bool(text)),
         starts_as="reasoning" if opened else "start" if model.can_reason else "text",

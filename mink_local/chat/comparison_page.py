@@ -2,7 +2,7 @@
 
 from html import escape
 
-from mink_local.chat.comparison import Cell, Comparison, shared, why_it_leaves
+from mink_local.chat.comparison import ComparedAnswer, MethodComparison, shared, why_it_leaves
 from mink_local.chat.screen import counted
 from mink_local.cli import printable
 
@@ -39,7 +39,7 @@ td p {{ margin: 0 0 .4rem; }}
 """
 
 
-def page(comparison: Comparison) -> str:
+def page(comparison: MethodComparison) -> str:
     """Return the page: a row for each temperature, a column for each method."""
     rows = comparison.rows
     head = "".join(f'<th scope="col">{_html(cell.label)}</th>' for cell in rows[0])
@@ -61,7 +61,7 @@ def page(comparison: Comparison) -> str:
     )
 
 
-def _cell(comparison: Comparison, cell: Cell, first: Cell) -> str:
+def _cell(comparison: MethodComparison, cell: ComparedAnswer, first: ComparedAnswer) -> str:
     answer = cell.answer
     if answer is None:
         return "<td></td>"

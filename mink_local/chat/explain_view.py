@@ -61,7 +61,7 @@ def view(walk: Walk, console: Console) -> _Fork | None:
     Returns where the answer is to go on, and from which token; None if it is not.
     """
 
-    def draw() -> ANSI:
+    def screen_text() -> ANSI:
         size = app.output.get_size()
         with console.capture() as capture:
             for line in lines(walk, size.columns, size.rows):
@@ -69,7 +69,7 @@ def view(walk: Walk, console: Console) -> _Fork | None:
         return ANSI(capture.get().rstrip("\n"))
 
     app: _App = Application(
-        Layout(Window(FormattedTextControl(draw), always_hide_cursor=True)),
+        Layout(Window(FormattedTextControl(screen_text), always_hide_cursor=True)),
         key_bindings=_key_bindings(walk),
         full_screen=True,
     )
@@ -137,7 +137,7 @@ def _key_bindings(walk: Walk) -> KeyBindings:
     return bindings
 
 
-# Drawing
+# The parts of the screen
 
 
 def lines(walk: Walk, columns: int, rows: int) -> list[Text]:

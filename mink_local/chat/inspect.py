@@ -30,8 +30,7 @@ def explain(chat: Chat, argument: str) -> None:
     and Enter has the model go on from it, in another answer to the message. g shows the sorted logits, q
     leaves.
 
-    With the number of a token, or a word of the answer: print its candidates as a table; --plot F writes a
-    picture.
+    With the number of a token, or a word of the answer: print its candidates as a table; --plot F plots them.
     """
     if not argument and explain_view.opened(chat):
         return

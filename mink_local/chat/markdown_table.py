@@ -1,4 +1,4 @@
-"""A Markdown table that is drawn while its rows are generated."""
+"""A Markdown table that is shown while its rows are generated."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ _DIM, _HEAD = Style(dim=True), Style(bold=True)
 
 
 def is_table(header: str, delimiter: str, width: int) -> bool:
-    """Return if two lines begin a table that can be drawn in a window of `width` columns."""
+    """Return if two lines begin a table that fits a window of `width` columns."""
     n = len(_cells(header))
     return bool(_DELIMITER.match(delimiter)) and len(_cells(delimiter)) == n and n * _LEAST <= width
 

@@ -1,4 +1,4 @@
-"""What is typed while an answer comes: kept for the next input line, and not painted into the answer.
+"""Keep what is typed while an answer comes for the next input line, and out of the answer.
 
 The terminal does that by itself on Windows, where only what a program reads is shown.
 """
@@ -27,7 +27,11 @@ def unechoed(read: ReadLine, *, key_by_key: bool) -> Iterator[ReadLine]:
     if sys.platform == "win32":
         yield read
         return
-    import termios
+    try:
+        import termios
+    except ImportError:
+        yield read
+        return
 
     try:
         terminal = sys.stdin.fileno()

@@ -34,7 +34,7 @@ class Walk:
         forks: The indexes of the tokens that had several candidates.
         pieces: What each token adds to the answer.
         has_picture: Whether the picture of the logits is shown instead of the candidates.
-        rows: How many candidates there is space for; whoever draws them sets it.
+        rows: How many candidates there is space for; the view sets it.
         row: The row that is selected; None for that of the sampled token.
         message: A sentence about the last key.
     """
@@ -82,7 +82,7 @@ class Walk:
 
     @property
     def remark(self) -> str:
-        """What is to be said of the step."""
+        """Say in words what is special about the step."""
         computed = self._computed.get((self.at, self.temperature))
         return computed.remark if computed else "computing …"
 
@@ -128,7 +128,7 @@ class Walk:
         return next((key for key in self._near() if key not in self._computed), None)
 
     def compute(self, key: Key) -> Computed:
-        """Compute a step with all that is drawn of it."""
+        """Compute a step with all that is shown of it."""
         try:
             step = self.steps.step(*key)
             _ = step.cuts, step.p_hot, step.p_sampled  # are computed when they are first read

@@ -7,7 +7,7 @@ import pytest
 
 from mink_local import load_model
 from mink_local.chat.answer_stream import AnswerStream
-from mink_local.chat.background import Evaluation
+from mink_local.chat.background import ConversationEvaluation
 from mink_local.chat.session import Session, drop_oldest_turns
 from mink_local.chat.store import ConversationStore, StoredMessage
 from mink_local.errors import ContextOverflowError, GenerationError
@@ -145,7 +145,7 @@ def test_the_next_answer_is_read_for(smollm2: Model) -> None:
     chat = session(smollm2)
     ask(chat, "Tell me a story about a dog.")
     list(smollm2.chat([{"role": "user", "content": "Something else"}], max_tokens=1))
-    with Evaluation(chat) as evaluation:
+    with ConversationEvaluation(chat) as evaluation:
         evaluation.join()
     answer = chat.ask("And now?")
     list(answer)
@@ -155,7 +155,7 @@ def test_the_next_answer_is_read_for(smollm2: Model) -> None:
 def test_an_evaluation_can_be_stopped_at_any_time(smollm2: Model) -> None:
     chat = session(smollm2, "--system", "one two three four five six " * 100, "-n", "3")
     for _ in range(2):
-        with Evaluation(chat):
+        with ConversationEvaluation(chat):
             pass
         answer = chat.ask("Hello")
         list(answer)
