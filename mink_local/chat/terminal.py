@@ -5,10 +5,13 @@ and KeyboardInterrupt for Ctrl-C.
 """
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_data_path
 from prompt_toolkit import PromptSession
@@ -68,7 +71,7 @@ def read_plain(default: str = "") -> str:
 def _begin_line_with(text: str) -> bool:
     """Have the next line of `input` begin with a text; return if it does."""
     try:
-        import readline  # gives input() editing and history
+        readline: Any = import_module("readline")  # gives input() editing and history
     except ImportError:
         return not text
     if text and (sys.stdin is not sys.__stdin__ or "\n" in text):
@@ -147,7 +150,7 @@ class LineInput:
 
     def typed_ahead(self) -> str:
         """Return what has been typed since the last message, with which the next input line begins."""
-        if sys.platform == "win32":
+        if os.name == "nt":  # there only what a line reads is typed
             return ""
         keys = [*get_typeahead(self._session.input), *self._session.input.read_keys()]
         store_typeahead(self._session.input, keys)
