@@ -54,6 +54,7 @@ def test_forms_agree_on_many_candidates(rows: Row) -> None:
     processed.free()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, 5.0])
 @pytest.mark.parametrize("sampler", SAMPLES, ids=str)
 def test_every_method_samples_the_same_in_every_form(rows: Row, sampler: Sampler, temperature: float) -> None:

@@ -156,6 +156,7 @@ def test_chat(programs: Callable[..., str], tiny_path: Path, tmp_path: Path) -> 
     assert json.loads(printed.splitlines()[-1])["n_tokens"] == 8
 
 
+@pytest.mark.slow
 @pytest.mark.terminal
 def test_conversation(
     programs: Callable[..., str], elsewhere: dict[str, str], tiny_path: Path, tmp_path: Path
@@ -173,6 +174,7 @@ def test_conversation(
     assert "Hi" in programs(("mink-chat", "--list"))
 
 
+@pytest.mark.slow
 def test_evaluation(programs: Callable[..., str], tiny_path: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     run = (

@@ -122,6 +122,7 @@ def test_a_server_that_does_not_start_is_one_sentence() -> None:
         ServerProcess("the printer", ["/nowhere/printer"])
 
 
+@pytest.mark.slow
 def test_two_servers_answer_the_same_requests(tiny_path: Path) -> None:
     options = ServerOptions(tiny_path, n_parallel=2, n_ctx=600, n_threads=1, gpu_layers="auto")
     with options.mink_serve() as server:

@@ -108,6 +108,7 @@ def test_todays_settings_change_nothing(smollm2: Model) -> None:
     assert shown(AnswerSteps(chat, chat.last_answer())) == before
 
 
+@pytest.mark.slow
 def test_an_answer_after_turns_were_left_out() -> None:
     chat = new_session(load_once("smollm2-135m", n_ctx=256), "-n", "4")
     for _ in range(3):

@@ -382,6 +382,7 @@ def test_words_of_other_programs(typist: Begin) -> None:
     assert "(a new conversation)" in typed.say("/new")
 
 
+@pytest.mark.slow
 def test_a_loop_says_what_to_do(typist: Begin) -> None:
     typed = typist("-n", "300")
     [word] = typed.chat.session.model.tokenize(" again")

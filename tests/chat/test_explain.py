@@ -12,6 +12,7 @@ from mink_local.errors import MinkError
 from mink_local.generation.sampling_step import sampling_step
 
 
+@pytest.mark.slow
 def test_plot(logits: NDArray[np.float32], tmp_path: Path) -> None:
     step = sampling_step(logits[0], int(logits[0].argmax()), 5.0)
     explain.plot(step, ["$x_1", "日本語", "\n"], tmp_path / "step.svg")

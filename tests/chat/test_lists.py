@@ -47,6 +47,7 @@ def test_conversations_at_any_width(
         assert re.search(r"… +1 +\d{4}-\d\d-\d\d +", rows[3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [30, 40, 80, 100])
 @pytest.mark.parametrize("command", ["/help", "/show", "/stats", "/list", "/history"])
 @pytest.mark.usefixtures("own_files")

@@ -152,6 +152,7 @@ def test_the_next_answer_is_read_for(smollm2: Model) -> None:
     assert answer.reply.evaluated_tokens < 20 < answer.reply.prompt_tokens
 
 
+@pytest.mark.slow
 def test_an_evaluation_can_be_stopped_at_any_time(smollm2: Model) -> None:
     chat = session(smollm2, "--system", "one two three four five six " * 100, "-n", "3")
     for _ in range(2):

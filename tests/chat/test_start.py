@@ -91,6 +91,7 @@ def test_system_prompt_and_length(mink_chat: MinkChat) -> None:
     assert "(stopped after 12 tokens: --max-tokens)" in plain.err
 
 
+@pytest.mark.slow
 def test_constraints(mink_chat: MinkChat, tmp_path: Path, smollm2: Model) -> None:
     """At T = 5 too: JSON of the schema, without the banned token, and without repetitions."""
     schema = tmp_path / "schema.json"
@@ -153,6 +154,7 @@ def test_text_that_is_not_utf8(mink_chat: MinkChat) -> None:
     assert mink_chat("-n", "3", "-t", "0", stdin="caf\udce9").out == given.out
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 def test_a_reader_that_leaves_is_no_traceback() -> None:
     shell = f"{' '.join(MINK_CHAT)} {STORY[0]} '{STORY[1]}' -t 0 -n 20 </dev/null | head -c 1"
@@ -195,6 +197,7 @@ def test_ctrl_c_ends_one_answer(moment: str) -> None:
         assert errors.splitlines()[1:] == ["(interrupted)"]
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 def test_ctrl_c_that_ends_the_reader_too() -> None:
     """As in `mink-chat … | cat`."""

@@ -39,6 +39,7 @@ def test_a_chat(opened: Open) -> None:
     assert terminal.ended() == 0
 
 
+@pytest.mark.slow
 def test_keys(opened: Open, tmp_path: Path) -> None:
     """Pasted lines are one message, Alt-Enter and a block make lines, Tab completes, Ctrl-R finds."""
     terminal = opened("--temp", "0", "--max-tokens", "1")
@@ -98,10 +99,12 @@ def test_one_types_while_the_model_loads(opened: Open, tmp_path: Path) -> None:
     assert terminal.leave() == 0
 
 
+@pytest.mark.slow
 def test_one_leaves_while_the_model_loads(opened: Open, tmp_path: Path) -> None:
     assert opened(program=["-c", WAITS_TO_LOAD, str(tmp_path / "gate")]).leave() == 0
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_while_one_types(opened: Open) -> None:
     terminal = opened("--model", __file__)
     assert terminal.ended() == 1
@@ -109,6 +112,7 @@ def test_a_model_that_cannot_be_loaded_while_one_types(opened: Open) -> None:
     assert "mink-chat: /" in terminal.text
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_while_a_message_waits(opened: Open, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     terminal = opened("--model", __file__, program=["-c", WAITS_TO_LOAD, str(gate)])
@@ -174,6 +178,7 @@ def test_the_editor(opened: Open, tmp_path: Path) -> None:
     terminal.until(lambda: terminal.screen.endswith("\n> Name a fruit."))
 
 
+@pytest.mark.slow
 def test_what_is_typed_during_an_answer(opened: Open, tmp_path: Path) -> None:
     """It is shown below the answer, not in it; Ctrl-C ends the answer and leaves what is typed."""
     terminal = opened("--temp", "5", "--seed", "3")
@@ -212,6 +217,7 @@ def test_what_is_typed_during_a_plain_answer(opened: Open) -> None:
     terminal.until(lambda: terminal.screen.endswith("\n> second questions?"))
 
 
+@pytest.mark.slow
 def test_the_input_line(opened: Open, tmp_path: Path) -> None:
     """Suggestions from the history, completions with their meaning; Ctrl-Z is not part of the message."""
     terminal = opened("--temp", "0", "--max-tokens", "1")
@@ -233,6 +239,7 @@ def test_the_input_line(opened: Open, tmp_path: Path) -> None:
     terminal.until(lambda: terminal.screen.endswith("\n> Tell me of rain."))
 
 
+@pytest.mark.slow
 def test_a_data_folder_that_cannot_be_written(opened: Open) -> None:
     terminal = opened("-n", "2", "--temp", "0", XDG_DATA_HOME="/dev/null")
     assert "cannot be opened: Not a directory; this conversation is not kept)" in " ".join(
@@ -243,6 +250,7 @@ def test_a_data_folder_that_cannot_be_written(opened: Open) -> None:
     assert "(the history of the input line is not kept: Not a directory)" in shown
 
 
+@pytest.mark.slow
 def test_a_data_folder_that_is_lost(opened: Open, own_files: Path) -> None:
     terminal = opened("-n", "2", "--temp", "0")
     shutil.rmtree(own_files)
@@ -367,6 +375,7 @@ def test_text_of_the_model_does_not_control_the_terminal(opened: Open, tmp_path:
     assert "\x9b" not in terminal.raw
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"NO_COLOR": "1"}])
 def test_heat_while_it_streams(opened: Open, options: dict[str, Any]) -> None:
     """Tokens are coloured, or followed by their number, and lines break between words."""

@@ -127,6 +127,7 @@ def test_perplexity_of_whole_texts(tasks: Path, smollm2: Model, n_ctx: int) -> N
         assert float(logged) == pytest.approx(expected, rel=0.03, abs=0.5)
 
 
+@pytest.mark.slow
 def test_generation_is_greedy_unless_told(tasks: Path, smollm2: Model) -> None:
     rows = samples(tasks, "local_sums", chat=True)
     for row, document in zip(rows, SUMS, strict=True):

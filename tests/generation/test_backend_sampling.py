@@ -76,6 +76,7 @@ def test_a_device_without_an_operation_means_the_host(
     assert "this device lacks an operation" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_unfinished_answer_leaves_nothing_behind(on_backend: Model) -> None:
     expected = ask(on_backend)
     abandoned = on_backend.chat([{"role": "user", "content": "Hello"}], seed=1)

@@ -115,6 +115,7 @@ def test_options_out_of_range(options: dict[str, int]) -> None:
         load_model("smollm2-135m", **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_reserve() -> None:
     with load_model("smollm2-135m", n_ctx=256) as model:
         assert (model.n_ctx, model.n_parallel) == (256, 1)
@@ -164,6 +165,7 @@ print(model.n_parallel, len(list(model.generate(["Hello"] * 3, max_tokens=2))))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.linux
 def test_memory_that_is_not_to_be_had_is_asked_for_in_halves() -> None:
     """With 1 GiB of address space left, 64 answers of 92 MiB each fail inside llama.cpp."""

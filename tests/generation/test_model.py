@@ -273,6 +273,7 @@ def test_garbage_collection_in_the_middle_of_an_answer(smollm2: Model) -> None:
     assert "".join(pieces) == undisturbed
 
 
+@pytest.mark.slow
 def test_an_answer_outlives_its_model_and_the_other_way_round(smollm2: Model) -> None:
     expected = "".join(forget(smollm2).chat(STORY, **CONSTRAINED))
     model = load_model("smollm2-135m", n_ctx=smollm2.n_ctx, n_threads=smollm2.engine.context.n_threads)

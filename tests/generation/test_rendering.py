@@ -80,6 +80,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_templates_that_do_not_end_are_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if they wait for a later turn, and the turns before that are not lost."""

@@ -126,6 +126,7 @@ def test_tools_and_calls_reach_the_template(with_tools: Weights) -> None:
     assert "Searches the web." not in without
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["description", "property", "argument", "result", "name", "role"])
 def test_control_tokens_in_tools_and_calls_are_text(with_tools: Weights, place: str) -> None:
     template = ChatTemplate(with_tools)

@@ -391,6 +391,7 @@ def small(tiny_weights: Weights) -> Context:
     return Context(tiny_weights, 64, 1)
 
 
+@pytest.mark.slow
 def test_a_sampler_may_outlive_its_context_and_the_other_way_round(tiny_weights: Weights) -> None:
     for attach in (True, False):
         for close in (False, True):

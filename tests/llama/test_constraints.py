@@ -70,6 +70,7 @@ def test_penalties_are_llama_cpps(weights: Weights, rows: Row) -> None:
         history.append(token)
 
 
+@pytest.mark.slow
 def test_a_grammar_that_takes_seconds_for_a_token_is_an_error(
     weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:

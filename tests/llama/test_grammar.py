@@ -29,6 +29,7 @@ def test_bad_grammars(smollm2_path: Path, text: str, sentence: str) -> None:
         grammar.check(text, smollm2_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -80,6 +80,7 @@ def test_no_folder_for_a_cache(tmp_path: Path, expected: list[int]) -> None:
     assert candidates(run(tmp_path / "file")) == expected
 
 
+@pytest.mark.slow
 def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, expected: list[int]) -> None:
     """Numba's cache is pickle: what another user puts there would be run."""
     folder = tmp_path / "mink-local" / "numba" / mink_local.__version__

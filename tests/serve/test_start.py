@@ -43,6 +43,7 @@ def test_a_model_has_the_name_of_the_catalogue_or_of_its_file() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 def test_keys_presets_and_a_drain() -> None:
     options = ("--preset", "hot=top-k:k=5@9", "--alias", "m/x", "--api-key", "secret")

@@ -183,6 +183,7 @@ def calls_of(model: Model, made: ToolPlan) -> list[tuple[str, Any]]:
     return [(call["name"], json.loads(call["arguments"])) for call in calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [None, LLAMA])
 def test_a_forced_call_is_valid_at_any_temperature(smollm2: Model, template: str | None) -> None:
     forced = plan(template, tool_choice="required")

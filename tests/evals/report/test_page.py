@@ -210,6 +210,7 @@ def test_an_unknown_link_opens_the_page(opened: Any) -> None:
     assert shown.status == "48 responses to 6 questions."
 
 
+@pytest.mark.slow
 def test_responses_are_paired_with_the_baselines(opened: Any, page: Path) -> None:
     """The filters "won" and "lost" compare responses at the same temperature and repeat."""
     records = [json.loads(line) for line in (page.parent / "records.jsonl").read_bytes().splitlines()]

@@ -109,6 +109,7 @@ def test_chance_is_that_of_the_choices(tmp_path: Path) -> None:
     assert {task.task: task.chance for task in tasks} == {"aqua": 0.2, "gsm8k": None}
 
 
+@pytest.mark.slow
 def test_the_baseline_is_min_k_or_chosen(tmp_path: Path) -> None:
     run = read_run(make(tmp_path, n_questions=5, repeats=1))
     assert summarise(run).baseline == MIN_K

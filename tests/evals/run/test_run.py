@@ -121,6 +121,7 @@ def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_continues(
     assert (by_id["1"].response, by_id["1"].n_tokens) == ("", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.posix
 def test_a_full_disk_stops_the_run_and_a_later_one_continues(
     tmp_path: Path, here: list[object], mink_eval: MinkEval

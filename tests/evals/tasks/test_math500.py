@@ -85,6 +85,7 @@ def test_floats_are_the_same_within_a_millionth() -> None:
     assert normalized("3, 500") == "3,500"
 
 
+@pytest.mark.slow
 def test_every_gold_answer_is_the_same_as_itself() -> None:
     questions = TASKS["math500"].read(shared("data/math500_test.jsonl"), seed=0)
     for question in questions:
@@ -125,6 +126,7 @@ def test_hostile_answers_are_not_the_same_and_harm_nobody(
     assert equivalent("\\frac{6}{2}", "3")
 
 
+@pytest.mark.slow
 def test_the_limit_holds_in_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equivalence, "SECONDS", 3)
     assert equivalent("\\frac{7}{2}", "3.5")  # the child has started
