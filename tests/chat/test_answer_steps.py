@@ -243,6 +243,9 @@ def test_an_answer_that_was_taken_from_a_comparison(smollm2: Model) -> None:
     comparison.take(comparison.cells[3], chat)
     steps = AnswerSteps(chat, chat.last_answer())
     assert str(steps.sampler(0)).startswith("top-p:p=0.5")
-    for at in range(len(steps.tokens)):
-        assert steps.step(at).k == steps.k[at]
-        assert steps.remarks(at) == []
+    for at, k in enumerate(steps.k):
+        now = steps.step(at).k  # of a row that was computed beside others, and now alone
+        assert now == pytest.approx(k, rel=0.1)
+        assert steps.remarks(at) == (
+            [] if now == k else [f"The sampler kept {k:,} when the token was sampled, and {now:,} now."]
+        )
