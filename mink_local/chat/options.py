@@ -148,7 +148,7 @@ SETTINGS: tuple[Setting, ...] = (
     _sampling(
         "--sampler",
         type=SamplerType(),
-        default="min-k",
+        unset="min-k",
         metavar="NAME[:OPTION=VALUE,…]",
         help="How the candidates for the next token are chosen: min-k, top-p:p=0.9, min-p, top-k, "
         "top-n-sigma, eta, p-less, mirostat, greedy.",

@@ -10,32 +10,35 @@ import click
 from mink_local.chat.chat import Chat
 from mink_local.chat.commands import ALIASES, COMMANDS, LEAVING, Command
 from mink_local.chat.completion import Choice, starting_with
+from mink_local.chat.terminal import read_line
 from mink_local.errors import MinkError
 from mink_local.interrupts import on_interrupt
 
 
-def run(chat: Chat, read: Callable[[str], str]) -> None:
-    """Answer messages until the end of the input or /exit; `read` is of `mink_local.chat.terminal`."""
+def run(chat: Chat, read: Callable[[str], str], first: str = "") -> None:
+    """Answer messages until the end of the input or /exit.
+
+    Args:
+        read: An input line of `mink_local.chat.terminal`.
+        first: A line that was read already.
+    """
 
     def stop() -> None:
         chat.stopped = True
 
     chat.read = read
+    text: str | None = first
+    replaces = False
     with on_interrupt(stop):
-        while not chat.leaving:
-            default, replaces = chat.prefill, chat.replaces
-            chat.prefill, chat.replaces = "", False
-            try:
-                text = read(default)
-            except EOFError:
-                chat.screen.show("")
-                return
-            except KeyboardInterrupt:
-                chat.note("\n(Ctrl-D or /exit leaves)")
-                continue
+        while text is not None:
             chat.stopped = False
             if text.strip():
                 _handle(chat, text, replaces)
+            if chat.leaving:
+                return
+            default, replaces = chat.prefill, chat.replaces
+            chat.prefill, chat.replaces = "", False
+            text = read_line(read, chat.screen, default)
 
 
 def _handle(chat: Chat, text: str, replaces: bool) -> None:

@@ -1,14 +1,19 @@
-"""The values of all settings, and where each comes from."""
+"""The values of all settings, and where each comes from.
+
+The samplers are imported where they are needed: that takes longer than all else before the first input line.
+"""
 
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mink_local.chat.options import COMMAND_LINE, CONSTRAINTS, SETTINGS, FileText, Setting
-from mink_local.llama.constraints import Constraints
-from mink_local.samplers import MinK, Sampler
+
+if TYPE_CHECKING:
+    from mink_local.llama.constraints import Constraints
+    from mink_local.samplers import Sampler
 
 SET_HERE = "set in this chat"
 
@@ -55,15 +60,17 @@ class Settings:
 
     def check(self, tau_is_new: bool) -> None:
         """Raise click.UsageError if settings do not suit each other or their text is not valid."""
-        sampler = self.sampler
-        if tau_is_new and self["tau"] is not None and sampler.name != "min-k":
-            raise click.UsageError(f"tau is an option of min-k, not of {sampler.name}.")
+        name = self["sampler"].name if self["sampler"] else "min-k"
+        if tau_is_new and self["tau"] is not None and name != "min-k":
+            raise click.UsageError(f"tau is an option of min-k, not of {name}.")
         _ = self.constraints
 
     @property
-    def sampler(self) -> Sampler:
+    def sampler(self) -> "Sampler":
         """The sampler, with --tau applied."""
-        sampler: Sampler = self["sampler"]
+        from mink_local.samplers import MinK
+
+        sampler: Sampler = self["sampler"] or MinK()
         if self["tau"] is not None and isinstance(sampler, MinK):
             return replace(sampler, tau=self["tau"])
         return sampler
@@ -74,12 +81,14 @@ class Settings:
         return {"auto": None, "host": False}.get(self["sampling"], True)
 
     @property
-    def constraints(self) -> Constraints | None:
+    def constraints(self) -> "Constraints | None":
         """The penalties and limits; None if there are none, which is faster."""
         names = [setting.name for setting in SETTINGS if setting.group == CONSTRAINTS]
         given = {name: self[name] for name in names if self[name]}
         if not given:
             return None
+        from mink_local.llama.constraints import Constraints
+
         try:
             return Constraints(**{**given, "logit_bias": dict(self["logit_bias"])})
         except ValueError as error:
@@ -87,6 +96,8 @@ class Settings:
 
     def shown(self, setting: Setting) -> str:
         """Return a value as /set takes it, or in words what holds if it is not set."""
+        from mink_local.samplers import MinK
+
         value = self[setting.name]
         if setting.name == "sampler":
             return str(self.sampler)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from platformdirs import user_data_path
 from prompt_toolkit import PromptSession
@@ -27,11 +27,13 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPress, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.styles import Style
 
-from mink_local.chat.completion import Choice
 from mink_local.chat.options import command_line_text
 from mink_local.chat.screen import Screen
 from mink_local.cli import printable
 from mink_local.files import private_file
+
+if TYPE_CHECKING:
+    from mink_local.chat.completion import Choice
 
 Background = Callable[[Callable[[str], None]], Awaitable[None]]
 
@@ -68,6 +70,18 @@ def read_plain(default: str = "") -> str:
     return _unquoted(command_line_text(text))
 
 
+def read_line(read: Callable[[str], str], screen: Screen, default: str = "") -> str | None:
+    """Return a line that begins with a text; "" after Ctrl-C, and None at the end of the input."""
+    try:
+        return read(default)
+    except EOFError:
+        screen.show("")
+        return None
+    except KeyboardInterrupt:
+        screen.note("\n(Ctrl-D or /exit leaves)")
+        return ""
+
+
 def _begin_line_with(text: str) -> bool:
     """Have the next line of `input` begin with a text; return if it does."""
     try:
@@ -93,7 +107,7 @@ class LineInput:
 
     def __init__(
         self,
-        complete: Callable[[str], Iterator[Choice]],
+        complete: "Callable[[str], Iterator[Choice]]",
         keys: str,
         keep: bool,
         screen: Screen,
@@ -229,7 +243,7 @@ def _key_bindings() -> KeyBindings:
 
 
 class _LineCompleter(Completer):
-    def __init__(self, complete: Callable[[str], Iterator[Choice]]) -> None:
+    def __init__(self, complete: "Callable[[str], Iterator[Choice]]") -> None:
         self._complete = complete
 
     def get_completions(self, document: Document, _: CompleteEvent) -> Iterator[Completion]:

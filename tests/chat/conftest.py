@@ -63,7 +63,7 @@ def mink_chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 
     `typed` are lines for a chat, typed at a plain input line.
     """
-    monkeypatch.setattr("mink_local.chat.start.load_model", load_once)
+    monkeypatch.setattr("mink_local.generation.loading.load_model", load_once)
 
     def run_program(*arguments: str, stdin: str = "", typed: Sequence[str] = ()) -> Result:
         monkeypatch.setattr(sys, "argv", ["mink-chat", *arguments])

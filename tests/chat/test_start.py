@@ -216,11 +216,11 @@ def test_ctrl_c_that_ends_the_reader_too() -> None:
 
 LOADS_FOR_EVER = """
 import sys, time
-from mink_local.chat import start
+from mink_local.generation import loading
 def load_model(*_, **__):
     print("loading", flush=True)
     time.sleep(60)
-start.load_model = load_model
+loading.load_model = load_model
 from mink_local.chat import main
 sys.argv = ["mink-chat", "-p", "Hi"]
 main()

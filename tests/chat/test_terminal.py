@@ -69,13 +69,13 @@ def test_keys(opened: Open, tmp_path: Path) -> None:
 WAITS_TO_LOAD = """
 import sys, time
 from pathlib import Path
-from mink_local.chat import start
-load_model, gate = start.load_model, Path(sys.argv.pop(1))
+from mink_local.generation import loading
+load_model, gate = loading.load_model, Path(sys.argv.pop(1))
 def load_late(*arguments, **options):
     while not gate.exists():
         time.sleep(0.05)
     return load_model(*arguments, **options)
-start.load_model = load_late
+loading.load_model = load_late
 from mink_local.chat import main
 main()
 """
@@ -97,6 +97,24 @@ def test_one_types_while_the_model_loads(opened: Open, tmp_path: Path) -> None:
     terminal.until(lambda: "5 tokens" in terminal.text)
     assert re.search(r"smollm2-135m on the CPU[^>]*context of", terminal.text)
     assert terminal.leave() == 0
+
+
+SHOWS_WHAT_IS_IMPORTED = r"""
+import sys
+from mink_local.chat import main, terminal
+def leave(line, default=""):
+    print("imported:", *sorted({"numpy", "numba", "llama_cpp"} & set(sys.modules)))
+    raise EOFError
+terminal.LineInput.__call__ = leave
+print("\33[?2004h", end="")  # as if the line were there
+main()
+"""
+
+
+def test_the_first_line_waits_for_no_large_module(opened: Open) -> None:
+    terminal = opened("--temp", "5", program=["-c", SHOWS_WHAT_IS_IMPORTED])
+    assert terminal.ended() == 0
+    assert "imported:\n" in terminal.text
 
 
 @pytest.mark.slow
