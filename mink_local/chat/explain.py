@@ -1,27 +1,17 @@
-"""Tables and pictures of one step of an answer."""
+"""Tables of one step of an answer."""
 
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 from rich.box import HORIZONTALS
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mink_local.errors import MinkError
 from mink_local.generation.sampling_step import SamplingStep
+from mink_local.generation.step_plot import quoted
 
-_LABELLED = (0, 1, 2, 3, 5, 8)  # ranks with a label in the picture; a logarithmic axis has no space for more
-_LEAST_IMPORTANT = (
-    "weight",
-    "own",
-    "logit",
-    "T=1",
-)  # columns; the first goes first
+_LEAST_IMPORTANT = ("weight", "own", "logit", "T=1")  # columns; the first goes first
 _NARROW = 44  # columns
 _GAP = 2  # columns between two tables
 
@@ -103,52 +93,3 @@ def _table(*names: str) -> Table:
     for name in names:
         table.add_column(name, justify="left" if name in ("token", "method") else "right", no_wrap=True)
     return table
-
-
-def quoted(text: str, longest: int = 16) -> str:
-    """Return a token's text in quotes, cut to a number of columns."""
-    shown = repr(text)
-    return shown if cell_len(shown) <= longest else set_cell_size(shown, longest - 1).rstrip() + "…"
-
-
-def plot(step: SamplingStep, texts: Sequence[str], path: Path) -> None:
-    """Write a picture of the sorted logits and of what each method keeps. Raises MinkError.
-
-    `texts` are those of `table`; the ending of the file names its format.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MinkError("pictures need Matplotlib: type  python -m pip install matplotlib") from None
-    figure = Figure(figsize=(9, 6), layout="constrained")
-    curve: Any
-    bars: Any
-    curve, bars = figure.subplots(2, sharex=True, height_ratios=(2, 1))
-    at = np.arange(1, len(step.ids) + 1)
-    curve.plot(at, step.logits, color="0.35", linewidth=1)
-    curve.plot(at[:30], step.logits[:30], ".", color="0.35", markersize=5)
-    curve.plot(
-        step.sampled + 1, step.logits[step.sampled], "o", color="black", fillstyle="none", label="sampled"
-    )
-    curve.axvline(step.cliff + 0.5, color="C0", linestyle="--", linewidth=1, label="cliff")
-    for rank in (rank for rank in _LABELLED if rank < len(texts)):
-        curve.annotate(
-            quoted(texts[rank]).replace("$", r"\$"), (rank + 1, step.logits[rank]),
-            rotation=30, fontsize=8, xytext=(3, 4), textcoords="offset points",
-        )  # fmt: skip
-    curve.margins(y=0.12)
-    curve.set(
-        xscale="log", ylabel="logit", title=f"What each method keeps at temperature {step.temperature:g}"
-    )
-    curve.legend()
-    methods = [method.replace("order=temperature-first", "").rstrip(":,") for method in step.kept]
-    kept = bars.barh(methods, list(step.kept.values()), left=0.5)
-    bars.bar_label(kept, [f"{number:,}" for number in step.kept.values()], padding=3, fontsize=8)
-    bars.invert_yaxis()
-    bars.set(xlabel="rank", xlim=(0.5, 4 * len(step.ids)))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about characters that are missing in the font
-            figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise MinkError(f"{path} cannot be written: {error}") from None

@@ -15,6 +15,7 @@ from mink_local.chat.heat import SCALES, Scale, number
 from mink_local.chat.heat import heat as heat_text
 from mink_local.chat.progress import candidates
 from mink_local.chat.screen import counted, one_line
+from mink_local.generation import step_plot
 
 _CANDIDATES = 12  # rows of /explain
 _PICTURE_COLUMNS, _PICTURE_ROWS = 60, 5  # of the curve below its table
@@ -50,7 +51,7 @@ def explain(chat: Chat, argument: str) -> None:
     for sentence in [*step_view.sentences(step), *steps.remarks(at)]:
         chat.note(sentence)
     if path:
-        step_view.plot(step, names, Path(path).expanduser())
+        step_plot.plot(step, names, Path(path).expanduser())
         chat.note(f"(written to {path})")
 
 
@@ -88,10 +89,10 @@ def _list_forks(chat: Chat, steps: AnswerSteps, scale: Scale, numbers: Sequence[
         if chat.stopped:
             return
         step = steps.step(at)
-        others = [step_view.quoted(steps.text(int(token))) for token in step.ids[:_OTHERS]]
+        others = [step_plot.quoted(steps.text(int(token))) for token in step.ids[:_OTHERS]]
         more = " …" if step.k > _OTHERS else ""
         lines.append(
-            f"token {at + 1} {step_view.quoted(steps.texts[at])}, {scale.about} "
+            f"token {at + 1} {step_plot.quoted(steps.texts[at])}, {scale.about} "
             f"{scale.shown(numbers[at])}, of {' '.join(others[: step.k])}{more}"
         )
     for line in reversed(lines):

@@ -231,6 +231,67 @@ def run_command(
     evaluate(evaluation, execute, environment, quiet)
 
 
+@cli.command("candidates")
+@click.argument("prompt")
+@click.option("--model", "-m", default=DEFAULT_MODEL, metavar="NAME|PATH", help=MODEL_HELP)
+@click.option(
+    "--answer",
+    default="",
+    metavar="TEXT",
+    help="What the answer to PROMPT begins with: the candidates are of the token after it.",
+)
+@click.option(
+    "--sampler",
+    "-s",
+    "samplers",
+    multiple=True,
+    type=SamplerType(),
+    help="A method. May be given several times.  [default: all but mirostat, in both orders]",
+)
+@click.option(
+    "--temp",
+    "-t",
+    "temperatures",
+    multiple=True,
+    type=FiniteFloat(min=0, min_open=True),
+    default=[1.0, 2.0, 5.0, 10.0],
+    metavar="T",
+    help="A temperature. May be given several times.",
+)
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a picture of the sorted logits with the cuts at the last temperature; the ending names the "
+    "format.",
+)
+def candidates_command(
+    prompt: str,
+    model: str,
+    answer: str,
+    samplers: "Sequence[Sampler]",
+    temperatures: Sequence[float],
+    picture: Path | None,
+) -> None:
+    """Show the candidates of one token, and how many of them each method keeps at each temperature.
+
+    The token is the next one of the answer to PROMPT. Tokens that only some methods keep are what their
+    answers differ in.
+    """
+    from rich.console import Console
+
+    from mink_local.evals.candidates import next_step, show, write_picture
+    from mink_local.generation.loading import load_model
+    from mink_local.generation.sampling_step import METHODS
+
+    with load_model(model) as loaded:
+        step = next_step(loaded, prompt, answer, samplers or METHODS)
+        show(Console(), loaded, step, temperatures)
+        if picture:
+            write_picture(loaded, step, temperatures[-1], picture)
+
+
 @cli.command("report")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(

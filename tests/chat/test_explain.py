@@ -1,25 +1,12 @@
 """The table and the picture of /explain."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from rich.console import Console
 
 from mink_local.chat import explain
-from mink_local.errors import MinkError
 from mink_local.generation.sampling_step import sampling_step
-
-
-@pytest.mark.slow
-def test_plot(logits: NDArray[np.float32], tmp_path: Path) -> None:
-    step = sampling_step(logits[0], int(logits[0].argmax()), 5.0)
-    explain.plot(step, ["$x_1", "日本語", "\n"], tmp_path / "step.svg")
-    assert (tmp_path / "step.svg").read_text().startswith("<?xml")
-    for path in (tmp_path / "step.parrot", tmp_path / "no" / "step.png"):
-        with pytest.raises(MinkError, match="cannot be written"):
-            explain.plot(step, ["a"], path)
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100])

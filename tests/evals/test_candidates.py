@@ -1,0 +1,44 @@
+"""`mink-eval candidates`: the candidates of one token."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mink_local.evals.candidates import next_step
+from mink_local.generation.model import Model
+from mink_local.samplers import MinK, TopP
+from tests.support.mink_eval import MinkEval
+
+PROMPT, ANSWER = "Tell me a story about a dog.", "Once upon a time, there was a"
+
+
+def test_the_methods_keep_what_they_keep_of_these_logits(mink_eval: MinkEval, smollm2: Model) -> None:
+    result = mink_eval(
+        "candidates", PROMPT, "--answer", ANSWER, "-t", "1", "-t", "5", "-s", "min-k:tau=90", "-s", "top-p"
+    )
+    logits = smollm2.logits([{"role": "user", "content": PROMPT}], smollm2.tokenize(ANSWER))
+    best = smollm2.texts([int(logits.argmax())])[0]
+    rows = [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line
+    ]
+    assert rows[0][:2] == ["1", repr(best)]
+    kept = [
+        [name, *(f"{method.cutoff(logits, t):,}" for t in (1, 5))]
+        for name, method in (("min-k:tau=90", MinK(tau=90)), ("top-p:p=0.9 (T first)", TopP()))
+    ]
+    assert [row[:1] + row[1:] for row in rows[-2:]] == kept
+    assert result.status == 0
+
+
+def test_the_answer_goes_on(smollm2: Model) -> None:
+    one, other = next_step(smollm2, PROMPT), next_step(smollm2, PROMPT, ANSWER)
+    assert not np.array_equal(one.row, other.row)
+
+
+@pytest.mark.slow
+def test_a_picture(mink_eval: MinkEval, tmp_path: Path) -> None:
+    assert mink_eval("candidates", "Hi", "--plot", tmp_path / "step.svg").status == 0
+    assert (tmp_path / "step.svg").read_text().startswith("<?xml")
+    result = mink_eval("candidates", "Hi", "--plot", tmp_path / "step.parrot")
+    assert (result.status, "cannot be written" in result.stderr) == (1, True)
