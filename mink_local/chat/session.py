@@ -29,9 +29,9 @@ class ConversationChangedError(MinkError):
 
 
 def as_messages(system: str | None, branch: Sequence[StoredMessage]) -> Messages:
-    """Return a system prompt, if there is one, and the messages of a branch, without reasoning."""
+    """Return a system prompt, if there is one, and the messages of a branch, without reasoning and loops."""
     messages = [{"role": "system", "content": system}] if system else []
-    return messages + [{"role": message.role, "content": message.content} for message in branch]
+    return messages + [{"role": message.role, "content": message.to_evaluate} for message in branch]
 
 
 def drop_oldest_turns(messages: Messages, model: Model, max_tokens: int | None) -> Messages:

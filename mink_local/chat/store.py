@@ -95,6 +95,7 @@ class Outcome:
     seconds: float = 0.0
     continued: list[SamplingInfo] = field(default_factory=list)  # how the later parts were sampled
     chosen: list[int] = field(default_factory=list)  # indices of tokens that the user chose, not the sampler
+    repeated: int = 0  # characters at the end that say again what was said, if that ended the answer
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,12 @@ class StoredMessage:
     how: SamplingInfo | None  # None for a user's message
     outcome: Outcome | None  # None if the program was killed, or the answer is still being generated
     created: float
+
+    @property
+    def to_evaluate(self) -> str:
+        """The content that the conversation goes on from: without a loop, which the model would take up."""
+        repeated = self.outcome.repeated if self.outcome else 0
+        return self.content[: max(0, len(self.content) - repeated)]
 
     @property
     def hows(self) -> list[SamplingInfo]:

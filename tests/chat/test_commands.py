@@ -394,6 +394,9 @@ def test_a_loop_says_what_to_do(typist: Begin) -> None:
     outcome = typed.chat.session.last_answer().outcome
     assert outcome
     assert outcome.finish_reason == "repetition"
+    told = typed.chat.session.messages(typed.chat.session.branch)
+    assert [message["content"] for message in told] == ["Hello", " again"]
+    assert typed.chat.session.last_answer().content == " again" * len(outcome.tokens)
     assert "stopped; /regen 10," in typed.say("/regen 5")
     typed.say("/set loop-guard off", "/set max-tokens 150")
     assert "(stopped after 150 tokens" in typed.say("/regen")
