@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from mink_local.evals.report.format import count, listed, percent
+from mink_local.evals.report.format import count, listed, percent, points
 from mink_local.evals.report.summary import SCORINGS, CellResult, Scoring, Summary, TaskResult
 
 HOW_TO_READ = (
@@ -13,17 +13,17 @@ HOW_TO_READ = (
     "observations as there are questions; if questions were asked several times, it is wider than needed. "
     "±: the standard deviation of the repeats' accuracies.",
     "▲ and ▼: significantly more, or less, accurate than the method compared with, on the same questions "
-    "at the same temperature, by McNemar's exact test; with several responses a question, by the exact sign "
-    "test for the method that answered a question correctly more often. Holm's correction is made over all "
-    "comparisons of the run under one scoring, so the chance of even one false mark among them is at most "
-    "5%.",
+    "at the same temperature, by McNemar's exact test; with several responses a question, by the permutation "
+    "test that flips the sign of each question's difference. Holm's correction is made over all comparisons "
+    "of the run under one scoring, so the chance of even one false mark among them is at most 5%.",
+    "The range of a difference is its 95% interval over questions, of each comparison alone: the correction "
+    "is not in it. Won and lost: questions answered correctly more often, and less often.",
     "Bold: a method marked ▲, or the method compared with if it is significantly better than every other in "
     "its column. The largest number of a column is not bold for being the largest. *: some questions or "
     "repeats have no response yet.",
-    "Visible: the smallest true difference, in points, that would have been found with a chance of 80%, "
-    "given the number of questions, the share of them on which the two methods disagreed, and the level "
-    "that Holm's correction asked of the next comparison. With several responses a question: questions won "
-    "minus questions lost.",
+    "Visible: the smallest true difference of the accuracies, in points, that would have been found with a "
+    "chance of 80%, given the number of questions, how far the two methods disagreed on them, and the level "
+    "that Holm's correction asked of the next comparison. A smaller one is found less often, not never.",
     "Distinct: the share of different texts among the responses to a question, mean over questions; "
     "distinct-2: the same for pairs of neighbouring words. Both fall as repeats are added, and nonsense is "
     "distinct too: read them beside the accuracy.",
@@ -49,12 +49,17 @@ def _families(summary: Summary) -> Iterator[str]:
 def _family(summary: Summary, scoring: Scoring) -> str:
     family = summary.family(scoring)
     better, worse = sum(c.better for c in family), sum(c.worse for c in family)
+    undecided = [c.paired.interval for c in family if not (c.better or c.worse)]
     sentence = (
         f"{scoring.capitalize()}: of {count(len(family), 'comparison')} with {summary.baseline} at the same "
         f"temperature, the other method is significantly better in {better} and significantly worse in "
-        f"{worse}; in {len(family) - better - worse} no difference was found, which does not show that there "
-        "is none."
+        f"{worse}; in {len(undecided)} no difference was found"
     )
+    if undecided:
+        lows, highs = zip(*undecided, strict=True)
+        reach = f"{points(min(lows))} to {points(max(highs))} points"
+        sentence += f", which does not show that there is none: 95% intervals reach from {reach}"
+    sentence += "."
     visible = [c.visible for c in family if c.visible is not None]
     if not visible:
         return f"{sentence} With so few questions none could have been found."

@@ -5,21 +5,24 @@ sampled from all questions like it. Responses to one question depend on each oth
 tests have as many observations as there are questions, however often each was asked.
 
 Sources: E. B. Wilson (1927), doi:10.2307/2276774, for the interval; Q. McNemar (1947),
-doi:10.1007/BF02295996, for the paired test; S. Holm (1979), Scand. J. Statist. 6, 65-70, for the correction;
+doi:10.1007/BF02295996, for the paired test, and D. M. Ritzwoller et al. (2024), arXiv:2406.09521, for
+flipping signs with several responses; D. G. Bonett and R. M. Price (2012), J. Educ. Behav. Stat. 37,
+479-488, for the interval of a difference; S. Holm (1979), Scand. J. Statist. 6, 65-70, for the correction;
 J. Li et al. (2016), arXiv:1510.03055, for distinct-2.
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.stats import binom, binomtest
+from scipy.stats import binom, norm
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
@@ -70,34 +73,92 @@ def _grouped(outcomes: Outcomes, by: int) -> dict[Any, list[bool]]:
     return groups
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PairedTest:
-    """Two methods compared on the `n_questions` questions that both answered.
+    """Two methods compared on the questions that both answered in each of `n_repeats` common repeats.
 
-    `difference` is the first's accuracy minus the second's. The first `won` the questions that it answered
-    correctly in more of the repeats that both have: with one response a question, `won` and `lost` are
-    McNemar's two discordant counts. `p` is two-sided, of the exact binomial test that a discordant question
-    is as likely won as lost: McNemar's exact test, and with several responses a question the sign test of
-    their counts. It is 1 if no question is discordant.
+    `gains`, int64 (n_questions,), are differences of counts: for each question, how many of the first's
+    responses are correct, minus how many of the second's.
     """
 
-    n_questions: int
-    difference: float
-    won: int
-    lost: int
-    p: float
+    gains: NDArray[np.int64]
+    n_repeats: int
+
+    @property
+    def n_questions(self) -> int:
+        return len(self.gains)
+
+    @property
+    def difference(self) -> float:
+        """The first's accuracy minus the second's; 0 without questions."""
+        return float(self.gains.sum()) / max(1, self.n_questions * self.n_repeats)
+
+    @property
+    def won(self) -> int:
+        """The questions that the first answered correctly more often."""
+        return int((self.gains > 0).sum())
+
+    @property
+    def lost(self) -> int:
+        return int((self.gains < 0).sum())
+
+    @cached_property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval of the difference.
+
+        As Bonett and Price do with one response a question, add one question that the first wins and one that
+        it loses, in all repeats, and take the normal interval of the mean: so it is never empty.
+        """
+        n = self.n_questions + 2
+        shares = self.gains / self.n_repeats
+        center = shares.sum() / n
+        half = norm.isf(0.025) * math.sqrt(((shares @ shares + 2) / n - center**2) / n)
+        return max(-1.0, float(center - half)), min(1.0, float(center + half))
+
+    @cached_property
+    def p(self) -> float:
+        """The two-sided p-value of the sign-flip permutation test that the mean gain is 0, exact.
+
+        It is the chance of a sum of gains as far from 0 if each gain were as likely to be its opposite. With
+        one response a question it is McNemar's exact test. Flipped signs leave the sum of squares as it is,
+        so the test of the mean is that of the studentized mean: it also holds for many questions whose
+        gains are not symmetric about 0, such as few large ones against many small ones.
+        """
+        total = abs(int(self.gains.sum()))
+        if total == 0:
+            return 1.0
+        chances = np.ones(1)  # of what the gains that are won add up to
+        for size, count in zip(*np.unique(abs(self.gains[self.gains != 0]), return_counts=True), strict=True):
+            of_size = np.zeros(size * count + 1)
+            of_size[::size] = binom.pmf(np.arange(count + 1), count, 0.5)
+            chances = np.convolve(chances, of_size)
+        return min(1.0, 2 * float(chances[(len(chances) - 1 + total) // 2 :].sum()))
+
+    def visible(self, level: float) -> float | None:
+        """Return the smallest true difference of the accuracies that is found with a chance of 80%.
+
+        A p-value of at most `level` counts as found. The mean square of the gains is taken to be the
+        observed one, as if all gains other than 0 were of one size; with one response a question, they are.
+        Returns None if not even a difference of 1 would be found.
+        """
+        shares = abs(self.gains) / self.n_repeats
+        size = float(shares @ shares / shares.sum()) if shares.any() else 1.0
+        visible = visible_difference(self.n_questions, float(shares.sum()) / size, level)
+        return visible and size * visible
 
 
 def compare(first: Outcomes, second: Outcomes) -> PairedTest:
-    """Return the paired test of two methods, exact because the signs of questions are independent."""
+    """Return the paired test of two methods.
+
+    A question with fewer common repeats than others is left out: it is one that is being answered, and its
+    short responses come first.
+    """
     gains: dict[str, list[int]] = {}
     for key in first.keys() & second.keys():
         gains.setdefault(key[0], []).append(first[key] - second[key])
-    totals = [sum(gain) for gain in gains.values()]
-    won, lost = sum(total > 0 for total in totals), sum(total < 0 for total in totals)
-    difference = statistics.fmean(map(statistics.fmean, gains.values())) if gains else 0.0
-    p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
-    return PairedTest(len(gains), difference, won, lost, p)
+    n_repeats = max(map(len, gains.values()), default=1)
+    totals = [sum(gain) for gain in gains.values() if len(gain) == n_repeats]
+    return PairedTest(np.array(totals, np.int64), n_repeats)
 
 
 def holm(p_values: Sequence[float]) -> tuple[list[float], float]:
@@ -113,13 +174,13 @@ def holm(p_values: Sequence[float]) -> tuple[list[float], float]:
 
 
 @lru_cache(maxsize=4096)
-def visible_difference(n: int, discordant: int, level: float) -> float | None:
-    """Return the smallest true difference that `compare` finds with a chance of 80% (`POWER`).
+def visible_difference(n: int, discordant: float, level: float) -> float | None:
+    """Return the smallest true difference that McNemar's exact test finds with a chance of 80% (`POWER`).
 
-    The difference is questions won minus questions lost, as a share of all `n`; with one response a question,
-    that of the accuracies. A p-value of at most `level` counts as found, if the better method is ahead. The
-    true share of discordant questions is taken to be `discordant / n`, or the difference itself if that is
-    larger. Returns None if not even a difference of 1 would be found.
+    The difference is questions won minus questions lost, as a share of all `n`. A p-value of at most `level`
+    counts as found, if the better method is ahead. The true share of discordant questions is taken to be
+    `discordant / n`, or the difference itself if that is larger. Returns None if not even a difference of 1
+    would be found.
     """
     if n == 0 or _power(n, discordant / n, 1.0, level) < POWER:
         return None

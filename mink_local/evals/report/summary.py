@@ -42,7 +42,7 @@ class Comparison:
     """The difference between a cell and the baseline's cell at the same temperature.
 
     `adjusted` is the paired test's p-value after Holm's correction over the family, and `visible` the
-    `visible_difference` at the level of the family's next step.
+    difference that it finds with a chance of 80% at the level of the family's next step.
     """
 
     paired: stats.PairedTest
@@ -51,11 +51,11 @@ class Comparison:
 
     @property
     def better(self) -> bool:
-        return self.significant and self.paired.won > self.paired.lost and self.paired.difference > 0
+        return self.significant and self.paired.difference > 0
 
     @property
     def worse(self) -> bool:
-        return self.significant and self.paired.won < self.paired.lost and self.paired.difference < 0
+        return self.significant and self.paired.difference < 0
 
     @property
     def significant(self) -> bool:
@@ -260,5 +260,4 @@ def _compare_all(tasks: Sequence[TaskResult], scoring: Scoring, baseline: str | 
     tests = [stats.compare(cell.outcomes(scoring), other.outcomes(scoring)) for cell, other in pairs]
     adjusted, level = stats.holm([test.p for test in tests])
     for (cell, _), test, p in zip(pairs, tests, adjusted, strict=True):
-        visible = stats.visible_difference(test.n_questions, test.won + test.lost, level)
-        cell.comparisons[scoring] = Comparison(test, p, visible)
+        cell.comparisons[scoring] = Comparison(test, p, test.visible(level))

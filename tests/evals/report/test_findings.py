@@ -26,7 +26,7 @@ def test_comparisons_are_counted(tmp_path: Path) -> None:
     assert strict.startswith(
         "Strict: of 4 comparisons with min-k:tau=3 at the same temperature, the other method is "
         "significantly better in 2 and significantly worse in 0; in 2 no difference was found, which does "
-        "not show that there is none. A difference of "
+        "not show that there is none: 95% intervals reach from −8.7 to +8.7 points. A difference of "
     )
     assert strict.endswith(
         " points, depending on the comparison, would have been found with a chance of 80%."

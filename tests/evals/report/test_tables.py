@@ -81,7 +81,7 @@ def test_comparisons_are_what_counting_says(made: tuple[list[dict[str, Any]], Su
     compared = [row for row in csv_rows(summary) if row["against"]]
     assert {row["sampler"] for row in compared} == {"greedy", FIRST, LAST}
     shown = [
-        [entry.text for entry in row[2:6]]
+        [*(entry.text for entry in row[2:6]), row[3].below]
         for scoring in SCORINGS
         for row in comparisons_table(summary.tasks[0], scoring, MIN_K).rows
     ]
@@ -92,7 +92,10 @@ def test_comparisons_are_what_counting_says(made: tuple[list[dict[str, Any]], Su
         won, lost = sum(gain > 0 for gain in gains), sum(gain < 0 for gain in gains)
         assert (int(row["won"]), int(row["lost"])) == (won, lost)
         assert float(row["difference"]) == pytest.approx(sum(gains) / 80)
-        assert ["40", f"{100 * sum(gains) / 80:+.1f}".replace("-", "−"), str(won), str(lost)] in shown
+        low, high = 100 * float(row["difference_low"]), 100 * float(row["difference_high"])
+        assert low < 100 * sum(gains) / 80 < high
+        texts = (f"{100 * sum(gains) / 80:+.1f}", str(won), str(lost), f"{low:+.1f} to {high:+.1f}")
+        assert ["40", *(text.replace("-", "−") for text in texts)] in shown
 
 
 def test_marks_are_in_the_table(tmp_path: Path) -> None:
