@@ -137,8 +137,7 @@ class TaskResult:
 
     @property
     def n_questions(self) -> int:
-        """The most questions of any cell; a cell with fewer is not complete."""
-        return max(cell.n_questions for cell in self.cells.values())
+        return len({r.question_id for cell in self.cells.values() for r in cell.responses})
 
     @property
     def n_repeats(self) -> int:
@@ -146,9 +145,10 @@ class TaskResult:
 
     @cached_property
     def incomplete(self) -> list[CellResult]:
-        """The cells that have fewer responses than others."""
-        full = max(len(cell.responses) for cell in self.cells.values())
-        return [cell for cell in self.cells.values() if len(cell.responses) < full]
+        """The cells without a response to a question and repeat that another cell has."""
+        asked = {cell: cell.outcomes("strict").keys() for cell in self.cells.values()}
+        full = set().union(*asked.values())
+        return [cell for cell, keys in asked.items() if keys != full]
 
     def row(self, method: Method) -> list[CellResult]:
         """Return the cells of a method, at ascending temperatures."""

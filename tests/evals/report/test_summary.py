@@ -104,6 +104,14 @@ def test_a_cell_with_fewer_responses_is_incomplete(tmp_path: Path) -> None:
     assert comparison.paired.n_questions == 4
 
 
+def test_cells_over_different_questions_are_incomplete_however_many_they_have(tmp_path: Path) -> None:
+    make(tmp_path, n_questions=10, temperatures=(1.0,))
+    left_out = {(MIN_K, "3"), (SIGMA, "4"), (FIRST, "5"), (LAST, "6")}
+    change(tmp_path, lambda r: (r["sampler"], r["question_id"]) not in left_out)
+    task = summary_of(tmp_path).tasks[0]
+    assert (len(task.incomplete), task.n_questions) == (4, 10)
+
+
 def test_chance_is_that_of_the_choices(tmp_path: Path) -> None:
     tasks = summary_of(write_run(tmp_path, n_questions=2, samplers=(MIN_K,))).tasks
     assert {task.task: task.chance for task in tasks} == {"aqua": 0.2, "gsm8k": None}
