@@ -14,7 +14,7 @@ import matplotlib
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from mink_local.evals.report.summary import SCORINGS, CellResult, Method, Scoring, Summary, TaskResult
@@ -24,7 +24,7 @@ COLUMNS = 3
 COLOURS = ("#0072B2", "#D55E00", "#009E73")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GREY, LIGHT = "#777777", "#bbbbbb"
-NOTE: dict[str, Any] = {"fontsize": "small", "x": 0.01, "ha": "left"}
+NOTE: dict[str, Any] = {"fontsize": "small", "x": 0.01, "ha": "left", "wrap": True}
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,9 @@ def cutoffs_figure(task: TaskResult) -> Figure:
         axis.legend(frameon=False, fontsize="x-small")
     axes[0].set_xscale("log")
     axes[0].set_yscale("log")
-    for ticks in (axes[0].xaxis, axes[0].yaxis):
+    for ticks, (low, high) in ((axes[0].xaxis, axes[0].get_xlim()), (axes[0].yaxis, axes[0].get_ylim())):
+        if high < 100 * low:
+            ticks.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ticks.set_major_formatter("{x:g}")
         ticks.set_minor_locator(NullLocator())
     return figure
@@ -217,7 +219,7 @@ def _panels(n: int, x_label: str, y_label: str) -> tuple[Figure, Any]:
 
 
 def _temperature_axis(axis: Any, temperatures: Sequence[float]) -> None:
-    if all(temperatures):  # 0 has no logarithm
+    if all(temperatures) and len(temperatures) > 1:  # 0 has no logarithm, and one value no range
         axis.set_xscale("log")
     axis.xaxis.set_major_locator(FixedLocator(list(temperatures)))
     axis.xaxis.set_minor_locator(NullLocator())

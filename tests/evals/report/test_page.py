@@ -104,6 +104,12 @@ def test_the_page_asks_for_nothing_and_runs_only_its_own_script(page: Path) -> N
     assert HOSTILE not in html
 
 
+def test_the_list_of_questions_is_always_positioned(page: Path) -> None:
+    """So the place of the chosen question, which the list is scrolled to, is measured from the list's top."""
+    positions = re.findall(r"#questions {[^}]*position: (\w+)", page.read_text(encoding="utf-8"))
+    assert positions == ["sticky", "relative"]
+
+
 def test_tables_and_sentences_are_in_the_page_without_script(page: Path) -> None:
     text = Reader(page.read_text(encoding="utf-8")).text
     assert f"gsm8k with model {HOSTILE}" in text

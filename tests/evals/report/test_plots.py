@@ -1,5 +1,6 @@
 """The pictures: which there are, and that their lines and points are the cells'."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,29 @@ def test_markers_are_hollow_without_a_significant_difference(tmp_path: Path) -> 
     assert hollow == [[[1, 25]]]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0, 1.5, 5.0])
+def test_one_temperature_is_in_the_middle_of_its_panel(tmp_path: Path, temperature: float) -> None:
+    summary = make(tmp_path, n_questions=2, samplers=(MIN_K, SIGMA))
+    change(tmp_path, lambda r: r["temperature"] == 1 and r.update(temperature=temperature) is None)
+    summary = summarise(read_run(tmp_path))
+    figure = accuracy_figure(summary, summary.tasks[0], "strict")
+    figure.draw_without_rendering()
+    axis = figure.axes[0]
+    x, _ = axis.transAxes.inverted().transform(axis.transData.transform((temperature, 0)))
+    assert x == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("samplers", [(MIN_K, SIGMA), (MIN_K, SIGMA, FIRST, "min-p:p=0.1")])
+def test_captions_are_within_the_picture(tmp_path: Path, samplers: tuple[str, ...]) -> None:
+    summary = make(tmp_path, samplers=samplers, n_questions=2)
+    for make_figure in (partial(accuracy_figure, summary), diversity_figure):
+        figure: Any = make_figure(summary.tasks[0], "strict")
+        figure.draw_without_rendering()
+        note, panel = figure._suptitle.get_window_extent(), figure.axes[0].title.get_window_extent()
+        assert note.x1 <= figure.bbox.x1
+        assert panel.y1 <= note.y0 < note.y1 <= figure.bbox.y1
+
+
 def test_a_point_has_diversity_and_accuracy(tmp_path: Path) -> None:
     """Every point is labelled with its temperatures: greedy's, the same everywhere, once."""
     task = make(tmp_path, samplers=("greedy", FIRST, LAST)).tasks[0]
@@ -96,6 +120,18 @@ def test_sizes_fall_from_one_hundred_percent(tmp_path: Path) -> None:
     sizes = [k for response in task.cells[MIN_K, 1.0].responses for k in response.k]
     assert (x[0], y[0], max(x)) == (1, 100, max(sizes))
     assert y[-1] == pytest.approx(100 * sizes.count(max(sizes)) / len(sizes))
+
+
+@pytest.mark.parametrize("share", [1, 2, 9])
+def test_axes_of_sizes_have_several_ticks(tmp_path: Path, share: int) -> None:
+    """One k in ten, in two or in all, is 3: the shares lie in one decade."""
+    make(tmp_path, samplers=(MIN_K,), temperatures=(1.0,), n_questions=1)
+    change(tmp_path, lambda r: r.update(k=[1] * share + [3]))
+    figure = cutoffs_figure(summarise(read_run(tmp_path)).tasks[0])
+    figure.draw_without_rendering()
+    for ticks in (figure.axes[0].xaxis, figure.axes[0].yaxis):
+        low, high = sorted(ticks.get_view_interval())
+        assert sum(low <= tick <= high for tick in ticks.get_majorticklocs()) >= 2
 
 
 @pytest.mark.parametrize(
