@@ -7,7 +7,7 @@ from mink_local.evals.report.findings import HOW_TO_READ, findings
 from mink_local.evals.report.format import escape_markdown
 from mink_local.evals.report.plots import Picture, plot_pictures
 from mink_local.evals.report.recorded_run import RecordedRun
-from mink_local.evals.report.summary import SCORINGS, Summary, TaskResult
+from mink_local.evals.report.summary import Summary, TaskResult
 from mink_local.evals.report.tables import ReportTable, comparisons_table, grid_tables, made_with_table
 
 
@@ -59,6 +59,6 @@ def make_document(run: RecordedRun, summary: Summary, notes: Sequence[str]) -> D
 
 
 def _section(summary: Summary, task: TaskResult) -> Section:
-    compared = [scoring for scoring in SCORINGS if task.comparisons(scoring)]
+    compared = [scoring for scoring in task.scorings if task.comparisons(scoring)]
     comparisons = [comparisons_table(task, scoring, summary.baseline) for scoring in compared]
     return Section(task.title, grid_tables(task), comparisons, list(plot_pictures(summary, task)))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from mink_local.evals.report.format import count, listed, percent, points
-from mink_local.evals.report.summary import SCORINGS, CellResult, Scoring, Summary, TaskResult
+from mink_local.evals.report.summary import CellResult, Scoring, Summary, TaskResult
 
 HOW_TO_READ = (
     "Strict counts an answer that the paper's regular expression finds, flexible one that a person would "
@@ -11,7 +11,7 @@ HOW_TO_READ = (
     "did not fit the context.",
     "An accuracy is the mean over questions. The range below it is Wilson's 95% interval, with as many "
     "observations as there are questions; if questions were asked several times, it is wider than needed. "
-    "±: the standard deviation of the repeats' accuracies.",
+    "±: the standard deviation of the repeats' accuracies; greedy decoding, which is run once, has none.",
     "▲ and ▼: significantly more, or less, accurate than the method compared with, on the same questions "
     "at the same temperature, by McNemar's exact test; with several responses a question, by the permutation "
     "test that flips the sign of each question's difference. Holm's correction is made over all comparisons "
@@ -43,7 +43,7 @@ def _families(summary: Summary) -> Iterator[str]:
     elif not summary.family("strict"):
         yield f"There is no other method at the temperatures of {summary.baseline} to compare it with."
     else:
-        yield from (_family(summary, scoring) for scoring in SCORINGS)
+        yield from (_family(summary, scoring) for scoring in summary.scorings)
 
 
 def _family(summary: Summary, scoring: Scoring) -> str:
@@ -74,6 +74,11 @@ def _size(task: TaskResult) -> str:
         f"{count(task.n_questions, 'question')}, {count(task.n_repeats, 'response')} each, "
         f"{count(len(task.methods), 'method')} at T = {temperatures}."
     )
+    if task.strict_is_silent:
+        sentence += (
+            f" Strict finds no answer in {percent(task.no_answer['strict'])}% of the responses, flexible in "
+            f"{percent(task.no_answer['flexible'])}%: strict says nothing about this model."
+        )
     if task.chance:
         sentence += f" Guessing gets {percent(task.chance)}%."
     if task.n_repeats == 1:

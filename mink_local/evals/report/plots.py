@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 from numpy.typing import NDArray
 
-from mink_local.evals.report.summary import SCORINGS, CellResult, Method, Scoring, Summary, TaskResult
+from mink_local.evals.report.summary import CellResult, Method, Scoring, Summary, TaskResult
 
 COLUMNS = 3
 # Colours that colour-blind people can tell apart, of Okabe and Ito (2008), https://jfly.uni-koeln.de/color/
@@ -48,11 +48,11 @@ def plot_pictures(summary: Summary, task: TaskResult) -> Iterator[Picture]:
 
 
 def _figures(summary: Summary, task: TaskResult) -> Iterator[tuple[str, str, Figure]]:
-    for scoring in SCORINGS:
+    for scoring in task.scorings:
         figure = accuracy_figure(summary, task, scoring)
         yield f"accuracy-{scoring}", f"{scoring.capitalize()} accuracy against temperature", figure
     if any(cell.distinct_2 is not None for cell in task.cells.values()):
-        for scoring in SCORINGS:
+        for scoring in task.scorings:
             figure = diversity_figure(task, scoring)
             yield f"diversity-{scoring}", f"{scoring.capitalize()} accuracy against diversity", figure
     if any(cell.cutoffs.n_steps for cell in task.cells.values()):

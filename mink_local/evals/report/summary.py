@@ -64,11 +64,15 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class CellResult:
-    """All responses of one cell; `comparisons` with the baseline are by scoring, and it has none."""
+    """All responses of one cell; `comparisons` with the baseline are by scoring, and it has none.
+
+    `copied`: they are copies of responses that were generated once, for all temperatures and repeats.
+    """
 
     method: Method
     temperature: float
     responses: Sequence[Response]
+    copied: bool = False
     comparisons: dict[Scoring, Comparison] = field(default_factory=dict)
 
     def outcomes(self, scoring: Scoring) -> dict[tuple[str, int], bool]:
@@ -78,6 +82,10 @@ class CellResult:
     @cached_property
     def accuracy(self) -> dict[Scoring, stats.Accuracy]:
         return {scoring: stats.accuracy(self.outcomes(scoring)) for scoring in SCORINGS}
+
+    def spread(self, scoring: Scoring) -> float | None:
+        """Return the standard deviation of the repeats' accuracies, if there are repeats."""
+        return None if self.copied else self.accuracy[scoring].spread
 
     @property
     def n_questions(self) -> int:
@@ -144,6 +152,23 @@ class TaskResult:
         return max(len(cell.accuracy["strict"].repeats) for cell in self.cells.values())
 
     @cached_property
+    def no_answer(self) -> dict[Scoring, float]:
+        """The share of all responses in which a scoring finds no answer."""
+        cells = self.cells.values()
+        weights = [len(cell.responses) for cell in cells]
+        return {s: statistics.fmean((cell.no_answer[s] for cell in cells), weights) for s in SCORINGS}
+
+    @property
+    def strict_is_silent(self) -> bool:
+        """True if strict finds less than a tenth of the answers that flexible does: it shows the format."""
+        return 1 - self.no_answer["strict"] < 0.1 * (1 - self.no_answer["flexible"])
+
+    @property
+    def scorings(self) -> tuple[Scoring, ...]:
+        """Strict and flexible, the one to read first."""
+        return SCORINGS[::-1] if self.strict_is_silent else SCORINGS
+
+    @cached_property
     def incomplete(self) -> list[CellResult]:
         """The cells without a response to a question and repeat that another cell has."""
         asked = {cell: cell.outcomes("strict").keys() for cell in self.cells.values()}
@@ -177,6 +202,10 @@ class Summary:
 
     tasks: list[TaskResult]
     baseline: str | None
+
+    @property
+    def scorings(self) -> tuple[Scoring, ...]:
+        return self.tasks[0].scorings if len({task.scorings for task in self.tasks}) == 1 else SCORINGS
 
     def family(self, scoring: Scoring) -> list[Comparison]:
         """Return the comparisons that are corrected together: those of the whole run under one scoring."""
@@ -242,7 +271,8 @@ def _task_result(
     responses: dict[tuple[str, float], list[Response]],
 ) -> TaskResult:
     by_sampler = {method.sampler: method for method in methods}
-    cells = {(s, t): CellResult(by_sampler[s], t, given) for (s, t), given in responses.items()}
+    once = {r.sampler for r in run.responses if not r.temperature}
+    cells = {(s, t): CellResult(by_sampler[s], t, given, s in once) for (s, t), given in responses.items()}
     n_choices = {len(question.choices) for (of, _), question in run.questions.items() if of == task}
     chance = 1 / min(n_choices) if len(n_choices) == 1 and min(n_choices) else None
     rows = [method for method in methods if any(sampler == method.sampler for sampler, _ in cells)]

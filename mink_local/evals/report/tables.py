@@ -70,7 +70,7 @@ def _markdown(entry: TableEntry) -> str:
 def grid_tables(task: TaskResult) -> list[ReportTable]:
     """Return the tables of methods × temperatures that have numbers for this model and task."""
     title = f"{task.task} · {task.model} ·"
-    tables = [accuracy_table(task, scoring) for scoring in SCORINGS]
+    tables = [accuracy_table(task, scoring) for scoring in task.scorings]
     rates = f"{title} no answer found, strict / flexible; cut off at the token limit, %"
     tables.append(_grid(task, rates, _rates))
     if any(cell.distinct is not None for cell in task.cells.values()):
@@ -88,7 +88,8 @@ def accuracy_table(task: TaskResult, scoring: Scoring) -> ReportTable:
 
     def entry(cell: CellResult) -> TableEntry:
         value, comparison = cell.accuracy[scoring], cell.comparisons.get(scoring)
-        text = percent(value.value) + ("" if value.spread is None else f"±{percent(value.spread)}")
+        spread = cell.spread(scoring)
+        text = percent(value.value) + ("" if spread is None else f"±{percent(spread)}")
         if comparison:
             text += "▲" * comparison.better + "▼" * comparison.worse
         text += "*" * (cell in task.incomplete)
@@ -183,7 +184,7 @@ def _csv_row(summary: Summary, task: TaskResult, cell: CellResult, scoring: Scor
         "accuracy": value.value,
         "low": value.low,
         "high": value.high,
-        "spread": value.spread,
+        "spread": cell.spread(scoring),
         "no_answer": cell.no_answer[scoring],
         "truncated": cell.ended("length"),
         "overflowed": cell.ended("overflow"),

@@ -53,6 +53,22 @@ def test_incomplete_cells_are_named(tmp_path: Path) -> None:
     assert "Not complete yet: top-n-sigma:n=1 at T = 1 and 10." in sentences(tmp_path)[-1]
 
 
+def test_a_scoring_that_finds_no_answer_says_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path, tasks=("gsm8k",), n_questions=4, **SMALL)
+
+    def edit(r: dict[str, Any]) -> None:
+        answer = None if r["question_id"] == "3" else "1"
+        r.update(strict={"answer": None, "correct": False}, flexible={"answer": answer, "correct": False})
+
+    first, second, size = sentences(change(tmp_path, edit))
+    assert first.startswith("Flexible: ")
+    assert second.startswith("Strict: ")
+    assert (
+        "Strict finds no answer in 100.0% of the responses, flexible in 25.0%: strict says nothing about "
+        "this model."
+    ) in size
+
+
 def test_a_run_without_comparisons_says_so(tmp_path: Path) -> None:
     write_run(tmp_path, tasks=("gsm8k",), n_questions=2, **SMALL)
     change(tmp_path, lambda r: r["sampler"] == SIGMA or r["temperature"] == 1)

@@ -52,7 +52,8 @@ def test_greedy_is_repeated_at_every_temperature(tmp_path: Path) -> None:
     assert task.incomplete == []
     cold, hot = task.cells["greedy", 1.0], task.cells["greedy", 10.0]
     assert cold.accuracy == hot.accuracy
-    assert (hot.accuracy["strict"].spread, hot.distinct) == (0, 0.5)
+    assert (hot.spread("strict"), hot.distinct) == (None, 0.5)
+    assert task.cells[MIN_K, 10.0].spread("strict")
     alone = summary_of(change(tmp_path, lambda r: r["sampler"] == "greedy")).tasks[0]
     assert (alone.temperatures, alone.n_repeats) == ([0.0], 1)
 
@@ -110,6 +111,22 @@ def test_cells_over_different_questions_are_incomplete_however_many_they_have(tm
     change(tmp_path, lambda r: (r["sampler"], r["question_id"]) not in left_out)
     task = summary_of(tmp_path).tasks[0]
     assert (len(task.incomplete), task.n_questions) == (4, 10)
+
+
+def test_flexible_comes_first_if_strict_finds_nearly_nothing(tmp_path: Path) -> None:
+    """A model that never writes the sentence that the prompt asks for."""
+
+    def unstated(n: int) -> Any:
+        none = {"answer": None, "correct": False}
+        return lambda r: int(r["question_id"]) < n or r.update(strict=none)
+
+    make(tmp_path, samplers=(MIN_K,), temperatures=(1.0,))
+    judge(tmp_path, lambda r: int(r["question_id"]) < 15)
+    summary = summary_of(change(tmp_path, unstated(4)))
+    assert (summary.tasks[0].strict_is_silent, summary.scorings) == (False, ("strict", "flexible"))
+    summary = summary_of(change(tmp_path, unstated(2)))
+    assert summary.tasks[0].no_answer == {"strict": pytest.approx(28 / 30), "flexible": 0}
+    assert (summary.tasks[0].strict_is_silent, summary.scorings) == (True, ("flexible", "strict"))
 
 
 def test_chance_is_that_of_the_choices(tmp_path: Path) -> None:

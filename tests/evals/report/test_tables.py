@@ -57,6 +57,7 @@ def test_cells_are_what_counting_says(made: tuple[list[dict[str, Any]], Summary]
         n = len(cell)
         assert n == (40 if row["sampler"] == "greedy" else 80)
         assert int(row["questions"]) == 40
+        assert (row["spread"] == "") == (row["sampler"] == "greedy")
         right = sum(r[row["scoring"]]["correct"] for r in cell)
         none = sum(r[row["scoring"]]["answer"] is None for r in cell)
         n_steps = sum(len(r["k"]) for r in cell)
@@ -64,7 +65,8 @@ def test_cells_are_what_counting_says(made: tuple[list[dict[str, Any]], Summary]
         assert float(row["no_answer"]) == pytest.approx(none / n)
         assert float(row["truncated"]) == pytest.approx(sum(r["finish_reason"] == "length" for r in cell) / n)
         assert float(row["k_is_1"]) == pytest.approx(sum(r["k"].count(1) for r in cell) / n_steps)
-        assert f"{100 * float(row['accuracy']):.1f}±" in tables[row["scoring"]]
+        after = "" if row["sampler"] == "greedy" else "±"
+        assert f" {100 * float(row['accuracy']):.1f}{after}" in tables[row["scoring"]]
 
 
 def right_answers(lines: list[dict[str, Any]], row: dict[str, str]) -> dict[str, int]:
