@@ -3,8 +3,9 @@
 import numpy as np
 
 _LONGEST = 256  # tokens of a phrase that is repeated; longer ones are not noticed
-_TOKENS = 128  # of repetition make a loop, and
-_TIMES = 3  # so many copies of the phrase after the first
+_TOKENS = 128  # of repetition make a loop,
+_TOKENS_IN_A_LINE = 48  # or so many, if the phrase has no line break, and
+_TIMES = 3  # copies of the phrase after the first
 _PATIENCE = 8  # times as long for code, and for what has no letters: rows of zeros, rules, drawings
 
 
@@ -23,9 +24,10 @@ class LoopGuard:
         self._text = ""
         self._n_tokens = 0
         self._run = np.zeros(_LONGEST, np.int64)  # for each period from 1 on
-        # Of the last tokens, newest first: their ids, and whether they have letters.
+        # Of the last tokens, newest first: their ids, and whether they have letters and line breaks.
         self._ids = np.full(_LONGEST, -1, np.int64)
         self._has_letters = np.zeros(_LONGEST, np.bool_)
+        self._has_break = np.zeros(_LONGEST, np.bool_)
 
     def feed(self, token: int, text: str) -> bool:
         """Take the next token of the answer and the text that it adds; return whether there is a loop."""
@@ -34,13 +36,15 @@ class LoopGuard:
         self._run = np.where(self._ids == token, self._run + 1, 0)
         self._ids = np.append(token, self._ids[:-1])
         self._has_letters = np.append(any(map(str.isalpha, text)), self._has_letters[:-1])
+        self._has_break = np.append("\n" in text, self._has_break[:-1])
         if self.since is None and (run := self._loop()):
             self.since = self._n_tokens - run + 1
         return self.since is not None
 
     def _loop(self) -> int:
         """Return the length of a run that is long enough for a loop, or 0."""
-        least = np.maximum(_TOKENS, _TIMES * np.arange(1, _LONGEST + 1))
+        tokens = np.where(np.logical_or.accumulate(self._has_break), _TOKENS, _TOKENS_IN_A_LINE)
+        least = np.maximum(tokens, _TIMES * np.arange(1, _LONGEST + 1))
         for i in np.flatnonzero(self._run >= least):
             is_prose = self._has_letters[: i + 1].any() and self._text.count("```") % 2 == 0
             if is_prose or self._run[i] >= _PATIENCE * least[i]:

@@ -51,6 +51,8 @@ HONEST = {
     "a chessboard in code": "```python\nboard = [\n" + "    [0, 0, 0, 0, 0, 0, 0, 0],\n" * 8 + "]\n```",
     "a table in HTML": "```html\n<table>\n" + ("<tr>" + "<td></td>" * 8 + "</tr>\n") * 8 + "</table>\n```",
     "lines that someone asked for": "I will not talk in class.\n" * 15,
+    "laughter": "Ha, ha, ha, ha, ha, ha, ha, ha, ha, ha!",
+    "a number with many digits": "One third is 0." + "3" * 60 + "…",
     "the README": (ROOT / "README.md").read_text(encoding="utf-8"),
     "the catalogue": (ROOT / "models.txt").read_text(encoding="utf-8"),
     "this file": Path(__file__).read_text(encoding="utf-8"),
@@ -89,6 +91,12 @@ def test_a_loop_is_noticed(smollm2: Model, name: str) -> None:
     assert since is not None
     assert since < 60
     assert at < (1300 if name in ("code", "zeros") else 400)
+
+
+def test_a_loop_in_one_line_is_noticed_early(smollm2: Model) -> None:
+    since, at = guarded(smollm2, LOOPS["a phrase"])
+    assert since is not None
+    assert at - since < 60
 
 
 def test_the_first_token_that_is_repeated(smollm2: Model) -> None:
