@@ -6,16 +6,20 @@ from string import ascii_uppercase
 from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict
 from mink_local.evals.tasks.statements import Statement, plain, statements
 
-_LEAD = r"\W*?(?:(?:the|option|choice|letter|answer)\s+){0,3}"
+_LEAD = r"\W*?(?i:(?:the|option|choice|letter|answer|so|hence|therefore|thus|most|\w+ly)\b\W+?){0,3}"
 _BEGINS = re.compile(
     _LEAD
     + r"(?:[(\[]\s*(?P<bracketed>[A-Za-z])\s*[)\]]"  # (B)  (b) 21
-    + r"|(?P<bare>[A-Za-z])(?=\s*(?:[).,;:\]]|$)|\s+(?:because|since|as|which|and|with|[-–—(]))"  # B) 21  b.
+    + r"|(?P<bare>[A-Za-z])(?=\s*(?:[).,;:=\]。，]|[\"'”’](?!\w)|$)"  # B) 21  b.
+    + r"|\s+(?:because|since|as|which|and|with|[-–—(]))"
     + r"|(?P<capital>[B-Z])(?=\s))"  # B is right; not A, which is a word
 )
-_BRACKETED = re.compile(r"\(([A-Z])\)")
-_HEDGE = re.compile(r"\s*[)\]]?\s*(?:or|and|/|,|&)\s*[(\[]?(?:option\s+)?[A-Z](?:[)\]]|\b(?!['’]))")
-_NOT = re.compile(r"\b(?:not|neither|nor|isn't)\b", re.IGNORECASE)
+_NAMED = re.compile(r"\(([A-Z])\)|\b[Oo]ption ([A-Z])\b")
+_HEDGE = re.compile(
+    r"\s*[)\]]?\s*(?:(?:or|and|/|,|&|或)\s*(?:\w+ly\s+)?[(\[]?(?:option\s+)?[A-Z](?:[)\]]|\b(?!['’]))"
+    r"|is\s+(?:not|wrong|incorrect))"
+)
+_NOT = re.compile(r"\b(?:not|neither|nor|isn't|than)\b", re.IGNORECASE)
 _LOOSE = re.compile(r"[\s,]+|\.$")
 
 
@@ -50,8 +54,10 @@ def _letter(statement: Statement, options: dict[str, str]) -> str | None:
     letter = begins and (begins["bracketed"] or begins["bare"] or begins["capital"])
     if begins and letter and letter.upper() in options:
         return None if _HEDGE.match(text, begins.end()) else letter.upper()
-    behind = set(_BRACKETED.findall(text)) & set(options)
-    return behind.pop() if len(behind) == 1 and not statement.terse and not _NOT.search(text) else None
+    if statement.terse or statement.about or _NOT.search(text):
+        return None
+    named = {"".join(letters) for letters in _NAMED.findall(text)} & set(options)
+    return named.pop() if len(named) == 1 else None
 
 
 def _key(text: str) -> str:

@@ -14,29 +14,42 @@ from mink_local.evals.tasks.statements import Statement, plain, statements
 _GOLD = re.compile(r"####\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)\s*$")
 
 _LEAD = re.compile(
-    r"(?:[\s(\[\"'“≈~]|(?:about|approximately|around|exactly|roughly|only|just|a total of|equal to)\b)*", re.I
-)
-_NUMBER = re.compile(
-    r"(?<![\w.,])(?P<sign>[-+]\s?|(?:minus|negative)\s)?"
-    r"(?:(?P<whole>\d+)\s+(?=\d+\s*/\s*\d))?"  # 1 1/2
-    r"(?P<number>\d{1,3}(?:,\s?\d{3})+(?![\d,])(?:\.\d+)?|\d{1,3}(?:\s\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
-    r"(?:\s*/\s*(?P<divisor>\d+)(?![\d.]))?"
-    r"(?:\s*(?P<scale>thousand|million|billion)\b)?",
+    r"(?:[^\w.+\-/*^√\\]|(?:about|around|just|a total of|equal to|so|\bhence|thus|then|therefore|indeed|now"
+    r"|still|also|most|\w+ly)\b)*",
     re.IGNORECASE,
 )
-_GOES_ON = re.compile(
-    r"\s*(?:\*\*|[-+*/^×·÷±–])\s*[\d(]|\s*x\s*\d|[,.:]\d|e[-+]?\d", re.IGNORECASE
-)  # 3 * 6, 2:30
-_SCALES = {None: 1, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+_NUMBER = re.compile(
+    r"(?<![A-Za-z_\d.,])(?P<sign>[-+]\s?|(?:minus|negative)\s)?"
+    r"(?:(?P<whole>\d+)\s+(?=\d+\s*/\s*\d))?"  # 1 1/2
+    r"(?P<number>(?:\d{1,3}(?:,\s?\d{3})+(?![\d,])|\d{1,3}(?:\s\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+    r"(?:\s*/\s*(?P<divisor>\d+)(?![\d.]))?"
+    r"(?:(?:e|\s*[×·x*]\s*10\s?\^)(?P<exponent>[-+]?\d{1,2})(?!\d)"
+    r"|(?P<scale>k|\s*(?:thousand|million|billion))\b)?",
+    re.IGNORECASE,
+)
+_GOES_ON = re.compile(  # 3 * 6, 2:30, 3x, 5 or 6, 18 dollars and 50 cents, 10 less than 28, 3 dozen
+    r"(?:\s+[a-z]+)?\s*(?:\*\*|[-+*/^×·÷±–])\s*[\d(]|\s*x\s*\d|[,.:]\d|e[-+]?\d|[²³(]|\s*[xyzn]\b"
+    r"|\s*[,;]?\s*(?:(?:or|and|to)\s+)?\d|\s+(?:[a-z]+\s+){0,2}(?:or|and|to)\s+(?:maybe\s+|\w+ly\s+)?\d"
+    r"|\s*[\w%]*\s+(?:of|times|plus|minus|(?:less|more|fewer|greater)\s+than|(?:divid|multipli)ed\s+by)\s+\d"
+    r"|\s+(?!(?:in|for|per|from|after|on|at|by|with)\b)[a-z]+\s+\d|\s+(?:dozens?|squared|cubed)\b|\s*或",
+    re.IGNORECASE,
+)
+_EXPLAINED = re.compile(r"[^=≈]{0,40}?(?:[(,;]|\b(?:because|since|as|which|where|so|for)\b)", re.IGNORECASE)
+_OTHER = re.compile(  # before a number that is not the answer
+    r"\b(?:not|never|than|half|twice|double|between|steps?|multiple|add|subtract|multiply|divide|^(?:let|to))\b"
+    r"|n['’]t\b|[*/^×·÷]\s*$|\w\s*[-+]\s+$",
+    re.IGNORECASE,
+)
+_SCALES = {"k": 10**3, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 
 
 class Gsm8k(Task):
     """Questions with one number as the answer, in GSM8K's format.
 
-    Flexible takes the last number that is stated as the answer (see `statements`): after the last `=` of the
-    statement; the number that begins it or the only one in it, with or without currency, percent, unit,
-    bold, LaTeX and thousands separators; a fraction; 1.5 million. Not taken: an expression that is left
-    to be computed, a range, numbers in words. If there is no such number, GSM8K's own `#### 18` counts.
+    Flexible takes the last number that is stated as the answer (see `statements`): the number that begins the
+    statement, the result of an equation or the only number of a sentence, with or without currency, percent,
+    unit, bold, LaTeX and thousands separators; a fraction; 1.5 million. Not taken: an expression that is left
+    to be computed, a range, two numbers, a bound ("less than 18"), numbers in words.
     """
 
     instruction = 'Your response must end with "The final answer is (answer)".'
@@ -55,32 +68,39 @@ class Gsm8k(Task):
         return Decimal(answer.replace(",", "")) == Decimal(gold)
 
     def flexible(self, response: str, question: Question) -> Verdict:
-        value = _stated(response)
+        values = (_value(statement) for statement in statements(response))
+        value = next((value for value in values if value is not None), None)
         if value is None:
             return NO_ANSWER
         return Verdict(_shown(value), value == Fraction(question.gold))
 
 
-def _stated(response: str) -> Fraction | None:
-    values = (_value(statement) for statement in statements(response))
-    value = next((value for value in values if value is not None), None)
-    if value is None and "####" in response:
-        line = response.rpartition("####")[2].strip().partition("\n")[0]
-        value = _value(Statement(line[:100], terse=True))
-    return value
-
-
 def _value(statement: Statement) -> Fraction | None:
     """Return the number that a statement states, None if it is not certain which."""
-    text = re.split("[=≈]", plain(statement.text))[-1]
-    lead = _LEAD.match(text)
-    number = _NUMBER.match(text, lead.end() if lead else 0)
+    if statement.about:
+        return None
+    text = plain(statement.text)
+    number = _first(text)
+    if number and not _EXPLAINED.match(text, number.end()):  # 9 * 2 = 18
+        number = None
+    parts = reversed(re.split("[=≈]", text))
+    number = number or next(filter(None, map(_first, parts)), None)
     if number is None and not statement.terse:
         numbers = list(_NUMBER.finditer(text))
-        number = numbers[0] if len(numbers) == 1 else None
-    if number is None or _GOES_ON.match(text, number.end()):
-        return None
-    return _as_fraction(number)
+        if (
+            len(numbers) == 1
+            and not _OTHER.search(text[: numbers[0].start("number")])
+            and not _GOES_ON.match(text, numbers[0].end())
+        ):
+            number = numbers[0]
+    return number and _as_fraction(number)
+
+
+def _first(text: str) -> re.Match[str] | None:
+    """Return the number that begins a text, None if the number is a part of something else."""
+    lead = _LEAD.match(text)
+    number = _NUMBER.match(text, lead.end() if lead else 0)
+    return None if number is None or _GOES_ON.match(text, number.end()) else number
 
 
 def _as_fraction(number: re.Match[str]) -> Fraction | None:
@@ -88,8 +108,8 @@ def _as_fraction(number: re.Match[str]) -> Fraction | None:
     if divisor == 0:
         return None
     size = Fraction(re.sub(r"[,\s]", "", number["number"])) / divisor + int(number["whole"] or 0)
-    scale = number["scale"]
-    size *= _SCALES[scale and scale.lower()]
+    size *= _SCALES[number["scale"].strip().lower()] if number["scale"] else 1
+    size *= Fraction(10) ** int(number["exponent"] or 0)
     return -size if number["sign"] and not number["sign"].startswith("+") else size
 
 

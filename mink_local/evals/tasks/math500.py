@@ -18,6 +18,8 @@ _FLOAT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?")
 
 _MATHS = re.compile(r"\$\$(.+?)\$\$|(?<!\\)\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _DELIMITER = re.compile(r"\\[()\[\]]|(?<!\\)\$")
+_ROOT = re.compile(r"√(\w+|\([^()]*\))")
+_NONE = re.compile(r"^\(?answer\)?$|^not\b")  # the echo of the prompt's "(answer)"
 _AROUND = " \t\n*_`,:;\"'“”"
 
 
@@ -83,10 +85,12 @@ def _matches(answer: str, gold: str) -> bool:
 
 
 def _expression(statement: Statement) -> str:
-    """Return the expression that a statement states: its only piece in math mode, or all of it."""
+    """Return the expression that a statement states: its only piece in math mode, or all of it, or "" """
     pieces = _MATHS.findall(statement.text)
     text = "".join(pieces[0]) if len(pieces) == 1 else _DELIMITER.sub("", statement.text)
-    return text.lstrip(_AROUND).rstrip(f"{_AROUND}.")
+    text = text.lstrip(_AROUND).rstrip(f"{_AROUND}.")
+    is_none = statement.about or text.count("{") != text.count("}") or _NONE.search(normalized(text))
+    return "" if is_none else _ROOT.sub(r"\\sqrt{\1}", text).replace("π", "\\pi").replace("°", "^\\circ")
 
 
 def _unbracketed(answer: str) -> str:

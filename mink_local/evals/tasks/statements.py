@@ -1,28 +1,66 @@
 """Find where a response states its answer, and turn LaTeX and Markdown into plain text.
 
-For flexible scoring a statement is the words after "the answer is", "final answer:", "Answer =" and the like
-up to the end of the sentence, whatever the case and the markup. The last statement from which an answer can
-be taken counts. If there is none, these are tried: the word before "is the answer", the last `\\boxed{}`,
-and a response of only a few characters on one line. The last number of a rambling text never counts: at a
-high temperature that would reward luck, and strict and flexible would differ for no visible reason.
+For flexible scoring a statement is the words after "the answer is", "final answer:", "the correct option is",
+"答案是", "####" and the like up to the end of the sentence, whatever the case and the markup. The last
+statement from which an answer can be taken counts. If there is none, these are tried: the words before "is
+the answer", the last `\\boxed{}`, a last line in bold, a response of a few characters, and a complete last
+sentence that begins with "so" or "therefore". A question states nothing, nor does text before "that is
+wrong". The last number of a rambling text never counts: at a high temperature that would reward luck, and
+strict and flexible would differ for no visible reason.
 """
 
 import re
+import unicodedata
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+_OPTION = r"(?:option|choice|alternative|letter)"
 _PHRASE = re.compile(
-    r"\banswers?\b"
-    r"(?:[^.\n:=]{0,40}?\b(?:is|was|equals|(?:w(?:ould|ill)|should|must) be)\b"  # … to the question is
-    r"|[\s*_]{0,9}[:=]"  # Answer: …   **Answer**: …
-    r"|[ \t*_:]{0,9}\n)",  # ### Final Answer …
+    r"(?P<aim>(?:to (?:find|get)|check|verify)[ ]\w+[ ])?"  # to find the answer: …
+    r"(?:\b(?:answer|ans\b\.?|result(?=\W{0,4}[:=])|final (?:result|value|total)"
+    rf"|(?:correct|right|best|closest|only|final|chosen) {_OPTION}|answer {_OPTION})(?!\w)"
+    r"(?:[ ,]+(?:of[ ]+)?(?=[*$\\(]{0,4}\d)"  # … of 18
+    r"|[^.\n:=?]{0,40}?\b(?:is|was|equals|(?:w(?:ould|ill)|should|must) be|corresponds to)(?![a-z])"  # … is
+    r"|[\s*_\"'>]{0,9}(?:[:：]|=>?|→|[-–—](?=\s)|(?<=>))"  # Answer: …   **Answer**: …
+    r"|[ \t*_:]{0,9}\n)"  # ### Final Answer …
+    r"|(?:答案|选项|最终结果)(?:应该|就)?[是为：:]"
+    rf"|(?:\b(?:choose|select|pick|solution)|选择?)\s*[：:]?(?=[\s*]*(?:{_OPTION}\s)?[(*]*(?-i:[A-J])\b)"
+    rf"|\b(?:(?:corresponds|equal) to|matches|which is)(?=[\s*]+(?:{_OPTION}\s+\(?|\()[A-J]\b)"
+    r"|####(?!\s*\d+[.)]\s)(?=\W{0,9}\d))",
     re.IGNORECASE,
 )
-_BEFORE = re.compile(r"(\S{1,40})\s+is\s+the\s+(?:(?:final|correct|right|best)\s+)?answer\b", re.IGNORECASE)
-_OPENING = re.compile(r"[\s:*_`\"“'‘=]*")  # markup before the answer itself
+_BEFORE = re.compile(
+    r"((?:[^\s.:?]{0,20}\d[^\s:]{0,20}[ ]+)?\S{1,40})\s+(?:is|as)\s+the\s+"
+    rf"(?:(?:final|correct|right|best)\s+)?(?:answer|{_OPTION})\b|(\b{_OPTION}\s+\S{{1,9}}|\([A-J]\))\s+is\s+(?:correct|right)\b"
+    r"|选项\s*([A-J])\s*是?正确",
+    re.IGNORECASE,
+)
+_WITHDRAWN = re.compile(
+    r"(?:^|[.!?\n])\s*(?:(?:no|wait|oops|hmm+|actually|sorry|but)\b\W+)*(?:that|this|it|(?:this|my) answer)"
+    r"(?:['’]s|\s+is|\s+was)\s+(?:wrong|incorrect|not\s+(?:right|correct))\b",
+    re.IGNORECASE,
+)
+_CONCLUSION = re.compile(
+    r"(?:.*[.!?。\n])?\W*(?:(?:(?:so|therefore|thus|\bhence|in (?:total|conclusion))\b|因此|所以)[\s,，]*)+"
+    r"([^\n]+[.!。)*$\]])$",
+    re.IGNORECASE | re.DOTALL,
+)
+_BOLD = re.compile(r"(?:^|\n)[ ]*\*\*([^*\n]{1,40})\*\*$")
+_OPENING = re.compile(  # markup, the echo of "(answer)" and "not 17 but" before the answer itself
+    r"(?:\.{3}|[\s…:：*_`\"“'‘=]|\((?:answer|X)\)|not\s[^.\n]{1,40}?\s(?:but|it(?:['’]s| is))\s)*"
+)
+_SENTENCE = re.compile(r"[A-Za-z]{2,}\s+(?:[a-z]+\s|\d+:)")  # We have …, Step 1: …
+_EITHER = re.compile(r"\}[\s$,\\()*]*\bor\b[\s$,\\()*]*\\boxed\s*\{")
+_LIST = re.compile(r"1[.)]\s+\S")
+_ABOUT = re.compile(  # "correct because …": lower case, and neither a subject nor an article
+    r"(?!(?:that|the|an?|s?he|it|they|we|you|there|his|her|their|each|all|about|around|just|only|equal|negative"
+    rf"|minus|now|still|also|then|thus|therefore|indeed|so|{_OPTION}|\w+ly)\b|\w+\s*[=≈]|[a-z -]+\(\d)"
+    r"[a-z]{2,},?\s+\w"
+)
 _DISPLAY = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
-_END = re.compile(r"\n|(?<!\\)[.!?](?=\W*(?:\s|$))")
+_END = re.compile(r"\n|(?<!\\)(?<!\bRs)[.!?](?=\W*(?:\s|$))|[。！？]")
+_READ = 20_000  # characters of a response, from the end
 _LONGEST = 1000  # characters of a statement; keeps hostile text cheap
 _MOST = 20  # statements that are looked at, from the end
 _SHORT = 20  # characters of a response that is nothing but its answer
@@ -35,44 +73,72 @@ _SPACE = re.compile(r"\\[,;:!> ]|~|[\u00a0\u2000-\u200b\u202f]")
 _DRESS = re.compile(  # what is not in here, such as \sqrt, has a meaning and is kept
     r"\\[()\[\]]|\\(?:text\w*|math\w+|mbox|[fh]?boxed?|operatorname|left|right|[bB]igg?[lr]?|displaystyle|q?quad)\b"
 )
-_STARS = re.compile(r"(?<![\d*])(?<!\d\s)\*+|(?<!\*)\*+(?!\s?[\d(*])")  # not the * of 3 * 6
-_MARKUP = re.compile(r"\\(?=[%$&#_{}])|[{}$€£¥`]|(?<!\w)_+|_+(?!\w)")
+_STARS = re.compile(r"(?<![\d*])(?<!\d\s)(?!(?<= )\* )\*+|(?<!\*)\*+(?!\s?[\d(*])")  # not the * of 3 * 6
+_MARKUP = re.compile(
+    r"\\(?=[%$&#_{}])|\bUS(?=\$)|\b(?:Rs\.?|USD|EUR)\s*(?=\d)|[{}$€£¥₹`]|</?\w+>|(?<!\w)_+|_+(?!\w)"
+)
 
 
 @dataclass(frozen=True)
 class Statement:
-    """Text that states the answer. `terse`: it begins with the answer, there is no sentence around it."""
+    """Text that states the answer.
+
+    Attributes:
+        text: It begins with the answer, or is a sentence with the answer in it.
+        terse: It can only begin with the answer.
+        about: It describes the answer ("correct because …"), and may not state one.
+    """
 
     text: str
     terse: bool = False
+    about: bool = False
 
 
 def statements(response: str) -> Iterator[Statement]:
     """Yield the statements of the answer, the weightiest first."""
+    response = response[-_READ:]
+    withdrawn = deque(_WITHDRAWN.finditer(response), maxlen=1)
+    response = response[withdrawn[0].end() :] if withdrawn else response
+    response = _EITHER.sub(" or ", response)
     for phrase in reversed(deque(_PHRASE.finditer(response), maxlen=_MOST)):
-        yield _statement(response[phrase.end() : phrase.end() + _LONGEST], phrase[0].endswith("\n"))
-    before, boxes = _BEFORE.findall(response), boxed(response)
-    if before:
-        yield Statement(before[-1], terse=True)
-    if boxes:
+        if not phrase["aim"]:
+            yield _statement(response[phrase.end() :], separated=phrase[0][-1] in "\n:：")
+    for before in reversed(_BEFORE.findall(response)):
+        yield Statement("".join(before), terse=True)
+    if boxes := boxed(response):
         yield Statement(boxes[-1][1], terse=True)
+    if bold := _BOLD.search(response):
+        yield Statement(bold[1], terse=True)
     if len(response) <= _SHORT and "\n" not in response:
-        yield Statement(response, terse=True)
+        yield Statement(response, terse=True, about=bool(_SENTENCE.match(response)))
+    if conclusion := _CONCLUSION.match(response[-_LONGEST:]):
+        yield _statement(conclusion[1])
 
 
-def _statement(rest: str, new_line: bool) -> Statement:
-    """Return what `rest` begins with: a formula on lines of its own, a sentence, or the first box in it."""
+def _statement(rest: str, separated: bool = False) -> Statement:
+    """Return what `rest` begins with: a formula on lines of its own, a sentence, or the first box in it.
+
+    A sentence after "Answer:" (`separated`) is the beginning of a solution if numbers come after it.
+    """
+    further, rest = rest, rest[:_LONGEST]
     opening = _OPENING.match(rest)
     start = opening.end() if opening else 0
     display = _DISPLAY.match(rest, start)
     end = _END.search(rest, start)
     stop = display.end() if display else end.start() if end else len(rest)
+    separated = separated or "\n" in rest[:start]
     for place, content in boxed(rest):
         if start <= place < stop:
             return Statement(content, terse=True)
     if display:
         return Statement(display[1] or display[2], terse=True)
-    return Statement(rest[start:stop].strip(), terse=new_line or "\n" in rest[:start])
+    is_list = _LIST.match(rest, start) and (separated or "2." in rest)
+    if is_list or (end and end[0] in "?？"):
+        return Statement("")
+    text = rest[start:stop].strip()
+    return Statement(
+        text, terse=separated and bool(re.search(r"\d", further[stop:])), about=bool(_ABOUT.match(text))
+    )
 
 
 def boxed(text: str) -> list[tuple[int, str]]:
@@ -95,6 +161,9 @@ def plain(text: str) -> str:
     Currency signs and commands that change only the looks are dropped.
     """
     text = text.replace("{,}", ",").replace("−", "-").replace("\\!", "")
+    text = re.sub("[½¼¾⅓⅔]", lambda sign: " " + unicodedata.normalize("NFKC", sign[0]), text).replace(
+        "⁄", "/"
+    )
     text = _FRACTION.sub(_fraction, text)
     text = _SIGN.sub(lambda sign: _SIGNS[sign[1]], text)
     text = _DRESS.sub("", _SPACE.sub(" ", text))
