@@ -17,7 +17,7 @@ from mink_local.chat.comparison import ComparedAnswer, MethodComparison, new_com
 from mink_local.chat.comparison_page import page
 from mink_local.chat.completion import Completions, starting_with
 from mink_local.chat.progress import candidates
-from mink_local.chat.screen import Screen, counted, one_line
+from mink_local.chat.screen import Screen, counted, of_sure_width, one_line
 from mink_local.files import write_atomic
 from mink_local.generation.model import Model
 from mink_local.interrupts import until_interrupted
@@ -209,7 +209,7 @@ def _ends(comparison: MethodComparison, unshown: Sequence[ComparedAnswer], model
     rows = []
     for cell, head in heads.items():
         row = Text(head.ljust(widest) + "  " if 2 * widest < width else f"{head[:2]}  ", "bold")
-        end = " ".join("".join(model.texts(cell.tokens[-width:])).split())
+        end = of_sure_width(" ".join("".join(model.texts(cell.tokens[-width:])).split()))
         while row.cell_len + cell_len(end) > width:
             end = end[1:]
         rows.append(row.append(end, "not bold"))

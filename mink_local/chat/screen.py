@@ -2,6 +2,7 @@
 
 import base64
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -21,6 +22,11 @@ _MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that 
 # What is shown for our own signs in an encoding that does not have them.
 _ASCII = str.maketrans("…·–◀▸↵─│•░▁▂▃▄▅▆▇█", "~--<>$-|*._.:-=+*#")
 
+# All but Latin, Greek and Cyrillic letters, kana, Han and Hangul.
+_LETTERS = r" -~\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0482\u048a-\u052f"
+_WIDE_LETTERS = r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3"
+_UNSURE = re.compile(f"[^{_LETTERS}{_WIDE_LETTERS}]")
+
 
 def _gated(text: str, stream: IO[str]) -> str:
     """Return a text as a stream shows it: `printable`, in characters of its encoding."""
@@ -30,6 +36,14 @@ def _gated(text: str, stream: IO[str]) -> str:
     except UnicodeEncodeError:
         return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
     return text
+
+
+def of_sure_width(text: str) -> str:
+    """Return a text with a dot for each character whose width terminals do not agree on.
+
+    A row that is wider than was counted cannot be overwritten.
+    """
+    return _UNSURE.sub("·", text)
 
 
 def one_line(text: str, width: int) -> str:

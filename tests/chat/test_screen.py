@@ -14,7 +14,7 @@ from rich.text import Text
 
 import mink_local.chat
 from mink_local.chat.progress import show_prefill
-from mink_local.chat.screen import Screen, one_line
+from mink_local.chat.screen import Screen, of_sure_width, one_line
 from mink_local.cli import printable
 
 EVIL = "a\x1b[31mb\x07\x9b\u202ec\td"
@@ -166,3 +166,13 @@ def test_the_progress_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     show_prefill(Screen(), SlowReply())  # type: ignore[arg-type]
     assert "\rprompt: 50 of 100 tokens" in stream.shown
     assert stream.shown.endswith("\r")
+
+
+def test_characters_that_may_be_wider_than_they_say() -> None:
+    sure = "Ünï, Ελλάδα Москва ひらがな カナ 漢字 한글 1 + 1"
+    assert of_sure_width(sure) == sure
+    unsure = ["\N{FAMILY}\u200d\N{BOY}", "e\u0301", "עברית", "हिन्दी", "ලංකා", "\u200b", "\u3000"]
+    for text in unsure:
+        shown = of_sure_width(text)
+        assert shown.strip("e·") == ""
+        assert len(shown) == len(text)
