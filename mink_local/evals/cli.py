@@ -292,6 +292,16 @@ def candidates_command(
             write_picture(loaded, step, temperatures[-1], picture)
 
 
+class AgainstType(SamplerType):
+    """Type of the option --against: a sampler, "model=NAME" or "temp=T"; its value is a string."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        kind, _, name = value.partition("=")
+        if kind == "temp":
+            return f"temp={click.FLOAT.convert(name, param, ctx):g}"
+        return value if kind == "model" else str(super().convert(value, param, ctx))
+
+
 @cli.command("report")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(
@@ -301,9 +311,13 @@ def candidates_command(
     help="Score the stored responses again with this version's tasks. The records do not change.",
 )
 @click.option(
-    "--against", type=SamplerType(), help="The sampler to compare the others with.  [default: min-k]"
+    "--against",
+    type=AgainstType(),
+    metavar="SAMPLER|model=NAME|temp=T",
+    help="The sampler to compare the others with, or model=NAME or temp=T to compare the other models or "
+    "temperatures with, by the same method.  [default: min-k]",
 )
-def report_command(folder: Path, again: bool, against: "Sampler | None") -> None:
+def report_command(folder: Path, again: bool, against: str | None) -> None:
     """Report on the run in DIR, which may still be going on.
 
     Prints tables and writes to DIR/report: report.html with tables, pictures and a browser of all
@@ -312,7 +326,7 @@ def report_command(folder: Path, again: bool, against: "Sampler | None") -> None
     try:
         from mink_local.evals.report.write import write_report
 
-        write_report(folder, str(against) if against else None, again)
+        write_report(folder, against, again)
     except ModuleNotFoundError as error:
         library = str(error.name).partition(".")[0]
         raise click.UsageError(

@@ -60,5 +60,5 @@ def make_document(run: RecordedRun, summary: Summary, notes: Sequence[str]) -> D
 
 def _section(summary: Summary, task: TaskResult) -> Section:
     compared = [scoring for scoring in task.scorings if task.comparisons(scoring)]
-    comparisons = [comparisons_table(task, scoring, summary.baseline) for scoring in compared]
+    comparisons = [comparisons_table(task, scoring, summary.against) for scoring in compared]
     return Section(task.title, grid_tables(task), comparisons, list(plot_pictures(summary, task)))

@@ -1,9 +1,17 @@
 """Sentences about a whole run, and how to read its tables."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from mink_local.evals.report.format import count, listed, percent, points
-from mink_local.evals.report.summary import CellResult, Scoring, Summary, TaskResult
+from mink_local.evals.report.summary import (
+    Baseline,
+    CellResult,
+    Comparison,
+    Kind,
+    Scoring,
+    Summary,
+    TaskResult,
+)
 
 HOW_TO_READ = (
     "Strict counts an answer that the paper's regular expression finds, flexible one that a person would "
@@ -13,9 +21,10 @@ HOW_TO_READ = (
     "observations as there are questions; if questions were asked several times, it is wider than needed. "
     "±: the standard deviation of the repeats' accuracies; greedy decoding, which is run once, has none.",
     "▲ and ▼: significantly more, or less, accurate than the method compared with, on the same questions "
-    "at the same temperature, by McNemar's exact test; with several responses a question, by the permutation "
-    "test that flips the sign of each question's difference. Holm's correction is made over all comparisons "
-    "of the run under one scoring, so the chance of even one false mark among them is at most 5%.",
+    "at the same temperature (or than the model or temperature compared with, by the same method), by "
+    "McNemar's exact test; with several responses a question, by the permutation test that flips the sign of "
+    "each question's difference. Holm's correction is made over all comparisons of the run under one "
+    "scoring, so the chance of even one false mark among them is at most 5%.",
     "The range of a difference is its 95% interval over questions, of each comparison alone: the correction "
     "is not in it. Won and lost: questions answered correctly more often, and less often.",
     "Bold: a method marked ▲, or the method compared with if it is significantly better than every other in "
@@ -31,6 +40,12 @@ HOW_TO_READ = (
     "Intervals and tests are about questions like these, with this model file, prompt and token limit.",
 )
 
+COMPARED: dict[Kind, tuple[str, str]] = {
+    "sampler": ("method", "at the same temperature"),
+    "model": ("model", "by the same method at the same temperature"),
+    "temperature": ("temperature", "by the same method"),
+}
+
 
 def findings(summary: Summary) -> list[str]:
     """Return the sentences of "What this run shows": on all comparisons, and on the size of every grid."""
@@ -38,22 +53,24 @@ def findings(summary: Summary) -> list[str]:
 
 
 def _families(summary: Summary) -> Iterator[str]:
-    if summary.baseline is None:
+    against = summary.against
+    if against is None:
         yield "The run has no Min-k to compare the other methods with; --against names another."
     elif not summary.family("strict"):
-        yield f"There is no other method at the temperatures of {summary.baseline} to compare it with."
+        other, alike = COMPARED[against.kind]
+        yield f"There is no other {other} to compare with {against} {alike}."
     else:
-        yield from (_family(summary, scoring) for scoring in summary.scorings)
+        yield from (_family(summary.family(scoring), scoring, against) for scoring in summary.scorings)
 
 
-def _family(summary: Summary, scoring: Scoring) -> str:
-    family = summary.family(scoring)
+def _family(family: Sequence[Comparison], scoring: Scoring, against: Baseline) -> str:
+    other, alike = COMPARED[against.kind]
     better, worse = sum(c.better for c in family), sum(c.worse for c in family)
     undecided = [c.paired.interval for c in family if not (c.better or c.worse)]
     sentence = (
-        f"{scoring.capitalize()}: of {count(len(family), 'comparison')} with {summary.baseline} at the same "
-        f"temperature, the other method is significantly better in {better} and significantly worse in "
-        f"{worse}; in {len(undecided)} no difference was found"
+        f"{scoring.capitalize()}: of {count(len(family), 'comparison')} with {against} {alike}, the other "
+        f"{other} is significantly better in {better} and significantly worse in {worse}; in "
+        f"{len(undecided)} no difference was found"
     )
     if undecided:
         lows, highs = zip(*undecided, strict=True)

@@ -83,7 +83,7 @@ def _lines(task: TaskResult, name: str) -> list[_Line]:
 
 def accuracy_figure(summary: Summary, task: TaskResult, scoring: Scoring) -> Figure:
     """Return a panel a method: accuracy over temperature with Wilson's interval, and the baseline in grey."""
-    baseline = next((m for m in task.methods if m.sampler == summary.baseline), None)
+    baseline = task.baseline
     names = dict.fromkeys(m.name for m in task.methods if m != baseline) or [m.name for m in task.methods]
     figure, axes = _panels(len(names), "temperature", f"{scoring} accuracy, %")
     for axis, name in zip(axes, names, strict=True):
@@ -97,8 +97,8 @@ def accuracy_figure(summary: Summary, task: TaskResult, scoring: Scoring) -> Fig
     highest = max(cell.accuracy[scoring].high for cell in task.cells.values())
     axes[0].set_ylim(0, 100 * min(1.0, 1.08 * highest))
     if task.comparisons(scoring):
-        note = f"Bands: Wilson's 95% intervals. Hollow: no significant difference from {baseline} found."
-        figure.suptitle(note, **NOTE)
+        hollow = f"Hollow: no significant difference from {summary.against} found."
+        figure.suptitle(f"Bands: Wilson's 95% intervals. {hollow}", **NOTE)
     return figure
 
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from mink_local.errors import ReportError
 from mink_local.evals.report import stats
@@ -37,9 +37,28 @@ class Method:
         return label(self.sampler)
 
 
+Kind = Literal["sampler", "model", "temperature"]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A sampler, model or temperature that every other one is compared with, all else being equal."""
+
+    kind: Kind
+    value: str | float
+
+    def key_for(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the key of the cell to compare with: model, task, sampler, temperature."""
+        place = {"model": 0, "sampler": 2, "temperature": 3}[self.kind]
+        return (*key[:place], self.value, *key[place + 1 :])
+
+    def __str__(self) -> str:
+        return f"T = {self.value:g}" if self.kind == "temperature" else str(self.value)
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """The difference between a cell and the baseline's cell at the same temperature.
+    """The difference between a cell and the baseline's cell.
 
     `adjusted` is the paired test's p-value after Holm's correction over the family, and `visible` the
     difference that it finds with a chance of 80% at the level of the family's next step.
@@ -129,7 +148,8 @@ class CellResult:
 class TaskResult:
     """The grid of one model on one task: methods, the baseline first, × temperatures, ascending.
 
-    `chance` is the accuracy of guessing, if all questions have the same number of choices.
+    `baseline` is the method that the others are compared with, if they are compared with one. `chance` is
+    the accuracy of guessing, if all questions have the same number of choices.
     """
 
     model: str
@@ -138,6 +158,7 @@ class TaskResult:
     methods: list[Method]
     temperatures: list[float]
     cells: dict[tuple[str, float], CellResult]
+    baseline: Method | None = None
 
     @property
     def title(self) -> str:
@@ -191,17 +212,22 @@ class TaskResult:
         If the baseline is significantly better than every other method, return the baseline.
         """
         column = [pair for pair in self.comparisons(scoring) if pair[0].temperature == temperature]
-        if column and all(comparison.worse for _, comparison in column):
-            return {self.methods[0]}
+        if self.baseline and column and all(comparison.worse for _, comparison in column):
+            return {self.baseline}
         return {cell.method for cell, comparison in column if comparison.better}
 
 
 @dataclass
 class Summary:
-    """All numbers of a report; the others are compared with `baseline`, None if the run has no Min-k."""
+    """All numbers of a report; `against` is None if the run has no Min-k."""
 
     tasks: list[TaskResult]
-    baseline: str | None
+    against: Baseline | None
+
+    @property
+    def baseline(self) -> str | None:
+        """The sampler that the others are compared with, if they are compared with one."""
+        return str(self.against) if self.against and self.against.kind == "sampler" else None
 
     @property
     def scorings(self) -> tuple[Scoring, ...]:
@@ -215,19 +241,24 @@ class Summary:
 def summarise(run: RecordedRun, against: str | None = None) -> Summary:
     """Return the numbers of a run.
 
-    The others are compared with the sampler whose `str()` is `against`: by default Min-k with the paper's
-    options, or else the first Min-k of the run. Raises ReportError if it is not in the run.
+    The others are compared with the sampler whose `str()` is `against`, or with the same method in
+    "model=NAME" or at "temp=T": by default with Min-k with the paper's options, or else with the first Min-k
+    of the run. Raises ReportError if it is not in the run.
     """
     orders = {r.sampler: r.order for r in run.responses}
-    baseline = _baseline(sorted(orders, key=_rank), against)
-    samplers = sorted(orders, key=lambda sampler: (sampler != baseline, *_rank(sampler)))
+    baseline = _baseline(run, sorted(orders, key=_rank), against)
+    samplers = sorted(orders, key=lambda sampler: (sampler != (baseline and baseline.value), *_rank(sampler)))
     methods = [Method(sampler, orders[sampler]) for sampler in samplers]
     cells: dict[tuple[str, str], dict[tuple[str, float], list[Response]]] = {}
     for r in _repeat_greedy(run.responses):
         cells.setdefault((r.model, r.task), {}).setdefault((r.sampler, r.temperature), []).append(r)
     tasks = [_task_result(run, model, task, methods, cells[model, task]) for model, task in sorted(cells)]
-    for scoring in SCORINGS:
-        _compare_all(tasks, scoring, baseline)
+    if baseline:
+        for task in tasks:
+            same = (method for method in task.methods if method.sampler == baseline.value)
+            task.baseline = next(same, None)
+        for scoring in SCORINGS:
+            _compare_all(tasks, scoring, baseline)
     return Summary(tasks, baseline)
 
 
@@ -255,12 +286,25 @@ def _rank(sampler: str) -> tuple[int, str]:
     return (names.index(name) if name in names else len(names), sampler)
 
 
-def _baseline(samplers: Sequence[str], against: str | None) -> str | None:
-    if against and against not in samplers:
-        raise ReportError(f"{against} is not in this run: its samplers are {', '.join(samplers)}")
-    min_ks = [sampler for sampler in samplers if sampler.partition(":")[0] == MinK.name]
-    paper = str(MinK())
-    return against or (paper if paper in min_ks else next(iter(min_ks), None))
+def _baseline(run: RecordedRun, samplers: Sequence[str], against: str | None) -> Baseline | None:
+    if against is None:
+        min_ks = [sampler for sampler in samplers if sampler.partition(":")[0] == MinK.name]
+        paper = str(MinK())
+        chosen = paper if paper in min_ks else next(iter(min_ks), None)
+        return Baseline("sampler", chosen) if chosen else None
+    kind, _, name = against.partition("=")
+    if kind == "model":
+        found = {model: Baseline("model", model) for model in sorted({r.model for r in run.responses})}
+    elif kind == "temp":
+        temperatures = sorted({r.temperature for r in run.responses if r.temperature})
+        found = {f"{t:g}": Baseline("temperature", t) for t in temperatures}
+    else:
+        kind, name = "sampler", against
+        found = {sampler: Baseline("sampler", sampler) for sampler in samplers}
+    if name not in found:
+        word = {"temp": "temperature"}.get(kind, kind)
+        raise ReportError(f"{against} is not in this run: its {word}s are {', '.join(found)}")
+    return found[name]
 
 
 def _task_result(
@@ -279,14 +323,16 @@ def _task_result(
     return TaskResult(model, task, chance, rows, sorted({t for _, t in cells}), cells)
 
 
-def _compare_all(tasks: Sequence[TaskResult], scoring: Scoring, baseline: str | None) -> None:
+def _compare_all(tasks: Sequence[TaskResult], scoring: Scoring, against: Baseline) -> None:
     """Compare every cell with the baseline's under one scoring, corrected together."""
-    pairs = [
-        (cell, other)
-        for task in tasks
-        for cell in task.cells.values()
-        if cell.method.sampler != baseline and (other := task.cells.get((baseline or "", cell.temperature)))
-    ]
+    cells: dict[tuple[Any, ...], CellResult] = {
+        (task.model, task.task, *key): cell for task in tasks for key, cell in task.cells.items()
+    }
+    found = [(cell, cells.get(against.key_for(key))) for key, cell in cells.items()]
+    pairs = [(cell, other) for cell, other in found if other and other is not cell]
+    if against.kind != "sampler":  # greedy's copies: one comparison between models, none between temperatures
+        coldest = min(cell.temperature for cell in cells.values())
+        pairs = [(a, b) for a, b in pairs if not a.copied or a.temperature == b.temperature == coldest]
     tests = [stats.compare(cell.outcomes(scoring), other.outcomes(scoring)) for cell, other in pairs]
     adjusted, level = stats.holm([test.p for test in tests])
     for (cell, _), test, p in zip(pairs, tests, adjusted, strict=True):

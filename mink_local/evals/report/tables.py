@@ -10,7 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from mink_local.evals.report.format import escape_markdown, p_value, percent, points
-from mink_local.evals.report.summary import SCORINGS, CellResult, Comparison, Scoring, Summary, TaskResult
+from mink_local.evals.report.summary import (
+    SCORINGS,
+    Baseline,
+    CellResult,
+    Comparison,
+    Scoring,
+    Summary,
+    TaskResult,
+)
 
 
 @dataclass(frozen=True)
@@ -128,7 +136,7 @@ def _grid(task: TaskResult, title: str, entry: Callable[[CellResult], TableEntry
     return ReportTable(title, columns, rows)
 
 
-def comparisons_table(task: TaskResult, scoring: Scoring, baseline: str | None) -> ReportTable:
+def comparisons_table(task: TaskResult, scoring: Scoring, baseline: Baseline | None) -> ReportTable:
     """Return every comparison of this model and task with the baseline, under one scoring."""
     title = f"{task.task} · {task.model} · {scoring}, against {baseline} on the same questions"
     columns = ("method", "T", "questions", "difference", "won", "lost", "p", "p, Holm", "visible")
@@ -192,7 +200,7 @@ def _csv_row(summary: Summary, task: TaskResult, cell: CellResult, scoring: Scor
         "distinct": cell.distinct,
         "distinct_2": cell.distinct_2,
         "k_is_1": cell.cutoffs.share(1),
-        "against": summary.baseline if comparison else None,
+        "against": summary.against if comparison else None,
         "common_questions": paired and paired.n_questions,
         "difference": paired and paired.difference,
         "difference_low": paired and paired.interval[0],

@@ -23,8 +23,8 @@ def write_report(folder: Path, against: str | None = None, again: bool = False) 
     """Print a report's tables, and write all of it to DIR/report.
 
     The run may still be going on. `against` is as for `summarise`; `again` scores the stored responses with
-    this version's tasks. Raises ReportError if the folder holds no run or not this sampler, or the report
-    cannot be written; ModuleNotFoundError if a library of the extra "eval" is not installed.
+    this version's tasks. Raises ReportError if the folder holds no run or not what is compared with, or
+    the report cannot be written; ModuleNotFoundError if a library of the extra "eval" is not installed.
     """
     run = read_run(folder)
     notes = [_left_out(run.problems)] if run.problems else []

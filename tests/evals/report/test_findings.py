@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mink_local.evals.report.findings import findings
 from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.report.summary import summarise
@@ -37,6 +39,19 @@ def test_comparisons_are_counted(tmp_path: Path) -> None:
         "Guessing gets 20.0%."
     )
     assert "Guessing" not in gsm8k
+
+
+@pytest.mark.parametrize(
+    ("against", "said"),
+    [
+        ("model=q4", "with q4 by the same method at the same temperature, the other model is"),
+        ("temp=1", "with T = 1 by the same method, the other temperature is"),
+    ],
+)
+def test_models_and_temperatures_are_compared(tmp_path: Path, against: str, said: str) -> None:
+    write_run(tmp_path, models=("q4", "q8"), tasks=("gsm8k",), n_questions=4, **SMALL)
+    strict, *_ = findings(summarise(read_run(tmp_path), against))
+    assert strict.startswith(f"Strict: of 4 comparisons {said} significantly better in 0")
 
 
 def test_too_few_questions_are_named(tmp_path: Path) -> None:
@@ -74,6 +89,6 @@ def test_a_run_without_comparisons_says_so(tmp_path: Path) -> None:
     change(tmp_path, lambda r: r["sampler"] == SIGMA or r["temperature"] == 1)
     change(tmp_path, lambda r: r["sampler"] != SIGMA or r["temperature"] == 10)
     assert sentences(tmp_path)[0] == (
-        "There is no other method at the temperatures of min-k:tau=3 to compare it with."
+        "There is no other method to compare with min-k:tau=3 at the same temperature."
     )
     assert "no Min-k" in sentences(change(tmp_path, lambda r: r["sampler"] == SIGMA))[0]

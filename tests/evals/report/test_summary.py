@@ -113,6 +113,46 @@ def test_cells_over_different_questions_are_incomplete_however_many_they_have(tm
     assert (len(task.incomplete), task.n_questions) == (4, 10)
 
 
+def test_models_are_compared_by_the_same_method_at_the_same_temperature(tmp_path: Path) -> None:
+    """The second model is right on 10 questions more, at T = 10; greedy, generated once, is compared once."""
+
+    def right(r: dict[str, Any]) -> bool:
+        more = r["model"] == "q8" and r["temperature"] == 10
+        return int(r["question_id"]) < (20 if more else 10)
+
+    make(tmp_path, models=("q4", "q8"), samplers=(MIN_K, "greedy"))
+    run = read_run(judge(tmp_path, right))
+    summary = summarise(run, "model=q4")
+    small, large = summary.tasks
+    assert small.comparisons("strict") == []
+    compared = [
+        (cell.method.sampler, cell.temperature, round(comparison.paired.difference, 3), comparison.better)
+        for cell, comparison in large.comparisons("strict")
+    ]
+    assert compared == [(MIN_K, 1, 0, False), (MIN_K, 10, 0.333, True), ("greedy", 1, 0, False)]
+    assert large.winners("strict", 10.0) == {Method(MIN_K, None)}
+    assert (summary.baseline, str(summary.against)) == (None, "q4")
+    worse = summarise(run, "model=q8").tasks[0]
+    assert worse.cells[MIN_K, 10.0].comparisons["strict"].worse
+    assert worse.winners("strict", 10.0) == set()
+    with pytest.raises(ReportError, match="model=q5 is not in this run: its models are q4, q8"):
+        summarise(run, "model=q5")
+
+
+def test_temperatures_are_compared_by_the_same_method(tmp_path: Path) -> None:
+    make(tmp_path, samplers=(SIGMA, FIRST, "greedy"))
+    judge(tmp_path, lambda r: int(r["question_id"]) < (r["temperature"] if r["sampler"] == SIGMA else 10))
+    run = read_run(tmp_path)
+    task = summarise(run, "temp=1").tasks[0]
+    compared = [
+        (cell.method.sampler, cell.temperature, round(comparison.paired.difference, 3))
+        for cell, comparison in task.comparisons("strict")
+    ]
+    assert compared == [(FIRST, 10, 0), (SIGMA, 10, 0.3)]
+    with pytest.raises(ReportError, match="temp=3 is not in this run: its temperatures are 1, 10"):
+        summarise(run, "temp=3")
+
+
 def test_flexible_comes_first_if_strict_finds_nearly_nothing(tmp_path: Path) -> None:
     """A model that never writes the sentence that the prompt asks for."""
 

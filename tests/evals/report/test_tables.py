@@ -85,7 +85,7 @@ def test_comparisons_are_what_counting_says(made: tuple[list[dict[str, Any]], Su
     shown = [
         [*(entry.text for entry in row[2:6]), row[3].below]
         for scoring in SCORINGS
-        for row in comparisons_table(summary.tasks[0], scoring, MIN_K).rows
+        for row in comparisons_table(summary.tasks[0], scoring, summary.against).rows
     ]
     for row in compared:
         assert row["against"] == MIN_K

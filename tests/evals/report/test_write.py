@@ -97,6 +97,8 @@ def test_lines_left_out_are_named(tmp_path: Path) -> None:
     n = len(records(tmp_path)) - 6
     result = invoke(tmp_path, "--against", "top-n-sigma")
     assert {row["against"] for row in rows(tmp_path)} == {SIGMA, ""}
+    invoke(tmp_path, "--against", "temp=1.0")
+    assert {row["against"] for row in rows(tmp_path)} == {""}
     assert f"6 lines left out: records.jsonl, line {n + 1}: not a JSON object; " in result.stderr
     assert "and 1 more." in result.stderr
     assert "6 lines left out" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
@@ -119,6 +121,8 @@ def test_wrong_use_is_refused_in_a_sentence(
     assert "holds no questions.jsonl" in fail(1, tmp_path)
     write_run(tmp_path, **SMALL)
     assert "unknown sampler 'top-q'" in fail(2, tmp_path, "--against", "top-q")
+    assert "'hot' is not a valid float" in fail(2, tmp_path, "--against", "temp=hot")
+    assert "model=q4 is not in this run" in fail(1, tmp_path, "--against", "model=q4")
     assert "top-p:p=0.9,order=temperature-last is not in this run" in fail(
         1, tmp_path, "--against", "top-p:p=0.9,order=temperature-last"
     )
