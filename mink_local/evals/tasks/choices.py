@@ -17,7 +17,7 @@ _BEGINS = re.compile(
 _NAMED = re.compile(r"\(([A-Z])\)|\b[Oo]ption ([A-Z])\b")
 _HEDGE = re.compile(
     r"\s*[)\]]?\s*(?:(?:or|and|/|,|&|或)\s*(?:\w+ly\s+)?[(\[]?(?:option\s+)?[A-Z](?:[)\]]|\b(?!['’]))"
-    r"|is\s+(?:not|wrong|incorrect))"
+    r"|(?:is|can|does)\s*(?:not|never|n['’]t|wrong|incorrect))"
 )
 _NOT = re.compile(r"\b(?:not|neither|nor|isn't|than)\b", re.IGNORECASE)
 _LOOSE = re.compile(r"[\s,]+|\.$")
@@ -33,7 +33,7 @@ class ChoiceTask(Task):
 
     Flexible: a letter counts in brackets, in bold, in a box, in lower case if it cannot be a word, and before
     or (in brackets) after the option's text. "Apples" is A only if option A says so. Options with the same
-    text are the same answer, whatever their letters. "A or B" is no answer.
+    text are the same answer, whatever their letters. "A or B", "not B" and "B is wrong" are no answer.
     """
 
     def flexible(self, response: str, question: Question) -> Verdict:
@@ -54,7 +54,7 @@ def _letter(statement: Statement, options: dict[str, str]) -> str | None:
     letter = begins and (begins["bracketed"] or begins["bare"] or begins["capital"])
     if begins and letter and letter.upper() in options:
         return None if _HEDGE.match(text, begins.end()) else letter.upper()
-    if statement.terse or statement.about or _NOT.search(text):
+    if statement.terse or statement.unfinished or statement.about or _NOT.search(text):
         return None
     named = {"".join(letters) for letters in _NAMED.findall(text)} & set(options)
     return named.pop() if len(named) == 1 else None

@@ -28,13 +28,17 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _GOES_ON = re.compile(  # 3 * 6, 2:30, 3x, 5 or 6, 18 dollars and 50 cents, 10 less than 28, 3 dozen
-    r"(?:\s+[a-z]+)?\s*(?:\*\*|[-+*/^×·÷±–])\s*[\d(]|\s*x\s*\d|[,.:]\d|e[-+]?\d|[²³(]|\s*[xyzn]\b"
+    r"(?!\s+(?:because|since)\b)(?:"
+    r"(?:\s+[a-z]+)?\s*(?:\*\*|[-+*/^×·÷±–])\s*[\d(]|\s*x\s*\d|!\s*[-+*/×·÷]|[,.:]\d|e[-+]?\d|[²³(]|\s*[xyzn]\b"
     r"|\s*[,;]?\s*(?:(?:or|and|to)\s+)?\d|\s+(?:[a-z]+\s+){0,2}(?:or|and|to)\s+(?:maybe\s+|\w+ly\s+)?\d"
     r"|\s*[\w%]*\s+(?:of|times|plus|minus|(?:less|more|fewer|greater)\s+than|(?:divid|multipli)ed\s+by)\s+\d"
-    r"|\s+(?!(?:in|for|per|from|after|on|at|by|with)\b)[a-z]+\s+\d|\s+(?:dozens?|squared|cubed)\b|\s*或",
+    r"|\s+(?!(?:in|for|per|from|after|on|at|by|with|as|so|which)\b)[a-z]+\s+\d|\s+(?:dozens?|squared|cubed)\b|\s*或)",
     re.IGNORECASE,
 )
-_EXPLAINED = re.compile(r"[^=≈]{0,40}?(?:[(,;]|\b(?:because|since|as|which|where|so|for)\b)", re.IGNORECASE)
+_EXPLAINED = re.compile(
+    r"(?:\s*[\w%/]+){0,3}?\s*(?:[(,;]|\b(?:because|since|as|which|where|so)\b)", re.IGNORECASE
+)
+_WHOLE = re.compile(r"(?:\s*[\w%/()]+){0,4}\W*$")  # 18 dollars per day
 _OTHER = re.compile(  # before a number that is not the answer
     r"\b(?:not|never|than|half|twice|double|between|steps?|multiple|add|subtract|multiply|divide|^(?:let|to))\b"
     r"|n['’]t\b|[*/^×·÷]\s*$|\w\s*[-+]\s+$",
@@ -76,11 +80,16 @@ class Gsm8k(Task):
 
 
 def _value(statement: Statement) -> Fraction | None:
-    """Return the number that a statement states, None if it is not certain which."""
+    """Return the number that a statement states, None if it is not certain which.
+
+    It begins the statement, is a part of an equation (the last that is not computed), or the only number.
+    """
     if statement.about:
         return None
     text = plain(statement.text)
     number = _first(text)
+    if statement.unfinished:
+        return number and _WHOLE.match(text, number.end()) and _as_fraction(number)
     if number and not _EXPLAINED.match(text, number.end()):  # 9 * 2 = 18
         number = None
     parts = reversed(re.split("[=≈]", text))

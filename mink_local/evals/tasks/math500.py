@@ -85,7 +85,7 @@ def _matches(answer: str, gold: str) -> bool:
 
 
 def _expression(statement: Statement) -> str:
-    """Return the expression that a statement states: its only piece in math mode, or all of it, or "" """
+    """Return the only piece in math mode of a statement, or all of it; an empty text if it states nothing."""
     pieces = _MATHS.findall(statement.text)
     text = "".join(pieces[0]) if len(pieces) == 1 else _DELIMITER.sub("", statement.text)
     text = text.lstrip(_AROUND).rstrip(f"{_AROUND}.")

@@ -2,8 +2,8 @@
 
 For flexible scoring a statement is the words after "the answer is", "final answer:", "the correct option is",
 "答案是", "####" and the like up to the end of the sentence, whatever the case and the markup. The last
-statement from which an answer can be taken counts. If there is none, these are tried: the words before "is
-the answer", the last `\\boxed{}`, a last line in bold, a response of a few characters, and a complete last
+statement from which an answer can be taken counts. If there is none, these are tried: the last `\\boxed{}`,
+the words before "is the answer", a last line in bold, a response of a few characters, and a complete last
 sentence that begins with "so" or "therefore". A question states nothing, nor does text before "that is
 wrong". The last number of a rambling text never counts: at a high temperature that would reward luck, and
 strict and flexible would differ for no visible reason.
@@ -27,6 +27,7 @@ _PHRASE = re.compile(
     r"|(?:答案|选项|最终结果)(?:应该|就)?[是为：:]"
     rf"|(?:\b(?:choose|select|pick|solution)|选择?)\s*[：:]?(?=[\s*]*(?:{_OPTION}\s)?[(*]*(?-i:[A-J])\b)"
     rf"|\b(?:(?:corresponds|equal) to|matches|which is)(?=[\s*]+(?:{_OPTION}\s+\(?|\()[A-J]\b)"
+    r"|(?:\banswer(?:\schoice)?\s|(?:\A|\n)\s*(?:option\s)?)(?=\(?(?-i:[A-J])\W*\Z)"  # a last line: Option B
     r"|####(?!\s*\d+[.)]\s)(?=\W{0,9}\d))",
     re.IGNORECASE,
 )
@@ -46,7 +47,7 @@ _CONCLUSION = re.compile(
     r"([^\n]+[.!。)*$\]])$",
     re.IGNORECASE | re.DOTALL,
 )
-_BOLD = re.compile(r"(?:^|\n)[ ]*\*\*([^*\n]{1,40})\*\*$")
+_BOLD = re.compile(r"(?:^|\n)[ ]*\*\*(\S[^*\n]{0,40})\*\*$")
 _OPENING = re.compile(  # markup, the echo of "(answer)" and "not 17 but" before the answer itself
     r"(?:\.{3}|[\s…:：*_`\"“'‘=]|\((?:answer|X)\)|not\s[^.\n]{1,40}?\s(?:but|it(?:['’]s| is))\s)*"
 )
@@ -56,10 +57,10 @@ _LIST = re.compile(r"1[.)]\s+\S")
 _ABOUT = re.compile(  # "correct because …": lower case, and neither a subject nor an article
     r"(?!(?:that|the|an?|s?he|it|they|we|you|there|his|her|their|each|all|about|around|just|only|equal|negative"
     rf"|minus|now|still|also|then|thus|therefore|indeed|so|{_OPTION}|\w+ly)\b|\w+\s*[=≈]|[a-z -]+\(\d)"
-    r"[a-z]{2,},?\s+\w"
+    r"(?:[a-z]{2,},?\s+\w|(?:in)?correct\b)"
 )
 _DISPLAY = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
-_END = re.compile(r"\n|(?<!\\)(?<!\bRs)[.!?](?=\W*(?:\s|$))|[。！？]")
+_END = re.compile(r"\n|(?<!\\)(?<!\bRs)(?:[.?]|!(?!\s*[\\*/+=×·÷]))(?=\W*(?:\s|$))|[。！？]")
 _READ = 20_000  # characters of a response, from the end
 _LONGEST = 1000  # characters of a statement; keeps hostile text cheap
 _MOST = 20  # statements that are looked at, from the end
@@ -86,11 +87,13 @@ class Statement:
     Attributes:
         text: It begins with the answer, or is a sentence with the answer in it.
         terse: It can only begin with the answer.
+        unfinished: It may be the beginning of a solution: the answer is all of it, or it states none.
         about: It describes the answer ("correct because …"), and may not state one.
     """
 
     text: str
     terse: bool = False
+    unfinished: bool = False
     about: bool = False
 
 
@@ -102,11 +105,11 @@ def statements(response: str) -> Iterator[Statement]:
     response = _EITHER.sub(" or ", response)
     for phrase in reversed(deque(_PHRASE.finditer(response), maxlen=_MOST)):
         if not phrase["aim"]:
-            yield _statement(response[phrase.end() :], separated=phrase[0][-1] in "\n:：")
-    for before in reversed(_BEFORE.findall(response)):
-        yield Statement("".join(before), terse=True)
+            yield _statement(response[phrase.end() :], phrase[0].endswith(("\n", ":", "：")))
     if boxes := boxed(response):
         yield Statement(boxes[-1][1], terse=True)
+    for before in reversed(_BEFORE.findall(response)):
+        yield Statement("".join(before), terse=True)
     if bold := _BOLD.search(response):
         yield Statement(bold[1], terse=True)
     if len(response) <= _SHORT and "\n" not in response:
@@ -118,7 +121,7 @@ def statements(response: str) -> Iterator[Statement]:
 def _statement(rest: str, separated: bool = False) -> Statement:
     """Return what `rest` begins with: a formula on lines of its own, a sentence, or the first box in it.
 
-    A sentence after "Answer:" (`separated`) is the beginning of a solution if numbers come after it.
+    Text after "Answer:" (`separated`) may be the beginning of a solution if numbers come after it.
     """
     further, rest = rest, rest[:_LONGEST]
     opening = _OPENING.match(rest)
@@ -136,9 +139,8 @@ def _statement(rest: str, separated: bool = False) -> Statement:
     if is_list or (end and end[0] in "?？"):
         return Statement("")
     text = rest[start:stop].strip()
-    return Statement(
-        text, terse=separated and bool(re.search(r"\d", further[stop:])), about=bool(_ABOUT.match(text))
-    )
+    unfinished = separated and bool(re.search(r"\d", further[stop:]))
+    return Statement(text, unfinished=unfinished, about=bool(_ABOUT.match(text)))
 
 
 def boxed(text: str) -> list[tuple[int, str]]:
