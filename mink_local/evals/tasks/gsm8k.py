@@ -44,6 +44,7 @@ _OTHER = re.compile(  # before a number that is not the answer
     r"|n['’]t\b|[*/^×·÷]\s*$|\w\s*[-+]\s+$",
     re.IGNORECASE,
 )
+_DOZENS = re.compile(r"(?<=\d)\W{0,3} dozens?\b")
 _SCALES = {"k": 10**3, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 
 
@@ -72,6 +73,8 @@ class Gsm8k(Task):
         return Decimal(answer.replace(",", "")) == Decimal(gold)
 
     def flexible(self, response: str, question: Question) -> Verdict:
+        if "how many dozen" in question.prompt.lower():  # then 7 dozen is 7; else it may be 84
+            response = _DOZENS.sub("", response)
         values = (_value(statement) for statement in statements(response))
         value = next((value for value in values if value is not None), None)
         if value is None:

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from mink_local.evals.tasks import Verdict
+from mink_local.evals.tasks import TASKS, Question, Verdict, score
 from tests.support.scoring import verdicts
 
 # response, strict answer, flexible answer
@@ -129,3 +129,9 @@ def test_strict_compares_numbers_and_not_strings(response: str, gold: str) -> No
     strict, flexible = verdicts("gsm8k", f"The final answer is {response}", gold)
     assert strict == Verdict(response, correct=True)
     assert flexible.correct
+
+
+@pytest.mark.parametrize(("asked", "answer"), [("How many dozens of eggs?", "7"), ("How many eggs?", None)])
+def test_dozens_count_if_the_question_asks_for_dozens(asked: str, answer: str | None) -> None:
+    question = Question("0", asked, "7")
+    assert score(TASKS["gsm8k"], question, "The answer is **7** dozen.", "stop")[1].answer == answer
