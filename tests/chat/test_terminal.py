@@ -3,18 +3,22 @@
 import base64
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
 import sqlite3
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
 
+from mink_local.chat.store import ConversationStore, default_path
 from tests.conftest import shared
 from tests.support.terminal import Terminal
 
@@ -115,6 +119,30 @@ def test_the_first_line_waits_for_no_large_module(opened: Open) -> None:
     terminal = opened("--temp", "5", program=["-c", SHOWS_WHAT_IS_IMPORTED])
     assert terminal.ended() == 0
     assert "imported:\n" in terminal.text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_ctrl_z_suspends_and_the_line_is_kept() -> None:
+    shell = pexpect.spawn(
+        "bash", ["--norc", "--noprofile", "-i"], encoding="utf-8", timeout=60, dimensions=(30, 100),
+        env={**os.environ, "TERM": "xterm-256color", "PS1": "shell: ", "PROMPT_TOOLKIT_NO_CPR": "1"},
+    )  # fmt: skip
+    with contextlib.closing(shell):
+        shell.expect_exact("shell: ")
+        shell.sendline(f"{sys.executable} -m mink_local.chat --temp 0 -n 3 --threads 1")
+        shell.expect_exact("temperature 0")  # the model is loaded
+        shell.expect_exact("\x1b[?2004h")  # the input line
+        shell.send("Say hello.\x1a")
+        shell.expect_exact("Stopped")
+        shell.sendline("fg")
+        shell.expect_exact("Say hello.")
+        shell.send("\r")
+        shell.expect_exact("3 tokens")
+        shell.send("\x04")
+        shell.expect_exact("shell: ")
+    [conversation] = ConversationStore(default_path()).conversations()
+    assert conversation.title == "Say hello."
 
 
 @pytest.mark.slow
