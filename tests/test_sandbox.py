@@ -131,8 +131,8 @@ def test_a_child_that_cannot_begin() -> None:
         ChildStartError, match=r"it crashed \(status 1\): try .* -m tests.support.no_such_module "
     ):
         ask("tests.support.no_such_module", 1, seconds=10, memory=MEMORY)
-    with pytest.raises(ChildStartError, match=r"it timed out after 0\.01 s"):
-        Server(CHILD, memory=MEMORY, start_seconds=0.01).ask(["echo", 1], 10)
+    with pytest.raises(ChildStartError, match=r"it timed out after 0\.1 s"):
+        Server(CHILD, memory=MEMORY, first="sleep", start_seconds=0.1).ask(["echo", 1], 10)
 
 
 @pytest.mark.parametrize("executable", ["", "/no/such/python", None])

@@ -12,6 +12,8 @@ from mink_local.sandbox import serve
 def begin(first: Any) -> Callable[[Any], Any]:
     if first == "fail":
         raise ValueError("no beginning")
+    if first == "sleep":
+        time.sleep(60)
 
     def answer(question: Any) -> Any:
         action, argument = question
