@@ -72,7 +72,6 @@ class AnswerStream:
         self._guard = guard
         self._rows = rows  # the logits of tokens that were sampled and not yielded yet
         self._message = draft.continued.id if draft.continued else None
-        self._lengths: list[int] = []  # in characters, of the text that each token added
 
     def __iter__(self) -> Iterator[TextPart]:
         return self.parts()
@@ -109,7 +108,6 @@ class AnswerStream:
         """Tell `on_token` of a token, and end an answer that repeats itself."""
         if piece.token is None:
             return
-        self._lengths.append(len(piece))
         self.on_token(piece.k, token_figures(self._rows.popleft(), piece.token) if self._rows else None)
         if self._guard and self._guard.feed(piece.token, piece):
             self.reply.interrupt()
@@ -133,7 +131,7 @@ class AnswerStream:
             k=[*begun.k, *reply.k],
             continued=hows[1:],
             chosen=list(begun.chosen),
-            repeated=sum(self._lengths[guard.since - 1 :]) if is_loop and guard and guard.since else 0,
+            repeated=guard.repeated if guard and is_loop else 0,
             prompt_tokens=reply.prompt_tokens,
             evaluated_tokens=reply.evaluated_tokens,
             first_token_s=first - began,

@@ -22,7 +22,7 @@ class LoopGuard:
     def __init__(self) -> None:
         self.since: int | None = None
         self._text = ""
-        self._n_tokens = 0
+        self._starts: list[int] = []  # of each token's part of the text
         self._run = np.zeros(_LONGEST, np.int64)  # for each period from 1 on
         # Of the last tokens, newest first: their ids, and whether they have letters and line breaks.
         self._ids = np.full(_LONGEST, -1, np.int64)
@@ -31,22 +31,27 @@ class LoopGuard:
 
     def feed(self, token: int, text: str) -> bool:
         """Take the next token of the answer and the text that it adds; return whether there is a loop."""
+        self._starts.append(len(self._text))
         self._text += text
-        self._n_tokens += 1
         self._run = np.where(self._ids == token, self._run + 1, 0)
         self._ids = np.append(token, self._ids[:-1])
         self._has_letters = np.append(any(map(str.isalpha, text)), self._has_letters[:-1])
         self._has_break = np.append("\n" in text, self._has_break[:-1])
         if self.since is None and (run := self._loop()):
-            self.since = self._n_tokens - run + 1
+            self.since = len(self._starts) - run + 1
         return self.since is not None
+
+    @property
+    def repeated(self) -> int:
+        """The number of characters at the end of the text that the loop says again; 0 if there is none."""
+        return len(self._text) - self._starts[self.since - 1] if self.since else 0
 
     def _loop(self) -> int:
         """Return the length of a run that is long enough for a loop, or 0."""
-        tokens = np.where(np.logical_or.accumulate(self._has_break), _TOKENS, _TOKENS_IN_A_LINE)
-        least = np.maximum(tokens, _TIMES * np.arange(1, _LONGEST + 1))
-        for i in np.flatnonzero(self._run >= least):
-            is_prose = self._has_letters[: i + 1].any() and self._text.count("```") % 2 == 0
-            if is_prose or self._run[i] >= _PATIENCE * least[i]:
+        for i in np.flatnonzero(self._run >= _TOKENS_IN_A_LINE):
+            period = int(i) + 1
+            tokens = _TOKENS if self._has_break[:period].any() else _TOKENS_IN_A_LINE
+            is_prose = self._has_letters[:period].any() and self._text.count("```") % 2 == 0
+            if self._run[i] >= (1 if is_prose else _PATIENCE) * max(tokens, _TIMES * period):
                 return int(self._run[i])
         return 0
