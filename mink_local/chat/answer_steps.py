@@ -17,7 +17,7 @@ from mink_local.generation.sampling_step import (
     sampling_step,
     token_figures,
 )
-from mink_local.generation.text_stream import visible
+from mink_local.generation.text_stream import token_name
 from mink_local.llama.constraints import Constraints
 from mink_local.samplers import Sampler, parse
 
@@ -59,8 +59,7 @@ class AnswerSteps:
 
     def text(self, token: int) -> str:
         """Return the text of any token of the vocabulary, as in `texts`."""
-        weights = self._model.weights
-        return visible(weights.piece(token)) or weights.token_text(token)
+        return token_name(self._model.weights, token)
 
     def how(self, at: int) -> SamplingInfo:
         """Return how a token was sampled: the parts of a continued answer may differ."""

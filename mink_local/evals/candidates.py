@@ -9,7 +9,7 @@ from rich.table import Table
 from mink_local.generation.model import Model
 from mink_local.generation.sampling_step import METHODS, SamplingStep, sampling_step
 from mink_local.generation.step_plot import plot, quoted
-from mink_local.generation.text_stream import visible
+from mink_local.generation.text_stream import token_name
 from mink_local.samplers import Sampler, label
 
 _SHOWN = 12  # candidates
@@ -52,9 +52,7 @@ def show(console: Console, model: Model, step: SamplingStep, temperatures: Seque
 
 def texts(model: Model, step: SamplingStep) -> list[str]:
     """Return the texts of the most probable candidates."""
-    weights = model.weights
-    tokens = [int(token) for token in step.ids[:_SHOWN]]
-    return [visible(weights.piece(token)) or weights.token_text(token) for token in tokens]
+    return [token_name(model.weights, int(token)) for token in step.ids[:_SHOWN]]
 
 
 def write_picture(model: Model, step: SamplingStep, temperature: float, path: Path) -> None:

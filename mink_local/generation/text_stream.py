@@ -3,6 +3,8 @@
 import codecs
 from collections.abc import Iterable, Sequence
 
+from mink_local.llama.weights import Weights
+
 
 class TextStream:
     """Decodes the bytes of tokens to text, up to the first of some stop strings.
@@ -52,6 +54,11 @@ def visible(data: bytes) -> str:
             parts += [f"<0x{byte:02X}>" for byte in data[start + error.start : start + error.end]]
             start += error.end
     return "".join(parts)
+
+
+def token_name(weights: Weights, token: int) -> str:
+    """Return the `visible` text of a token; the vocabulary's own name of one that has none."""
+    return visible(weights.piece(token)) or weights.token_text(token)
 
 
 def started_length(text: str, strings: Iterable[str]) -> int:
