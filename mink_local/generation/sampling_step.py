@@ -91,13 +91,12 @@ class SamplingStep:
     @property
     def entropy(self) -> float:
         """The entropy of the model's probabilities at temperature 1, in bits."""
-        p = self.p[self.p > 0]
-        return float(-(p * np.log2(p)).sum())
+        return _entropy(self.p)
 
     @property
     def surprise(self) -> float:
         """-log2 of the sampled token's probability at temperature 1, in bits."""
-        return float(-np.log2(max(self.p[self.sampled], np.finfo(float).tiny)))
+        return _surprise(self.p[self.sampled])
 
     @property
     def is_constrained(self) -> bool:
@@ -188,10 +187,9 @@ def token_figures(logits: NDArray[np.float32], token: int) -> TokenFigures:
     """Return the figures of a token for the model's own logits (V,) of its step."""
     row = logits.astype(np.float64)
     p = _softmax(np.where(np.isfinite(row), row, -np.inf))
-    positive = p[p > 0]
     return TokenFigures(
-        surprise=float(-np.log2(max(p[token], np.finfo(float).tiny))),
-        entropy=float(-(positive * np.log2(positive)).sum()),
+        surprise=_surprise(p[token]),
+        entropy=_entropy(p),
         rank=int((row > row[token]).sum()) + 1,
         top_p=TopP().cutoff(logits),
     )
@@ -239,6 +237,15 @@ def _short(method: Sampler, temperature: float) -> str:
     if method.order is None or temperature == 1:
         return method.name
     return f"{method.name}, T {method.order.removeprefix('temperature-')}"
+
+
+def _entropy(p: Floats) -> float:
+    positive = p[p > 0]
+    return float(-(positive * np.log2(positive)).sum())
+
+
+def _surprise(p: float) -> float:
+    return float(-np.log2(max(p, np.finfo(float).tiny)))
 
 
 def _softmax(logits: Floats) -> Floats:
