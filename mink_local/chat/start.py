@@ -68,10 +68,9 @@ def start(
     if prompt is None and screen.has_line_input:
         from mink_local.chat.background import LoadingModel
 
-        load_first: Callable[[], Model] = partial(load, settings)
+        load_first = cache(partial(load, settings))  # loads once
         if verbose:  # the log of llama.cpp would be written into the line
-            loaded = _load_now(load_first, name, screen)
-            load_first = lambda: loaded  # noqa: E731
+            _load_now(load_first, name, screen)
         loading = LoadingModel(load_first, name, screen, partial(_announce, screen, settings))
         _chat_while_loading(session_with, settings, screen, load, loading, continues=conversation is not None)
         return

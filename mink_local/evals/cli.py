@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PROGRAM = "mink-eval"
 POSITIVE = click.IntRange(min=1)
 
+samplers_option = partial(click.option, "--sampler", "-s", "samplers", multiple=True, type=SamplerType())
+
 EXAMPLES = """\b
 Examples:
   mink-eval run sample-math --sampler min-k --sampler top-p --temp 1 --temp 5
@@ -97,12 +99,7 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     metavar="NAME|PATH",
     help=f"{MODEL_HELP} May be given several times, as may --sampler and --temp.",
 )
-@click.option(
-    "--sampler",
-    "-s",
-    "samplers",
-    multiple=True,
-    type=SamplerType(),
+@samplers_option(
     default=["min-k"],
     help="A sampler: min-k, top-p:p=0.9,order=temperature-last, min-p, top-k, top-n-sigma, eta, p-less, "
     "mirostat, greedy.",
@@ -240,12 +237,7 @@ def run_command(
     metavar="TEXT",
     help="What the answer to PROMPT begins with: the candidates are of the token after it.",
 )
-@click.option(
-    "--sampler",
-    "-s",
-    "samplers",
-    multiple=True,
-    type=SamplerType(),
+@samplers_option(
     help="A method. May be given several times.  [default: all but mirostat, in both orders]",
 )
 @click.option(
