@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mink_local.samplers import (
         Eta,
         Greedy,
+        LlamaDefault,
         MinK,
         MinP,
         Mirostat,
@@ -45,9 +46,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer", "CatalogError", "Constraints", "ContextOverflowError", "Continuation", "DownloadError",
-    "Eta", "GenerationError", "Greedy", "MinK", "MinP", "MinkError", "Mirostat", "Model", "ModelError",
-    "ModelNotFoundError", "PLess", "Piece", "Reply", "Request", "Sampler", "SamplingParams", "TopK",
-    "TopNSigma", "TopP", "__version__", "load_model", "native_sampler", "parse",
+    "Eta", "GenerationError", "Greedy", "LlamaDefault", "MinK", "MinP", "MinkError", "Mirostat",
+    "Model", "ModelError", "ModelNotFoundError", "PLess", "Piece", "Reply", "Request", "Sampler",
+    "SamplingParams", "TopK", "TopNSigma", "TopP", "__version__", "load_model", "native_sampler",
+    "parse",
 ]  # fmt: skip
 
 _HOMES = {

@@ -151,7 +151,7 @@ SETTINGS: tuple[Setting, ...] = (
         unset="min-k",
         metavar="NAME[:OPTION=VALUE,…]",
         help="How the candidates for the next token are chosen: min-k, top-p:p=0.9, min-p, top-k, "
-        "top-n-sigma, eta, p-less, mirostat, greedy.",
+        "top-n-sigma, eta, p-less, llama-default, mirostat, greedy.",
     ),
     _sampling(
         "--tau",

@@ -102,7 +102,7 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
 @samplers_option(
     default=["min-k"],
     help="A sampler: min-k, top-p:p=0.9,order=temperature-last, min-p, top-k, top-n-sigma, eta, p-less, "
-    "mirostat, greedy.",
+    "llama-default, mirostat, greedy.",
 )
 @click.option(
     "--temp",

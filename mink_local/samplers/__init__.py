@@ -18,8 +18,8 @@ from mink_local.samplers import kernels
 from mink_local.samplers.select import VARIANT, LogitsProcessor, Order, Sampler, Workspace, require
 
 __all__ = [
-    "SAMPLERS", "Eta", "Greedy", "LogitsProcessor", "MinK", "MinP", "Mirostat", "Order", "PLess", "Sampler",
-    "TopK", "TopNSigma", "TopP", "Workspace", "label", "parse",
+    "SAMPLERS", "Eta", "Greedy", "LlamaDefault", "LogitsProcessor", "MinK", "MinP", "Mirostat", "Order",
+    "PLess", "Sampler", "TopK", "TopNSigma", "TopP", "Workspace", "label", "parse",
 ]  # fmt: skip
 
 Decay = Literal["power", "log"]
@@ -71,6 +71,11 @@ class Greedy(Sampler):
     kernel = staticmethod(kernels.greedy)
 
 
+def _require_k(k: int) -> None:
+    whole = isinstance(k, int | np.integer) and not isinstance(k, bool)
+    require(whole and 1 <= k < 2**31, "k", "a whole number from 1 to 2^31 - 1", k)
+
+
 @dataclass(frozen=True)
 class TopK(Sampler):
     """Keep the k largest logits (Fan et al. 2018, arXiv 1805.04833), of equal ones the lower token ids.
@@ -85,8 +90,7 @@ class TopK(Sampler):
     kernel = staticmethod(kernels.top_k)
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.k, int | np.integer) and not isinstance(self.k, bool)
-        require(whole and 1 <= self.k < 2**31, "k", "a whole number from 1 to 2^31 - 1", self.k)
+        _require_k(self.k)
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,31 @@ class PLess(Sampler):
 
     name = "p-less"
     kernel = staticmethod(kernels.p_less)
+
+
+@dataclass(frozen=True)
+class LlamaDefault(Sampler):
+    """Keep what llama.cpp's samplers keep if no option is given: top-k, then top-p, then min-p.
+
+    Temperature acts after them: they see the probabilities at temperature 1.
+
+    Args:
+        k: 1 to 2^31 - 1, of top-k.
+        p: 0 to 1, of top-p among the k tokens.
+        min_p: 0 to 1, of min-p.
+    """
+
+    k: int = 40
+    p: float = 0.95
+    min_p: float = 0.05
+
+    name = "llama-default"
+    kernel = staticmethod(kernels.llama_default)
+
+    def __post_init__(self) -> None:
+        _require_k(self.k)
+        require(0 <= self.p <= 1, "p", "a number from 0 to 1", self.p)
+        require(0 <= self.min_p <= 1, "min_p", "a number from 0 to 1", self.min_p)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from llama_cpp import LogitsProcessorList
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local.samplers import MinK, MinP, Sampler, TopK, TopNSigma, TopP
+from mink_local.samplers import LlamaDefault, MinK, MinP, Sampler, TopK, TopNSigma, TopP
 from tests.support.chain import SamplerChain
 
 INF = float("inf")
@@ -53,6 +53,21 @@ def test_keeps_what_llamacpp_keeps(logits: Row, temperature: float) -> None:
         assert fewest <= theirs.size <= most
         _, longest = TopP(0.9 * 1.001).candidates(row, temperature)
         np.testing.assert_array_equal(np.sort(row[theirs])[::-1], longest[: theirs.size])
+
+
+def test_keeps_what_llamacpp_keeps_by_default(logits: Row) -> None:
+    """The three samplers of llama.cpp that cut if no option is given, in its order."""
+    for row in logits:
+        chain = SamplerChain(
+            C.llama_sampler_init_top_k(40),
+            C.llama_sampler_init_top_p(0.95, 1),
+            C.llama_sampler_init_min_p(0.05, 1),
+        )
+        kept, _ = chain.apply(np.arange(row.size), row)
+        chain.free()
+        ids, values = LlamaDefault().candidates(row)
+        assert len(kept) == ids.size
+        np.testing.assert_array_equal(np.sort(kept["logit"])[::-1], values)
 
 
 def test_logits_processor_in_llama_cpp_python(smollm2_path: Path) -> None:

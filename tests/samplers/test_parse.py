@@ -23,6 +23,7 @@ def test_texts() -> None:
         "top-n-sigma:n=1",
         "eta:epsilon=0.0009,order=temperature-first",
         "p-less:order=temperature-first",
+        "llama-default:k=40,p=0.95,min_p=0.05",
         "mirostat:tau=5,eta=0.1,version=2",
     ]
     assert all(parse(name) == sampler() for name, sampler in SAMPLERS.items())

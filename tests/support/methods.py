@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mink_local.samplers import (
     Eta,
     Greedy,
+    LlamaDefault,
     MinK,
     MinP,
     Mirostat,
@@ -90,6 +91,12 @@ METHODS: dict[type[Sampler], Method] = {
         (Eta(), Eta(order="temperature-last")),
     ),
     PLess: Method(reference.p_less, st.builds(PLess, _orders), (PLess(), PLess("temperature-last"))),
+    LlamaDefault: Method(
+        reference.llama_default,
+        st.builds(LlamaDefault, st.integers(1, 60) | st.integers(1, 2**31 - 1), _unit, _unit),
+        (LlamaDefault(), LlamaDefault(k=1000, p=1.0, min_p=0.001)),
+        splits_ties=True,
+    ),
     Mirostat: Method(
         reference.every_finite,
         st.builds(Mirostat, st.floats(1e-3, 99), st.floats(0, 9), st.sampled_from([1, 2])),

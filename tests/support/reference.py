@@ -102,6 +102,15 @@ def min_p(logits: ArrayLike, temperature: float, p: float) -> Prefix:
     return _at_least(ids, logs, cut, ROUNDING * max(1.0, -cut))
 
 
+def llama_default(logits: ArrayLike, temperature: float, **options: float) -> Prefix:  # noqa: ARG001
+    """llama.cpp's top-k, top-p and min-p one after the other, on what top-k left; each is a prefix."""
+    first = top_k(logits, 1.0, int(options["k"]))
+    kept = np.full(np.size(logits), -np.inf, np.float32)
+    kept[first.ids[: first.most]] = np.asarray(logits, np.float32)[first.ids[: first.most]]
+    ends = [top_p(kept, 1.0, options["p"]), min_p(kept, 1.0, options["min_p"])]
+    return Prefix(first.ids, min(end.least for end in ends), min(end.most for end in ends))
+
+
 def top_n_sigma(logits: ArrayLike, temperature: float, n: float) -> Prefix:  # noqa: ARG001
     ids, sorted_logits = descending(logits)
     reach = n * sorted_logits.std()
