@@ -27,6 +27,7 @@ from mink_local.generation.request import (
     SamplingParams,
     Tool,
 )
+from mink_local.generation.rows import RowReader
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.text_stream import TextStream
 from mink_local.llama.context import RANDOM_SEED, Context
@@ -296,10 +297,21 @@ class Model:
             n_parallel: Number of pairs that are evaluated at a time.
         """
         longest = max((len(context) + len(continuation) for context, continuation in pairs), default=1)
+        with self.rows(longest, n_parallel, N_OUTPUTS) as rows:
+            return sorted(score(rows, pairs), key=lambda continuation: continuation.index)
+
+    @contextlib.contextmanager
+    def rows(
+        self, n_ctx: int, n_parallel: int | Literal["auto"] = "auto", n_outputs: int = 0
+    ) -> Iterator[RowReader]:
+        """Allocate a KV cache for the logits of many sequences; it is freed at the end of the block.
+
+        The model generates nothing else in the block. Arguments and errors are those of `reserve`.
+        """
         with self._exclusive():
-            context = self._make_context(longest, n_parallel, N_OUTPUTS)
+            context = self._make_context(n_ctx, n_parallel, n_outputs)
             try:
-                return sorted(score(context, pairs), key=lambda continuation: continuation.index)
+                yield RowReader(context)
             finally:
                 context.close()
 

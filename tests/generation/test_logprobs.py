@@ -13,6 +13,7 @@ from mink_local import load_model
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.logprobs import N_OUTPUTS, score
 from mink_local.generation.model import Model
+from mink_local.generation.rows import RowReader
 from mink_local.llama.context import Context, Segment
 from mink_local.samplers import kernels
 
@@ -141,7 +142,7 @@ def test_requests_that_cannot_be_scored(smollm2: Model, tiny: Callable[..., Path
         with pytest.raises(ValueError, match="pair 1 has an empty"):
             smollm2.logprobs([([1], [2]), empty])
     with pytest.raises(ContextOverflowError):
-        list(score(Context(smollm2.weights, 256, 1), [([1] * 200, [2] * 300)]))
+        list(score(RowReader(Context(smollm2.weights, 256, 1)), [([1] * 200, [2] * 300)]))
     assert smollm2.logprobs([]) == []
     broken = load_model(str(tiny(scale=float("nan"))))
     with pytest.raises(GenerationError, match="NaN"):
