@@ -31,19 +31,26 @@ class MinK(Sampler):
 
     With the finite logits sorted, `l_1 >= ... >= l_n`, and range `R = l_1 - l_n`: the cliff is the
     position i with the largest `(l_i - l_{i+1}) / (R + 1e-8) / i` (section 3.1; the smallest such i
-    on a tie), and at least `floor(tau / (R + 1e-8))` tokens are kept (section 3.2).
+    on a tie), and at least `⌊tau / (R + 1e-8)⌋` tokens are kept (section 3.2).
+
+    For more candidates raise `floor`, which is not in the paper. A `tau` large enough to change anything
+    keeps some tokens at every step, also if the model is certain of one.
 
     Args:
         tau: >= 0; 0 switches the fallback off. On real models R is 30 to 45, so at the default 3 the
             fallback keeps no token that the cliff does not.
+        floor: >= 0, in nats; 0 is the paper's rule. Above 0, all tokens with a logit of at least
+            `l_1 - floor` are kept, that is with at least `exp(-floor)` times the largest probability at
+            temperature 1.
         alpha: >= 0; the drop after position i is divided by `i**alpha`. This and the following options
             are for the ablations of the paper's appendix.
         decay: "log" divides the drop by `log(i + 1)` instead.
         normalize: False leaves the range out. Dividing by R cannot move the largest weight of a step, so
-            this acts through the fallback alone, which becomes `floor(tau)` at every step.
+            this acts through the fallback alone, which becomes `⌊tau⌋` at every step.
     """
 
     tau: float = 3.0
+    floor: float = field(default=0.0, metadata=VARIANT)
     alpha: float = field(default=1.0, metadata=VARIANT)
     decay: Decay = field(default="power", metadata=VARIANT)
     normalize: bool = field(default=True, metadata=VARIANT)
@@ -53,6 +60,7 @@ class MinK(Sampler):
 
     def __post_init__(self) -> None:
         require(0 <= self.tau < math.inf, "tau", "a finite number of at least 0", self.tau)
+        require(0 <= self.floor < math.inf, "floor", "a finite number of at least 0", self.floor)
         require(0 <= self.alpha < math.inf, "alpha", "a finite number of at least 0", self.alpha)
         require(self.decay in get_args(Decay), "decay", " or ".join(get_args(Decay)), self.decay)
         require(isinstance(self.normalize, bool), "normalize", "true or false", self.normalize)
@@ -60,7 +68,8 @@ class MinK(Sampler):
             raise ValueError("alpha is the exponent of decay=power: decay=log has none")
 
     def kernel_options(self, temperature: float) -> NDArray[np.float64]:  # noqa: ARG002
-        return np.array([self.tau, self.alpha, self.decay == "log", self.normalize], np.float64)
+        options = [self.tau, self.floor, self.alpha, self.decay == "log", self.normalize]
+        return np.array(options, np.float64)
 
 
 @dataclass(frozen=True)
@@ -255,7 +264,7 @@ def parse(text: str) -> Sampler:
     """Return the sampler that a text describes; `str()` is the inverse.
 
     >>> parse("min-k:tau=0.5")
-    MinK(tau=0.5, alpha=1.0, decay='power', normalize=True)
+    MinK(tau=0.5, floor=0.0, alpha=1.0, decay='power', normalize=True)
 
     Args:
         text: `name` or `name:option=value,…`.

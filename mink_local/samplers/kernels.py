@@ -296,11 +296,12 @@ def _walk(heap, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
 
 @compiled
 def min_k(logits, options, work, ids):
-    """Keep the Min-k candidates. Options: tau, alpha, 1 for a logarithmic decay, 1 to normalize.
+    """Keep the Min-k candidates. Options: tau, floor, alpha, 1 for a logarithmic decay, 1 to normalize.
 
     Weights are compared in float64, where the difference of two float32 logits of ordinary size is exact.
     """
-    tau, alpha, logarithmic, normalize = options[0], options[1], options[2] != 0.0, options[3] != 0.0
+    tau, floor, alpha = options[0], options[1], options[2]
+    logarithmic, normalize = options[3] != 0.0, options[4] != 0.0
     n, smallest, largest = survey(logits, work)
     if n <= 0:
         return n
@@ -313,8 +314,14 @@ def min_k(logits, options, work, ids):
         _heapify(entries, m)
         k_cliff, decided = _walk(entries, m, smallest, spread, k_fallback, alpha, logarithmic, ids)
         if decided or m == n:
-            return max(k_cliff, k_fallback)
+            break
         wanted *= 4
+    k = max(k_cliff, k_fallback)
+    if floor > 0.0:
+        # Each of the two sets begins the sorted row: if this one is the smaller, its ids take the place of
+        # the same ids in another order.
+        k = max(k, keep_from(largest - floor, largest, logits, work, ids))
+    return k
 
 
 # exp, in plain arithmetic so that sums of it vectorise: 2**t is 2**n * 2**f with n whole and |f| <= 1/2,

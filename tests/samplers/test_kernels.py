@@ -90,6 +90,8 @@ def test_agrees_with_its_twin_on_many_real_logits(logits: Row, sampler: Sampler)
 def test_min_k_of_real_logits_at_any_scale(logits: Row, tau: float, scale: float) -> None:
     for row in logits:
         check(MinK(tau), row * np.float32(scale))
+        for floor in (1.0, 5.0, 1e30):
+            check(MinK(tau, floor * scale), row * np.float32(scale))
 
 
 @pytest.mark.parametrize("banned", [0.01, 0.5, 0.999])
@@ -150,7 +152,8 @@ def _crowded_block(n: int, random: np.random.Generator) -> Row:
 @pytest.mark.parametrize("n", [1, 2, 255, 256, 257, 5000, 40_000])
 def test_hard_shapes(shape: Callable[[int, np.random.Generator], Row], n: int) -> None:
     row = shape(n if JIT else min(n, 2000), np.random.default_rng(n))
-    for sampler in (MinK(0.0), MinK(3.0), MinK(500.0), TopP(0.5), TopK(n // 2 + 1)):
+    floors = (MinK(floor=floor) for floor in (1e-3, 1.0, 19.99, 1e30))
+    for sampler in (MinK(0.0), MinK(3.0), MinK(500.0), *floors, TopP(0.5), TopK(n // 2 + 1)):
         check(sampler, row)
 
 
@@ -235,6 +238,49 @@ def test_broken_rows(name: str, nan: float) -> None:
 def test_min_k_by_hand(row: list[float], tau: float, k: int) -> None:
     assert MinK(tau).cutoff(np.array(row, np.float32)) == k
     check(MinK(tau), np.array(row, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("row", "floor", "k"),
+    [
+        ([9.0, 9.0, 5.0, 0.0], 0.0, 2),  # the cliff's
+        ([9.0, 9.0, 9.0, 5.0, 0.0], 0.0, 3),
+        ([9.0, 9.0, 7.0, 0.0], 0.0, 3),
+        ([9.0, 5.0, 5.0, 5.0, 4.9, 0.0], 3.9, 1),
+        ([9.0, 5.0, 5.0, 5.0, 4.9, 0.0], 4.0, 4),  # at the floor itself, and all of equal logits
+        ([9.0, 5.0, 5.0, 5.0, 4.9, 0.0], 5.0, 5),
+        ([9.0, 8.9, 5.0, 0.0], 0.05, 2),  # the cliff's are more
+        ([5.0], 1.0, 1),
+        ([9.0, 9.0, 0.0, 0.0], 5e-324, 2),
+        ([1e30, 9.9e29, 0.0, -INF], 1.0, 2),  # what it keeps without it
+        ([2.0**100, 0.0, -(2.0**100), -INF], 2.0**100, 2),
+        ([1e8, 0.0, -1e8, -INF], 1e30, 3),  # all that are finite
+        ([INF, LARGEST, 1.5e38, 1.4e38, -INF], 1.8e38, 2),  # +inf is the largest finite float32
+        ([INF, LARGEST, 1.5e38, 1.4e38, -INF], 1.95e38, 3),
+        ([INF, 1.0, -LARGEST], 1e300, 3),
+        ([NAN, 3.0, 2.9, NAN, 2.0, 0.0], 1.0, 3),
+        ([3.0, -INF, 1.0, 0.0, -INF], 2.0, 2),
+        ([0.0, -0.0, -9.0, -30.0], 9.0, 3),
+    ],
+)
+def test_min_k_floor_by_hand(row: list[float], floor: float, k: int) -> None:
+    sampler = MinK(floor=floor)
+    assert sampler.cutoff(np.array(row, np.float32)) == k
+    check(sampler, np.array(row, np.float32))
+
+
+def test_a_floor_of_zero_keeps_no_ties_with_the_largest() -> None:
+    ties = np.full(50, 2.0, np.float32)
+    assert MinK(0, floor=0).cutoff(ties) == 1
+    assert MinK(0, floor=1e-9).cutoff(ties) == 50
+
+
+@pytest.mark.parametrize("floor", [0.3, 2.0, 60.0])
+def test_a_floor_keeps_what_min_p_keeps_of_temperature_last(logits: Row, floor: float) -> None:
+    """And the tokens before the cliff."""
+    min_p = MinP(math.exp(-floor), order="temperature-last")
+    for row in logits:
+        assert MinK(floor=floor).cutoff(row) == max(MinK().cutoff(row), min_p.cutoff(row))
 
 
 def test_min_k_variants_by_hand() -> None:

@@ -29,6 +29,8 @@ def test_texts() -> None:
     assert all(parse(name) == sampler() for name, sampler in SAMPLERS.items())
     assert str(MinK(tau=np.float64(2.5), alpha=0)) == "min-k:tau=2.5,alpha=0"
     assert str(MinK(decay="log", normalize=False)) == "min-k:tau=3,decay=log,normalize=false"
+    assert str(MinK(floor=1.0, alpha=2.0)) == "min-k:tau=3,floor=1,alpha=2"
+    assert str(MinK(floor=0)) == "min-k:tau=3"  # as it was before there was a floor
     assert str(TopP(1, "temperature-last")) == "top-p:p=1,order=temperature-last"
 
 
@@ -37,7 +39,7 @@ def test_texts() -> None:
     [
         ("top", "unknown sampler 'top': the samplers are min-k, greedy, top-k, top-p, min-p, top-n-sigma"),
         ("", "unknown sampler ''"),
-        ("min-k:mu=1", "min-k has no option 'mu': its options are tau"),
+        ("min-k:mu=1", "min-k has no option 'mu': its options are tau, floor, alpha, decay, normalize"),
         ("top-p:q=1", "top-p has no option 'q': its options are p, order"),
         ("greedy:k=1", "greedy has no option 'k': it takes none"),
         ("top-k:k=2.5", "top-k: k must be a whole number, not '2.5'"),
@@ -57,6 +59,10 @@ def test_texts() -> None:
         ("mirostat:tau=inf", "tau must be a finite number above 0, not inf"),
         ("mirostat:eta=-1", "eta must be a finite number of at least 0, not -1.0"),
         ("min-k:tau=-1", "tau must be a finite number of at least 0, not -1.0"),
+        ("min-k:floor=-1", "floor must be a finite number of at least 0, not -1.0"),
+        ("min-k:floor=inf", "floor must be a finite number of at least 0, not inf"),
+        ("min-k:floor=nan", "floor must be a finite number of at least 0, not nan"),
+        ("min-k:floor=low", "min-k: floor must be a number, not 'low'"),
         ("min-k:alpha=-1", "alpha must be a finite number of at least 0, not -1.0"),
         ("min-k:decay=exp", "decay must be power or log, not exp"),
         ("min-k:normalize=0", "min-k: normalize must be true or false, not '0'"),

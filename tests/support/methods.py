@@ -56,14 +56,18 @@ _orders = st.sampled_from(["temperature-first", "temperature-last"])
 _unit = st.floats(0, 1) | st.sampled_from([0.0, 0.1, 0.9, 1.0])
 _taus = st.sampled_from([0.0, 3.0]) | st.floats(0, 1e12)
 _alphas = st.sampled_from([0.0, 0.5, 2.0]) | st.floats(0, 8)
+_floors = st.sampled_from([0.0, 1.0, 1e30]) | st.floats(0, 30) | st.floats(0, LARGEST)
 _min_ks = (
     st.builds(MinK, _taus)
-    | st.builds(MinK, _taus, _alphas, normalize=st.booleans())
-    | st.builds(MinK, _taus, decay=st.just("log"), normalize=st.booleans())
+    | st.builds(MinK, _taus, _floors)
+    | st.builds(MinK, _taus, _floors, _alphas, normalize=st.booleans())
+    | st.builds(MinK, _taus, _floors, decay=st.just("log"), normalize=st.booleans())
 )
 _variants = (
     MinK(tau=0.0), MinK(tau=2000.0), MinK(tau=1e30), MinK(alpha=0.0), MinK(alpha=0.5), MinK(alpha=2.0),
     MinK(decay="log", normalize=False), MinK(tau=40.0, alpha=2.0, normalize=False),
+    MinK(floor=0.5), MinK(floor=1.0), MinK(floor=2.3), MinK(floor=8.0), MinK(floor=1e30),
+    MinK(tau=2000.0, floor=2.0), MinK(alpha=0.5, floor=1.0),
 )  # fmt: skip
 
 METHODS: dict[type[Sampler], Method] = {

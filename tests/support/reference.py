@@ -37,11 +37,12 @@ def min_k(
     logits: ArrayLike,
     temperature: float,  # noqa: ARG001
     tau: float = 3.0,
+    floor: float = 0.0,
     alpha: float = 1.0,
     decay: str = "power",
     normalize: bool = True,
 ) -> Prefix:
-    """The Min-k candidates: sections 3.1 and 3.2 of arXiv 2604.11012, line by line, and its ablations."""
+    """The Min-k candidates: sections 3.1 and 3.2 of arXiv 2604.11012, with variants and a floor."""
     ids, sorted_logits = descending(logits)
     n = ids.size
     spread = sorted_logits[0] - sorted_logits[-1] + 1e-8 if normalize else 1.0
@@ -52,7 +53,8 @@ def min_k(
     weights = (sorted_logits[:-1] - sorted_logits[1:]) / spread / divisors
     k_cliff = int(np.argmax(weights)) + 1 if n > 1 else 1
     k_fallback = np.floor(tau / spread)
-    k = int(min(n, max(k_cliff, k_fallback)))
+    k_floor = np.count_nonzero(sorted_logits >= sorted_logits[0] - floor) if floor > 0 else 0
+    k = int(min(n, max(k_cliff, k_fallback, k_floor)))
     return Prefix(ids, k, k)
 
 
