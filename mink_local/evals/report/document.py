@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mink_local.evals.report.findings import HOW_TO_READ, findings
+from mink_local.evals.report.findings import HOW_TO_READ, run_findings, task_findings
 from mink_local.evals.report.format import escape_markdown
 from mink_local.evals.report.plots import Picture, plot_pictures
 from mink_local.evals.report.recorded_run import RecordedRun
@@ -13,12 +13,17 @@ from mink_local.evals.report.tables import ReportTable, comparisons_table, grid_
 
 @dataclass(frozen=True)
 class Section:
-    """The part of a report about one model and task."""
+    """The part of a report about one model and task.
+
+    `lead` is the picture of the accuracy to be read first; it and the `findings` open the report. `parts`
+    follow in the order in which they are to be read.
+    """
 
     title: str
-    tables: Sequence[ReportTable]
+    lead: Picture
+    findings: Sequence[str]
+    parts: Sequence[ReportTable | Picture]
     comparisons: Sequence[ReportTable]
-    pictures: Sequence[Picture]
 
 
 @dataclass(frozen=True)
@@ -27,24 +32,41 @@ class Document:
 
     title: str
     notes: Sequence[str]
-    findings: Sequence[str]
     sections: Sequence[Section]
+    findings: Sequence[str]
     made_with: ReportTable | None
+
+    @property
+    def pictures(self) -> list[Picture]:
+        found = ([section.lead, *section.parts] for section in self.sections)
+        return [part for parts in found for part in parts if isinstance(part, Picture)]
 
     def markdown(self) -> str:
         """Return the document as Markdown, with links to the pictures' SVG files."""
-        parts = [f"# {escape_markdown(self.title)}", "## What this run shows"]
-        parts += map(escape_markdown, self.notes)
-        parts.append("\n".join(f"- {escape_markdown(sentence)}" for sentence in self.findings))
+        parts = [f"# {escape_markdown(self.title)}", *map(escape_markdown, self.notes)]
+        parts.append("## What this run shows")
+        for section in self.sections:
+            if len(self.sections) > 1:
+                parts.append(f"### {escape_markdown(section.title)}")
+            parts += [_markdown(section.lead), _bullets(section.findings)]
+        parts.append(_bullets(self.findings))
         for section in self.sections:
             parts.append(f"## {escape_markdown(section.title)}")
-            for table in (*section.tables, *section.comparisons):
-                parts += [f"### {escape_markdown(table.title)}", table.markdown()]
-            parts += [f"![{escape_markdown(p.description)}]({p.stem}.svg)" for p in section.pictures]
+            parts += map(_markdown, (*section.parts, *section.comparisons))
         parts += ["## How to read this", *map(escape_markdown, HOW_TO_READ)]
         if self.made_with:
-            parts += [f"## {self.made_with.title}", self.made_with.markdown()]
+            parts.append(_markdown(self.made_with))
         return "\n\n".join(parts) + "\n"
+
+
+def _markdown(part: ReportTable | Picture) -> str:
+    if isinstance(part, Picture):
+        return f"![{escape_markdown(part.description)}]({part.stem}.svg)"
+    return f"### {escape_markdown(part.title)}\n\n{part.markdown()}"
+
+
+def _bullets(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {escape_markdown(sentence)}" for sentence in sentences)
 
 
 def make_document(run: RecordedRun, summary: Summary, notes: Sequence[str]) -> Document:
@@ -52,8 +74,8 @@ def make_document(run: RecordedRun, summary: Summary, notes: Sequence[str]) -> D
     return Document(
         f"Min-k evaluation: {', '.join(dict.fromkeys(task.task for task in summary.tasks))}",
         notes,
-        findings(summary),
         [_section(summary, task) for task in summary.tasks],
+        run_findings(summary),
         made_with_table(run.made_with) if run.made_with else None,
     )
 
@@ -61,4 +83,6 @@ def make_document(run: RecordedRun, summary: Summary, notes: Sequence[str]) -> D
 def _section(summary: Summary, task: TaskResult) -> Section:
     compared = [scoring for scoring in task.scorings if task.comparisons(scoring)]
     comparisons = [comparisons_table(task, scoring, summary.against) for scoring in compared]
-    return Section(task.title, grid_tables(task), comparisons, list(plot_pictures(summary, task)))
+    first, *tables = grid_tables(task)
+    lead, *pictures = plot_pictures(summary, task)
+    return Section(task.title, lead, task_findings(summary, task), [first, *tables, *pictures], comparisons)

@@ -1,6 +1,6 @@
 """Sentences about a whole run, and how to read its tables."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from mink_local.evals.report.format import count, listed, percent, points
 from mink_local.evals.report.summary import (
@@ -48,19 +48,25 @@ COMPARED: dict[Kind, tuple[str, str]] = {
 
 
 def findings(summary: Summary) -> list[str]:
-    """Return the sentences of "What this run shows": on all comparisons, and on the size of every grid."""
-    return [*_families(summary), *(f"{task.title}: {_size(task)}" for task in summary.tasks)]
+    """Return the sentences of "What this run shows": on every model and task, then on all comparisons."""
+    tasks = (f"{task.title}: {' '.join(task_findings(summary, task))}" for task in summary.tasks)
+    return [*tasks, *run_findings(summary)]
 
 
-def _families(summary: Summary) -> Iterator[str]:
+def run_findings(summary: Summary) -> list[str]:
+    """Return the sentences on all comparisons of a run, which are corrected together."""
     against = summary.against
     if against is None:
-        yield "The run has no Min-k to compare the other methods with; --against names another."
-    elif not summary.family("strict"):
+        return ["The run has no Min-k to compare the other methods with; --against names another."]
+    if not summary.family("strict"):
         other, alike = COMPARED[against.kind]
-        yield f"There is no other {other} to compare with {against} {alike}."
-    else:
-        yield from (_family(summary.family(scoring), scoring, against) for scoring in summary.scorings)
+        return [f"There is no other {other} to compare with {against} {alike}."]
+    return [_family(summary.family(scoring), scoring, against) for scoring in summary.scorings]
+
+
+def task_findings(summary: Summary, task: TaskResult) -> list[str]:
+    """Return the sentences on one model and task: what was asked, and what to know before its numbers."""
+    return [_size(task), *_caveats(task), *_differences(summary, task)]
 
 
 def _family(family: Sequence[Comparison], scoring: Scoring, against: Baseline) -> str:
@@ -91,25 +97,38 @@ def _size(task: TaskResult) -> str:
         f"{count(task.n_questions, 'question')}, {count(task.n_repeats, 'response')} each, "
         f"{count(len(task.methods), 'method')} at T = {temperatures}."
     )
+    return f"{sentence} Guessing gets {percent(task.chance)}%." if task.chance else sentence
+
+
+def _caveats(task: TaskResult) -> Iterator[str]:
     if task.strict_is_silent:
-        sentence += (
-            f" Strict finds no answer in {percent(task.no_answer['strict'])}% of the responses, flexible in "
+        yield (
+            f"Strict finds no answer in {percent(task.no_answer['strict'])}% of the responses, flexible in "
             f"{percent(task.no_answer['flexible'])}%: strict says nothing about this model."
         )
-    if task.chance:
-        sentence += f" Guessing gets {percent(task.chance)}%."
     if task.n_repeats == 1:
-        sentence += " One response a question shows nothing about diversity; --repeats 2 or more does."
+        yield "One response a question shows nothing about diversity; --repeats 2 or more does."
     if task.incomplete:
-        sentence += (
-            f" Not complete yet: {_places(task.incomplete)}. Accuracies over different questions cannot be "
-            "compared; the tests use the questions that both methods answered."
+        every = len(task.incomplete) == len(task.cells)
+        yield (
+            f"Not complete yet: {'every cell' if every else _places(task, task.incomplete)}. Accuracies over "
+            "different questions cannot be compared; the tests use the questions that both methods answered."
         )
-    return sentence
 
 
-def _places(cells: Iterable[CellResult]) -> str:
-    temperatures: dict[str, list[str]] = {}
-    for cell in cells:
-        temperatures.setdefault(str(cell.method), []).append(f"{cell.temperature:g}")
-    return "; ".join(f"{method} at T = {listed(at)}" for method, at in temperatures.items())
+def _differences(summary: Summary, task: TaskResult) -> Iterator[str]:
+    """Yield which cells differ significantly from the baseline, under the scoring to be read first."""
+    pairs = task.comparisons(task.scorings[0])
+    for way in ("better", "worse"):
+        cells = [cell for cell, comparison in pairs if getattr(comparison, way)]
+        if cells:
+            places = _places(task, cells)
+            yield f"Significantly {way} than {summary.against} ({task.scorings[0]}): {places}."
+
+
+def _places(task: TaskResult, cells: Collection[CellResult]) -> str:
+    """Return the cells by method and temperature, in the order of the tables."""
+    rows = ((method, [cell for cell in task.row(method) if cell in cells]) for method in task.methods)
+    return "; ".join(
+        f"{method} at T = {listed(f'{cell.temperature:g}' for cell in row)}" for method, row in rows if row
+    )

@@ -48,11 +48,12 @@ def plot_pictures(summary: Summary, task: TaskResult) -> Iterator[Picture]:
 
 
 def _figures(summary: Summary, task: TaskResult) -> Iterator[tuple[str, str, Figure]]:
-    for scoring in task.scorings:
+    scorings = task.scorings[:1] if task.strict_is_silent else task.scorings
+    for scoring in scorings:
         figure = accuracy_figure(summary, task, scoring)
         yield f"accuracy-{scoring}", f"{scoring.capitalize()} accuracy against temperature", figure
     if any(cell.distinct_2 is not None for cell in task.cells.values()):
-        for scoring in task.scorings:
+        for scoring in scorings:
             figure = diversity_figure(task, scoring)
             yield f"diversity-{scoring}", f"{scoring.capitalize()} accuracy against diversity", figure
     if any(cell.cutoffs.n_steps for cell in task.cells.values()):

@@ -72,8 +72,7 @@ def _print(console: Console, summary: Summary) -> None:
 
 def _write_all(out: Path, document: Document, page: str, table: str) -> None:
     """Write every file of DIR/report, each whole or not at all."""
-    for section in document.sections:
-        for picture in section.pictures:
-            write_atomic(out / f"{picture.stem}.svg", picture.svg)
+    for picture in document.pictures:
+        write_atomic(out / f"{picture.stem}.svg", picture.svg)
     for name, text in (("table.csv", table), ("report.md", document.markdown()), ("report.html", page)):
         write_atomic(out / name, text.encode("utf-8", "replace"))

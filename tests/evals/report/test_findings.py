@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mink_local.evals.report.findings import findings
+from mink_local.evals.report.findings import findings, task_findings
 from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.report.summary import summarise
 from tests.support.made_run import change, judge, write_run
@@ -24,7 +24,7 @@ def test_comparisons_are_counted(tmp_path: Path) -> None:
     def right(r: dict[str, Any]) -> bool:
         return int(r["question_id"]) < 15 or (r["sampler"] == SIGMA and r["temperature"] == 10)
 
-    strict, flexible, aqua, gsm8k = sentences(judge(tmp_path, right))
+    aqua, gsm8k, strict, flexible = sentences(judge(tmp_path, right))
     assert strict.startswith(
         "Strict: of 4 comparisons with min-k:tau=3 at the same temperature, the other method is "
         "significantly better in 2 and significantly worse in 0; in 2 no difference was found, which does "
@@ -36,7 +36,7 @@ def test_comparisons_are_counted(tmp_path: Path) -> None:
     assert flexible == strict.replace("Strict", "Flexible")
     assert aqua == (
         "aqua with tiny-model: 30 questions, 2 responses each, 2 methods at T = 1 and 10. "
-        "Guessing gets 20.0%."
+        "Guessing gets 20.0%. Significantly better than min-k:tau=3 (strict): top-n-sigma:n=1 at T = 10."
     )
     assert "Guessing" not in gsm8k
 
@@ -50,13 +50,13 @@ def test_comparisons_are_counted(tmp_path: Path) -> None:
 )
 def test_models_and_temperatures_are_compared(tmp_path: Path, against: str, said: str) -> None:
     write_run(tmp_path, models=("q4", "q8"), tasks=("gsm8k",), n_questions=4, **SMALL)
-    strict, *_ = findings(summarise(read_run(tmp_path), against))
+    *_, strict, _ = findings(summarise(read_run(tmp_path), against))
     assert strict.startswith(f"Strict: of 4 comparisons {said} significantly better in 0")
 
 
 def test_too_few_questions_are_named(tmp_path: Path) -> None:
     write_run(tmp_path, tasks=("gsm8k",), n_questions=5, repeats=1, **SMALL)
-    strict, _, size = sentences(tmp_path)
+    size, strict, _ = sentences(tmp_path)
     assert strict.endswith("With so few questions none could have been found.")
     assert "5 questions, 1 response each" in size
     assert "--repeats 2" in size
@@ -65,7 +65,25 @@ def test_too_few_questions_are_named(tmp_path: Path) -> None:
 def test_incomplete_cells_are_named(tmp_path: Path) -> None:
     write_run(tmp_path, tasks=("gsm8k",), n_questions=10, **SMALL)
     change(tmp_path, lambda r: r["sampler"] != SIGMA or int(r["question_id"]) < 4)
-    assert "Not complete yet: top-n-sigma:n=1 at T = 1 and 10." in sentences(tmp_path)[-1]
+    assert "Not complete yet: top-n-sigma:n=1 at T = 1 and 10." in sentences(tmp_path)[0]
+    change(tmp_path, lambda r: (r["sampler"], r["question_id"]) != ("min-k:tau=3", "0"))
+    assert "Not complete yet: every cell." in sentences(tmp_path)[0]
+
+
+def test_cells_that_differ_are_named_in_the_order_of_the_table(tmp_path: Path) -> None:
+    samplers = ("min-k:tau=3", "top-p:p=0.9,order=temperature-last", SIGMA)
+    write_run(tmp_path, tasks=("gsm8k",), samplers=samplers, temperatures=(10.0, 2.0, 1.0))
+
+    def right(r: dict[str, Any]) -> bool:
+        last = 30 if "top-p" in r["sampler"] and r["temperature"] == 1 else 15
+        return int(r["question_id"]) < (0 if r["sampler"] == SIGMA and r["temperature"] > 1 else last)
+
+    size, better, worse = task_findings(
+        summary := summarise(read_run(judge(tmp_path, right))), summary.tasks[0]
+    )
+    assert size == "30 questions, 2 responses each, 3 methods at T = 1, 2 and 10."
+    assert better == "Significantly better than min-k:tau=3 (strict): top-p:p=0.9 (T last) at T = 1."
+    assert worse == "Significantly worse than min-k:tau=3 (strict): top-n-sigma:n=1 at T = 2 and 10."
 
 
 def test_a_scoring_that_finds_no_answer_says_nothing(tmp_path: Path) -> None:
@@ -75,7 +93,7 @@ def test_a_scoring_that_finds_no_answer_says_nothing(tmp_path: Path) -> None:
         answer = None if r["question_id"] == "3" else "1"
         r.update(strict={"answer": None, "correct": False}, flexible={"answer": answer, "correct": False})
 
-    first, second, size = sentences(change(tmp_path, edit))
+    size, first, second = sentences(change(tmp_path, edit))
     assert first.startswith("Flexible: ")
     assert second.startswith("Strict: ")
     assert (
@@ -88,7 +106,7 @@ def test_a_run_without_comparisons_says_so(tmp_path: Path) -> None:
     write_run(tmp_path, tasks=("gsm8k",), n_questions=2, **SMALL)
     change(tmp_path, lambda r: r["sampler"] == SIGMA or r["temperature"] == 1)
     change(tmp_path, lambda r: r["sampler"] != SIGMA or r["temperature"] == 10)
-    assert sentences(tmp_path)[0] == (
+    assert sentences(tmp_path)[-1] == (
         "There is no other method to compare with min-k:tau=3 at the same temperature."
     )
-    assert "no Min-k" in sentences(change(tmp_path, lambda r: r["sampler"] == SIGMA))[0]
+    assert "no Min-k" in sentences(change(tmp_path, lambda r: r["sampler"] == SIGMA))[-1]

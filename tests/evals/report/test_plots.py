@@ -140,6 +140,7 @@ def test_axes_of_sizes_have_several_ticks(tmp_path: Path, share: int) -> None:
         ({}, ["accuracy-strict", "accuracy-flexible", "diversity-strict", "diversity-flexible", "k"]),
         ({"k": []}, ["accuracy-strict", "accuracy-flexible", "diversity-strict", "diversity-flexible"]),
         ({"response": ""}, ["accuracy-strict", "accuracy-flexible", "k"]),
+        ({"strict": {"answer": None, "correct": False}}, ["accuracy-flexible", "diversity-flexible", "k"]),
     ],
 )
 def test_there_is_a_picture_for_what_is_known(tmp_path: Path, edit: dict[str, Any], stems: list[str]) -> None:
@@ -148,5 +149,6 @@ def test_there_is_a_picture_for_what_is_known(tmp_path: Path, edit: dict[str, An
     pictures = list(plot_pictures(summary, summary.tasks[0]))
     assert [picture.stem for picture in pictures] == [f"1-{stem}" for stem in stems]
     assert all(b"<svg" in picture.svg for picture in pictures)
-    assert pictures[0].description == "Strict accuracy against temperature, gsm8k with tiny-model"
+    scoring = "Strict" if "accuracy-strict" in stems else "Flexible"
+    assert pictures[0].description == f"{scoring} accuracy against temperature, gsm8k with tiny-model"
     assert list(plot_pictures(summary, summary.tasks[0])) == pictures

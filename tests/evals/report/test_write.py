@@ -57,6 +57,26 @@ def test_a_run_has_one_report_with_every_file(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in out.iterdir()} == files
 
 
+@pytest.mark.parametrize("tasks", [("gsm8k",), ("gsm8k", "aqua")])
+@pytest.mark.parametrize("first", SCORINGS)
+def test_a_report_opens_with_the_picture_then_words_then_the_table(
+    tmp_path: Path, tasks: tuple[str, ...], first: str
+) -> None:
+    write_run(tmp_path, **SMALL | {"tasks": tasks, "n_questions": 10})
+    silent = {"strict": {"answer": None, "correct": False}} if first == "flexible" else {}
+    invoke(change(tmp_path, lambda r: r.update(silent)))
+    out = tmp_path / "report"
+    markdown = (out / "report.md").read_text(encoding="utf-8")
+    page = re.sub(r'src="[^"]+"', "", (out / "report.html").read_text(encoding="utf-8"))
+    picture = f"{first.capitalize()} accuracy against temperature, {min(tasks)} with tiny-model"
+    for text in (markdown, page[page.index("<main>") :]):
+        places = [text.index(part) for part in (picture, "10 questions, 1 response", f"{first} accuracy, %")]
+        assert places == sorted(places)
+        assert text.count(picture) == (1 if text is markdown else 2)
+        assert text.index("What this run shows") < places[0]
+        assert not re.search(r"<table|^\|", text[: places[1]], re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("samplers", "edit"),
     [
