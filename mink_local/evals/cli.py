@@ -46,7 +46,11 @@ def cli() -> None:
 def _tasks(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[Task]":
     from mink_local.evals.tasks import find_task
 
-    return [find_task(name) for name in dict.fromkeys(names)]
+    tasks = {name: find_task(name) for name in names}
+    by_name = {task.name: task for task in tasks.values()}
+    if len(by_name) < len(tasks):
+        raise click.BadParameter("two files have the same name: rename one.")
+    return list(tasks.values())
 
 
 def _models(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[ModelFile]":
@@ -71,11 +75,13 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     """Return files by task, from TASK=FILE, and from FILE if there is one task."""
     from mink_local.evals.tasks import TASKS
 
-    names = [task.name for task in tasks]
+    names = [task.name for task in tasks if task.name in TASKS]  # the others are files themselves
     files: dict[str, Path] = {}
     for text in texts:
         name, equals, file = text.partition("=")
         if not equals or name not in TASKS:
+            if not names:
+                raise click.UsageError(f"--data {text} is for a task that has a name: leave it out.")
             if len(names) > 1:
                 raise click.UsageError(f"--data {text} names no task: write TASK={text}.")
             name, file = names[0], text

@@ -13,6 +13,7 @@ from tests.support.mink_eval import MinkEval
     [
         (["run", "gsm9k"], 2, "unknown task 'gsm9k'"),
         (["run"], 2, "Missing argument"),
+        (["run", "no/such.jsonl"], 1, "no/such.jsonl cannot be read: No such file or directory"),
         (["run", "gsm8k", "--sampler", "max-k"], 2, "unknown sampler 'max-k': the samplers are min-k"),
         (["run", "gsm8k", "--model", "parrot"], 2, "unknown model 'parrot'"),
         (["run", "gsm8k", "--temp", "nan"], 2, "nan is not a finite number"),
@@ -55,3 +56,13 @@ def test_models_of_one_name_are_refused(tmp_path: Path, tiny_path: Path, mink_ev
     result = mink_eval("run", "gsm8k", "--model", tiny_path, "--model", other)
     assert result.status == 2
     assert "have the same name: rename one" in result.stderr
+
+
+def test_own_files(tmp_path: Path, mink_eval: MinkEval) -> None:
+    for name in ("mine.jsonl", "other/mine.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"question": "Why?"}\n')
+    two = mink_eval("run", tmp_path / "mine.jsonl", tmp_path / "other" / "mine.jsonl")
+    assert "two files have the same name: rename one." in two.stderr
+    data = mink_eval("run", tmp_path / "mine.jsonl", "--data", tmp_path / "mine.jsonl")
+    assert "is for a task that has a name: leave it out." in data.stderr

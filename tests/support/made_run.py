@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mink_local.evals.tasks import Question, find_task, score
+from mink_local.evals.tasks import TASKS, Question, score
 
 SAMPLERS = (
     "min-k:tau=3",
@@ -121,7 +121,8 @@ def _record(
         right = rng.random() < 0.75 * (1 - hot) * (1.4 - question["difficulty"])
         response += f"\n\n{_ending(question, right, rng)}"
     asked = Question(*(question[name] for name in ("question_id", "prompt", "gold", "choices")))
-    strict, flexible = score(find_task(question["task"]), asked, response, finish_reason)
+    task = TASKS.get(question["task"])  # one without a name is open-ended
+    verdicts = [asdict(v) for v in score(task, asked, response, finish_reason)] if task else [None, None]
     sizes = [1 + int(rng.paretovariate(1.5 - hot)) % 49152 for _ in range(rng.randint(20, 80))]
     k = [1 if sampler == "greedy" or rng.random() < 0.7 else size for size in sizes]
     return {
@@ -140,8 +141,8 @@ def _record(
         "finish_reason": finish_reason,
         "k": k,
         "seconds": 0.5,
-        "strict": asdict(strict),
-        "flexible": asdict(flexible),
+        "strict": verdicts[0],
+        "flexible": verdicts[1],
     }
 
 

@@ -15,12 +15,12 @@ from mink_local.evals.report.tables import ReportTable, comparisons_table, grid_
 class Section:
     """The part of a report about one model and task.
 
-    `lead` is the picture of the accuracy to be read first; it and the `findings` open the report. `parts`
-    follow in the order in which they are to be read.
+    `lead` is the picture of the accuracy to be read first, or of k if there is no accuracy; it and the
+    `findings` open the report. `parts` follow in the order in which they are to be read.
     """
 
     title: str
-    lead: Picture
+    lead: Picture | None
     findings: Sequence[str]
     parts: Sequence[ReportTable | Picture]
     comparisons: Sequence[ReportTable]
@@ -48,7 +48,9 @@ class Document:
         for section in self.sections:
             if len(self.sections) > 1:
                 parts.append(f"### {escape_markdown(section.title)}")
-            parts += [_markdown(section.lead), _bullets(section.findings)]
+            if section.lead:
+                parts.append(_markdown(section.lead))
+            parts.append(_bullets(section.findings))
         parts.append(_bullets(self.findings))
         for section in self.sections:
             parts.append(f"## {escape_markdown(section.title)}")
@@ -84,5 +86,7 @@ def _section(summary: Summary, task: TaskResult) -> Section:
     compared = [scoring for scoring in task.scorings if task.comparisons(scoring)]
     comparisons = [comparisons_table(task, scoring, summary.against) for scoring in compared]
     first, *tables = grid_tables(task)
-    lead, *pictures = plot_pictures(summary, task)
-    return Section(task.title, lead, task_findings(summary, task), [first, *tables, *pictures], comparisons)
+    pictures = list(plot_pictures(summary, task))
+    parts: list[ReportTable | Picture] = [first, *tables, *pictures[1:]]
+    lead = pictures[0] if pictures else None
+    return Section(task.title, lead, task_findings(summary, task), parts, comparisons)

@@ -56,6 +56,8 @@ def findings(summary: Summary) -> list[str]:
 def run_findings(summary: Summary) -> list[str]:
     """Return the sentences on all comparisons of a run, which are corrected together."""
     against = summary.against
+    if not summary.scorings:  # all questions are open-ended
+        return []
     if against is None:
         return ["The run has no Min-k to compare the other methods with; --against names another."]
     if not summary.family("strict"):
@@ -101,7 +103,9 @@ def _size(task: TaskResult) -> str:
 
 
 def _caveats(task: TaskResult) -> Iterator[str]:
-    if task.strict_is_silent:
+    if task.open_ended:
+        yield "Open-ended: its responses have no verdicts, and there is no accuracy."
+    elif task.strict_is_silent:
         yield (
             f"Strict finds no answer in {percent(task.no_answer['strict'])}% of the responses, flexible in "
             f"{percent(task.no_answer['flexible'])}%: strict says nothing about this model."
@@ -118,12 +122,12 @@ def _caveats(task: TaskResult) -> Iterator[str]:
 
 def _differences(summary: Summary, task: TaskResult) -> Iterator[str]:
     """Yield which cells differ significantly from the baseline, under the scoring to be read first."""
-    pairs = task.comparisons(task.scorings[0])
-    for way in ("better", "worse"):
-        cells = [cell for cell, comparison in pairs if getattr(comparison, way)]
-        if cells:
-            places = _places(task, cells)
-            yield f"Significantly {way} than {summary.against} ({task.scorings[0]}): {places}."
+    for scoring in task.scorings[:1]:
+        for way in ("better", "worse"):
+            pairs = task.comparisons(scoring)
+            cells = [cell for cell, comparison in pairs if getattr(comparison, way)]
+            if cells:
+                yield f"Significantly {way} than {summary.against} ({scoring}): {_places(task, cells)}."
 
 
 def _places(task: TaskResult, cells: Collection[CellResult]) -> str:

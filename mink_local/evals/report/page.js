@@ -12,6 +12,7 @@ const VERDICTS = {
   "won": ["correct where BASELINE is wrong (strict)", (r) => r.strictRight && r.other && !r.other.strictRight],
   "lost": ["wrong where BASELINE is correct (strict)", (r) => !r.strictRight && r.other && r.other.strictRight],
 };
+const UNJUDGED = ["cut-off"]; // also of responses to open-ended questions, which have no verdict
 const PAGE = 200; // questions listed at once
 
 const $ = (id) => document.getElementById(id);
@@ -43,7 +44,7 @@ function connect({ baseline, questions, cells, responses }) {
   const ofBaseline = new Map();
   for (const [cell, question, repeat, text, strict, s, flexible, f, finish, tokens, steps, ones, largest] of responses) {
     const response = { cell: cellOf[cell], order: cell, question, repeat, text, strict, strictRight: !!s, flexible,
-      flexibleRight: !!f, finish, tokens, steps, ones, largest };
+      flexibleRight: !!f, judged: f !== null, finish, tokens, steps, ones, largest };
     questionOf[question].responses.push(response);
     if (response.cell.sampler === baseline) ofBaseline.set(pairKey(response), response);
   }
@@ -74,7 +75,8 @@ function choices(read, label = read) {
 function passes() {
   const { task, model, method, t, verdict, text } = Object.fromEntries(new FormData(filters));
   const wanted = text.toLowerCase();
-  const judge = verdict ? VERDICTS[verdict][1] : () => true;
+  const judge = !verdict ? () => true : UNJUDGED.includes(verdict) ? VERDICTS[verdict][1]
+    : (response) => response.judged && VERDICTS[verdict][1](response);
   const inCell = (cell) => (!task || cell.task === task) && (!model || cell.model === model) &&
     (!method || cell.sampler === method) && (!t || String(cell.t) === t);
   const cells = new Set(data.cells.filter(inCell));
@@ -113,7 +115,8 @@ function list() {
     const right = passing.filter((response) => response.flexibleRight).length;
     const button = element("button", { type: "button", "data-number": number, "aria-current": number === current },
       `${question.task} ${question.id}: ${[...question.prompt.slice(0, 160)].slice(0, 70).join("")}`,
-      element("small", {}, `${right} of ${passing.length} correct (flexible)`));
+      element("small", {}, passing[0].judged
+        ? `${right} of ${passing.length} correct (flexible)` : count(passing.length, "response")));
     button.addEventListener("click", () => choose(number));
     return button;
   });
@@ -149,8 +152,8 @@ function show() {
   const parts = [
     element("h3", {}, `${question.task}, question ${question.id}`),
     element("pre", { dir: "auto", id: "prompt" }, ...marked(question.prompt)),
-    element("p", {}, "Gold answer: ", element("strong", {}, question.gold)),
   ];
+  if (question.gold) parts.push(element("p", {}, "Gold answer: ", element("strong", {}, question.gold)));
   const groups = new Map();
   for (const response of shown) {
     const heading = `${response.cell.model}, T = ${response.cell.t}`;
@@ -171,8 +174,10 @@ function card(response, other) {
   const end = ends[response.finish] ? `, ${ends[response.finish]}` : "";
   return element("section", { class: other ? "card other" : "card" },
     element("h4", {}, `${response.cell.method}, repeat ${response.repeat + 1}`),
-    element("p", {}, ...verdict("strict", response.strict, response.strictRight), " · ",
-      ...verdict("flexible", response.flexible, response.flexibleRight)),
+    element("p", {}, ...(response.judged
+      ? [...verdict("strict", response.strict, response.strictRight), " · ",
+        ...verdict("flexible", response.flexible, response.flexibleRight)]
+      : ["open-ended: no verdict"])),
     element("p", {}, `${response.tokens.toLocaleString("en")} tokens${end} · ${k}`),
     element("pre", { tabindex: "0" }, ...marked(response.text)));
 }

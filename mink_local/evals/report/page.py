@@ -13,6 +13,7 @@ from mink_local.evals.report.document import Document
 from mink_local.evals.report.findings import HOW_TO_READ
 from mink_local.evals.report.recorded_run import RecordedRun
 from mink_local.evals.report.summary import Summary
+from mink_local.evals.tasks.base import Verdict
 
 FOLDER = Path(__file__).parent
 
@@ -48,6 +49,10 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
+def _packed(verdict: Verdict | None) -> tuple[str | None, int | None]:
+    return (verdict.answer, int(verdict.correct)) if verdict else (None, None)
+
+
 def pack(run: RecordedRun, summary: Summary) -> bytes:
     """Return questions, cells and responses as gzip of JSON, which `unpack` of page.js reads.
 
@@ -71,10 +76,8 @@ def pack(run: RecordedRun, summary: Summary) -> bytes:
                 question_numbers[r.task, r.question_id],
                 r.repeat,
                 r.response,
-                r.strict.answer,
-                int(r.strict.correct),
-                r.flexible.answer,
-                int(r.flexible.correct),
+                *_packed(r.strict),
+                *_packed(r.flexible),
                 r.finish_reason,
                 r.n_tokens,
                 len(r.k),

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from mink_local.evals.report.recorded_run import RecordedRun
 from mink_local.evals.run.records import Response
-from mink_local.evals.tasks import find_task
-from mink_local.evals.tasks.base import Question, score
+from mink_local.evals.tasks import recorded_task
+from mink_local.evals.tasks.base import Question, Task, score
 
 CHUNK = 500  # responses to score in one go; fewer are not worth another process
 
@@ -18,17 +18,21 @@ def rescore(run: RecordedRun) -> RecordedRun:
 
     It scores in several processes, because an answer of MATH500 can take long. Raises TaskNotFoundError.
     """
-    for task in {response.task for response in run.responses}:
-        find_task(task)
+    names = {response.task for response in run.responses if not response.open_ended}
+    by_name = {name: recorded_task(name, run.made_with.get(f"tasks {name} rule")) for name in names}
+    tasks = [by_name.get(response.task) for response in run.responses]
     questions = [run.questions[r.task, r.question_id] for r in run.responses]
     workers = min(-(-len(questions) // CHUNK), os.cpu_count() or 1, 61)  # Windows takes at most 61
     if workers == 1:
-        return replace(run, responses=list(map(_rescore, run.responses, questions)))
+        return replace(run, responses=list(map(_rescore, run.responses, questions, tasks)))
     context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        return replace(run, responses=list(pool.map(_rescore, run.responses, questions, chunksize=CHUNK)))
+        again = pool.map(_rescore, run.responses, questions, tasks, chunksize=CHUNK)
+        return replace(run, responses=list(again))
 
 
-def _rescore(response: Response, question: Question) -> Response:
-    verdicts = score(find_task(response.task), question, response.response, response.finish_reason)
+def _rescore(response: Response, question: Question, task: Task | None) -> Response:
+    if task is None or response.open_ended:
+        return response
+    verdicts = score(task, question, response.response, response.finish_reason)
     return replace(response, strict=verdicts[0], flexible=verdicts[1])

@@ -94,9 +94,15 @@ class CellResult:
     copied: bool = False
     comparisons: dict[Scoring, Comparison] = field(default_factory=dict)
 
+    @cached_property
+    def asked(self) -> set[tuple[str, int]]:
+        """The question id and repeat of every response."""
+        return {(r.question_id, r.repeat) for r in self.responses}
+
     def outcomes(self, scoring: Scoring) -> dict[tuple[str, int], bool]:
-        """Return the correctness of every response, by question id and repeat."""
-        return {(r.question_id, r.repeat): getattr(r, scoring).correct for r in self.responses}
+        """Return the correctness of every response that has a verdict, by question id and repeat."""
+        verdicts = {(r.question_id, r.repeat): getattr(r, scoring) for r in self.responses}
+        return {key: verdict.correct for key, verdict in verdicts.items() if verdict}
 
     @cached_property
     def accuracy(self) -> dict[Scoring, stats.Accuracy]:
@@ -108,7 +114,7 @@ class CellResult:
 
     @property
     def n_questions(self) -> int:
-        return self.accuracy["strict"].n_questions
+        return len({question_id for question_id, _ in self.asked})
 
     @cached_property
     def no_answer(self) -> dict[Scoring, float]:
@@ -117,6 +123,10 @@ class CellResult:
     def ended(self, finish_reason: str) -> float:
         """Return the share of responses with this finish reason."""
         return statistics.fmean(r.finish_reason == finish_reason for r in self.responses)
+
+    @cached_property
+    def mean_tokens(self) -> float:
+        return statistics.fmean(r.n_tokens for r in self.responses)
 
     @cached_property
     def cutoffs(self) -> stats.CutoffCounts:
@@ -170,7 +180,12 @@ class TaskResult:
 
     @property
     def n_repeats(self) -> int:
-        return max(len(cell.accuracy["strict"].repeats) for cell in self.cells.values())
+        return max(len({repeat for _, repeat in cell.asked}) for cell in self.cells.values())
+
+    @cached_property
+    def open_ended(self) -> bool:
+        """True if responses have no verdicts: there is no accuracy, and no comparison."""
+        return any(r.open_ended for cell in self.cells.values() for r in cell.responses)
 
     @cached_property
     def no_answer(self) -> dict[Scoring, float]:
@@ -182,19 +197,22 @@ class TaskResult:
     @property
     def strict_is_silent(self) -> bool:
         """True if strict finds less than a tenth of the answers that flexible does: it shows the format."""
+        if self.open_ended:
+            return False
         return 1 - self.no_answer["strict"] < 0.1 * (1 - self.no_answer["flexible"])
 
     @property
     def scorings(self) -> tuple[Scoring, ...]:
-        """Strict and flexible, the one to read first."""
+        """Strict and flexible, the one to read first; none if the questions are open-ended."""
+        if self.open_ended:
+            return ()
         return SCORINGS[::-1] if self.strict_is_silent else SCORINGS
 
     @cached_property
     def incomplete(self) -> list[CellResult]:
         """The cells without a response to a question and repeat that another cell has."""
-        asked = {cell: cell.outcomes("strict").keys() for cell in self.cells.values()}
-        full = set().union(*asked.values())
-        return [cell for cell, keys in asked.items() if keys != full]
+        full = set().union(*(cell.asked for cell in self.cells.values()))
+        return [cell for cell in self.cells.values() if cell.asked != full]
 
     def row(self, method: Method) -> list[CellResult]:
         """Return the cells of a method, at ascending temperatures."""
@@ -231,7 +249,8 @@ class Summary:
 
     @property
     def scorings(self) -> tuple[Scoring, ...]:
-        return self.tasks[0].scorings if len({task.scorings for task in self.tasks}) == 1 else SCORINGS
+        orders = {task.scorings for task in self.tasks if not task.open_ended}
+        return orders.pop() if len(orders) == 1 else SCORINGS if orders else ()
 
     def family(self, scoring: Scoring) -> list[Comparison]:
         """Return the comparisons that are corrected together: those of the whole run under one scoring."""
@@ -258,7 +277,7 @@ def summarise(run: RecordedRun, against: str | None = None) -> Summary:
             same = (method for method in task.methods if method.sampler == baseline.value)
             task.baseline = next(same, None)
         for scoring in SCORINGS:
-            _compare_all(tasks, scoring, baseline)
+            _compare_all([task for task in tasks if not task.open_ended], scoring, baseline)
     return Summary(tasks, baseline)
 
 
@@ -331,7 +350,7 @@ def _compare_all(tasks: Sequence[TaskResult], scoring: Scoring, against: Baselin
     found = [(cell, cells.get(against.key_for(key))) for key, cell in cells.items()]
     pairs = [(cell, other) for cell, other in found if other and other is not cell]
     if against.kind != "sampler":  # greedy's copies: one comparison between models, none between temperatures
-        coldest = min(cell.temperature for cell in cells.values())
+        coldest = min((cell.temperature for cell in cells.values()), default=0.0)
         pairs = [(a, b) for a, b in pairs if not a.copied or a.temperature == b.temperature == coldest]
     tests = [stats.compare(cell.outcomes(scoring), other.outcomes(scoring)) for cell, other in pairs]
     adjusted, level = stats.holm([test.p for test in tests])

@@ -4,7 +4,6 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from rich.table import Table
 from rich.text import Text
@@ -79,8 +78,11 @@ def grid_tables(task: TaskResult) -> list[ReportTable]:
     """Return the tables of methods × temperatures that have numbers for this model and task."""
     title = f"{task.task} · {task.model} ·"
     tables = [accuracy_table(task, scoring) for scoring in task.scorings]
-    rates = f"{title} no answer found, strict / flexible; cut off at the token limit, %"
-    tables.append(_grid(task, rates, _rates))
+    if task.open_ended:
+        tables.append(_grid(task, f"{title} mean tokens; cut off at the token limit, %", _lengths))
+    else:
+        rates = f"{title} no answer found, strict / flexible; cut off at the token limit, %"
+        tables.append(_grid(task, rates, _rates))
     if any(cell.distinct is not None for cell in task.cells.values()):
         diversity = f"{title} distinct responses and distinct-2, % ({task.n_repeats} a question)"
         tables.append(_grid(task, diversity, _diversity))
@@ -110,6 +112,10 @@ def accuracy_table(task: TaskResult, scoring: Scoring) -> ReportTable:
 def _rates(cell: CellResult) -> TableEntry:
     no_answer = " / ".join(percent(cell.no_answer[scoring]) for scoring in SCORINGS)
     return TableEntry(no_answer, f"cut off {percent(cell.ended('length'))}")
+
+
+def _lengths(cell: CellResult) -> TableEntry:
+    return TableEntry(f"{cell.mean_tokens:.1f}", f"cut off {percent(cell.ended('length'))}")
 
 
 def _diversity(cell: CellResult) -> TableEntry:
@@ -166,9 +172,13 @@ def made_with_table(made_with: Mapping[str, str]) -> ReportTable:
 
 
 def to_csv(summary: Summary) -> str:
-    """Return a line for every cell and scoring. Accuracies, rates and differences are shares, not percent."""
+    """Return a line for every cell and scoring, with no scoring if the task is open-ended.
+
+    Accuracies, rates and differences are shares, not percent.
+    """
     cells = [(task, cell) for task in summary.tasks for method in task.methods for cell in task.row(method)]
-    rows = [_csv_row(summary, task, cell, scoring) for task, cell in cells for scoring in SCORINGS]
+    asked = [(task, cell, scoring) for task, cell in cells for scoring in task.scorings or (None,)]
+    rows = [_csv_row(summary, *row) for row in asked]
     stream = io.StringIO()
     writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
     writer.writeheader()
@@ -176,9 +186,11 @@ def to_csv(summary: Summary) -> str:
     return stream.getvalue()
 
 
-def _csv_row(summary: Summary, task: TaskResult, cell: CellResult, scoring: Scoring) -> dict[str, object]:
-    value = cell.accuracy[scoring]
-    comparison = cell.comparisons.get(scoring)
+def _csv_row(
+    summary: Summary, task: TaskResult, cell: CellResult, scoring: Scoring | None
+) -> dict[str, object]:
+    value = scoring and cell.accuracy[scoring]
+    comparison = cell.comparisons.get(scoring) if scoring else None
     paired = comparison.paired if comparison else None
     return {
         "model": task.model,
@@ -189,14 +201,14 @@ def _csv_row(summary: Summary, task: TaskResult, cell: CellResult, scoring: Scor
         "temperature": f"{cell.temperature:g}",
         "questions": cell.n_questions,
         "responses": len(cell.responses),
-        "accuracy": value.value,
-        "low": value.low,
-        "high": value.high,
-        "spread": cell.spread(scoring),
-        "no_answer": cell.no_answer[scoring],
+        "accuracy": value and value.value,
+        "low": value and value.low,
+        "high": value and value.high,
+        "spread": scoring and cell.spread(scoring),
+        "no_answer": scoring and cell.no_answer[scoring],
         "truncated": cell.ended("length"),
         "overflowed": cell.ended("overflow"),
-        "mean_tokens": fmean(r.n_tokens for r in cell.responses),
+        "mean_tokens": cell.mean_tokens,
         "distinct": cell.distinct,
         "distinct_2": cell.distinct_2,
         "k_is_1": cell.cutoffs.share(1),

@@ -9,7 +9,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import Bundled, OwnCopy, Published, Task
+from mink_local.evals.tasks.base import Bundled, OwnCopy, OwnFile, Published, Task
 from mink_local.files import sha256_of, write_atomic
 
 _SECONDS = 30.0  # without a byte
@@ -30,6 +30,8 @@ def locate(task: Task, data: Path | None = None) -> Path:
         return data
     if isinstance(task.source, Bundled):
         return Path(__file__).parents[1] / "samples" / task.source.file
+    if isinstance(task.source, OwnFile):
+        return task.source.path
     if isinstance(task.source, OwnCopy):
         raise DataError(f"{task.name} needs your own copy of its data with --data FILE: {task.source.advice}")
     return fetch(task.source, task.name)

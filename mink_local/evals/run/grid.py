@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mink_local.evals.run.records import Response, ResponseKey
-from mink_local.evals.tasks.base import Question
+from mink_local.evals.tasks.base import Question, Task
 from mink_local.llama.context import MAX_SEED
 from mink_local.samplers import Greedy, Sampler
 
@@ -29,14 +29,14 @@ class WorkItem:
     """Responses of a model to a question of a task, of at most `max_tokens` each."""
 
     model: str
-    task: str
+    task: Task
     question: Question
     max_tokens: int
     variants: tuple[Variant, ...]
 
     def key(self, variant: Variant) -> ResponseKey:
         method = (str(variant.sampler), variant.temperature)
-        return ResponseKey(self.model, self.task, *method, variant.repeat, self.question.id)
+        return ResponseKey(self.model, self.task.name, *method, variant.repeat, self.question.id)
 
     def without(self, done: Container[ResponseKey]) -> "WorkItem":
         missing = (variant for variant in self.variants if self.key(variant) not in done)
@@ -57,7 +57,7 @@ class TaskWork:
 
     @classmethod
     def of(
-        cls, model: str, task: str, questions: Sequence[Question], max_tokens: int, wanted: Sequence[Variant]
+        cls, model: str, task: Task, questions: Sequence[Question], max_tokens: int, wanted: Sequence[Variant]
     ) -> "TaskWork":
         items = (WorkItem(model, task, question, max_tokens, tuple(wanted)) for question in questions)
         return cls(tuple(question.prompt for question in questions), max_tokens, tuple(items))

@@ -39,9 +39,10 @@ class Tally:
 
     def add(self, response: Response) -> None:
         self.done += 1
-        self.strict += response.strict.correct
-        self.flexible += response.flexible.correct
-        self.unanswered += response.flexible.answer is None
+        if response.strict and response.flexible:
+            self.strict += response.strict.correct
+            self.flexible += response.flexible.correct
+            self.unanswered += response.flexible.answer is None
         self.truncated += response.finish_reason == "length"
         self.overflow += response.finish_reason == "overflow"
 

@@ -44,6 +44,9 @@ class ResponseKey(NamedTuple):
 class Response:
     """A response to a question, its verdicts, and how it was generated: one line of `records.jsonl`.
 
+    A response to an open-ended question has no verdicts: `strict` and `flexible` are None, and null in the
+    line. It is neither right nor wrong, and counts in no accuracy.
+
     Attributes:
         sampler: The sampler as text, `str(sampler)`.
         order: Where the sampler's temperature acts; None if its cutoff does not depend on temperature.
@@ -65,12 +68,20 @@ class Response:
     n_tokens: int
     finish_reason: str
     k: list[int]
-    strict: Verdict
-    flexible: Verdict
+    strict: Verdict | None
+    flexible: Verdict | None
     seed: int = 0
     prompt_sha256: str = ""
     prompt_tokens: int = 0
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.strict is None) != (self.flexible is None):
+            raise ValueError('"strict" and "flexible" must both be null, or neither')
+
+    @property
+    def open_ended(self) -> bool:
+        return self.flexible is None
 
     @property
     def key(self) -> ResponseKey:
@@ -129,8 +140,8 @@ def from_json(kind: type[T], value: Any) -> T:
         if name not in value:
             if field.default is MISSING:
                 raise ValueError(f'no "{name}"')
-        elif field.type is Verdict:
-            given[name] = from_json(Verdict, value[name])
+        elif field.type == Verdict | None:
+            given[name] = None if value[name] is None else from_json(Verdict, value[name])
         elif _FITS[field.type](value[name]) and (name not in _NAMES or value[name].isprintable()):
             given[name] = value[name]
         else:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from mink_local.evals.run.manifest import Manifest, file_sha256
 from mink_local.evals.run.progress import Progress, duration, summary, watching
 from mink_local.evals.run.records import ResponseKey, read_responses
 from mink_local.evals.tasks.base import Task
+from mink_local.evals.tasks.own import OwnTask
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile
 
@@ -60,13 +62,17 @@ def evaluate(
         task.name: task.read(files[task.name], evaluation.seed)[: evaluation.limit]
         for task in evaluation.tasks
     }
+    if not quiet:
+        for task in evaluation.tasks:
+            if isinstance(task, OwnTask):  # whose rule was found in its data
+                print(f"{task.name}: {task.title}.", file=sys.stderr)
     for model in evaluation.models:
         trust.check(model)  # a damaged file is found now, and not after hours with another model
     work = {
         model.name: [
             TaskWork.of(
                 model.name,
-                task.name,
+                task,
                 questions[task.name],
                 evaluation.max_tokens_of(task),
                 evaluation.variants,
@@ -111,6 +117,7 @@ def _wanted(evaluation: Evaluation, files: Mapping[str, Path]) -> dict[str, Any]
                 "data": str(files[task.name]),
                 "data_sha256": file_sha256(files[task.name]),
                 "max_tokens": evaluation.max_tokens_of(task),
+                **({"rule": task.rule} if isinstance(task, OwnTask) else {}),
             }
             for task in evaluation.tasks
         },

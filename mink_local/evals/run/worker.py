@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mink_local.errors import GenerationError
 from mink_local.evals.run.grid import Ready, TaskWork, Variant, WorkItem, seed_of
 from mink_local.evals.run.records import Response
-from mink_local.evals.tasks import TASKS, score
+from mink_local.evals.tasks.base import score
 from mink_local.generation.answer import Answer
 from mink_local.generation.loading import load_model
 from mink_local.generation.request import Request, SamplingParams
@@ -85,7 +85,7 @@ class Worker:
         with closing(until_interrupted(answers, self.interrupt)) as finished:
             for item, variant, answer in finished:
                 if answer.finish_reason == "error":
-                    question = f"question {item.question.id} of {item.task} with {item.model}"
+                    question = f"question {item.question.id} of {item.task.name} with {item.model}"
                     raise GenerationError(f"{question}: {answer.error}")
                 if answer.finish_reason != "interrupted":
                     yield self._response(item, variant, answer)
@@ -127,13 +127,14 @@ class Worker:
             sampler=variant.sampler,
             temperature=variant.temperature,
             max_tokens=item.max_tokens,
-            seed=seed_of(self._seed, item.task, item.question.id, variant.repeat),
+            seed=seed_of(self._seed, item.task.name, item.question.id, variant.repeat),
         )
         return Request(_messages(item.question.prompt), params)
 
     def _response(self, item: WorkItem, variant: Variant, answer: Answer) -> Response:
         question, finish_reason = item.question, str(answer.finish_reason)
-        strict, flexible = score(TASKS[item.task], question, answer.text, finish_reason)
+        scored = None if item.task.open_ended else score(item.task, question, answer.text, finish_reason)
+        strict, flexible = scored or (None, None)
         return Response(
             **item.key(variant)._asdict(),
             order=variant.sampler.order,

@@ -1,13 +1,16 @@
 """The tasks by name. A new task is a small file in this folder and an entry of `_ALL`."""
 
-from mink_local.errors import TaskNotFoundError
+from pathlib import Path
+
+from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.tasks.aqua import Aqua
-from mink_local.evals.tasks.base import Bundled, OwnCopy, Published, Question, Task, Verdict, score
+from mink_local.evals.tasks.base import Bundled, OwnCopy, OwnFile, Published, Question, Task, Verdict, score
 from mink_local.evals.tasks.gpqa import Gpqa
 from mink_local.evals.tasks.gsm8k import Gsm8k
 from mink_local.evals.tasks.math500 import Math500
+from mink_local.evals.tasks.own import RULES, own_task
 
-__all__ = ["TASKS", "Question", "Task", "Verdict", "find_task", "score"]
+__all__ = ["TASKS", "Question", "Task", "Verdict", "find_task", "recorded_task", "score"]
 
 _GITHUB = "https://raw.githubusercontent.com"
 _GITHUB_LFS = "https://media.githubusercontent.com/media"
@@ -58,7 +61,32 @@ TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 
 
 def find_task(name: str) -> Task:
-    """Return the task of this name. Raises TaskNotFoundError, whose text lists the names."""
+    """Return the task of this name, or of the user's own file if it ends in .jsonl.
+
+    Raises TaskNotFoundError, whose text lists the names, and DataError if the file is no task.
+    """
+    if name.endswith(".jsonl"):
+        path = Path(name).expanduser()
+        if path.stem in TASKS:
+            raise DataError(
+                f"{path} has the name of another task: rename it, or run {path.stem} with --data {path}"
+            )
+        return own_task(path)
     if name not in TASKS:
-        raise TaskNotFoundError(f"unknown task {name!r}: the tasks are {', '.join(TASKS)}")
+        raise TaskNotFoundError(
+            f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and your own file, whose name ends "
+            "in .jsonl"
+        )
     return TASKS[name]
+
+
+def recorded_task(name: str, rule: str | None) -> Task:
+    """Return the task of a recorded run; `rule` is from its manifest, and None if the task is none's own.
+
+    Raises TaskNotFoundError.
+    """
+    if rule is None:
+        return find_task(name)
+    if rule not in RULES:
+        raise TaskNotFoundError(f"unknown rule {rule!r} of the task {name}")
+    return RULES[rule](name, name, OwnFile(Path()))

@@ -36,13 +36,20 @@ class OwnCopy:
 
 
 @dataclass(frozen=True)
+class OwnFile:
+    """A data set in a file of the user's, which is itself the task."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
 class Question:
     """One question as a model gets it.
 
     Attributes:
-        id: The row's number, from 0: stable, and unique within the task.
+        id: The row's number, from 0, or the data's own id: stable, and unique within the task.
         prompt: The whole user message.
-        gold: The right answer ("18", "B", "\\frac{1}{2}").
+        gold: The right answer ("18", "B", "\\frac{1}{2}"); empty if the question is open-ended.
         choices: The options of a multiple-choice question, in the order shown.
         order: The i-th option shown is option `order[i]` of the file; empty if options are not shuffled.
     """
@@ -76,12 +83,14 @@ class Task(ABC):
         max_tokens: Longest response, in tokens, unless the user gives another limit (the paper gives none).
         instruction: The end of every prompt (the paper's appendix, "Reasoning Datasets").
         pattern: The paper's regular expression of an answer, whose last match counts.
+        open_ended: No question has a right answer, and no response gets a verdict.
     """
 
     name: str
     title: str
-    source: Published | Bundled | OwnCopy
+    source: Published | Bundled | OwnCopy | OwnFile
 
+    open_ended: ClassVar[bool] = False
     max_tokens: ClassVar[int] = 1024
     instruction: ClassVar[str]
     pattern: ClassVar[re.Pattern[str]]
@@ -93,19 +102,27 @@ class Task(ABC):
         if a line is not in the format.
         """
         questions: list[Question] = []
-        lines: dict[str, int] = {}
+        prompts: dict[str, int] = {}
+        ids: dict[str, int] = {}
         for line, question in self.questions(path, seed):
-            first = lines.setdefault(question.prompt, line)
-            if first != line:
-                raise DataError(f"{path}, line {line}: the same question as in line {first}; remove one")
-            questions.append(replace(question, id=str(len(questions))))
+            question = replace(question, id=question.id or str(len(questions)))
+            for what, first in (
+                ("question", prompts.setdefault(question.prompt, line)),
+                ("id", ids.setdefault(question.id, line)),
+            ):
+                if first != line:
+                    raise DataError(f"{path}, line {line}: the same {what} as in line {first}; remove one")
+            questions.append(question)
         if not questions:
             raise DataError(f"{path} holds no questions")
         return questions
 
     @abstractmethod
     def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:
-        """Yield line number, from 1, and question of every row. Raises DataError."""
+        """Yield line number, from 1, and question of every row, its id empty unless the data has ids.
+
+        Raises DataError.
+        """
 
     def strict(self, response: str, question: Question) -> Verdict:
         """Score by the last match of `pattern`."""

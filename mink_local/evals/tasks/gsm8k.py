@@ -11,7 +11,7 @@ from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict
 from mink_local.evals.tasks.lines import read_rows, text_of
 from mink_local.evals.tasks.statements import Statement, plain, statements
 
-_GOLD = re.compile(r"####\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)\s*$")
+GOLD = re.compile(r"####\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)\s*$")
 
 _LEAD = re.compile(
     r"(?:[^\w.+\-/*^√\\]|(?:about|around|just|a total of|equal to|so|\bhence|thus|then|therefore|indeed|now"
@@ -64,7 +64,7 @@ class Gsm8k(Task):
         for line, row in read_rows(path):
             where = f"{path}, line {line}"
             question = text_of(row, "question", where)
-            gold = _GOLD.search(text_of(row, "answer", where))
+            gold = GOLD.search(text_of(row, "answer", where))
             if gold is None:
                 raise DataError(f"{where}: 'answer' has no gold answer, it does not end in '#### NUMBER'")
             yield line, Question("", f"{question}\n\n{self.instruction}", gold[1].replace(",", ""))

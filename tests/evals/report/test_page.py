@@ -241,3 +241,17 @@ def test_j_and_k_go_from_question_to_question(page: Path, keys: str, question: s
     listed = [a for tag, a in Reader(shown["questions"]).tags if tag == "button"]
     assert [button["data-number"] for button in listed if button["aria-current"] == "true"] == [question]
     assert not keys or f"question={question}" in shown["hash"]
+
+
+@pytest.mark.skipif(NODE is None, reason="node is not installed")
+def test_open_ended_responses_are_neither_right_nor_wrong(tmp_path: Path) -> None:
+    write_run(tmp_path, tasks=("essay",), samplers=(MIN_K,), temperatures=(1.0,), n_questions=2)
+    run = read_run(tmp_path)
+    summary = summarise(run)
+    page = tmp_path / "report.html"
+    page.write_text(render_page(make_document(run, summary, []), run, summary), encoding="utf-8")
+    shown = in_node(page, "")
+    assert "2 responses" in shown["questions"]
+    assert "open-ended: no verdict" in in_node(page, "in=essay&question=0")["question"]
+    for verdict in ("flexible-wrong", "strict-right", "none"):
+        assert in_node(page, f"verdict={verdict}")["status"] == "No response passes these filters."

@@ -24,7 +24,7 @@ def test_questions_responses_and_manifest_are_read(folder: Path) -> None:
     )
     run = read_run(folder)
     lines = records(folder)
-    assert [(r.question_id, r.response, r.k, r.strict.correct) for r in run.responses] == [
+    assert [(r.question_id, r.response, r.k, r.strict and r.strict.correct) for r in run.responses] == [
         (r["question_id"], r["response"], r["k"], r["strict"]["correct"]) for r in lines
     ]
     assert list(run.questions) == [("gsm8k", "0"), ("gsm8k", "1")]

@@ -83,6 +83,7 @@ def test_a_report_opens_with_the_picture_then_words_then_the_table(
         ((MIN_K,), {"k": []}),
         (("$\\frac{:p=_1",), {"temperature": 0}),
         ((MIN_K, "greedy"), {"response": "", "finish_reason": "overflow"}),
+        ((MIN_K,), {"k": [], "strict": None, "flexible": None}),
     ],
 )
 def test_the_least_that_a_run_can_be(tmp_path: Path, samplers: tuple[str, ...], edit: dict[str, Any]) -> None:
@@ -96,7 +97,7 @@ def test_the_least_that_a_run_can_be(tmp_path: Path, samplers: tuple[str, ...], 
 
 def test_rescoring_says_how_many_verdicts_differ(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL)
-    recorded = {r.key: r.strict.correct for r in read_run(tmp_path).responses}
+    recorded = {r.key: bool(r.strict and r.strict.correct) for r in read_run(tmp_path).responses}
     judge(tmp_path, lambda r: r["question_id"] == "3")
     before = (tmp_path / "records.jsonl").read_bytes()
     again = invoke(tmp_path, "--rescore")
@@ -165,3 +166,24 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
     assert result.stderr == (
         'mink-eval: the report needs statsmodels: type  python -m pip install "mink-local[eval]"\n'
     )
+
+
+def test_open_ended_responses_have_no_accuracy(tmp_path: Path) -> None:
+    """Beside a task with verdicts, and alone."""
+    write_run(tmp_path, **SMALL | {"tasks": ("gsm8k", "essay")})
+    shown = invoke(tmp_path, "--rescore").output
+    assert "gsm8k · tiny-model · strict accuracy, %" in shown
+    assert "essay · tiny-model · mean tokens; cut off" in shown
+    assert "essay · tiny-model · strict accuracy, %" not in shown
+    assert "essay with tiny-model: 5 questions, 1 response each" in shown.replace("\n", " ")
+    assert {row["scoring"] for row in rows(tmp_path) if row["task"] == "essay"} == {""}
+    assert {row["accuracy"] for row in rows(tmp_path) if row["task"] == "essay"} == {""}
+    assert (tmp_path / "report" / "1-k.svg").exists()
+    assert not (tmp_path / "report" / "1-accuracy-strict.svg").exists()  # tasks are sorted: essay is 1
+    for against in ("min-k", "temp=1", "model=tiny-model"):
+        alone = change(tmp_path, lambda record: record["task"] == "essay")
+        shown = invoke(alone, "--against", against).output
+        assert "accuracy, %" not in shown
+        assert "Open-ended: its responses have no verdicts, and there is no accuracy." in shown.replace(
+            "\n", " "
+        )

@@ -5,6 +5,7 @@ import click
 from mink_local.evals.cli import run_command
 from mink_local.evals.run.grid import TaskWork, Variant, seed_of, variants
 from mink_local.evals.run.records import Cell
+from mink_local.evals.tasks import TASKS
 from mink_local.evals.tasks.base import Question
 from mink_local.llama.context import MAX_SEED
 from mink_local.samplers import Greedy, MinK, TopP
@@ -30,7 +31,7 @@ def test_seeds() -> None:
 
 
 def test_only_missing_responses_are_work() -> None:
-    work = TaskWork.of("tiny", "gsm8k", QUESTIONS, 16, variants([MinK(), TopP()], [5], repeats=1))
+    work = TaskWork.of("tiny", TASKS["gsm8k"], QUESTIONS, 16, variants([MinK(), TopP()], [5], repeats=1))
     assert len(set(work.keys)) == 6
     assert {key.cell for key in work.keys} == {
         Cell("tiny", "gsm8k", str(sampler), 5.0) for sampler in (MinK(), TopP())

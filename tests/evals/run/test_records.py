@@ -74,6 +74,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         ({"k": [1, "2"]}, '"k" cannot be [1, "2"]'),
         ({"strict": {"answer": None}}, 'no "correct"'),
         ({"seed": None}, '"seed" cannot be null'),
+        ({"strict": None}, '"strict" and "flexible" must both be null, or neither'),
     ],
 )
 def test_a_complaint_names_the_field(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
@@ -90,3 +91,10 @@ def test_a_file_of_others_may_lack_what_is_not_reported() -> None:
     for name in ("seed", "prompt_sha256", "prompt_tokens", "seconds"):
         del line[name]
     assert from_json(Response, line).key == RESPONSE.key
+
+
+def test_an_open_ended_response_has_no_verdicts() -> None:
+    line = json.loads(OLD_LINE) | {"strict": None, "flexible": None}
+    record = from_json(Response, line)
+    assert record.open_ended
+    assert json.loads(to_line(record)) == line

@@ -92,7 +92,9 @@ def test_fields_of_a_record(tmp_path: Path, here: list[object], mink_eval: MinkE
     assert record.seed == seed_of(0, "gsm8k", "0", 0)
     assert (record.n_tokens, record.finish_reason, len(record.k)) == (4, "length", 4)
     assert record.prompt_tokens > 20
+    assert record.strict
     assert not record.strict.correct
+    assert record.flexible
     assert not record.flexible.correct
 
 
@@ -147,3 +149,25 @@ def test_a_broken_model_ends_the_run_and_what_was_recorded_is_kept(
     assert re.match("mink-eval: question 0 of gsm8k with broken: .*NaN", finished.stderr.splitlines()[-1])
     assert "12 of 24 responses are in" in finished.stdout
     assert {record.model for record in read_responses(tmp_path / "run")} == {"tiny"}
+
+
+def test_a_task_from_an_own_file(tmp_path: Path, tiny_path: Path, mink_eval: MinkEval) -> None:
+    """Asked with its ids, scored by the rule of its data, and open-ended without answers."""
+    mine, talk = tmp_path / "mine.jsonl", tmp_path / "talk.jsonl"
+    mine.write_text('{"question": "1 + 1?", "answer": 2, "id": "sum"}\n')
+    talk.write_text('{"instruction": "Tell me a story."}\n')
+    command = ["--model", tiny_path, "-n", 4, "--parallel", 1, "--threads", 1, "-o", tmp_path / "run"]
+    finished = mink_eval("run", mine, talk, *command)
+    assert finished.status == 0, finished.stderr
+    assert "mine: questions with a number as the answer, scored as GSM8K's.\n" in finished.stderr
+    assert "talk: open-ended questions, whose responses get no verdict.\n" in finished.stderr
+    by_task = {record.task: record for record in read_responses(tmp_path / "run")}
+    assert by_task["mine"].question_id == "sum"
+    assert by_task["mine"].strict
+    assert by_task["talk"].open_ended
+    tasks = json.loads((tmp_path / "run" / "manifest.json").read_text())["tasks"]
+    assert {name: task["rule"] for name, task in tasks.items()} == {"mine": "number", "talk": "open"}
+    again = mink_eval("report", tmp_path / "run", "--rescore")
+    assert again.status == 0, again.stderr
+    mine.write_text('{"question": "1 + 1?", "answer": "two", "id": "sum"}\n')
+    assert "the data of mine was another" in mink_eval("run", mine, *command).stderr
