@@ -27,6 +27,7 @@ EXAMPLES = """\b
 Examples:
   mink-eval run sample-math --sampler min-k --sampler top-p --temp 1 --temp 5
   mink-eval run gsm8k aqua --model qwen3-4b --model ./mine.gguf --temp 1 --repeats 3 --out runs/qwen
+  mink-eval run my-questions.jsonl --model ./mine.gguf --temp 5
   mink-eval report mink-eval-run
 
 The same command again continues a run that stopped, for whatever reason. With another sampler,
@@ -207,6 +208,10 @@ def run_command(
     **settings: Any,  # out, limit, seed, max_tokens, ctx
 ) -> None:
     """Have models answer the questions of tasks, with every sampler at every temperature.
+
+    TASK is gsm8k, aqua, gpqa, math500, sample-math, sample-choice, or a file of your own whose name ends in
+    .jsonl: a line is a JSON object with "question", and may have "answer" (a number or a text), "choices" and
+    "id". Without answers the responses are recorded and not judged.
 
     Every response goes to a line of DIR/records.jsonl as soon as it is complete. After Ctrl-C, or after a
     crash, the same command continues the run.
