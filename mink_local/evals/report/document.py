@@ -8,7 +8,13 @@ from mink_local.evals.report.format import escape_markdown
 from mink_local.evals.report.plots import Picture, plot_pictures
 from mink_local.evals.report.recorded_run import RecordedRun
 from mink_local.evals.report.summary import Summary, TaskResult
-from mink_local.evals.report.tables import ReportTable, comparisons_table, grid_tables, made_with_table
+from mink_local.evals.report.tables import (
+    ReportTable,
+    attempts_table,
+    comparisons_table,
+    grid_tables,
+    made_with_table,
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,8 @@ def make_document(run: RecordedRun, summary: Summary, notes: Sequence[str]) -> D
 def _section(summary: Summary, task: TaskResult) -> Section:
     compared = [scoring for scoring in task.scorings if task.comparisons(scoring)]
     comparisons = [comparisons_table(task, scoring, summary.against) for scoring in compared]
+    if task.repeated:
+        comparisons += [attempts_table(task, scoring) for scoring in task.scorings]
     first, *tables = grid_tables(task)
     pictures = list(plot_pictures(summary, task))
     parts: list[ReportTable | Picture] = [first, *tables, *pictures[1:]]

@@ -17,8 +17,7 @@ HOW_TO_READ = (
     "Strict counts an answer that the paper's regular expression finds, flexible one that a person would "
     "accept as stated. A response that the token limit cut off counts as wrong, and so does a prompt that "
     "did not fit the context.",
-    "An accuracy is the mean over questions. The range below it is Wilson's 95% interval, with as many "
-    "observations as there are questions; if questions were asked several times, it is wider than needed. "
+    "An accuracy is the mean over questions. The range below it is Wilson's 95% interval over questions. "
     "±: the standard deviation of the repeats' accuracies; greedy decoding, which is run once, has none.",
     "▲ and ▼: significantly more, or less, accurate than the method compared with, on the same questions "
     "at the same temperature (or than the model or temperature compared with, by the same method), by "
@@ -33,9 +32,14 @@ HOW_TO_READ = (
     "Visible: the smallest true difference of the accuracies, in points, that would have been found with a "
     "chance of 80%, given the number of questions, how far the two methods disagreed on them, and the level "
     "that Holm's correction asked of the next comparison. A smaller one is found less often, not never.",
-    "Distinct: the share of different texts among the responses to a question, mean over questions; "
-    "distinct-2: the same for pairs of neighbouring words. Both fall as repeats are added, and nonsense is "
-    "distinct too: read them beside the accuracy.",
+    "Any of k responses right (pass@k) and the majority right (maj@k): the mean over all choices of k of a "
+    "question's responses, for questions that have all responses, with an interval over questions. Answers "
+    "given equally often share a majority; a response without an answer, or cut off, has no vote.",
+    "EAD: the share of a question's n-grams of words that are distinct, n = 1 to 5, against what is expected "
+    "of 50,000 equally probable words. Self-BLEU: how much of a response the others have too, 0 to 100. Both "
+    "are of the first 50 words of each response, and not comparable if responses are shorter (words in "
+    "table.csv) or in a script without spaces. Nonsense is diverse too: compare at the same accuracy, not at "
+    "the same temperature.",
     "Greedy decoding is run once for all temperatures and repeats, and its row repeats those responses.",
     "Intervals and tests are about questions like these, with this model file, prompt and token limit.",
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib import colormaps
+from matplotlib import color_sequences, colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 from numpy.typing import NDArray
@@ -52,7 +52,11 @@ def _figures(summary: Summary, task: TaskResult) -> Iterator[tuple[str, str, Fig
     for scoring in scorings:
         figure = accuracy_figure(summary, task, scoring)
         yield f"accuracy-{scoring}", f"{scoring.capitalize()} accuracy against temperature", figure
-    if any(cell.distinct_2 is not None for cell in task.cells.values()):
+    if task.repeated:
+        for scoring in scorings:
+            figure = attempts_figure(task, scoring)
+            yield f"attempts-{scoring}", f"{scoring.capitalize()} accuracy of k responses", figure
+    if any(cell.diversity for cell in task.cells.values()):
         for scoring in scorings:
             figure = diversity_figure(task, scoring)
             yield f"diversity-{scoring}", f"{scoring.capitalize()} accuracy against diversity", figure
@@ -119,14 +123,15 @@ def _plot_accuracy(axis: Any, line: _Line, scoring: Scoring) -> None:
 
 
 def diversity_figure(task: TaskResult, scoring: Scoring) -> Figure:
-    """Return a panel a method: accuracy against distinct-2, a point for every temperature.
+    """Return a panel a method: accuracy against EAD, a point for every temperature.
 
-    Behind them are the other methods' cells and the frontier: the cells that no other beats in both. (Long
-    responses are nearly all distinct, so the share of distinct responses is left to the table.)
+    Behind them are the other methods' cells and the frontier: the cells that no other beats in both.
     """
     points = _points(task.cells.values(), scoring)
     names = dict.fromkeys(m.name for m in task.methods)
-    figure, axes = _panels(len(names), "distinct-2, %", f"{scoring} accuracy, %")
+    figure, axes = _panels(
+        len(names), "diversity of the responses to a question: EAD, %", f"{scoring} accuracy, %"
+    )
     for axis, name in zip(axes, names, strict=True):
         axis.scatter(*points.T, s=8, color=LIGHT)
         axis.plot(*_frontier(points).T, color=LIGHT, linewidth=1.2)
@@ -144,8 +149,8 @@ def diversity_figure(task: TaskResult, scoring: Scoring) -> Figure:
 
 
 def _points(cells: Iterable[CellResult], scoring: Scoring) -> NDArray[np.float64]:
-    """Return distinct-2 and accuracy in percent, float64 (cells that have both, 2)."""
-    both = [(c.distinct_2, c.accuracy[scoring].value) for c in cells if c.distinct_2 is not None]
+    """Return EAD and accuracy in percent, float64 (cells that have both, 2)."""
+    both = [(c.diversity.ead, c.accuracy[scoring].value) for c in cells if c.diversity]
     return 100 * np.array(both, np.float64).reshape(-1, 2)
 
 
@@ -162,7 +167,7 @@ def _frontier(points: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _plot_trail(axis: Any, line: _Line, scoring: Scoring, near: NDArray[np.float64]) -> None:
     """Plot a line whose points have their temperatures as labels, one for points within `near` (2,)."""
-    cells = [cell for cell in line.cells if cell.distinct_2 is not None]
+    cells = [cell for cell in line.cells if cell.diversity]
     points = _points(cells, scoring)
     line.plot(axis, *points.T)
     labels: list[tuple[NDArray[np.float64], list[str]]] = []
@@ -173,6 +178,40 @@ def _plot_trail(axis: Any, line: _Line, scoring: Scoring, near: NDArray[np.float
     for point, temperatures in labels:
         place: dict[str, Any] = {"xytext": (5, 4), "textcoords": "offset points"}
         axis.annotate(", ".join(temperatures), point, fontsize="small", color=line.colour, **place)
+
+
+def attempts_figure(task: TaskResult, scoring: Scoring) -> Figure:
+    """Return pass@k above maj@k over k: a column of panels for each temperature, a line a method."""
+    temperatures = sorted({cell.temperature for cell in task.repeated})
+    figure = Figure(figsize=(max(7, 2.6 * len(temperatures)), 6), layout="constrained")
+    axes: Any = figure.subplots(2, len(temperatures), sharex=True, sharey=True, squeeze=False)
+    methods = list(dict.fromkeys(cell.method for cell in task.repeated))
+    for cell in task.repeated:
+        pair = axes[:, temperatures.index(cell.temperature)]
+        number = methods.index(cell.method)
+        look = {"color": color_sequences["tab10"][number % 10], "marker": MARKERS[number % len(MARKERS)]}
+        found = cell.attempts[scoring]
+        for axis, shares in zip(pair, ([a.passed for a in found], [a.majority for a in found]), strict=True):
+            value, low, high = 100 * np.array([(one.value, one.low, one.high) for one in shares]).T
+            sizes = [one.k for one in found]
+            axis.plot(sizes, value, label=str(cell.method), markersize=4, linewidth=1.2, **look)
+            if cell.method == task.baseline:
+                axis.fill_between(sizes, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        pair[0].set_title(f"T = {cell.temperature:g}")
+    for axis, of in zip(axes[:, 0], ("any of k is right", "the majority of k is right"), strict=True):
+        axis.set_ylabel(f"{of}, %")
+    axes[0, 0].set_ylim(bottom=0)
+    axes[0, 0].set_xscale("log", base=2)
+    axes[0, 0].xaxis.set_major_formatter("{x:g}")
+    figure.supxlabel("k, responses to a question")
+    figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside right", frameon=False, fontsize="small"
+    )
+    band = f" Bands: 95% intervals of {task.baseline}; the others' are in the table." if task.baseline else ""
+    figure.suptitle(
+        f"{scoring.capitalize()} accuracy of k responses: pass@k above, maj@k below.{band}", **NOTE
+    )
+    return figure
 
 
 def cutoffs_figure(task: TaskResult) -> Figure:

@@ -1,4 +1,4 @@
-"""Statistics of a grid of correct and wrong answers: intervals, paired tests, power, diversity.
+"""Statistics of a grid of correct and wrong answers: intervals, paired tests, power.
 
 The distributions and corrections are SciPy's and statsmodels'. The unit of observation is the question, as if
 sampled from all questions like it. Responses to one question depend on each other, so intervals and
@@ -7,8 +7,7 @@ tests have as many observations as there are questions, however often each was a
 Sources: E. B. Wilson (1927), doi:10.2307/2276774, for the interval; Q. McNemar (1947),
 doi:10.1007/BF02295996, for the paired test, and D. M. Ritzwoller et al. (2024), arXiv:2406.09521, for
 flipping signs with several responses; D. G. Bonett and R. M. Price (2012), J. Educ. Behav. Stat. 37,
-479-488, for the interval of a difference; S. Holm (1979), Scand. J. Statist. 6, 65-70, for the correction;
-J. Li et al. (2016), arXiv:1510.03055, for distinct-2.
+479-488, for the interval of a difference; S. Holm (1979), Scand. J. Statist. 6, 65-70, for the correction.
 """
 
 import math
@@ -16,7 +15,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -33,18 +32,38 @@ Outcomes = Mapping[tuple[str, int], bool]  # (question id, repeat) -> whether th
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """A share of correct responses, 0 to 1, with its 95% interval.
-
-    `value` is the mean over questions of the share of a question's responses that are correct, and the
-    interval is Wilson's for `n_questions` observations. With one response a question it is the interval of a
-    proportion. With several, the variance of a question's mean is at most that of one response, so the
-    interval is too wide and never too narrow.
-    """
+class Share:
+    """A mean over questions of shares, 0 to 1, with its 95% interval."""
 
     value: float
     low: float
     high: float
+
+
+def share(values: Sequence[float]) -> Share:
+    """Return the mean of a share of each question, with its interval. Raises ValueError without values.
+
+    The interval is Wilson's, of `len(values)` observations if the values are all 0 or 1. Other values vary
+    less than such ones with the same mean, and count as so many more observations. (Their variance is taken
+    together with one 0 and one 1, so that values that happen to be alike have an interval too.)
+    """
+    if not values:
+        raise ValueError("there are no outcomes to take a mean of")
+    value = statistics.fmean(values)
+    with_both = [*values, 0, 1]
+    center = statistics.fmean(with_both)
+    n = len(values) * center * (1 - center) / statistics.pvariance(with_both, center)
+    low, high = proportion_confint(value * n, n, method="wilson")
+    return Share(value, max(0.0, min(value, float(low))), min(1.0, max(value, float(high))))
+
+
+@dataclass(frozen=True)
+class Accuracy(Share):
+    """The mean over questions of the share of a question's responses that are correct.
+
+    `repeats` are the accuracies of the repeats.
+    """
+
     n_questions: int
     repeats: tuple[float, ...]
 
@@ -56,13 +75,10 @@ class Accuracy:
 
 def accuracy(outcomes: Outcomes) -> Accuracy:
     """Return the accuracy over questions, with its interval. Raises ValueError if there are no outcomes."""
-    if not outcomes:
-        raise ValueError("there are no outcomes to take an accuracy of")
     questions, repeats = _grouped(outcomes, by=0), _grouped(outcomes, by=1)
-    value = statistics.fmean(map(statistics.fmean, questions.values()))
-    low, high = proportion_confint(value * len(questions), len(questions), method="wilson")
+    mean = share([statistics.fmean(rights) for rights in questions.values()])
     shares = tuple(statistics.fmean(repeats[repeat]) for repeat in sorted(repeats))
-    return Accuracy(value, max(0.0, float(low)), min(1.0, float(high)), len(questions), shares)
+    return Accuracy(mean.value, mean.low, mean.high, len(questions), shares)
 
 
 def _grouped(outcomes: Outcomes, by: int) -> dict[Any, list[bool]]:
@@ -200,21 +216,6 @@ def _power(n: int, discordant: float, difference: float, level: float) -> float:
     enough = binom.isf(level / 2, counts, 0.5)  # the largest number won that is not significant yet
     found = binom.sf(enough, counts, (1 + difference / discordant) / 2)
     return float(binom.pmf(counts, n, discordant) @ found)
-
-
-def distinct(responses: Sequence[str]) -> float:
-    """Return the share of different texts among the responses to one question: 1 / n if all are alike."""
-    return len(set(responses)) / len(responses)
-
-
-def distinct_2(responses: Sequence[str]) -> float | None:
-    """Return the share of different pairs of neighbouring words in the responses to one question.
-
-    This is distinct-2 of Li et al. (2016), with words separated by white space. None if there is no pair.
-    """
-    words = [response.split() for response in responses]
-    pairs = [pair for text in words for pair in pairwise(text)]
-    return len(set(pairs)) / len(pairs) if pairs else None
 
 
 @dataclass(frozen=True)

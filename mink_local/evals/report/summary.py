@@ -1,7 +1,7 @@
 """The numbers of a report: the cells of the grid, and every method compared with Min-k."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -9,7 +9,9 @@ from typing import Any, Literal, get_args
 from mink_local.errors import ReportError
 from mink_local.evals.report import stats
 from mink_local.evals.report.recorded_run import RecordedRun
+from mink_local.evals.report.repeats import MOST, Attempts, Diversity, Votes, attempts, diversity
 from mink_local.evals.run.records import Response
+from mink_local.evals.tasks.base import NO_ANSWER, Verdict
 from mink_local.samplers import SAMPLERS, MinK, label
 
 Scoring = Literal["strict", "flexible"]
@@ -133,25 +135,38 @@ class CellResult:
         return stats.CutoffCounts.of(r.k for r in self.responses)
 
     @cached_property
-    def distinct(self) -> float | None:
-        return self._over_repeats(stats.distinct)
+    def repeated(self) -> list[list[Response]]:
+        """The responses to each question that has all repeats; none with one response a question."""
+        asked: dict[str, list[Response]] = {}
+        for response in self.responses:
+            asked.setdefault(response.question_id, []).append(response)
+        n_repeats = max(map(len, asked.values()))
+        return [given for given in asked.values() if len(given) == n_repeats > 1]
 
     @cached_property
-    def distinct_2(self) -> float | None:
-        return self._over_repeats(stats.distinct_2)
+    def votes(self) -> dict[Scoring, list[Votes]]:
+        """The votes on each question that has all repeats. A truncated response has none."""
 
-    def _over_repeats(self, measure: Callable[[list[str]], float | None]) -> float | None:
-        """Return the mean over questions with all repeats, because more responses lower both measures.
+        def verdict(response: Response, scoring: Scoring) -> Verdict:
+            return NO_ANSWER if response.finish_reason == "length" else getattr(response, scoring)
 
-        None with one response a question.
-        """
-        texts: dict[str, list[str]] = {}
-        for response in self.responses:
-            texts.setdefault(response.question_id, []).append(response.response)
-        n_repeats = max(map(len, texts.values()))
-        values = [measure(given) for given in texts.values() if len(given) == n_repeats > 1]
-        measured = [value for value in values if value is not None]
-        return statistics.fmean(measured) if measured else None
+        repeated = [] if any(r.open_ended for r in self.responses) else self.repeated
+        return {s: [Votes.of([verdict(r, s) for r in given[:MOST]]) for given in repeated] for s in SCORINGS}
+
+    def n_answers(self, scoring: Scoring) -> float | None:
+        """Return the mean number of different answers to a question; None with one response a question."""
+        votes = self.votes[scoring]
+        return statistics.fmean(vote.n_answers for vote in votes) if votes else None
+
+    @cached_property
+    def attempts(self) -> dict[Scoring, list[Attempts]]:
+        """The accuracies of k responses; empty with one response a question."""
+        return {scoring: attempts(votes) for scoring, votes in self.votes.items() if votes}
+
+    @cached_property
+    def diversity(self) -> Diversity | None:
+        """The diversity of the responses to a question; None with one response a question."""
+        return diversity([[r.response for r in given] for given in self.repeated])
 
 
 @dataclass(eq=False)
@@ -213,6 +228,11 @@ class TaskResult:
         """The cells without a response to a question and repeat that another cell has."""
         full = set().union(*(cell.asked for cell in self.cells.values()))
         return [cell for cell in self.cells.values() if cell.asked != full]
+
+    @cached_property
+    def repeated(self) -> list[CellResult]:
+        """The cells with several responses to a question, row by row."""
+        return [cell for method in self.methods for cell in self.row(method) if cell.repeated]
 
     def row(self, method: Method) -> list[CellResult]:
         """Return the cells of a method, at ascending temperatures."""

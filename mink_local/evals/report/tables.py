@@ -4,11 +4,13 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.table import Table
 from rich.text import Text
 
 from mink_local.evals.report.format import escape_markdown, p_value, percent, points
+from mink_local.evals.report.repeats import Attempts
 from mink_local.evals.report.summary import (
     SCORINGS,
     Baseline,
@@ -83,9 +85,13 @@ def grid_tables(task: TaskResult) -> list[ReportTable]:
     else:
         rates = f"{title} no answer found, strict / flexible; cut off at the token limit, %"
         tables.append(_grid(task, rates, _rates))
-    if any(cell.distinct is not None for cell in task.cells.values()):
-        diversity = f"{title} distinct responses and distinct-2, % ({task.n_repeats} a question)"
-        tables.append(_grid(task, diversity, _diversity))
+    if task.repeated:
+        of = f"accuracy of {task.n_repeats} responses: any right / the majority right, %"
+        tables += [_grid(task, f"{title} {s} {of}", partial(_all_attempts, s)) for s in task.scorings]
+    if any(cell.diversity for cell in task.cells.values()):
+        answers = "" if task.open_ended else ", different answers"
+        diversity = f"{title} EAD, %; self-BLEU-4{answers} ({task.n_repeats} responses a question)"
+        tables.append(_grid(task, diversity, partial(_diversity, next(iter(task.scorings), None))))
     if any(cell.cutoffs.n_steps for cell in task.cells.values()):
         cutoffs = f"{title} steps with one candidate, %, and the k of 95%, 99% and all steps"
         tables.append(_grid(task, cutoffs, _cutoffs))
@@ -118,11 +124,38 @@ def _lengths(cell: CellResult) -> TableEntry:
     return TableEntry(f"{cell.mean_tokens:.1f}", f"cut off {percent(cell.ended('length'))}")
 
 
-def _diversity(cell: CellResult) -> TableEntry:
-    if cell.distinct is None:
+def attempts_table(task: TaskResult, scoring: Scoring) -> ReportTable:
+    """Return pass@k and maj@k with intervals: a row for every method and temperature that has repeats."""
+    sizes = sorted({one.k for cell in task.repeated for one in cell.attempts[scoring]})
+    of = f"{scoring} accuracy of k responses: any right / the majority right, %"
+    rows = []
+    for cell in task.repeated:
+        if not cell.copied or cell.temperature == task.temperatures[0]:
+            temperature = "all" if cell.copied else f"{cell.temperature:g}"
+            entries = {one.k: _attempt(one) for one in cell.attempts[scoring]}
+            numbers = (entries.get(k, TableEntry()) for k in sizes)
+            rows.append([TableEntry(str(cell.method)), TableEntry(temperature), *numbers])
+    columns = ["method", "T", *(f"k = {k}" for k in sizes)]
+    return ReportTable(f"{task.task} · {task.model} · {of}", columns, rows)
+
+
+def _all_attempts(scoring: Scoring, cell: CellResult) -> TableEntry:
+    return _attempt(cell.attempts[scoring][-1]) if cell.repeated else TableEntry()
+
+
+def _attempt(one: Attempts) -> TableEntry:
+    shares = (one.passed, one.majority)
+    below = " / ".join(f"{percent(share.low)}–{percent(share.high)}" for share in shares)
+    return TableEntry(" / ".join(percent(share.value) for share in shares), below)
+
+
+def _diversity(scoring: Scoring | None, cell: CellResult) -> TableEntry:
+    if not cell.diversity:
         return TableEntry()
-    below = "" if cell.distinct_2 is None else f"d-2 {percent(cell.distinct_2)}"
-    return TableEntry(percent(cell.distinct), below)
+    below = f"{cell.diversity.self_bleu:.1f}"
+    if scoring:
+        below += f", {cell.n_answers(scoring):.1f}"
+    return TableEntry(percent(cell.diversity.ead), below)
 
 
 def _cutoffs(cell: CellResult) -> TableEntry:
@@ -178,12 +211,41 @@ def to_csv(summary: Summary) -> str:
     """
     cells = [(task, cell) for task in summary.tasks for method in task.methods for cell in task.row(method)]
     asked = [(task, cell, scoring) for task, cell in cells for scoring in task.scorings or (None,)]
-    rows = [_csv_row(summary, *row) for row in asked]
+    return _as_csv([_csv_row(summary, *row) for row in asked])
+
+
+def repeats_to_csv(summary: Summary) -> str | None:
+    """Return a line for every cell, scoring and k, with pass@k and maj@k as shares; None without repeats."""
+    rows = [
+        _place(task, cell, scoring)
+        | {"questions": len(cell.repeated), "k": one.k}
+        | {"pass": one.passed.value, "pass_low": one.passed.low, "pass_high": one.passed.high}
+        | {"maj": one.majority.value, "maj_low": one.majority.low, "maj_high": one.majority.high}
+        for task in summary.tasks
+        for cell in task.repeated
+        for scoring in task.scorings
+        for one in cell.attempts[scoring]
+    ]
+    return _as_csv(rows) if rows else None
+
+
+def _as_csv(rows: Sequence[Mapping[str, object]]) -> str:
     stream = io.StringIO()
     writer = csv.DictWriter(stream, rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return stream.getvalue()
+
+
+def _place(task: TaskResult, cell: CellResult, scoring: Scoring | None) -> dict[str, object]:
+    return {
+        "model": task.model,
+        "task": task.task,
+        "scoring": scoring,
+        "sampler": cell.method.sampler,
+        "order": cell.method.order,
+        "temperature": f"{cell.temperature:g}",
+    }
 
 
 def _csv_row(
@@ -192,13 +254,7 @@ def _csv_row(
     value = scoring and cell.accuracy[scoring]
     comparison = cell.comparisons.get(scoring) if scoring else None
     paired = comparison.paired if comparison else None
-    return {
-        "model": task.model,
-        "task": task.task,
-        "scoring": scoring,
-        "sampler": cell.method.sampler,
-        "order": cell.method.order,
-        "temperature": f"{cell.temperature:g}",
+    return _place(task, cell, scoring) | {
         "questions": cell.n_questions,
         "responses": len(cell.responses),
         "accuracy": value and value.value,
@@ -209,8 +265,11 @@ def _csv_row(
         "truncated": cell.ended("length"),
         "overflowed": cell.ended("overflow"),
         "mean_tokens": cell.mean_tokens,
-        "distinct": cell.distinct,
-        "distinct_2": cell.distinct_2,
+        "ead": cell.diversity and cell.diversity.ead,
+        "self_bleu": cell.diversity and cell.diversity.self_bleu,
+        "words": cell.diversity and cell.diversity.words,
+        "distinct": cell.diversity and cell.diversity.distinct,
+        "answers": scoring and cell.n_answers(scoring),
         "k_is_1": cell.cutoffs.share(1),
         "against": summary.against if comparison else None,
         "common_questions": paired and paired.n_questions,

@@ -1,7 +1,7 @@
 """Print the tables of a run, and write its report to DIR/report."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from mink_local.evals.report.page import render_page
 from mink_local.evals.report.recorded_run import RecordedRun, read_run
 from mink_local.evals.report.rescore import rescore
 from mink_local.evals.report.summary import SCORINGS, Summary, summarise
-from mink_local.evals.report.tables import grid_tables, to_csv
+from mink_local.evals.report.tables import grid_tables, repeats_to_csv, to_csv
 from mink_local.files import write_atomic
 
 PROBLEMS_SHOWN = 5
@@ -42,7 +42,8 @@ def write_report(folder: Path, against: str | None = None, again: bool = False) 
         with console.status("Plotting …"):
             document = make_document(run, summary, notes)
             page = render_page(document, run, summary)
-        _write_all(out, document, page, to_csv(summary))
+        tables = {"table.csv": to_csv(summary), "repeats.csv": repeats_to_csv(summary)}
+        _write_all(out, document, page, tables)
     except OSError as error:
         raise ReportError(f"the report cannot be written to {out}: {error.strerror}") from None
     console.print(f"\n{out / 'report.html'}", style="bold", highlight=False, soft_wrap=True, markup=False)
@@ -70,9 +71,10 @@ def _print(console: Console, summary: Summary) -> None:
         console.print(f"• {sentence}", highlight=False, markup=False)
 
 
-def _write_all(out: Path, document: Document, page: str, table: str) -> None:
+def _write_all(out: Path, document: Document, page: str, tables: Mapping[str, str | None]) -> None:
     """Write every file of DIR/report, each whole or not at all."""
     for picture in document.pictures:
         write_atomic(out / f"{picture.stem}.svg", picture.svg)
-    for name, text in (("table.csv", table), ("report.md", document.markdown()), ("report.html", page)):
-        write_atomic(out / name, text.encode("utf-8", "replace"))
+    for name, text in {**tables, "report.md": document.markdown(), "report.html": page}.items():
+        if text is not None:
+            write_atomic(out / name, text.encode("utf-8", "replace"))

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mink_local.evals.report import plots
-from mink_local.evals.report.plots import accuracy_figure, cutoffs_figure, diversity_figure, plot_pictures
+from mink_local.evals.report.plots import (
+    accuracy_figure,
+    attempts_figure,
+    cutoffs_figure,
+    diversity_figure,
+    plot_pictures,
+)
 from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.report.summary import Summary, summarise
 from tests.support.made_run import change, judge, write_run
@@ -94,9 +100,21 @@ def test_a_point_has_diversity_and_accuracy(tmp_path: Path) -> None:
     axes = diversity_figure(task, "strict").axes
     points = lines_of(axes[1])["T last"].get_xydata()
     cells: Any = [task.cells[LAST, t] for t in (1.0, 10.0)]
-    assert points.tolist() == [[100 * c.distinct_2, 100 * c.accuracy["strict"].value] for c in cells]
+    assert points.tolist() == [[100 * c.diversity.ead, 100 * c.accuracy["strict"].value] for c in cells]
     labels = [[text.get_text() for text in axis.texts] for axis in axes]
     assert labels == [["1, 10"], ["1", "10", "1", "10"]]
+
+
+def test_attempts_are_lines_of_methods(tmp_path: Path) -> None:
+    task = make(tmp_path, samplers=(MIN_K, "greedy", FIRST), repeats=4).tasks[0]
+    passed, hot, majority, _ = attempts_figure(task, "flexible").axes
+    assert (passed.get_title(), hot.get_title()) == ("T = 1", "T = 10")
+    for axis, name in ((passed, "passed"), (majority, "majority")):
+        shown = lines_of(axis)
+        assert list(shown) == [MIN_K, "greedy", "top-p:p=0.9 (T first)"]
+        for line, sampler in zip(shown.values(), (MIN_K, "greedy", FIRST), strict=True):
+            found = task.cells[sampler, 1.0].attempts["flexible"]
+            assert line.get_xydata().tolist() == [[a.k, 100 * getattr(a, name).value] for a in found]
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12))
@@ -137,18 +155,24 @@ def test_axes_of_sizes_have_several_ticks(tmp_path: Path, share: int) -> None:
 @pytest.mark.parametrize(
     ("edit", "stems"),
     [
-        ({}, ["accuracy-strict", "accuracy-flexible", "diversity-strict", "diversity-flexible", "k"]),
-        ({"k": []}, ["accuracy-strict", "accuracy-flexible", "diversity-strict", "diversity-flexible"]),
-        ({"response": ""}, ["accuracy-strict", "accuracy-flexible", "k"]),
-        ({"strict": {"answer": None, "correct": False}}, ["accuracy-flexible", "diversity-flexible", "k"]),
+        ({}, ["accuracy", "attempts", "diversity", "k"]),
+        ({"k": []}, ["accuracy", "attempts", "diversity"]),
+        ({"response": ""}, ["accuracy", "attempts", "k"]),
+        ({"repeat": 0}, ["accuracy", "k"]),
+        ({"strict": {"answer": None, "correct": False}}, ["accuracy", "attempts", "diversity", "k"]),
     ],
 )
 def test_there_is_a_picture_for_what_is_known(tmp_path: Path, edit: dict[str, Any], stems: list[str]) -> None:
     make(tmp_path, samplers=(MIN_K,), temperatures=(0.5,), n_questions=1)
     summary = summarise(read_run(change(tmp_path, lambda r: r.update(edit))))
     pictures = list(plot_pictures(summary, summary.tasks[0]))
-    assert [picture.stem for picture in pictures] == [f"1-{stem}" for stem in stems]
+    scorings = ("flexible",) if "strict" in edit else ("strict", "flexible")
+    expected = [f"1-{name}-{s}" for name in stems if name != "k" for s in scorings]
+    expected += ["1-k"] if "k" in stems else []
+    assert [picture.stem for picture in pictures] == expected
     assert all(b"<svg" in picture.svg for picture in pictures)
-    scoring = "Strict" if "accuracy-strict" in stems else "Flexible"
-    assert pictures[0].description == f"{scoring} accuracy against temperature, gsm8k with tiny-model"
+    assert (
+        pictures[0].description
+        == f"{scorings[0].capitalize()} accuracy against temperature, gsm8k with tiny-model"
+    )
     assert list(plot_pictures(summary, summary.tasks[0])) == pictures

@@ -19,8 +19,6 @@ from mink_local.evals.report.stats import (
     PairedTest,
     accuracy,
     compare,
-    distinct,
-    distinct_2,
     holm,
     visible_difference,
 )
@@ -66,7 +64,7 @@ def test_the_interval_covers_where_repeats_depend_on_each_other() -> None:
         rights = rng.random((3, 40)) < rng.random(40)
         got = accuracy(outcomes(*rights))
         covered += got.low <= 0.5 <= got.high
-    assert covered / 400 > 0.94
+    assert covered / 400 == pytest.approx(0.95, abs=0.025)  # not too wide either
 
 
 def test_no_outcomes_have_no_accuracy() -> None:
@@ -243,12 +241,6 @@ def test_too_few_questions_show_nothing() -> None:
     assert visible_difference(5, 5, 0.05) is None  # all five won: p = 2 / 2^5 = 0.0625
     assert visible_difference(6, 0, 0.05) == pytest.approx(POWER ** (1 / 6), abs=1e-4)  # all six must be won
     assert visible_difference(0, 0, 0.05) is None
-
-
-def test_diversity() -> None:
-    assert distinct(["a", "a", "b", "a"]) == 0.5
-    assert distinct_2(["a b c", "a b d"]) == 0.75  # ab bc ab bd
-    assert distinct_2(["one", ""]) is None
 
 
 @given(st.lists(st.lists(st.integers(1, 50), max_size=30), min_size=1, max_size=5))

@@ -52,7 +52,7 @@ def test_greedy_is_repeated_at_every_temperature(tmp_path: Path) -> None:
     assert task.incomplete == []
     cold, hot = task.cells["greedy", 1.0], task.cells["greedy", 10.0]
     assert cold.accuracy == hot.accuracy
-    assert (hot.spread("strict"), hot.distinct) == (None, 0.5)
+    assert hot.spread("strict") is None
     assert task.cells[MIN_K, 10.0].spread("strict")
     alone = summary_of(change(tmp_path, lambda r: r["sampler"] == "greedy")).tasks[0]
     assert (alone.temperatures, alone.n_repeats) == ([0.0], 1)

@@ -14,8 +14,10 @@ from mink_local.evals.report.tables import (
     ReportTable,
     TableEntry,
     accuracy_table,
+    attempts_table,
     comparisons_table,
     grid_tables,
+    repeats_to_csv,
     to_csv,
 )
 from tests.support.made_run import change, judge, records, write_run
@@ -123,8 +125,50 @@ def test_marks_are_in_the_table(tmp_path: Path) -> None:
 def test_without_repeats_there_is_no_diversity(tmp_path: Path) -> None:
     write_run(tmp_path, tasks=("gsm8k",), n_questions=5, repeats=1, samplers=(MIN_K,))
     summary = summarise(read_run(tmp_path))
-    assert not any("distinct" in table.title for table in grid_tables(summary.tasks[0]))
-    assert csv_rows(summary)[0]["distinct"] == csv_rows(summary)[0]["spread"] == ""
+    titles = " ".join(table.title for table in grid_tables(summary.tasks[0]))
+    assert "EAD" not in titles
+    assert "responses" not in titles
+    assert (
+        csv_rows(summary)[0]["ead"] == csv_rows(summary)[0]["answers"] == csv_rows(summary)[0]["spread"] == ""
+    )
+    assert repeats_to_csv(summary) is None
+
+
+def test_attempts_are_in_tables_and_csv(made: tuple[list[dict[str, Any]], Summary]) -> None:
+    lines, summary = made
+    task = summary.tasks[0]
+    table = attempts_table(task, "flexible")
+    assert table.columns == ["method", "T", "k = 1", "k = 2"]
+    temperatures = [(row[0].text, row[1].text) for row in table.rows]
+    assert ("greedy", "all") in temperatures
+    assert len(temperatures) == 2 * 3 + 1
+    rows = list(csv.DictReader(io.StringIO(repeats_to_csv(summary) or "")))
+    assert len(rows) == 4 * 2 * 2 * 2  # methods, temperatures, scorings, k
+    printed = " ".join(grid.markdown() for grid in grid_tables(task))
+    for row in rows:
+        right = right_answers(lines, row)
+        k = int(row["k"])
+        passed = [right[q] >= 1 if k == 2 else right[q] / 2 for q in right]
+        assert float(row["pass"]) == pytest.approx(sum(passed) / 40)
+        for name in ("pass", "maj"):
+            assert 0 <= float(row[f"{name}_low"]) <= float(row[name]) < float(row[f"{name}_high"]) <= 1
+        texts = f"{100 * float(row['pass']):.1f} / {100 * float(row['maj']):.1f}"
+        assert (texts in printed) or k == 1
+        assert row["scoring"] == "strict" or texts in table.markdown()
+
+
+def test_diversity_is_in_table_and_csv(made: tuple[list[dict[str, Any]], Summary]) -> None:
+    lines, summary = made
+    [table] = [table for table in grid_tables(summary.tasks[0]) if "EAD" in table.title]
+    for row in csv_rows(summary):
+        texts: dict[str, set[str]] = {}
+        for r in cell_of(lines, row):
+            texts.setdefault(r["question_id"], set()).add(r["response"])
+        assert float(row["distinct"]) == pytest.approx(sum(map(len, texts.values())) / 80)
+        assert 0 <= float(row["answers"]) <= 2
+        below = f"({float(row['self_bleu']):.1f}, {float(row['answers']):.1f})"
+        shown = f"{100 * float(row['ead']):.1f} {below}"
+        assert shown in table.markdown() or row["scoring"] == "flexible"
 
 
 @pytest.mark.parametrize(("width", "n_tables"), [(30, 8), (40, 4), (80, 2), (200, 1)])

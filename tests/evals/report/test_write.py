@@ -39,11 +39,10 @@ def test_a_run_has_one_report_with_every_file(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"repeats": 2})
     out = tmp_path / "report"
     printed = invoke(tmp_path).output
-    pictures = [f"1-{name}.svg" for s in SCORINGS for name in (f"accuracy-{s}", f"diversity-{s}")] + [
-        "1-k.svg"
-    ]
+    names = [f"{name}-{s}" for name in ("accuracy", "attempts", "diversity") for s in SCORINGS]
+    pictures = [f"1-{name}.svg" for name in (*names, "k")]
     files = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert set(files) == {"report.html", "report.md", "table.csv", *pictures}
+    assert set(files) == {"report.html", "report.md", "table.csv", "repeats.csv", *pictures}
     markdown = files["report.md"].decode()
     for name in pictures:
         assert b"<svg" in files[name]
