@@ -36,6 +36,7 @@ WIDTH = 1024  # logits that Min-k sorts: one CUDA block of ggml's argsort; real 
 MARGIN = 4e-6  # relative; more than five times the error of float32 and CUDA's fast division
 EPSILON = 1e-8  # of the paper's R + 1e-8
 _LARGE = 3e38  # below the largest float32: CUDA's argmax finds nothing at or below its negative
+_SMALL = 1e-30  # far above the float32 that a device takes for 0
 _PROBE = 128 * 1024  # logits of the graph that a device is asked about; llama.cpp uses as many
 _MAX_NODES = 256  # of that graph
 
@@ -84,16 +85,23 @@ def min_k(sampler: MinK, row: Node) -> Kept:
     none_behind = (limit - largest_behind).step()
     certain = no_rival * none_behind
 
+    # How many tokens are kept in any case: at least and at most, since float32 rounds.
+    bounds: list[tuple[Node, Node]] = []
     if sampler.tau > 0:
         spread = (logits.view(n - 1, 1) - smallest).scale(1, EPSILON)
         quotient = spread.scale(0, sampler.tau) / spread
-        fallback, at_most = quotient.scale(1 - MARGIN).floor(), quotient.scale(1 + MARGIN).floor()
-        fallback_is_decided = _is_below(at_most - fallback, 0.5)
-        fallback_is_sorted = _is_below(at_most, n - 0.5)
-        k = k.maximum(fallback)
+        bounds.append((quotient.scale(1 - MARGIN).floor(), quotient.scale(1 + MARGIN).floor()))
+    if sampler.floor > 0:
+        from_largest = logits - logits.view(n - 1, 1)  # 0 or less
+        inner, outer = (from_largest.scale(1, sampler.floor * x) for x in (1 - MARGIN, 1 + MARGIN))
+        bounds.append((inner.step().sum(), outer.step().sum()))
+    for at_least, at_most in bounds:
+        is_decided, is_sorted = _is_below(at_most - at_least, 0.5), _is_below(at_most, n - 0.5)
+        k = k.maximum(at_least)
+        certain = certain * is_decided * is_sorted
+    if bounds:
         drop_after_k = weights.at(k.scale(-1, n - 1).clamp(0, n - 2).integer())
-        no_tie_at_k = drop_after_k.step()
-        certain = certain * fallback_is_decided * fallback_is_sorted * no_tie_at_k
+        certain = certain * drop_after_k.step()  # no tie there
 
     is_kept = (logits.countdown(n) - k).scale(-1, 0.5).step()
     return Kept(logits + is_kept.log(), ids, k, certain)  # log: 0 for 1, -inf for 0
@@ -104,7 +112,8 @@ def has_backend_form(sampler: Sampler) -> bool:
     if isinstance(sampler, TopK):
         return sampler.k <= _PROBE  # llama.cpp aborts the process if asked for more than it has
     if isinstance(sampler, MinK):
-        return sampler == MinK(sampler.tau) and sampler.tau <= _LARGE
+        is_floor_in_range = sampler.floor == 0 or _SMALL <= sampler.floor <= _LARGE
+        return sampler == MinK(sampler.tau, sampler.floor) and sampler.tau <= _LARGE and is_floor_in_range
     return isinstance(sampler, Greedy | TopP | MinP)
 
 

@@ -62,24 +62,25 @@ def kept_by_kernel(sampler: Sampler, logits: Row, temperature: float = 1.0) -> l
 
 
 @pytest.mark.parametrize("tau", [0.0, 3.0, 300.0, 5000.0])
-def test_real_logits_are_decided_as_by_the_kernel(logits: Row, tau: float) -> None:
+@pytest.mark.parametrize("floor", [0.0, 0.5, 1.0, 2.3])
+def test_real_logits_are_decided_as_by_the_kernel(logits: Row, tau: float, floor: float) -> None:
     for row in logits:
-        expected = kept_by_kernel(MinK(tau), row)
-        assert run(MinK(tau), row) == (len(expected), expected)
+        expected = kept_by_kernel(MinK(tau, floor), row)
+        assert run(MinK(tau, floor), row) == (len(expected), expected)
 
 
 @pytest.mark.parametrize("n", [2, 3, 100, WIDTH, WIDTH + 1, 40_000])
-@pytest.mark.parametrize("tau", [0.0, 3.0, 40.0])
-def test_random_logits_are_decided_as_by_the_kernel(tau: float, n: int) -> None:
+@pytest.mark.parametrize(("tau", "floor"), [(0.0, 0.0), (3.0, 0.0), (40.0, 0.0), (0.0, 1.0), (40.0, 3.0)])
+def test_random_logits_are_decided_as_by_the_kernel(tau: float, floor: float, n: int) -> None:
     rng = np.random.default_rng(n)
     certain = 0
     for _ in range(20):
         logits = rng.normal(scale=rng.uniform(0.1, 10), size=n).astype(np.float32)
-        k, ids = run(MinK(tau), logits)
+        k, ids = run(MinK(tau, floor), logits)
         if k > 0:
             certain += 1
-            assert (k, ids) == (len(ids), kept_by_kernel(MinK(tau), logits))
-    assert certain >= 10 or n < 40  # a small row has fewer tokens than tau may ask for
+            assert (k, ids) == (len(ids), kept_by_kernel(MinK(tau, floor), logits))
+    assert certain >= 10 or n < 40  # a small row has fewer tokens than tau or floor may ask for
 
 
 hostile = st.one_of(
@@ -95,7 +96,11 @@ hostile = st.one_of(
         hnp.arrays(np.float32, st.integers(2, 40), elements=hostile),
         hnp.arrays(np.float32, st.integers(2, 40), elements=st.floats(-50, 50, width=32)),
     ),
-    sampler=st.one_of(st.floats(0, 1e38), st.floats(0, 100), st.just(3.0)).map(MinK),
+    sampler=st.builds(
+        MinK,
+        st.one_of(st.floats(0, 1e38), st.floats(0, 100), st.just(3.0)),
+        st.one_of(st.floats(1e-30, 1e38), st.floats(0.5, 9), st.sampled_from([0.0, 1.0, 2.0])),
+    ),
 )
 def test_what_is_certain_is_the_kernels_whatever_the_logits(logits: Row, sampler: MinK) -> None:
     k, ids = run(sampler, logits)
@@ -104,11 +109,13 @@ def test_what_is_certain_is_the_kernels_whatever_the_logits(logits: Row, sampler
 
 
 def test_only_what_llama_cpp_or_min_k_keeps_has_a_backend_form() -> None:
-    assert all(map(has_backend_form, (MinK(0.5), Greedy(), TopK(20), TopP(0.9), MinP(0.1))))
+    assert all(map(has_backend_form, (MinK(0.5), MinK(floor=1.0), Greedy(), TopK(20), TopP(0.9), MinP(0.1))))
     others = (
         MinK(alpha=2),
         MinK(normalize=False),
         MinK(1e300),
+        MinK(floor=1e300),
+        MinK(floor=1e-40),
         Mirostat(),
         TopNSigma(),
         Eta(),
@@ -156,6 +163,7 @@ def test_the_model_has_the_chosen_logits(chosen: Chosen) -> None:
 
 FORMS = [
     *(MinK(tau) for tau in (0.0, 3.0, 40.0)),
+    *(MinK(floor=floor) for floor in (0.3, 2.0)),
     Greedy(),
     *(TopK(k) for k in (1, 7, 2000)),
     *(TopP(p, order) for p in (0.0, 0.5, 0.95, 1.0) for order in ("temperature-first", "temperature-last")),
@@ -200,6 +208,9 @@ FALLING = -(np.arange(3000, dtype=np.float32) ** 0.5)
         (MinK(2000 * 54.8), FALLING, "a fallback behind it"),
         (MinK(4), [0, 1, 1.5, 2], "a fallback of exactly 2"),
         (MinK(5), [28, 26, 26], "a fallback between two equal logits"),
+        (MinK(floor=2), [28, 26, 26, 0], "a logit at the floor itself"),
+        (MinK(floor=60), FALLING, "a floor behind the last logit that is sorted"),
+        (MinK(0, 9), [28, 26, 25], "a floor that keeps everything"),
         (TopK(2), [1, 3, 2, 2], "equal logits on both sides of the cutoff"),
         (TopK(1), [1, 3, 2, 3], "two largest logits"),
         (Greedy(), [1, 3, 2, 3], "two largest logits"),
@@ -260,6 +271,7 @@ def test_ties_away_from_the_cutoff_do_no_harm(
     "sampler",
     [
         MinK(30),
+        MinK(floor=2.5),
         TopK(8),
         TopP(0.8),
         TopP(0.8, "temperature-last"),
@@ -307,7 +319,16 @@ def test_a_random_number_of_1_gives_no_token_outside_the_candidates(chosen: Chos
 def test_the_steps_of_a_real_model_have_the_kernels_candidates(weights: Weights) -> None:
     """Each sampler has a sequence, and a second one beside it has the raw logits of the same tokens."""
     temperature = 2.0
-    samplers: list[Sampler] = [MinK(0), MinK(), MinK(1000), Greedy(), TopK(20), TopP(0.9), MinP(0.05)]
+    samplers: list[Sampler] = [
+        MinK(0),
+        MinK(),
+        MinK(1000),
+        MinK(floor=1.5),
+        Greedy(),
+        TopK(20),
+        TopP(0.9),
+        MinP(0.05),
+    ]
     n = len(samplers)
     context = Context(weights, 64, 1, 2 * n)
     backends = [BackendSampler(sampler, temperature, 3, context, i) for i, sampler in enumerate(samplers)]
