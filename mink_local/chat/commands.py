@@ -100,6 +100,7 @@ def _setting(key: str) -> Setting:
 
 _setting_command("temp [T]", "Set the temperature")
 _setting_command("tau [TAU]", "Set tau of Min-k")
+_setting_command("floor [NATS]", "Set the floor of Min-k")
 _setting_command("sampler [NAME[:OPTION=…]]", "Set the sampler")
 
 
@@ -113,27 +114,6 @@ def system(chat: Chat, argument: str) -> None:
         chat.session.set_system(None, SET_HERE)
         argument = ""
     _set(chat, "system", argument)
-
-
-@_for_settings(
-    "think [on|off|show|line]",
-    "Show or switch reasoning",
-    lambda _, text: completion.starting_with(text, ("on", "off", "default", "show", "line")),
-)
-def think(chat: Chat, argument: str) -> None:
-    """Show the reasoning of the last answer. on, off: have the model reason before it answers, or not.
-
-    show, line: show the reasoning of the next answers, or one line that says how long it is.
-    """
-    if argument in ("show", "line"):
-        _set(chat, "thoughts", argument)
-    elif argument:
-        _set(chat, "think", argument)
-        model = chat.session.model
-        if not model.has_thinking_switch:
-            chat.note(f"(the chat template of {model.name} has no switch for reasoning: nothing changes)")
-    else:
-        chat.screen.text(chat.session.last_answer().thinking or "(there is no reasoning)")
 
 
 @_for_settings("set SETTING VALUE", "Change any setting", completion.settings)
@@ -271,6 +251,27 @@ def copy(chat: Chat, _: str) -> None:
     text = chat.session.last_answer().content
     chat.screen.copy(text)
     chat.note(f"(copied {counted(len(text), 'character')}, if your terminal supports OSC 52)")
+
+
+@_for_answers(
+    "think [on|off|show|line]",
+    "Show or switch reasoning",
+    lambda _, text: completion.starting_with(text, ("on", "off", "default", "show", "line")),
+)
+def think(chat: Chat, argument: str) -> None:
+    """Show the reasoning of the last answer. on, off: have the model reason before it answers, or not.
+
+    show, line: show the reasoning of the next answers, or one line that says how long it is.
+    """
+    if argument in ("show", "line"):
+        _set(chat, "thoughts", argument)
+    elif argument:
+        _set(chat, "think", argument)
+        model = chat.session.model
+        if not model.has_thinking_switch:
+            chat.note(f"(the chat template of {model.name} has no switch for reasoning: nothing changes)")
+    else:
+        chat.screen.text(chat.session.last_answer().thinking or "(there is no reasoning)")
 
 
 @_for_chats("clear", "Begin a new conversation")

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.cells import cell_len
 from rich.text import Text
 
-from mink_local.chat.options import DEFAULT, SETTINGS, Setting
+from mink_local.chat.options import DEFAULT, MIN_K, SETTINGS, Setting
 from mink_local.chat.screen import Screen, one_line
 from mink_local.chat.settings import Settings
 from mink_local.chat.store import Conversation
@@ -89,8 +89,8 @@ def _value(setting: Setting, settings: Settings, model: Model) -> str:
             return str(model.n_ctx)
         if setting.key == "threads":
             return str(n_cores())
-        if setting.key == "tau":
-            return f"{sampler.tau:g}" if isinstance(sampler, MinK) else f"not used by {sampler.name}"
+        if setting.key in MIN_K and not isinstance(sampler, MinK):
+            return f"not used by {sampler.name}"
         if setting.key == "think" and not model.has_thinking_switch:
             return "no switch"
     return settings.shown(setting)

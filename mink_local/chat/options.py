@@ -28,6 +28,7 @@ from mink_local.models.options import (
 )
 
 COMMAND_LINE, DEFAULT = "command line", "default"  # two of the sources of values
+MIN_K = ("tau", "floor")  # the settings that are options of Min-k
 CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints` are made from
 
 
@@ -159,6 +160,14 @@ SETTINGS: tuple[Setting, ...] = (
         metavar="TAU",
         unset="3",
         help="Min-k keeps at least TAU / (largest - smallest logit) candidates; 0 switches that off.",
+    ),
+    _sampling(
+        "--floor",
+        type=FiniteFloat(min=0),
+        metavar="NATS",
+        unset="0",
+        help="Min-k also keeps the tokens whose logit is at most NATS below the largest, for more "
+        "candidates. With 1 these have at least 37% of the largest probability.",
     ),
     _sampling(
         "--seed",

@@ -3,13 +3,14 @@
 The samplers are imported where they are needed: that takes longer than all else before the first input line.
 """
 
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mink_local.chat.options import COMMAND_LINE, CONSTRAINTS, SETTINGS, FileText, Setting
+from mink_local.chat.options import COMMAND_LINE, CONSTRAINTS, MIN_K, SETTINGS, FileText, Setting
 
 if TYPE_CHECKING:
     from mink_local.llama.constraints import Constraints
@@ -53,26 +54,31 @@ class Settings:
         else:
             parts: Any = text.split() if setting.multiple else text
             other.put(name, setting.process_value(self.context, parts), SET_HERE)
-            if name == "sampler" and "tau=" in text:  # which the tau that was set before must not replace
-                other.put("tau", None, SET_HERE)
-        other.check(tau_is_new=name == "tau")
+            for option in MIN_K if name == "sampler" else ():
+                if f"{option}=" in text:  # which the one that was set before must not replace
+                    other.put(option, None, SET_HERE)
+        other.check(is_new=lambda option: option == name)
         return other
 
-    def check(self, tau_is_new: bool) -> None:
-        """Raise click.UsageError if settings do not suit each other or their text is not valid."""
+    def check(self, is_new: Callable[[str], bool]) -> None:
+        """Raise click.UsageError if settings do not suit each other or their text is not valid.
+
+        A new option of Min-k does not suit another sampler; one that was there before is not used.
+        """
         name = self["sampler"].name if self["sampler"] else "min-k"
-        if tau_is_new and self["tau"] is not None and name != "min-k":
-            raise click.UsageError(f"tau is an option of min-k, not of {name}.")
+        for option in MIN_K:
+            if is_new(option) and self[option] is not None and name != "min-k":
+                raise click.UsageError(f"{option} is an option of min-k, not of {name}.")
         _ = self.constraints
 
     @property
     def sampler(self) -> "Sampler":
-        """The sampler, with --tau applied."""
+        """The sampler, with --tau and --floor applied."""
         from mink_local.samplers import MinK
 
         sampler: Sampler = self["sampler"] or MinK()
-        if self["tau"] is not None and isinstance(sampler, MinK):
-            return replace(sampler, tau=self["tau"])
+        if isinstance(sampler, MinK):
+            return replace(sampler, **{name: self[name] for name in MIN_K if self[name] is not None})
         return sampler
 
     @property
@@ -101,8 +107,8 @@ class Settings:
         value = self[setting.name]
         if setting.name == "sampler":
             return str(self.sampler)
-        if setting.name == "tau" and isinstance(self.sampler, MinK):
-            return f"{self.sampler.tau:g}"
+        if setting.name in MIN_K and isinstance(self.sampler, MinK):
+            return f"{getattr(self.sampler, setting.name):g}"
         if value is None or value == ():
             return setting.unset
         if isinstance(value, FileText):

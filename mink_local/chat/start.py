@@ -36,7 +36,7 @@ def start(
 ) -> None:
     """Run the program with the options of the command; `prompt` is None for a chat."""
     settings = Settings(ctx)
-    settings.check(tau_is_new=settings.given("tau"))
+    settings.check(is_new=settings.given)
     screen = Screen(settings["plain"], settings["thoughts"])
     conversation = None
     if continued or resume:

@@ -206,6 +206,7 @@ class SamplingFields(Fields, frozen=True):
     samplers: Annotated[list[Name], Meta(max_length=MAX_SAMPLERS)] | None = None
     min_k: bool | None = None
     min_k_tau: float | None = None
+    min_k_floor: float | None = None
     top_k: int | None = None
     top_p: Probability | None = None
     min_p: Probability | None = None

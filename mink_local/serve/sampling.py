@@ -79,7 +79,7 @@ def _texts(stop: str | list[str] | None) -> tuple[str, ...]:
 
 # How each method is made of the request's fields; a field that is absent has the method's own default.
 _METHODS: Mapping[str, Callable[[SamplingFields, Order], Sampler]] = {
-    "min_k": lambda request, _: MinK(**_given(tau=request.min_k_tau)),
+    "min_k": lambda request, _: MinK(**_given(tau=request.min_k_tau, floor=request.min_k_floor)),
     "top_k": lambda request, _: TopK(**_given(k=request.top_k)),
     "top_p": lambda request, order: TopP(**_given(p=request.top_p), order=order),
     "min_p": lambda request, order: MinP(**_given(p=request.min_p), order=order),
@@ -143,8 +143,9 @@ def _method(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, li
 
 def _asked(request: SamplingFields) -> list[str]:
     """Return the fields that switch a method on."""
-    tau = request.min_k_tau
-    asks_min_k = request.min_k or (request.min_k is None and tau is not None and tau >= 0)
+    tau, floor = request.min_k_tau, request.min_k_floor
+    has_option = (tau is not None and tau >= 0) or (floor is not None and floor > 0)
+    asks_min_k = request.min_k or (request.min_k is None and has_option)
     values = {name: getattr(request, name) for name in _NEUTRAL}
     others = [name for name, value in values.items() if value is not None and not _NEUTRAL[name](value)]
     return ["min_k"] * bool(asks_min_k) + others

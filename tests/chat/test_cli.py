@@ -25,6 +25,8 @@ def test_version(mink_chat: MinkChat) -> None:
         (["--temp", "hot"], 2, "'hot' is not a valid number"),
         (["--tau", "-1"], 2, "-1.0 is not in the range x>=0"),
         (["--tau", "1", "--sampler", "greedy"], 2, "tau is an option of min-k, not of greedy"),
+        (["--floor", "nan"], 2, "nan is not a finite number"),
+        (["--floor", "1", "--sampler", "greedy"], 2, "floor is an option of min-k, not of greedy"),
         (["--sampler", "max-k"], 2, "unknown sampler 'max-k': the samplers are min-k"),
         (["--max-tokens", "0"], 2, "0 is not in the range x>=1"),
         (["--seed", "-1"], 2, "-1 is not in the range"),

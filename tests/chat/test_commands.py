@@ -23,6 +23,8 @@ def test_settings(typist: Begin) -> None:
     say = typist().say
     assert "(temp is 5, set in this chat)" in say("/temp 5")
     assert "(tau is 2, set in this chat)" in say("/tau 2")
+    assert "(floor is 0, default)" in say("/floor")
+    assert "-1.0 is not in the range x>=0" in say("/floor -1")
     assert "'hot' is not a valid number" in say("/temp hot")
     assert "there is no setting 'parrot'; /show lists them" in say("/set parrot 1")
     assert "there is no setting 'max-token'; did you mean max-tokens?" in say("/set max-token 1")
@@ -30,6 +32,7 @@ def test_settings(typist: Begin) -> None:
     assert "usage: /set SETTING VALUE" in say("/set")
     assert "(sampler is min-p:p=0.2,order=temperature-first, set in this chat)" in say("/sampler min-p:p=0.2")
     assert "(tau is an option of min-k, not of min-p" in say("/tau 1")
+    assert "(floor is an option of min-k, not of min-p" in say("/floor 1")
     assert "(sampler is min-k:tau=2, default)" in say("/set sampler default")
     assert "keys can only be set at the start: --keys, MINK_KEYS" in say("/set keys vi")
     assert "has no switch for reasoning" in say("/think off")
@@ -48,6 +51,7 @@ def test_show_begins_with_what_was_changed(typist: Begin) -> None:
     for value in (
         "sampler +min-k:tau=3",
         "tau +3",
+        "floor +0",
         "seed +random",
         "repeat-penalty +1",
         "ctx +1024",
@@ -59,6 +63,7 @@ def test_show_begins_with_what_was_changed(typist: Begin) -> None:
     assert re.search(r"max-tokens 8\n+\(command line\) The longest answer", say("/show max-tokens"))
     assert " ".join(say("/show system").split()).count("Be brief.") == 30
     assert re.search(r"tau +not used by greedy", say("/sampler greedy", "/show tau"))
+    assert re.search(r"floor +not used by greedy", say("/show floor"))
     assert "there is no setting 'parrot'" in say("/show parrot")
 
 
@@ -316,6 +321,22 @@ def test_the_last_tau_counts(typist: Begin) -> None:
     assert "(tau is 1, " in say("/tau")
     assert "(tau is 2, set in this chat)" in say("/tau 2")
     assert "(sampler is min-k:tau=2, " in say("/sampler")
+
+
+def test_a_floor_gives_more_candidates(typist: Begin) -> None:
+    typed = typist("--temp", "5", "--floor", "0", "--seed", "1", "-n", "12")
+
+    def total() -> int:
+        return sum(AnswerSteps(typed.chat.session, typed.chat.session.last_answer()).k)
+
+    typed.say("Tell me a story.")
+    before = total()
+    assert "(floor is 7, set in this chat)" in typed.say("/floor 7")
+    assert "(sampler is min-k:tau=3,floor=7, set in this chat)" in typed.say("/sampler min-k")
+    typed.say("/regen")
+    assert total() > 10 * before
+    assert "(floor is 2, " in typed.say("/sampler min-k:floor=2", "/floor")
+    assert "(sampler is min-k:tau=3, " in typed.say("/floor 0", "/sampler")
 
 
 def test_words_that_are_no_commands(typist: Begin) -> None:

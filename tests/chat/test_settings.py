@@ -81,8 +81,12 @@ def test_values_that_settings_refuse_and_take() -> None:
     assert changed.changed(BY_KEY["logit-bias"], "default").constraints is None
 
 
-def test_a_sampler_is_shown_with_its_tau() -> None:
+def test_a_sampler_is_shown_with_its_tau_and_floor() -> None:
     changed = settings("--sampler", "min-k:tau=1").changed(BY_KEY["tau"], "5")
+    assert changed.shown(BY_KEY["sampler"]) == "min-k:tau=5"
+    changed = changed.changed(BY_KEY["floor"], "1.5")
+    assert changed.shown(BY_KEY["sampler"]) == "min-k:tau=5,floor=1.5"
+    changed = changed.changed(BY_KEY["floor"], "0")
     assert changed.shown(BY_KEY["sampler"]) == "min-k:tau=5"
 
 
@@ -127,11 +131,11 @@ def test_bad_variables_are_named(mink_chat: MinkChat, monkeypatch: pytest.Monkey
     assert "-1.0 is not in the range x>=0. (in MINK_TAU)" in mink_chat("-p", "Hi").err
 
 
-def test_tau_from_the_file_is_for_min_k_only() -> None:
-    write_config("[chat]\ntau = 1\n")
-    assert settings().sampler == MinK(tau=1.0)
+def test_tau_and_floor_from_the_file_are_for_min_k_only() -> None:
+    write_config("[chat]\ntau = 1\nfloor = 2\n")
+    assert settings().sampler == MinK(tau=1.0, floor=2.0)
     greedy = settings("--sampler", "greedy")
-    greedy.check(tau_is_new=greedy.given("tau"))
+    greedy.check(is_new=greedy.given)
     assert greedy.sampler == Greedy()
 
 

@@ -44,7 +44,7 @@ def test_models_that_are_here_are_listed(scripted: str) -> None:
 
 def test_options_are_listed() -> None:
     text = ask("models", "--options", "-m", MODEL)
-    names = ["temperature", "sampler", "tau", "max_tokens", "seed", "stop", "think", "n_ctx"]
+    names = ["temperature", "sampler", "tau", "floor", "max_tokens", "seed", "stop", "think", "n_ctx"]
     assert [name for name in names if f"\n    {name}: " not in text] == []
 
 
@@ -134,12 +134,14 @@ def test_temperature_sampler_and_seed() -> None:
     assert ask("-m", MODEL, *arguments, "-o", "seed", "4", "Hello") not in texts
 
 
-def test_min_k_is_the_default_and_tau_its_option() -> None:
+def test_min_k_is_the_default_and_has_two_options() -> None:
     arguments = ("-m", MODEL, "-o", "temperature", "5", "-o", "max_tokens", "4", "-o", "seed", "1", "Hello")
     ask(*arguments)
     assert max(logged()[0]["response_json"]["k"]) < 40
     ask(*arguments, "-o", "tau", "5000")
     assert min(logged()[0]["response_json"]["k"]) >= 5000 // 60
+    ask(*arguments, "-o", "floor", "1e30")
+    assert min(logged()[0]["response_json"]["k"]) > 49_000
 
 
 def test_usage_is_logged(smollm2: Model) -> None:
@@ -233,6 +235,8 @@ def test_an_answer_that_is_not_read_on_is_ended() -> None:
         (("-o", "temperature", "nan"), "Input should be a finite number"),
         (("-o", "sampler", "min-q"), "unknown sampler 'min-q': the samplers are min-k, "),
         (("-o", "sampler", "top-p", "-o", "tau", "3"), "tau is an option of min-k, not of top-p"),
+        (("-o", "sampler", "top-p", "-o", "floor", "1"), "floor is an option of min-k, not of top-p"),
+        (("-o", "floor", "-1"), "Input should be greater than or equal to 0"),
         (("-o", "max_tokens", "0"), "Input should be greater than or equal to 1"),
         (("-o", "min_p", "0.1"), "Extra inputs are not permitted"),
         (("-o", "n_ctx", "1024"), "the prompt is "),

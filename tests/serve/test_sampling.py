@@ -32,7 +32,7 @@ def asked(**fields: Any) -> SamplingParams:
 
 NEUTRAL = {
     "top_p": 1, "top_k": 0, "min_p": 0, "typical_p": 1, "top_n_sigma": -1, "mirostat": 0, "min_k": False,
-    "xtc_probability": 0, "dynatemp_range": 0, "adaptive_target": -1, "min_k_tau": -1,
+    "xtc_probability": 0, "dynatemp_range": 0, "adaptive_target": -1, "min_k_tau": -1, "min_k_floor": 0,
     "frequency_penalty": 0, "presence_penalty": 0, "repeat_penalty": 1, "repeat_last_n": 128,
     "dry_multiplier": 0, "dry_base": 2, "logit_bias": {}, "stop": "", "seed": -1, "min_tokens": 0,
     "max_tokens": -1, "grammar": "",
@@ -64,6 +64,10 @@ def test_all_neutral_values_together_ask_for_nothing() -> None:
         ({"min_k": True, "min_k_tau": 0}, MinK(tau=0.0)),
         ({"min_k_tau": 1}, MinK(tau=1.0)),
         ({"min_k_tau": -1}, MinK(tau=2.0)),
+        ({"min_k_floor": 1.5}, MinK(floor=1.5)),
+        ({"min_k_tau": 1, "min_k_floor": 0}, MinK(tau=1.0)),
+        ({"samplers": ["min-k"], "min_k_floor": 4}, MinK(floor=4.0)),
+        ({"sampler": "min-k:floor=1"}, MinK(floor=1.0)),
         ({"sampler": "p-less"}, PLess()),
         ({"sampler": "min-k:tau=0.5"}, MinK(tau=0.5)),
         ({"samplers": ["min_k", "temperature"]}, MinK()),
@@ -96,6 +100,8 @@ def test_one_cut_is_the_method(fields: dict[str, Any], sampler: Any) -> None:
         ({"sampler": "min-q"}, "sampler", "unknown sampler 'min-q'"),
         ({"sampler": "min-k:tau=-1"}, "sampler", "tau must be a finite number"),
         ({"min_k": True, "min_k_tau": -1}, "min_k", "tau must be a finite number"),
+        ({"min_k": True, "min_k_floor": -1}, "min_k", "floor must be a finite number"),
+        ({"min_k_floor": 1, "top_p": 0.9, "min_p": 0}, "top_p", "min_k and top_p each cut the candidates"),
         ({"top_k": 2**31}, "top_k", "k must be a whole number"),
         ({"repeat_penalty": 0}, "repeat_penalty", "repeat_penalty must be"),
         ({"max_tokens": 0}, "max_tokens", "max_tokens must be at least 1"),

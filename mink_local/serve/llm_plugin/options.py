@@ -1,7 +1,7 @@
 """Options of a prompt: `llm -m mink/NAME -o temperature 5 -o sampler min-k:tau=3`."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import llm
 from pydantic import Field, ValidationInfo, field_validator
@@ -25,6 +25,12 @@ class PromptOptions(llm.Model.Options):
         allow_inf_nan=False,
         description="Min-k keeps at least tau / (range of the logits).",
     )
+    floor: float | None = Field(
+        None,
+        ge=0,
+        allow_inf_nan=False,
+        description="Min-k also keeps the tokens whose logit is at most floor below the largest.",
+    )
     max_tokens: int | None = Field(None, ge=1, description="Most tokens of the answer.")
     seed: int | None = Field(None, ge=0, description="The same seed gives the same answer.")
     stop: str | list[str] | None = Field(None, description="A text that ends the answer, or a list of them.")
@@ -36,28 +42,29 @@ class PromptOptions(llm.Model.Options):
     @field_validator("sampler")
     @classmethod
     def _check_sampler(cls, sampler: str | None) -> str | None:
-        _parsed(sampler, None)
+        _parsed(sampler)
         return sampler
 
-    @field_validator("tau")
+    @field_validator("tau", "floor")
     @classmethod
-    def _check_tau(cls, tau: float | None, info: ValidationInfo) -> float | None:
-        _parsed(info.data.get("sampler"), tau)
-        return tau
+    def _check_option(cls, value: float | None, info: ValidationInfo) -> float | None:
+        _parsed(info.data.get("sampler"), **{str(info.field_name): value})
+        return value
 
     def parsed_sampler(self) -> "Sampler | None":
-        """Return the sampler that `sampler` and `tau` ask for, or None."""
-        return _parsed(self.sampler, self.tau)
+        """Return the sampler that `sampler`, `tau` and `floor` ask for, or None."""
+        return _parsed(self.sampler, tau=self.tau, floor=self.floor)
 
 
-def _parsed(sampler: str | None, tau: float | None) -> "Sampler | None":
-    if sampler is None and tau is None:
+def _parsed(sampler: str | None, **options: float | None) -> "Sampler | None":
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if sampler is None and not given:
         return None
     from mink_local.samplers import MinK, parse  # takes a third of a second
 
     parsed = parse(sampler or MinK.name)
-    if tau is None:
+    if not given:
         return parsed
     if not isinstance(parsed, MinK):
-        raise ValueError(f"tau is an option of min-k, not of {parsed.name}")
-    return replace(parsed, tau=tau)
+        raise ValueError(f"{next(iter(given))} is an option of min-k, not of {parsed.name}")
+    return replace(parsed, **given)
