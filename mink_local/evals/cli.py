@@ -308,28 +308,23 @@ class AgainstType(SamplerType):
 @cli.command("report")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option(
-    "--rescore",
-    "again",
-    is_flag=True,
-    help="Score the stored responses again with this version's tasks. The records do not change.",
-)
-@click.option(
     "--against",
     type=AgainstType(),
     metavar="SAMPLER|model=NAME|temp=T",
     help="The sampler to compare the others with, or model=NAME or temp=T to compare the other models or "
     "temperatures with, by the same method.  [default: min-k]",
 )
-def report_command(folder: Path, again: bool, against: str | None) -> None:
+def report_command(folder: Path, against: str | None) -> None:
     """Report on the run in DIR, which may still be going on.
 
     Prints tables and writes to DIR/report: report.html with tables, pictures and a browser of all
-    responses, report.md, table.csv, and the pictures as SVG.
+    responses, report.md, table.csv, and the pictures as SVG. All responses are judged by this version's
+    tasks, and the recorded verdicts that differ are counted; the records do not change.
     """
     try:
         from mink_local.evals.report.write import write_report
 
-        write_report(folder, against, again)
+        write_report(folder, against)
     except ModuleNotFoundError as error:
         library = str(error.name).partition(".")[0]
         raise click.UsageError(

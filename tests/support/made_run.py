@@ -8,6 +8,7 @@ import json
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def _record(
         "repeat": repeat,
         "question_id": question["question_id"],
         "seed": rng.randint(0, 2**31),
-        "prompt_sha256": "0" * 64,
+        "prompt_sha256": sha256(question["prompt"].encode()).hexdigest(),
         "prompt_tokens": 60,
         "response": response,
         "n_tokens": len(k),

@@ -1,18 +1,22 @@
 """The questions and responses that a run left in its folder, however the run ended."""
 
+import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mink_local.errors import ReportError, RunError
-from mink_local.evals.run.folder import MANIFEST
+from mink_local.evals.report.format import count
+from mink_local.evals.report.settings import RunSettings
+from mink_local.evals.run.folder import MANIFEST, RECORDS
 from mink_local.evals.run.records import (
     QUESTIONS,
     Complaint,
     RecordedQuestion,
     Response,
+    as_run_error,
     read_lines,
     record_files,
 )
@@ -26,48 +30,79 @@ class RecordedRun:
     """The questions and responses of a run, and what they were made with.
 
     `made_with` has the values of the manifest by the path of their keys, such as "versions mink-local";
-    `problems` has a sentence for every line that was left out, with its file and number.
+    `problems` has a sentence for every line that was left out, with its file and number, and `remarks` has
+    those on what else the reader must know.
     """
 
     questions: dict[tuple[str, str], Question] = field(default_factory=dict)
     responses: list[Response] = field(default_factory=list)
     made_with: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
 
 def read_run(folder: Path) -> RecordedRun:
-    """Return the questions and responses in a folder, without the lines that cannot be read.
+    """Return the questions and responses in a folder, without the lines that cannot be used.
 
-    If two responses have the same key, the first counts. Raises ReportError if the folder holds no run or no
-    response, or a file cannot be read.
+    A line is left out if it cannot be read, or if its prompt, seed, model or length shows that it is of
+    another run. If two responses have the same key, the first counts. Raises ReportError if the folder holds
+    no run or no response, or a file cannot be read.
     """
     if not (folder / QUESTIONS).exists():
         raise ReportError(f"{folder} holds no {QUESTIONS}: is it the --out of a mink-eval run?")
-    run = RecordedRun(made_with=_made_with(folder / MANIFEST))
+    manifest = _manifest(folder / MANIFEST)
+    run = RecordedRun(made_with=dict(_flat(manifest)))
+    settings = RunSettings.of(manifest)
     try:
+        run.remarks += _remarks_on_questions(folder / QUESTIONS, manifest)
         for _, recorded in _readable(folder / QUESTIONS, RecordedQuestion, run.problems):
             run.questions[recorded.task, recorded.question_id] = recorded.question
         for path in record_files(folder):
-            _add_responses(run, path)
+            n_before = len(run.responses)
+            _add_responses(run, path, settings)
+            if path.name != RECORDS and len(run.responses) > n_before:
+                run.remarks.append(f"{count(len(run.responses) - n_before, 'response')} from {path.name}.")
     except RunError as error:
         raise ReportError(str(error)) from None
     if not run.responses:
-        first = f" ({run.problems[0]})" if run.problems else ""
-        raise ReportError(f"{folder} holds no responses{first}: run mink-eval run … --out {folder}")
+        if run.problems:
+            raise ReportError(f"{folder} holds no responses that can be used: {run.problems[0]}")
+        raise ReportError(
+            f"{folder} holds no responses yet: wait for the first one, or type the command mink-eval run … "
+            f"--out {folder} again if it no longer runs"
+        )
     return run
 
 
-def _add_responses(run: RecordedRun, path: Path) -> None:
+def _add_responses(run: RecordedRun, path: Path, settings: RunSettings | None) -> None:
     seen = {response.key for response in run.responses}
     for line, response in _readable(path, Response, run.problems):
+        question = run.questions.get((response.task, response.question_id))
         if response.key in seen:
             run.problems.append(f"{line}: an earlier line has its response")
-        elif (response.task, response.question_id) not in run.questions:
-            question = f"question {response.question_id} of {response.task}"
-            run.problems.append(f"{line}: {question} is not in {QUESTIONS}")
+        elif question is None:
+            name = f"question {response.question_id} of {response.task}"
+            run.problems.append(f"{line}: {name} is not in {QUESTIONS}")
+        elif response.prompt_sha256 not in ("", _sha256(question.prompt.encode("utf-8", "replace"))):
+            name = f"question {response.question_id} of {response.task}"
+            run.problems.append(f"{line}: {name} has another prompt in {QUESTIONS}")
+        elif misfit := settings and settings.misfit(response):
+            run.problems.append(f"{line}: {misfit}")
         else:
             seen.add(response.key)
             run.responses.append(response)
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _remarks_on_questions(path: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence if the file is not as the run wrote it; manifests of old runs do not tell."""
+    with as_run_error(path, "read"):
+        sha256 = _sha256(path.read_bytes())
+    if manifest.get("questions_sha256", sha256) != sha256:
+        yield f"{path.name} was changed after the run wrote it: prompts or gold answers may be others."
 
 
 def _readable(path: Path, kind: type[T], problems: list[str]) -> Iterator[tuple[str, T]]:
@@ -80,12 +115,13 @@ def _readable(path: Path, kind: type[T], problems: list[str]) -> Iterator[tuple[
             yield line, content
 
 
-def _made_with(manifest: Path) -> dict[str, str]:
-    """Return the manifest's values; none if it cannot be read, since the responses do not depend on it."""
+def _manifest(path: Path) -> Mapping[str, Any]:
+    """Return the manifest; an empty one if it cannot be read, since the report can do without."""
     try:
-        return dict(_flat(json.loads(manifest.read_bytes())))
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

@@ -16,10 +16,10 @@ CHUNK = 500  # responses to score in one go; fewer are not worth another process
 def rescore(run: RecordedRun) -> RecordedRun:
     """Return the run with the verdicts of this version's tasks. The records on disk do not change.
 
-    It scores in several processes, because an answer of MATH500 can take long. Raises TaskNotFoundError.
+    It scores in several processes, because an answer of MATH500 can take long. Responses to a task that this
+    version does not have keep their verdicts.
     """
-    names = {response.task for response in run.responses if not response.open_ended}
-    by_name = {name: recorded_task(name, run.made_with.get(f"tasks {name} rule")) for name in names}
+    by_name = tasks_of(run)
     tasks = [by_name.get(response.task) for response in run.responses]
     questions = [run.questions[r.task, r.question_id] for r in run.responses]
     workers = min(-(-len(questions) // CHUNK), os.cpu_count() or 1, 61)  # Windows takes at most 61
@@ -29,6 +29,12 @@ def rescore(run: RecordedRun) -> RecordedRun:
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
         again = pool.map(_rescore, run.responses, questions, tasks, chunksize=CHUNK)
         return replace(run, responses=list(again))
+
+
+def tasks_of(run: RecordedRun) -> dict[str, Task | None]:
+    """Return by name the tasks whose responses have verdicts; None if this version does not have a task."""
+    names = sorted({response.task for response in run.responses if not response.open_ended})
+    return {name: recorded_task(name, run.made_with.get(f"tasks {name} rule")) for name in names}
 
 
 def _rescore(response: Response, question: Question, task: Task | None) -> Response:

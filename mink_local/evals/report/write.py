@@ -1,7 +1,7 @@
 """Print the tables of a run, and write its report to DIR/report."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -9,9 +9,10 @@ from rich.console import Console
 from mink_local.errors import ReportError
 from mink_local.evals.report.document import Document, make_document
 from mink_local.evals.report.findings import findings
+from mink_local.evals.report.format import listed
 from mink_local.evals.report.page import render_page
 from mink_local.evals.report.recorded_run import RecordedRun, read_run
-from mink_local.evals.report.rescore import rescore
+from mink_local.evals.report.rescore import rescore, tasks_of
 from mink_local.evals.report.summary import SCORINGS, Summary, summarise
 from mink_local.evals.report.tables import grid_tables, repeats_to_csv, to_csv
 from mink_local.files import write_atomic
@@ -19,25 +20,25 @@ from mink_local.files import write_atomic
 PROBLEMS_SHOWN = 5
 
 
-def write_report(folder: Path, against: str | None = None, again: bool = False) -> None:
+def write_report(folder: Path, against: str | None = None) -> None:
     """Print a report's tables, and write all of it to DIR/report.
 
-    The run may still be going on. `against` is as for `summarise`; `again` scores the stored responses with
-    this version's tasks. Raises ReportError if the folder holds no run or not what is compared with, or
-    the report cannot be written; ModuleNotFoundError if a library of the extra "eval" is not installed.
+    The run may still be going on. `against` is as for `summarise`. Raises ReportError if the folder holds no
+    run or not what is compared with, or the report cannot be written; ModuleNotFoundError if a library of the
+    extra "eval" is not installed.
     """
+    console = Console()
     run = read_run(folder)
-    notes = [_left_out(run.problems)] if run.problems else []
-    if again:
+    notes = [*([_left_out(run.problems)] if run.problems else []), *run.remarks]
+    with console.status("Judging the responses …"):
         recorded, run = run, rescore(run)
-        notes.append(_rescored(recorded, run))
+    notes += _judged_again(recorded, run)
     out = folder / "report"
     summary = summarise(run, against)
     try:
         out.mkdir(exist_ok=True)  # before the plots, which take long
         for note in notes:
             print(f"mink-eval: {note}", file=sys.stderr)
-        console = Console()
         _print(console, summary)
         with console.status("Plotting …"):
             document = make_document(run, summary, notes)
@@ -55,10 +56,19 @@ def _left_out(problems: Sequence[str]) -> str:
     return f"{len(problems)} line{'s' * (len(problems) > 1)} left out: {named}."
 
 
-def _rescored(recorded: RecordedRun, run: RecordedRun) -> str:
+def _judged_again(recorded: RecordedRun, run: RecordedRun) -> Iterator[str]:
+    """Yield how many verdicts are not the recorded ones, and which tasks this version does not have."""
+    unknown = [name for name, task in tasks_of(run).items() if task is None]
+    if unknown:
+        yield f"This version does not have the task {listed(unknown)}: the recorded verdicts are shown."
     pairs = list(zip(recorded.responses, run.responses, strict=True))
-    changed = (f"{sum(getattr(a, s) != getattr(b, s) for a, b in pairs)} {s}" for s in SCORINGS)
-    return f"Scored again: {' and '.join(changed)} of {len(pairs)} verdicts differ from the recorded ones."
+    changed = {s: sum(getattr(a, s) != getattr(b, s) for a, b in pairs) for s in SCORINGS}
+    if any(changed.values()):
+        numbers = listed(f"{n} {scoring}" for scoring, n in changed.items())
+        yield (
+            f"{numbers} of {len(pairs)} recorded verdicts differ from those of this version, which are "
+            "shown: another version of mink-eval gave them, or they were edited."
+        )
 
 
 def _print(console: Console, summary: Summary) -> None:

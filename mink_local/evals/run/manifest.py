@@ -92,8 +92,10 @@ class Manifest:
         for item in (RecordedQuestion.of(task, q) for task, some in questions.items() for q in some):
             if known.setdefault((item.task, item.question_id), item) != item:
                 self._refuse([f"question {item.question_id} of {item.task} has another text or answer"])
+        lines = b"".join(map(to_line, known.values()))
+        self._content["questions_sha256"] = hashlib.sha256(lines).hexdigest()
         if len(known) > n_before:
-            self._folder.write(QUESTIONS, b"".join(map(to_line, known.values())))
+            self._folder.write(QUESTIONS, lines)
 
     def _read(self) -> dict[str, Any] | None:
         path = self._folder.folder / MANIFEST

@@ -46,7 +46,12 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines = [json.loads(line) for line in path.read_bytes().splitlines()]
         for line in lines:
             if line["question_id"] == "3":
-                line |= {"prompt": HOSTILE, "gold": HOSTILE, "response": f"{HOSTILE} \u2028 needle"}
+                line |= {
+                    "prompt": HOSTILE,
+                    "gold": HOSTILE,
+                    "response": f"{HOSTILE} \u2028 needle",
+                    "prompt_sha256": "",
+                }
                 line["strict"] = line["flexible"] = {"answer": HOSTILE, "correct": True}
             if line["question_id"] == "4" and "response" in line:
                 line["response"] += "\ud800"  # Chromium shows it, but its --dump-dom falls over

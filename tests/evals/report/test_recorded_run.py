@@ -1,5 +1,6 @@
 """Reading a run's folder: what is in it, and what is left out and named."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ import pytest
 
 from mink_local.errors import ReportError
 from mink_local.evals.report.recorded_run import read_run
-from tests.support.made_run import records, write_run
+from mink_local.evals.run.grid import seed_of
+from tests.support.made_run import change, records, write_run
 
 
 @pytest.fixture
@@ -81,11 +83,68 @@ def test_lines_that_are_not_records_are_named(folder: Path) -> None:
     ]
 
 
-def test_records_may_be_in_several_files(folder: Path) -> None:
-    lines = (folder / "records.jsonl").read_bytes().splitlines(keepends=True)
-    (folder / "records.jsonl").write_bytes(b"".join(lines[:5]))
-    (folder / "worker-2.jsonl").write_bytes(b"".join(lines[5:]))
-    assert len(read_run(folder).responses) == len(lines)
+@pytest.fixture
+def described(folder: Path) -> Path:
+    """A run whose manifest says what all its responses have in common."""
+    manifest = {
+        "seed": 7,
+        "models": {"tiny-model": {}},
+        "tasks": {"gsm8k": {"max_tokens": 100}},
+        "sessions": [{"n_ctx_seq": 512}, {"n_ctx_seq": 256}],
+        "questions_sha256": hashlib.sha256((folder / "questions.jsonl").read_bytes()).hexdigest(),
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+
+    def fit(r: dict[str, Any]) -> None:
+        r.update(seed=seed_of(7, "gsm8k", r["question_id"], r["repeat"]), finish_reason="stop")
+
+    return change(folder, fit)
+
+
+def test_records_may_be_in_several_files_and_those_are_named(described: Path) -> None:
+    lines = (described / "records.jsonl").read_bytes().splitlines(keepends=True)
+    assert read_run(described).remarks == []
+    (described / "records.jsonl").write_bytes(b"".join(lines[:5]))
+    (described / "worker-2.jsonl").write_bytes(b"".join(lines[5:]))
+    run = read_run(described)
+    assert len(run.responses) == len(lines)
+    assert run.remarks == [f"{len(lines) - 5} responses from worker-2.jsonl."]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"seed": 5}, "of a run with another --seed than 7"),
+        ({"n_tokens": 101}, "of a run with another --max-tokens than 100"),
+        ({"finish_reason": "length", "n_tokens": 64}, "of a run with another --max-tokens than 100"),
+        ({"model": "other-model"}, "model other-model is not in manifest.json"),
+        ({"prompt_sha256": "ab"}, "question 0 of gsm8k has another prompt in questions.jsonl"),
+        ({"finish_reason": "length", "n_tokens": 100}, None),
+        ({"finish_reason": "length", "n_tokens": 64, "prompt_tokens": 192}, None),  # the context was full
+        ({"seed": 0, "prompt_sha256": ""}, None),  # as if the record had none
+    ],
+)
+def test_responses_of_another_run_are_left_out(
+    described: Path, changes: dict[str, Any], problem: str | None
+) -> None:
+    first, *others = records(described)
+    (described / "records.jsonl").write_text("".join(json.dumps(r) + "\n" for r in others), encoding="utf-8")
+    (described / "other.jsonl").write_text(json.dumps(first | changes) + "\n", encoding="utf-8")
+    run = read_run(described)
+    assert run.problems == ([f"other.jsonl, line 1: {problem}"] if problem else [])
+    assert run.remarks == ([] if problem else ["1 response from other.jsonl."])
+    (described / "manifest.json").unlink()  # without it, no more is known than the prompt
+    assert len(read_run(described).problems) == ("prompt_sha256" in changes and bool(problem))
+
+
+def test_edited_questions_are_remarked(described: Path) -> None:
+    path = described / "questions.jsonl"
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    lines[1]["gold"] = "99999"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert read_run(described).remarks == [
+        "questions.jsonl was changed after the run wrote it: prompts or gold answers may be others."
+    ]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
@@ -93,10 +152,12 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path)
     write_run(tmp_path, n_questions=1)
     (tmp_path / "records.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(ReportError, match="holds no responses: run mink-eval run"):
+    with pytest.raises(ReportError, match="holds no responses yet: wait for the first one, or type"):
         read_run(tmp_path)
     (tmp_path / "records.jsonl").write_text('{"response": 1}\n', encoding="utf-8")
-    with pytest.raises(ReportError, match=r'holds no responses \(records\.jsonl, line 1: no "model"\)'):
+    with pytest.raises(
+        ReportError, match=r'holds no responses that can be used: records\.jsonl, line 1: no "model"'
+    ):
         read_run(tmp_path)
     (tmp_path / "records.jsonl").unlink()
     (tmp_path / "questions.jsonl").unlink()

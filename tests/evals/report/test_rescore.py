@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mink_local.errors import TaskNotFoundError
 from mink_local.evals.report import rescore as module
 from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.report.rescore import rescore
+from mink_local.evals.tasks import Verdict
 from tests.support.made_run import change, write_run
 
 
@@ -32,8 +32,10 @@ def test_stored_responses_are_scored_again(
     assert (tmp_path / "records.jsonl").read_bytes() == before
 
 
-def test_an_unknown_task_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_task_keeps_its_verdicts(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path, tasks=("gsm8k",), n_questions=1))
-    run.responses = [replace(run.responses[0], task="gsm9k")]
-    with pytest.raises(TaskNotFoundError, match="gsm9k"):
-        rescore(run)
+    known = run.responses[0]
+    unknown = replace(known, task="gsm9k", strict=Verdict("nonsense", correct=True))
+    run.questions["gsm9k", known.question_id] = run.questions["gsm8k", known.question_id]
+    run.responses = [known, unknown]
+    assert rescore(run).responses == [known, unknown]

@@ -62,7 +62,7 @@ def test_a_report_opens_with_the_picture_then_words_then_the_table(
     tmp_path: Path, tasks: tuple[str, ...], first: str
 ) -> None:
     write_run(tmp_path, **SMALL | {"tasks": tasks, "n_questions": 10})
-    silent = {"strict": {"answer": None, "correct": False}} if first == "flexible" else {}
+    silent = {"response": "The correct option is B. Result: 2"} if first == "flexible" else {}
     invoke(change(tmp_path, lambda r: r.update(silent)))
     out = tmp_path / "report"
     markdown = (out / "report.md").read_text(encoding="utf-8")
@@ -94,20 +94,29 @@ def test_the_least_that_a_run_can_be(tmp_path: Path, samplers: tuple[str, ...], 
     assert rows(tmp_path)[0]["sampler"] == samplers[0]
 
 
-def test_rescoring_says_how_many_verdicts_differ(tmp_path: Path) -> None:
+def test_verdicts_are_judged_again_and_those_that_differ_are_counted(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL)
+    assert "recorded verdicts" not in invoke(tmp_path).stderr
     recorded = {r.key: bool(r.strict and r.strict.correct) for r in read_run(tmp_path).responses}
     judge(tmp_path, lambda r: r["question_id"] == "3")
     before = (tmp_path / "records.jsonl").read_bytes()
-    again = invoke(tmp_path, "--rescore")
-    differ = re.search(r"Scored again: (\d+) strict and (\d+) flexible of 10 verdicts differ", again.stderr)
+    again = invoke(tmp_path)
+    differ = re.search(r"(\d+) strict and (\d+) flexible of 10 recorded verdicts differ", again.stderr)
     assert differ
     assert int(differ[1]) > 0
-    assert "Scored again" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert differ[0] in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     assert (tmp_path / "records.jsonl").read_bytes() == before
     [row] = [r for r in rows(tmp_path) if (r["sampler"], r["scoring"]) == (SIGMA, "strict")]
     right = [correct for key, correct in recorded.items() if key.sampler == SIGMA]
     assert float(row["accuracy"]) == pytest.approx(sum(right) / len(right))
+
+
+def test_a_task_that_this_version_does_not_have_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path, **SMALL)
+    for path in (tmp_path / "records.jsonl", tmp_path / "questions.jsonl"):
+        path.write_text(path.read_text(encoding="utf-8").replace('"gsm8k"', '"gsm9k"'), encoding="utf-8")
+    said = invoke(tmp_path).stderr
+    assert "This version does not have the task gsm9k: the recorded verdicts are shown." in said
 
 
 def test_lines_left_out_are_named(tmp_path: Path) -> None:
@@ -152,7 +161,7 @@ def test_wrong_use_is_refused_in_a_sentence(
     (tmp_path / "report" / "report.md").mkdir(parents=True)
     assert f"cannot be written to {tmp_path / 'report'}" in fail(1, tmp_path)
     (tmp_path / "records.jsonl").write_text(json.dumps({"response": 1}) + "\n", encoding="utf-8")
-    assert 'holds no responses (records.jsonl, line 1: no "model")' in fail(1, tmp_path)
+    assert 'holds no responses that can be used: records.jsonl, line 1: no "model"' in fail(1, tmp_path)
 
 
 def test_a_missing_library_is_named(tmp_path: Path) -> None:
@@ -170,8 +179,9 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
 def test_open_ended_responses_have_no_accuracy(tmp_path: Path) -> None:
     """Beside a task with verdicts, and alone."""
     write_run(tmp_path, **SMALL | {"tasks": ("gsm8k", "essay")})
-    shown = invoke(tmp_path, "--rescore").output
+    shown = invoke(tmp_path).output
     assert "gsm8k · tiny-model · strict accuracy, %" in shown
+    assert "does not have the task" not in shown
     assert "essay · tiny-model · mean tokens; cut off" in shown
     assert "essay · tiny-model · strict accuracy, %" not in shown
     assert "essay with tiny-model: 5 questions, 1 response each" in shown.replace("\n", " ")

@@ -1,5 +1,6 @@
 """The manifest of a run: what is kept of its settings, and with which others it is refused."""
 
+import hashlib
 import json
 from contextlib import closing
 from dataclasses import replace
@@ -74,7 +75,9 @@ def test_more_of_everything_is_added(tmp_path: Path) -> None:
     assert set(manifest["models"]) == {"tiny", "large"}
     assert set(manifest["tasks"]) == {"gsm8k", "aqua"}
     assert manifest["sessions"][0]["n_parallel"] == 4
-    lines = [json.loads(line) for line in (tmp_path / "questions.jsonl").read_text().splitlines()]
+    written = (tmp_path / "questions.jsonl").read_bytes()
+    assert manifest["questions_sha256"] == hashlib.sha256(written).hexdigest()
+    lines = [json.loads(line) for line in written.splitlines()]
     assert [(line["task"], line["question_id"]) for line in lines] == [
         ("gsm8k", "0"), ("aqua", "0"), ("gsm8k", "1"),
     ]  # fmt: skip

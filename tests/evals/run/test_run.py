@@ -167,7 +167,7 @@ def test_a_task_from_an_own_file(tmp_path: Path, tiny_path: Path, mink_eval: Min
     assert by_task["talk"].open_ended
     tasks = json.loads((tmp_path / "run" / "manifest.json").read_text())["tasks"]
     assert {name: task["rule"] for name, task in tasks.items()} == {"mine": "number", "talk": "open"}
-    again = mink_eval("report", tmp_path / "run", "--rescore")
+    again = mink_eval("report", tmp_path / "run")
     assert again.status == 0, again.stderr
     mine.write_text('{"question": "1 + 1?", "answer": "two", "id": "sum"}\n')
     assert "the data of mine was another" in mink_eval("run", mine, *command).stderr

@@ -122,6 +122,7 @@ def test_the_file_of_gsm8k_is_read_as_gsm8k_is() -> None:
 def test_a_recorded_rule_is_found_again(write: Write) -> None:
     task, questions = read(write({"question": "3 * 6?", "answer": 18}))
     again = recorded_task(task.name, rule(task))
+    assert again
     assert flexible(again, questions[0], "It is 18. Answer: 18") == Verdict("18", True)
 
 
