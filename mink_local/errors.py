@@ -51,3 +51,7 @@ class DataError(MinkError):
 
 class ReportError(MinkError):
     """A folder holds no run to report on, or the report cannot be written."""
+
+
+class JudgeError(MinkError):
+    """A judge, or its server, cannot be asked."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mink_local.cli import AutoOrInt, FiniteFloat, run
+from mink_local.evals.judge.command import judge_command, sheet_command, votes_command
 from mink_local.models.catalog import DEFAULT_MODEL
 from mink_local.models.options import MODEL_HELP, SamplerType, gpu_layers_option, rpc_option, threads_option
 from mink_local.version import __version__
@@ -349,6 +350,11 @@ def lm_eval_command(arguments: Sequence[str]) -> None:
     from mink_local.evals.lm_eval import main as run_harness
 
     run_harness(arguments)
+
+
+cli.add_command(judge_command)
+cli.add_command(sheet_command)
+cli.add_command(votes_command)
 
 
 def main() -> None:

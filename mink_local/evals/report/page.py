@@ -26,10 +26,6 @@ def render_page(document: Document, run: RecordedRun, summary: Summary) -> str:
     script except the page's own.
     """
     style, script = ((FOLDER / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    policy = (
-        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
     environment = Environment(
         loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -40,8 +36,16 @@ def render_page(document: Document, run: RecordedRun, summary: Summary) -> str:
         image=lambda svg: f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}",
         style=Markup(style),
         script=Markup(script),
-        policy=policy,
+        policy=content_policy(style, script),
         data=base64.b64encode(pack(run, summary)).decode(),
+    )
+
+
+def content_policy(style: str, script: str) -> str:
+    """Return a Content-Security-Policy that allows this style, this script and embedded pictures only."""
+    return (
+        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
+        "base-uri 'none'; form-action 'none'"
     )
 
 

@@ -1,0 +1,245 @@
+"""Blind sheets: the page as a rater sees it, its key, and what the votes show."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import binomtest
+
+from tests.support.browser import CHROMIUM, Browser, open_browser
+from tests.support.made_run import change, write_run
+from tests.support.mink_eval import MinkEval
+
+METHODS = ("min-k:tau=3", "top-n-sigma:n=1")
+HOSTILE = "</script><script>document.title = 'hacked'</script><img src=x onerror=\"document.title='hacked'\">"
+N = 12  # questions
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run in which a response says which one it is, by a word that is not the method's name."""
+    folder = write_run(
+        tmp_path / "run",
+        tasks=("gsm8k",),
+        samplers=(*METHODS, "greedy"),
+        temperatures=(1.0, 5.0),
+        repeats=1,
+        n_questions=N,
+    )
+
+    def name(line: dict[str, Any]) -> None:
+        word = {METHODS[0]: "apple", METHODS[1]: "pear", "greedy": "plum"}[line["sampler"]]
+        line["response"] = f"{word} {line['temperature']} {HOSTILE} \u2028 {line['question_id']}"
+
+    return change(folder, name)
+
+
+def options(*methods: str) -> list[str]:
+    return [text for method in methods for text in ("--methods", method)]
+
+
+def key_of(folder: Path) -> dict[str, Any]:
+    key: dict[str, Any] = json.loads((folder / "key.json").read_text())
+    return key
+
+
+def data_of(folder: Path) -> dict[str, Any]:
+    page = (folder / "sheet.html").read_text(encoding="utf-8")
+    found = re.search(r'id="data">([^<]+)<', page)
+    assert found
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def test_a_sheet_hides_the_methods(mink_eval: MinkEval, run: Path) -> None:
+    result = mink_eval("sheet", run, *options(*METHODS), "--n", 20, "--temp", 1, "--temp", 5)
+    assert (result.status, result.stderr) == (0, "")
+    assert result.stdout.startswith("20 pairs of 24.")
+    page = (run / "sheet" / "sheet.html").read_text(encoding="utf-8")
+    for word in ("min-k", "top-n", "tau", "tiny-model", "temperature", HOSTILE, "<img", "http:", "https:"):
+        assert word not in page
+    assert page.count("<script") == 2
+    data, key = data_of(run / "sheet"), key_of(run / "sheet")
+    assert data["sheet"] == key["sheet"]
+    words = {METHODS[0]: "apple", METHODS[1]: "pear"}
+    assert [entry[0] for entry in data["pairs"]] == list(key["pairs"])
+    for name, prompt, left, right in data["pairs"]:
+        pair = key["pairs"][name]
+        assert prompt.startswith(f"Question {pair['question_id']} of gsm8k")
+        for side, text in (("left", left), ("right", right)):
+            assert text.split()[:2] == [words[pair[side]], str(pair["temperature"])]
+    pairs = key["pairs"].values()
+    assert 3 < sum(pair["left"] == METHODS[0] for pair in pairs) < 17
+    asked = Counter(pair["question_id"] for pair in pairs)
+    assert sorted(asked.values()) == [1] * 4 + [2] * 8  # as many questions as possible
+    numbers = [int(pair["question_id"]) for pair in pairs]
+    assert numbers != sorted(numbers)
+
+
+def test_a_sheet_is_the_same_again_and_not_replaced_by_another(mink_eval: MinkEval, run: Path) -> None:
+    command = ("sheet", run, *options(*METHODS), "--n", 5)
+    assert mink_eval(*command).status == 0
+    page, key = ((run / "sheet" / name).read_bytes() for name in ("sheet.html", "key.json"))
+    assert mink_eval(*command).status == 0
+    assert [(run / "sheet" / name).read_bytes() for name in ("sheet.html", "key.json")] == [page, key]
+    result = mink_eval(*command, "--seed", 1)
+    assert (result.status, len(result.stderr.splitlines())) == (1, 1)
+    assert "is the key of another sheet" in result.stderr
+    assert (run / "sheet" / "key.json").read_bytes() == key
+    assert mink_eval(*command, "--seed", 1, "--out", run / "other").status == 0
+    assert data_of(run / "other")["pairs"] != data_of(run / "sheet")["pairs"]
+
+
+def test_three_methods_and_identical_responses(mink_eval: MinkEval, run: Path) -> None:
+    change(run, lambda line: (line["temperature"] == 1 and line.update(response="the same")) or None)
+    result = mink_eval("sheet", run, *options(*METHODS, "greedy"), "--n", 500)
+    assert result.stdout.startswith("60 pairs of 60; 12 pairs of identical responses left out.")
+    both = Counter(frozenset((p["left"], p["right"])) for p in key_of(run / "sheet")["pairs"].values())
+    assert both == {
+        frozenset(METHODS): N,
+        frozenset((METHODS[0], "greedy")): 2 * N,
+        frozenset((METHODS[1], "greedy")): 2 * N,
+    }
+
+
+def write_votes(path: Path, folder: Path, rater: str, favours: str, n: int, ties: int = 0) -> Path:
+    """Write the votes of a rater who favours a method in `n` pairs, then the other, with ties at the end."""
+    key = key_of(folder)
+    votes = {}
+    for number, (name, pair) in enumerate(key["pairs"].items()):
+        side, other = ("left", "right") if pair["left"] == favours else ("right", "left")
+        votes[name] = side if number < n else other
+        if number >= len(key["pairs"]) - ties:
+            votes[name] = "tie"
+    path.write_text(json.dumps({"sheet": key["sheet"], "rater": rater, "votes": votes}))
+    return path
+
+
+def test_votes_of_one_rater(mink_eval: MinkEval, run: Path, tmp_path: Path) -> None:
+    mink_eval("sheet", run, *options(*METHODS), "--temp", 5)
+    votes = write_votes(tmp_path / "v.json", run / "sheet", "Ann", METHODS[0], n=8, ties=2)
+    result = mink_eval("votes", run, votes)
+    assert (result.status, result.stderr) == (0, "")
+    content = json.loads((run / "sheet" / "votes.json").read_text())
+    (row,) = content["rows"]
+    assert (row["first"], row["part"], row["pairs"], row["kappa"]) == (METHODS[0], "all", N, None)
+    found = row["win_rate"]
+    assert (found["wins"], found["ties"], found["losses"]) == (8, 2, 2)
+    assert found["p"] == pytest.approx(binomtest(8, 10).pvalue)
+    assert found["rate"]["value"] == 0.75
+    text = (run / "sheet" / "votes.md").read_text()
+    assert "## min-k:tau=3 against top-n-sigma:n=1, %" in text
+    assert "| all | 12 | 75.0 (" in text
+    assert "1 rater voted on 12 pairs: Ann 12." in text
+
+
+def test_votes_of_several_raters(mink_eval: MinkEval, run: Path, tmp_path: Path) -> None:
+    """κ is 1 if all agree, and p takes the votes on one prompt together."""
+    mink_eval("sheet", run, *options(*METHODS), "--temp", 5)
+    files = [
+        write_votes(tmp_path / f"{rater}.json", run / "sheet", rater, METHODS[1], n=4)
+        for rater in ("Ann", "[b]Bo|", "Cy")
+    ]
+    assert mink_eval("votes", run / "sheet", *files).status == 0
+    row = json.loads((run / "sheet" / "votes.json").read_text())["rows"][0]
+    assert (row["kappa"]["value"], row["kappa"]["n_pairs"]) == (pytest.approx(1), N)
+    found = row["win_rate"]
+    assert (found["wins"], found["losses"]) == (3 * 8, 3 * 4)
+    assert found["p"] == pytest.approx(binomtest(8, 12).pvalue)
+
+
+def test_rows_by_temperature(mink_eval: MinkEval, run: Path, tmp_path: Path) -> None:
+    mink_eval("sheet", run, *options(*METHODS))
+    assert (
+        mink_eval("votes", run, write_votes(tmp_path / "v.json", run / "sheet", "Ann", METHODS[0], 24)).status
+        == 0
+    )
+    rows = json.loads((run / "sheet" / "votes.json").read_text())["rows"]
+    assert [(row["part"], row["win_rate"]["wins"]) for row in rows[:1]] == [("all", 2 * N)]
+    parts = {row["part"]: row["win_rate"]["wins"] for row in rows[1:]}
+    assert parts == {"gsm8k · tiny-model · T = 1": N, "gsm8k · tiny-model · T = 5": N}
+
+
+def test_bad_input_is_one_sentence(mink_eval: MinkEval, run: Path, tmp_path: Path) -> None:
+    def complaint(*arguments: object) -> tuple[object, str]:
+        result = mink_eval(*arguments)
+        assert len(result.stderr.splitlines()) == 1
+        return result.status, result.stderr
+
+    missing = (
+        f"mink-eval: there is no {run / 'sheet' / 'key.json'}: write a sheet first, with mink-eval sheet\n"
+    )
+    assert complaint("votes", run, "v.json") == (1, missing)
+    assert "give --methods at least twice" in complaint("sheet", run, *options(METHODS[0]))[1]
+    assert "top-k:k=20 is not in this run" in complaint("sheet", run, *options("top-k", "greedy"))[1]
+    assert "no question in common" in complaint("sheet", run, *options(*METHODS), "--temp", 3)[1]
+    mink_eval("sheet", run, *options(*METHODS))
+    votes = write_votes(tmp_path / "v.json", run / "sheet", "Ann", METHODS[0], 3)
+    assert "two files have votes of Ann: give the later one only" in complaint("votes", run, votes, votes)[1]
+    assert "No such file" in complaint("votes", run, tmp_path / "no")[1]
+    content = json.loads(votes.read_text())
+    for change_, words in (
+        ({"sheet": "other"}, "has the votes on another sheet"),
+        ({"votes": {"123": "left"}}, "has the votes on another sheet"),
+        ({"votes": dict.fromkeys(content["votes"], "maybe")}, "is not a file of votes"),
+        ({"votes": [1]}, "is not a file of votes"),
+        ({"rater": None}, "is not a file of votes"),
+        ({"votes": {}}, "nobody has voted on a pair yet"),
+    ):
+        votes.write_text(json.dumps(content | change_))
+        status, sentence = complaint("votes", run, votes)
+        assert (status, words in sentence) == (1, True), sentence
+    (run / "sheet" / "key.json").write_text('{"pairs": 3}')
+    assert "is not the key of a sheet" in complaint("votes", run, votes)[1]
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    if not CHROMIUM:
+        pytest.skip("chromium is not installed")
+    with open_browser(tmp_path / "profile") as opened:
+        yield opened
+
+
+@pytest.mark.posix
+def test_a_rater_votes_and_saves(mink_eval: MinkEval, run: Path, tmp_path: Path, browser: Browser) -> None:
+    """By keys and by clicks; the tab is closed in the middle; the saved file is what was voted."""
+    mink_eval("sheet", run, *options(*METHODS), "--n", 5)
+    page = (run / "sheet" / "sheet.html").as_uri()
+    names = list(key_of(run / "sheet")["pairs"])
+    browser.open(page)
+    browser.press("ArrowLeft")
+    browser.press("t")
+    browser.press("n")
+    browser.click("document.querySelector('[data-vote=right]')")
+    assert browser.run("document.getElementById('place').textContent") == "Pair 5 of 5, 3 voted"
+    browser.press("p")
+    assert browser.run("document.querySelector('[aria-pressed=true]').textContent") == "B is better"
+    browser.open("about:blank")
+    browser.open(page)
+    assert browser.run("document.getElementById('place').textContent") == "Pair 3 of 5, 3 voted"
+    shown = data_of(run / "sheet")["pairs"][2]
+    assert browser.run("document.getElementById('left').textContent") == shown[2]
+    assert HOSTILE in shown[2]
+    assert browser.run("document.title") == "Which answer is better?"
+    browser.press("b")
+    browser.press("a")
+    assert "save the votes" in browser.run("document.getElementById('saved').textContent")
+    browser.click("document.querySelector('#save button')")
+    assert "Write your name" in browser.run("document.getElementById('saved').textContent")
+    browser.call("Input.insertText", text="Ann O'b")
+    browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    browser.press("Enter")
+    browser.wait("document.getElementById('saved').textContent.startsWith('Saved 5 of 5')")
+    saved = tmp_path / "votes-Ann-O-b.json"
+    while not saved.exists():
+        browser.run("new Promise((done) => setTimeout(done, 50))")
+    content = json.loads(saved.read_text())
+    assert content["rater"] == "Ann O'b"
+    assert content["votes"] == dict(zip(names, ("left", "tie", "right", "right", "left"), strict=True))
+    assert browser.complaints == []
+    assert mink_eval("votes", run, saved).status == 0
