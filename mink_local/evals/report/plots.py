@@ -6,14 +6,15 @@ compared with. Whatever colour tells apart, shape tells apart too.
 
 import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib import color_sequences, colormaps
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 from numpy.typing import NDArray
 
@@ -128,6 +129,7 @@ def diversity_figure(task: TaskResult, scoring: Scoring) -> Figure:
     Behind them are the other methods' cells and the frontier: the cells that no other beats in both.
     """
     points = _points(task.cells.values(), scoring)
+    looks = _looks(task)
     names = dict.fromkeys(m.name for m in task.methods)
     figure, axes = _panels(
         len(names), "diversity of the responses to a question: EAD, %", f"{scoring} accuracy, %"
@@ -137,14 +139,16 @@ def diversity_figure(task: TaskResult, scoring: Scoring) -> Figure:
         axis.plot(*_frontier(points).T, color=LIGHT, linewidth=1.2)
         lines = _lines(task, name)
         for line in lines:
-            _plot_trail(axis, line, scoring, near=0.08 * np.ptp(points, axis=0))
+            _plot_trail(axis, line, scoring, looks)
         axis.set_title(name)
         if len(lines) > 1:
             axis.legend(frameon=False, fontsize="small")
     axes[0].margins(0.08)
-    axes[0].set_ylim(bottom=0)
-    note = "Numbers: temperatures. Grey: all cells, and the frontier of those that no other beats in both."
-    figure.suptitle(note, **NOTE)
+    axes[0].set_ylim(0, max(1, axes[0].get_ylim()[1]))
+    shown = {cell.temperature for cell in task.cells.values() if cell.diversity and not cell.copied}
+    handles = [Line2D([], [], linestyle="", label=f"T = {t:g}", **looks[t]) for t in sorted(shown)]
+    figure.legend(handles=handles, loc="outside right center", frameon=False)
+    figure.suptitle("Grey: all cells, and the frontier of those that no other beats in both.", **NOTE)
     return figure
 
 
@@ -165,19 +169,22 @@ def _frontier(points: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([*stairs, (points[:, 0].min(), height)][::-1])
 
 
-def _plot_trail(axis: Any, line: _Line, scoring: Scoring, near: NDArray[np.float64]) -> None:
-    """Plot a line whose points have their temperatures as labels, one for points within `near` (2,)."""
+def _plot_trail(axis: Any, line: _Line, scoring: Scoring, looks: Mapping[float, Mapping[str, Any]]) -> None:
+    """Plot a line whose points have their temperatures' markers; greedy's copies are one point."""
     cells = [cell for cell in line.cells if cell.diversity]
-    points = _points(cells, scoring)
-    line.plot(axis, *points.T)
-    labels: list[tuple[NDArray[np.float64], list[str]]] = []
-    for cell, point in zip(cells, points, strict=True):
-        if not labels or (np.abs(point - labels[-1][0]) > near).any():
-            labels.append((point, []))
-        labels[-1][1].append(f"{cell.temperature:g}")
-    for point, temperatures in labels:
-        place: dict[str, Any] = {"xytext": (5, 4), "textcoords": "offset points"}
-        axis.annotate(", ".join(temperatures), point, fontsize="small", color=line.colour, **place)
+    if cells and cells[0].copied:
+        line.plot(axis, *_points(cells[:1], scoring).T)
+        return
+    replace(line, marker="").plot(axis, *_points(cells, scoring).T)
+    for cell in cells:
+        axis.plot(*_points([cell], scoring).T, linestyle="", zorder=4, **looks[cell.temperature])
+
+
+def _looks(task: TaskResult) -> dict[float, dict[str, Any]]:
+    """Return the colour and the marker of every temperature."""
+    shades = colormaps["viridis"](np.linspace(0.85, 0, len(task.temperatures)))
+    looks = zip(task.temperatures, shades, MARKERS * len(task.temperatures), strict=False)
+    return {t: {"color": shade, "marker": marker} for t, shade, marker in looks}
 
 
 def attempts_figure(task: TaskResult, scoring: Scoring) -> Figure:
@@ -217,13 +224,11 @@ def attempts_figure(task: TaskResult, scoring: Scoring) -> Figure:
 def cutoffs_figure(task: TaskResult) -> Figure:
     """Return a panel a method, a line a temperature: the share of steps with at least k candidates."""
     figure, axes = _panels(len(task.methods), "k, candidates in a step", "steps with at least k, %")
-    shades = colormaps["viridis"](np.linspace(0.85, 0, len(task.temperatures)))
-    looks = dict(zip(task.temperatures, enumerate(shades), strict=True))
+    looks = _looks(task)
     for axis, method in zip(axes, task.methods, strict=True):
         for cell in task.row(method):
             if cell.cutoffs.n_steps:
-                number, colour = looks[cell.temperature]
-                _plot_cutoffs(axis, cell, colour, MARKERS[number % len(MARKERS)])
+                _plot_cutoffs(axis, cell, looks[cell.temperature])
         axis.set_title(str(method))
         axis.legend(frameon=False, fontsize="x-small")
     axes[0].set_xscale("log")
@@ -236,12 +241,12 @@ def cutoffs_figure(task: TaskResult) -> Figure:
     return figure
 
 
-def _plot_cutoffs(axis: Any, cell: CellResult, colour: Any, marker: str) -> None:
+def _plot_cutoffs(axis: Any, cell: CellResult, look: Mapping[str, Any]) -> None:
     label = f"T = {cell.temperature:g}, k = 1 in {100 * cell.cutoffs.share(1):.0f}%"
     x = [1, *cell.cutoffs.sizes]
     y = [100, *(100 * cell.cutoffs.at_least())]
     marked = 0.25 if len(x) > 2 else None  # four markers a line, or one on its only point
-    axis.step(x, y, where="pre", color=colour, label=label, marker=marker, markevery=marked, markersize=4)
+    axis.step(x, y, where="pre", label=label, markevery=marked, markersize=4, **look)
 
 
 def _panels(n: int, x_label: str, y_label: str) -> tuple[Figure, Any]:

@@ -94,15 +94,21 @@ def test_captions_are_within_the_picture(tmp_path: Path, samplers: tuple[str, ..
         assert panel.y1 <= note.y0 < note.y1 <= figure.bbox.y1
 
 
-def test_a_point_has_diversity_and_accuracy(tmp_path: Path) -> None:
-    """Every point is labelled with its temperatures: greedy's, the same everywhere, once."""
+def test_a_point_has_diversity_accuracy_and_the_marker_of_its_temperature(tmp_path: Path) -> None:
+    """No text lies over points and lines; greedy, the same at every temperature, is one point."""
     task = make(tmp_path, samplers=("greedy", FIRST, LAST)).tasks[0]
-    axes = diversity_figure(task, "strict").axes
-    points = lines_of(axes[1])["T last"].get_xydata()
+    figure = diversity_figure(task, "strict")
+    greedy, both = figure.axes
+    line: Any = lines_of(both)["T last"]
     cells: Any = [task.cells[LAST, t] for t in (1.0, 10.0)]
-    assert points.tolist() == [[100 * c.diversity.ead, 100 * c.accuracy["strict"].value] for c in cells]
-    labels = [[text.get_text() for text in axis.texts] for axis in axes]
-    assert labels == [["1, 10"], ["1", "10", "1", "10"]]
+    wanted = [[100 * c.diversity.ead, 100 * c.accuracy["strict"].value] for c in cells]
+    assert line.get_xydata().tolist() == wanted
+    legend = {line.get_label(): line.get_marker() for line in figure.legends[0].get_lines()}
+    assert legend == {"T = 1": "o", "T = 10": "s"}
+    for point, marker in zip(wanted, legend.values(), strict=True):
+        assert marker in [line.get_marker() for line in both.lines if line.get_xydata().tolist() == [point]]
+    assert [len(line.get_xdata()) for line in lines_of(greedy).values()] == [1]
+    assert not any(axis.texts for axis in figure.axes)
 
 
 def test_attempts_are_lines_of_methods(tmp_path: Path) -> None:
