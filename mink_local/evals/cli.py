@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mink_local.cli import AutoOrInt, FiniteFloat, run
+from mink_local.evals.frontier.command import frontier_command
 from mink_local.evals.judge.command import judge_command, sheet_command, votes_command
 from mink_local.models.catalog import DEFAULT_MODEL
 from mink_local.models.options import MODEL_HELP, SamplerType, gpu_layers_option, rpc_option, threads_option
@@ -294,6 +295,9 @@ def candidates_command(
         show(Console(), loaded, step, temperatures)
         if picture:
             write_picture(loaded, step, temperatures[-1], picture)
+
+
+cli.add_command(frontier_command)
 
 
 class AgainstType(SamplerType):

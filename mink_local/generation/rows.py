@@ -42,6 +42,10 @@ class RowReader:
         """Number of sequences that are evaluated at a time."""
         return len(self._slots)
 
+    def interrupt(self) -> None:
+        """Have the rows end soon with a GenerationError; may be called from another thread."""
+        self._context.interrupted = True
+
     def __call__(self, sequences: Iterable[tuple[Sequence[int], int]]) -> Iterator[Row]:
         """Yield rows of logits, those of one sequence in order, the sequences in order of completion.
 

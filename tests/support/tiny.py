@@ -96,14 +96,16 @@ def write_model(
     scale: float = 1.0,
     n_ctx_train: int = 2048,
     shape: Shape | None = None,
+    padding: int = 0,
 ) -> Path:
     """Write a model to `path`, by default of one small layer.
 
     vocabulary: the GGUF file whose tokenizer it takes. template: a chat template, None for none, ""
-    for that of `vocabulary`. scale: of the weights of the output norm; NaN makes every logit NaN.
+    for that of `vocabulary`. scale: of the weights of the output norm; NaN makes every logit NaN. padding:
+    so many tokens more, named as llama.cpp's converter does.
     """
     shape = shape or Shape(arch)
-    tokenizer = _tokenizer(vocabulary)
+    tokenizer = _padded(_tokenizer(vocabulary), padding)
     writer = _Writer(path, shape.arch)
     writer.add_block_count(shape.layers)
     writer.add_context_length(n_ctx_train)
@@ -121,6 +123,19 @@ def write_model(
     if template:
         writer.add_chat_template(template)
     return _finish(writer, path, _tensors(shape, tokenizer.n_vocab, scale))
+
+
+def _padded(tokenizer: _Tokenizer, n: int) -> _Tokenizer:
+    names = [f"[PAD{tokenizer.n_vocab + i}]".encode() for i in range(n)]
+    more = {
+        "tokenizer.ggml.tokens": b"".join(struct.pack("<Q", len(name)) + name for name in names),
+        "tokenizer.ggml.token_type": struct.pack("<i", gguf.TokenType.UNUSED) * n,
+    }
+    entries = dict(tokenizer.entries)
+    for key in more.keys() & entries.keys():
+        count = struct.pack("<Q", tokenizer.n_vocab + n)
+        entries[key] = _Packed(entries[key][:8] + count + entries[key][16:] + more[key])
+    return _Tokenizer(entries, tokenizer.n_vocab + n, tokenizer.template)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: _Tokenizer) -> None:
