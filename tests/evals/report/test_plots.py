@@ -97,7 +97,7 @@ def test_captions_are_within_the_picture(tmp_path: Path, samplers: tuple[str, ..
 def test_a_point_has_diversity_accuracy_and_the_marker_of_its_temperature(tmp_path: Path) -> None:
     """No text lies over points and lines; greedy, the same at every temperature, is one point."""
     task = make(tmp_path, samplers=("greedy", FIRST, LAST)).tasks[0]
-    figure = diversity_figure(task, "strict")
+    figure: Any = diversity_figure(task, "strict")
     greedy, both = figure.axes
     line: Any = lines_of(both)["T last"]
     cells: Any = [task.cells[LAST, t] for t in (1.0, 10.0)]
