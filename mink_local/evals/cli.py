@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mink_local.cli import AutoOrInt, FiniteFloat, run
+from mink_local.evals.coverage.command import coverage_command
 from mink_local.evals.frontier.command import frontier_command
 from mink_local.evals.judge.command import judge_command, sheet_command, votes_command
 from mink_local.models.catalog import DEFAULT_MODEL
@@ -359,6 +360,7 @@ def lm_eval_command(arguments: Sequence[str]) -> None:
 cli.add_command(judge_command)
 cli.add_command(sheet_command)
 cli.add_command(votes_command)
+cli.add_command(coverage_command)
 
 
 def main() -> None:

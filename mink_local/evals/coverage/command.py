@@ -1,0 +1,102 @@
+"""`mink-eval coverage`: which valid answers a method gives, and how many invalid ones."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mink_local.cli import AutoOrInt, FiniteFloat
+from mink_local.models.options import SamplerType, gpu_layers_option, model_option, threads_option
+
+
+class AnyTemperature(click.FloatRange):
+    """Type of an option that is a temperature above 0; infinity is one."""
+
+    name = "number"  # in messages
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if number != number:
+            self.fail("nan is not a number.", param, ctx)
+        return number
+
+
+@click.command("coverage")
+@model_option
+@click.option(
+    "--sampler",
+    "-s",
+    "samplers",
+    multiple=True,
+    type=SamplerType(),
+    help="A method. May be given several times.  [default: min-k without and with floor, llama-default, "
+    "min-p and top-p in both orders, top-n-sigma, p-less, greedy, temperature only]",
+)
+@click.option(
+    "--temp",
+    "-t",
+    "temperatures",
+    multiple=True,
+    type=AnyTemperature(),
+    default=[0.25, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, float("inf")],
+    metavar="T|inf",
+    help="A temperature; at inf all candidates are equally probable. May be given several times.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='Own prompts, one JSON object a line: {"id": "coins", "prompt": "Name one side of a coin.", '
+    '"answers": [["heads", "obverse"], ["tails", "reverse"]]}.  [default: 60 that are bundled]',
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N prompts.")
+@click.option(
+    "--rest",
+    type=FiniteFloat(min=0, min_open=True, max=1, max_open=True),
+    default=0.01,
+    metavar="P",
+    help="Walk until at most this probability is unexplored, for every method and temperature.",
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    default=2000,
+    metavar="N",
+    help="Most nodes of the tree that are evaluated for a prompt, whatever is unexplored then.",
+)
+@click.option(
+    "--parallel", type=AutoOrInt(min=1), default=16, metavar="N|auto", help="Nodes evaluated at a time."
+)
+@click.option(
+    "--out",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    default="mink-eval-coverage",
+    metavar="DIR",
+    help="Folder of the results; what is there is continued.",
+)
+@gpu_layers_option
+@threads_option
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+def coverage_command(**options: Any) -> None:
+    """Measure validity and coverage of every method on prompts whose valid answers can be listed.
+
+    "Name one country in Africa. Answer with its name only." has 54 valid answers. The distribution over the
+    answers is computed exactly, by walking the tree of candidates: how probable is a valid answer, and how
+    many different ones do 100 samples have? Nothing is sampled, and all methods share the evaluated nodes.
+
+    Writes to DIR: coverage.md with the tables, coverage.svg with a curve for every method over temperature,
+    and coverage.json with the figures of every prompt. The same command again continues a measurement that
+    stopped.
+    """
+    try:
+        from mink_local.evals.coverage.run import CoverageOptions, run_coverage
+    except ModuleNotFoundError as error:
+        library = str(error.name).partition(".")[0]
+        raise click.UsageError(
+            f'coverage needs {library}: type  python -m pip install "mink-local[eval]"'
+        ) from None
+    run_coverage(CoverageOptions(**options))
