@@ -205,6 +205,7 @@ def test_what_a_task_asks_for(lm: Any, options: dict[str, Any], expected: tuple[
 
 
 def test_the_users_choice_comes_first(make_lm: Callable[..., Any]) -> None:
+    assert sampling(make_lm(sampler="min-k:floor=1"), {}) == (MinK(floor=1.0), 1.0)
     min_k = make_lm(sampler="min-k")
     assert sampling(min_k, {}) == (MinK(), 1.0)
     assert sampling(min_k, {"do_sample": True, "temperature": 3.0}) == (MinK(), 3.0)
