@@ -9,8 +9,10 @@ const VERDICTS = {
   "differ": ["strict and flexible differ", (r) => r.strictRight !== r.flexibleRight],
   "none": ["no answer found (flexible)", (r) => r.flexible === null],
   "cut-off": ["cut off at the token limit", (r) => r.finish === "length"],
-  "won": ["correct where BASELINE is wrong (strict)", (r) => r.strictRight && r.other && !r.other.strictRight],
-  "lost": ["wrong where BASELINE is correct (strict)", (r) => !r.strictRight && r.other && r.other.strictRight],
+  "won-strict": ["strict: correct where BASELINE is wrong", (r) => r.strictRight && r.other && !r.other.strictRight],
+  "lost-strict": ["strict: wrong where BASELINE is correct", (r) => !r.strictRight && r.other && r.other.strictRight],
+  "won-flexible": ["flexible: correct where BASELINE is wrong", (r) => r.flexibleRight && r.other && !r.other.flexibleRight],
+  "lost-flexible": ["flexible: wrong where BASELINE is correct", (r) => !r.flexibleRight && r.other && r.other.flexibleRight],
 };
 const UNJUDGED = ["cut-off"]; // also of responses to open-ended questions, which have no verdict
 const PAGE = 200; // questions listed at once
@@ -73,7 +75,7 @@ function choices(read, label = read) {
 }
 
 function passes() {
-  const { task, model, method, t, verdict, text } = Object.fromEntries(new FormData(filters));
+  const { task, model, method, t, verdict, text, asked } = Object.fromEntries(new FormData(filters));
   const wanted = text.toLowerCase();
   const judge = !verdict ? () => true : UNJUDGED.includes(verdict) ? VERDICTS[verdict][1]
     : (response) => response.judged && VERDICTS[verdict][1](response);
@@ -81,7 +83,7 @@ function passes() {
     (!method || cell.sampler === method) && (!t || String(cell.t) === t);
   const cells = new Set(data.cells.filter(inCell));
   return (response, question) => cells.has(response.cell) && judge(response) && (!wanted ||
-    response.text.toLowerCase().includes(wanted) || question.prompt.toLowerCase().includes(wanted));
+    response.text.toLowerCase().includes(wanted) || (asked && question.prompt.toLowerCase().includes(wanted)));
 }
 
 function filter() {
@@ -248,7 +250,7 @@ async function main() {
   fill("method", "all", choices((cell) => cell.sampler, (cell) => cell.method));
   fill("t", "all", choices((cell) => cell.t).sort((a, b) => a[0] - b[0]));
   fill("verdict", "any", Object.entries(VERDICTS)
-    .filter(([name]) => data.baseline || !["won", "lost"].includes(name))
+    .filter(([, [label]]) => data.baseline || !label.includes("BASELINE"))
     .map(([name, [label]]) => [name, label.replace("BASELINE", data.baseline)]));
   for (const id of ["filters", "keys", "browser"]) $(id).hidden = false;
   recall();

@@ -205,7 +205,8 @@ def test_filters_offer_what_the_run_has(opened: Any) -> None:
     text = opened("").filters.text
     for names in ("allgsm8k", f"allmodel {HOSTILE}", f"all{MIN_K}top-p:p=0.9 (T last)", "all15"):
         assert names in text
-    assert f"correct where {MIN_K} is wrong (strict)" in text
+    for scoring in ("strict", "flexible"):
+        assert f"{scoring}: correct where {MIN_K} is wrong" in text
 
 
 def test_filters_come_from_the_link(opened: Any) -> None:
@@ -214,6 +215,12 @@ def test_filters_come_from_the_link(opened: Any) -> None:
     assert shown.question.text.count("needle") == 8
     assert len(shown.question.classes("mark")) == 8
     assert shown.question.classes("section").count("card other") == 6
+
+
+def test_texts_are_searched_in_the_responses_and_by_choice_in_the_question(opened: Any) -> None:
+    """Every question begins with "Question N of gsm8k", and no response does."""
+    assert opened("text=question+2+of").status == "No response passes these filters."
+    assert opened("text=question+2+of&asked=on").status == "8 responses to 1 question."
 
 
 def test_an_unknown_link_opens_the_page(opened: Any) -> None:
@@ -225,15 +232,17 @@ def test_an_unknown_link_opens_the_page(opened: Any) -> None:
 def test_responses_are_paired_with_the_baselines(opened: Any, page: Path) -> None:
     """The filters "won" and "lost" compare responses at the same temperature and repeat."""
     records = [json.loads(line) for line in (page.parent / "records.jsonl").read_bytes().splitlines()]
-    correct = {
-        (r["sampler"], (r["temperature"], r["repeat"], r["question_id"])): r["strict"]["correct"]
-        for r in records
-    }
-    pairs = [(right, correct[MIN_K, at]) for (sampler, at), right in correct.items() if sampler != MIN_K]
-    for verdict, wanted in (("won", (True, False)), ("lost", (False, True))):
-        n = pairs.count(wanted)
-        assert n
-        assert opened(f"verdict={verdict}").status.startswith(f"{n} response{'s' * (n > 1)} to ")
+    for scoring in ("strict", "flexible"):
+        correct = {
+            (r["sampler"], (r["temperature"], r["repeat"], r["question_id"])): r[scoring]["correct"]
+            for r in records
+        }
+        pairs = [(right, correct[MIN_K, at]) for (sampler, at), right in correct.items() if sampler != MIN_K]
+        for verdict, wanted in (("won", (True, False)), ("lost", (False, True))):
+            n = pairs.count(wanted)
+            assert n
+            status = opened(f"verdict={verdict}-{scoring}").status
+            assert status.startswith(f"{n} response{'s' * (n > 1)} to ")
 
 
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
