@@ -40,6 +40,8 @@ HOW_TO_READ = (
     "are of the first 50 words of each response, and not comparable if responses are shorter (words in "
     "table.csv) or in a script without spaces. Nonsense is diverse too: compare at the same accuracy, not at "
     "the same temperature.",
+    "If methods differ only in the value of an option, and there are three values or more, a heatmap has "
+    "their accuracies; of them only the sampler's default has a panel in the picture of accuracies.",
     "Greedy decoding is run once for all temperatures and repeats, and its row repeats those responses.",
     "Intervals and tests are about questions like these, with this model file, prompt and token limit.",
 )

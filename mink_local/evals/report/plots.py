@@ -8,6 +8,7 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import matplotlib
@@ -18,6 +19,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 from numpy.typing import NDArray
 
+from mink_local.evals.report.ablations import Sweep, sweeps, variants
+from mink_local.evals.report.stats import Share
 from mink_local.evals.report.summary import CellResult, Method, Scoring, Summary, TaskResult
 
 COLUMNS = 3
@@ -53,6 +56,15 @@ def _figures(summary: Summary, task: TaskResult) -> Iterator[tuple[str, str, Fig
     for scoring in scorings:
         figure = accuracy_figure(summary, task, scoring)
         yield f"accuracy-{scoring}", f"{scoring.capitalize()} accuracy against temperature", figure
+    for (name, option), swept in groupby(sweeps(task), key=lambda sweep: (sweep.name, sweep.option)):
+        panels = list(swept)
+        for scoring in scorings:
+            stem = f"{name}-{option}-{scoring}"
+            yield (
+                stem,
+                f"{scoring.capitalize()} accuracy of {name} over {option}",
+                heatmap_figure(task, panels, scoring),
+            )
     if task.repeated:
         for scoring in scorings:
             figure = attempts_figure(task, scoring)
@@ -90,7 +102,10 @@ def _lines(task: TaskResult, name: str) -> list[_Line]:
 def accuracy_figure(summary: Summary, task: TaskResult, scoring: Scoring) -> Figure:
     """Return a panel a method: accuracy over temperature with Wilson's interval, and the baseline in grey."""
     baseline = task.baseline
-    names = dict.fromkeys(m.name for m in task.methods if m != baseline) or [m.name for m in task.methods]
+    swept = {method for sweep in sweeps(task) for method in sweep.methods.values()}
+    swept -= {baseline, *variants(task).values()}  # whose values have a heatmap
+    methods = [m for m in task.methods if m not in swept] or task.methods
+    names = dict.fromkeys(m.name for m in methods if m != baseline) or [m.name for m in methods]
     figure, axes = _panels(len(names), "temperature", f"{scoring} accuracy, %")
     for axis, name in zip(axes, names, strict=True):
         if baseline and name != baseline.name:
@@ -185,6 +200,37 @@ def _looks(task: TaskResult) -> dict[float, dict[str, Any]]:
     shades = colormaps["viridis"](np.linspace(0.85, 0, len(task.temperatures)))
     looks = zip(task.temperatures, shades, MARKERS * len(task.temperatures), strict=False)
     return {t: {"color": shade, "marker": marker} for t, shade, marker in looks}
+
+
+def heatmap_figure(task: TaskResult, sweeps: Sequence[Sweep], scoring: Scoring) -> Figure:
+    """Return a panel for each sweep of one option: the accuracies, value × temperature, with intervals."""
+    rows, columns = max(len(sweep.methods) for sweep in sweeps), len(task.temperatures)
+    size = (len(sweeps) * (0.9 * columns + 0.9) + 0.6, 0.5 * rows + 1.4)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, len(sweeps), squeeze=False)[0]
+    highest = max(cell.accuracy[scoring].value for cell in task.cells.values())
+    for axis, sweep in zip(panels, sweeps, strict=True):
+        cells = [[task.cells.get((m.sampler, t)) for t in task.temperatures] for m in sweep.methods.values()]
+        values = [[cell.accuracy[scoring].value if cell else math.nan for cell in row] for row in cells]
+        axis.imshow(values, cmap="viridis", vmin=0, vmax=highest or 1, aspect="auto", origin="lower")
+        for y, row in enumerate(cells):
+            for x, cell in enumerate(row):
+                if cell:
+                    _write_accuracy(axis, x, y, cell.accuracy[scoring], highest)
+        axis.set_xticks(range(columns), [f"{t:g}" for t in task.temperatures])
+        axis.set_yticks(range(len(sweep.methods)), [f"{value:g}" for value in sweep.methods])
+        axis.set_title(sweep.name + (f" ({sweep.fixed})" if sweep.fixed else ""), fontsize="medium")
+    figure.supxlabel("temperature")
+    figure.supylabel(sweeps[0].option)
+    figure.suptitle(f"{scoring} accuracy, %, and its 95% interval", **NOTE)
+    return figure
+
+
+def _write_accuracy(axis: Any, x: int, y: int, value: Share, highest: float) -> None:
+    colour = "black" if value.value > 0.6 * highest else "white"
+    place = {"ha": "center", "color": colour}
+    axis.text(x, y, f"{100 * value.value:.1f}", va="bottom", **place)
+    axis.text(x, y, f"{100 * value.low:.0f}–{100 * value.high:.0f}", va="top", fontsize="x-small", **place)
 
 
 def attempts_figure(task: TaskResult, scoring: Scoring) -> Figure:

@@ -9,6 +9,7 @@ from functools import partial
 from rich.table import Table
 from rich.text import Text
 
+from mink_local.evals.report.ablations import ablations, variants
 from mink_local.evals.report.format import escape_markdown, p_value, percent, points
 from mink_local.evals.report.repeats import Attempts
 from mink_local.evals.report.summary import (
@@ -16,6 +17,7 @@ from mink_local.evals.report.summary import (
     Baseline,
     CellResult,
     Comparison,
+    Method,
     Scoring,
     Summary,
     TaskResult,
@@ -80,6 +82,8 @@ def grid_tables(task: TaskResult) -> list[ReportTable]:
     """Return the tables of methods × temperatures that have numbers for this model and task."""
     title = f"{task.task} · {task.model} ·"
     tables = [accuracy_table(task, scoring) for scoring in task.scorings]
+    if variants(task):
+        tables += [ablations_table(task, scoring) for scoring in task.scorings]
     if task.open_ended:
         tables.append(_grid(task, f"{title} mean tokens; cut off at the token limit, %", _lengths))
     else:
@@ -158,6 +162,19 @@ def _diversity(scoring: Scoring | None, cell: CellResult) -> TableEntry:
     return TableEntry(percent(cell.diversity.ead), below)
 
 
+def ablations_table(task: TaskResult, scoring: Scoring) -> ReportTable:
+    """Return the differences between the accuracies of variants and of their sampler's default options."""
+    tests = {found.cell: found.paired for found in ablations(task, scoring)}
+
+    def entry(cell: CellResult) -> TableEntry:
+        if cell not in tests:
+            return TableEntry()
+        return TableEntry(points(tests[cell].difference), " to ".join(map(points, tests[cell].interval)))
+
+    of = f"{scoring} accuracy minus that of the sampler's default options, points"
+    return _grid(task, f"{task.task} · {task.model} · {of}", entry, list(variants(task)))
+
+
 def _cutoffs(cell: CellResult) -> TableEntry:
     if not cell.cutoffs.n_steps:
         return TableEntry()
@@ -165,10 +182,15 @@ def _cutoffs(cell: CellResult) -> TableEntry:
     return TableEntry(percent(cell.cutoffs.share(1)), f"≤ {quantiles}")
 
 
-def _grid(task: TaskResult, title: str, entry: Callable[[CellResult], TableEntry]) -> ReportTable:
+def _grid(
+    task: TaskResult,
+    title: str,
+    entry: Callable[[CellResult], TableEntry],
+    methods: Sequence[Method] | None = None,
+) -> ReportTable:
     columns = ["method", *(f"T = {temperature:g}" for temperature in task.temperatures)]
     rows = []
-    for method in task.methods:
+    for method in task.methods if methods is None else methods:
         entries = {cell.temperature: entry(cell) for cell in task.row(method)}
         numbers = (entries.get(temperature, TableEntry()) for temperature in task.temperatures)
         rows.append([TableEntry(method.name, method.short_order), *numbers])
@@ -225,6 +247,20 @@ def repeats_to_csv(summary: Summary) -> str | None:
         for cell in task.repeated
         for scoring in task.scorings
         for one in cell.attempts[scoring]
+    ]
+    return _as_csv(rows) if rows else None
+
+
+def ablations_to_csv(summary: Summary) -> str | None:
+    """Return a line for every variant, temperature and scoring, in shares; None without variants."""
+    rows = [
+        _place(task, found.cell, scoring)
+        | {"default": found.default.sampler, "questions": found.paired.n_questions}
+        | {"difference": found.paired.difference}
+        | dict(zip(("low", "high"), found.paired.interval, strict=True))
+        for task in summary.tasks
+        for scoring in task.scorings
+        for found in ablations(task, scoring)
     ]
     return _as_csv(rows) if rows else None
 

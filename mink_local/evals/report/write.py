@@ -14,7 +14,7 @@ from mink_local.evals.report.page import render_page
 from mink_local.evals.report.recorded_run import RecordedRun, read_run
 from mink_local.evals.report.rescore import rescore, tasks_of
 from mink_local.evals.report.summary import SCORINGS, Summary, summarise
-from mink_local.evals.report.tables import grid_tables, repeats_to_csv, to_csv
+from mink_local.evals.report.tables import ablations_to_csv, grid_tables, repeats_to_csv, to_csv
 from mink_local.files import write_atomic
 
 PROBLEMS_SHOWN = 5
@@ -43,7 +43,11 @@ def write_report(folder: Path, against: str | None = None) -> None:
         with console.status("Plotting …"):
             document = make_document(run, summary, notes)
             page = render_page(document, run, summary)
-        tables = {"table.csv": to_csv(summary), "repeats.csv": repeats_to_csv(summary)}
+        tables = {
+            "table.csv": to_csv(summary),
+            "repeats.csv": repeats_to_csv(summary),
+            "ablations.csv": ablations_to_csv(summary),
+        }
         _write_all(out, document, page, tables)
     except OSError as error:
         raise ReportError(f"the report cannot be written to {out}: {error.strerror}") from None
