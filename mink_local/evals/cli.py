@@ -75,26 +75,31 @@ def _most_sequences() -> int:
     return int(N_SEQ_MAX)
 
 
-def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
+def _files(option: str, texts: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
     """Return files by task, from TASK=FILE, and from FILE if there is one task."""
     from mink_local.evals.tasks import TASKS
 
-    names = [task.name for task in tasks if task.name in TASKS]  # the others are files themselves
     files: dict[str, Path] = {}
     for text in texts:
         name, equals, file = text.partition("=")
-        if not equals or name not in TASKS:
+        if not equals or name not in {*TASKS, *names}:
             if not names:
-                raise click.UsageError(f"--data {text} is for a task that has a name: leave it out.")
+                raise click.UsageError(f"{option} {text} is for a task that has a name: leave it out.")
             if len(names) > 1:
-                raise click.UsageError(f"--data {text} names no task: write TASK={text}.")
+                raise click.UsageError(f"{option} {text} names no task: write TASK={text}.")
             name, file = names[0], text
         if name not in names:
-            raise click.UsageError(f"--data {text} is for a task that is not run.")
+            raise click.UsageError(f"{option} {text} is for a task that is not run.")
         if name in files:
-            raise click.UsageError(f"--data is given twice for {name}.")
-        files[name] = Path(file)
+            raise click.UsageError(f"{option} is given twice for {name}.")
+        files[name] = Path(file).expanduser()
     return files
+
+
+def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[str]:
+    if not all(texts):
+        raise click.BadParameter("an empty text would end every response.")
+    return [text.replace("\\n", "\n") for text in texts]
 
 
 @cli.command("run")
@@ -122,7 +127,8 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     type=FiniteFloat(min=0),
     default=[1.0],
     metavar="T",
-    help="A temperature, for every sampler. Greedy is run once, as is every sampler at 0.",
+    help="A temperature, for every sampler. Greedy, which every sampler is at 0, is always run, once a "
+    "question: it is what a sampler has to beat.",
 )
 @click.option("--limit", type=POSITIVE, metavar="N", help="Only the first N questions of a task.")
 @click.option(
@@ -151,6 +157,27 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
     multiple=True,
     metavar="[TASK=]FILE",
     help="A file with the questions, instead of a download. May be given for every task.",
+)
+@click.option(
+    "--shots",
+    type=POSITIVE,
+    metavar="N",
+    help="Show the first N questions with their worked answers before every question, as earlier turns of "
+    "the conversation; they are not asked.",
+)
+@click.option(
+    "--shots-from",
+    multiple=True,
+    metavar="[TASK=]FILE",
+    help="A file in the task's format, whose first N questions --shots shows.",
+)
+@click.option(
+    "--stop",
+    multiple=True,
+    metavar="TEXT",
+    callback=_stop,
+    help=r"A text that ends a response, such as '\nQuestion:', in which \n is the end of a line: for base "
+    "models. May be given several times.",
 )
 @click.option(
     "--out",
@@ -195,11 +222,9 @@ def _data(texts: Sequence[str], tasks: "Sequence[Task]") -> dict[str, Path]:
 @click.option("--quiet", "-q", is_flag=True, help="Show no progress, only the summary.")
 def run_command(
     tasks: "list[Task]",
-    models: "list[ModelFile]",
-    samplers: "Sequence[Sampler]",
-    temperatures: Sequence[float],
-    repeats: int,
     data: Sequence[str],
+    shots: int | None,
+    shots_from: Sequence[str],
     parallel: Any,
     gpu_layers: Any,
     threads: int | None,
@@ -208,7 +233,7 @@ def run_command(
     ray_address: str | None,
     workers: int | None,
     quiet: bool,
-    **settings: Any,  # out, limit, seed, max_tokens, ctx
+    **settings: Any,  # models, samplers, temperatures, repeats, stop, out, limit, seed, max_tokens, ctx
 ) -> None:
     """Have models answer the questions of tasks, with every sampler at every temperature.
 
@@ -219,8 +244,14 @@ def run_command(
     Every response goes to a line of DIR/records.jsonl as soon as it is complete. After Ctrl-C, or after a
     crash, the same command continues the run.
     """
-    files = _data(data, tasks)
-    from mink_local.evals.run.grid import Executor, variants
+    from mink_local.evals.tasks import TASKS
+
+    names = [task.name for task in tasks]
+    files = _files("--data", data, [name for name in names if name in TASKS])  # the others are files
+    if shots_from and not shots:
+        raise click.UsageError("--shots-from needs --shots N.")
+    shots_files = _files("--shots-from", shots_from, names)
+    from mink_local.evals.run.grid import Executor
     from mink_local.evals.run.run import Evaluation, evaluate
 
     if executor == "ray":
@@ -236,8 +267,7 @@ def run_command(
         from mink_local.evals.run.worker import answer_here
 
         execute = answer_here
-    wanted = variants(samplers, temperatures, repeats)
-    evaluation = Evaluation(tasks=tasks, models=models, variants=wanted, data=files, **settings)
+    evaluation = Evaluation(tasks=tasks, data=files, shots=shots or 0, shots_from=shots_files, **settings)
     environment = {"n_parallel": parallel, "n_gpu_layers": gpu_layers, "n_threads": threads, "rpc": rpc}
     evaluate(evaluation, execute, environment, quiet)
 

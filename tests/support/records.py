@@ -35,6 +35,15 @@ QUESTION = Question("0", "What is 1 + 1?", "2")
 WANTED: dict[str, Any] = {
     "seed": 0,
     "ctx": None,
+    "stop": [],
+    "asked": {
+        "models": ["tiny"],
+        "samplers": ["min-k:tau=3"],
+        "temperatures": [5.0],
+        "repeats": 1,
+        "limit": None,
+        "questions": {"gsm8k": 4},
+    },
     "models": {"tiny": {"path": "/models/tiny.gguf", "sha256": "aa"}},
     "tasks": {"gsm8k": {"data": "gsm8k.jsonl", "data_sha256": "bb", "max_tokens": 64}},
 }

@@ -109,6 +109,11 @@ def _size(task: TaskResult) -> str:
 
 
 def _caveats(task: TaskResult) -> Iterator[str]:
+    if task.asked and task.recorded < task.asked:
+        yield (
+            f"{task.recorded:,} of {count(task.asked, 'response')} asked for are there: the command that "
+            "started the run generates the rest."
+        )
     if task.open_ended:
         yield "Open-ended: its responses have no verdicts, and there is no accuracy."
     elif task.strict_is_silent:

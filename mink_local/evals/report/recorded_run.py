@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,14 +31,16 @@ T = TypeVar("T")
 class RecordedRun:
     """The questions and responses of a run, and what they were made with.
 
-    `made_with` has the values of the manifest by the path of their keys, such as "versions mink-local";
-    `problems` has a sentence for every line that was left out, with its file and number, and `remarks` has
-    those on what else the reader must know.
+    `made_with` has the values of the manifest by the path of their keys, such as "versions mink-local".
+    `asked` says how many responses were asked for, by model and task, if the manifest does. `problems` has a
+    sentence for every line that was left out, with its file and number, and `remarks` has those on what else
+    the reader must know.
     """
 
     questions: dict[tuple[str, str], Question] = field(default_factory=dict)
     responses: list[Response] = field(default_factory=list)
     made_with: dict[str, str] = field(default_factory=dict)
+    asked: dict[tuple[str, str], int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -51,7 +55,7 @@ def read_run(folder: Path) -> RecordedRun:
     if not (folder / QUESTIONS).exists():
         raise ReportError(f"{folder} holds no {QUESTIONS}: is it the --out of a mink-eval run?")
     manifest = _manifest(folder / MANIFEST)
-    run = RecordedRun(made_with=dict(_flat(manifest)))
+    run = RecordedRun(made_with=dict(_flat(manifest)), asked=_asked(manifest))
     settings = RunSettings.of(manifest)
     try:
         run.remarks += _remarks_on_questions(folder / QUESTIONS, manifest)
@@ -124,10 +128,33 @@ def _manifest(path: Path) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def _asked(manifest: Mapping[str, Any]) -> dict[tuple[str, str], int]:
+    """Return how many responses the commands of a run asked for together, by model and task.
+
+    Empty if the manifest does not say, as those of earlier versions.
+    """
+    questions: dict[tuple[Any, ...], int] = {}  # by model, task, sampler, temperature and repeat
+    try:
+        for grid in manifest["asked"]:
+            methods = product(grid["samplers"], grid["temperatures"], range(grid["repeats"]))
+            sampled = [method for method in methods if method[0] != "greedy" and method[1]]
+            tasks = product(grid["models"], grid["questions"].items(), [("greedy", 0.0, 0), *sampled])
+            for model, (task, n), method in tasks:
+                key = (model, task, *method)
+                questions[key] = max(n, questions.get(key, 0))  # a limit takes the first ones
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}
+    totals: Counter[tuple[str, str]] = Counter()
+    for (model, task, *_), n in questions.items():
+        totals[model, task] += n
+    return dict(totals)
+
+
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, dict | list):
         for key, part in value.items() if isinstance(value, dict) else enumerate(value, start=1):
-            if key not in ("path", "data"):  # folders of this machine: a report is for showing to others
+            # a report is for showing to others, without the folders of this machine, and counts "asked"
+            if key not in ("path", "data", "asked"):
                 yield from _flat(part, f"{name} {key}".strip())
     else:
         yield name, str(value)

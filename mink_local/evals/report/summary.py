@@ -174,7 +174,8 @@ class TaskResult:
     """The grid of one model on one task: methods, the baseline first, × temperatures, ascending.
 
     `baseline` is the method that the others are compared with, if they are compared with one. `chance` is
-    the accuracy of guessing, if all questions have the same number of choices.
+    the accuracy of guessing, if all questions have the same number of choices. `recorded` responses are
+    there of those `asked` for, if it is known how many were.
     """
 
     model: str
@@ -183,6 +184,8 @@ class TaskResult:
     methods: list[Method]
     temperatures: list[float]
     cells: dict[tuple[str, float], CellResult]
+    recorded: int
+    asked: int | None
     baseline: Method | None = None
 
     @property
@@ -359,7 +362,9 @@ def _task_result(
     n_choices = {len(question.choices) for (of, _), question in run.questions.items() if of == task}
     chance = 1 / min(n_choices) if len(n_choices) == 1 and min(n_choices) else None
     rows = [method for method in methods if any(sampler == method.sampler for sampler, _ in cells)]
-    return TaskResult(model, task, chance, rows, sorted({t for _, t in cells}), cells)
+    temperatures, recorded = sorted({t for _, t in cells}), [(r.model, r.task) for r in run.responses]
+    n, asked = recorded.count((model, task)), run.asked.get((model, task))
+    return TaskResult(model, task, chance, rows, temperatures, cells, n, asked)
 
 
 def _compare_all(tasks: Sequence[TaskResult], scoring: Scoring, against: Baseline) -> None:

@@ -25,18 +25,42 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class TaskSettings:
+    """A task and how its questions are asked.
+
+    Attributes:
+        max_tokens: Longest response, in tokens.
+        shots: Examples before every question: a prompt and the answer to it each.
+        stop: Strings that end a response and are not part of it.
+    """
+
+    task: Task
+    max_tokens: int
+    shots: tuple[tuple[str, str], ...] = ()
+    stop: tuple[str, ...] = ()
+
+    def messages(self, prompt: str) -> list[dict[str, str]]:
+        """Return the conversation that ends with a prompt; the examples are its earlier turns."""
+        turns = [
+            {"role": role, "content": content}
+            for shot in self.shots
+            for role, content in zip(("user", "assistant"), shot, strict=True)
+        ]
+        return [*turns, {"role": "user", "content": prompt}]
+
+
+@dataclass(frozen=True)
 class WorkItem:
-    """Responses of a model to a question of a task, of at most `max_tokens` each."""
+    """Responses of a model to a question of a task."""
 
     model: str
-    task: Task
+    settings: TaskSettings
     question: Question
-    max_tokens: int
     variants: tuple[Variant, ...]
 
     def key(self, variant: Variant) -> ResponseKey:
         method = (str(variant.sampler), variant.temperature)
-        return ResponseKey(self.model, self.task.name, *method, variant.repeat, self.question.id)
+        return ResponseKey(self.model, self.settings.task.name, *method, variant.repeat, self.question.id)
 
     def without(self, done: Container[ResponseKey]) -> "WorkItem":
         missing = (variant for variant in self.variants if self.key(variant) not in done)
@@ -45,22 +69,22 @@ class WorkItem:
 
 @dataclass(frozen=True)
 class TaskWork:
-    """Responses of a model to the questions of a task, of at most `max_tokens` each.
+    """Responses of a model to the questions of a task.
 
     `prompts` are those of all questions of the run, the answered ones included: the longest prompt decides
     the context's length, so that it is the same whenever the run is continued.
     """
 
+    settings: TaskSettings
     prompts: tuple[str, ...]
-    max_tokens: int
     items: tuple[WorkItem, ...]
 
     @classmethod
     def of(
-        cls, model: str, task: Task, questions: Sequence[Question], max_tokens: int, wanted: Sequence[Variant]
+        cls, model: str, settings: TaskSettings, questions: Sequence[Question], wanted: Sequence[Variant]
     ) -> "TaskWork":
-        items = (WorkItem(model, task, question, max_tokens, tuple(wanted)) for question in questions)
-        return cls(tuple(question.prompt for question in questions), max_tokens, tuple(items))
+        items = (WorkItem(model, settings, question, tuple(wanted)) for question in questions)
+        return cls(settings, tuple(question.prompt for question in questions), tuple(items))
 
     @property
     def keys(self) -> list[ResponseKey]:
@@ -82,19 +106,17 @@ Executor = Callable[[Mapping[str, Any], Sequence[TaskWork], Ready], Generator[Re
 
 
 def variants(samplers: Iterable[Sampler], temperatures: Iterable[float], repeats: int) -> list[Variant]:
-    """Return every sampler at every temperature, `repeats` times, each once.
+    """Return greedy, once, and every other sampler at every temperature, `repeats` times, each once.
 
-    At temperature 0 every sampler is greedy, and greedy says the same at every temperature and repeat:
-    it is asked for once, as Variant(Greedy(), 0.0, 0).
+    Greedy is what a sampler has to beat, so it is always wanted. It says the same at every temperature and
+    repeat, and so does every sampler at temperature 0: all these are one Variant(Greedy(), 0.0, 0).
     """
-    pairs = [(sampler, float(temperature)) for sampler in samplers for temperature in temperatures]
-    greedy = (Greedy(), 0.0)
-    methods = dict.fromkeys(greedy if pair[1] == 0 or pair[0] == Greedy() else pair for pair in pairs)
-    return [
-        Variant(sampler, temperature, repeat)
-        for sampler, temperature in methods
-        for repeat in range(repeats if temperature else 1)
-    ]
+    pairs = dict.fromkeys(
+        (sampler, float(temperature)) for sampler in samplers for temperature in temperatures
+    )
+    methods = [pair for pair in pairs if pair[1] and pair[0] != Greedy()]
+    repeated = [Variant(*method, repeat) for method in methods for repeat in range(repeats)]
+    return [Variant(Greedy(), 0.0, 0), *repeated]
 
 
 def seed_of(run_seed: int, task: str, question_id: str, repeat: int) -> int:

@@ -45,9 +45,11 @@ def file_sha256(path: Path) -> str:
 class Manifest:
     """The manifest of a folder, which agrees with what is asked for now.
 
-    `wanted` has "seed", "ctx", and by name "models" ("path", "sha256") and "tasks" ("data", "data_sha256",
-    "max_tokens"). `questions`, by task, are kept in the folder. Raises RunError if the folder was started
-    with other settings; the text names every difference.
+    `wanted` has "seed", "ctx", "stop", by name "models" ("path", "sha256") and "tasks" ("data",
+    "data_sha256", "max_tokens", and if given "shots", "shots_sha256", "rule"), and in "asked" the grid, from
+    which a report counts the responses that were asked for; it is added to the grids of earlier sessions.
+    `questions`, by task, are kept in the folder. Raises RunError if the folder was started with other
+    settings; the text names every difference.
     """
 
     def __init__(
@@ -59,10 +61,13 @@ class Manifest:
             "llama-cpp-python": version("llama-cpp-python"),
             "llama.cpp": llama_cpp.llama_version().decode(),
         }
-        wanted = {"format": FORMAT, "versions": versions, **wanted}
+        asked = wanted["asked"]
+        wanted = {"format": FORMAT, "versions": versions, **wanted, "asked": []}
         self._content = self._read() or {**wanted, "sessions": []}
         with self._as_damage():
             self._refuse(list(_differences(self._content, wanted)))
+            if "asked" in self._content and asked not in self._content["asked"]:
+                self._content["asked"].append(asked)
             for kind in ("models", "tasks"):
                 self._content[kind] = wanted[kind] | self._content[kind]
         self._keep(questions)
@@ -128,10 +133,9 @@ class Manifest:
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield every setting whose responses are not comparable with those made under `then`."""
-    for option in ("seed", "ctx"):
-        if then[option] != now[option]:
-            was, is_now = ("not given" if value is None else value for value in (then[option], now[option]))
-            yield f"--{option} was {was} and is {is_now}"
+    for option, was in (("seed", then["seed"]), ("ctx", then["ctx"]), ("stop", then.get("stop", []))):
+        if was != now[option]:
+            yield f"--{option} was {_given(was)} and is {_given(now[option])}"
     for program, number in now["versions"].items():
         if then["versions"][program] != number:
             yield f"{program} was {then['versions'][program]} and is {number}"
@@ -144,3 +148,14 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[st
             yield f"--max-tokens was {before['max_tokens']} for {name} and is {task['max_tokens']}"
         if before["data_sha256"] != task["data_sha256"]:
             yield f"the data of {name} was another than {task['data']}"
+        shots, shots_now = (entry.get("shots", 0) for entry in (before, task))
+        if shots != shots_now:
+            yield f"--shots was {shots} for {name} and is {shots_now}"
+        elif before.get("shots_sha256") != task.get("shots_sha256"):
+            yield f"the examples of --shots for {name} were others"
+
+
+def _given(value: Any) -> str:
+    if value is None or value == []:
+        return "not given"
+    return " ".join(map(json.dumps, value)) if isinstance(value, list) else str(value)

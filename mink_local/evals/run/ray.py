@@ -44,7 +44,7 @@ class RayWorker:
         if file_sha256(resolve(options["model"]).path) != sha256:
             raise RunError(f"{options['model']} is not the same file on every machine of the cluster")
         self._worker = Worker(**options)
-        self._contexts = [self._worker.context_for(task.prompts, task.max_tokens) for task in work]
+        self._contexts = [self._worker.context_for(task) for task in work]
         self._worker.reserve(self._contexts[0])
         return self._worker.template_sha256, {"executor": "ray", **self._worker.environment}
 

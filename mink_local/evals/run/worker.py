@@ -21,6 +21,7 @@ from mink_local.samplers import Greedy
 # LLaMA-3's template defaults.
 DATE = date(2024, 7, 26)
 
+NO_TEMPLATE = hashlib.sha256(b"").hexdigest()  # the `template_sha256` of a model without a chat template
 _CTX_STEP = 256  # llama.cpp's own step of a context's length
 _PREFILL = Variant(Greedy(), 0.0, 0)
 
@@ -54,7 +55,7 @@ class Worker:
 
     @property
     def template_sha256(self) -> str:
-        return hashlib.sha256((self.model.weights.chat_template or "").encode()).hexdigest()
+        return hashlib.sha256((self.model.chat_template or "").encode()).hexdigest()
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -62,10 +63,10 @@ class Worker:
         model = self.model
         return {"placement": model.placement, "n_parallel": model.n_parallel, "n_ctx_seq": self._n_ctx}
 
-    def context_for(self, prompts: Sequence[str], max_tokens: int) -> int:
-        """Return the tokens of the longest prompt with a response of `max_tokens`, within the limit."""
-        longest = max(self.model.count_tokens(_messages(prompt)) for prompt in prompts)
-        n_ctx = -(-(longest + max_tokens) // _CTX_STEP) * _CTX_STEP
+    def context_for(self, work: TaskWork) -> int:
+        """Return the tokens of the longest prompt with the longest response, within the limit."""
+        longest = max(self.model.count_tokens(work.settings.messages(prompt)) for prompt in work.prompts)
+        n_ctx = -(-(longest + work.settings.max_tokens) // _CTX_STEP) * _CTX_STEP
         return min(n_ctx, self._limit)
 
     def reserve(self, n_ctx: int) -> None:
@@ -85,7 +86,7 @@ class Worker:
         with closing(until_interrupted(answers, self.interrupt)) as finished:
             for item, variant, answer in finished:
                 if answer.finish_reason == "error":
-                    question = f"question {item.question.id} of {item.task.name} with {item.model}"
+                    question = f"question {item.question.id} of {item.settings.task.name} with {item.model}"
                     raise GenerationError(f"{question}: {answer.error}")
                 if answer.finish_reason != "interrupted":
                     yield self._response(item, variant, answer)
@@ -118,22 +119,25 @@ class Worker:
         """
         for item in items:
             self.model.forget()
-            for _ in self._answers([replace(item, variants=(_PREFILL,), max_tokens=1)]):
+            settings = replace(item.settings, max_tokens=1)
+            for _ in self._answers([replace(item, variants=(_PREFILL,), settings=settings)]):
                 pass
             yield from self._answers([item])
 
     def _request(self, item: WorkItem, variant: Variant) -> Request:
+        settings = item.settings
         params = SamplingParams(
             sampler=variant.sampler,
             temperature=variant.temperature,
-            max_tokens=item.max_tokens,
-            seed=seed_of(self._seed, item.task.name, item.question.id, variant.repeat),
+            max_tokens=settings.max_tokens,
+            seed=seed_of(self._seed, settings.task.name, item.question.id, variant.repeat),
+            stop=settings.stop,
         )
-        return Request(_messages(item.question.prompt), params)
+        return Request(settings.messages(item.question.prompt), params)
 
     def _response(self, item: WorkItem, variant: Variant, answer: Answer) -> Response:
-        question, finish_reason = item.question, str(answer.finish_reason)
-        scored = None if item.task.open_ended else score(item.task, question, answer.text, finish_reason)
+        task, question, finish_reason = item.settings.task, item.question, str(answer.finish_reason)
+        scored = None if task.open_ended else score(task, question, answer.text, finish_reason)
         strict, flexible = scored or (None, None)
         return Response(
             **item.key(variant)._asdict(),
@@ -151,10 +155,6 @@ class Worker:
         )
 
 
-def _messages(prompt: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}]
-
-
 def answer_here(
     options: Mapping[str, Any], work: Sequence[TaskWork], ready: Ready
 ) -> Generator[Response, None, None]:
@@ -162,7 +162,7 @@ def answer_here(
     worker = Worker(**options)
     with on_interrupt(worker.interrupt, terminate=True):
         for i, task in enumerate(work):
-            worker.reserve(worker.context_for(task.prompts, task.max_tokens))
+            worker.reserve(worker.context_for(task))
             if i == 0:
                 ready(worker.template_sha256, {"executor": "local", **worker.environment})
             yield from worker.answer(task.items)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import Question
+from mink_local.evals.tasks.base import Question, worked
 from mink_local.evals.tasks.choices import ChoiceTask, listed
 from mink_local.evals.tasks.lines import checked_text, read_rows, text_of
 
@@ -28,7 +28,8 @@ class Aqua(ChoiceTask):
             if gold not in tuple(_LETTERS):
                 raise DataError(f"{where}: 'correct' is {gold[:20]!r} and not one of A to E")
             prompt = f"{question}\n\n{listed(choices)}\n\n{self.instruction}"
-            yield line, Question("", prompt, gold, choices)
+            solution = worked(row.get("rationale"), f"The answer is ({gold}).")
+            yield line, Question("", prompt, gold, choices, worked=solution)
 
 
 def _options(row: dict[str, Any], where: str) -> tuple[str, ...]:

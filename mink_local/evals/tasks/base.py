@@ -52,6 +52,7 @@ class Question:
         gold: The right answer ("18", "B", "\\frac{1}{2}"); empty if the question is open-ended.
         choices: The options of a multiple-choice question, in the order shown.
         order: The i-th option shown is option `order[i]` of the file; empty if options are not shuffled.
+        worked: The data's answer in full, as an example for few-shot prompts; empty if the data has none.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Question:
     gold: str
     choices: tuple[str, ...] = ()
     order: tuple[int, ...] = ()
+    worked: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,3 +159,8 @@ def without_reasoning(response: str) -> str:
     as some chat templates do.
     """
     return _REASONING.sub("", response).rpartition("</think>")[2].strip()
+
+
+def worked(solution: object, ending: str) -> str:
+    """Return a solution of the data, ending as the prompt asks; an empty text if the data has none."""
+    return f"{solution.strip()}\n{ending}" if isinstance(solution, str) and solution.strip() else ""

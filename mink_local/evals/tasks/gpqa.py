@@ -8,11 +8,12 @@ from pathlib import Path
 from string import ascii_uppercase
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import Question
+from mink_local.evals.tasks.base import Question, worked
 from mink_local.evals.tasks.choices import ChoiceTask, listed
 from mink_local.evals.tasks.lines import checked_text, decoded_lines
 
 _QUESTION = "Question"
+_EXPLANATION = "Explanation"
 _OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
@@ -34,7 +35,9 @@ class Gpqa(ChoiceTask):
             order = shuffled(question, len(options), seed)
             choices = tuple(options[place] for place in order)
             prompt = f"{question}\n\n{listed(choices)}\n\n{self.instruction}"
-            yield line, Question("", prompt, ascii_uppercase[order.index(0)], choices, order)
+            gold = ascii_uppercase[order.index(0)]
+            solution = worked(row.get(_EXPLANATION), f"The final answer is ({gold}).")
+            yield line, Question("", prompt, gold, choices, order, solution)
 
 
 def shuffled(question: str, n: int, seed: int) -> tuple[int, ...]:

@@ -7,11 +7,12 @@ from fractions import Fraction
 from pathlib import Path
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict
+from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict, worked
 from mink_local.evals.tasks.lines import read_rows, text_of
 from mink_local.evals.tasks.statements import Statement, plain, statements
 
 GOLD = re.compile(r"####\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)\s*$")
+_CALCULATION = re.compile(r"<<[^<>]*>>")
 
 _LEAD = re.compile(
     r"(?:[^\w.+\-/*^√\\]|(?:about|around|just|a total of|equal to|so|\bhence|thus|then|therefore|indeed|now"
@@ -63,11 +64,12 @@ class Gsm8k(Task):
     def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:  # noqa: ARG002
         for line, row in read_rows(path):
             where = f"{path}, line {line}"
-            question = text_of(row, "question", where)
-            gold = GOLD.search(text_of(row, "answer", where))
+            question, answer = text_of(row, "question", where), text_of(row, "answer", where)
+            gold = GOLD.search(answer)
             if gold is None:
                 raise DataError(f"{where}: 'answer' has no gold answer, it does not end in '#### NUMBER'")
-            yield line, Question("", f"{question}\n\n{self.instruction}", gold[1].replace(",", ""))
+            prompt, number = f"{question}\n\n{self.instruction}", gold[1].replace(",", "")
+            yield line, Question("", prompt, number, worked=worked_number(answer, number))
 
     def is_same(self, answer: str, gold: str) -> bool:
         return Decimal(answer.replace(",", "")) == Decimal(gold)
@@ -80,6 +82,11 @@ class Gsm8k(Task):
         if value is None:
             return NO_ANSWER
         return Verdict(_shown(value), value == Fraction(question.gold))
+
+
+def worked_number(answer: str, gold: str) -> str:
+    """Return what is before "#### NUMBER", without calculations in <<>>, ending as the prompt asks."""
+    return worked(_CALCULATION.sub("", GOLD.sub("", answer)), f"The final answer is {gold}.")
 
 
 def _value(statement: Statement) -> Fraction | None:

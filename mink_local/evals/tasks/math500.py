@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict
+from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict, worked
 from mink_local.evals.tasks.equivalence import equivalent, require
 from mink_local.evals.tasks.lines import read_rows, text_of
 from mink_local.evals.tasks.statements import Statement, statements
@@ -39,8 +39,9 @@ class Math500(Task):
         require()  # before a run has cost hours
         for line, row in read_rows(path):
             where = f"{path}, line {line}"
-            problem, gold = text_of(row, "problem", where), text_of(row, "answer", where)
-            yield line, Question("", f"{problem}\n\n{self.instruction}", gold.strip())
+            problem, gold = text_of(row, "problem", where), text_of(row, "answer", where).strip()
+            solution = worked(row.get("solution"), f"The final answer is {gold}.")
+            yield line, Question("", f"{problem}\n\n{self.instruction}", gold, worked=solution)
 
     def is_same(self, answer: str, gold: str) -> bool:
         return _same(normalized(answer), normalized(gold))

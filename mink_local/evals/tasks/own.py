@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from mink_local.errors import DataError
 from mink_local.evals.tasks.base import NO_ANSWER, OwnFile, Question, Task, Verdict
 from mink_local.evals.tasks.choices import ChoiceTask, listed
-from mink_local.evals.tasks.gsm8k import GOLD, Gsm8k
+from mink_local.evals.tasks.gsm8k import GOLD, Gsm8k, worked_number
 from mink_local.evals.tasks.lines import checked_text, read_rows
 from mink_local.evals.tasks.statements import plain, statements
 
@@ -43,6 +43,10 @@ class _Row:
     question: str
     answer: str | None
     choices: tuple[str, ...]
+
+    @property
+    def is_solution(self) -> bool:
+        return bool(GOLD.search(self.answer or ""))
 
     @property
     def number(self) -> str | None:
@@ -74,7 +78,10 @@ class OwnTask(Task):
     rule: ClassVar[str]
 
     def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:  # noqa: ARG002
-        for row in _rows(path):
+        rows = list(_rows(path))
+        if rows and self.rule not in {(found := _rule(rows)), "text" if found == "number" else found}:
+            raise DataError(f"{path} has {_TITLES[found]}: other lines than those of {self.name}")
+        for row in rows:
             yield row.line, self.question(row)
 
     def question(self, row: _Row) -> Question:
@@ -93,7 +100,7 @@ class OwnChoices(OwnTask, ChoiceTask):
             f'Your response must end with "The answer is (X)" where X is one of {", ".join(most)}, or {last}.'
         )
         prompt = f"{row.question}\n\n{listed(row.choices)}\n\n{instruction}"
-        return Question(row.id, prompt, row.letter, row.choices)
+        return Question(row.id, prompt, row.letter, row.choices, worked=f"The answer is ({row.letter}).")
 
 
 class OwnNumbers(OwnTask, Gsm8k):
@@ -102,7 +109,11 @@ class OwnNumbers(OwnTask, Gsm8k):
     rule = "number"
 
     def question(self, row: _Row) -> Question:
-        return Question(row.id, f"{row.question}\n\n{self.instruction}", row.number or "")
+        gold, prompt = row.number or "", f"{row.question}\n\n{self.instruction}"
+        solution = (
+            worked_number(row.answer or "", gold) if row.is_solution else f"The final answer is {gold}."
+        )
+        return Question(row.id, prompt, gold, worked=solution)
 
 
 class OwnTexts(OwnTask):
@@ -116,7 +127,8 @@ class OwnTexts(OwnTask):
     pattern = re.compile(r"The final answer is[:\s]+(.+?)(?:\.|$)")
 
     def question(self, row: _Row) -> Question:
-        return Question(row.id, f"{row.question}\n\n{self.instruction}", (row.answer or "").strip())
+        gold, prompt = (row.answer or "").strip(), f"{row.question}\n\n{self.instruction}"
+        return Question(row.id, prompt, gold, worked=f"The final answer is {gold}.")
 
     def is_same(self, answer: str, gold: str) -> bool:
         return normalized(answer) == normalized(gold)
@@ -154,6 +166,8 @@ def own_task(path: Path) -> Task:
 
     Raises DataError if a line is not in the format, or lines need different rules.
     """
+    if not path.stem.isprintable():
+        raise DataError(f"{path.stem!r} holds a character that cannot be printed: rename the file")
     rows = list(_rows(path))
     if not rows:
         raise DataError(f"{path} holds no questions")

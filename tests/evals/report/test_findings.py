@@ -1,5 +1,6 @@
 """The sentences on a whole run."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,14 @@ def test_a_run_without_comparisons_says_so(tmp_path: Path) -> None:
         "There is no other method to compare with min-k:tau=3 at the same temperature."
     )
     assert "no Min-k" in sentences(change(tmp_path, lambda r: r["sampler"] == SIGMA))[-1]
+
+
+def test_responses_that_are_still_to_come_are_counted(tmp_path: Path) -> None:
+    write_run(tmp_path, **SMALL | {"samplers": ("min-k:tau=3", "greedy")}, tasks=("gsm8k",), n_questions=5)
+    grid = {"models": ["tiny-model"], "samplers": ["min-k:tau=3"], "temperatures": [1.0, 10.0], "repeats": 2}
+    for n, said in ((5, ""), (12, "25 of 60 responses asked for are there: ")):
+        asked = [{**grid, "limit": n, "questions": {"gsm8k": n}}]
+        (tmp_path / "manifest.json").write_text(json.dumps({"asked": asked}))
+        first = sentences(tmp_path)[0]
+        assert ("asked for" in first) == bool(said)
+        assert said in first

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,32 @@ def test_lines_that_are_not_records_are_named(folder: Path) -> None:
         f"records.jsonl, line {n + 6}: an earlier line has its response",
         f"records.jsonl, line {n + 7}: cut short",
     ]
+
+
+def test_responses_asked_for_are_counted(folder: Path) -> None:
+    """By brute force: what two commands ask for together, each response once, greedy once."""
+    grids: list[dict[str, Any]] = [
+        {"models": ["a"], "samplers": ["min-k", "greedy"], "temperatures": [0.0, 1.0, 5.0], "repeats": 1,
+         "limit": 7, "questions": {"gsm8k": 7, "aqua": 2}},
+        {"models": ["a", "b"], "samplers": ["min-k"], "temperatures": [1.0, 2.0], "repeats": 3,
+         "limit": 4, "questions": {"gsm8k": 4}},
+    ]  # fmt: skip
+    wanted = set()
+    for grid in grids:
+        for model, (task, n) in product(grid["models"], grid["questions"].items()):
+            for s, t, r, q in product(
+                grid["samplers"], grid["temperatures"], range(grid["repeats"]), range(n)
+            ):
+                wanted.add((model, task, s, t, r, q) if t and s != "greedy" else (model, task, "", 0, 0, q))
+                wanted.add((model, task, "", 0, 0, q))
+    (folder / "manifest.json").write_text(json.dumps({"seed": 7, "asked": grids}))
+    run = read_run(folder)
+    assert run.asked == Counter((model, task) for model, task, *_ in wanted)
+    assert run.made_with == {"seed": "7"}
+    several: list[object] = [{"asked": 3}, {"asked": [{}]}, {"asked": [dict(grids[0], repeats="2")]}, [], 3]
+    for damaged in several:
+        (folder / "manifest.json").write_text(json.dumps(damaged))
+        assert read_run(folder).asked == {}
 
 
 @pytest.fixture

@@ -32,6 +32,8 @@ def changed(**changes: Any) -> dict[str, Any]:
     [
         ({"seed": 1}, "--seed was 0 and is 1"),
         ({"ctx": 512}, "--ctx was not given and is 512"),
+        ({"stop": ["\nQ:", "A"]}, '--stop was not given and is "\\nQ:" "A"'),
+        ({"tasks/gsm8k/shots": 2}, "--shots was 0 for gsm8k and is 2"),
         ({"models/tiny/sha256": "ff"}, "model tiny was another file than /models/tiny.gguf"),
         ({"tasks/gsm8k/data_sha256": "ff"}, "the data of gsm8k was another than gsm8k.jsonl"),
         ({"tasks/gsm8k/max_tokens": 65}, "--max-tokens was 64 for gsm8k and is 65"),
@@ -103,3 +105,27 @@ def test_a_manifest_of_the_future_is_refused(tmp_path: Path) -> None:
         pytest.raises(RunError, match="of another version of mink-eval"),
     ):
         Manifest(folder, WANTED, {})
+
+
+def test_what_is_asked_for_grows(tmp_path: Path) -> None:
+    grown = changed(**{"asked/samplers": ["top-p"], "asked/questions": {"gsm8k": 9}})
+    write_records(tmp_path, [])
+    for wanted in (WANTED, grown, grown, WANTED):
+        with closing(RunFolder(tmp_path)) as folder:
+            Manifest(folder, wanted, {})
+    content = json.loads((tmp_path / "manifest.json").read_text())
+    assert content["asked"] == [WANTED["asked"], grown["asked"]]
+
+
+def test_a_run_of_an_earlier_version_is_continued(tmp_path: Path) -> None:
+    """Its manifest says nothing of stop strings and examples, which it did not have, nor what was asked."""
+    write_records(tmp_path, FOUR)
+    path = tmp_path / "manifest.json"
+    content = json.loads(path.read_text())
+    del content["stop"], content["asked"]
+    path.write_text(json.dumps(content))
+    with closing(RunFolder(tmp_path)) as folder:
+        Manifest(folder, WANTED, {})
+        with pytest.raises(RunError, match='--stop was not given and is "x"'):
+            Manifest(folder, changed(stop=["x"]), {})
+    assert "asked" not in json.loads(path.read_text())

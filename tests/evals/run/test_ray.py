@@ -34,11 +34,11 @@ def test_a_killed_worker_loses_and_repeats_nothing(tmp_path: Path, tiny_path: Pa
     killed.kill()
     output, errors = driver.communicate(timeout=120)
     assert driver.returncode == 0, errors
-    assert "All 40 responses are in" in output
+    assert "All 60 responses are in" in output
     assert "a worker was lost, another is started" in errors
     assert "\x1b" not in output + errors  # Ray's own words are kept off the screen
     assert "raylet" not in output + errors
-    assert len(responses(tmp_path / "run")) == 40
+    assert len(responses(tmp_path / "run")) == 60
 
 
 def test_without_ray_it_says_what_to_install(

@@ -36,7 +36,7 @@ def test_a_killed_run_loses_and_repeats_nothing(
 ) -> None:
     command = [*here, "-t", 5, "-n", 25, "--limit", 6, "--repeats", 4]
     run_and_kill(command, tmp_path / "killed", 4, 0.0)
-    assert 4 <= count_lines(tmp_path / "killed") < 24
+    assert 4 <= count_lines(tmp_path / "killed") < 30
     mink_eval.run(*command, "--out", tmp_path / "killed")
     mink_eval.run(*command, "--out", tmp_path / "whole")
     assert responses(tmp_path / "killed") == responses(tmp_path / "whole")
@@ -50,24 +50,24 @@ def test_runs_killed_at_any_moment_lose_and_repeat_nothing(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     command = [*questions, "-s", "min-k", "-s", "top-p", "-t", 5, "-n", 20]
     mink_eval.run(*command, "--out", whole)
-    assert len(responses(whole)) == 24
+    assert len(responses(whole)) == 36
     chance = random.Random(1)
-    for n_lines in (0, 3, 8, 9, 17):
+    for n_lines in (0, 4, 12, 13, 25):
         run_and_kill(command, killed, n_lines, chance.uniform(0, 0.3) if n_lines else 0.5)
-    assert 17 <= count_lines(killed) < 24
+    assert 25 <= count_lines(killed) < 36
     mink_eval.run(*command, "--out", killed)
     assert responses(killed) == responses(whole)
     again = mink_eval.run(*command, "--out", killed)
-    assert "All 24 responses are in" in again.stdout
+    assert "All 36 responses are in" in again.stdout
     assert "tokens/s" not in again.stdout  # nothing was generated
 
 
 def test_only_what_is_added_runs(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
     out = tmp_path / "run"
     steps: list[tuple[list[object], int]] = [
-        (["--limit", 2], 2),
-        (["--limit", 5], 3),
-        (["--limit", 2, "--sampler", "min-k", "--sampler", "min-k:tau=3", "--sampler", "greedy"], 2),
+        (["--limit", 2], 4),
+        (["--limit", 5], 6),
+        (["--limit", 2, "--sampler", "min-k:tau=3", "--sampler", "greedy", "--sampler", "top-p"], 2),
         (["--limit", 2, "--temp", 1, "--temp", 5, "--temp", 5.0, "--temp", 0], 2),
         (["--limit", 2, "--temp", 2, "--repeats", 3], 6),
     ]
@@ -75,7 +75,8 @@ def test_only_what_is_added_runs(tmp_path: Path, here: list[object], mink_eval: 
         assert f"{n_new} responses of" in mink_eval.run(*here, "-n", 4, "--out", out, *options).stdout
     records = list(read_responses(out))
     assert Counter((r.sampler, r.temperature, r.repeat) for r in records) == {
-        ("min-k:tau=3", 1.0, 0): 5, ("greedy", 0.0, 0): 2, ("min-k:tau=3", 5.0, 0): 2,
+        ("min-k:tau=3", 1.0, 0): 5, ("greedy", 0.0, 0): 5, ("min-k:tau=3", 5.0, 0): 2,
+        ("top-p:p=0.9,order=temperature-first", 1.0, 0): 2,
         ("min-k:tau=3", 2.0, 0): 2, ("min-k:tau=3", 2.0, 1): 2, ("min-k:tau=3", 2.0, 2): 2,
     }  # fmt: skip
     seeds = {(r.question_id, r.repeat, r.seed) for r in records}
@@ -85,7 +86,8 @@ def test_only_what_is_added_runs(tmp_path: Path, here: list[object], mink_eval: 
 
 def test_fields_of_a_record(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
     mink_eval.run(*here, "-n", 4, "--limit", 1, "-s", "top-p:order=temperature-last", "-o", tmp_path / "run")
-    (record,) = read_responses(tmp_path / "run")
+    greedy, record = read_responses(tmp_path / "run")
+    assert (greedy.sampler, greedy.temperature, greedy.order) == ("greedy", 0.0, None)
     assert (record.model, record.task, record.question_id) == ("tiny", "gsm8k", "0")
     assert record.sampler == "top-p:p=0.9,order=temperature-last"
     assert record.order == "temperature-last"
@@ -117,7 +119,7 @@ def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_continues(
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ["--model", tiny_path, "--data", data, "-n", 8, "--ctx", 256, "--parallel", 2]
     finished = mink_eval.run(*command, "-o", tmp_path / "run")
-    assert "1 prompt did not fit the context" in finished.stdout
+    assert "2 responses without text: the prompt did not fit the context" in finished.stdout
     by_id = {record.question_id: record for record in read_responses(tmp_path / "run")}
     assert [by_id[i].finish_reason for i in "012"] == ["length", "overflow", "length"]
     assert (by_id["1"].response, by_id["1"].n_tokens) == ("", 0)
@@ -133,7 +135,7 @@ def test_a_full_disk_stops_the_run_and_a_later_one_continues(
         full = mink_eval("run", "gsm8k", *command, "--out", tmp_path / "run")
     assert full.status == 1
     assert re.search(r"records.jsonl cannot be written: File too large\. The records are kept", full.stderr)
-    assert 4 < len(responses(tmp_path / "run")) < 24
+    assert 4 < len(responses(tmp_path / "run")) < 30
     mink_eval.run(*command, "--out", tmp_path / "run")
     mink_eval.run(*command, "--out", tmp_path / "whole")
     assert responses(tmp_path / "run") == responses(tmp_path / "whole")
@@ -147,7 +149,7 @@ def test_a_broken_model_ends_the_run_and_what_was_recorded_is_kept(
     finished = mink_eval("run", "gsm8k", *questions, *options)
     assert finished.status == 1
     assert re.match("mink-eval: question 0 of gsm8k with broken: .*NaN", finished.stderr.splitlines()[-1])
-    assert "12 of 24 responses are in" in finished.stdout
+    assert "24 of 48 responses are in" in finished.stdout
     assert {record.model for record in read_responses(tmp_path / "run")} == {"tiny"}
 
 

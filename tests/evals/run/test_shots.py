@@ -1,0 +1,146 @@
+"""Few-shot examples and stop strings: what a model is shown, and what a run's folder remembers of them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mink_local.errors import DataError
+from mink_local.evals.run.grid import TaskSettings
+from mink_local.evals.run.records import read_responses
+from mink_local.evals.run.run import Evaluation
+from mink_local.evals.tasks import TASKS, Question, find_task
+from mink_local.samplers import MinK
+from tests.conftest import shared
+from tests.support.mink_eval import MinkEval
+
+
+def asked(
+    task: str, file: Path, shots: int, shots_from: Path | None = None, limit: int | None = None
+) -> tuple[TaskSettings, list[Question]]:
+    named = find_task(task)
+    sources = {named.name: shots_from} if shots_from else {}
+    evaluation = Evaluation(
+        [named], [], [MinK()], [1.0], 1, Path(), {}, shots=shots, shots_from=sources, limit=limit
+    )
+    return evaluation.asked(named, file)
+
+
+def rows(path: Path, *numbers: int) -> Path:
+    lines = ({"question": f"{n} + {n}?", "answer": f"<<{n}+{n}={2 * n}>>Add.\n#### {2 * n}"} for n in numbers)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_the_first_questions_are_examples_and_are_not_asked(tmp_path: Path) -> None:
+    settings, questions = asked("gsm8k", rows(tmp_path / "data", *range(6)), shots=2, limit=3)
+    assert [question.id for question in questions] == ["2", "3", "4"]  # as without examples: so are the seeds
+    ending = 'Your response must end with "The final answer is (answer)".'
+    assert settings.shots == (
+        (f"0 + 0?\n\n{ending}", "Add.\nThe final answer is 0."),
+        (f"1 + 1?\n\n{ending}", "Add.\nThe final answer is 2."),
+    )
+
+
+def test_examples_from_another_file_are_not_asked_either(tmp_path: Path) -> None:
+    data, train = rows(tmp_path / "data", 1, 2, 3), rows(tmp_path / "train", 8, 2, 9)
+    settings, questions = asked("gsm8k", data, shots=2, shots_from=train)
+    assert [prompt[:5] for prompt, _ in settings.shots] == ["8 + 8", "2 + 2"]
+    assert [question.id for question in questions] == ["0", "2"]
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "aqua", "math500"])
+def test_worked_answers_end_as_they_are_scored(name: str) -> None:
+    """The published solution is found right by flexible scoring, which is what the model is to imitate."""
+    path = shared(f"data/{name}_test.jsonl")
+    settings, questions = asked(name, path, shots=20)
+    first = TASKS[name].read(path, 0)[:20]
+    assert len(questions) == len(TASKS[name].read(path, 0)) - 20
+    for question, (prompt, worked) in zip(first, settings.shots, strict=True):
+        assert prompt == question.prompt
+        assert "<<" not in worked
+        assert TASKS[name].flexible(worked, question).correct
+
+
+def test_own_files_show_their_answers(tmp_path: Path) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text(
+        '{"question": "a?", "choices": ["x", "y"], "answer": "y"}\n'
+        '{"question": "b?", "choices": ["x", "y"], "answer": "A"}\n'
+    )
+    settings, _ = asked(str(own), own, shots=1)
+    assert settings.shots[0][1] == "The answer is (B)."
+
+
+def test_data_that_cannot_be_shown_is_refused(tmp_path: Path) -> None:
+    data = rows(tmp_path / "data", 1, 2, 3)
+    bare = tmp_path / "bare.jsonl"
+    bare.write_text('{"question": "Why?", "answer": "#### 3"}\n')
+    talk = tmp_path / "talk.jsonl"
+    talk.write_text('{"question": "Why?"}\n{"question": "How?"}\n')
+    with pytest.raises(DataError, match="data has 3 questions: 4 --shots need more"):
+        asked("gsm8k", data, shots=4)
+    with pytest.raises(DataError, match="data has no other questions than those of --shots"):
+        asked("gsm8k", data, shots=3)
+    with pytest.raises(DataError, match="has no worked answer to question 0: leave --shots out, or name"):
+        asked("gsm8k", data, shots=1, shots_from=bare)
+    with pytest.raises(DataError, match="has no worked answer to question 0"):
+        asked(str(talk), talk, shots=1)
+    with pytest.raises(DataError, match="has questions with a number as the answer"):
+        asked(str(talk), talk, shots=1, shots_from=bare)
+
+
+def test_examples_are_in_the_prompt_and_in_the_manifest(
+    tmp_path: Path, here: list[object], mink_eval: MinkEval
+) -> None:
+    command = [*here, "-n", 2, "-o", tmp_path / "run"]
+    mink_eval.run(*command, "--shots", 2, "--limit", 1, "--temp", 0)
+    mink_eval.run(*here, "-n", 2, "-o", tmp_path / "none", "--limit", 3, "--temp", 0)
+    (shown,) = read_responses(tmp_path / "run")
+    alone = next(r for r in read_responses(tmp_path / "none") if r.question_id == "2")
+    assert (shown.question_id, shown.seed) == ("2", alone.seed)
+    assert shown.prompt_tokens > 2 * alone.prompt_tokens
+    before = (tmp_path / "run" / "manifest.json").read_text()
+    others = ["--shots", 2, "--shots-from", rows(tmp_path / "other", 7, 8)]
+    for options, complaint in [
+        ([], "--shots was 2 for gsm8k and is 0"),
+        (["--shots", 3], "--shots was 2 for gsm8k and is 3"),
+        (others, "the examples of --shots for gsm8k were others"),
+        (["--shots", 2, "--stop", "x"], '--stop was not given and is "x"'),
+    ]:
+        refused = mink_eval("run", "gsm8k", *command, *options)
+        assert refused.status == 1
+        assert complaint in refused.stderr
+    assert (tmp_path / "run" / "manifest.json").read_text() == before
+    assert "--shots-from needs --shots N" in mink_eval("run", "gsm8k", "--shots-from", "file").stderr
+    assert "would end every response" in mink_eval("run", "gsm8k", "--stop", "").stderr
+
+
+def test_a_stop_string_ends_a_response(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
+    command = [*here, "--limit", 1, "--temp", 0, "-n", 16]
+    mink_eval.run(*command, "-o", tmp_path / "whole")
+    (whole,) = read_responses(tmp_path / "whole")
+    stop = whole.response[len(whole.response) // 2 :][:3].replace("\n", "\\n")
+    mink_eval.run(*command, "-o", tmp_path / "cut", "--stop", "no such text", "--stop", stop)
+    (cut,) = read_responses(tmp_path / "cut")
+    assert cut.response == whole.response.partition(stop.replace("\\n", "\n"))[0]
+    assert (whole.finish_reason, cut.finish_reason) == ("length", "stop")
+    stops = json.loads((tmp_path / "cut" / "manifest.json").read_text())["stop"]
+    assert stops == ["no such text", stop.replace("\\n", "\n")]
+
+
+def test_a_model_without_a_chat_template_is_warned_of_once(
+    tmp_path: Path,
+    questions: list[object],
+    tiny: Callable[..., Path],
+    mink_eval: MinkEval,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    base = tiny("base.gguf", template=None)
+    command = [*questions, "--model", base, "--threads", 1, "-n", 2, "--limit", 1, "--temp", 0]
+    for options in ("--shots=1", "--stop=Q:", "--quiet"):
+        caplog.clear()
+        mink_eval.run(*command, options, "-o", tmp_path / options)
+        said = caplog.text.count("base may not know where its answer ends")
+        assert said == (options == "--quiet")
