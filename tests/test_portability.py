@@ -191,7 +191,7 @@ def test_evaluation(programs: Callable[..., str], tiny_path: Path, tmp_path: Pat
     )
     programs((*run, 1), (*run, 2), ("mink-eval", "report", out))
     records = (out / "records.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(records) == 2
+    assert len(records) == 4
     assert {"report.html", "report.md", "table.csv"} <= {path.name for path in (out / "report").iterdir()}
 
 

@@ -7,6 +7,7 @@ mink-local and hands the rest of its command line to the harness.
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -16,12 +17,14 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from mink_local.errors import MinkError
+from mink_local.evals.run.manifest import file_sha256
 from mink_local.evals.run.worker import DATE
 from mink_local.generation.loading import load_model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.context import MAX_SEED
 from mink_local.models.catalog import DEFAULT_MODEL
 from mink_local.samplers import Greedy, MinP, Sampler, TopK, TopP, parse
+from mink_local.version import __version__
 
 NAME = "mink-local"
 _HARNESS_ARGUMENTS = {"batch_size", "max_batch_size", "device"}
@@ -76,6 +79,15 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         self._parallel: Any = parallel
         self._max_gen_toks = max_gen_toks
         self.max_length = min(n_ctx, self._model.weights.n_ctx_train)
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Return what the harness adds to the "config" of its results; a sampler of None is each task's."""
+        return {
+            "model_sha256": file_sha256(Path(self._model.weights.path)),
+            "model_sampler": None if self._sampler is None else str(self._sampler),
+            "model_temperature": self._temperature,
+            "mink_local_version": __version__,
+        }
 
     # Tokens and templates
 
@@ -166,7 +178,9 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         longest = max(len(request.prompt) + (request.params.max_tokens or 0) for request in asked)
         self._model.reserve(min(longest, self.max_length), self._parallel)
         texts = [""] * len(asked)
-        with tqdm(total=len(asked), desc="Generating", disable=disable_tqdm) as bar:
+        first = asked[0].params  # the harness logs what the task asks for, whatever --model_args say
+        method = f"Generating ({first.sampler}, T = {first.temperature:g})"
+        with tqdm(total=len(asked), desc=method, disable=disable_tqdm) as bar:
             for answer in self._model.complete(asked):
                 if answer.error:
                     raise MinkError(f"request {answer.index}: {answer.error}")

@@ -25,7 +25,8 @@ threads_option = click.option(
     "--threads",
     type=click.IntRange(min=1),
     metavar="N",
-    help="CPU threads.  [default: one for every physical core]",
+    help="CPU threads. If other programs keep the cores busy, fewer are faster: llama.cpp's threads wait for "
+    "one another.  [default: one for every physical core]",
 )
 
 KV_TYPE = click.Choice(KV_TYPES)

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,12 @@ def test_chat_templates(lm: Any) -> None:
     assert lm.apply_chat_template(history, False).endswith("<|im_start|>assistant\nThe answer is")
     assert "im_start" in lm.chat_template(True)
     assert lm.tokenizer_name.startswith("tiny-")
+
+
+def test_the_results_name_the_file_and_the_sampler(make_lm: Callable[..., Any], tiny_path: Path) -> None:
+    info = make_lm(sampler="min-k", temperature=2).get_model_info()
+    assert info["model_sha256"] == sha256(tiny_path.read_bytes()).hexdigest()
+    assert (info["model_sampler"], info["model_temperature"]) == ("min-k:tau=3", 2.0)
 
 
 @pytest.mark.parametrize(
