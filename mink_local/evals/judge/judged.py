@@ -23,7 +23,6 @@ from mink_local.evals.judge.judging import (
 )
 from mink_local.evals.judge.preferences import (
     RESAMPLES,
-    MeanShare,
     ResponsePair,
     WinRate,
     interval,
@@ -34,7 +33,7 @@ from mink_local.evals.judge.preferences import (
 )
 from mink_local.evals.report.format import count, escape_markdown, p_value, percent
 from mink_local.evals.report.recorded_run import read_run
-from mink_local.evals.report.stats import ALPHA, holm
+from mink_local.evals.report.stats import ALPHA, Share, holm
 from mink_local.evals.report.tables import ReportTable, TableEntry
 from mink_local.evals.run.records import as_run_error
 from mink_local.files import write_atomic
@@ -44,10 +43,9 @@ HOW_TO_READ = (
     "Every pair of responses is judged in both orders. A method wins a pair if both orders prefer it; if "
     "the orders disagree, the pair is a tie. Identical responses are a tie that is not asked for. Win rate: "
     "ties count half, mean over questions.",
-    f"Intervals are 95%, by bootstrap over questions ({RESAMPLES:,} resamples). p is exact and two-sided: "
-    "the binomial test of wins against losses, in which the pairs of one question change sign together; "
-    "Holm's is corrected for all rows. An interval of no width says that all questions agree, not that the "
-    "rate is known.",
+    f"Intervals are 95%, by bootstrap over questions ({RESAMPLES:,} resamples; Wilson's if all questions "
+    "agree). p is exact and two-sided: the binomial test of wins against losses, in which the pairs of one "
+    "question change sign together; Holm's is corrected for all rows.",
     "A judge is a model with preferences of its own, for example for long answers: the table shows what it "
     "prefers, not what people do.",
 )
@@ -131,19 +129,23 @@ class JudgedTable:
         asked_for: What the table was made with, for its JSON file.
         first_place: How often the answer that is shown first wins, ties counted half; None if none was asked.
         disagreement: How often the two orders of a pair disagree.
+        n_problems: Lines of the run that cannot be used.
     """
 
     judge: str
     against: str
     asked_for: Mapping[str, Any]
     rows: Sequence[JudgedRow]
-    first_place: MeanShare | None
-    disagreement: MeanShare | None
+    first_place: Share | None
+    disagreement: Share | None
     n_cut: int
     judge_is_judged: bool
+    n_problems: int
 
     @classmethod
-    def of(cls, pairs: Sequence[JudgedPair], against: str, asked_for: Mapping[str, Any]) -> "JudgedTable":
+    def of(
+        cls, pairs: Sequence[JudgedPair], against: str, asked_for: Mapping[str, Any], n_problems: int
+    ) -> "JudgedTable":
         groups: dict[tuple[str, str, str, float], list[JudgedPair]] = {}
         for one in pairs:
             place = one.pair.place
@@ -165,6 +167,7 @@ class JudgedTable:
             mean_share(complete) if complete else None,
             sum(one.is_cut for one in asked),
             judge in {one.pair.place.model for one in pairs},
+            n_problems,
         )
 
     @property
@@ -181,8 +184,8 @@ class JudgedTable:
         if self.first_place and self.disagreement:
             first, disagree = _in_words(self.first_place), _in_words(self.disagreement)
             notes.append(
-                f"Position: the answer that is shown first wins {first} (ties count half; 50% without bias), "
-                f"and the two orders disagree in {disagree} of the pairs."
+                f"Position: the answer that is shown first wins {first} of the time (ties count half; "
+                f"without bias 50%), and the two orders disagree in {disagree} of the pairs."
             )
             if not self.first_place.low <= 0.5 <= self.first_place.high:
                 place = "first" if self.first_place.value > 0.5 else "second"
@@ -197,8 +200,11 @@ class JudgedTable:
             notes.append(
                 f"In {count(self.n_cut, 'pair')} the judge saw only the beginning of a long response."
             )
+        if self.n_problems:
+            lines = count(self.n_problems, "line")
+            notes.append(f"{lines} of the run's records cannot be used: mink-eval report names them.")
         if self.judge_is_judged:
-            notes.append("The judge has written the responses itself: it may prefer what it would write.")
+            notes.append("The judge has written responses itself: it may prefer what it would write.")
         return notes
 
     def tables(self) -> list[ReportTable]:
@@ -268,8 +274,8 @@ def _p(p: float, adjusted: float) -> TableEntry:
     return TableEntry(p_value(p), f"Holm {p_value(adjusted)}", bold=adjusted <= ALPHA)
 
 
-def _in_words(share: MeanShare) -> str:
-    return f"{percent(share.value)}% ({interval(share)})"
+def _in_words(share: Share) -> str:
+    return f"{percent(share.value)}% [{interval(share)}]"
 
 
 def judge_run(folder: Path, judge: Judge, against: str, limit: int | None, characters: int) -> None:
@@ -321,7 +327,7 @@ def judge_run(folder: Path, judge: Judge, against: str, limit: int | None, chara
         "max_chars": characters,
         "made_with": {key: value for key, value in run.made_with.items() if re.search("sha256|version", key)},
     }
-    table = JudgedTable.of(found, against, asked_for)
+    table = JudgedTable.of(found, against, asked_for, len(run.problems))
     for part in table.tables():
         for shown in part.rich(console.width):
             console.print(shown)

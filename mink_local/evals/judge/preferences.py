@@ -7,6 +7,7 @@ questions, however many pairs or votes a question has.
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from mink_local.errors import ReportError
 from mink_local.evals.report.format import percent
 from mink_local.evals.report.recorded_run import RecordedRun
-from mink_local.evals.report.stats import PairedTest
+from mink_local.evals.report.stats import PairedTest, Share
+from mink_local.evals.report.stats import share as wilson_share
 from mink_local.evals.run.records import Response
 from mink_local.evals.tasks.base import without_reasoning
 
@@ -88,32 +90,26 @@ def samplers_of(run: RecordedRun, wanted: Iterable[str] = ()) -> list[str]:
     return samplers
 
 
-@dataclass(frozen=True)
-class MeanShare:
-    """A mean over questions, 0 to 1, with its 95% bootstrap interval over questions."""
-
-    value: float
-    low: float
-    high: float
-
-
-def interval(share: MeanShare) -> str:
+def interval(share: Share) -> str:
     """Return an interval in percent: "40.2–61.0"."""
     return f"{percent(share.low)}–{percent(share.high)}"
 
 
-def mean_share(values: Iterable[tuple[Hashable, float]]) -> MeanShare:
+def mean_share(values: Iterable[tuple[Hashable, float]]) -> Share:
     """Return the mean over questions of the mean of a question's values, which are from 0 to 1.
 
-    Raises ValueError if there are no values.
+    The interval is by bootstrap over questions, and Wilson's if all questions are alike. Raises ValueError
+    if there are no values.
     """
     grouped: dict[Hashable, list[float]] = {}
     for question, value in values:
         grouped.setdefault(question, []).append(value)
     if not grouped:
         raise ValueError("there are no values to take a mean of")
-    means = np.array([np.mean(group) for group in grouped.values()])
-    return MeanShare(float(means.mean()), *bootstrap_interval(means))
+    means = [fmean(group) for group in grouped.values()]
+    if len(set(means)) == 1:  # so would be all resamples
+        return wilson_share(means)
+    return Share(fmean(means), *bootstrap_interval(np.array(means)))
 
 
 def bootstrap_interval(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -135,7 +131,7 @@ class WinRate:
             question has several outcomes, its wins minus its losses change sign together.
     """
 
-    rate: MeanShare
+    rate: Share
     n_questions: int
     wins: int
     ties: int
