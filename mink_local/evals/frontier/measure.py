@@ -51,13 +51,13 @@ class TextSums:
     """The sums of the texts measured so far, kept in a file that grows by one record a text.
 
     Attributes:
-        records: By the text's number: its number of positions, and float64 (settings, FIGURES).
+        records: By the text's key: its number of positions, and float64 (settings, FIGURES).
     """
 
     def __init__(self, path: Path, n_settings: int) -> None:
         self._path = path
         shape = (n_settings, len(FIGURES))
-        self._type = np.dtype([("number", np.int64), ("positions", np.int64), ("sums", np.float64, shape)])
+        self._type = np.dtype([("key", np.int64), ("positions", np.int64), ("sums", np.float64, shape)])
         self.records: dict[int, tuple[int, NDArray[np.float64]]] = {}
         with as_run_error(path):
             data = path.read_bytes() if path.exists() else b""
@@ -66,14 +66,14 @@ class TextSums:
                 with path.open("r+b") as stream:
                     stream.truncate(whole * self._type.itemsize)
         for record in np.frombuffer(data, self._type, whole):
-            self.records[int(record["number"])] = int(record["positions"]), record["sums"]
+            self.records[int(record["key"])] = int(record["positions"]), record["sums"]
 
-    def add(self, number: int, n_positions: int, sums: NDArray[np.float64]) -> None:
+    def add(self, key: int, n_positions: int, sums: NDArray[np.float64]) -> None:
         """Keep a text's sums, also in the file."""
-        record = np.array([(number, n_positions, sums)], self._type)
+        record = np.array([(key, n_positions, sums)], self._type)
         with as_run_error(self._path), self._path.open("ab") as stream:
             stream.write(record.tobytes())
-        self.records[number] = n_positions, sums
+        self.records[key] = n_positions, sums
 
 
 def sums_file(folder: Path, asked: Mapping[str, object]) -> Path:

@@ -1,6 +1,7 @@
 """The report of a measurement: tables as Markdown, a picture, and all figures as JSON."""
 
 import io
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,9 +36,9 @@ _LOOKS = {
     "top-p": ("#009E73", "^"),
     "top-n-sigma": ("#CC79A7", "D"),
     "top-k": ("#56B4E9", "P"),
-    "eta": ("#8C6D1F", "X"),
-    "p-less": ("#000000", "h"),
-    "llama-default": ("#000000", "p"),
+    "eta": ("#8C6D1F", "x"),
+    "p-less": ("#000000", "X"),
+    "llama-default": ("#000000", "d"),
     "greedy": ("#000000", "+"),
 }
 
@@ -103,8 +104,20 @@ def _number(temperature: float) -> float | str:
     return "inf" if math.isinf(temperature) else temperature
 
 
+def to_text(content: Mapping[str, Any]) -> str:
+    """Return JSON with a line for every entry, and for every item of a list of objects."""
+    entries = []
+    for key, value in content.items():
+        if isinstance(value, list):
+            items = ",\n  ".join(json.dumps(item, allow_nan=False) for item in value)
+            entries.append(f"{json.dumps(key)}: [\n  {items}\n ]")
+        else:
+            entries.append(f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}")
+    return "{\n " + ",\n ".join(entries) + "\n}\n"
+
+
 def _list(estimate: Estimate) -> list[float]:
-    return [float(f"{x:.6g}") for x in (estimate.value, estimate.low, estimate.high)]
+    return [float(f"{x:.5g}") for x in (estimate.value, estimate.low, estimate.high)]
 
 
 def as_markdown(
@@ -280,7 +293,7 @@ def _plot_curves(axis: Any, curves: Mapping[str, Sequence[SettingResult]]) -> No
         own = name == "min-k, floor"
         axis.plot(
             x, y, "--" if first else "-", color=colour, marker=marker, label=name,
-            markersize=4, mfc="white" if first else colour,
+            markersize=4 if len(rows) > 1 else 7, mfc="white" if first else colour,
             linewidth=2.2 if own else 1.1, zorder=4 if own else 3,
         )  # fmt: skip
         if name in ("min-k, alpha", "min-k, tau"):  # whose default is that of the floor

@@ -75,7 +75,7 @@ class DefaultResult:
     """The default of a method, beside the yardstick's curve at the same noise and temperature.
 
     `gain` is its entropy minus that of the curve, which begins at greedy, also if the default has less noise
-    than greedy; None if the curve's sweep ends below the noise.
+    than greedy; None for greedy itself, and if the curve's sweep ends below the noise.
     """
 
     result: SettingResult
@@ -177,7 +177,7 @@ class FrontierResults:
             if setting.temperature != temperature or not setting.is_default or name in found:
                 continue
             gain = None
-            if yardstick:
+            if yardstick and not isinstance(setting.sampler, Greedy):
                 noise, entropy = self._path([self._greedy(temperature), *yardstick], j)
                 own_noise, own_entropy = (matrix[:, 0] for matrix in self._path([i], j))
                 if own_noise[0] <= noise[0].max():

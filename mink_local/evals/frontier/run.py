@@ -51,6 +51,8 @@ from mink_local.models.catalog import resolve
 from mink_local.samplers import label
 from mink_local.version import __version__
 
+_SECONDS = "seconds.json"
+_SHORT = 256  # tokens of a context that is not used
 _LINE_SECONDS = 30.0  # between two lines of progress, if no terminal shows it
 
 
@@ -110,7 +112,7 @@ def run_frontier(asked: Measurement) -> None:
             opened.enter_context(
                 load_model(
                     str(file.path),
-                    n_ctx=256,
+                    n_ctx=_SHORT,
                     n_gpu_layers=asked.gpu_layers,
                     n_threads=asked.threads,
                     date=DATE,
@@ -141,7 +143,6 @@ class _Session:
         self.settings = default_settings(sorted(set(asked.temperatures)))
         self._pair = TwoModels(model, reference, self.settings)
         self._stopped = False
-        self.seconds: dict[str, float] = {}
         source = asked.source
         self.about_texts: dict[str, object] = {
             "source": source.task or source.path.name,
@@ -155,6 +156,14 @@ class _Session:
                 "sampler": str(WRITER),
                 "temperature": 1.0,
             }
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The time that writing and measuring took, in all sessions."""
+        path = self._asked.out / _SECONDS
+        with as_run_error(path, "read"):
+            found: dict[str, float] = json.loads(path.read_bytes()) if path.exists() else {}
+        return found
 
     @property
     def texts_in_words(self) -> str:
@@ -186,6 +195,7 @@ class _Session:
             with self._watching("writing", n_missing, "texts") as advance, closing(texts):
                 for _ in texts:
                     advance(1)
+            reference.reserve(_SHORT, 1)  # the memory of many answers at a time is free again
         if self._stopped:
             raise KeyboardInterrupt
         return written.of(items)
@@ -201,13 +211,13 @@ class _Session:
             "versions": _versions(),
         }
         sums = TextSums(sums_file(self._asked.out, key), len(self.settings))
-        missing = [text for text in texts if text.number not in sums.records]
+        missing = [text for text in texts if text.key not in sums.records]
         if missing:
             n_positions = sum(text.n_positions for text in missing)
             measured = until_interrupted(self._pair.measure(missing), self.interrupt)
             with self._watching("measuring", n_positions, "positions") as advance, closing(measured):
                 for text, text_sums in measured:
-                    sums.add(text.number, text.n_positions, text_sums)
+                    sums.add(text.key, text.n_positions, text_sums)
                     advance(text.n_positions)
         if self._stopped:
             raise KeyboardInterrupt
@@ -240,9 +250,18 @@ class _Session:
                 left = (now - began) / done * (total - done)
                 print(f"{doing}: {done:,} of {total:,} {of}, {left:.0f} s left", file=sys.stderr, flush=True)
 
-        with shown:
-            yield advance
-        self.seconds[doing] = round(time.monotonic() - began, 1)
+        try:
+            with shown:
+                yield advance
+        finally:
+            self._note_seconds(doing, time.monotonic() - began)
+
+    def _note_seconds(self, doing: str, seconds: float) -> None:
+        """Add to the time that the folder's sessions took together."""
+        so_far = self.seconds
+        path = self._asked.out / _SECONDS
+        with as_run_error(path):
+            write_atomic(path, json.dumps(so_far | {doing: round(so_far.get(doing, 0) + seconds, 1)}))
 
 
 def _open_folder(folder: Path, opened: ExitStack) -> None:
@@ -257,7 +276,7 @@ def _open_folder(folder: Path, opened: ExitStack) -> None:
 
 
 def _results(session: _Session, texts: Sequence[MeasuredText], sums: TextSums) -> FrontierResults:
-    records = [sums.records[text.number] for text in texts]
+    records = [sums.records[text.key] for text in texts]
     positions = np.array([n for n, _ in records], np.int64)
     return FrontierResults(session.settings, positions, np.stack([array for _, array in records]))
 
@@ -265,7 +284,7 @@ def _results(session: _Session, texts: Sequence[MeasuredText], sums: TextSums) -
 def _write(folder: Path, results: FrontierResults, wanted: Sequence[float], about: dict[str, Any]) -> None:
     content: dict[str, str | bytes] = {
         "frontier.svg": report.picture(results),
-        "frontier.json": json.dumps(report.as_json(results, wanted, about), indent=1, allow_nan=False) + "\n",
+        "frontier.json": report.to_text(report.as_json(results, wanted, about)),
         "frontier.md": report.as_markdown(results, wanted, about, "frontier.svg"),
     }
     for name, data in content.items():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,6 +50,11 @@ class MeasuredText:
     @property
     def n_positions(self) -> int:
         return len(self.tokens) + (self.ended if self.prompt is not None else -1)
+
+    @property
+    def key(self) -> int:
+        """A number that another text does not have: that of its prompt, and a checksum of its tokens."""
+        return self.number << 32 | zlib.crc32(np.array(self.tokens, np.int32).tobytes())
 
     def context(self) -> list[Message] | list[int]:
         """Return the prompt, which each model gets in its own chat template, or plain text's first token."""

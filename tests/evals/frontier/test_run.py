@@ -53,6 +53,7 @@ def test_a_measurement_that_was_killed_goes_on(
     assert sums.read_bytes()[:n] == whole[:n]
     again = json.loads((out / "frontier.json").read_text())
     assert again["n_texts"] == 3
+    assert again["seconds"]["measuring"] > found["seconds"]["measuring"]
     finished = mink_eval("frontier", *asked, "--noise", 3)  # nothing is left to measure
     assert finished.stderr == ""
     markdown = (out / "frontier.md").read_text()
