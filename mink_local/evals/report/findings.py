@@ -42,8 +42,13 @@ HOW_TO_READ = (
     "the same temperature.",
     "If methods differ only in the value of an option, and there are three values or more, a heatmap has "
     "their accuracies; of them only the sampler's default has a panel in the picture of accuracies.",
+    "Tokens per correct answer: all tokens of a cell over its correct responses, the cut-off ones included. "
+    "Seconds: from the moment a response gets a slot to its end, while others are generated beside it; they "
+    "are of this machine and this run.",
     "Greedy decoding is run once for all temperatures and repeats, and its row repeats those responses.",
-    "Intervals and tests are about questions like these, with this model file, prompt and token limit.",
+    "Intervals and tests are about questions like these, with this model file, prompt and token limit, and "
+    "about a number of questions chosen beforehand: a run that is extended until a difference is significant "
+    "finds one too often.",
 )
 
 COMPARED: dict[Kind, tuple[str, str]] = {
@@ -120,6 +125,12 @@ def _caveats(task: TaskResult) -> Iterator[str]:
         yield (
             f"Strict finds no answer in {percent(task.no_answer['strict'])}% of the responses, flexible in "
             f"{percent(task.no_answer['flexible'])}%: strict says nothing about this model."
+        )
+    if not task.open_ended and task.cut_off > 0.5:
+        yield (
+            f"At T = {task.temperatures[0]:g} {percent(task.cut_off)}% of the responses were cut off at the "
+            "token limit and count as wrong: give a larger --max-tokens, or --stop and --shots if the model "
+            "does not know where an answer ends, as base models do not."
         )
     if task.n_repeats == 1:
         yield "One response a question shows nothing about diversity; --repeats 2 or more does."

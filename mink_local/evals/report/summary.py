@@ -131,6 +131,15 @@ class CellResult:
         return statistics.fmean(r.n_tokens for r in self.responses)
 
     @cached_property
+    def mean_seconds(self) -> float:
+        return statistics.fmean(r.seconds for r in self.responses)
+
+    def tokens_per_correct(self, scoring: Scoring) -> float | None:
+        """Return all tokens over the number of correct responses; None if none is correct."""
+        correct = sum(self.outcomes(scoring).values())
+        return sum(r.n_tokens for r in self.responses) / correct if correct else None
+
+    @cached_property
     def cutoffs(self) -> stats.CutoffCounts:
         return stats.CutoffCounts.of(r.k for r in self.responses)
 
@@ -204,6 +213,13 @@ class TaskResult:
     def open_ended(self) -> bool:
         """True if responses have no verdicts: there is no accuracy, and no comparison."""
         return any(r.open_ended for cell in self.cells.values() for r in cell.responses)
+
+    @property
+    def cut_off(self) -> float:
+        """The share of responses at the lowest temperature that the token limit cut off."""
+        coldest = [cell for cell in self.cells.values() if cell.temperature == self.temperatures[0]]
+        weights = [len(cell.responses) for cell in coldest]
+        return statistics.fmean((cell.ended("length") for cell in coldest), weights)
 
     @cached_property
     def no_answer(self) -> dict[Scoring, float]:

@@ -89,6 +89,9 @@ def grid_tables(task: TaskResult) -> list[ReportTable]:
     else:
         rates = f"{title} no answer found, strict / flexible; cut off at the token limit, %"
         tables.append(_grid(task, rates, _rates))
+        first = task.scorings[0]
+        costs = f"{title} mean tokens; tokens per correct answer ({first}), seconds a response"
+        tables.append(_grid(task, costs, partial(_costs, first)))
     if task.repeated:
         of = f"accuracy of {task.n_repeats} responses: any right / the majority right, %"
         tables += [_grid(task, f"{title} {s} {of}", partial(_all_attempts, s)) for s in task.scorings]
@@ -126,6 +129,12 @@ def _rates(cell: CellResult) -> TableEntry:
 
 def _lengths(cell: CellResult) -> TableEntry:
     return TableEntry(f"{cell.mean_tokens:.1f}", f"cut off {percent(cell.ended('length'))}")
+
+
+def _costs(scoring: Scoring, cell: CellResult) -> TableEntry:
+    per_correct = cell.tokens_per_correct(scoring)
+    tokens = "none correct" if per_correct is None else f"{per_correct:,.0f}"
+    return TableEntry(f"{cell.mean_tokens:.1f}", f"{tokens}, {cell.mean_seconds:.1f} s")
 
 
 def attempts_table(task: TaskResult, scoring: Scoring) -> ReportTable:
@@ -301,6 +310,8 @@ def _csv_row(
         "truncated": cell.ended("length"),
         "overflowed": cell.ended("overflow"),
         "mean_tokens": cell.mean_tokens,
+        "mean_seconds": cell.mean_seconds,
+        "tokens_per_correct": scoring and cell.tokens_per_correct(scoring),
         "ead": cell.diversity and cell.diversity.ead,
         "self_bleu": cell.diversity and cell.diversity.self_bleu,
         "words": cell.diversity and cell.diversity.words,

@@ -51,8 +51,10 @@ class Response:
         sampler: The sampler as text, `str(sampler)`.
         order: Where the sampler's temperature acts; None if its cutoff does not depend on temperature.
         repeat: From 0.
+        n_tokens: Of the response, without the token that ends it.
         finish_reason: "stop", "length" (truncated) or "overflow" (the prompt did not fit the context).
-        k: The number of candidates at every step.
+        k: The number of candidates at every step, also at that of the end token: one more than `n_tokens` if
+            the model ended the response.
         prompt_sha256: Of the user's message, as UTF-8.
         seconds: From the moment the request got a slot to its end.
     """

@@ -122,3 +122,20 @@ def test_responses_that_are_still_to_come_are_counted(tmp_path: Path) -> None:
         first = sentences(tmp_path)[0]
         assert ("asked for" in first) == bool(said)
         assert said in first
+
+
+def test_a_model_that_is_cut_off_in_most_responses_is_warned_of(tmp_path: Path) -> None:
+    """At the lowest temperature: at high ones, samplers are cut off and not the model."""
+    write_run(tmp_path, tasks=("gsm8k",), n_questions=10, **SMALL)
+
+    def cut_off(hot: int, cold: int) -> str:
+        def edit(r: dict[str, Any]) -> None:
+            last = hot if r["temperature"] > 1 else cold
+            r.update(finish_reason="length" if int(r["question_id"]) < last else "stop")
+
+        return sentences(change(tmp_path, edit))[0]
+
+    assert "cut off" not in cut_off(hot=10, cold=5)
+    assert "At T = 1 60.0% of the responses were cut off at the token limit and count as wrong: " in cut_off(
+        hot=0, cold=6
+    )

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def test_cells_are_what_counting_says(made: tuple[list[dict[str, Any]], Summary]
     lines, summary = made
     rows = csv_rows(summary)
     assert len(rows) == 4 * 2 * 2  # methods, temperatures, scorings
+    [costs] = [t.markdown() for t in grid_tables(summary.tasks[0]) if "tokens per correct" in t.title]
     tables: dict[str, str] = {s: accuracy_table(summary.tasks[0], s).markdown() for s in SCORINGS}
     for row in rows:
         cell = cell_of(lines, row)
@@ -67,6 +69,15 @@ def test_cells_are_what_counting_says(made: tuple[list[dict[str, Any]], Summary]
         assert float(row["no_answer"]) == pytest.approx(none / n)
         assert float(row["truncated"]) == pytest.approx(sum(r["finish_reason"] == "length" for r in cell) / n)
         assert float(row["k_is_1"]) == pytest.approx(sum(r["k"].count(1) for r in cell) / n_steps)
+        tokens = sum(r["n_tokens"] for r in cell)
+        assert float(row["mean_tokens"]) == pytest.approx(tokens / n)
+        assert float(row["mean_seconds"]) == pytest.approx(0.5)
+        assert float(row["tokens_per_correct"] or "inf") == pytest.approx(
+            tokens / right if right else math.inf
+        )
+        if row["scoring"] == "strict":
+            below = f"({tokens / right:,.0f}, 0.5 s)" if right else "(none correct, 0.5 s)"
+            assert f" {tokens / n:.1f} {below} " in costs
         after = "" if row["sampler"] == "greedy" else "±"
         assert f" {100 * float(row['accuracy']):.1f}{after}" in tables[row["scoring"]]
 
