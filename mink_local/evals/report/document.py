@@ -84,7 +84,7 @@ def make_document(run: RecordedRun, summary: Summary, notes: Sequence[str]) -> D
         notes,
         [_section(summary, task) for task in summary.tasks],
         run_findings(summary),
-        made_with_table(run.made_with) if run.made_with else None,
+        made_with_table(run.manifest) if run.manifest else None,
     )
 
 

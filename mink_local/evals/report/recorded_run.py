@@ -31,7 +31,7 @@ T = TypeVar("T")
 class RecordedRun:
     """The questions and responses of a run, and what they were made with.
 
-    `made_with` has the values of the manifest by the path of their keys, such as "versions mink-local".
+    `manifest` has what they were made with, without the folders of this machine.
     `asked` says how many responses were asked for, by model and task, if the manifest does. `problems` has a
     sentence for every line that was left out, with its file and number, and `remarks` has those on what else
     the reader must know.
@@ -39,10 +39,15 @@ class RecordedRun:
 
     questions: dict[tuple[str, str], Question] = field(default_factory=dict)
     responses: list[Response] = field(default_factory=list)
-    made_with: dict[str, str] = field(default_factory=dict)
+    manifest: dict[str, Any] = field(default_factory=dict)
     asked: dict[tuple[str, str], int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+
+    @property
+    def made_with(self) -> dict[str, str]:
+        """The values of the manifest by the path of their keys, such as "versions mink-local"."""
+        return dict(_flat(self.manifest))
 
 
 def read_run(folder: Path) -> RecordedRun:
@@ -55,7 +60,7 @@ def read_run(folder: Path) -> RecordedRun:
     if not (folder / QUESTIONS).exists():
         raise ReportError(f"{folder} holds no {QUESTIONS}: is it the --out of a mink-eval run?")
     manifest = _manifest(folder / MANIFEST)
-    run = RecordedRun(made_with=dict(_flat(manifest)), asked=_asked(manifest))
+    run = RecordedRun(manifest=_without_folders(manifest), asked=_asked(manifest))
     settings = RunSettings.of(manifest)
     try:
         run.remarks += _remarks_on_questions(folder / QUESTIONS, manifest)
@@ -150,11 +155,17 @@ def _asked(manifest: Mapping[str, Any]) -> dict[tuple[str, str], int]:
     return dict(totals)
 
 
+def _without_folders(value: Any) -> Any:
+    """Return a part of the manifest as a report may show it to others."""
+    if isinstance(value, dict):
+        return {key: _without_folders(part) for key, part in value.items() if key not in ("path", "data")}
+    return list(map(_without_folders, value)) if isinstance(value, list) else value
+
+
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, dict | list):
         for key, part in value.items() if isinstance(value, dict) else enumerate(value, start=1):
-            # a report is for showing to others, without the folders of this machine, and counts "asked"
-            if key not in ("path", "data", "asked"):
+            if key != "asked":
                 yield from _flat(part, f"{name} {key}".strip())
     else:
         yield name, str(value)

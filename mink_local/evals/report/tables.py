@@ -5,12 +5,13 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from mink_local.evals.report.ablations import ablations, variants
-from mink_local.evals.report.format import escape_markdown, p_value, percent, points
+from mink_local.evals.report.format import count, escape_markdown, p_value, percent, points
 from mink_local.evals.report.repeats import Attempts
 from mink_local.evals.report.summary import (
     SCORINGS,
@@ -35,11 +36,12 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table whose first column holds names and whose other columns hold numbers."""
+    """A table whose first column holds names and whose other columns hold numbers, or else sentences."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[TableEntry]]
+    numbers: bool = True
 
     def rich(self, width: int) -> Iterator[Table | Text]:
         """Yield the title and, for a terminal of `width` columns, as few tables as show every number whole.
@@ -62,7 +64,7 @@ class ReportTable:
         return table
 
     def markdown(self) -> str:
-        rule = ["---", *["--:"] * (len(self.columns) - 1)]
+        rule = ["---", *["--:" if self.numbers else "---"] * (len(self.columns) - 1)]
         rows = [[_markdown(entry) for entry in row] for row in self.rows]
         lines = [[escape_markdown(name) for name in self.columns], rule, *rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -229,10 +231,42 @@ def _comparison(cell: CellResult, comparison: Comparison) -> list[TableEntry]:
     ]
 
 
-def made_with_table(made_with: Mapping[str, str]) -> ReportTable:
-    """Return the values of a run's manifest."""
-    rows = [[TableEntry(name), TableEntry(value)] for name, value in made_with.items()]
-    return ReportTable("What the run was made with", ("", ""), rows)
+def made_with_table(manifest: Mapping[str, Any]) -> ReportTable:
+    """Return the settings of a run: a row for each, for each model and task, and for each environment."""
+    rows = [[TableEntry(name), TableEntry(value)] for name, value in _settings(manifest)]
+    return ReportTable("What the run was made with", ("setting", "value"), rows, numbers=False)
+
+
+def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, value in manifest.items():
+        if key in ("models", "tasks") and isinstance(value, dict):
+            yield from ((f"{key[:-1]} {name}", _in_words(entry)) for name, entry in value.items())
+        elif key == "asked" and isinstance(value, list):
+            yield from (("asked for", _in_words(grid)) for grid in value)
+        elif key == "sessions" and isinstance(value, list):
+            yield from _sessions(value)
+        elif key != "format":
+            yield key.replace("_", " "), _in_words(value)
+
+
+def _sessions(sessions: Sequence[Any]) -> Iterator[tuple[str, str]]:
+    """Yield the environments in which the run was started, each once: a run may be killed many times."""
+    times: dict[str, list[str]] = {}
+    for session in sessions:
+        entry = dict(session) if isinstance(session, dict) else {}
+        started = str(entry.pop("started", "?"))
+        times.setdefault(_in_words(entry), []).append(started)
+    for environment, starts in times.items():
+        span = starts[0] if len(starts) == 1 else f"{starts[0]} to {starts[-1]}"
+        yield f"started {count(len(starts), 'time')}", f"{span}: {environment}"
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, dict):
+        return "; ".join(f"{str(key).replace('_', ' ')} {_in_words(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_in_words, value)) or "none"
+    return "not given" if value is None else str(value)
 
 
 def to_csv(summary: Summary) -> str:

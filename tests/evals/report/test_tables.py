@@ -18,6 +18,7 @@ from mink_local.evals.report.tables import (
     attempts_table,
     comparisons_table,
     grid_tables,
+    made_with_table,
     repeats_to_csv,
     to_csv,
 )
@@ -205,3 +206,29 @@ def test_a_narrow_terminal_gets_more_tables_and_every_number(width: int, n_table
 def test_markdown() -> None:
     table = ReportTable("t", ["n", "v"], [[TableEntry("a|b"), TableEntry("1", "2", bold=True)]])
     assert table.markdown() == "| n | v |\n| --- | --: |\n| a\\|b | **1** (2) |"
+
+
+def test_settings_are_a_row_each_and_starts_of_one_environment_one_row() -> None:
+    local = {"model": "q4", "executor": "local", "n_parallel": 4}
+    starts = [{"started": f"2026-01-0{day}", **local} for day in (1, 2, 3)]
+    manifest = {
+        "format": 1,
+        "versions": {"mink-local": "0.1.0", "llama.cpp": "b1"},
+        "ctx": None,
+        "models": {"q4": {"sha256": "ab", "template_sha256": "cd"}},
+        "tasks": {"gsm8k": {"max_tokens": 64}},
+        "asked": [{"samplers": ["min-k:tau=3", "greedy"], "limit": None, "questions": {"gsm8k": 4}}],
+        "sessions": [*starts, {**starts[2], "n_parallel": 8}],
+    }
+    table = made_with_table(manifest)
+    assert [[entry.text for entry in row] for row in table.rows] == [
+        ["versions", "mink-local 0.1.0; llama.cpp b1"],
+        ["ctx", "not given"],
+        ["model q4", "sha256 ab; template sha256 cd"],
+        ["task gsm8k", "max tokens 64"],
+        ["asked for", "samplers min-k:tau=3, greedy; limit not given; questions gsm8k 4"],
+        ["started 3 times", "2026-01-01 to 2026-01-03: model q4; executor local; n parallel 4"],
+        ["started 1 time", "2026-01-03: model q4; executor local; n parallel 8"],
+    ]
+    assert table.markdown().splitlines()[1] == "| --- | --- |"
+    assert made_with_table({"sessions": [None, 1], "models": 3, "asked": {}}).rows  # a damaged manifest
