@@ -140,7 +140,8 @@ def _bars(progress: Progress, console: Console) -> Iterator[Show]:
     """Show a bar for every model and task."""
     name = bars.TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis"))
     counts = bars.TextColumn("{task.fields[counts]}", table_column=Column(no_wrap=True))
-    columns = (name, bars.BarColumn(bar_width=None), counts, bars.TimeRemainingColumn(compact=True), "left")
+    left = bars.TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5))
+    columns = (name, bars.BarColumn(bar_width=None), counts, left, "left")
     shown = bars.Progress(
         *columns, console=console, transient=True, expand=True, speed_estimate_period=_SPEED_SECONDS
     )
@@ -151,7 +152,7 @@ def _bars(progress: Progress, console: Console) -> Iterator[Show]:
 
     def update(group: tuple[str, str]) -> None:
         tally = progress.tasks[group]
-        counts = f"{tally.done} of {tally.wanted}  {_accuracy(tally)}"
+        counts = f"{tally.done} of {tally.wanted}{_accuracy(tally, str(tally.questions))}"
         shown.update(numbers[group], completed=tally.done, counts=counts)
 
     for group in numbers:
@@ -185,7 +186,7 @@ def _log_lines(progress: Progress) -> Show:
             left = progress.seconds / progress.new * (total.wanted - total.done)
             print(
                 f"{response.task}, {response.model}: {total.done} of {total.wanted} responses "
-                f"({total.done / total.wanted:.0%}), {_accuracy(total)}, "
+                f"({total.done / total.wanted:.0%}){_accuracy(total, _questions(total))}, "
                 f"{progress.tokens / progress.seconds:.0f} tokens/s, {duration(left)} left",
                 file=sys.stderr,
                 flush=True,
@@ -194,12 +195,10 @@ def _log_lines(progress: Progress) -> Show:
     return show
 
 
-def _accuracy(tally: Tally) -> str:
-    """Return the accuracies so far, and of how many questions they are."""
-    if not tally.judged:
-        return "no verdicts" if tally.questions else "no question complete"
+def _accuracy(tally: Tally, of: str) -> str:
+    """Return a comma and the accuracies so far, `of` so many questions, or nothing if there are none."""
     strict, flexible, *_ = tally.shares
-    return f"strict {strict} flexible {flexible} of {_questions(tally)}"
+    return f", first {of}: strict {strict} flexible {flexible}" if tally.judged else ""
 
 
 def _questions(tally: Tally) -> str:

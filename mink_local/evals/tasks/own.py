@@ -30,6 +30,7 @@ _QUESTION = ("question", "prompt", "instruction")
 _MOST_CHOICES = 10  # A to J
 _NUMBER = re.compile(r"-?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)")
 _ARTICLE = re.compile(r"^(?:an?|the) ")
+_LEADER = "\u2024"  # for a full stop that ends no sentence, as in St. Petersburg
 _AROUND = " \t\n.,;:!?\"'“”‘’()[]"
 
 
@@ -134,7 +135,8 @@ class OwnTexts(OwnTask):
         return normalized(answer) == normalized(gold)
 
     def flexible(self, response: str, question: Question) -> Verdict:
-        answers = (plain(statement.text) for statement in statements(response))
+        shielded = response.replace(question.gold, question.gold.replace(".", _LEADER))
+        answers = (plain(statement.text).replace(_LEADER, ".") for statement in statements(shielded))
         answer = next(filter(normalized, answers), None)
         return NO_ANSWER if answer is None else Verdict(answer, self.is_same(answer, question.gold))
 

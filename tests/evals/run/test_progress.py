@@ -53,7 +53,7 @@ def test_a_run_that_is_terminated_keeps_its_records(tmp_path: Path, here: list[o
 
 def test_a_log_is_plain_lines(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
     loud = mink_eval("run", "gsm8k", *here, "-n", 2, "-o", tmp_path / "run")
-    assert "gsm8k, tiny: 24 of 24 responses (100%), strict 0.0% flexible 0.0% of 12 questions" in loud.stderr
+    assert "gsm8k, tiny: 24 of 24 responses (100%), first 12 questions: strict 0.0% flex" in loud.stderr
     assert re.search(r"^greedy +0 +12 +0.0%", loud.stdout, re.M)
     assert re.search(r"^min-k:tau=3 +1 +12 +0.0%", loud.stdout, re.M)
     assert f"Next: mink-eval report {tmp_path / 'run'}" in loud.stdout

@@ -94,6 +94,13 @@ def test_other_answers_are_compared_as_texts(write: Write, response: str, correc
     assert flexible(task, question, response).correct == correct
 
 
+@pytest.mark.parametrize("gold", ["St. Petersburg", "J. R. R. Tolkien", "Washington D.C."])
+def test_a_full_stop_inside_an_answer_does_not_end_it(write: Write, gold: str) -> None:
+    task, (question,) = read(write({"question": "Which?", "answer": gold}))
+    assert flexible(task, question, f"The final answer is {gold}. It is well known.") == Verdict(gold, True)
+    assert not flexible(task, question, f"The final answer is not {gold}.").correct
+
+
 def test_a_sign_and_a_decimal_point_are_not_punctuation(write: Write) -> None:
     task, questions = read(write({"question": "a?", "answer": "-3.5"}, {"question": "b?", "answer": "x"}))
     assert [flexible(task, questions[0], f"Answer: {text}").correct for text in ("-3.5", "3.5", "35")] == [
