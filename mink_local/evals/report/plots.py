@@ -8,7 +8,7 @@ import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import matplotlib
@@ -75,6 +75,8 @@ def _figures(summary: Summary, task: TaskResult) -> Iterator[tuple[str, str, Fig
             yield f"diversity-{scoring}", f"{scoring.capitalize()} accuracy against diversity", figure
     if any(cell.cutoffs.n_steps for cell in task.cells.values()):
         yield "k", "Sizes of the candidate set", cutoffs_figure(task)
+    if task.baseline and sum(bool(cell.cutoffs.n_steps) for cell in task.row(task.baseline)) > 1:
+        yield "k-temperatures", f"k of {task.baseline} at each temperature", bins_figure(task, task.baseline)
 
 
 @dataclass(frozen=True)
@@ -293,6 +295,32 @@ def _plot_cutoffs(axis: Any, cell: CellResult, look: Mapping[str, Any]) -> None:
     y = [100, *(100 * cell.cutoffs.at_least())]
     marked = 0.25 if len(x) > 2 else None  # four markers a line, or one on its only point
     axis.step(x, y, where="pre", label=label, markevery=marked, markersize=4, **look)
+
+
+def bins_figure(task: TaskResult, method: Method) -> Figure:
+    """Return one panel: the share of steps with few and with many candidates, a bar a temperature.
+
+    A share is the mean over questions, with its 95% interval.
+    """
+    cells = [cell for cell in task.row(method) if cell.cutoffs.n_steps]
+    lows = (1, 2, 3, 4, 5, 9, 17, 33)
+    names = [f"{low}" if high == low + 1 else f"{low}–{high - 1}" for low, high in pairwise(lows)]
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axis: Any = figure.subplots()
+    looks, width = _looks(task), 0.8 / len(cells)
+    for number, cell in enumerate(cells):
+        value, error = 100 * cell.cutoff_shares(lows)
+        x = np.arange(len(lows)) + (number - (len(cells) - 1) / 2) * width
+        colour = looks[cell.temperature]["color"]
+        label = f"T = {cell.temperature:g}"
+        axis.bar(x, value, width, color=colour, label=label, yerr=error, error_kw={"ecolor": GREY})
+    axis.set_xticks(range(len(lows)), [*names, f"{lows[-1]}+"])
+    axis.legend(frameon=False)
+    axis.set_xlabel("k, candidates in a step")
+    axis.set_ylabel("steps, %")
+    axis.set_title(str(method))
+    figure.suptitle("Means over questions with 95% intervals. The responses at each T are others.", **NOTE)
+    return figure
 
 
 def _panels(n: int, x_label: str, y_label: str) -> tuple[Figure, Any]:

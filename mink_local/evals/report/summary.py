@@ -1,10 +1,15 @@
 """The numbers of a report: the cells of the grid, and every method compared with Min-k."""
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t
 
 from mink_local.errors import ReportError
 from mink_local.evals.report import stats
@@ -142,6 +147,20 @@ class CellResult:
     @cached_property
     def cutoffs(self) -> stats.CutoffCounts:
         return stats.CutoffCounts.of(r.k for r in self.responses)
+
+    def cutoff_shares(self, lows: Sequence[int]) -> NDArray[np.float64]:
+        """Return the shares of steps with a k from `lows[i]` to the next of them, or more for the last.
+
+        Returns:
+            float64 (2, len(lows)): the mean over questions, and half of its 95% interval, Student's.
+        """
+        sizes: dict[str, list[int]] = {}
+        for response in self.responses:
+            sizes.setdefault(response.question_id, []).extend(response.k)
+        shares = np.array([np.histogram(k, [*lows, math.inf])[0] / len(k) for k in sizes.values() if k])
+        n = len(shares)
+        half = t.isf(0.025, n - 1) * shares.std(axis=0, ddof=1) / n**0.5 if n > 1 else 0 * shares[0]
+        return np.array([shares.mean(axis=0), half])
 
     @cached_property
     def repeated(self) -> list[list[Response]]:

@@ -8,17 +8,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.container import BarContainer
+from scipy.stats import ttest_1samp
 
 from mink_local.evals.report import plots
 from mink_local.evals.report.plots import (
     accuracy_figure,
     attempts_figure,
+    bins_figure,
     cutoffs_figure,
     diversity_figure,
     plot_pictures,
 )
 from mink_local.evals.report.recorded_run import read_run
-from mink_local.evals.report.summary import Summary, summarise
+from mink_local.evals.report.summary import Method, Summary, summarise
 from tests.support.made_run import change, judge, write_run
 
 MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
@@ -144,6 +147,34 @@ def test_sizes_fall_from_one_hundred_percent(tmp_path: Path) -> None:
     sizes = [k for response in task.cells[MIN_K, 1.0].responses for k in response.k]
     assert (x[0], y[0], max(x)) == (1, 100, max(sizes))
     assert y[-1] == pytest.approx(100 * sizes.count(max(sizes)) / len(sizes))
+
+
+def test_the_sizes_of_min_k_are_compared_between_temperatures(tmp_path: Path) -> None:
+    """At T = 1 and at T = 5, with what counting says; for one temperature there is nothing to compare."""
+    task = make(tmp_path, samplers=(MIN_K, "greedy"), temperatures=(1.0, 5.0), n_questions=6).tasks[0]
+    axis: Any
+    [axis] = bins_figure(task, Method(MIN_K, None)).axes
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["T = 1", "T = 5"]
+    lows = (1, 2, 3, 4, 5, 9, 17, 33)
+    bins = {label.get_text(): i for i, label in enumerate(axis.get_xticklabels())}
+    assert list(bins) == ["1", "2", "3", "4", "5–8", "9–16", "17–32", "33+"]
+    bars = [container for container in axis.containers if isinstance(container, BarContainer)]
+    for t, container in zip((1.0, 5.0), bars, strict=True):
+        shares: dict[str, list[int]] = {}
+        for response in task.cells[MIN_K, t].responses:
+            shares.setdefault(response.question_id, []).extend(response.k)
+        heights = [bar.get_height() for bar in container]
+        for name, fits in (
+            ("1", lambda k: k == 1),
+            ("5–8", lambda k: 5 <= k <= 8),
+            ("33+", lambda k: k >= 33),
+        ):
+            means = [100 * sum(map(fits, k)) / len(k) for k in shares.values()]
+            assert heights[bins[name]] == pytest.approx(np.mean(means))
+            mean, half = task.cells[MIN_K, t].cutoff_shares(lows)[:, bins[name]]
+            expected = ttest_1samp(means, 0).confidence_interval()
+            assert (100 * (mean - half), 100 * (mean + half)) == pytest.approx(tuple(expected))
+        assert sum(heights) == pytest.approx(100)
 
 
 @pytest.mark.parametrize("share", [1, 2, 9])
