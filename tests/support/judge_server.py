@@ -13,7 +13,10 @@ Body = dict[str, Any]
 
 
 class Said(NamedTuple):
-    """What the server answers: a status, a body as JSON or as text, and headers."""
+    """What the server answers: a status, a body as JSON or as text, and headers.
+
+    The status 0 closes the connection instead.
+    """
 
     status: int
     body: Any
@@ -80,6 +83,9 @@ def judge_server(answer: Callable[[Body], Said]) -> Iterator[JudgeServer]:
             self._write(said)
 
         def _write(self, said: Said) -> None:
+            if said.status == 0:
+                self.close_connection = True
+                return
             data = (said.body if isinstance(said.body, str) else json.dumps(said.body)).encode()
             self.send_response(said.status)
             for name, value in {"content-length": str(len(data)), **said.headers}.items():

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,7 @@ def test_an_answer_that_comes_right_the_second_time(
         (fails(429, "come back tomorrow", Retry_After="86400"), "fails and asks to wait 86400 s: HTTP 429"),
         (Said(200, "<html>hello</html>"), "what it answers is not a chat completion"),
         (Said(200, {"choices": []}), "what it answers is not a chat completion"),
+        (Said(0, None), "the judge's server fails: the connection broke"),
         (fails(401, f"Incorrect API key {KEY}"), "refuses the API key: HTTP 401 (Incorrect API key …)"),
         (fails(404, "no such model"), "HTTP 404 (no such model). Give the base URL"),
     ],
@@ -164,6 +166,23 @@ def test_a_server_that_fails_in_the_middle(
     assert len(server.bodies) - n_asked == 8 * N - 20
     assert lines(run)[:20] == kept
     assert not any(KEY in path.read_text() for path in (run / "judge").iterdir())
+
+
+def test_a_server_that_does_not_answer(
+    mink_eval: MinkEval, run: Path, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judges, "PAUSES", ())
+    over = threading.Event()
+    server.answer = lambda body: (
+        says("") if len(server.bodies) > 2 and over.wait(10) else prefers_minimal(body)
+    )
+    command = ("judge", run, "--judge", server.url, "--parallel", 1, "--timeout", 1)
+    result = mink_eval(*command)
+    over.set()
+    assert (result.status, len(result.stderr.splitlines()), len(lines(run))) == (1, 1, 2)
+    assert (
+        "the judge's server fails: no answer in time; see --timeout. The judgements are kept" in result.stderr
+    )
 
 
 def test_a_server_that_recovers(mink_eval: MinkEval, run: Path, server: JudgeServer) -> None:
