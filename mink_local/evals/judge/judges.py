@@ -35,7 +35,16 @@ _PROBE_SECONDS = 30.0
 _LOCAL_TOKENS, _REMOTE_TOKENS = 64, 2048  # the second leaves room for reasoning
 _AGAIN_TEMPERATURE = 0.7  # of another attempt; the first is at 0
 _TOO_LONG = re.compile(r"context.{0,20}(length|window|size|holds)|too (long|many tokens)", re.IGNORECASE)
+_NOT_SO = (ValueError, KeyError, TypeError, IndexError, RecursionError)  # of JSON with another structure
 _CONTINUES = "The judgements are kept: the same command continues"
+
+
+class JudgeServerError(Exception):
+    """A server did not answer as it should. Another try may help, after `wait` seconds."""
+
+    def __init__(self, problem: str, wait: float = 0.0) -> None:
+        super().__init__(problem)
+        self.wait = wait
 
 
 class JudgeRequest(NamedTuple):
@@ -134,14 +143,16 @@ class EndpointJudge:
         seconds: Patience with one answer.
 
     Raises:
-        JudgeError: The URL is not one, the server cannot be reached, or it offers several models.
+        JudgeError: The URL or the key is not one, the server cannot be reached or offers several models.
     """
 
     sha256 = ""
 
     def __init__(self, url: str, model: str | None, key: str, parallel: int, seconds: float) -> None:
         self._base = _base_url(url)
-        self._key, self._parallel, self._seconds = key, parallel, seconds
+        self._key, self._parallel, self._seconds = key.strip(), parallel, seconds
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise JudgeError("the API key in the environment variable has characters that no key has")
         self._failed = self._proven = False  # a request; the form of the requests, by an answer
         self._optional: dict[str, Any] = {  # what not every server takes; what one refuses is left out
             "response_format": {
@@ -165,13 +176,14 @@ class EndpointJudge:
         async with self._client(_PROBE_SECONDS) as client:
             try:
                 response = await client.get(f"{self._base}/models")
-                models = [str(model["id"]) for model in response.json()["data"]]
-            except httpx.TransportError as error:
-                raise JudgeError(
-                    f"the judge's server {self._base} cannot be reached: {_why(error)}"
-                ) from None
-            except (ValueError, KeyError, TypeError):
-                models = []
+            except httpx.RequestError as error:
+                why = self._shown(_why(error))
+                raise JudgeError(f"the judge's server {self._base} cannot be reached: {why}") from None
+        self._refuse_key(response)
+        try:
+            models = [str(model["id"]) for model in response.json()["data"]]
+        except _NOT_SO:
+            models = []
         if len(models) == 1:
             return models[0]
         offered = f": it offers {self._shown(', '.join(models))}" if models else ""
@@ -201,53 +213,62 @@ class EndpointJudge:
         """Return the judge's answer; None if the prompt is too long. Raises JudgeError."""
         pauses = iter(PAUSES)
         while True:
+            try:
+                return await self._try(client, request)
+            except JudgeServerError as failure:
+                pause = next(pauses, None)
+                if pause is None or failure.wait > LONGEST_PAUSE or self._failed:
+                    raise JudgeError(f"the judge's server fails: {failure}. {_CONTINUES}") from None
+                await asyncio.sleep(max(pause, failure.wait))
+
+    async def _try(self, client: httpx.AsyncClient, request: JudgeRequest) -> str | None:
+        """Send a request, again without the options that the server refuses; return as `_answer` does."""
+        while True:
             sent = dict(self._optional)
             if "temperature" in sent:
                 sent["temperature"] = request.temperature
             body = {"model": self._model, "messages": _messages(request.prompt), **sent}
-            wait = 0.0
             try:
-                response = await client.post(f"{self._base}/chat/completions", json=body)
-            except httpx.TransportError as error:
-                problem = _why(error)
-            else:
-                status = response.status_code
-                if status == 200:
-                    try:
-                        text = str(response.json()["choices"][0]["message"]["content"] or "")
-                    except (ValueError, KeyError, TypeError, IndexError):
-                        problem = "what it answers is not a chat completion"
-                    else:
-                        self._proven = True
-                        return text
-                elif status in (400, 413, 422):
-                    if _is_too_long(response):
-                        if self._optional.pop("max_tokens", None) is None:
-                            return None
-                        continue
-                    if self._proven:  # such as what the server's filter forbids
-                        return self._message(response)
-                    if self._leave_out(response.text, sent):
-                        continue
-                    raise JudgeError(f"the judge's server refuses the request: {self._message(response)}")
-                elif status in (401, 403):
-                    raise JudgeError(
-                        f"the judge's server refuses the API key: {self._message(response)}. "
-                        "Put the right one in the environment variable; see --api-key-variable"
-                    )
-                elif status in (408, 409, 425, 429) or status >= 500:
-                    problem = self._message(response)
-                    wait = _retry_after(response.headers.get("retry-after", ""))
-                else:
-                    raise JudgeError(
-                        f"{self._base}/chat/completions: {self._message(response)}. "
-                        "Give the base URL, which often ends in /v1, and a --judge-model that it has"
-                    )
-            pause = next(pauses, None)
-            if pause is None or wait > LONGEST_PAUSE or self._failed:
-                asked = f" and asks to wait {wait:.0f} s" if wait > LONGEST_PAUSE else ""
-                raise JudgeError(f"the judge's server fails{asked}: {problem}. {_CONTINUES}")
-            await asyncio.sleep(max(pause, wait))
+                async with asyncio.timeout(self._seconds):
+                    response = await client.post(f"{self._base}/chat/completions", json=body)
+            except (httpx.RequestError, TimeoutError) as error:
+                raise JudgeServerError(self._shown(_why(error))) from None
+            if response.status_code not in (400, 413, 422):
+                return self._content(response)
+            if _is_too_long(response):
+                if self._optional.pop("max_tokens", None) is None:
+                    return None
+            elif self._proven:  # the prompt is refused, such as by the server's filter
+                return self._message(response)
+            elif not self._leave_out(response.text, sent):
+                raise JudgeError(f"the judge's server refuses the request: {self._message(response)}")
+
+    def _content(self, response: httpx.Response) -> str:
+        """Return the text of a chat completion. Raises JudgeServerError, or JudgeError if no try helps."""
+        status = response.status_code
+        if status == 200:
+            try:
+                text = str(response.json()["choices"][0]["message"]["content"] or "")
+            except _NOT_SO:
+                raise JudgeServerError("what it answers is not a chat completion") from None
+            self._proven = True
+            return self._without_key(text)
+        if status in (408, 409, 425, 429) or status >= 500:
+            wait = _retry_after(response.headers.get("retry-after", ""))
+            asked = f", and it asks to wait {wait:.0f} s" if wait > LONGEST_PAUSE else ""
+            raise JudgeServerError(self._message(response) + asked, wait)
+        self._refuse_key(response)
+        raise JudgeError(
+            f"{self._base}/chat/completions: {self._message(response)}. "
+            "Give the base URL, which often ends in /v1, and a --judge-model that it has"
+        )
+
+    def _refuse_key(self, response: httpx.Response) -> None:
+        if response.status_code in (401, 403):
+            raise JudgeError(
+                f"the judge's server refuses the API key: {self._message(response)}. "
+                "Put the right one in the environment variable; see --api-key-variable"
+            )
 
     def _leave_out(self, complaint: str, sent: dict[str, Any]) -> bool:
         """Leave out an option that the server may have refused; return if there was one.
@@ -267,22 +288,23 @@ class EndpointJudge:
         try:
             error = json.loads(response.text)["error"]
             text = str(error["message"] if isinstance(error, dict) else error)
-        except (ValueError, KeyError, TypeError):
+        except _NOT_SO:
             text = response.reason_phrase
         return f"HTTP {response.status_code} ({self._shown(text)})"
 
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "…") if self._key else text
+
     def _shown(self, text: str) -> str:
-        if self._key:
-            text = text.replace(self._key, "…")
-        text = " ".join(text.split())
+        text = " ".join(self._without_key(text).split())
         return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _base_url(url: str) -> str:
     try:
         parts = urlsplit(url)
-        complete = bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        complete = bool(parts.hostname) and parts.port != 0 and bool(httpx.URL(url).host)
+    except (ValueError, httpx.InvalidURL):
         complete = False
     if not complete:
         raise JudgeError(f"{url} is not the URL of a server: write it like http://127.0.0.1:8080/v1")
@@ -295,10 +317,10 @@ def _base_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
 
 
-def _why(error: httpx.TransportError) -> str:
+def _why(error: httpx.RequestError | TimeoutError) -> str:
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return f"no connection ({error or 'refused'})"
-    if isinstance(error, httpx.TimeoutException):
+    if isinstance(error, httpx.TimeoutException | TimeoutError):
         return "no answer in time; see --timeout"
     return f"the connection broke ({error or type(error).__name__})"
 

@@ -132,7 +132,10 @@ def test_an_answer_that_comes_right_the_second_time(
     [
         (fails(500), "HTTP 500 (it is broken)"),
         (fails(429, "slow down", Retry_After="0"), "HTTP 429 (slow down)"),
-        (fails(429, "come back tomorrow", Retry_After="86400"), "fails and asks to wait 86400 s: HTTP 429"),
+        (
+            fails(429, "come back tomorrow", Retry_After="86400"),
+            "HTTP 429 (come back tomorrow), and it asks to wait 86400 s. The",
+        ),
         (Said(200, "<html>hello</html>"), "what it answers is not a chat completion"),
         (Said(200, {"choices": []}), "what it answers is not a chat completion"),
         (Said(0, None), "the judge's server fails: the connection broke"),
@@ -183,6 +186,29 @@ def test_a_server_that_does_not_answer(
     assert (
         "the judge's server fails: no answer in time; see --timeout. The judgements are kept" in result.stderr
     )
+
+
+@pytest.mark.parametrize("key", [f"{KEY}\n", f"{KEY}\nx", f"{KEY}é", KEY])
+def test_the_key_is_not_shown_and_not_written(
+    mink_eval: MinkEval, run: Path, server: JudgeServer, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if no header can hold it, or the server repeats it."""
+    monkeypatch.setenv("MY_KEY", key)
+    server.answer = lambda _: says(f'Your key is {KEY}. {{"winner": "A"}}')
+    result = mink_eval("judge", run, "--judge", server.url, "--api-key-variable", "MY_KEY")
+    assert result.status == (0 if key.strip() == KEY else 1)
+    assert result.status == 0 or "has characters that no key has" in result.stderr
+    written = [path.read_text() for path in (run / "judge").glob("*")]
+    assert KEY not in "".join([result.stdout, result.stderr, *written])
+
+
+def test_a_context_that_is_too_short_for_any_response(
+    mink_eval: MinkEval, run: Path, server: JudgeServer
+) -> None:
+    server.answer = lambda _: fails(400, "too many tokens")
+    result = mink_eval("judge", run, "--judge", server.url)
+    assert (result.status, len(result.stderr.splitlines())) == (1, 1)
+    assert "is too short for question 0 of gsm8k: take a judge with a longer one" in result.stderr
 
 
 def test_a_server_that_recovers(mink_eval: MinkEval, run: Path, server: JudgeServer) -> None:
@@ -293,6 +319,7 @@ def test_the_file_after_a_kill_in_the_middle_of_a_line(
         ([], 2, "Missing option '--judge'"),
         (["--judge", "parrot"], 2, "unknown model 'parrot'"),
         (["--judge", "http://"], 1, "http:// is not the URL of a server"),
+        (["--judge", "http://ho\x07st/v1"], 1, "is not the URL of a server"),
         (["--judge", "http://me:secret@host/v1"], 1, "the judge's URL has a user, a password"),
         (["--judge", "smollm2-135m", "--judge-model", "x"], 2, "--judge-model is for the URL of a server"),
         (
