@@ -15,26 +15,50 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+
+def _any(*patterns: str) -> str:
+    return f"(?:{'|'.join(patterns)})"
+
+
 _OPTION = r"(?:option|choice|alternative|letter)"
+_LETTER = r"(?-i:[A-J])"  # a capital, also where case is ignored
+_NAME = _any(  # what an answer is called
+    "answer",
+    r"ans\b\.?",
+    r"result(?=\W{0,4}[:=])",
+    "final (?:result|value|total)",
+    f"(?:correct|right|best|closest|only|final|chosen) {_OPTION}",
+    f"answer {_OPTION}",
+)
+_LINK = _any(  # between its name and the answer
+    r"[ ,]+(?:of[ ]+)?(?=[*$\\(]{0,4}\d)",  # of 18
+    r"[^.\n:=?]{0,40}?\b(?:is|was|equals|(?:w(?:ould|ill)|should|must) be|corresponds to)(?![a-z])",  # is
+    r"[\s*_\"'>]{0,9}(?:[:：]|=>?|→|[-–—](?=\s)|(?<=>))",  # Answer: …   **Answer**: …
+    r"[ \t*_:]{0,9}\n",  # ### Final Answer ⏎
+)
 _PHRASE = re.compile(
     r"(?P<aim>(?:to (?:find|get)|check|verify)[ ]\w+[ ])?"  # to find the answer: …
-    r"(?:\b(?:answer|ans\b\.?|result(?=\W{0,4}[:=])|final (?:result|value|total)"
-    rf"|(?:correct|right|best|closest|only|final|chosen) {_OPTION}|answer {_OPTION})(?!\w)"
-    r"(?:[ ,]+(?:of[ ]+)?(?=[*$\\(]{0,4}\d)"  # … of 18
-    r"|[^.\n:=?]{0,40}?\b(?:is|was|equals|(?:w(?:ould|ill)|should|must) be|corresponds to)(?![a-z])"  # … is
-    r"|[\s*_\"'>]{0,9}(?:[:：]|=>?|→|[-–—](?=\s)|(?<=>))"  # Answer: …   **Answer**: …
-    r"|[ \t*_:]{0,9}\n)"  # ### Final Answer …
-    r"|(?:答案|选项|最终结果)(?:应该|就)?[是为：:]"
-    rf"|(?:\b(?:choose|select|pick|solution)|选择?)\s*[：:]?(?=[\s*]*(?:{_OPTION}\s)?[(*]*(?-i:[A-J])\b)"
-    rf"|\b(?:(?:corresponds|equal) to|matches|which is)(?=[\s*]+(?:{_OPTION}\s+\(?|\()[A-J]\b)"
-    r"|(?:\banswer(?:\schoice)?\s|(?:\A|\n)\s*(?:option\s)?)(?=\(?(?-i:[A-J])\W*\Z)"  # a last line: Option B
-    r"|####(?!\s*\d+[.)]\s)(?=\W{0,9}\d))",
+    + _any(
+        rf"\b{_NAME}(?!\w){_LINK}",
+        "(?:答案|选项|最终结果)(?:应该|就)?[是为：:]",
+        # I choose (B)
+        rf"(?:\b(?:choose|select|pick|solution)|选择?)\s*[：:]?(?=[\s*]*(?:{_OPTION}\s)?[(*]*{_LETTER}\b)",
+        # which matches option B
+        rf"\b(?:(?:corresponds|equal) to|matches|which is)(?=[\s*]+(?:{_OPTION}\s+\(?|\()[A-J]\b)",
+        # a last line: Option B
+        rf"(?:\banswer(?:\schoice)?\s|(?:\A|\n)\s*(?:option\s)?)(?=\(?{_LETTER}\W*\Z)",
+        # #### 18, and not the heading #### 1. Add them up
+        r"####(?!\s*\d+[.)]\s)(?=\W{0,9}\d)",
+    ),
     re.IGNORECASE,
 )
 _BEFORE = re.compile(
+    # 18 is the answer, 1 1/2 cups is the answer
     r"((?:[^\s.:?]{0,20}\d[^\s:]{0,20}[ ]+)?\S{1,40})\s+(?:is|as)\s+the\s+"
-    rf"(?:(?:final|correct|right|best)\s+)?(?:answer|{_OPTION})\b|(\b{_OPTION}\s+\S{{1,9}}|\([A-J]\))\s+is\s+(?:correct|right)\b"
-    r"|选项\s*([A-J])\s*是?正确",
+    rf"(?:(?:final|correct|right|best)\s+)?(?:answer|{_OPTION})\b|"
+    # option B is correct
+    rf"(\b{_OPTION}\s+\S{{1,9}}|\([A-J]\))\s+is\s+(?:correct|right)\b|"
+    r"选项\s*([A-J])\s*是?正确",
     re.IGNORECASE,
 )
 _WITHDRAWN = re.compile(
@@ -42,9 +66,9 @@ _WITHDRAWN = re.compile(
     r"(?:['’]s|\s+is|\s+was)\s+(?:wrong|incorrect|not\s+(?:right|correct))\b",
     re.IGNORECASE,
 )
-_CONCLUSION = re.compile(
-    r"(?:.*[.!?。\n])?\W*(?:(?:(?:so|therefore|thus|\bhence|in (?:total|conclusion))\b|因此|所以)[\s,，]*)+"
-    r"([^\n]+[.!。)*$\]])$",
+_SO = r"(?:(?:so|therefore|thus|\bhence|in (?:total|conclusion))\b|因此|所以)"
+_CONCLUSION = re.compile(  # a last sentence that begins with "so"
+    rf"(?:.*[.!?。\n])?\W*(?:{_SO}[\s,，]*)+" r"([^\n]+[.!。)*$\]])$",
     re.IGNORECASE | re.DOTALL,
 )
 _BOLD = re.compile(r"(?:^|\n)[ ]*\*\*(\S[^*\n]{0,40})\*\*$")
@@ -54,10 +78,12 @@ _OPENING = re.compile(  # markup, the echo of "(answer)" and "not 17 but" before
 _SENTENCE = re.compile(r"[A-Za-z]{2,}\s+(?:[a-z]+\s|\d+:)")  # We have …, Step 1: …
 _EITHER = re.compile(r"\}[\s$,\\()*]*\bor\b[\s$,\\()*]*\\boxed\s*\{")
 _LIST = re.compile(r"1[.)]\s+\S")
-_ABOUT = re.compile(  # "correct because …": lower case, and neither a subject nor an article
-    r"(?!(?:that|the|an?|s?he|it|they|we|you|there|his|her|their|each|all|about|around|just|only|equal|negative"
-    rf"|minus|now|still|also|then|thus|therefore|indeed|so|{_OPTION}|\w+ly)\b|\w+\s*[=≈]|[a-z -]+\(\d)"
-    r"(?:[a-z]{2,},?\s+\w|(?:in)?correct\b)"
+_ANSWERS = (  # words that may begin a sentence with the answer in it
+    "that|the|an?|s?he|it|they|we|you|there|his|her|their|each|all|about|around|just|only|equal|negative|minus"
+    rf"|now|still|also|then|thus|therefore|indeed|so|{_OPTION}|\w+ly"
+)
+_ABOUT = re.compile(  # "correct because …": in lower case, and neither such a word, nor "x =", nor "sum (3"
+    rf"(?!(?:{_ANSWERS})\b|\w+\s*[=≈]|[a-z -]+\(\d)" r"(?:[a-z]{2,},?\s+\w|(?:in)?correct\b)"
 )
 _DISPLAY = re.compile(r"\\\[(.+?)\\\]|\$\$(.+?)\$\$", re.DOTALL)
 _END = re.compile(r"\n|(?<!\\)(?<!\bRs)(?:[.?]|!(?!\s*[\\*/+=×·÷]))(?=\W*(?:\s|$))|[。！？]")

@@ -144,3 +144,19 @@ def test_a_model_without_a_chat_template_is_warned_of_once(
         mink_eval.run(*command, options, "-o", tmp_path / options)
         said = caplog.text.count("base may not know where its answer ends")
         assert said == (options == "--quiet")
+
+
+def test_gpqa_explains_its_answers_if_the_file_does(tmp_path: Path) -> None:
+    options = "Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3"
+    for explanation, shown in (("Since it is so.", True), ("", False)):
+        data = tmp_path / "gpqa.csv"
+        data.write_text(
+            f"Question,{options},Explanation\n" + "".join(f"Q{n},a,b,c,d,{explanation}\n" for n in (1, 2))
+        )
+        if shown:
+            settings, _ = asked("gpqa", data, shots=1)
+            gold = TASKS["gpqa"].read(data, 0)[0].gold
+            assert settings.shots[0][1] == f"Since it is so.\nThe final answer is ({gold})."
+        else:
+            with pytest.raises(DataError, match="no worked answer to question 0"):
+                asked("gpqa", data, shots=1)
