@@ -82,7 +82,7 @@ class RowReader:
         """Give a sequence a slot; return False if it has to wait."""
         if len(tokens) > self._context.n_ctx:
             raise ContextOverflowError(len(tokens), self._context.n_ctx)
-        slot = reserve(self._slots, tokens, n_rows)
+        slot = reserve(self._slots, list(tokens), n_rows)
         if slot is None:
             return False
         slot.job = index

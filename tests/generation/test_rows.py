@@ -45,7 +45,7 @@ def test_a_prefix_of_an_earlier_call_is_not_evaluated_again(
     prompt = list(range(1, 30))
     with model.rows(64, 4) as rows:
         list(rows([(prompt, 1)]))
-        list(rows(([*prompt, token], 1) for token in (3, 4, 5, 6)))
+        list(rows(((*prompt, token), 1) for token in (3, 4, 5, 6)))
     assert sum(evaluated) == len(prompt) + 4
 
 
