@@ -122,6 +122,23 @@ class FiniteFloat(click.FloatRange):
         return number
 
 
+class Temperature(click.FloatRange):
+    """Type of an option that is a temperature above 0, or inf."""
+
+    name = "T|inf"
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if number == 0:
+            self.fail("0 is greedy, which is measured in any case: leave it out.", param, ctx)
+        if number != number:
+            self.fail("nan is not a number.", param, ctx)
+        return number
+
+
 class WholeNumber(click.IntRange):
     """Type of an option that is a whole number in a range."""
 

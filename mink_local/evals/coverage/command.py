@@ -5,23 +5,8 @@ from typing import Any
 
 import click
 
-from mink_local.cli import AutoOrInt, FiniteFloat
+from mink_local.cli import AutoOrInt, FiniteFloat, Temperature
 from mink_local.models.options import SamplerType, gpu_layers_option, model_option, threads_option
-
-
-class AnyTemperature(click.FloatRange):
-    """Type of an option that is a temperature above 0; infinity is one."""
-
-    name = "number"  # in messages
-
-    def __init__(self) -> None:
-        super().__init__(min=0, min_open=True)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if number != number:
-            self.fail("nan is not a number.", param, ctx)
-        return number
 
 
 @click.command("coverage")
@@ -40,7 +25,7 @@ class AnyTemperature(click.FloatRange):
     "-t",
     "temperatures",
     multiple=True,
-    type=AnyTemperature(),
+    type=Temperature(),
     default=[0.25, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, float("inf")],
     metavar="T|inf",
     help="A temperature; at inf all candidates are equally probable. May be given several times.",

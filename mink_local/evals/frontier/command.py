@@ -5,25 +5,8 @@ from typing import Any
 
 import click
 
-from mink_local.cli import FiniteFloat
+from mink_local.cli import FiniteFloat, Temperature
 from mink_local.models.options import MODEL_HELP, gpu_layers_option, threads_option
-
-
-class Temperature(click.FloatRange):
-    """Type of an option that is a temperature above 0, or inf."""
-
-    name = "T|inf"
-
-    def __init__(self) -> None:
-        super().__init__(min=0)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if number == 0:
-            self.fail("0 is greedy, which is measured in any case: leave it out.", param, ctx)
-        if number != number:
-            self.fail("nan is not a number.", param, ctx)
-        return number
 
 
 @click.command("frontier")

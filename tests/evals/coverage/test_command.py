@@ -8,7 +8,7 @@ import pytest
 from mink_local.evals.coverage.tree import walk
 from tests.support.mink_eval import Finished, MinkEval
 
-PROMPTS = [
+PROMPTS: list[dict[str, object]] = [
     {"id": "coin", "prompt": "Name one side of a coin.", "answers": [["heads", "obverse"], "tails"]},
     {"id": "digit", "prompt": "Name one digit.", "answers": list("0123456789")},
     {"id": "day", "prompt": "Name one day of the weekend.", "answers": ["Saturday", "Sunday"]},
