@@ -20,8 +20,8 @@ from mink_local.evals.frontier.results import (
     VarietyAtNoise,
 )
 from mink_local.evals.frontier.sums import NOISE_LEVELS
-from mink_local.evals.report.format import count, points
-from mink_local.samplers import label
+from mink_local.evals.report.format import count, listed, points
+from mink_local.samplers import Greedy, MinK, label
 
 LEVEL = NOISE_LEVELS[0]
 _FEW_TEXTS = 20
@@ -29,9 +29,9 @@ _NOISE_TICKS = (1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0
 
 # Colours that colour-blind people can tell apart, of Okabe and Ito (2008), https://jfly.uni-koeln.de/color/
 _LOOKS = {
-    "min-k, floor": ("#D55E00", "o"),
-    "min-k, alpha": ("#E69F00", "v"),
-    "min-k, tau": ("#E69F00", "1"),
+    "min-k floor": ("#D55E00", "o"),
+    "min-k alpha": ("#E69F00", "v"),
+    "min-k tau": ("#E69F00", "1"),
     "min-p": ("#0072B2", "s"),
     "top-p": ("#009E73", "^"),
     "top-n-sigma": ("#CC79A7", "D"),
@@ -146,13 +146,50 @@ def _lines(
         yield f"The intervals are too narrow: {count(results.n_texts, 'text')} are too few for a bootstrap."
     yield ""
     yield f"![Noise against entropy, one curve for each method]({picture})"
-    for temperature in results.temperatures:
-        yield from _defaults_table(results.defaults(temperature, LEVEL), temperature)
-    for temperature in results.temperatures:
+    yield ""
+    yield "## What this shows"
+    yield ""
+    shown = shown_temperatures(results)
+    for temperature in shown:
+        yield from _findings(results, wanted, temperature)
+    yield ""
+    yield "No interval is corrected for the number of comparisons."
+    order = [*shown, *(t for t in results.temperatures if t not in shown)]
+    for temperature in order:
         yield from _wanted_table(results, wanted, temperature)
+    for temperature in order:
+        yield from _defaults_table(results.defaults(temperature, LEVEL), temperature)
     yield from _every_setting(results)
     yield ""
     yield f"`{about['command']}`"
+
+
+def shown_temperatures(results: FrontierResults) -> list[float]:
+    """Return the temperatures of the picture: 5, or the highest finite one, and infinity, if measured."""
+    finite = [t for t in results.temperatures if math.isfinite(t)]
+    return [t for t in (5.0, *finite[::-1]) if t in finite][:1] + [
+        t for t in results.temperatures if math.isinf(t)
+    ]
+
+
+def _findings(results: FrontierResults, wanted: Sequence[float], temperature: float) -> Iterator[str]:
+    where = f"At T = {temperature_name(temperature)}"
+    defaults = {one.result.setting.sampler: one for one in results.defaults(temperature, LEVEL)}
+    min_k, greedy = defaults[MinK()], defaults[Greedy()]
+    noise, least = (_percents(one.result.figures[f"noise_{LEVEL:g}"]) for one in (min_k, greedy))
+    sentence = f"- {where}, Min-k's default has {noise}% noise, greedy {least}%; its entropy is "
+    sentence += _nats(min_k.result.figures["entropy"])
+    if min_k.gain:
+        than = "more" if min_k.gain.low > 0 else "less" if min_k.gain.high < 0 else None
+        sentence += f": {than} than" if than else ", which cannot be told apart from"
+        sentence += f" that of {YARDSTICK} at the same noise (difference {_signed(min_k.gain)})"
+    yield f"{sentence}."
+    for more in wanted:
+        best, *others = results.at_noise(temperature, more, LEVEL)
+        alike = [one.curve for one in others if one.behind.low <= 0]
+        sentence = f"- {where} and {points(more)} points of noise, {best.curve} gives the most entropy, "
+        sentence += _nats(best.entropy)
+        yield sentence + (f"; not to be told apart from it: {listed(alike)}." if alike else ".")
 
 
 def _defaults_table(defaults: Sequence[DefaultResult], temperature: float) -> Iterator[str]:
@@ -262,9 +299,7 @@ def _signed(estimate: Estimate) -> str:
 
 def picture(results: FrontierResults) -> bytes:
     """Return noise over entropy as SVG, one curve for each method: at one finite temperature, and at ∞."""
-    finite = [t for t in results.temperatures if math.isfinite(t)]
-    shown = [t for t in (5.0, *finite[::-1]) if t in finite][:1]
-    shown += [t for t in results.temperatures if math.isinf(t)]
+    shown = shown_temperatures(results)
     with matplotlib.rc_context({"svg.hashsalt": "mink-local", "text.parse_math": False}):
         figure = Figure(figsize=(5.2 * len(shown) + 0.6, 6.2), layout="constrained")
         axes = figure.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False).flatten()
@@ -290,20 +325,20 @@ def _plot_curves(axis: Any, curves: Mapping[str, Sequence[SettingResult]]) -> No
         colour, marker = _LOOKS[name.partition(" (T ")[0]]
         first = name.endswith("(T first)")
         x, y = zip(*map(_point, rows), strict=True)
-        own = name == "min-k, floor"
+        own = name == "min-k floor"
         axis.plot(
             x, y, "--" if first else "-", color=colour, marker=marker, label=name,
             markersize=4 if len(rows) > 1 else 7, mfc="white" if first else colour,
             linewidth=2.2 if own else 1.1, zorder=4 if own else 3,
         )  # fmt: skip
-        if name in ("min-k, alpha", "min-k, tau"):  # whose default is that of the floor
+        if name in ("min-k alpha", "min-k tau"):  # whose default is that of the floor
             continue
         for row in rows:
             if row.setting.is_default and row.setting.parameter:
                 axis.plot(*_point(row), marker, color=colour, markersize=10, mfc="none", mew=1.4, zorder=5)
     for row in (row for rows in curves.values() for row in rows if str(row.setting.sampler) == "min-k:tau=3"):
         axis.plot(
-            *_point(row), "*", color="#D55E00", markersize=17, mec="black", zorder=6, label="min-k, default"
+            *_point(row), "*", color="#D55E00", markersize=17, mec="black", zorder=6, label="min-k default"
         )
         break
 

@@ -74,7 +74,7 @@ def _curves() -> Iterator[tuple[str, str, list[Sampler]]]:
     for name, parameter, values in _SWEEPS:
         known = [f.name for f in fields(SAMPLERS[name])]  # type: ignore[arg-type]
         samplers = [parse(f"{name}:{parameter}={value:g}") for value in values] or [parse(name)]
-        curve = f"{name}, {parameter}" if name == "min-k" else name
+        curve = f"{name} {parameter}" if name == "min-k" else name
         if "order" not in known:
             yield curve, parameter, samplers
             continue

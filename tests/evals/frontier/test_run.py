@@ -58,6 +58,7 @@ def test_a_measurement_that_was_killed_goes_on(
     assert finished.stderr == ""
     markdown = (out / "frontier.md").read_text()
     assert "+3.0 points" in markdown
+    assert "At T = 5, Min-k's default has" in markdown
     assert (out / "frontier.svg").read_text().startswith("<?xml")
     rows = again["rows"]
     assert {row["sampler"] for row in rows if row["default"]} >= {
