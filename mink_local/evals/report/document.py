@@ -1,6 +1,6 @@
 """The report as a document: what `report.html` and `report.md` both say."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mink_local.evals.report.findings import HOW_TO_READ, run_findings, task_findings
@@ -93,8 +93,18 @@ def _section(summary: Summary, task: TaskResult) -> Section:
     comparisons = [comparisons_table(task, scoring, summary.against) for scoring in compared]
     if task.repeated:
         comparisons += [attempts_table(task, scoring) for scoring in task.scorings]
-    first, *tables = grid_tables(task)
     pictures = list(plot_pictures(summary, task))
-    parts: list[ReportTable | Picture] = [first, *tables, *pictures[1:]]
     lead = pictures[0] if pictures else None
+    parts = list(_in_order(grid_tables(task), pictures[1:]))
     return Section(task.title, lead, task_findings(summary, task), parts, comparisons)
+
+
+def _in_order(tables: Sequence[ReportTable], pictures: Sequence[Picture]) -> Iterator[ReportTable | Picture]:
+    """Yield every table with its pictures behind it, then the other pictures."""
+    left = dict.fromkeys(pictures)
+    for table in tables:
+        yield table
+        for picture in [picture for picture in left if picture.subject.startswith(table.subject)]:
+            del left[picture]
+            yield picture
+    yield from left

@@ -58,6 +58,9 @@ COMPARED: dict[Kind, tuple[str, str]] = {
 }
 
 
+MOST_NAMED = 6  # cells in a sentence
+
+
 def findings(summary: Summary) -> list[str]:
     """Return the sentences of "What this run shows": on every model and task, then on all comparisons."""
     tasks = (f"{task.title}: {' '.join(task_findings(summary, task))}" for task in summary.tasks)
@@ -135,10 +138,11 @@ def _caveats(task: TaskResult) -> Iterator[str]:
     if task.n_repeats == 1:
         yield "One response a question shows nothing about diversity; --repeats 2 or more does."
     if task.incomplete:
-        every = len(task.incomplete) == len(task.cells)
+        n, of = len(task.incomplete), len(task.cells)
+        which = f"{n} of {of} cells, marked *" if n > MOST_NAMED else _places(task, task.incomplete)
         yield (
-            f"Not complete yet: {'every cell' if every else _places(task, task.incomplete)}. Accuracies over "
-            "different questions cannot be compared; the tests use the questions that both methods answered."
+            f"Not complete yet: {which}. Accuracies over different questions cannot be compared; the tests "
+            "use the questions that both methods answered."
         )
 
 

@@ -39,6 +39,11 @@ class Picture:
     description: str
     svg: bytes
 
+    @property
+    def subject(self) -> str:
+        """The stem without the number of the model and task."""
+        return self.stem.partition("-")[2]
+
 
 def plot_pictures(summary: Summary, task: TaskResult) -> Iterator[Picture]:
     """Plot every picture of one model and task; the same numbers give the same bytes."""

@@ -36,12 +36,16 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table whose first column holds names and whose other columns hold numbers, or else sentences."""
+    """A table whose first column holds names and whose other columns hold numbers, or else sentences.
+
+    Pictures whose subject begins with the table's belong to it.
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[TableEntry]]
     numbers: bool = True
+    subject: str = "none"
 
     def rich(self, width: int) -> Iterator[Table | Text]:
         """Yield the title and, for a terminal of `width` columns, as few tables as show every number whole.
@@ -96,14 +100,17 @@ def grid_tables(task: TaskResult) -> list[ReportTable]:
         tables.append(_grid(task, costs, partial(_costs, first)))
     if task.repeated:
         of = f"accuracy of {task.n_repeats} responses: any right / the majority right, %"
-        tables += [_grid(task, f"{title} {s} {of}", partial(_all_attempts, s)) for s in task.scorings]
+        for scoring in task.scorings:
+            attempts = partial(_all_attempts, scoring)
+            tables.append(_grid(task, f"{title} {scoring} {of}", attempts, f"attempts-{scoring}"))
     if any(cell.diversity for cell in task.cells.values()):
         answers = "" if task.open_ended else ", different answers"
-        diversity = f"{title} EAD, %; self-BLEU-4{answers} ({task.n_repeats} responses a question)"
-        tables.append(_grid(task, diversity, partial(_diversity, next(iter(task.scorings), None))))
+        text = f"{title} EAD, %; self-BLEU-4{answers} ({task.n_repeats} responses a question)"
+        diversity = partial(_diversity, next(iter(task.scorings), None))
+        tables.append(_grid(task, text, diversity, "diversity"))
     if any(cell.cutoffs.n_steps for cell in task.cells.values()):
         cutoffs = f"{title} steps with one candidate, %, and the k of 95%, 99% and all steps"
-        tables.append(_grid(task, cutoffs, _cutoffs))
+        tables.append(_grid(task, cutoffs, _cutoffs, "k"))
     return tables
 
 
@@ -121,7 +128,8 @@ def accuracy_table(task: TaskResult, scoring: Scoring) -> ReportTable:
         bold = cell.method in winners[cell.temperature]
         return TableEntry(text, f"{percent(value.low)}–{percent(value.high)}", bold)
 
-    return _grid(task, f"{task.task} · {task.model} · {scoring} accuracy, %", entry)
+    title = f"{task.task} · {task.model} · {scoring} accuracy, %"
+    return _grid(task, title, entry, f"accuracy-{scoring}")
 
 
 def _rates(cell: CellResult) -> TableEntry:
@@ -183,7 +191,7 @@ def ablations_table(task: TaskResult, scoring: Scoring) -> ReportTable:
         return TableEntry(points(tests[cell].difference), " to ".join(map(points, tests[cell].interval)))
 
     of = f"{scoring} accuracy minus that of the sampler's default options, points"
-    return _grid(task, f"{task.task} · {task.model} · {of}", entry, list(variants(task)))
+    return _grid(task, f"{task.task} · {task.model} · {of}", entry, methods=list(variants(task)))
 
 
 def _cutoffs(cell: CellResult) -> TableEntry:
@@ -197,6 +205,7 @@ def _grid(
     task: TaskResult,
     title: str,
     entry: Callable[[CellResult], TableEntry],
+    subject: str = "none",
     methods: Sequence[Method] | None = None,
 ) -> ReportTable:
     columns = ["method", *(f"T = {temperature:g}" for temperature in task.temperatures)]
@@ -205,7 +214,7 @@ def _grid(
         entries = {cell.temperature: entry(cell) for cell in task.row(method)}
         numbers = (entries.get(temperature, TableEntry()) for temperature in task.temperatures)
         rows.append([TableEntry(method.name, method.short_order), *numbers])
-    return ReportTable(title, columns, rows)
+    return ReportTable(title, columns, rows, subject=subject)
 
 
 def comparisons_table(task: TaskResult, scoring: Scoring, baseline: Baseline | None) -> ReportTable:

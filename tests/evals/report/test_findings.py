@@ -67,8 +67,16 @@ def test_incomplete_cells_are_named(tmp_path: Path) -> None:
     write_run(tmp_path, tasks=("gsm8k",), n_questions=10, **SMALL)
     change(tmp_path, lambda r: r["sampler"] != SIGMA or int(r["question_id"]) < 4)
     assert "Not complete yet: top-n-sigma:n=1 at T = 1 and 10." in sentences(tmp_path)[0]
-    change(tmp_path, lambda r: (r["sampler"], r["question_id"]) != ("min-k:tau=3", "0"))
-    assert "Not complete yet: every cell." in sentences(tmp_path)[0]
+
+
+def test_many_incomplete_cells_are_counted(tmp_path: Path) -> None:
+    temperatures = (1.0, 2.0, 5.0, 10.0)
+    write_run(tmp_path, **SMALL | {"temperatures": temperatures}, tasks=("gsm8k",), n_questions=2)
+    change(
+        tmp_path,
+        lambda r: (r["temperature"], r["question_id"]) not in {(1, "0"), (2, "1"), (5, "0"), (10, "1")},
+    )
+    assert "Not complete yet: 8 of 8 cells, marked *. Accuracies" in sentences(tmp_path)[0]
 
 
 def test_cells_that_differ_are_named_in_the_order_of_the_table(tmp_path: Path) -> None:

@@ -52,6 +52,13 @@ def test_a_run_has_one_report_with_every_file(tmp_path: Path) -> None:
         accuracy = f"{100 * float(row['accuracy']):.1f}±"
         assert accuracy in printed
         assert accuracy in markdown
+    order = (
+        *("strict accuracy, %", "flexible accuracy, %", "(1-accuracy-flexible.svg)", "tokens per correct"),
+        *("strict accuracy of 2", "(1-attempts-strict.svg)", "EAD, %", "(1-diversity-strict.svg)"),
+        *("steps with one candidate", "(1-k.svg)", "## How to read this"),
+    )
+    places = [markdown.index(part) for part in order]  # a picture after its table
+    assert places == sorted(places)
     invoke(tmp_path)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == files
 
