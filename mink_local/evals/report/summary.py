@@ -92,12 +92,14 @@ class Comparison:
 class CellResult:
     """All responses of one cell; `comparisons` with the baseline are by scoring, and it has none.
 
-    `copied`: they are copies of responses that were generated once, for all temperatures and repeats.
+    `n_repeats`: the most responses to a question that any cell of the model and task has. `copied`: they are
+    copies of responses that were generated once, for all temperatures and repeats.
     """
 
     method: Method
     temperature: float
     responses: Sequence[Response]
+    n_repeats: int
     copied: bool = False
     comparisons: dict[Scoring, Comparison] = field(default_factory=dict)
 
@@ -164,12 +166,11 @@ class CellResult:
 
     @cached_property
     def repeated(self) -> list[list[Response]]:
-        """The responses to each question that has all repeats; none with one response a question."""
+        """The responses to each question that has `n_repeats`; none with one response a question."""
         asked: dict[str, list[Response]] = {}
         for response in self.responses:
             asked.setdefault(response.question_id, []).append(response)
-        n_repeats = max(map(len, asked.values()))
-        return [given for given in asked.values() if len(given) == n_repeats > 1]
+        return [given for given in asked.values() if len(given) == self.n_repeats > 1]
 
     @cached_property
     def votes(self) -> dict[Scoring, list[Votes]]:
@@ -226,7 +227,7 @@ class TaskResult:
 
     @property
     def n_repeats(self) -> int:
-        return max(len({repeat for _, repeat in cell.asked}) for cell in self.cells.values())
+        return next(iter(self.cells.values())).n_repeats
 
     @cached_property
     def open_ended(self) -> bool:
@@ -393,7 +394,11 @@ def _task_result(
 ) -> TaskResult:
     by_sampler = {method.sampler: method for method in methods}
     once = {r.sampler for r in run.responses if not r.temperature}
-    cells = {(s, t): CellResult(by_sampler[s], t, given, s in once) for (s, t), given in responses.items()}
+    n_repeats = len({r.repeat for given in responses.values() for r in given})
+    cells = {
+        (s, t): CellResult(by_sampler[s], t, given, n_repeats, s in once)
+        for (s, t), given in responses.items()
+    }
     n_choices = {len(question.choices) for (of, _), question in run.questions.items() if of == task}
     chance = 1 / min(n_choices) if len(n_choices) == 1 and min(n_choices) else None
     rows = [method for method in methods if any(sampler == method.sampler for sampler, _ in cells)]

@@ -193,6 +193,15 @@ def test_questions_that_are_being_answered_are_left_out(tmp_path: Path) -> None:
     assert cell.attempts["flexible"][0].passed.value == pytest.approx(np.mean(right))
 
 
+def test_fewer_repeats_than_other_methods_have_are_left_out(tmp_path: Path) -> None:
+    """The diversity of two responses is not that of four, nor are two attempts four."""
+    write_run(tmp_path, tasks=("gsm8k",), samplers=(MIN_K, "top-k:k=20"), n_questions=3, repeats=4)
+    change(tmp_path, lambda r: r["sampler"] == MIN_K or r["repeat"] < 2)
+    cell = cell_of(tmp_path, "top-k:k=20")
+    assert (cell.repeated, cell.attempts, cell.diversity) == ([], {}, None)
+    assert cell_of(tmp_path).diversity
+
+
 def test_a_truncated_response_has_no_vote(tmp_path: Path) -> None:
     write_run(tmp_path, tasks=("gsm8k",), samplers=(MIN_K,), temperatures=(1.0,), n_questions=1, repeats=3)
 
