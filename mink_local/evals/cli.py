@@ -354,8 +354,8 @@ def report_command(folder: Path, against: str | None) -> None:
     """Report on the run in DIR, which may still be going on.
 
     Prints tables and writes to DIR/report: report.html with tables, pictures and a browser of all
-    responses, report.md, the numbers as CSV, and the pictures as SVG. All responses are judged by this version's
-    tasks, and the recorded verdicts that differ are counted; the records do not change.
+    responses, report.md, the numbers as CSV, and the pictures as SVG. All responses are judged by this
+    version's tasks, and the recorded verdicts that differ are counted; the records do not change.
     """
     try:
         from mink_local.evals.report.write import write_report
