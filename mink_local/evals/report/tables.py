@@ -143,7 +143,7 @@ def _lengths(cell: CellResult) -> TableEntry:
 
 def _costs(scoring: Scoring, cell: CellResult) -> TableEntry:
     per_correct = cell.tokens_per_correct(scoring)
-    tokens = "none correct" if per_correct is None else f"{per_correct:,.0f}"
+    tokens = "–" if per_correct is None else f"{per_correct:,.0f}"
     return TableEntry(f"{cell.mean_tokens:.1f}", f"{tokens}, {cell.mean_seconds:.1f} s")
 
 

@@ -77,7 +77,7 @@ def test_cells_are_what_counting_says(made: tuple[list[dict[str, Any]], Summary]
             tokens / right if right else math.inf
         )
         if row["scoring"] == "strict":
-            below = f"({tokens / right:,.0f}, 0.5 s)" if right else "(none correct, 0.5 s)"
+            below = f"({tokens / right:,.0f}, 0.5 s)" if right else "(–, 0.5 s)"
             assert f" {tokens / n:.1f} {below} " in costs
         after = "" if row["sampler"] == "greedy" else "±"
         assert f" {100 * float(row['accuracy']):.1f}{after}" in tables[row["scoring"]]
