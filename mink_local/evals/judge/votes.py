@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from statsmodels.stats.inter_rater import fleiss_kappa
 
 from mink_local.cli import printable
 from mink_local.errors import ReportError
@@ -22,13 +21,12 @@ from mink_local.evals.run.records import as_run_error
 from mink_local.files import write_atomic
 from mink_local.samplers import label
 
-_KAPPA_RESAMPLES = 2000
 HOW_TO_READ = (
     "Win rate of the first method: the mean over prompts of its votes, in which a tie counts half, with its "
     f"95% bootstrap interval over prompts ({RESAMPLES:,} resamples). p is exact and two-sided: the binomial "
     "test of won against lost; with several votes on a prompt, they change sign together.",
     "Fleiss' κ is the agreement of the raters beyond chance, on the pairs that all of them voted on: 1 is "
-    f"full agreement, 0 is chance; 95% bootstrap interval over prompts ({_KAPPA_RESAMPLES:,} resamples).",
+    "full agreement, 0 is chance; 95% bootstrap interval over prompts.",
 )
 
 
@@ -69,22 +67,29 @@ def fleiss(counts: Mapping[Hashable, Sequence[Sequence[int]]]) -> Kappa | None:
 
     None if it is not defined: fewer than two raters or pairs, or all votes alike.
     """
-    prompts = [np.array(pairs, np.int64) for pairs in counts.values()]
-    table = np.concatenate(prompts) if prompts else np.zeros((0, 3), np.int64)
-    if len(table) < 2 or table.sum(1).min() < 2 or (table.sum(0) > 0).sum() < 2:
+    table = np.array([pair for pairs in counts.values() for pair in pairs], np.float64)
+    if len(table) < 2 or table[0].sum() < 2 or (table.sum(0) > 0).sum() < 2:
         return None
-    rng = np.random.default_rng(0)
-    values = []
-    for chosen in rng.integers(len(prompts), size=(_KAPPA_RESAMPLES, len(prompts))):
-        values.append(_kappa(np.concatenate([prompts[i] for i in chosen])))
-    low, high = np.nanquantile(values, LEVELS)
-    return Kappa(_kappa(table), float(low), float(high), len(table))
+    n_raters = table[0].sum()
+    agreements = (table * (table - 1)).sum(1) / (n_raters * (n_raters - 1))
+    rows = np.column_stack([table, agreements, np.ones(len(table))])
+    starts = np.cumsum([0, *(len(pairs) for pairs in counts.values())])[:-1]
+    sums = np.add.reduceat(rows, starts)  # of each prompt
+    n = len(sums)
+    resamples = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+    low, high = np.nanquantile(_kappas(resamples.astype(np.float64) @ sums), LEVELS)
+    return Kappa(float(_kappas(rows.sum(0))), float(low), float(high), len(table))
 
 
-def _kappa(table: NDArray[np.int64]) -> float:
-    if (table.sum(0) > 0).sum() < 2:
-        return float("nan")  # all votes of a resample are alike
-    return float(fleiss_kappa(table))
+def _kappas(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return κ from sums over pairs, float64 (…, categories + 2): votes for each category, agreement, 1.
+
+    NaN if all votes are alike.
+    """
+    votes, agreement, n_pairs = sums[..., :-2], sums[..., -2], sums[..., -1]
+    chance = ((votes / votes.sum(-1, keepdims=True)) ** 2).sum(-1)
+    kappas: NDArray[np.float64] = (agreement / n_pairs - chance) / np.where(chance < 1, 1 - chance, np.nan)
+    return kappas
 
 
 def read_votes(path: Path, key: Mapping[str, Any]) -> Ballot:
@@ -130,7 +135,7 @@ def voted_rows(key: Mapping[str, Any], ballots: Sequence[Ballot]) -> list[VotedR
             if {pair["left"], pair["right"]} == {first, second}
         }
         parts: dict[str, list[str]] = {"all": list(pairs)}
-        for name, pair in pairs.items():
+        for name, pair in sorted(pairs.items(), key=lambda one: one[1]["temperature"]):
             part = f"{pair['task']} · {pair['model']} · T = {pair['temperature']:g}"
             parts.setdefault(part, []).append(name)
         for part, names in list(parts.items())[: 1 if len(parts) == 2 else None]:
@@ -215,5 +220,10 @@ def _entries(row: VotedRow) -> list[TableEntry]:
         TableEntry(percent(found.rate.value), interval(found.rate)),
         TableEntry(found.counts),
         TableEntry(p_value(found.p)),
-        TableEntry(f"{kappa.value:.2f}", f"{kappa.low:.2f} to {kappa.high:.2f}") if kappa else TableEntry(),
+        _kappa_entry(kappa) if kappa else TableEntry(),
     ]
+
+
+def _kappa_entry(kappa: Kappa) -> TableEntry:
+    value, low, high = (f"{number:.2f}".replace("-", "−") for number in (kappa.value, kappa.low, kappa.high))
+    return TableEntry(value, f"{low} to {high}; {count(kappa.n_pairs, 'pair')}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
+from statsmodels.stats.inter_rater import fleiss_kappa
 
 from mink_local.errors import ReportError
 from mink_local.evals.judge.preferences import (
@@ -89,6 +90,9 @@ def test_kappa_of_the_textbook() -> None:
     assert found.low < found.value < found.high
 
 
+THREE = [[3, 0, 0], [0, 3, 0], [1, 2, 0], [0, 1, 2], [1, 1, 1]] * 2  # 3 raters, 3 categories
+
+
 def plain_kappa(table: list[list[int]]) -> float:
     """Compute Fleiss' κ by pairs of raters and by chance, as it is defined."""
     agreements, everything = [], []
@@ -110,6 +114,34 @@ def test_kappa_is_agreement_beyond_chance() -> None:
         found = fleiss({i: [row] for i, row in enumerate(table)})
         assert found
         assert found.value == pytest.approx(plain_kappa(table))
+        assert found.value == pytest.approx(fleiss_kappa(table))
+
+
+def test_the_pairs_of_one_prompt_are_resampled_together() -> None:
+    """So the interval is that of 10 observations, however many pairs a prompt has."""
+    alone = fleiss({i: [row] for i, row in enumerate(THREE)})
+    often = fleiss({i: [row] * 5 for i, row in enumerate(THREE)})
+    assert alone
+    assert often
+    assert (often.value, often.low, often.high) == pytest.approx((alone.value, alone.low, alone.high))
+    assert (alone.n_pairs, often.n_pairs) == (10, 50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agreement", [0.0, 0.5])
+def test_intervals_cover_the_true_kappa(agreement: float) -> None:
+    """All raters give one vote with a chance of `agreement`, and else each one of its own: so κ is."""
+    rng = np.random.default_rng(1)
+    shares = (0.45, 0.25, 0.3)
+    covered = 0
+    for _ in range(100):
+        table = rng.multinomial(3, shares, 60)
+        same = rng.random(60) < agreement
+        table[same] = 3 * rng.multinomial(1, shares, int(same.sum()))
+        found = fleiss({i: [row] for i, row in enumerate(table.tolist())})
+        assert found
+        covered += found.low <= agreement <= found.high
+    assert 86 <= covered <= 99
 
 
 @pytest.mark.parametrize("table", [[], [[1, 1, 0]], [[2, 0, 0]] * 5, [[1, 0, 0], [0, 1, 0]]])
