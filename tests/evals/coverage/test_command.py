@@ -18,7 +18,7 @@ PROMPTS: list[dict[str, object]] = [
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS))
+    path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS), "utf-8")
     return path
 
 
@@ -40,7 +40,7 @@ class Coverage:
 
 def content(folder: Path) -> dict[str, object]:
     """Return what a folder's JSON holds, except the times."""
-    found: dict[str, object] = json.loads((folder / "coverage.json").read_text())
+    found: dict[str, object] = json.loads((folder / "coverage.json").read_text("utf-8"))
     rows = found["results"]
     assert isinstance(rows, list)
     assert all(row.pop("seconds") >= 0 for row in rows)
@@ -65,10 +65,10 @@ def test_a_run_writes_table_picture_and_figures(coverage: Coverage, tmp_path: Pa
         assert {len(row[name]) for name in ("valid", "rest", "coverage", "evenness")} == {n_cells}
         assert len(row["top"]) == len(about["methods"])
         assert max(row["rest"]) <= about["rest"] == 0.01
-    text = (tmp_path / "out" / "coverage.md").read_text()
+    text = (tmp_path / "out" / "coverage.md").read_text("utf-8")
     assert "| top-p:p=0.9 (T first) | ∞ |" in text
     assert "| greedy | 1 |" in text
-    assert (tmp_path / "out" / "coverage.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "out" / "coverage.svg").read_text("utf-8").startswith("<?xml")
 
 
 def test_a_run_that_was_stopped_goes_on(
