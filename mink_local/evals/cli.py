@@ -12,6 +12,7 @@ from mink_local.cli import AutoOrInt, FiniteFloat, run
 from mink_local.evals.coverage.command import coverage_command
 from mink_local.evals.frontier.command import frontier_command
 from mink_local.evals.judge.command import judge_command, sheet_command, votes_command
+from mink_local.evals.libraries import saying_what_is_missing
 from mink_local.models.catalog import DEFAULT_MODEL
 from mink_local.models.options import MODEL_HELP, SamplerType, gpu_layers_option, rpc_option, threads_option
 from mink_local.version import __version__
@@ -357,15 +358,10 @@ def report_command(folder: Path, against: str | None) -> None:
     responses, report.md, the numbers as CSV, and the pictures as SVG. All responses are judged by this
     version's tasks, and the recorded verdicts that differ are counted; the records do not change.
     """
-    try:
+    with saying_what_is_missing():
         from mink_local.evals.report.write import write_report
 
         write_report(folder, against)
-    except ModuleNotFoundError as error:
-        library = str(error.name).partition(".")[0]
-        raise click.UsageError(
-            f'the report needs {library}: type  python -m pip install "mink-local[eval]"'
-        ) from None
 
 
 @cli.command(

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from mink_local.cli import AutoOrInt, FiniteFloat, Temperature
+from mink_local.evals.libraries import saying_what_is_missing
 from mink_local.models.options import SamplerType, gpu_layers_option, model_option, threads_option
 
 
@@ -77,11 +78,6 @@ def coverage_command(**options: Any) -> None:
     and coverage.json with the figures of every prompt. The same command again continues a measurement that
     stopped.
     """
-    try:
+    with saying_what_is_missing():
         from mink_local.evals.coverage.run import CoverageOptions, run_coverage
-    except ModuleNotFoundError as error:
-        library = str(error.name).partition(".")[0]
-        raise click.UsageError(
-            f'coverage needs {library}: type  python -m pip install "mink-local[eval]"'
-        ) from None
     run_coverage(CoverageOptions(**options))

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mink_local.evals.coverage.measures import Mean, best_with, means, most_distinct, oracle
-from mink_local.evals.report.format import count, escape_markdown, percent
+from mink_local.evals.report.format import count, escape_markdown, markdown_table, percent
 from mink_local.samplers import Greedy, LlamaDefault, MinP, label, parse
 
 ORACLE_VALID = (0.95, 0.9)  # least validity of what the oracle chooses
@@ -195,7 +195,7 @@ def as_markdown(results: CoverageResults, picture_file: str) -> str:
     ]
     for below in BELOW_GREEDY:
         lines += ["", f"## {_best_title(results, below)}", ""]
-        lines += _table(_BEST_HEADER, _best_rows(results, below))
+        lines.append(_table(_BEST_HEADER, _best_rows(results, below)))
     lines += [
         "",
         "The temperature is chosen by these same prompts.",
@@ -204,15 +204,16 @@ def as_markdown(results: CoverageResults, picture_file: str) -> str:
         "",
     ]
     header = ("method", "T", "validity, %", "coverage, %", "distinct", "evenness, %", "unexplored, %")
-    lines += _table(header, _all_rows(results))
+    lines.append(_table(header, _all_rows(results)))
     lines += ["", "## Prompts", ""]
-    lines += _table(
+    prompts = _table(
         ("prompt", "valid answers", "nodes", "seconds"),
         (
             (row["id"], str(row["n_answers"]), str(row["n_nodes"]), f"{row['seconds']:.0f}")
             for row in results.rows
         ),
     )
+    lines.append(prompts)
     return "\n".join(lines) + "\n"
 
 
@@ -230,11 +231,8 @@ def _all_rows(results: CoverageResults) -> Iterator[Sequence[str]]:
             )
 
 
-def _table(header: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(header)} |"
-    yield f"|---|{'--:|' * (len(header) - 1)}"
-    for row in rows:
-        yield f"| {' | '.join(map(escape_markdown, row))} |"
+def _table(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
+    return markdown_table(header, ([*map(escape_markdown, row)] for row in rows))
 
 
 def picture(results: CoverageResults) -> bytes:

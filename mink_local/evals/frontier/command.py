@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from mink_local.cli import FiniteFloat, Temperature
+from mink_local.evals.libraries import saying_what_is_missing
 from mink_local.models.options import MODEL_HELP, gpu_layers_option, threads_option
 
 
@@ -108,11 +109,6 @@ def frontier_command(
         raise click.UsageError("name the texts by one of --task, --prompts and --text.")
     if data is not None and task is None:
         raise click.UsageError("--data is for --task.")
-    try:
+    with saying_what_is_missing():
         from mink_local.evals.frontier.run import Measurement, TextSource, run_frontier
-    except ModuleNotFoundError as error:
-        library = str(error.name).partition(".")[0]
-        raise click.UsageError(
-            f'the frontier needs {library}: type  python -m pip install "mink-local[eval]"'
-        ) from None
     run_frontier(Measurement(source=TextSource(task, data, prompts, text), **options))

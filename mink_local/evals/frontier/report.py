@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -20,7 +20,7 @@ from mink_local.evals.frontier.results import (
     VarietyAtNoise,
 )
 from mink_local.evals.frontier.sums import NOISE_LEVELS
-from mink_local.evals.report.format import count, listed, points
+from mink_local.evals.report.format import count, listed, markdown_table, points
 from mink_local.samplers import Greedy, MinK, label
 
 LEVEL = NOISE_LEVELS[0]
@@ -224,7 +224,7 @@ def _defaults_table(defaults: Sequence[DefaultResult], temperature: float) -> It
                 _signed(one.gain) if one.gain else "–",
             ]
         )
-    yield from markdown_table(heads, rows)
+    yield markdown_table(heads, rows)
 
 
 def _wanted_table(results: FrontierResults, wanted: Sequence[float], temperature: float) -> Iterator[str]:
@@ -243,7 +243,7 @@ def _wanted_table(results: FrontierResults, wanted: Sequence[float], temperature
         return
     order = sorted(columns[0], key=lambda name: -sum(column[name].entropy.value for column in columns))
     heads = ("method", *(f"{points(noise)} points" for noise in wanted))
-    yield from markdown_table(heads, [[name, *(_most(column[name]) for column in columns)] for name in order])
+    yield markdown_table(heads, [[name, *(_most(column[name]) for column in columns)] for name in order])
 
 
 def _most(at: VarietyAtNoise) -> str:
@@ -274,15 +274,7 @@ def _every_setting(results: FrontierResults) -> Iterator[str]:
                 f"{figures['k'].value:,.1f}",
             ]
         )
-    yield from markdown_table(heads, rows)
-
-
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table whose first column holds names and the others numbers."""
-    yield f"| {' | '.join(heads)} |"
-    yield f"|---|{'--:|' * (len(heads) - 1)}"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
+    yield markdown_table(heads, rows)
 
 
 def _percents(estimate: Estimate) -> str:

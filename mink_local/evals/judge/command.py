@@ -1,14 +1,14 @@
 """The commands `mink-eval judge`, `sheet` and `votes`."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mink_local.cli import AutoOrInt, FiniteFloat
+from mink_local.evals.libraries import saying_what_is_missing
 from mink_local.models.options import SamplerType, gpu_layers_option, threads_option
 
 if TYPE_CHECKING:
@@ -20,18 +20,6 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 folder_argument = click.argument(
     "folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False)
 )
-
-
-@contextmanager
-def saying_what_is_missing() -> Iterator[None]:
-    """Say how to install a library of the extra "eval" that is not there."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        library = str(error.name).partition(".")[0]
-        raise click.UsageError(
-            f'this needs {library}: type  python -m pip install "mink-local[eval]"'
-        ) from None
 
 
 @click.command("judge")

@@ -1,6 +1,6 @@
 """Numbers, lists and names as a report writes them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def percent(share: float) -> str:
@@ -34,3 +34,9 @@ def escape_markdown(text: str) -> str:
     for character in "\\`*_[]<>|":
         text = text.replace(character, f"\\{character}")
     return " ".join(text.split())
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table whose first column holds names and the others numbers."""
+    rule = ["---", *["--:"] * (len(heads) - 1)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, rule, *rows))

@@ -179,7 +179,7 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
     )
     assert result.returncode == 2
     assert result.stderr == (
-        'mink-eval: the report needs statsmodels: type  python -m pip install "mink-local[eval]"\n'
+        'mink-eval: this needs statsmodels: type  python -m pip install "mink-local[eval]"\n'
     )
 
 
