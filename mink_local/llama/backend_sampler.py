@@ -13,7 +13,7 @@ stage puts one float32 where llama.cpp expects probabilities, because llama.cpp 
 
     k    the token is from the k candidates that this graph kept
     0    a tie at the cutoff, a token that was not kept, or more candidates than Min-k sorts
-    NaN  a logit is not finite
+    NaN  a logit, a threshold or a probability is not finite
 
 Except for k, `BackendSampler.next` returns None, and the caller samples this token on the host. Min-k,
 greedy and top-k keep exactly what their kernels keep. Top-p and min-p keep what reaches a threshold, which
@@ -83,7 +83,7 @@ def min_k(sampler: MinK, row: Node) -> Kept:
     # Behind rank n no weight is larger than the whole range divided by n (the bound of the kernel).
     largest_behind = (logits.view(0, 1) - smallest).scale(1 / n)
     none_behind = (limit - largest_behind).step()
-    certain = no_rival * none_behind
+    certain = no_rival * none_behind + limit.scale(0)  # NaN if the limit is not finite
 
     # How many tokens are kept in any case: at least and at most, since float32 rounds.
     bounds: list[tuple[Node, Node]] = []
@@ -221,7 +221,7 @@ class _SamplerChain:
         """Return whether the device of the logits has every operation of both stages."""
         with Graph(_MAX_NODES) as graph:
             row = Node.new(graph.context, _PROBE)
-            data = C.llama_sampler_data(logits=row.pointer, sampled=row.argmax().pointer)
+            data = C.llama_sampler_data(logits=row.pointer, probs=row.pointer, sampled=row.argmax().pointer)
             self._begin(graph.context, data)
             for tensor in filter(None, (data.logits, data.candidates)):
                 graph.expand(Node.wrap(graph.context, tensor))
@@ -255,7 +255,9 @@ class _SamplerChain:
         else:
             ids = Node.wrap(graph, data.candidates) if data.candidates else None
             report = _count(row, Node.wrap(graph, data.logits), ids, Node.wrap(graph, data.sampled))
-        data.probs = (report + zero_if_finite).pointer
+        # A softmax that overflows, or is wrong on a device, gives NaN, and `dist` takes the last entry then.
+        zero_if_numbers = Node.wrap(graph, data.probs).sum().scale(0)
+        data.probs = (report + zero_if_finite + zero_if_numbers).pointer
         data.logits = data.candidates = None
 
 
@@ -263,7 +265,7 @@ def _llama_cpp_samplers(sampler: Sampler, temperature: float, n_vocab: int) -> l
     """Return new llama.cpp samplers for temperature and truncation, in the sampler's order."""
     if isinstance(sampler, Greedy):
         return [C.llama_sampler_init_temp(0)]  # keeps the largest logit
-    temp = C.llama_sampler_init_temp(temperature)
+    temp = C.llama_sampler_init_temp(max(temperature, _SMALL))  # 0 would mean greedy
     if isinstance(sampler, TopK):
         return [C.llama_sampler_init_top_k(min(sampler.k, n_vocab)), temp]
     if isinstance(sampler, TopP | MinP):

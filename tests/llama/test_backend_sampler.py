@@ -83,6 +83,13 @@ def test_random_logits_are_decided_as_by_the_kernel(tau: float, floor: float, n:
     assert certain >= 10 or n < 40  # a small row has fewer tokens than tau or floor may ask for
 
 
+def test_a_drop_that_overflows_is_not_certain() -> None:
+    """The drop after rank 100 is infinite in float32, and smaller than the first one in float64."""
+    logits = np.repeat([3e38, 2.9e38, -3e38], [1, 99, 50]).astype(np.float32)
+    assert kept_by_kernel(MinK(0), logits) == [0]
+    assert not run(MinK(0), logits)[0] > 0
+
+
 hostile = st.one_of(
     st.floats(-(2.0**127), 2.0**127, width=32),
     st.integers(-3, 3).map(float),
@@ -236,6 +243,29 @@ def test_what_a_graph_cannot_decide_is_left_to_the_host(
 ) -> None:
     context = chosen(np.array(logits, np.float32)[None])
     assert sample(attached(sampler, context), context, 0) is None, why
+
+
+@pytest.mark.parametrize(
+    "p", [TopP(1.0), TopP(1.0, "temperature-last"), MinP(0.0), MinP(0.0, "temperature-last")]
+)
+def test_probabilities_that_are_no_numbers_are_left_to_the_host(chosen: Chosen, p: Sampler) -> None:
+    """Divided by a low temperature the two largest logits are infinite, and then softmax gives NaN."""
+    row = np.array([1, 2e9, 3, 1e9, 2], np.float32)
+    context = chosen(row[None])
+    backend = attached(p, context, 1e-30)
+    assert sample(backend, context, 0) is None
+    assert np.isnan(context.sampled()[1])
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-45, 1e-300])
+def test_the_lowest_temperatures_have_the_kernels_candidates(chosen: Chosen, temperature: float) -> None:
+    row = np.random.default_rng(0).normal(scale=4, size=3000).astype(np.float32)
+    context = chosen(row[None])
+    for sampler in FORMS:
+        backend = attached(sampler, context, temperature)
+        if sample(backend, context, 0) is not None:
+            assert backend.k == sampler.cutoff(row, temperature), sampler
+        backend.detach()
 
 
 @pytest.mark.parametrize(
