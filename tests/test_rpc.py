@@ -47,6 +47,30 @@ def test_two_servers_answer_as_the_cpu(smollm2: Model, rpc: str) -> None:
     assert json.loads(child.stdout)["text"] == reply.read()
 
 
+WITHOUT_SERVER = """
+import os, signal, sys
+from mink_local import load_model
+from mink_local.llama.rpc import use_servers
+use_servers([sys.argv[1]])
+os.kill(int(sys.argv[2]), signal.SIGTERM)
+with load_model("smollm2-135m", n_ctx=512, n_gpu_layers=0) as model:
+    print(model.placement)
+    print(*next(model.generate(["The sea " * 40], temperature=0, max_tokens=8)).tokens)  # more than 32 tokens
+"""
+
+
+def test_no_layer_on_a_gpu_means_no_gpu(smollm2: Model, servers: list[RpcServer]) -> None:
+    """A device that is gone ends the process that uses it: with 0 layers it is not used at all."""
+    server = servers[0]
+    command = [sys.executable, "-c", WITHOUT_SERVER, server.address, str(server.pid)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    placement, tokens = child.stdout.splitlines()
+    assert placement == "on the CPU, with a context of 512 tokens"
+    answer = next(smollm2.generate(["The sea " * 40], sampler=Greedy(), max_tokens=8))
+    assert tokens.split() == [str(token) for token in answer.tokens]
+
+
 def test_mink_serve_over_two_servers(smollm2: Model, servers: list[RpcServer], rpc: str) -> None:
     """It completes as the CPU does, and ends with status 1 if a server goes away."""
     body: dict[str, Any] = {"prompt": "The sea is", "temperature": 0, "max_tokens": 8}

@@ -187,7 +187,7 @@ def _choose(
     kv_type: str,
 ) -> Placement:
     """Choose the context and the layers on the GPU by the file's metadata and the free memory."""
-    budget = memory_budget()
+    budget = memory_budget(with_gpus=n_gpu_layers != 0)
     try:
         return choose_placement(
             read_metadata(path),
@@ -217,7 +217,7 @@ def _load(
         where = f"on the CPU, {threads} thread{'s' * (threads > 1)} ({missing})"
     else:
         layers, weights, context = load_what_fits(load, n_gpu_layers)
-        where = describe_layers(layers, weights.n_layers, gpus_in_words())
+        where = describe_layers(layers, weights.n_layers, gpus_in_words()) if layers else "on the CPU"
     return weights, context, f"{where}, with a context of {context.n_ctx} tokens"
 
 

@@ -46,11 +46,17 @@ def gpus() -> list[Gpu]:
     As in llama.cpp, integrated ones count only if this machine has no others.
     """
     with logged(False):
+        return [_gpu(device) for device in gpu_pointers()]
+
+
+def gpu_pointers() -> list[int]:
+    """Return the ggml_backend_dev_t of the devices of `gpus`; none of them is used."""
+    with logged(False):
         C.llama_supports_gpu_offload()  # loads the backends that are libraries of their own
         C.llama_backend_init()
-        found = list(map(_gpu, device_pointers(DEDICATED)))
-        if all(gpu.remote for gpu in found):
-            found += map(_gpu, device_pointers(INTEGRATED))
+    found = device_pointers(DEDICATED)
+    if all(_backend_of_device(device) == _REMOTE for device in found):
+        found += device_pointers(INTEGRATED)
     return found
 
 
@@ -74,7 +80,7 @@ def backends() -> dict[str, int]:
 
 def gpu_missing() -> str | None:
     """Return why no layer can go to a GPU, or None if one can."""
-    if gpus():
+    if gpu_pointers():
         return None
     if any(n_devices == 0 and name != _REMOTE for name, n_devices in backends().items()):
         return "no GPU was found"
@@ -84,7 +90,11 @@ def gpu_missing() -> str | None:
 def _gpu(device: int) -> Gpu:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     _memory(device, ctypes.byref(free), ctypes.byref(total))
-    backend = _backend_name(_backend_of(device)).decode()
+    backend = _backend_of_device(device)
     shares_ram = _device_type(device) == INTEGRATED or backend == _METAL
     name = _description(device).decode("utf-8", "replace")
     return Gpu(name, free.value, total.value, shares_ram, remote=backend == _REMOTE)
+
+
+def _backend_of_device(device: int) -> str:
+    return str(_backend_name(_backend_of(device)).decode())

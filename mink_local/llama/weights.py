@@ -20,10 +20,10 @@ class Weights:
 
     Args:
         path: The file, or the first of the files that it is split into.
-        n_gpu_layers: Number of layers on the GPU, the output layer first; ALL_LAYERS for every one.
+        n_gpu_layers: Number of layers on the GPU, the output layer first; ALL_LAYERS for every one. With 0 no
+            GPU is used at all, not even for what llama.cpp does there without being asked.
         verbose: Write llama.cpp's log to standard error, also that of the contexts made from these weights.
         trust: Start no child process for what a user adds later, for example a grammar.
-        devices: () uses no GPU, not even for what llama.cpp does there without being asked; None uses all.
 
     Attributes:
         n_vocab: Number of tokens in the vocabulary, V.
@@ -43,16 +43,15 @@ class Weights:
         n_gpu_layers: int = 0,
         verbose: bool = False,
         trust: bool = False,
-        devices: tuple[()] | None = None,
     ) -> None:
         self.path, self.verbose, self.trust = path, verbose, trust
-        self.on_gpu = n_gpu_layers != 0 and devices is None
+        self.on_gpu = n_gpu_layers != 0
         self.contexts: weakref.WeakSet[Any] = weakref.WeakSet()  # to be closed before the weights
         with logged(verbose):
             C.llama_backend_init()
             params = C.llama_model_default_params()
             params.n_gpu_layers = n_gpu_layers
-            if devices is not None:
+            if n_gpu_layers == 0:
                 no_device = (ctypes.c_void_p * 1)(None)
                 params.devices = ctypes.cast(no_device, ctypes.c_void_p)
             self.handle = C.llama_model_load_from_file(bytes(path), params)

@@ -65,9 +65,9 @@ class Budget:
         return need.cpu + need.gpu if self.unified else need.cpu
 
 
-def memory_budget() -> Budget:
-    """Return what a model may take of this machine's free memory."""
-    devices = gpus()
+def memory_budget(with_gpus: bool = True) -> Budget:
+    """Return what a model may take of this machine's free memory; without GPUs, those are not asked."""
+    devices = gpus() if with_gpus else []
     ram = psutil.virtual_memory().available
     vram = sum(max(0, gpu.free - _RESERVE) for gpu in devices)
     unified = any(gpu.shares_ram for gpu in devices)
@@ -174,7 +174,7 @@ def caches_that_fit(path: Path, n_ctx: int, on_gpu: bool, kv_type: str = "f16") 
         each = n_ctx * sum(kv_bytes_per_layer(read_metadata(path), kv_type))
     except ModelError:  # llama.cpp may know formats that are unknown here
         each = 0
-    budget = memory_budget()
+    budget = memory_budget(with_gpus=on_gpu)
     return (budget.vram if on_gpu else budget.ram) // each if each else sys.maxsize
 
 

@@ -29,7 +29,7 @@ def _complaint(path: str) -> str | None:
 
 
 def _try(path: Path) -> None:
-    weights = Weights(path, devices=())
+    weights = Weights(path)
     for token in range(weights.n_vocab):
         weights.piece(token)
         weights.ends_generation(token)

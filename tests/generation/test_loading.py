@@ -86,7 +86,7 @@ def test_the_choice_is_shown_and_can_be_overridden(
     assert load_model(path).placement.endswith("with a context of 16384 tokens")
     assert load_model(path, n_ctx=512).placement.endswith("with a context of 512 tokens")
     assert not caplog.messages
-    monkeypatch.setattr(loading, "memory_budget", lambda: Budget(2_000_000))
+    monkeypatch.setattr(loading, "memory_budget", lambda **_: Budget(2_000_000))
     assert load_model(path).placement.endswith("with a context of 4096 tokens")
     assert caplog.messages[0].startswith("tiny: it takes about 0.0 GB of memory and 0.0 GB are free")
 

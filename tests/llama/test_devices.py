@@ -26,7 +26,7 @@ def test_the_cpu_is_a_backend_and_no_gpu() -> None:
 def test_why_no_layer_goes_to_a_gpu(
     monkeypatch: pytest.MonkeyPatch, found: dict[str, int], reason: str
 ) -> None:
-    monkeypatch.setattr(devices, "gpus", list)
+    monkeypatch.setattr(devices, "gpu_pointers", list)
     monkeypatch.setattr(devices, "backends", lambda: found)
     assert gpu_missing() == reason
 

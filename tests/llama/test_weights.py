@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mink_local.errors import GenerationError, ModelError
-from mink_local.llama.context import Context, Segment
+from mink_local.llama.context import Context
 from mink_local.llama.weights import Weights
 from tests.support.tiny import write_embedding_model
 
@@ -55,12 +55,6 @@ def test_close_frees_contexts_first_and_may_be_called_again(tiny: Callable[..., 
         Context(weights, 64, 1)
     del weights, contexts
     gc.collect()
-
-
-def test_no_device_means_the_cpu(tiny_path: Path) -> None:
-    weights = Weights(tiny_path, n_gpu_layers=-1, devices=())
-    assert not weights.on_gpu
-    assert Context(weights, 64, 1).decode(Segment([1, 2], 0))
 
 
 LOGS = """

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mink_local import load_model
 from mink_local.llama.context import Context
 from mink_local.llama.devices import Gpu
 from mink_local.llama.weights import Weights
@@ -203,6 +204,19 @@ def test_kv_caches_get_what_the_budget_says(smollm2_path: Path, monkeypatch: pyt
     assert caches_that_fit(smollm2_path, 4096, on_gpu=False) == 5
     assert caches_that_fit(smollm2_path, 4096, on_gpu=False, kv_type="q8_0") == 9
     assert caches_that_fit(smollm2_path.with_name("none.gguf"), 4096, on_gpu=False) > 10**9
+
+
+def test_a_gpu_that_takes_no_layer_is_not_asked(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask() -> list[Gpu]:
+        raise AssertionError("to ask a GPU for its memory takes some of it")
+
+    monkeypatch.setattr(memory, "gpus", ask)
+    path = str(tiny())
+    assert load_model(path, n_gpu_layers=0).placement.startswith("on the CPU")
+    with pytest.raises(AssertionError):
+        load_model(path)
 
 
 def test_unified_memory_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:

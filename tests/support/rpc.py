@@ -42,6 +42,10 @@ class RpcServer:
                 pytest.skip(sentence)
             time.sleep(0.05)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def kill(self) -> None:
         if self._process.returncode is None:
             self._process.kill()
