@@ -194,6 +194,7 @@ class LlamaCppStepper:
 
 
 def evaluate(context: Context, slot: Slot[None]) -> None:
-    """Evaluate what a slot has pending."""
+    """Evaluate what a slot has pending, and wait for it: a GPU is still at work when llama.cpp returns."""
     while slot.pending:
         decode(context, [slot])
+    C.llama_synchronize(context.handle)

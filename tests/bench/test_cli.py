@@ -1,14 +1,24 @@
 """`mink-bench`: what it measures and prints. How long things take is not for a test."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from llama_cpp import llama_cpp as C
 
 from mink_local.bench.batch import time_batches
-from mink_local.bench.decode import BackendStepper, HostStepper, LlamaCppStepper, Stepper, evaluate
+from mink_local.bench.decode import (
+    BackendStepper,
+    HostStepper,
+    LlamaCppStepper,
+    Stepper,
+    evaluate,
+    time_decoding,
+)
 from mink_local.bench.sampler import LLAMA_CPP, PROMPT, logits_of_answer
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
@@ -92,6 +102,25 @@ def test_decoding_is_compared_with_greedy(bench: Callable[..., Finished], tiny_p
     table = bench(*arguments)
     assert "interval" in table.stdout
     assert "3 tokens, 6 rounds" in table.stdout
+
+
+def test_what_a_gpu_still_computes_is_not_sampling_time(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is done 30 ms after llama.cpp's return makes the step longer, and not the sampling."""
+
+    def late(context: Any) -> None:
+        time.sleep(0.03)
+        synchronize(context)
+
+    synchronize = C.llama_synchronize
+    monkeypatch.setattr(C, "llama_synchronize", late)
+    with load_model(str(tiny_path), n_ctx=128) as model:
+        speeds = time_decoding(model, [], ["host", "backend"], 1.0, tokens=3, rounds=2)
+    assert len(speeds) == 3
+    for speed in speeds:
+        assert speed.ms_per_token > 30
+        assert speed.sampling_us < 30_000
 
 
 def test_steppers_of_a_method_sample_the_same_tokens(tiny_path: Path) -> None:
