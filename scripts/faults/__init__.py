@@ -1,0 +1,1 @@
+"""Faults by the ten thousand: `scripts/torture`. A module is one or more kinds of faults."""
