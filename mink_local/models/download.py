@@ -6,7 +6,6 @@ file before anybody has hashed it. So its functions are used here in another ord
 the cache. Plain HTTP is used, since Xet's protocol does not continue.
 """
 
-import json
 import os
 import re
 import shutil
@@ -80,7 +79,9 @@ def _listing(repository: str, revision: str) -> dict[str, RemoteFile]:
     )
     try:
         info = HfApi().model_info(repository, revision=revision, files_metadata=True)
-    except (AttributeError, KeyError, TypeError, json.JSONDecodeError):  # from parsing the answer
+    except errors.HFValidationError:
+        raise DownloadError(f"{repository} is not a name that the Hugging Face Hub allows") from None
+    except (AttributeError, KeyError, TypeError, ValueError):  # from parsing the answer
         raise no_hub from None
     files = {}
     for sibling in info.siblings or ():

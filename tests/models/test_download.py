@@ -254,7 +254,8 @@ NO_SIZE = NO_HASH.replace(b'"size": 1', b'"blobId": "%s"' % COMMIT.encode())
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"<html>", b"[]", b"{}", b'{"id": "x", "siblings": [{}]}', b"null", NO_HASH, NO_SIZE]
+    "garbage",
+    [b"<html>", b"\xff{}", b"[]", b"{}", b'{"id": "x", "siblings": [{}]}', b"null", NO_HASH, NO_SIZE],
 )
 def test_a_server_that_is_no_hub(mink: Mink, hub: Hub, garbage: bytes) -> None:
     hub.garbage = garbage
@@ -264,6 +265,10 @@ def test_a_server_that_is_no_hub(mink: Mink, hub: Hub, garbage: bytes) -> None:
     assert any(
         words in result.stderr for words in ("does not answer as the Hugging Face Hub does", "has no .gguf")
     )
+
+
+def test_a_name_that_the_hub_does_not_allow(mink: Mink) -> None:
+    refused(mink("pull", "hf:a/b--c"), "a/b--c is not a name that the Hugging Face Hub allows")
 
 
 def test_an_error_of_our_own_is_not_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
