@@ -1,6 +1,14 @@
 """All kinds of faults by name; a new kind is one line here."""
 
-from scripts.faults import cuts, gguf_files, texts
+from scripts.faults import command_lines, cuts, gguf_files, hub_answers, interruptions, texts
 from scripts.faults.kind import Kind
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (gguf_files.KIND, cuts.KIND, texts.KIND)}
+_ALL = (
+    gguf_files.KIND,
+    cuts.KIND,
+    texts.KIND,
+    command_lines.KIND,
+    hub_answers.KIND,
+    *interruptions.KINDS,
+)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}

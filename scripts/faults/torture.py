@@ -46,7 +46,8 @@ def torture(
     for kind in kinds:
         done = {ended.case for ended in _read(out, kind.name)}
         cases = [case for case in kind.cases(seed, scale) if case not in done]
-        say(f"{kind.name}: {len(cases)} cases of {kind.per_case} to do, {len(done)} are done")
+        n_done = len(kind.cases(seed, scale)) - len(cases)
+        say(f"{kind.name}: {len(cases)} cases of {kind.per_case} to do, {n_done} are done")
         for ended in do(kind, cases, out, jobs):
             with (out / f"{kind.name}.jsonl").open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(ended)) + "\n")
