@@ -33,6 +33,9 @@ Examples:
   mink-eval run gsm8k aqua --model qwen3-4b --model ./mine.gguf --temp 1 --repeats 3 --out runs/qwen
   mink-eval run my-questions.jsonl --model ./mine.gguf --temp 5
   mink-eval report mink-eval-run
+  mink-eval judge mink-eval-run --judge ./larger.gguf
+  mink-eval coverage --model ./mine.gguf
+  mink-eval frontier --model ./small.gguf --reference ./large.gguf --text novel.txt
 
 The same command again continues a run that stopped, for whatever reason. With another sampler,
 temperature, model or task, or with more questions or repeats, only the responses that are missing

@@ -116,7 +116,7 @@ def judge_command(
 @click.command("sheet")
 @folder_argument
 @click.option(
-    "--methods",
+    "--sampler",
     "-s",
     "samplers",
     multiple=True,
@@ -133,7 +133,7 @@ def judge_command(
     metavar="T",
     help="Only pairs at this temperature. May be given several times.  [default: all of the run]",
 )
-@click.option("--n", "n", type=POSITIVE, default=50, metavar="N", help="Most pairs on the page.")
+@click.option("--limit", type=POSITIVE, default=50, metavar="N", help="Most pairs on the page.")
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, metavar="N", help="Of the choice, the order, the sides."
 )
@@ -148,7 +148,7 @@ def sheet_command(
     folder: Path,
     samplers: "Sequence[Sampler]",
     temperatures: Sequence[float],
-    n: int,
+    limit: int,
     seed: int,
     out: Path | None,
 ) -> None:
@@ -159,12 +159,12 @@ def sheet_command(
     """
     names = list(dict.fromkeys(map(str, samplers)))
     if len(names) < 2:
-        raise click.UsageError("a sheet compares methods: give --methods at least twice.")
+        raise click.UsageError("a sheet compares methods: give --sampler at least twice.")
     with saying_what_is_missing():
         from mink_local.evals.judge.sheet import KEY, PAGE, write_sheet
 
     out = out or folder / "sheet"
-    click.echo(f"{write_sheet(folder, names, n, seed, temperatures, out)}.\n")
+    click.echo(f"{write_sheet(folder, names, limit, seed, temperatures, out)}.\n")
     click.echo(f"{out / PAGE}  for the raters\n{out / KEY}  for mink-eval votes: do not send it")
 
 

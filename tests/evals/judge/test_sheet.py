@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def options(*methods: str) -> list[str]:
-    return [text for method in methods for text in ("--methods", method)]
+    return [text for method in methods for text in ("--sampler", method)]
 
 
 def key_of(folder: Path) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def data_of(folder: Path) -> dict[str, Any]:
 
 
 def test_a_sheet_hides_the_methods(mink_eval: MinkEval, run: Path) -> None:
-    result = mink_eval("sheet", run, *options(*METHODS), "--n", 20, "--temp", 1, "--temp", 5)
+    result = mink_eval("sheet", run, *options(*METHODS), "--limit", 20, "--temp", 1, "--temp", 5)
     assert (result.status, result.stderr) == (0, "")
     assert result.stdout.startswith("20 pairs of 24.")
     page = (run / "sheet" / "sheet.html").read_text(encoding="utf-8")
@@ -81,7 +81,7 @@ def test_a_sheet_hides_the_methods(mink_eval: MinkEval, run: Path) -> None:
 
 
 def test_a_sheet_is_the_same_again_and_not_replaced_by_another(mink_eval: MinkEval, run: Path) -> None:
-    command = ("sheet", run, *options(*METHODS), "--n", 5)
+    command = ("sheet", run, *options(*METHODS), "--limit", 5)
     assert mink_eval(*command).status == 0
     page, key = ((run / "sheet" / name).read_bytes() for name in ("sheet.html", "key.json"))
     assert mink_eval(*command).status == 0
@@ -96,7 +96,7 @@ def test_a_sheet_is_the_same_again_and_not_replaced_by_another(mink_eval: MinkEv
 
 def test_three_methods_and_identical_responses(mink_eval: MinkEval, run: Path) -> None:
     change(run, lambda line: (line["temperature"] == 1 and line.update(response="the same")) or None)
-    result = mink_eval("sheet", run, *options(*METHODS, "greedy"), "--n", 500)
+    result = mink_eval("sheet", run, *options(*METHODS, "greedy"), "--limit", 500)
     assert result.stdout.startswith("60 pairs of 60; 12 pairs of identical responses left out.")
     both = Counter(frozenset((p["left"], p["right"])) for p in key_of(run / "sheet")["pairs"].values())
     assert both == {
@@ -174,7 +174,7 @@ def test_bad_input_is_one_sentence(mink_eval: MinkEval, run: Path, tmp_path: Pat
         f"mink-eval: there is no {run / 'sheet' / 'key.json'}: write a sheet first, with mink-eval sheet\n"
     )
     assert complaint("votes", run, "v.json") == (1, missing)
-    assert "give --methods at least twice" in complaint("sheet", run, *options(METHODS[0]))[1]
+    assert "give --sampler at least twice" in complaint("sheet", run, *options(METHODS[0]))[1]
     assert "top-k:k=20 is not in this run" in complaint("sheet", run, *options("top-k", "greedy"))[1]
     assert "no question in common" in complaint("sheet", run, *options(*METHODS), "--temp", 3)[1]
     mink_eval("sheet", run, *options(*METHODS))
@@ -208,7 +208,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 @pytest.mark.posix
 def test_a_rater_votes_and_saves(mink_eval: MinkEval, run: Path, tmp_path: Path, browser: Browser) -> None:
     """By keys and by clicks; the tab is closed in the middle; the saved file is what was voted."""
-    mink_eval("sheet", run, *options(*METHODS), "--n", 5)
+    mink_eval("sheet", run, *options(*METHODS), "--limit", 5)
     page = (run / "sheet" / "sheet.html").as_uri()
     names = list(key_of(run / "sheet")["pairs"])
     browser.open(page)
