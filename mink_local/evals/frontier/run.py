@@ -327,7 +327,9 @@ def _versions() -> dict[str, str]:
 
 
 def _command() -> str:
-    return shlex.join(["mink-eval", *sys.argv[1:]])
+    """Return what was typed, of paths only the names: a report is for showing to others."""
+    words = (Path(word).name if Path(word).exists() else word for word in sys.argv[1:])
+    return shlex.join(["mink-eval", *words])
 
 
 def _now() -> str:

@@ -59,6 +59,8 @@ def test_a_measurement_that_was_killed_goes_on(
     markdown = (out / "frontier.md").read_text()
     assert "+3.0 points" in markdown
     assert "At T = 5, Min-k's default has" in markdown
+    assert "`mink-eval frontier --model" in markdown
+    assert str(tmp_path) not in markdown + (out / "frontier.json").read_text()  # a report is shown to others
     assert (out / "frontier.svg").read_text().startswith("<?xml")
     rows = again["rows"]
     assert {row["sampler"] for row in rows if row["default"]} >= {
