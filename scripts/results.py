@@ -1,0 +1,126 @@
+"""Write docs/results.md from the measurements in docs/results: their tables, pictures and commands.
+
+.venv/bin/python scripts/results.py [--from RUNS]
+
+RUNS has a folder for each measurement, the --out of its command; what the page needs of it is copied.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCS / "results"
+PAGE = DOCS / "results.md"
+
+_MODELS = "-m qwen2.5-coder-0.5b.gguf -r qwen2.5-coder-1.5b.gguf"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measurement of the page.
+
+    Attributes:
+        name: The folder of its results.
+        command: What was typed.
+        document: The Markdown file that it wrote.
+        sections: Beginnings of the titles of the sections that the page shows.
+        pictures: Of the files that it wrote.
+        data: The other files that are kept.
+        limits: What it does not show.
+    """
+
+    name: str
+    title: str
+    command: str
+    document: str
+    sections: tuple[str, ...]
+    pictures: tuple[str, ...]
+    data: tuple[str, ...]
+    limits: str
+
+
+MEASUREMENTS = (
+    Measurement(
+        "frontier-open",
+        "Noise against variety: open text",
+        f"mink-eval frontier {_MODELS} --prompts alpaca_eval_instructions.jsonl --limit 70 --seed 12",
+        "frontier.md",
+        ("What this shows", "The defaults at T = 5", "The most entropy for a wanted noise, at T = 5"),
+        ("frontier.svg",),
+        ("frontier.json",),
+        "It does not show how a text goes on after a noisy token, or whether a person minds it.",
+    ),
+    Measurement(
+        "frontier-math",
+        "Noise against variety: mathematics",
+        f"mink-eval frontier {_MODELS} --task gsm8k --limit 70 --seed 12",
+        "frontier.md",
+        ("What this shows", "The defaults at T = 5", "The most entropy for a wanted noise, at T = 5"),
+        ("frontier.svg",),
+        ("frontier.json",),
+        "It does not show which answers are right: many ways of writing lead to one number.",
+    ),
+)
+
+
+HEAD = """\
+# Results
+
+What Min-k and other methods are worth for two small models, measured with `mink-eval`:
+Qwen2.5-Coder-0.5B-Instruct and -1.5B-Instruct, both with weights of 4 to 6 bits, on a 2-core virtual machine
+without a GPU. `scripts/results.py` writes this page from the files in [results](results), which the commands
+below have written.
+"""
+
+
+def section(text: str, title: str) -> tuple[str, str]:
+    """Return title and body of the section whose title begins so. Raises LookupError if there is none."""
+    found = re.search(rf"^#+ ({re.escape(title)}[^\n]*)\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    if not found:
+        raise LookupError(f"there is no section {title!r}")
+    return found[1], found[2].strip()
+
+
+def copy(measurement: Measurement, runs: Path) -> None:
+    """Copy the files of a measurement, if it has been made."""
+    source, target = runs / measurement.name, RESULTS / measurement.name
+    if (source / measurement.document).exists():
+        target.mkdir(parents=True, exist_ok=True)
+        for name in (measurement.document, *measurement.pictures, *measurement.data):
+            shutil.copyfile(source / name, target / name)
+
+
+def written(measurement: Measurement) -> Iterator[str]:
+    """Yield the parts of the page on a measurement."""
+    folder = RESULTS / measurement.name
+    text = (folder / measurement.document).read_text(encoding="utf-8")
+    yield f"## {measurement.title}"
+    yield measurement.limits
+    for name in measurement.pictures:
+        yield f"![{measurement.title}]({folder.relative_to(DOCS).as_posix()}/{name})"
+    for beginning in measurement.sections:
+        title, body = section(text, beginning)
+        yield f"### {title}"
+        yield body
+    document = (folder / measurement.document).relative_to(DOCS).as_posix()
+    yield f"`{measurement.command}` ([all tables]({document}))"
+
+
+@click.command(help=__doc__)
+@click.option("--from", "runs", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="RUNS")
+def main(runs: Path | None) -> None:
+    if runs:
+        for measurement in MEASUREMENTS:
+            copy(measurement, runs)
+    made = [one for one in MEASUREMENTS if (RESULTS / one.name / one.document).exists()]
+    parts = [HEAD.strip(), *(part for one in made for part in written(one))]
+    PAGE.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
