@@ -13,6 +13,7 @@ from mink_local.chat.screen import Screen, one_line
 from mink_local.chat.settings import Settings
 from mink_local.chat.store import Conversation
 from mink_local.generation.model import Model
+from mink_local.generation.request import SamplingParams
 from mink_local.llama.cores import n_cores
 from mink_local.samplers import MinK
 
@@ -82,7 +83,12 @@ def show_setting(screen: Screen, setting: Setting, settings: Settings, model: Mo
 
 
 def _value(setting: Setting, settings: Settings, model: Model) -> str:
-    """Return a value as /set takes it; for one that is not set, what is used in its place."""
+    """Return a value as /set takes it, or what is used in its place; for `sampling` also what it means."""
+    if setting.key == "sampling":
+        params = SamplingParams(
+            sampler=settings.sampler, temperature=settings["temp"], constraints=settings.constraints
+        )
+        return f"{settings.shown(setting)} ({model.sampling(params)})"
     if settings[setting.name] is None:
         sampler = settings.sampler
         if setting.key == "ctx":

@@ -20,7 +20,8 @@ def answer(session: Session, screen: Screen, prompt: str, as_json: bool) -> None
     try:
         answer = session.ask(prompt)
         if as_json:
-            screen.write(dumps(_as_json(answer, list(answer))) + "\n")
+            sampling = session.model.sampling(session.params())
+            screen.write(dumps(_as_json(answer, list(answer), sampling)) + "\n")
         else:
             show_answer(screen, answer)
     except ValueError as error:  # an option that does not suit this model: a grammar, a token id
@@ -32,13 +33,14 @@ def answer(session: Session, screen: Screen, prompt: str, as_json: bool) -> None
         sys.exit(INTERRUPTED)
 
 
-def _as_json(answer: AnswerStream, parts: Sequence[TextPart]) -> dict[str, Any]:
+def _as_json(answer: AnswerStream, parts: Sequence[TextPart], sampling: str) -> dict[str, Any]:
     outcome, how = answer.outcome, answer.draft.how
     assert outcome
     return {
         "model": how.model,
         "sampler": how.sampler,
         "temperature": how.temperature,
+        "sampling": sampling,
         "seed": how.seed,
         "text": "".join(part.text for part in parts if not part.is_reasoning),
         "thinking": "".join(part.text for part in parts if part.is_reasoning),

@@ -267,7 +267,8 @@ SETTINGS: tuple[Setting, ...] = (
         default="auto",
         metavar="[auto|host|backend]",
         help="Where tokens are sampled: backend is in llama.cpp's graph, so that no logits leave the GPU; "
-        "host is on the CPU; auto is backend if the model is on a GPU.",
+        "host is on the CPU; auto is backend if the model is on a GPU and that is faster. Before its first "
+        "use backend is compared with host; if they differ, host is used.",
     ),
     _model("--kv-type", type=KV_TYPE, default="f16", help=KV_TYPE_HELP),
     _model(

@@ -206,8 +206,9 @@ def _say_where(model: "Model", screen: Screen, settings: Settings) -> None:
 
 def _load(settings: Settings, verbose: bool) -> "Model":
     from mink_local.generation.loading import load_model
+    from mink_local.generation.request import SamplingParams
 
-    return load_model(
+    model = load_model(
         settings["model"],
         n_ctx=settings["ctx"],
         n_gpu_layers=settings["gpu_layers"],
@@ -217,3 +218,8 @@ def _load(settings: Settings, verbose: bool) -> "Model":
         rpc=settings["rpc"],
         verbose=verbose,
     )
+    params = SamplingParams(sampler=settings.sampler, temperature=settings["temp"])
+    sampling = model.sampling(params)  # tries backend sampling now and not before the first answer
+    if verbose:
+        print(f"tokens are sampled {sampling}", file=sys.stderr)
+    return model

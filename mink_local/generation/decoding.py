@@ -66,15 +66,7 @@ class Decoding:
     @property
     def needs_logits(self) -> bool:
         """True if the logits are looked at or changed, so that tokens are sampled on the host."""
-        params = self._params
-        return bool(
-            self.answer.request.watch
-            or params.constraints
-            or params.logprobs is not None
-            or params.prompt_logprobs is not None
-            or params.ignore_eos
-            or params.min_tokens
-        )
+        return self.answer.request.watch is not None or self._params.needs_logits
 
     def begin(self, evaluated_tokens: int) -> None:
         """Note that the answer has a slot, in which so many tokens of the prompt are evaluated."""

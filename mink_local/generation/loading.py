@@ -68,8 +68,10 @@ def load_model(
         kv_type: Type of the KV cache: f16, or q8_0, which takes half the memory, and others of llama.cpp's.
         flash_attn: Whether llama.cpp's flash attention is used; None leaves it to llama.cpp.
         backend_sampling: Sample tokens inside llama.cpp's compute graph, so that no logits leave the GPU.
-            None does so in `chat` if the output layer is on a GPU and no RPC server is in use. If a method
-            has no such form, its tokens are sampled on the CPU, with a warning.
+            None does so in `chat` if the output layer is on a GPU, no RPC server is in use, and it is
+            faster. Before the first time it is compared with sampling on the CPU, on this model and device.
+            If it differs, or a method has no such form, tokens are sampled on the CPU, with a warning.
+            `Model.sampling` says where.
         rpc: Addresses of llama.cpp's RPC servers, each "HOST:PORT", whose devices take layers as the GPU
             does, for this model and all that this process loads later. If a server goes away, the process
             ends.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from mink_local.errors import ContextOverflowError, GenerationError, ModelError
 from mink_local.generation.answer import Answer, Piece
+from mink_local.generation.backend_trial import BackendTrials
 from mink_local.generation.engine import Engine, Step
 from mink_local.generation.logprobs import N_OUTPUTS, Continuation, score
 from mink_local.generation.request import (
@@ -30,6 +31,7 @@ from mink_local.generation.request import (
 from mink_local.generation.rows import RowReader
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.text_stream import TextStream
+from mink_local.llama.backend_sampler import has_backend_form
 from mink_local.llama.context import RANDOM_SEED, Context
 from mink_local.llama.weights import Weights
 
@@ -76,6 +78,7 @@ class Model:
         # a time are sampled on the host unless backend sampling is asked for.
         self._chat_backend = weights.on_gpu if backend_sampling is None else backend_sampling
         self._batch_backend = bool(backend_sampling)
+        self._trials = BackendTrials(weights, context.n_threads, must_be_faster=backend_sampling is None)
         self._auto_parallel = auto_parallel
         self._make_context = make_context
         self._template = ChatTemplate(weights, date)
@@ -155,6 +158,26 @@ class Model:
         """Return the number of tokens of a prompt."""
         return len(self.tokens(prompt))
 
+    def sampling(self, params: SamplingParams) -> str:
+        """Return in words where `chat` samples tokens, "on the host" or "in llama.cpp's graph", and why."""
+        sampler = params.effective_sampler
+        if not self._chat_backend:
+            return "on the host" if self.weights.on_gpu else "on the host: the model is not on a GPU"
+        if params.needs_logits:
+            return "on the host: constraints, log-probabilities and bans have no backend form"
+        if not has_backend_form(sampler):
+            return f"on the host: {sampler} has no backend form"
+        with self._exclusive():  # a trial uses llama.cpp
+            complaint = self._trials.complaint(sampler)
+        return f"on the host: {complaint}" if complaint else "in llama.cpp's graph"
+
+    def _may_use_backend(self, params: SamplingParams) -> bool:
+        """Return False if backend sampling has failed its trial; the engine finds all other reasons."""
+        sampler = params.effective_sampler
+        if params.needs_logits or not has_backend_form(sampler):
+            return True
+        return self._trials.complaint(sampler) is None
+
     def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a text in which control tokens are text."""
         return self.weights.tokenize(text, add_special=False, parse_special=False)
@@ -210,7 +233,8 @@ class Model:
             engine = self.engine
             reply = Reply(request, engine, lambda: self._step(engine, reply))
             self._begin(reply)
-            engine.submit(request, reply, backend=self._chat_backend)
+            backend = self._chat_backend and self._may_use_backend(request.params)
+            engine.submit(request, reply, backend=backend)
             reply.in_reasoning = self.opens_reasoning(messages, enable_thinking, tools)
         if reply.finish_reason == "overflow":
             raise ContextOverflowError(reply.prompt_tokens, self.n_ctx)
@@ -393,7 +417,8 @@ class Model:
         with self._exclusive():
             if self._caller is not caller:
                 raise GenerationError(_CANCELLED)
-            return engine.submit(request, Answer(request, index), backend=self._batch_backend)
+            backend = self._batch_backend and self._may_use_backend(request.params)
+            return engine.submit(request, Answer(request, index), backend=backend)
 
     def _engine_for(
         self, requests: Iterator[tuple[int, Request]]

@@ -85,6 +85,17 @@ class SamplingParams:
         """The sampler in use: greedy at temperature 0."""
         return Greedy() if self.temperature == 0 else self.sampler or MinK()
 
+    @property
+    def needs_logits(self) -> bool:
+        """True if the logits are looked at or changed, so that tokens are sampled on the host."""
+        return bool(
+            self.constraints
+            or self.logprobs is not None
+            or self.prompt_logprobs is not None
+            or self.ignore_eos
+            or self.min_tokens
+        )
+
 
 class SamplingOptions(TypedDict, total=False):
     """The fields of `SamplingParams` as keyword arguments."""

@@ -60,6 +60,14 @@ def gpu_pointers() -> list[int]:
     return found
 
 
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs with those of their backends: "CUDA: NVIDIA H100", for example."""
+    return [
+        f"{_backend_of_device(device)}: {_description(device).decode('utf-8', 'replace')}"
+        for device in gpu_pointers()
+    ]
+
+
 def gpus_in_words() -> str:
     """Return "the GPU" for all of this machine's, and the addresses of RPC servers."""
     *others, last = dict.fromkeys(gpu.name if gpu.remote else "the GPU" for gpu in gpus())

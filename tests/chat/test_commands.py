@@ -61,6 +61,7 @@ def test_show_begins_with_what_was_changed(typist: Begin) -> None:
     for setting in SETTINGS:
         assert len(re.findall(rf"(?:^|  ){setting.key} ", shown, re.M)) == 1
     assert re.search(r"max-tokens 8\n+\(command line\) The longest answer", say("/show max-tokens"))
+    assert "auto (on the host: the model is not on a GPU)" in " ".join(say("/show sampling").split())
     assert " ".join(say("/show system").split()).count("Be brief.") == 30
     assert re.search(r"tau +not used by greedy", say("/sampler greedy", "/show tau"))
     assert re.search(r"floor +not used by greedy", say("/show floor"))

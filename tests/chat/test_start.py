@@ -110,9 +110,19 @@ def test_json(mink_chat: MinkChat) -> None:
     answer = json.loads(mink_chat(*asked, "--json").out)
     assert answer["text"] + "\n" == mink_chat(*asked).out
     assert (answer["model"], answer["sampler"]) == ("smollm2-135m", "min-k:tau=3")
+    assert answer["sampling"] == "on the host: the model is not on a GPU"
     assert answer["n_tokens"] == len(answer["tokens"])
     assert len(answer["k"]) - len(answer["tokens"]) in (0, 1)
     assert 0 < answer["timings"]["first_token_s"] <= answer["timings"]["total_s"]
+
+
+def test_where_tokens_are_sampled(mink_chat: MinkChat, tiny_path: Path, own_files: Path) -> None:  # noqa: ARG001
+    asked = ("-m", str(tiny_path), "-p", "Hi", "-n", "3", "--sampling", "backend", "--gpu-layers", "0")
+    said = mink_chat(*asked, "--verbose", "--json")
+    assert "tokens are sampled in llama.cpp's graph" in said.err.splitlines()
+    assert json.loads(said.out)["sampling"] == "in llama.cpp's graph"
+    banned = json.loads(mink_chat(*asked, "--json", "--repeat-penalty", "1.5").out)
+    assert banned["sampling"].startswith("on the host: constraints,")
 
 
 def test_a_broken_model_is_one_sentence(mink_chat: MinkChat, tiny: Callable[..., Path]) -> None:

@@ -1,0 +1,200 @@
+"""The trial that backend sampling passes before it is used, and its remembered verdict."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mink_local import load_model
+from mink_local.generation import backend_trial
+from mink_local.generation.backend_trial import BackendTrials, TrialResult, form_of, run_trial
+from mink_local.generation.model import Model
+from mink_local.generation.request import SamplingParams
+from mink_local.llama import backend_sampler
+from mink_local.llama.weights import Weights
+from mink_local.samplers import Greedy, MinK, MinP, Mirostat, Sampler, TopK, TopP
+from tests.support.rpc import RpcServer
+
+FORMS: list[Sampler] = [
+    *(MinK(tau, floor) for tau in (0.0, 3.0) for floor in (0.0, 1.0)),
+    Greedy(),
+    TopK(),
+    *(kind(order=order) for kind in (TopP, MinP) for order in ("temperature-first", "temperature-last")),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_the_cpu_passes(tiny_path: Path, form: Sampler) -> None:
+    verdict = run_trial(Weights(tiny_path), form, 1)
+    assert verdict.wrong == ""
+    assert min(verdict.backend_ms, verdict.host_ms) > 0
+
+
+def test_a_form_is_tried_with_usual_parameters() -> None:
+    assert {form_of(form) for form in FORMS} == set(FORMS)
+    assert form_of(MinK(1e6)) == MinK()
+    assert form_of(MinK(0, 7.0)) == MinK(0, 1.0)
+    assert form_of(TopK(5000)) == TopK()
+    assert form_of(MinP(0.5, "temperature-last")) == MinP(order="temperature-last")
+
+
+def keep_too_many(sampler: MinK, row: Any, min_k: Any = backend_sampler.min_k) -> Any:
+    """A device on which Min-k keeps what belongs to another tau."""
+    return min_k(MinK(100 * sampler.tau), row)
+
+
+@pytest.fixture
+def wrong_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_sampler, "min_k", keep_too_many)
+
+
+@pytest.mark.usefixtures("wrong_device")
+def test_other_candidates_fail(tiny_path: Path) -> None:
+    verdict = run_trial(Weights(tiny_path), MinK(), 1)
+    assert verdict.wrong.endswith("of 48 steps keep other candidates than they should")
+
+
+def test_a_slow_model_takes_fewer_steps(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_trial, "_SECONDS", 0.0)
+    monkeypatch.setattr(backend_sampler, "_count", lambda row, *_: row.sum().scale(0))
+    assert run_trial(Weights(tiny_path), TopK(), 1).wrong == "6 of 6 steps cannot be decided there"
+
+
+def test_steps_that_are_never_decided_fail(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_sampler, "_count", lambda row, *_: row.sum().scale(0))
+    verdict = run_trial(Weights(tiny_path), TopK(), 1)
+    assert verdict.wrong == "48 of 48 steps cannot be decided there"
+
+
+@pytest.mark.parametrize(("choose", "wrong"), [
+    (lambda ids, p, rng: rng.choice(ids, p=p), ""),
+    (lambda ids, p, rng: ids[0], "its tokens do not follow the distribution"),  # noqa: ARG005
+    (lambda ids, p, rng: ids[-1], "its tokens do not follow the distribution"),  # noqa: ARG005
+    (lambda ids, p, rng: rng.choice(ids), "its tokens do not follow the distribution"),  # noqa: ARG005
+])  # fmt: skip
+def test_tokens_that_are_candidates_and_always_the_same_fail(choose: Callable[..., int], wrong: str) -> None:
+    rng = np.random.default_rng(0)
+    comparison = backend_trial._Differences(TopP())
+    for _ in range(48):
+        logits = rng.normal(scale=6, size=500).astype(np.float32)
+        ids, kept = TopP().candidates(logits, 2.0)
+        p = np.exp((kept - kept[0]).astype(np.float64) / 2)
+        comparison.add(logits, int(choose(ids, p / p.sum(), rng)), ids.size)
+    assert comparison.wrong() == wrong
+
+
+def test_what_is_said() -> None:
+    assert TrialResult("", 3.04, 2.96).complaint(must_be_faster=False) is None
+    assert TrialResult("", 2.96, 3.04).complaint(must_be_faster=True) is None
+    slower = TrialResult("", 3.04, 2.96).complaint(must_be_faster=True)
+    assert slower == "backend sampling is not faster here: 3.04 ms a token, 2.96 on the host"
+    assert TrialResult("all is", 1, 2).complaint(False) == (
+        "backend sampling failed its trial on this device: all is"
+    )
+
+
+def load(path: Path, backend_sampling: bool = True) -> Model:
+    return load_model(str(path), n_ctx=256, n_threads=1, n_gpu_layers=0, backend_sampling=backend_sampling)
+
+
+def ask(model: Model, sampler: Sampler) -> list[int]:
+    reply = model.chat([{"role": "user", "content": "Hello"}], sampler=sampler, seed=1, max_tokens=6)
+    reply.read()
+    return reply.tokens
+
+
+@pytest.mark.usefixtures("wrong_device")
+def test_a_device_that_is_wrong_is_not_used(
+    tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tiny()
+    with load(path) as model, load(path, backend_sampling=False) as host:
+        assert ask(model, MinK()) == ask(host, MinK())
+        assert [answer.k for answer in model.generate(["Hello"], sampler=MinK(), seed=1, max_tokens=6)] == [
+            answer.k for answer in host.generate(["Hello"], sampler=MinK(), seed=1, max_tokens=6)
+        ]
+        said = model.sampling(SamplingParams())
+    [warning] = caplog.messages
+    assert said == f"on the host: {warning}"
+    assert warning.startswith("backend sampling failed its trial on this device: ")
+
+
+def test_where_tokens_are_sampled(tiny: Callable[..., Path]) -> None:
+    path = tiny()
+    with load(path) as model:
+        assert model.sampling(SamplingParams()) == "in llama.cpp's graph"
+        said = model.sampling(SamplingParams(sampler=Mirostat()))
+        assert said == f"on the host: {Mirostat()} has no backend form"
+        assert model.sampling(SamplingParams(logprobs=1)).startswith("on the host: constraints, ")
+    with load_model(str(path), n_ctx=256, n_gpu_layers=0) as model:
+        assert model.sampling(SamplingParams()) == "on the host: the model is not on a GPU"
+
+
+def test_a_verdict_is_remembered(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Sampler] = []
+
+    def trial(weights: Weights, form: Sampler, n_threads: int) -> TrialResult:
+        tried.append(form)
+        return run_trial(weights, form, n_threads)
+
+    monkeypatch.setattr(backend_trial, "run_trial", trial)
+    path = tiny()
+
+    def complain(sampler: Sampler) -> None:
+        assert BackendTrials(Weights(path), 1, must_be_faster=False).complaint(sampler) is None
+
+    for sampler in (MinK(), MinK(5.0), TopK(3), TopK(4)):
+        complain(sampler)
+    assert tried == [MinK(), TopK()]
+    os.utime(path, (1, 1))  # another file
+    complain(MinK())
+    monkeypatch.setattr(backend_trial, "gpu_names", lambda: ["CUDA: Parrot"])
+    weights = Weights(path)
+    weights.on_gpu = True
+    BackendTrials(weights, 1, must_be_faster=False).complaint(MinK())
+    monkeypatch.setattr(backend_trial, "version", lambda _: "0.0.0")
+    complain(MinK())
+    assert tried == [MinK(), TopK(), MinK(), MinK(), MinK()]
+    record = backend_trial._record()
+    for damaged in ("[", "[]", '{"a": 1}'):
+        record.write_text(damaged, encoding="utf-8")
+        complain(Greedy())
+    assert tried[5:] == [Greedy()] * 3
+    assert len(json.loads(record.read_text(encoding="utf-8"))) == 2
+
+
+def test_what_cannot_be_attached_is_not_remembered(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = BackendTrials(Weights(tiny()), 1, must_be_faster=False)
+    monkeypatch.setattr(backend_sampler, "supported", lambda *_: False)
+    complaint = "backend sampling failed its trial on this device: this device lacks an operation"
+    assert trials.complaint(MinK()) == complaint
+    assert not backend_trial._record().exists()
+
+
+ON_RPC = """
+import sys
+from mink_local import load_model
+from mink_local.generation.backend_trial import run_trial
+from tests.generation.test_backend_trial import FORMS
+with load_model(sys.argv[2], n_ctx=256, rpc=[sys.argv[1]], n_gpu_layers=-1) as model:
+    assert model.weights.on_gpu
+    print([run_trial(model.weights, form, 1).wrong for form in FORMS[::3]])
+"""
+
+
+@pytest.mark.slow
+def test_a_device_of_another_machine_passes(smollm2_path: Path) -> None:
+    with RpcServer() as server:
+        command = [sys.executable, "-c", ON_RPC, server.address, str(smollm2_path)]
+        root = Path(__file__).parents[2]
+        child = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
+    assert child.returncode == 0, child.stderr
+    assert child.stdout == f"{[''] * len(FORMS[::3])}\n"
