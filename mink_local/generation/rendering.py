@@ -16,6 +16,7 @@ from mink_local.sandbox import GIB, SandboxError, Server, serve
 
 SECONDS = 5  # an honest template takes less than a millisecond
 _MOST_CHARACTERS = 1 << 26
+_MOST_OF_A_REASON = 300  # characters: a template may raise a whole conversation
 
 
 class TemplateError(Exception):
@@ -74,16 +75,22 @@ def _answer(
     try:
         formatter = _formatter(template, date, bos_token, eos_token)
     except Exception as error:
-        return {"error": f"is broken: {error}"}
+        return {"error": f"is broken: {_reason(error)}"}
     try:
         text = str(formatter(messages=messages, **options).prompt)
     except MemoryError:
         raise
     except Exception as error:
-        return {"error": f"refuses this conversation: {error}"}
+        return {"error": f"refuses this conversation: {_reason(error)}"}
     if len(text) > _MOST_CHARACTERS:
         return {"error": f"was stopped: it wrote {len(text):,} characters"}
     return {"text": text}
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of an error in one short line."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _MOST_OF_A_REASON else f"{text[:_MOST_OF_A_REASON]}…"
 
 
 @lru_cache(maxsize=8)

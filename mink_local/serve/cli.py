@@ -177,7 +177,11 @@ def cli(
         if not re.fullmatch(r"[\w.-]+", name):
             raise click.UsageError(f"--preset {text}: a name has letters, digits, dots, - and _.")
     if api_key_file is not None:
-        keys = [*keys, *filter(None, map(str.strip, api_key_file.read_text(encoding="utf-8").splitlines()))]
+        try:
+            lines = api_key_file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise click.UsageError(f"--api-key-file {api_key_file} cannot be read: {error}.") from None
+        keys = [*keys, *filter(None, map(str.strip, lines))]
         if not keys:
             raise click.UsageError(f"--api-key-file {api_key_file}: the file has no key.")
     check_start(host, keys)

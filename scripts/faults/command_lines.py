@@ -32,7 +32,7 @@ HOSTILE = [
     "", " ", "-", "--", "-1", "0", "1", "2", "7", "-0.0", "0.5", "1e-300", "1e999", "-inf", "inf", "nan",
     "9" * 40, "0x10", "1_0", "٣", "½", "true", "auto", "all", "none", "default", "{}", "[]", '{"a": 1}',
     "%s%d{}", "{0.__class__}", "a" * 5000, "\n", "\r", "\t", "\x1b[2J", "\x7f", "\ufeff", "\u202e", "😀",
-    "\udcff", "../x", "./", "~", "~nobody/x", "x/y/z", "/dev/null", "/dev/full", "file", "folder", "binary",
+    "\udcff", "../x", "./", "~", "~nobody/x", "x/y/z", "/dev/null", "file", "folder", "binary",
     "run", "*", "$HOME", "`id`", ";", "a=b", "=", ",", ":", "min-k", "min-k:tau=nan", "min-k:tau=1,tau=2",
     "top-p:p=2", "greedy", "mirostat:version=3", "1:1", "0:-inf", "5:nan", "hf:a/b:c", "hf:", "ollama:x",
     "lmstudio:../..", "file:x", "gsm8k", "gpqa", "gsm8k=file", "localhost:1",

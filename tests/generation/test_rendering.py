@@ -57,6 +57,7 @@ def test_the_date_is_todays_unless_it_is_fixed(in_process: bool) -> None:
     [
         ("{% for %}", "^is broken: "),
         ("{{ raise_exception('no system prompt') }}", "^refuses this conversation: no system prompt$"),
+        ("{{ raise_exception('a\n  b ' * 1000) }}", "^refuses this conversation: (a b )+a?…$"),
         ("{{ messages[7].content }}", "^refuses this conversation: "),
         ("{{ ''.__class__.__mro__ }}", "^refuses this conversation: .* unsafe"),
         ("{{ messages.append(1) }}", "^refuses this conversation: .* unsafe"),

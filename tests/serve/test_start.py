@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,7 +26,7 @@ def refusal(*arguments: str) -> str:
     return result.output + str(result.exception or "")
 
 
-def test_what_cannot_be_served_is_one_sentence() -> None:
+def test_what_cannot_be_served_is_one_sentence(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -33,6 +34,8 @@ def test_what_cannot_be_served_is_one_sentence() -> None:
     assert "give a key with --api-key" in refusal("--host", "0.0.0.0")
     assert "choose another with --port" in refusal("--host", "192.0.2.1", "--api-key", "k")
     assert "--preset hot=min-q" in refusal("--preset", "hot=min-q")
+    (tmp_path / "keys").write_bytes(b"\xff")
+    assert "cannot be read: 'utf-8' codec" in refusal("--api-key-file", str(tmp_path / "keys"))
     assert "unknown model" in refusal("--model", "parrot", "--port", "0")
 
 
