@@ -24,6 +24,7 @@ from mink_local.sandbox import GIB, SandboxError, ask, serve
 
 ROOT = b"root"
 _SECONDS = 20.0  # an honest grammar takes a few milliseconds, a large vocabulary half a second
+_LONGEST_COMPLAINT = 300  # characters
 _NEGATED = re.compile(r'"(?:\\.|[^"\\])*"|(\[\^)')  # after texts, which may contain it
 _TRYING = [threading.Lock() for _ in range(16)]
 _RULE = re.compile(r"([a-zA-Z0-9-]+)\s*::=")
@@ -45,7 +46,7 @@ def from_json_schema(schema: str | Mapping[str, Any]) -> str:
         reason = "it is nested too deep"
     except Exception:  # the converter's Python trips over a list for an object, for example
         reason = "it is malformed"
-    raise ValueError(f"json_schema cannot be made into a grammar: {reason}")
+    raise ValueError(f"json_schema cannot be made into a grammar: {_in_a_line(reason)}")
 
 
 def check(grammar: str, model: Path) -> None:
@@ -91,7 +92,13 @@ def _complaint(question: tuple[str, str]) -> str | None:
         log.seek(0)
         lines = log.read().decode("utf-8", "replace").splitlines()
     first = next((line for line in lines if "grammar" in line), "llama.cpp gives no reason")
-    return re.sub(r"^(parse: )?(error parsing grammar: )?", "", first)
+    return _in_a_line(re.sub(r"^(parse: )?(error parsing grammar: )?", "", first))
+
+
+def _in_a_line(text: str) -> str:
+    """Return a complaint in one short line: it may quote a whole schema or grammar."""
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST_COMPLAINT else f"{text[:_LONGEST_COMPLAINT]}…"
 
 
 if __name__ == "__main__":

@@ -97,3 +97,13 @@ def test_a_schema_becomes_a_grammar(smollm2_path: Path) -> None:
     text = grammar.from_json_schema(schema)
     assert text == grammar.from_json_schema(json.dumps(schema))
     grammar.check(text, smollm2_path)
+
+
+def test_a_complaint_is_a_short_line(tiny_path: Path) -> None:
+    for refuse in (
+        lambda: grammar.from_json_schema({"type": "x\n" * 9999}),
+        lambda: grammar.check(f"root ::= {'a' * 9999}", tiny_path),
+    ):
+        with pytest.raises(ValueError, match=r"[^\n]{100}…$") as refused:
+            refuse()
+        assert len(str(refused.value)) < 400
