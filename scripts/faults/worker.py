@@ -45,3 +45,4 @@ def begin(first: tuple[str, str]) -> Callable[[Any], Any]:
 
 if __name__ == "__main__":
     serve(begin)
+    os._exit(0)  # also if a server of the cases still has a thread
