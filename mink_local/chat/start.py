@@ -52,7 +52,7 @@ def start(
         if conversation is None or settings.given("model"):
             raise
         raise ModelNotFoundError(f"{error} (the conversation's model; --model names another)") from None
-    load = partial(_load, verbose=verbose)
+    load = partial(_load, screen=screen, verbose=verbose)
 
     def session_with(model: "Model | Callable[[], Model]") -> tuple["Session", str]:
         """Return the session, and a last message that was never answered."""
@@ -204,7 +204,7 @@ def _say_where(model: "Model", screen: Screen, settings: Settings) -> None:
         screen.note(f"(--ctx {settings['ctx']}: llama.cpp rounds that up to {model.n_ctx})")
 
 
-def _load(settings: Settings, verbose: bool) -> "Model":
+def _load(settings: Settings, screen: Screen, verbose: bool) -> "Model":
     from mink_local.generation.loading import load_model
     from mink_local.generation.request import SamplingParams
 
@@ -221,5 +221,5 @@ def _load(settings: Settings, verbose: bool) -> "Model":
     params = SamplingParams(sampler=settings.sampler, temperature=settings["temp"])
     sampling = model.sampling(params)  # tries backend sampling now and not before the first answer
     if verbose:
-        print(f"tokens are sampled {sampling}", file=sys.stderr)
+        screen.note(f"tokens are sampled {sampling}")
     return model
