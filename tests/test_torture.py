@@ -46,6 +46,7 @@ def test_every_kind(kind: Kind, tmp_path: Path) -> None:
     assert len((tmp_path / f"{kind.name}.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_case_is_repeated_by_its_name(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["repeat", "texts-0-0", "--out", str(tmp_path)])
     assert done.output.startswith("texts-0-0: template refused, ")

@@ -110,6 +110,7 @@ def ask(model: Model, sampler: Sampler) -> list[int]:
 
 
 @pytest.mark.usefixtures("wrong_device")
+@pytest.mark.slow
 def test_a_device_that_is_wrong_is_not_used(
     tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,6 +137,7 @@ def test_where_tokens_are_sampled(tiny: Callable[..., Path]) -> None:
         assert model.sampling(SamplingParams()) == "on the host: the model is not on a GPU"
 
 
+@pytest.mark.slow
 def test_a_verdict_is_remembered(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Sampler] = []
 

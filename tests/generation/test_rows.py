@@ -17,6 +17,7 @@ def model(tiny_path: Path) -> Iterator[Model]:
         yield model
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_one_sequence_at_a_time(model: Model) -> None:
     """More sequences than slots, with a common prefix and without; then others in the same cache."""
     prompt = model.tokens("Name one country in Africa.")

@@ -71,6 +71,7 @@ def test_a_run_writes_table_picture_and_figures(coverage: Coverage, tmp_path: Pa
     assert (tmp_path / "out" / "coverage.svg").read_text("utf-8").startswith("<?xml")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(
     coverage: Coverage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def asked(tiny_path: Path, tmp_path: Path) -> list[object]:
     return [*models, "--prompts", prompts, *FEW, "--out", tmp_path / "out"]
 
 
+@pytest.mark.slow
 def test_a_measurement_that_was_killed_goes_on(
     mink_eval: MinkEval, asked: list[object], tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_a_measurement_that_was_killed_goes_on(
         assert value <= high + 1e-6
 
 
+@pytest.mark.slow
 def test_other_settings_than_those_of_the_texts_are_refused(mink_eval: MinkEval, asked: list[object]) -> None:
     assert mink_eval("frontier", *asked, "--limit", 1).status == 0
     finished = mink_eval("frontier", *asked, "--limit", 1, "--seed", 4)

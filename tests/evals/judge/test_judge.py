@@ -234,6 +234,7 @@ def test_no_server(mink_eval: MinkEval, run: Path, server: JudgeServer) -> None:
 
 
 @pytest.mark.parametrize("refused", [("response_format",), ("temperature", "response_format"), ()])
+@pytest.mark.slow
 def test_options_that_a_server_refuses_are_left_out(
     mink_eval: MinkEval, run: Path, server: JudgeServer, refused: tuple[str, ...]
 ) -> None:
@@ -253,6 +254,7 @@ def test_options_that_a_server_refuses_are_left_out(
     assert set(server.bodies[-1]) == (left if refused else {"model", "messages"})
 
 
+@pytest.mark.slow
 def test_responses_that_do_not_fit_are_cut_shorter(
     mink_eval: MinkEval, run: Path, server: JudgeServer
 ) -> None:
@@ -408,6 +410,7 @@ def test_orders_are_mirrored_and_start_alike() -> None:
     assert ordered("third", "fourth").prompt(1000).startswith(shared)
 
 
+@pytest.mark.slow
 def test_a_local_judge(
     mink_eval: MinkEval, run: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def test_other_options_are_the_same_in_a_sweep(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_heatmap_has_the_accuracies(tmp_path: Path) -> None:
     make(tmp_path, (*TAUS, "min-p"))
     change(tmp_path, lambda r: r["sampler"] != TAUS[0] or r["temperature"] == 1)

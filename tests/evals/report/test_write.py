@@ -183,6 +183,7 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_open_ended_responses_have_no_accuracy(tmp_path: Path) -> None:
     """Beside a task with verdicts, and alone."""
     write_run(tmp_path, **SMALL | {"tasks": ("gsm8k", "essay")})
