@@ -17,6 +17,9 @@ DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results"
 PAGE = DOCS / "results.md"
 
+KEPT = (".md", ".svg", ".csv", ".json")
+NOT_KEPT = ("manifest.json", "seconds.json")  # of the files beside the document
+
 _MODELS = "-m qwen2.5-coder-0.5b.gguf -r qwen2.5-coder-1.5b.gguf"
 
 
@@ -27,11 +30,10 @@ class Measurement:
     Attributes:
         name: The folder of its results.
         command: What was typed.
-        document: The Markdown file that it wrote.
+        document: The Markdown file that it wrote, in RUNS/NAME.
         sections: Beginnings of the titles of the sections that the page shows.
-        pictures: Of the files that it wrote.
-        data: The other files that are kept.
         limits: What it does not show.
+        picture: A picture that stands before the sections.
     """
 
     name: str
@@ -39,10 +41,12 @@ class Measurement:
     command: str
     document: str
     sections: tuple[str, ...]
-    pictures: tuple[str, ...]
-    data: tuple[str, ...]
     limits: str
+    picture: str = ""
 
+
+_FRONTIER = ("What this shows", "The defaults at T = 5", "The most entropy for a wanted noise, at T = 5")
+_GSM8K = "mink-eval run gsm8k -m qwen2.5-coder-0.5b.gguf --max-tokens 320"
 
 MEASUREMENTS = (
     Measurement(
@@ -50,20 +54,28 @@ MEASUREMENTS = (
         "Noise against variety: open text",
         f"mink-eval frontier {_MODELS} --prompts alpaca_eval_instructions.jsonl --limit 70 --seed 12",
         "frontier.md",
-        ("What this shows", "The defaults at T = 5", "The most entropy for a wanted noise, at T = 5"),
-        ("frontier.svg",),
-        ("frontier.json",),
+        _FRONTIER,
         "It does not show how a text goes on after a noisy token, or whether a person minds it.",
+        "frontier.svg",
     ),
     Measurement(
         "frontier-math",
         "Noise against variety: mathematics",
-        f"mink-eval frontier {_MODELS} --task gsm8k --limit 70 --seed 12",
+        f"mink-eval frontier {_MODELS} --task gsm8k --limit 70 --seed 12 -n 256",
         "frontier.md",
-        ("What this shows", "The defaults at T = 5", "The most entropy for a wanted noise, at T = 5"),
-        ("frontier.svg",),
-        ("frontier.json",),
+        _FRONTIER,
         "It does not show which answers are right: many ways of writing lead to one number.",
+        "frontier.svg",
+    ),
+    Measurement(
+        "frontier-code",
+        "Noise against variety: code",
+        f"mink-eval frontier {_MODELS} --prompts python_functions.jsonl --limit 70 --seed 12 -n 256",
+        "frontier.md",
+        _FRONTIER,
+        "It does not show which functions work: none is run. The prompts ask for functions of Python's "
+        "standard library, by signature and docstring, which both models have seen in training.",
+        "frontier.svg",
     ),
 )
 
@@ -88,27 +100,28 @@ def section(text: str, title: str) -> tuple[str, str]:
 
 def copy(measurement: Measurement, runs: Path) -> None:
     """Copy the files of a measurement, if it has been made."""
-    source, target = runs / measurement.name, RESULTS / measurement.name
-    if (source / measurement.document).exists():
+    document, target = runs / measurement.name / measurement.document, RESULTS / measurement.name
+    if document.exists():
         target.mkdir(parents=True, exist_ok=True)
-        for name in (measurement.document, *measurement.pictures, *measurement.data):
-            shutil.copyfile(source / name, target / name)
+        for file in document.parent.iterdir():
+            if file.suffix in KEPT and file.name not in NOT_KEPT:
+                shutil.copyfile(file, target / file.name)
 
 
 def written(measurement: Measurement) -> Iterator[str]:
     """Yield the parts of the page on a measurement."""
-    folder = RESULTS / measurement.name
-    text = (folder / measurement.document).read_text(encoding="utf-8")
+    folder = Path(RESULTS.name, measurement.name)
+    document = folder / Path(measurement.document).name
+    text = (DOCS / document).read_text(encoding="utf-8")
     yield f"## {measurement.title}"
     yield measurement.limits
-    for name in measurement.pictures:
-        yield f"![{measurement.title}]({folder.relative_to(DOCS).as_posix()}/{name})"
+    if measurement.picture:
+        yield f"![{measurement.title}]({folder.as_posix()}/{measurement.picture})"
     for beginning in measurement.sections:
         title, body = section(text, beginning)
         yield f"### {title}"
-        yield body
-    document = (folder / measurement.document).relative_to(DOCS).as_posix()
-    yield f"`{measurement.command}` ([all tables]({document}))"
+        yield body.replace("](", f"]({folder.as_posix()}/")  # its pictures lie beside the document
+    yield f"`{measurement.command}` ([all tables]({document.as_posix()}))"
 
 
 @click.command(help=__doc__)
@@ -117,7 +130,7 @@ def main(runs: Path | None) -> None:
     if runs:
         for measurement in MEASUREMENTS:
             copy(measurement, runs)
-    made = [one for one in MEASUREMENTS if (RESULTS / one.name / one.document).exists()]
+    made = [one for one in MEASUREMENTS if (RESULTS / one.name / Path(one.document).name).exists()]
     parts = [HEAD.strip(), *(part for one in made for part in written(one))]
     PAGE.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 

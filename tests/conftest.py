@@ -10,6 +10,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from hypothesis import settings
 from numpy.typing import NDArray
 from platformdirs import user_data_path
 
@@ -20,6 +21,9 @@ from mink_local.samplers.compile import CACHE
 from tests.support.logits import NAMES as LOGITS
 from tests.support.logits import real_logits
 from tests.support.tiny import write_model
+
+settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+settings.load_profile("untimed")
 
 SHARED = Path(__file__).parents[2] / "shared"
 

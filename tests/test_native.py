@@ -112,7 +112,7 @@ def test_candidates_of_what_another_sampler_left(rows: Row) -> None:
     ),
     sampler=st.builds(MinK, st.sampled_from([0.0, 3.0, 100.0]), st.sampled_from([0.0, 1.0, 30.0, HUGE])),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_hostile_rows(row: Row, sampler: MinK) -> None:
     chain = SamplerChain(native := native_sampler(sampler, row.size))
     records, _ = chain.apply(np.arange(row.size), row)

@@ -276,7 +276,7 @@ class ConversationStore:
         if not found and name.isdecimal():
             found = self._conversations("conversation.id = ?", int(name[:18]))
         if not found:
-            raise MinkError(f"there is no conversation {name!r}: --list shows those there are")
+            raise MinkError(f"there is no conversation {name!r}: see --list, or /list in a chat")
         return found[0]
 
     def get(self, conversation: int) -> Conversation:

@@ -13,6 +13,7 @@ from mink_local.evals.coverage.command import coverage_command
 from mink_local.evals.frontier.command import frontier_command
 from mink_local.evals.judge.command import judge_command, sheet_command, votes_command
 from mink_local.evals.libraries import saying_what_is_missing
+from mink_local.evals.options import POSITIVE, run_folder_argument, samplers_option
 from mink_local.models.catalog import DEFAULT_MODEL
 from mink_local.models.options import MODEL_HELP, SamplerType, gpu_layers_option, rpc_option, threads_option
 from mink_local.version import __version__
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from mink_local.samplers import Sampler
 
 PROGRAM = "mink-eval"
-POSITIVE = click.IntRange(min=1)
-
-samplers_option = partial(click.option, "--sampler", "-s", "samplers", multiple=True, type=SamplerType())
 
 EXAMPLES = """\b
 Examples:
@@ -332,9 +330,6 @@ def candidates_command(
             write_picture(loaded, step, temperatures[-1], picture)
 
 
-cli.add_command(frontier_command)
-
-
 class AgainstType(SamplerType):
     """Type of the option --against: a sampler, "model=NAME" or "temp=T"; its value is a string."""
 
@@ -346,7 +341,7 @@ class AgainstType(SamplerType):
 
 
 @cli.command("report")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@run_folder_argument
 @click.option(
     "--against",
     type=AgainstType(),
@@ -386,10 +381,8 @@ def lm_eval_command(arguments: Sequence[str]) -> None:
     run_harness(arguments)
 
 
-cli.add_command(judge_command)
-cli.add_command(sheet_command)
-cli.add_command(votes_command)
-cli.add_command(coverage_command)
+for command in (frontier_command, coverage_command, judge_command, sheet_command, votes_command):
+    cli.add_command(command)
 
 
 def main() -> None:

@@ -45,7 +45,11 @@ def test_version(mink_chat: MinkChat) -> None:
         (["--prompt", "  "], 2, "the prompt is empty"),
         (["--continue", "--resume", "x"], 2, "--continue and --resume exclude each other"),
         (["--continue"], 1, "there is no conversation to continue yet"),
-        (["--resume", "x"], 1, "there is no conversation 'x': --list shows those there are"),
+        (
+            ["--resume", "x"],
+            1,
+            "there is no conversation 'x': see --list, or /list in a chat",
+        ),
         (["--export", "x.txt"], 2, "--export x.txt: the file must end in .md or .json"),
         (["--config", "no/such"], 2, "'no/such' does not exist"),
         (["--parrot"], 2, "No such option"),

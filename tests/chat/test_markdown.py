@@ -123,7 +123,7 @@ def test_styles() -> None:
     assert styled("```python\n'''\ndef f\n'''\n```", "def").fg == styled("```python\n'''\ndef f", "'''").fg
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @example(list(range(len(TEXT))), 60)
 @given(st.lists(st.integers(0, len(TEXT)), max_size=60), st.sampled_from([20, 60, 80]))
 def test_pieces_do_not_matter(cuts: list[int], width: int) -> None:
@@ -159,7 +159,7 @@ _PARTS = [
 ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.sampled_from(_PARTS), max_size=40))
 def test_no_text_is_lost(parts: list[str]) -> None:
     """Whatever the marks, every letter of the text is on the screen, in order."""

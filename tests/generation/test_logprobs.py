@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -47,7 +47,6 @@ def pair(model: Model, context: str, continuation: str) -> tuple[list[int], list
     return begun, whole[len(begun) :]
 
 
-@settings(deadline=None)  # the first call compiles
 @given(
     st.lists(st.floats(-1e4, 1e4, width=32) | st.just(float("-inf")), min_size=1, max_size=60),
     st.integers(0, 10**6),

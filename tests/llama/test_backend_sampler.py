@@ -97,7 +97,7 @@ hostile = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     logits=st.one_of(
         hnp.arrays(np.float32, st.integers(2, 40), elements=hostile),

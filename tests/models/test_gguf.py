@@ -220,7 +220,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_metadata(small: bytes, tmp_path: Path, data: st.DataObject) -> None:
     """Whatever is changed, cut off or put in: metadata, or one sentence."""

@@ -42,7 +42,7 @@ def _agrees(kind: type[Sampler], data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("kind", METHODS)
-@settings(max_examples=120 if JIT else 25, deadline=None)
+@settings(max_examples=120 if JIT else 25)
 @given(st.data())
 def test_agrees_with_its_twin(kind: type[Sampler], data: st.DataObject) -> None:
     _agrees(kind, data)
@@ -50,7 +50,7 @@ def test_agrees_with_its_twin(kind: type[Sampler], data: st.DataObject) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", METHODS)
-@settings(max_examples=1000 if JIT else 60, deadline=None)
+@settings(max_examples=1000 if JIT else 60)
 @given(st.data())
 def test_agrees_with_its_twin_on_many_rows(kind: type[Sampler], data: st.DataObject) -> None:
     _agrees(kind, data)
@@ -60,7 +60,7 @@ def test_a_probability_below_the_smallest_float() -> None:
     check(MinP(5e-324), np.array([-2.5, math.inf, math.inf], np.float32), 1e-300)
 
 
-@settings(max_examples=50 if JIT else 10, deadline=None)
+@settings(max_examples=50 if JIT else 10)
 @given(st.integers(0, 2**32 - 1), st.floats(0.5, 1), st.floats(0.5, 20))
 def test_top_p_of_many_candidates(seed: int, p: float, temperature: float) -> None:
     """Thousands of them: quickselect divides the entries many times over."""
@@ -331,7 +331,6 @@ def test_exp2() -> None:
     assert kernels._exp2(0.0) == 1.0
 
 
-@settings(deadline=None)
 @given(st.floats(), st.floats(-LARGEST, LARGEST, width=32))
 @example(-math.inf, 1.0)
 @example(0.1, 1.0)

@@ -41,7 +41,6 @@ def test_every_answer_is_a_result_or_an_error_body(brief: RunningServer, operati
     @given(case=right | wrong if operation.startswith("POST") else right)
     @settings(
         max_examples=25,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         database=None,
         phases=[Phase.generate],

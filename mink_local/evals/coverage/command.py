@@ -7,17 +7,13 @@ import click
 
 from mink_local.cli import AutoOrInt, FiniteFloat, Temperature
 from mink_local.evals.libraries import saying_what_is_missing
-from mink_local.models.options import SamplerType, gpu_layers_option, model_option, threads_option
+from mink_local.evals.options import POSITIVE, quiet_option, results_folder_option, samplers_option
+from mink_local.models.options import gpu_layers_option, model_option, threads_option
 
 
 @click.command("coverage")
 @model_option
-@click.option(
-    "--sampler",
-    "-s",
-    "samplers",
-    multiple=True,
-    type=SamplerType(),
+@samplers_option(
     help="A method. May be given several times.  [default: min-k without and with floor, llama-default, "
     "min-p and top-p in both orders, top-n-sigma, p-less, greedy, temperature only]",
 )
@@ -38,7 +34,7 @@ from mink_local.models.options import SamplerType, gpu_layers_option, model_opti
     help='Own prompts, one JSON object a line: {"id": "coins", "prompt": "Name one side of a coin.", '
     '"answers": [["heads", "obverse"], ["tails", "reverse"]]}.  [default: 60 that are bundled]',
 )
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N prompts.")
+@click.option("--limit", type=POSITIVE, metavar="N", help="Only the first N prompts.")
 @click.option(
     "--rest",
     type=FiniteFloat(min=0, min_open=True, max=1, max_open=True),
@@ -48,7 +44,7 @@ from mink_local.models.options import SamplerType, gpu_layers_option, model_opti
 )
 @click.option(
     "--nodes",
-    type=click.IntRange(min=1),
+    type=POSITIVE,
     default=2000,
     metavar="N",
     help="Most nodes of the tree that are evaluated for a prompt, whatever is unexplored then.",
@@ -56,17 +52,10 @@ from mink_local.models.options import SamplerType, gpu_layers_option, model_opti
 @click.option(
     "--parallel", type=AutoOrInt(min=1), default=16, metavar="N|auto", help="Nodes evaluated at a time."
 )
-@click.option(
-    "--out",
-    "-o",
-    type=click.Path(path_type=Path, file_okay=False),
-    default="mink-eval-coverage",
-    metavar="DIR",
-    help="Folder of the results; what is there is continued.",
-)
+@results_folder_option("mink-eval-coverage")
 @gpu_layers_option
 @threads_option
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+@quiet_option
 def coverage_command(**options: Any) -> None:
     """Measure validity and coverage of every method on prompts whose valid answers can be listed.
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.evals.bootstrap import LEVELS, resampled_counts
+
 N_SAMPLES = 100
 _N_RESAMPLES = 10_000
 
@@ -71,15 +73,14 @@ class Mean(NamedTuple):
     high: float
 
 
-def means(values: Floats, seed: int = 0) -> list[Mean]:
+def means(values: Floats) -> list[Mean]:
     """Return the mean over prompts of every column with its bootstrap interval.
 
     Args:
         values: (prompts, columns); the same resamples of prompts serve all columns.
     """
     n = len(values)
-    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=_N_RESAMPLES)
-    low, high = np.quantile(counts @ values / n, (0.025, 0.975), axis=0)
+    low, high = np.quantile(resampled_counts(n, _N_RESAMPLES) @ values / n, LEVELS, axis=0)
     return [Mean(*map(float, one)) for one in zip(values.mean(axis=0), low, high, strict=True)]
 
 

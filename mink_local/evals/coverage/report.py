@@ -1,7 +1,6 @@
 """The report on a measurement of closed prompts: its tables and its picture, from the results alone."""
 
 import io
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mink_local.evals.coverage.measures import Mean, best_with, means, most_distinct, oracle
-from mink_local.evals.report.format import count, escape_markdown, markdown_table, percent
+from mink_local.evals.report.format import count, escape_markdown, markdown_table, percent, temperature_name
 from mink_local.samplers import Greedy, LlamaDefault, MinP, label, parse
 
 ORACLE_VALID = (0.95, 0.9)  # least validity of what the oracle chooses
@@ -122,10 +121,6 @@ def _name(text: str) -> str:
     return "temperature only" if isinstance(sampler, MinP) and sampler.p == 0 else label(text)
 
 
-def _temperature(temperature: float) -> str:
-    return "∞" if math.isinf(temperature) else f"{temperature:g}"
-
-
 def _interval(mean: Mean) -> str:
     return f"{percent(mean.value)} [{percent(mean.low)}, {percent(mean.high)}]"
 
@@ -162,7 +157,7 @@ def _best_rows(results: CoverageResults, below: float) -> Iterator[tuple[str, st
         if point is None:
             yield curve.name, "none", "–", "–"
         else:
-            temperature = _temperature(point.temperature)
+            temperature = temperature_name(point.temperature)
             yield curve.name, temperature, percent(point.valid.value), _interval(point.covered)
 
 
@@ -222,7 +217,7 @@ def _all_rows(results: CoverageResults) -> Iterator[Sequence[str]]:
         for one in curve.points:
             yield (
                 curve.name,
-                _temperature(one.temperature),
+                temperature_name(one.temperature),
                 _interval(one.valid),
                 _interval(one.covered),
                 f"{one.distinct.value:.1f}",
@@ -258,7 +253,7 @@ def picture(results: CoverageResults) -> bytes:
             axis.plot(x, y, **{"linewidth": 1.2, "markersize": 4.5} | look, label=curve.name)
             if len(x) > 1:
                 axis.annotate(
-                    _temperature(curve.points[-1].temperature), (x[-1], y[-1]), xytext=(4, 3),
+                    temperature_name(curve.points[-1].temperature), (x[-1], y[-1]), xytext=(4, 3),
                     textcoords="offset points", fontsize="x-small", color=look["color"],
                 )  # fmt: skip
         axis.set_xlabel("coverage, %")
@@ -267,7 +262,7 @@ def picture(results: CoverageResults) -> bytes:
         axis.grid(alpha=0.25)
         figure.legend(loc="outside right upper", frameon=False, fontsize="small")
         temperatures = sorted({one.temperature for curve in results.curves for one in curve.points})
-        ends = f"{_temperature(temperatures[0])} to {_temperature(temperatures[-1])}"
+        ends = f"{temperature_name(temperatures[0])} to {temperature_name(temperatures[-1])}"
         figure.suptitle(f"Curves: from T = {ends}, which is marked.", fontsize="small", x=0.01, ha="left")
         svg = io.BytesIO()
         figure.savefig(svg, format="svg", metadata={"Date": None})

@@ -6,12 +6,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp
 from rich.console import Console
 
 from mink_local.errors import DataError, RunError
@@ -19,7 +17,9 @@ from mink_local.evals.coverage import measures, report
 from mink_local.evals.coverage.answers import AnswerSet, Vocabulary
 from mink_local.evals.coverage.prompts import BUNDLED, ClosedPrompt, read_prompts
 from mink_local.evals.coverage.tree import MOST_TOKENS, Distribution, GridCell, TokenProbabilities, walk
-from mink_local.evals.run.manifest import file_sha256
+from mink_local.evals.report.format import show_file
+from mink_local.evals.run.folder import locked
+from mink_local.evals.run.manifest import file_sha256, versions
 from mink_local.evals.run.records import as_run_error
 from mink_local.evals.run.worker import DATE
 from mink_local.files import write_atomic
@@ -37,7 +37,6 @@ from mink_local.samplers import (
     TopNSigma,
     TopP,
 )
-from mink_local.version import __version__
 
 METHODS: tuple[Sampler, ...] = (
     MinK(),
@@ -110,28 +109,23 @@ def run_coverage(asked: CoverageOptions) -> None:
         "rest": asked.rest,
         "nodes": asked.nodes,
         "samples": measures.N_SAMPLES,
-        "versions": {
-            "mink-local": __version__,
-            "llama-cpp-python": version("llama-cpp-python"),
-            "llama.cpp": llama_cpp.llama_version().decode(),
-        },
+        "versions": versions(),
         "methods": _as_json(cells),
         "oracle": _as_json(cuts),
     }
-    store = _Store(asked.out, about)
-    missing = [prompt for prompt in prompts if prompt.id not in store.results]
-    if missing:
-        with load_model(
-            str(file.path), n_ctx=256, n_gpu_layers=asked.gpu_layers, n_threads=asked.threads, date=DATE
-        ) as model:
-            _measure(model, missing, [*cells, *cuts], len(cells), asked, store)
-    results = report.CoverageResults(about, [store.results[prompt.id] for prompt in prompts])
-    store.write("coverage.svg", report.picture(results))
-    store.write("coverage.md", report.as_markdown(results, "coverage.svg"))
-    report.show(Console(), results)
-    Console().print(
-        f"\n{asked.out / 'coverage.md'}", style="bold", highlight=False, soft_wrap=True, markup=False
-    )
+    with locked(asked.out):
+        store = _Store(asked.out, about)
+        missing = [prompt for prompt in prompts if prompt.id not in store.results]
+        if missing:
+            with load_model(
+                str(file.path), n_ctx=256, n_gpu_layers=asked.gpu_layers, n_threads=asked.threads, date=DATE
+            ) as model:
+                _measure(model, missing, [*cells, *cuts], len(cells), asked, store)
+        results = report.CoverageResults(about, [store.results[prompt.id] for prompt in prompts])
+        store.write("coverage.svg", report.picture(results))
+        store.write("coverage.md", report.as_markdown(results, "coverage.svg"))
+        report.show(Console(), results)
+        show_file(Console(), asked.out / "coverage.md")
 
 
 def _cells(samplers: Sequence[Sampler], temperatures: Sequence[float]) -> list[GridCell]:
@@ -150,8 +144,7 @@ class _Store:
         self._folder, self._about = folder, about
         self.results: dict[str, dict[str, Any]] = {}
         path = folder / "coverage.json"
-        with as_run_error(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        with as_run_error(path, "read"):
             found = path.read_bytes() if path.exists() else b""
         if found:
             self._continue(path, found)

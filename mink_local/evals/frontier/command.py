@@ -7,6 +7,7 @@ import click
 
 from mink_local.cli import FiniteFloat, Temperature
 from mink_local.evals.libraries import saying_what_is_missing
+from mink_local.evals.options import POSITIVE, quiet_option, results_folder_option
 from mink_local.models.options import MODEL_HELP, gpu_layers_option, threads_option
 
 
@@ -31,7 +32,7 @@ from mink_local.models.options import MODEL_HELP, gpu_layers_option, threads_opt
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Texts: answers of the reference to the prompts of a file, one a line: plain, or a JSON object with "
-    "a field prompt, instruction, question or problem.",
+    "a field question, prompt, instruction or problem.",
 )
 @click.option(
     "--text",
@@ -41,7 +42,7 @@ from mink_local.models.options import MODEL_HELP, gpu_layers_option, threads_opt
 )
 @click.option(
     "--limit",
-    type=click.IntRange(min=1),
+    type=POSITIVE,
     default=100,
     metavar="N",
     help="So many prompts or paragraphs, chosen at random; a larger number adds to them.",
@@ -69,7 +70,7 @@ from mink_local.models.options import MODEL_HELP, gpu_layers_option, threads_opt
 @click.option(
     "--max-tokens",
     "-n",
-    type=click.IntRange(min=1),
+    type=POSITIVE,
     default=256,
     metavar="N",
     help="Longest answer that the reference writes.",
@@ -81,17 +82,10 @@ from mink_local.models.options import MODEL_HELP, gpu_layers_option, threads_opt
     metavar="N",
     help="Of the choice of prompts and of their answers.",
 )
-@click.option(
-    "--out",
-    "-o",
-    type=click.Path(path_type=Path, file_okay=False),
-    default="mink-eval-frontier",
-    metavar="DIR",
-    help="Folder of the results; what is there is continued.",
-)
+@results_folder_option("mink-eval-frontier")
 @gpu_layers_option
 @threads_option
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+@quiet_option
 def frontier_command(
     task: str | None, data: Path | None, prompts: Path | None, text: Path | None, **options: Any
 ) -> None:

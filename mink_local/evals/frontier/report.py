@@ -20,7 +20,7 @@ from mink_local.evals.frontier.results import (
     VarietyAtNoise,
 )
 from mink_local.evals.frontier.sums import NOISE_LEVELS
-from mink_local.evals.report.format import count, listed, markdown_table, points
+from mink_local.evals.report.format import count, listed, markdown_table, points, temperature_name
 from mink_local.samplers import Greedy, MinK, label
 
 LEVEL = NOISE_LEVELS[0]
@@ -41,11 +41,6 @@ _LOOKS = {
     "llama-default": ("#000000", "d"),
     "greedy": ("#000000", "+"),
 }
-
-
-def temperature_name(temperature: float) -> str:
-    """Return "5", or "∞"."""
-    return "∞" if math.isinf(temperature) else f"{temperature:g}"
 
 
 def as_json(results: FrontierResults, wanted: Sequence[float], about: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.evals.bootstrap import LEVELS, resampled_counts
 from mink_local.evals.frontier.settings import MeasuredSetting
 from mink_local.evals.frontier.sums import FIGURES, NOISE_LEVELS
 from mink_local.samplers import Greedy
@@ -21,7 +22,6 @@ N_RESAMPLES = 2000
 YARDSTICK = "min-p (T last)"
 """The curve that other methods are compared with."""
 
-_SEED = 0
 _ENTROPY = FIGURES.index("entropy")
 
 Floats = NDArray[np.float64]
@@ -37,7 +37,7 @@ class Estimate:
 
     @classmethod
     def of(cls, value: float, resampled: Floats) -> "Estimate":
-        low, high = np.quantile(resampled, (0.025, 0.975))
+        low, high = np.quantile(resampled, LEVELS)
         return cls(float(value), float(low), float(high))
 
 
@@ -98,9 +98,7 @@ class FrontierResults:
         self.n_texts, self.n_positions = len(positions), int(positions.sum())
         self._values = sums.sum(axis=0) / positions.sum()
         n = len(positions)
-        counts = (
-            np.random.default_rng(_SEED).multinomial(n, np.full(n, 1 / n), N_RESAMPLES).astype(np.float64)
-        )
+        counts = resampled_counts(n, N_RESAMPLES)
         totals = (counts @ sums.reshape(n, -1)).reshape(N_RESAMPLES, *sums.shape[1:])
         self._resampled = totals / (counts @ positions)[:, None, None]
 
@@ -111,7 +109,7 @@ class FrontierResults:
     @cached_property
     def rows(self) -> list[SettingResult]:
         """The figures of every setting."""
-        low, high = np.quantile(self._resampled, (0.025, 0.975), axis=0)
+        low, high = np.quantile(self._resampled, LEVELS, axis=0)
         return [
             SettingResult(
                 setting,

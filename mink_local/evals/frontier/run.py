@@ -9,18 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
-from llama_cpp import llama_cpp
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
-from mink_local.errors import RunError
 from mink_local.evals.frontier import report
 from mink_local.evals.frontier.measure import TextSums, TwoModels, sums_file
 from mink_local.evals.frontier.results import YARDSTICK, FrontierResults
@@ -37,9 +33,10 @@ from mink_local.evals.frontier.texts import (
     sample,
     task_prompts,
 )
-from mink_local.evals.report.format import count
+from mink_local.evals.report.format import count, show_file, temperature_name
 from mink_local.evals.run.data import locate
-from mink_local.evals.run.manifest import file_sha256
+from mink_local.evals.run.folder import locked
+from mink_local.evals.run.manifest import file_sha256, versions
 from mink_local.evals.run.records import as_run_error
 from mink_local.evals.run.worker import DATE
 from mink_local.evals.tasks import find_task
@@ -49,7 +46,6 @@ from mink_local.generation.model import Model
 from mink_local.interrupts import on_interrupt, until_interrupted
 from mink_local.models.catalog import resolve
 from mink_local.samplers import label
-from mink_local.version import __version__
 
 _SECONDS = "seconds.json"
 _SHORT = 256  # tokens of a context that is not used
@@ -107,7 +103,7 @@ def run_frontier(asked: Measurement) -> None:
     items = sample(asked.source.items(asked.seed), asked.limit, asked.seed)
     files = {role: resolve(name) for role, name in (("model", asked.model), ("reference", asked.reference))}
     with ExitStack() as opened:
-        _open_folder(asked.out, opened)
+        opened.enter_context(locked(asked.out))
         models = [
             opened.enter_context(
                 load_model(
@@ -129,7 +125,7 @@ def run_frontier(asked: Measurement) -> None:
             sums = session.measure(texts)
         results = _results(session, texts, sums)
     wanted = [points / 100 for points in asked.wanted]
-    about |= {"command": _command(), "versions": _versions(), "seconds": session.seconds}
+    about |= {"command": _command(), "versions": versions(), "seconds": session.seconds}
     about |= {"texts": session.about_texts | {"words": session.texts_in_words}, "written": _now()}
     _write(asked.out, results, wanted, about)
     _print(results, asked.out)
@@ -208,7 +204,7 @@ class _Session:
             "texts": self.about_texts,
             "settings": [(str(one.sampler), one.temperature) for one in self.settings],
             "levels": NOISE_LEVELS,
-            "versions": _versions(),
+            "versions": versions(),
         }
         sums = TextSums(sums_file(self._asked.out, key), len(self.settings))
         missing = [text for text in texts if text.key not in sums.records]
@@ -264,17 +260,6 @@ class _Session:
             write_atomic(path, json.dumps(so_far | {doing: round(so_far.get(doing, 0) + seconds, 1)}))
 
 
-def _open_folder(folder: Path, opened: ExitStack) -> None:
-    with as_run_error(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            opened.enter_context(FileLock(folder / ".lock", timeout=0))
-        except Timeout:
-            raise RunError(
-                f"another mink-eval is writing to {folder}: wait for it, or name another --out"
-            ) from None
-
-
 def _results(session: _Session, texts: Sequence[MeasuredText], sums: TextSums) -> FrontierResults:
     records = [sums.records[text.key] for text in texts]
     positions = np.array([n for n, _ in records], np.int64)
@@ -296,7 +281,7 @@ def _print(results: FrontierResults, folder: Path) -> None:
     console = Console()
     temperature = max((t for t in results.temperatures if math.isfinite(t)), default=math.inf)
     console.print(
-        f"\nThe defaults at T = {report.temperature_name(temperature)}, "
+        f"\nThe defaults at T = {temperature_name(temperature)}, "
         f"{count(results.n_positions, 'position')} of {count(results.n_texts, 'text')}",
         style="bold", highlight=False,
     )  # fmt: skip
@@ -315,15 +300,7 @@ def _print(results: FrontierResults, folder: Path) -> None:
             f"{gain.value:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]" if gain else "–",
         )
     console.print(table, markup=False)
-    console.print(f"\n{folder / 'frontier.md'}", style="bold", highlight=False, soft_wrap=True, markup=False)
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "mink-local": __version__,
-        "llama-cpp-python": version("llama-cpp-python"),
-        "llama.cpp": llama_cpp.llama_version().decode(),
-    }
+    show_file(console, folder / "frontier.md")
 
 
 def _command() -> str:

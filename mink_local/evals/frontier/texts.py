@@ -12,7 +12,7 @@ import numpy as np
 from mink_local.errors import DataError, RunError
 from mink_local.evals.run.records import as_run_error
 from mink_local.evals.tasks.base import Task
-from mink_local.evals.tasks.lines import checked_text, decoded_lines
+from mink_local.evals.tasks.lines import decoded_lines, prompt_of
 from mink_local.files import write_atomic
 from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
@@ -25,8 +25,6 @@ WRITER = TopP(p=0.95, order="temperature-last")
 Greedy answers would hold only the most probable positions, and loops. Without a cut, each token of the tail
 would put the text, and what follows it, where neither model is asked to go.
 """
-
-_PROMPT_FIELDS = ("prompt", "instruction", "question", "problem")
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def messages(prompt: str) -> list[Message]:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return the prompts of a file, one a line: plain, or a JSON object with one of `_PROMPT_FIELDS`.
+    """Return the prompts of a file, one a line: plain, or a JSON object with one of `PROMPTS`.
 
     Raises DataError, which names file and line.
     """
@@ -94,10 +92,7 @@ def _prompt_of(line: str, where: str) -> str:
         row = json.loads(line)
     except (ValueError, RecursionError):
         raise DataError(f"{where}: this begins with {{ and is not JSON") from None
-    field = next((field for field in _PROMPT_FIELDS if field in row), None)
-    if field is None:
-        raise DataError(f"{where}: none of the fields {', '.join(_PROMPT_FIELDS)} is there")
-    return checked_text(row[field], field, where)
+    return prompt_of(row, where)
 
 
 def task_prompts(task: Task, path: Path, seed: int) -> list[str]:

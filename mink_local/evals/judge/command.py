@@ -9,21 +9,17 @@ import click
 
 from mink_local.cli import AutoOrInt, FiniteFloat
 from mink_local.evals.libraries import saying_what_is_missing
+from mink_local.evals.options import POSITIVE, run_folder_argument, samplers_option
 from mink_local.models.options import SamplerType, gpu_layers_option, threads_option
 
 if TYPE_CHECKING:
     from mink_local.samplers import Sampler
 
-POSITIVE = click.IntRange(min=1)
 KEY_VARIABLE = "OPENAI_API_KEY"
-
-folder_argument = click.argument(
-    "folder", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False)
-)
 
 
 @click.command("judge")
-@folder_argument
+@run_folder_argument
 @click.option(
     "--judge",
     "-j",
@@ -114,14 +110,9 @@ def judge_command(
 
 
 @click.command("sheet")
-@folder_argument
-@click.option(
-    "--sampler",
-    "-s",
-    "samplers",
-    multiple=True,
+@run_folder_argument
+@samplers_option(
     required=True,
-    type=SamplerType(),
     help="A sampler of the run. Give at least two; each is compared with each.",
 )
 @click.option(
@@ -169,7 +160,7 @@ def sheet_command(
 
 
 @click.command("votes")
-@folder_argument
+@run_folder_argument
 @click.argument(
     "votes", nargs=-1, required=True, metavar="VOTES…", type=click.Path(path_type=Path, dir_okay=False)
 )

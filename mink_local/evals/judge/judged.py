@@ -31,7 +31,7 @@ from mink_local.evals.judge.preferences import (
     samplers_of,
     win_rate,
 )
-from mink_local.evals.report.format import count, escape_markdown, p_value, percent
+from mink_local.evals.report.format import count, escape_markdown, p_value, percent, show_file
 from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.report.stats import ALPHA, Share, holm
 from mink_local.evals.report.tables import ReportTable, TableEntry
@@ -336,7 +336,7 @@ def judge_run(folder: Path, judge: Judge, against: str, limit: int | None, chara
         console.print(f"• {sentence}", highlight=False, markup=False)
     with as_run_error(out):
         table.write(out)
-    console.print(f"\n{out / 'judge.md'}", style="bold", highlight=False, soft_wrap=True, markup=False)
+    show_file(console, out / "judge.md")
 
 
 def _numbered(questions: Iterable[tuple[str, str]]) -> Iterator[tuple[int, tuple[str, str]]]:

@@ -1,18 +1,14 @@
 """Judges: an OpenAI-compatible endpoint, which is asked several things at a time, or a local GGUF model."""
 
 import asyncio
-import json
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-import httpx
+from openai import APIConnectionError, APIError, APIStatusError, APITimeoutError, AsyncOpenAI
 
 from mink_local.errors import GenerationError, JudgeError
 from mink_local.evals.run.manifest import file_sha256
@@ -29,22 +25,12 @@ SCHEMA = {
     "required": ["winner"],
     "additionalProperties": False,
 }
-PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before a request that failed is sent again
-LONGEST_PAUSE = 300.0  # seconds that a server may ask for
+RETRIES = 6  # of a request that fails, with pauses that grow to 8 s, or as long as the server asks for
 _PROBE_SECONDS = 30.0
 _LOCAL_TOKENS, _REMOTE_TOKENS = 64, 2048  # the second leaves room for reasoning
 _AGAIN_TEMPERATURE = 0.7  # of another attempt; the first is at 0
 _TOO_LONG = re.compile(r"context.{0,20}(length|window|size|holds)|too (long|many tokens)", re.IGNORECASE)
-_NOT_SO = (ValueError, KeyError, TypeError, IndexError, RecursionError)  # of JSON with another structure
-_CONTINUES = "The judgements are kept: the same command continues"
-
-
-class JudgeServerError(Exception):
-    """A server did not answer as it should. Another try may help, after `wait` seconds."""
-
-    def __init__(self, problem: str, wait: float = 0.0) -> None:
-        super().__init__(problem)
-        self.wait = wait
+_NOT_SO = (AttributeError, IndexError, TypeError, ValueError)  # of an answer with another structure
 
 
 class JudgeRequest(NamedTuple):
@@ -168,22 +154,20 @@ class EndpointJudge:
     def ask(self, requests: Sequence[JudgeRequest], answered: Answered) -> None:
         asyncio.run(self._ask(requests, answered))
 
-    def _client(self, seconds: float) -> httpx.AsyncClient:
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        return httpx.AsyncClient(headers=headers, timeout=seconds)
+    def _client(self, seconds: float, retries: int) -> AsyncOpenAI:
+        key = self._key or "none"  # the client insists on one
+        return AsyncOpenAI(base_url=self._base, api_key=key, timeout=seconds, max_retries=retries)
 
     async def _only_model(self) -> str:
-        async with self._client(_PROBE_SECONDS) as client:
+        async with self._client(_PROBE_SECONDS, 0) as client:
             try:
-                response = await client.get(f"{self._base}/models")
-            except httpx.RequestError as error:
-                why = self._shown(_why(error))
+                models = [str(model.id) for model in (await client.models.list()).data]
+            except APIConnectionError as error:
+                why = self._why(error)
                 raise JudgeError(f"the judge's server {self._base} cannot be reached: {why}") from None
-        self._refuse_key(response)
-        try:
-            models = [str(model["id"]) for model in response.json()["data"]]
-        except _NOT_SO:
-            models = []
+            except (APIError, *_NOT_SO) as error:
+                self._refuse_key(error)
+                models = []
         if len(models) == 1:
             return models[0]
         offered = f": it offers {self._shown(', '.join(models))}" if models else ""
@@ -204,69 +188,59 @@ class EndpointJudge:
                 if self._failed:
                     return
 
-        async with self._client(self._seconds) as client:
+        async with self._client(self._seconds, RETRIES) as client:
             ends = await asyncio.gather(*(work() for _ in range(self._parallel)), return_exceptions=True)
         for error in filter(None, ends):
             raise error
 
-    async def _answer(self, client: httpx.AsyncClient, request: JudgeRequest) -> str | None:
-        """Return the judge's answer; None if the prompt is too long. Raises JudgeError."""
-        pauses = iter(PAUSES)
-        while True:
-            try:
-                return await self._try(client, request)
-            except JudgeServerError as failure:
-                pause = next(pauses, None)
-                if pause is None or failure.wait > LONGEST_PAUSE or self._failed:
-                    raise JudgeError(f"the judge's server fails: {failure}. {_CONTINUES}") from None
-                await asyncio.sleep(max(pause, failure.wait))
+    async def _answer(self, client: AsyncOpenAI, request: JudgeRequest) -> str | None:
+        """Return the judge's answer; None if the prompt is too long. Raises JudgeError.
 
-    async def _try(self, client: httpx.AsyncClient, request: JudgeRequest) -> str | None:
-        """Send a request, again without the options that the server refuses; return as `_answer` does."""
+        The request is sent again without the options that the server refuses.
+        """
         while True:
             sent = dict(self._optional)
             if "temperature" in sent:
                 sent["temperature"] = request.temperature
-            body = {"model": self._model, "messages": _messages(request.prompt), **sent}
+            body: Any = {"model": self._model, "messages": _messages(request.prompt), **sent}
             try:
-                async with asyncio.timeout(self._seconds):
-                    response = await client.post(f"{self._base}/chat/completions", json=body)
-            except (httpx.RequestError, TimeoutError) as error:
-                raise JudgeServerError(self._shown(_why(error))) from None
-            if response.status_code not in (400, 413, 422):
-                return self._content(response)
-            if _is_too_long(response):
-                if self._optional.pop("max_tokens", None) is None:
-                    return None
-            elif self._proven:  # the prompt is refused, such as by the server's filter
-                return self._message(response)
-            elif not self._leave_out(response.text, sent):
-                raise JudgeError(f"the judge's server refuses the request: {self._message(response)}")
-
-    def _content(self, response: httpx.Response) -> str:
-        """Return the text of a chat completion. Raises JudgeServerError, or JudgeError if no try helps."""
-        status = response.status_code
-        if status == 200:
-            try:
-                text = str(response.json()["choices"][0]["message"]["content"] or "")
+                completion = await client.chat.completions.create(**body)
+                text = str(completion.choices[0].message.content or "")
             except _NOT_SO:
-                raise JudgeServerError("what it answers is not a chat completion") from None
-            self._proven = True
-            return self._without_key(text)
-        if status in (408, 409, 425, 429) or status >= 500:
-            wait = _retry_after(response.headers.get("retry-after", ""))
-            asked = f", and it asks to wait {wait:.0f} s" if wait > LONGEST_PAUSE else ""
-            raise JudgeServerError(self._message(response) + asked, wait)
-        self._refuse_key(response)
-        raise JudgeError(
-            f"{self._base}/chat/completions: {self._message(response)}. "
+                raise JudgeError(self._fails("what it answers is not a chat completion")) from None
+            except APIStatusError as error:
+                if error.status_code not in (400, 413, 422):
+                    raise self._complaint(error) from None
+                if _is_too_long(error):
+                    if self._optional.pop("max_tokens", None) is None:
+                        return None
+                elif self._proven:  # the prompt is refused, such as by the server's filter
+                    return self._why(error)
+                elif not self._leave_out(str(error), sent):
+                    raise JudgeError(f"the judge's server refuses the request: {self._why(error)}") from None
+            except APIError as error:
+                raise JudgeError(self._fails(self._why(error))) from None
+            else:
+                self._proven = True
+                return self._without_key(text)
+
+    def _complaint(self, error: APIStatusError) -> JudgeError:
+        self._refuse_key(error)
+        if error.status_code in (408, 409, 425, 429) or error.status_code >= 500:
+            return JudgeError(self._fails(self._why(error)))
+        return JudgeError(
+            f"{self._base}/chat/completions: {self._why(error)}. "
             "Give the base URL, which often ends in /v1, and a --judge-model that it has"
         )
 
-    def _refuse_key(self, response: httpx.Response) -> None:
-        if response.status_code in (401, 403):
+    @staticmethod
+    def _fails(why: str) -> str:
+        return f"the judge's server fails: {why}. The judgements are kept: the same command continues"
+
+    def _refuse_key(self, error: Exception) -> None:
+        if isinstance(error, APIStatusError) and error.status_code in (401, 403):
             raise JudgeError(
-                f"the judge's server refuses the API key: {self._message(response)}. "
+                f"the judge's server refuses the API key: {self._why(error)}. "
                 "Put the right one in the environment variable; see --api-key-variable"
             )
 
@@ -283,14 +257,15 @@ class EndpointJudge:
             del self._optional[refused]
         return True
 
-    def _message(self, response: httpx.Response) -> str:
-        """Return the status and the server's message, in which a server may repeat the key."""
-        try:
-            error = json.loads(response.text)["error"]
-            text = str(error["message"] if isinstance(error, dict) else error)
-        except _NOT_SO:
-            text = response.reason_phrase
-        return f"HTTP {response.status_code} ({self._shown(text)})"
+    def _why(self, error: APIError) -> str:
+        """Return what is wrong, in the server's words if it has any; they may repeat the key."""
+        if isinstance(error, APITimeoutError):
+            return "no answer in time; see --timeout"
+        if isinstance(error, APIStatusError):
+            body = error.body  # what the client finds under "error"
+            text = body.get("message") if isinstance(body, dict) else body
+            return f"HTTP {error.status_code} ({self._shown(str(text or error.response.reason_phrase))})"
+        return f"no connection ({self._shown(str(error.__cause__ or error))})"
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "…") if self._key else text
@@ -303,8 +278,8 @@ class EndpointJudge:
 def _base_url(url: str) -> str:
     try:
         parts = urlsplit(url)
-        complete = bool(parts.hostname) and parts.port != 0 and bool(httpx.URL(url).host)
-    except (ValueError, httpx.InvalidURL):
+        complete = bool(parts.hostname) and parts.port != 0 and url.isprintable()
+    except ValueError:
         complete = False
     if not complete:
         raise JudgeError(f"{url} is not the URL of a server: write it like http://127.0.0.1:8080/v1")
@@ -317,26 +292,5 @@ def _base_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
 
 
-def _why(error: httpx.RequestError | TimeoutError) -> str:
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return f"no connection ({error or 'refused'})"
-    if isinstance(error, httpx.TimeoutException | TimeoutError):
-        return "no answer in time; see --timeout"
-    return f"the connection broke ({error or type(error).__name__})"
-
-
-def _is_too_long(response: httpx.Response) -> bool:
-    return response.status_code == 413 or _TOO_LONG.search(response.text) is not None
-
-
-def _retry_after(text: str) -> float:
-    """Return the seconds that a Retry-After header asks for; 0 if it cannot be read."""
-    try:
-        return max(0.0, float(text))
-    except ValueError:
-        pass
-    try:
-        then = parsedate_to_datetime(text)
-    except ValueError:
-        return 0.0
-    return max(0.0, (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp() - time.time())
+def _is_too_long(error: APIStatusError) -> bool:
+    return error.status_code == 413 or _TOO_LONG.search(str(error)) is not None

@@ -11,11 +11,10 @@ from itertools import count
 from pathlib import Path
 from typing import Literal
 
-from filelock import FileLock, Timeout
-
 from mink_local.errors import JudgeError
 from mink_local.evals.judge.judges import Judge, JudgeRequest
 from mink_local.evals.judge.preferences import ResponsePair
+from mink_local.evals.run.folder import locked
 from mink_local.evals.run.records import CUT_SHORT, Complaint, as_run_error, read_lines
 from mink_local.evals.tasks.base import without_reasoning
 
@@ -219,16 +218,11 @@ def open_judgements(
 ) -> Iterator[tuple[dict[tuple[str, str, str], Judgement], Callable[[Judgement], None]]]:
     """Give the judgements in a folder by key, and a function that adds one to them and to the file.
 
-    Raises RunError if the folder cannot be written, and JudgeError if another process is writing to it.
+    Raises RunError if the folder cannot be written, or another process is writing to it.
     """
     path = folder / JUDGEMENTS
     with ExitStack() as opened:
-        with as_run_error(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                opened.enter_context(FileLock(folder / ".lock", timeout=0))
-            except Timeout:
-                raise JudgeError(f"another mink-eval judge is writing to {folder}: wait for it") from None
+        opened.enter_context(locked(folder))
         known: dict[tuple[str, str, str], Judgement] = {}
         for number, item in read_lines(path, Judgement) if path.exists() else ():
             if isinstance(item, Judgement):

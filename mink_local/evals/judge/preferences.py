@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import ReportError
+from mink_local.evals.bootstrap import LEVELS
 from mink_local.evals.report.format import percent
 from mink_local.evals.report.recorded_run import RecordedRun
 from mink_local.evals.report.stats import PairedTest, Share
@@ -22,7 +23,6 @@ from mink_local.evals.run.records import Response
 from mink_local.evals.tasks.base import without_reasoning
 
 RESAMPLES = 10_000
-LEVELS = (0.025, 0.975)  # quantiles: a 95% interval
 
 
 class PairPlace(NamedTuple):

@@ -13,9 +13,10 @@ from rich.console import Console
 
 from mink_local.cli import printable
 from mink_local.errors import ReportError
-from mink_local.evals.judge.preferences import LEVELS, RESAMPLES, PairPlace, WinRate, interval, win_rate
+from mink_local.evals.bootstrap import LEVELS, resampled_counts
+from mink_local.evals.judge.preferences import RESAMPLES, PairPlace, WinRate, interval, win_rate
 from mink_local.evals.judge.sheet import KEY
-from mink_local.evals.report.format import count, escape_markdown, p_value, percent
+from mink_local.evals.report.format import count, escape_markdown, p_value, percent, show_file
 from mink_local.evals.report.tables import ReportTable, TableEntry
 from mink_local.evals.run.records import as_run_error
 from mink_local.files import write_atomic
@@ -75,9 +76,7 @@ def fleiss(counts: Mapping[Hashable, Sequence[Sequence[int]]]) -> Kappa | None:
     rows = np.column_stack([table, agreements, np.ones(len(table))])
     starts = np.cumsum([0, *(len(pairs) for pairs in counts.values())])[:-1]
     sums = np.add.reduceat(rows, starts)  # of each prompt
-    n = len(sums)
-    resamples = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES)
-    low, high = np.nanquantile(_kappas(resamples.astype(np.float64) @ sums), LEVELS)
+    low, high = np.nanquantile(_kappas(resampled_counts(len(sums), RESAMPLES) @ sums), LEVELS)
     return Kappa(float(_kappas(rows.sum(0))), float(low), float(high), len(table))
 
 
@@ -197,7 +196,7 @@ def report_votes(folder: Path, paths: Iterable[Path]) -> None:
     with as_run_error(folder):
         write_atomic(folder / "votes.md", "\n\n".join(parts) + "\n")
         write_atomic(folder / "votes.json", json.dumps(content, indent=1) + "\n")
-    console.print(f"\n{folder / 'votes.md'}", style="bold", highlight=False, soft_wrap=True, markup=False)
+    show_file(console, folder / "votes.md")
 
 
 def _tables(rows: Iterable[VotedRow]) -> list[ReportTable]:

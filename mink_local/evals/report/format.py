@@ -1,6 +1,10 @@
 """Numbers, lists and names as a report writes them."""
 
+import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
 
 
 def percent(share: float) -> str:
@@ -16,6 +20,11 @@ def points(difference: float) -> str:
 def p_value(p: float) -> str:
     """Return a p-value with three decimals, or as a power of ten if it is below 0.001."""
     return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
+
+
+def temperature_name(temperature: float) -> str:
+    """Return "5", or "∞"."""
+    return "∞" if math.isinf(temperature) else f"{temperature:g}"
 
 
 def count(n: int, noun: str) -> str:
@@ -40,3 +49,8 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table whose first column holds names and the others numbers."""
     rule = ["---", *["--:"] * (len(heads) - 1)]
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, rule, *rows))
+
+
+def show_file(console: Console, path: Path) -> None:
+    """Print the path of a report that was written, in one piece however long it is."""
+    console.print(f"\n{path}", style="bold", highlight=False, soft_wrap=True, markup=False)

@@ -9,7 +9,7 @@ from rich.console import Console
 from mink_local.errors import ReportError
 from mink_local.evals.report.document import Document, make_document
 from mink_local.evals.report.findings import findings
-from mink_local.evals.report.format import listed
+from mink_local.evals.report.format import listed, show_file
 from mink_local.evals.report.page import render_page
 from mink_local.evals.report.recorded_run import RecordedRun, read_run
 from mink_local.evals.report.rescore import rescore, tasks_of
@@ -51,7 +51,7 @@ def write_report(folder: Path, against: str | None = None) -> None:
         _write_all(out, document, page, tables)
     except OSError as error:
         raise ReportError(f"the report cannot be written to {out}: {error.strerror}") from None
-    console.print(f"\n{out / 'report.html'}", style="bold", highlight=False, soft_wrap=True, markup=False)
+    show_file(console, out / "report.html")
 
 
 def _left_out(problems: Sequence[str]) -> str:

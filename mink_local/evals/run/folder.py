@@ -9,7 +9,8 @@ import logging
 import os
 import time
 from collections import deque
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -26,6 +27,24 @@ _SYNC_SECONDS = 1.0  # of responses are lost when the power fails; a kill loses 
 log = logging.getLogger("mink_local")
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder if it is missing, and keep other processes from writing to it.
+
+    Raises RunError if one does, or the folder cannot be written.
+    """
+    with as_run_error(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = FileLock(folder / _LOCK, timeout=0, thread_local=False).acquire()
+        except Timeout:
+            raise RunError(
+                f"another mink-eval is writing to {folder}: wait for it, or name another folder"
+            ) from None
+    with lock:
+        yield
+
+
 class RunFolder:
     """The folder of a run, open for this process alone; it is made if it is missing.
 
@@ -35,16 +54,10 @@ class RunFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._path = folder / RECORDS
-        lock = FileLock(folder / _LOCK, timeout=0, thread_local=False)
         with ExitStack() as opened, as_run_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
             _refuse_other_files(folder)
-            try:
-                opened.enter_context(lock)
-            except Timeout:
-                raise RunError(
-                    f"another mink-eval is writing to {folder}: wait for it, or name another --out"
-                ) from None
+            opened.enter_context(locked(folder))
             self._stream = opened.enter_context(self._path.open("ab", buffering=0))
             self._size = _mend(self._stream, self._path)
             self._opened = opened.pop_all()

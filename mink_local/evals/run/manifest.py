@@ -42,6 +42,15 @@ def file_sha256(path: Path) -> str:
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of the programs that a result depends on."""
+    return {
+        "mink-local": __version__,
+        "llama-cpp-python": version("llama-cpp-python"),
+        "llama.cpp": llama_cpp.llama_version().decode(),
+    }
+
+
 class Manifest:
     """The manifest of a folder, which agrees with what is asked for now.
 
@@ -56,13 +65,8 @@ class Manifest:
         self, folder: RunFolder, wanted: Mapping[str, Any], questions: Mapping[str, Sequence[Question]]
     ) -> None:
         self._folder = folder
-        versions = {
-            "mink-local": __version__,
-            "llama-cpp-python": version("llama-cpp-python"),
-            "llama.cpp": llama_cpp.llama_version().decode(),
-        }
         asked = wanted["asked"]
-        wanted = {"format": FORMAT, "versions": versions, **wanted, "asked": []}
+        wanted = {"format": FORMAT, "versions": versions(), **wanted, "asked": []}
         self._content = self._read() or {**wanted, "sessions": []}
         with self._as_damage():
             self._refuse(list(_differences(self._content, wanted)))

@@ -7,6 +7,9 @@ from typing import Any
 
 from mink_local.errors import DataError
 
+PROMPTS = ("question", "prompt", "instruction", "problem")
+"""Names of the field that holds what is asked."""
+
 
 def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield number, from 1, and text of every line. Raises DataError."""
@@ -40,6 +43,14 @@ def text_of(row: dict[str, Any], field: str, where: str) -> str:
     """Return a field that must be text. `where` names file and line. Raises DataError."""
     if field not in row:
         raise DataError(f"{where}: no '{field}'")
+    return checked_text(row[field], field, where)
+
+
+def prompt_of(row: dict[str, Any], where: str) -> str:
+    """Return what a row asks, in the first of `PROMPTS` that it has. Raises DataError."""
+    field = next((name for name in PROMPTS if name in row), None)
+    if field is None:
+        raise DataError(f"{where}: no 'question', 'prompt', 'instruction' or 'problem'")
     return checked_text(row[field], field, where)
 
 

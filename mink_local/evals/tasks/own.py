@@ -1,6 +1,6 @@
 """Tasks from anybody's own `.jsonl` file: a question a line, with an answer, with choices, or open-ended.
 
-A line is a JSON object with `question` (or `prompt`, or `instruction`, as in AlpacaEval's file), and may have
+A line is a JSON object with `question` (or `prompt`, `problem`, or AlpacaEval's `instruction`), and may have
 `answer`, `choices` (the texts of 2 to 10 options) and `id`. All lines of a file are scored by one rule, which
 `own_task` finds in the data:
 
@@ -23,10 +23,9 @@ from mink_local.errors import DataError
 from mink_local.evals.tasks.base import NO_ANSWER, OwnFile, Question, Task, Verdict
 from mink_local.evals.tasks.choices import ChoiceTask, listed
 from mink_local.evals.tasks.gsm8k import GOLD, Gsm8k, worked_number
-from mink_local.evals.tasks.lines import checked_text, read_rows
+from mink_local.evals.tasks.lines import checked_text, prompt_of, read_rows
 from mink_local.evals.tasks.statements import plain, statements
 
-_QUESTION = ("question", "prompt", "instruction")
 _MOST_CHOICES = 10  # A to J
 _NUMBER = re.compile(r"-?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)")
 _ARTICLE = re.compile(r"^(?:an?|the) ")
@@ -210,10 +209,7 @@ def normalized(answer: str) -> str:
 def _rows(path: Path) -> Iterator[_Row]:
     for line, row in read_rows(path):
         where = f"{path}, line {line}"
-        field = next((name for name in _QUESTION if name in row), None)
-        if field is None:
-            raise DataError(f"{where}: no 'question', 'prompt' or 'instruction'")
-        question = checked_text(row[field], field, where)
+        question = prompt_of(row, where)
         answer = None if row.get("answer") is None else _text_or_number(row["answer"], "answer", where)
         yield _Row(line, where, _id(row, where), question, answer, _choices(row, where))
 

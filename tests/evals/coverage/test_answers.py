@@ -1,7 +1,7 @@
 """Which texts are valid answers, which can become one, and by which tokens."""
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mink_local.evals.coverage.answers import AnswerSet, State, Vocabulary, normalise
@@ -44,7 +44,6 @@ PARTS = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(PARTS, max_size=8).map("".join))
 @example("Guinea‑Bissau.\n")
 @example("“Niger”. ")
@@ -57,7 +56,6 @@ def test_byte_by_byte_a_text_is_what_it_is_as_a_whole(text: str) -> None:
     assert found == ANSWERS.find(text)
 
 
-@settings(deadline=None)
 @given(st.lists(PARTS, max_size=6).map("".join))
 def test_what_is_not_invalid_can_become_valid(text: str) -> None:
     state = ANSWERS.advance(State(), text.encode())

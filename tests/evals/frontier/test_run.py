@@ -176,7 +176,7 @@ def test_bad_input_gets_a_sentence(mink_eval: MinkEval, tiny_path: Path, tmp_pat
         ("\n \n\n", "--text", "is empty"),
         ("\n\n", "--prompts", "holds no prompts"),
         ('{"question": 3}', "--prompts", "'question' is not text"),
-        ('{"answer": "3"}', "--prompts", "none of the fields"),
+        ('{"answer": "3"}', "--prompts", "no 'question'"),
         ("{question", "--prompts", "is not JSON"),
         ("word " * 3000, "--text", "and the context of"),
         ("a", "--text", "single token"),

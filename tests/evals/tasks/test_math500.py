@@ -154,7 +154,7 @@ def test_a_child_that_does_not_start_is_an_error_and_not_a_wrong_answer(
         equivalent("1", "another question not asked before")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.sampled_from([*"0123456789xy+-*/(){}[]$,.=_\\&%\n", "\\frac", "\\sqrt", "\\boxed{", "\\text{"])

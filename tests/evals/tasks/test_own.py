@@ -140,7 +140,7 @@ Q = {"question": "Why?"}
     ("rows", "complaint"),
     [
         ([], " holds no questions"),
-        ([{"text": "Why?"}], ", line 1: no 'question', 'prompt' or 'instruction'"),
+        ([{"text": "Why?"}], ", line 1: no 'question', 'prompt', 'instruction' or 'problem'"),
         ([{"question": " "}], ", line 1: 'question' is empty"),
         ([{**Q, "answer": [1]}], ", line 1: 'answer' is not text"),
         ([{**Q, "answer": True}], ", line 1: 'answer' is not text"),
