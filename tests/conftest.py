@@ -16,10 +16,12 @@ from platformdirs import user_data_path
 
 from mink_local import load_model
 from mink_local.generation.model import Model
+from mink_local.llama.rpc import use_servers
 from mink_local.models.catalog import resolve
 from mink_local.samplers.compile import CACHE
 from tests.support.logits import NAMES as LOGITS
 from tests.support.logits import real_logits
+from tests.support.rpc import RpcServer
 from tests.support.tiny import write_model
 
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
@@ -34,12 +36,14 @@ _ELSEWHERE = {
 }
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Share the compiled kernels with child processes; give each pytest-xdist worker its own cores.
 
     A test may give its child processes another cache folder, which would have no kernels. And llama.cpp
     starts one thread for each core that the process may use. A shell that starts the tests in the background
     has them ignore Ctrl-C, and their child processes too.
+
+    With BACKEND=rpc every model in this process goes to a server of its own, as to a GPU.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if CACHE is not None:
@@ -49,6 +53,10 @@ def pytest_configure() -> None:
         own = sorted(os.sched_getaffinity(0))[int(worker.removeprefix("gw")) :: int(n_workers)]
         if own:
             os.sched_setaffinity(0, own)
+    if os.environ.get("BACKEND") == "rpc" and (worker or not config.getoption("numprocesses", None)):
+        server = RpcServer()
+        config.add_cleanup(server.kill)
+        use_servers([server.address])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
