@@ -67,6 +67,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="llama.cpp finds no GPU"))
+        if item.get_closest_marker("cpu") and os.environ.get("BACKEND", "cpu") != "cpu":
+            item.add_marker(pytest.mark.skip(reason="is about llama.cpp's CPU"))
 
 
 def _has_gpu() -> bool:

@@ -126,7 +126,7 @@ def test_reserve() -> None:
         model.reserve(10**9, 2)
         assert model.n_ctx == model.weights.n_ctx_train
         model.reserve(256)
-        assert model.n_parallel == loading.ON_CPU
+        assert model.n_parallel == (loading.ON_GPU if model.weights.on_gpu else loading.ON_CPU)
         for wrong in ((0, 1), (256, 0), (256, 100_000)):
             with pytest.raises(ValueError, match="must be"):
                 model.reserve(*wrong)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from mink_local.evals.frontier.results import (
+    MOST_NOISE,
     N_RESAMPLES,
     YARDSTICK,
     DefaultResult,
@@ -229,7 +230,7 @@ def _wanted_table(results: FrontierResults, wanted: Sequence[float], temperature
     yield (
         "Noise is that of greedy plus so many points; the setting is between those that are named. Bold: the "
         "most, and what cannot be told apart from it (the 95% interval of the difference includes 0). "
-        "≥: the sweep ends below that noise."
+        f"≥: the sweep ends below that noise. Settings above {100 * MOST_NOISE:g}% noise do not count."
     )
     yield ""
     columns = [{at.curve: at for at in results.at_noise(temperature, noise, LEVEL)} for noise in wanted]

@@ -22,6 +22,9 @@ N_RESAMPLES = 2000
 YARDSTICK = "min-p (T last)"
 """The curve that other methods are compared with."""
 
+MOST_NOISE = 0.5
+"""A setting with more noise than this is no way to any wanted noise; see `FrontierResults.at_noise`."""
+
 _ENTROPY = FIGURES.index("entropy")
 
 Floats = NDArray[np.float64]
@@ -130,7 +133,8 @@ class FrontierResults:
         """Return the most variety that every method with a parameter gives at a wanted noise, best first.
 
         Between greedy and the settings of a curve the straight lines count: every point of a line is reached
-        by choosing at random, at each position, between the settings at its ends.
+        by choosing at random, at each position, between the settings at its ends. A setting above
+        `MOST_NOISE` does not count: a little of it has much entropy, but of noise.
 
         Args:
             temperature: One of `temperatures`.
@@ -140,7 +144,10 @@ class FrontierResults:
         j = NOISE_LEVELS.index(level)
         greedy = self._greedy(temperature)
         reached: dict[str, tuple[float, Floats, tuple[str, ...]]] = {}
-        for name, numbers in self._numbers(temperature):
+        for name, every in self._numbers(temperature):
+            numbers = [i for i in every if self._values[i, j] <= MOST_NOISE]
+            if not numbers:
+                continue
             noise, entropy = self._path([greedy, *numbers], j)
             at = noise[:, :1] + wanted
             best, where = most_entropy(noise, entropy, at[:, 0])

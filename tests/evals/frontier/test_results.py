@@ -10,7 +10,7 @@ from scipy.stats import bootstrap
 from mink_local.evals.frontier.results import YARDSTICK, FrontierResults, most_entropy
 from mink_local.evals.frontier.settings import MeasuredSetting, default_settings
 from mink_local.evals.frontier.sums import FIGURES, NOISE_LEVELS
-from mink_local.samplers import Greedy, MinK, MinP, TopK
+from mink_local.samplers import Greedy, MinK, MinP, PLess, TopK
 
 NOISE, ENTROPY = FIGURES.index("noise_0.01"), FIGURES.index("entropy")
 GREEDY = MeasuredSetting(Greedy(), 5.0, "greedy", "")
@@ -78,17 +78,22 @@ def test_most_entropy_is_that_of_the_line() -> None:
 
 
 def test_the_best_setting_for_a_wanted_noise() -> None:
-    """Two curves whose answer is known: at 2 points more than greedy's 1%, one gives 0.5, the other 0.3."""
+    """Two curves whose answer is known: at 2 points more than greedy's 1%, one gives 0.5, the other 0.3.
+
+    Settings of 90% noise do not count, although a little of their entropy would be the most.
+    """
     careful, loose = MinP(p=0.5, order="temperature-last"), MinP(p=0.1, order="temperature-last")
     settings = [
         GREEDY,
         MeasuredSetting(careful, 5.0, YARDSTICK, "p"),
         MeasuredSetting(loose, 5.0, YARDSTICK, "p"),
         MeasuredSetting(TopK(k=2), 5.0, "top-k", "k"),
+        MeasuredSetting(TopK(k=3), 5.0, "top-k", "k"),
+        MeasuredSetting(PLess(), 5.0, "p-less", "p"),
     ]
     one_text = np.zeros((len(settings), len(FIGURES)))
-    one_text[:, NOISE] = 0.01, 0.02, 0.04, 0.02
-    one_text[:, ENTROPY] = 0, 0.4, 0.6, 0.3
+    one_text[:, NOISE] = 0.01, 0.02, 0.04, 0.02, 0.9, 0.9
+    one_text[:, ENTROPY] = 0, 0.4, 0.6, 0.3, 99, 99
     results = FrontierResults(settings, np.full(30, 10), np.repeat(10 * one_text[None], 30, axis=0))
     best, other = results.at_noise(5.0, 0.02, NOISE_LEVELS[0])
     assert (best.curve, best.between) == (YARDSTICK, ("p=0.5", "p=0.1"))
