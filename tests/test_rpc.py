@@ -71,6 +71,26 @@ def test_no_layer_on_a_gpu_means_no_gpu(smollm2: Model, servers: list[RpcServer]
     assert tokens.split() == [str(token) for token in answer.tokens]
 
 
+TWO_MODELS = """
+import sys
+from mink_local import load_model
+with load_model("smollm2-135m", n_ctx=256, n_gpu_layers=-1, rpc=[sys.argv[1]]) as model:
+    reply = model.chat([{"role": "user", "content": "Count."}], temperature=0, max_tokens=20)
+    for _ in range(4):
+        next(reply)
+    load_model(sys.argv[2], n_ctx=64, n_gpu_layers=-1).close()
+    reply.read()
+    print(reply.finish_reason)
+"""
+
+
+def test_a_model_outlives_another(servers: list[RpcServer], tiny_path: Path) -> None:
+    """llama.cpp ends the process if a graph is used again after anything is freed on the server."""
+    command = [sys.executable, "-c", TWO_MODELS, servers[0].address, str(tiny_path)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (child.returncode, child.stdout) == (0, "length\n"), child.stderr
+
+
 def test_mink_serve_over_two_servers(smollm2: Model, servers: list[RpcServer], rpc: str) -> None:
     """It completes as the CPU does, and ends with status 1 if a server goes away."""
     body: dict[str, Any] = {"prompt": "The sea is", "temperature": 0, "max_tokens": 8}

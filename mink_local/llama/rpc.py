@@ -70,6 +70,9 @@ def use_servers(servers: Sequence[str], trust: bool = False) -> None:
         for server in new:
             _try_in_child(server)
     function("ggml_set_abort_callback", _PTR, type(_end_process))(_end_process)
+    # A server forgets its graphs when a context or a model is freed, but llama.cpp asks it for them again
+    # and aborts: so every step has a new graph, in the contexts that are made from now on.
+    os.environ["LLAMA_GRAPH_REUSE_DISABLE"] = "1"
     for server in new:
         backend = add(server.encode())
         _register(backend)
