@@ -1,19 +1,26 @@
-"""Write docs/results.md from the measurements in docs/results: their tables, pictures and commands.
+"""Write docs/results.md from the measurements in docs/results, and the README's table of advice.
 
 .venv/bin/python scripts/results.py [--from RUNS]
 
 RUNS has a folder for each measurement, the --out of its command; what the page needs of it is copied.
 """
 
+import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-DOCS = Path(__file__).parents[1] / "docs"
+from mink_local.chat.advice import ADVICE
+from mink_local.evals.report.format import markdown_table
+from mink_local.samplers import LlamaDefault, Sampler
+
+README = Path(__file__).parents[1] / "README.md"
+ADVICE_BLOCK = re.compile(r"(<!-- begin: advice -->\n).*?(<!-- end -->)", re.DOTALL)
+DOCS = README.parent / "docs"
 RESULTS = DOCS / "results"
 PAGE = DOCS / "results.md"
 
@@ -74,7 +81,8 @@ MEASUREMENTS = (
         "frontier.md",
         _FRONTIER,
         "It does not show which functions work: none is run. The prompts ask for functions of Python's "
-        "standard library, by signature and docstring, which both models have seen in training.",
+        "standard library by signature and docstring (`scripts/python_functions.py`), which both "
+        "models have seen in training.",
         "frontier.svg",
     ),
 )
@@ -124,6 +132,36 @@ def written(measurement: Measurement) -> Iterator[str]:
     yield f"`{measurement.command}` ([all tables]({document.as_posix()}))"
 
 
+def figures(folder: str, sampler: Sampler, temperature: float) -> dict[str, list[float]]:
+    """Return what `mink-eval frontier` found for a setting: values with the ends of their intervals."""
+    rows = json.loads((RESULTS / folder / "frontier.json").read_text(encoding="utf-8"))["rows"]
+    return next(row for row in rows if (row["sampler"], row["temperature"]) == (str(sampler), temperature))
+
+
+def advice_table() -> str:
+    """Return the README's table of what `mink-chat` advises."""
+    rows = []
+    for one in ADVICE:
+        temperature = one.temperature or 1.0  # greedy is measured once
+        own = figures(one.results, one.sampler, temperature)
+        usual = figures(one.results, LlamaDefault(), temperature)
+        rows.append(
+            [
+                one.kind,
+                f"`{one.settings('--')}`",
+                _percents(own["noise_0.01"]),
+                _percents(usual["noise_0.01"]),
+                f"{own['entropy'][0]:.2f}",
+            ]
+        )
+    heads = ("for", "options", "noise, %", "noise of llama.cpp's default cuts, %", "entropy, nats")
+    return markdown_table(heads, rows)
+
+
+def _percents(estimate: Sequence[float]) -> str:
+    return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * number for number in estimate))
+
+
 @click.command(help=__doc__)
 @click.option("--from", "runs", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="RUNS")
 def main(runs: Path | None) -> None:
@@ -133,6 +171,8 @@ def main(runs: Path | None) -> None:
     made = [one for one in MEASUREMENTS if (RESULTS / one.name / Path(one.document).name).exists()]
     parts = [HEAD.strip(), *(part for one in made for part in written(one))]
     PAGE.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    readme = README.read_text(encoding="utf-8")
+    README.write_text(ADVICE_BLOCK.sub(rf"\g<1>{advice_table()}\n\g<2>", readme), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from inspect import getdoc
 from pathlib import Path
 
 from mink_local.chat import compare, completion, inspect
+from mink_local.chat.advice import advice
 from mink_local.chat.chat import Attachment, Chat
 from mink_local.chat.completion import ArgumentCompleter
 from mink_local.chat.export import export as write_export
@@ -102,6 +103,7 @@ _setting_command("temp [T]", "Set the temperature")
 _setting_command("tau [TAU]", "Set tau of Min-k")
 _setting_command("floor [NATS]", "Set the floor of Min-k")
 _setting_command("sampler [NAME[:OPTION=…]]", "Set the sampler")
+_for_settings("advice", "What to ask for")(advice)
 
 
 @_for_settings("system [TEXT]", "Set the system prompt")

@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.live import Live
 from rich.text import Text
 
+from mink_local.chat.advice import HINT
 from mink_local.chat.chat import Chat
 from mink_local.chat.comparison import ComparedAnswer, MethodComparison, new_comparison, shared, why_it_leaves
 from mink_local.chat.comparison_page import page
@@ -74,7 +75,7 @@ def compare(chat: Chat, argument: str) -> None:
         _show_grid(chat.screen, comparison)
     if wanted.page:
         _write_page(chat, comparison, wanted.page)
-    chat.note("(none of these is part of the conversation: /compare take N goes on with one)")
+    chat.note(f"(none of these is part of the conversation: /compare take N goes on with one)\n{HINT}")
 
 
 def parsed(argument: str, temperature: float, own: Sampler) -> Wanted:

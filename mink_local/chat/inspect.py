@@ -8,6 +8,7 @@ from rich.text import Text
 
 from mink_local.chat import explain as step_view
 from mink_local.chat import explain_view
+from mink_local.chat.advice import HINT
 from mink_local.chat.answer_steps import AnswerSteps
 from mink_local.chat.braille import axis, curve
 from mink_local.chat.chat import Chat
@@ -48,7 +49,7 @@ def explain(chat: Chat, argument: str) -> None:
     chat.screen.show(step_view.table(step, names, chat.screen.width))
     if not chat.screen.is_plain and chat.screen.width >= _PICTURE_COLUMNS:
         chat.screen.show(*curve(step, chat.screen.width, _PICTURE_ROWS), axis(step, chat.screen.width))
-    for sentence in [*step_view.sentences(step), *steps.remarks(at)]:
+    for sentence in [*step_view.sentences(step), *steps.remarks(at), HINT]:
         chat.note(sentence)
     if path:
         step_plot.plot(step, names, Path(path).expanduser())

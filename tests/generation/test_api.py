@@ -181,7 +181,7 @@ def test_requests_are_independent_values() -> None:
 
 
 def test_descriptions(smollm2: Model) -> None:
-    assert repr(smollm2).startswith("<Model smollm2-135m, on the ")
+    assert repr(smollm2).startswith(f"<Model smollm2-135m, {smollm2.placement}")
     reply = smollm2.chat(FRANCE, temperature=0.0, max_tokens=2)
     assert repr(reply) == "<Reply 0: 0 tokens, not finished, ''>"
     reply.read()
@@ -207,6 +207,7 @@ def test_a_model_is_closed(tiny: Callable[..., Path]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.cpu
 def test_closing_frees_the_memory(smollm2_path: Path) -> None:
     process = psutil.Process()
 
