@@ -1,8 +1,8 @@
-"""What to ask for: settings for kinds of text, with the figures in docs/results.md that support them."""
+"""Advice on settings for kinds of text, with the figures that support it."""
 
 from typing import NamedTuple
 
-from mink_local.chat.chat import Chat
+from mink_local.chat.screen import Screen
 from mink_local.samplers import Greedy, MinK, Sampler
 
 
@@ -40,14 +40,14 @@ ADVICE = (
     Advice("mathematics", 1, 0, 1.2, 2.0, "frontier-math"),
     Advice("mathematics, one answer", 0, None, 0.9, 2.0, "frontier-math"),
 )
-HINT = "(/advice: which settings suit prose, code and mathematics, and by which figures)"
+HINT = "(/help advice: which settings suit prose, code and mathematics, and by which figures)"
 
 
-def advice(chat: Chat, _: str) -> None:
-    """Say which settings suit prose, code and mathematics, and by which figures."""
+def show_advice(screen: Screen) -> None:
+    """Print which settings suit prose, code and mathematics, and by which figures."""
     rows = [(one.kind, one.settings("/"), f"{one.noise:.1f}%", f"{one.usual:.1f}%") for one in ADVICE]
-    chat.screen.table(rows, "for", "type", "noise", "usual")
-    chat.note(
+    screen.table(rows, "for", "type", "noise", "usual")
+    screen.note(
         "(noise: the probability of tokens that a larger model all but excludes, in texts of "
         "Qwen2.5-Coder-0.5B; usual: that of llama.cpp's default cuts at the same temperature, at 1 beside "
         "/temp 0. docs/results.md has the measurements)"

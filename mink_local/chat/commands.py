@@ -13,7 +13,7 @@ from inspect import getdoc
 from pathlib import Path
 
 from mink_local.chat import compare, completion, inspect
-from mink_local.chat.advice import advice
+from mink_local.chat.advice import show_advice
 from mink_local.chat.chat import Attachment, Chat
 from mink_local.chat.completion import ArgumentCompleter
 from mink_local.chat.export import export as write_export
@@ -103,7 +103,6 @@ _setting_command("temp [T]", "Set the temperature")
 _setting_command("tau [TAU]", "Set tau of Min-k")
 _setting_command("floor [NATS]", "Set the floor of Min-k")
 _setting_command("sampler [NAME[:OPTION=…]]", "Set the sampler")
-_for_settings("advice", "What to ask for")(advice)
 
 
 @_for_settings("system [TEXT]", "Set the system prompt")
@@ -394,9 +393,15 @@ command("stats", "Show figures")(inspect.stats)
 
 @command("help [COMMAND]", "Explain a command", lambda _, text: completion.starting_with(text, COMMANDS))
 def help_(chat: Chat, argument: str) -> None:
-    """List the commands. With COMMAND: say what it does."""
+    """List the commands. With COMMAND: say what it does.
+
+    /help advice: say which settings suit prose, code and mathematics, and by which figures.
+    """
     name = argument.removeprefix("/")
     name = ALIASES.get(name, name)
+    if name == "advice":
+        show_advice(chat.screen)
+        return
     if name and name not in COMMANDS:
         raise ValueError(f"there is no command /{name}; /help lists them")
     if name:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -220,8 +221,13 @@ def test_a_rater_votes_and_saves(mink_eval: MinkEval, run: Path, tmp_path: Path,
     browser.press("p")
     assert browser.run("document.querySelector('[aria-pressed=true]').textContent") == "B is better"
     browser.open("about:blank")
-    browser.open(page)
-    assert browser.run("document.getElementById('place').textContent") == "Pair 3 of 5, 3 voted"
+    for _ in range(30):  # Chromium hands on what a page has kept a moment later
+        browser.open(page)
+        place = browser.run("document.getElementById('place').textContent")
+        if place == "Pair 3 of 5, 3 voted":
+            break
+        time.sleep(0.1)
+    assert place == "Pair 3 of 5, 3 voted"
     shown = data_of(run / "sheet")["pairs"][2]
     assert browser.run("document.getElementById('left').textContent") == shown[2]
     assert HOSTILE in shown[2]
