@@ -29,8 +29,9 @@ class Advice(NamedTuple):
 
     def settings(self, prefix: str) -> str:
         """Return the settings as options, if the prefix is `--`, or as commands of the chat, if it is `/`."""
-        floor = "" if self.floor is None else f"{prefix}floor {self.floor:g} "
-        return f"{floor}{prefix}temp {self.temperature:g}"
+        found = [] if self.floor is None else [f"{prefix}floor {self.floor:g}"]
+        found.append(f"{prefix}temp {self.temperature:g}")
+        return (", " if prefix == "/" else " ").join(found)
 
 
 ADVICE = (
