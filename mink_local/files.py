@@ -1,9 +1,14 @@
 """Files that are written whole or not at all, hashed, kept private; sizes in words."""
 
 import hashlib
+import json
+import logging
 import os
 import secrets
 from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("mink_local")
 
 
 def write_atomic(path: Path, data: str | bytes) -> None:
@@ -47,6 +52,24 @@ def private_file(path: Path) -> Path:
     private_folder(path.parent)
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     return path
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of the cache; empty if it is missing or damaged."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def add_to_record(path: Path, key: str, value: object) -> None:
+    """Add a value to the JSON object in a file of the cache; if that fails, it is only logged."""
+    try:
+        private_folder(path.parent)
+        write_atomic(path, json.dumps({**read_record(path), key: value}))
+    except OSError as error:
+        log.info("%s cannot be written: %s", path, error)
 
 
 def size_in_words(n_bytes: int) -> str:

@@ -53,7 +53,6 @@ class Measurement:
 
 
 _FRONTIER = ("What this shows", "The defaults at T = 5", "The most entropy for a wanted noise, at T = 5")
-_GSM8K = "mink-eval run gsm8k -m qwen2.5-coder-0.5b.gguf --max-tokens 320"
 
 MEASUREMENTS = (
     Measurement(

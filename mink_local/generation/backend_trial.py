@@ -13,7 +13,6 @@ import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
 from mink_local.errors import GenerationError, ModelError
-from mink_local.files import private_folder, write_atomic
+from mink_local.files import add_to_record, read_record
 from mink_local.llama.backend_sampler import BackendSampler
 from mink_local.llama.context import Context, Segment
 from mink_local.llama.devices import gpu_names
@@ -95,17 +94,17 @@ class BackendTrials:
 
     def _remembered(self, form: Sampler) -> TrialResult | None:
         try:
-            return TrialResult(**_read_record()[self._key(form)])
+            return TrialResult(**read_record(_record())[self._key(form)])
         except (OSError, KeyError, TypeError):
             return None
 
     def _remember(self, form: Sampler, verdict: TrialResult) -> None:
-        path = _record()
         try:
-            private_folder(path.parent)
-            write_atomic(path, json.dumps({**_read_record(), self._key(form): asdict(verdict)}))
+            key = self._key(form)
         except OSError as error:
-            log.info("%s cannot be written: %s", path, error)
+            log.info("a verdict is not remembered: %s", error)
+        else:
+            add_to_record(_record(), key, asdict(verdict))
 
     def _key(self, form: Sampler) -> str:
         """Return what a verdict depends on. Raises OSError if the model file is gone."""
@@ -208,11 +207,3 @@ class _Differences:
 
 def _record() -> Path:
     return user_cache_path("mink-local") / "backend-sampling.json"
-
-
-def _read_record() -> dict[str, Any]:
-    try:
-        record = json.loads(_record().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}

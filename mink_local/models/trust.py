@@ -5,7 +5,6 @@ is tried in a child process first, unless its SHA-256 is that of the catalogue, 
 with the same llama.cpp (same path, size and modification time).
 """
 
-import json
 import logging
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from mink_local.errors import ModelError
-from mink_local.files import private_folder, sha256_of, write_atomic
+from mink_local.files import add_to_record, read_record, sha256_of
 from mink_local.models.catalog import ModelFile
 from mink_local.models.gguf import MAGIC, shards
 from mink_local.sandbox import GIB, ChildTimeoutError, SandboxError, ask
@@ -43,7 +42,7 @@ def check(file: ModelFile) -> None:
         raise ModelError(f"{path} is empty")
     if magic != MAGIC:
         raise ModelError(f"{path} is not a GGUF file: it does not start with {MAGIC.decode()}")
-    if _passed().get(str(path)) == state:
+    if read_record(_record()).get(str(path)) == state:
         return
     if file.sha256 is None or sha256_of(path) != file.sha256:
         if size > GIB:
@@ -68,21 +67,12 @@ def _try_in_child(path: Path, size: int) -> None:
 def remember(path: Path) -> None:
     """Add a file to those that passed; if the cache cannot be written, the file is tried again next time."""
     path = path.absolute()
-    record = _record()
     try:
-        private_folder(record.parent)
-        write_atomic(record, json.dumps({**_passed(), str(path): _state(path)}))
+        state = _state(path)
     except OSError as error:
-        log.info("%s cannot be written: %s", record, error)
-
-
-def _passed() -> dict[str, Any]:
-    """Return the state of every file that passed, by its path."""
-    try:
-        passed = json.loads(_record().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return passed if isinstance(passed, dict) else {}
+        log.info("%s cannot be read: %s", path, error)
+    else:
+        add_to_record(_record(), str(path), state)
 
 
 def _state(path: Path) -> list[Any]:
