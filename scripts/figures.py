@@ -1,6 +1,8 @@
-"""Write the tables of figures into README.md: runs the `mink-bench` command that each marker names.
+"""Write tables of figures: into README.md, by the `mink-bench` command that each marker names, or for a GPU.
 
+\b
 .venv/bin/python scripts/figures.py --machine "2-core Intel Xeon virtual machine" [NAME…]
+.venv-cuda/bin/python scripts/figures.py --device cuda        writes docs/devices/cuda.md
 """
 
 import datetime
@@ -20,8 +22,11 @@ from mink_local.bench.decode import DecodeSpeed
 from mink_local.bench.sampler import SamplerCost
 from mink_local.bench.serve import ServerSpeed
 from mink_local.bench.tables import Rows, batch_table, decode_table, sampler_table, serve_table
+from mink_local.evals.report.format import markdown_table
+from mink_local.llama.devices import gpu_missing, gpu_names
 
 README = Path(__file__).parents[1] / "README.md"
+DEVICES = README.parent / "docs" / "devices"
 BLOCK = re.compile(r"(<!-- begin: (mink-bench (\w+)[^\n]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 TABLES: dict[str, tuple[Callable[..., Any], Callable[[Any], Rows]]] = {
@@ -32,32 +37,43 @@ TABLES: dict[str, tuple[Callable[..., Any], Callable[[Any], Rows]]] = {
 }
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    lines = ["| " + " | ".join(row) + " |" for row in [head, *body]]
-    return "\n".join([lines[0], "|---|" + "--:|" * (len(head) - 1), *lines[1:], ""])
-
-
-def measured(name: str, command: str) -> Rows:
-    """Return the table of what a `mink-bench` command measures."""
+def measured(name: str, command: str) -> str:
+    """Return what a `mink-bench` command measures, as Markdown."""
     program = [sys.executable, "-m", "mink_local.bench.cli", *shlex.split(command)[1:], "--json"]
     printed = subprocess.run(program, stdout=subprocess.PIPE, check=True).stdout
     result, table = TABLES[name]
-    return table([result(**fields) for fields in json.loads(printed)])
+    head, *rows = table([result(**fields) for fields in json.loads(printed)])
+    return markdown_table(head, rows) + "\n"
+
+
+def write_device(device: str, today: str) -> None:
+    """Write the page of a GPU: generation with tokens sampled on the host and in the graph, and batches."""
+    if missing := gpu_missing():
+        raise click.ClickException(f"there is nothing to measure: {missing}")
+    parts = [f"# Figures on {device}\n", f"{', '.join(gpu_names())}, {today}.\n"]
+    for name in ("decode", "batch", "sampler"):
+        parts += [f"`mink-bench {name}`\n", measured(name, f"mink-bench {name}")]
+    DEVICES.mkdir(exist_ok=True)
+    (DEVICES / f"{device}.md").write_text("\n".join(parts), encoding="utf-8")
 
 
 @click.command(help=__doc__)
-@click.option("--machine", required=True, metavar="TEXT", help="What the figures are measured on.")
+@click.option("--machine", metavar="TEXT", help="What the figures in README.md are measured on.")
+@click.option("--device", metavar="NAME", help="Write the page of this machine's GPU instead.")
 @click.argument("names", nargs=-1, type=click.Choice(list(TABLES)))
-def main(machine: str, names: Sequence[str]) -> None:
+def main(machine: str | None, device: str | None, names: Sequence[str]) -> None:
     today = datetime.date.today().isoformat()
+    if device:
+        write_device(device, today)
+        return
+    if not machine:
+        raise click.UsageError("say with --machine what the figures are measured on")
 
     def written(block: "re.Match[str]") -> str:
         begin, command, name, _, end = block.groups()
         if name not in (names or TABLES):
             return block[0]
-        table = markdown(measured(name, command))
-        return f"{begin}{table}\n`{command}`, {today}, {machine}.\n{end}"
+        return f"{begin}{measured(name, command)}\n`{command}`, {today}, {machine}.\n{end}"
 
     README.write_text(BLOCK.sub(written, README.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -13,6 +13,7 @@ import pytest
 
 from mink_local.bench.sampler import SamplerCost
 from mink_local.bench.tables import sampler_table
+from mink_local.evals.report.format import markdown_table
 from mink_local.samplers import SAMPLERS, label
 from scripts import docs, figures
 
@@ -130,8 +131,9 @@ def test_table_in_markdown() -> None:
         SamplerCost(9, "np.max", 2.0),
         SamplerCost(9, "top-p:p=0.9,order=temperature-first", 4.0, 1234.5),
     ]
-    assert figures.markdown(sampler_table(costs)).splitlines()[1:] == [
-        "|---|--:|--:|--:|--:|--:|",
+    head, *rows = sampler_table(costs)
+    assert markdown_table(head, rows).splitlines()[1:] == [
+        "| --- | --: | --: | --: | --: | --: |",
         "| np.max | 2.0 | 1.0 |  |  |  |",
         "| top-p:p=0.9 (T first) | 4.0 | 2.0 | 1,234.5 |  |  |",
     ]
