@@ -391,7 +391,11 @@ command("heat [SCALE]", "Colour the last answer", completion.scales)(inspect.hea
 command("stats", "Show figures")(inspect.stats)
 
 
-@command("help [COMMAND]", "Explain a command", lambda _, text: completion.starting_with(text, COMMANDS))
+@command(
+    "help [COMMAND]",
+    "Explain a command",
+    lambda _, text: completion.starting_with(text, [*COMMANDS, "advice"]),
+)
 def help_(chat: Chat, argument: str) -> None:
     """List the commands. With COMMAND: say what it does.
 

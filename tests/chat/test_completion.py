@@ -60,6 +60,7 @@ def test_what_completions_mean(typist: Callable[..., Typist]) -> None:
         ("/think li", ["/think line"]),
         ("/model smollm2-1.7", ["/model smollm2-1.7b"]),
         ("/help hea", ["/help heat"]),
+        ("/help adv", ["/help advice"]),
         ("/undo ", []),
         ("sam", []),
     ],
