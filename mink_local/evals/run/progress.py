@@ -235,7 +235,7 @@ def _table(title: str | None, name: str, *columns: str) -> Table:
     table = Table(
         title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim"
     )
-    table.add_column(name, no_wrap=True, overflow="ellipsis")
+    table.add_column(name, overflow="ellipsis")  # the only one that a narrow terminal shortens
     for heading in (*columns, "n", "strict", "flexible", "no answer", "truncated"):
         table.add_column(heading, justify="right", no_wrap=True)
     return table

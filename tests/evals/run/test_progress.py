@@ -116,6 +116,17 @@ def test_a_summary_longer_than_the_terminal_has_a_line_for_every_task() -> None:
     ]
 
 
+def test_a_narrow_terminal_has_every_number() -> None:
+    samplers = ("llama-default:k=40,p=0.95,min_p=0.05", "top-p:p=0.9,order=temperature-first")
+    keys = [
+        KEYS[0]._replace(sampler=s, temperature=10.0, question_id=str(q))
+        for s in samplers
+        for q in range(100)
+    ]
+    lines = rendered(summary(Progress(keys))).splitlines()
+    assert [line.split()[-6:-4] for line in lines[2:]] == [["10", "0/100"]] * 2
+
+
 def rendered(summary: Group) -> str:
     console = Console(width=80, file=io.StringIO())
     console.print(summary)
