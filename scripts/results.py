@@ -5,7 +5,6 @@
 RUNS has a folder for each measurement, the --out of its command; what the page needs of it is copied.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -14,14 +13,16 @@ from pathlib import Path
 
 import click
 
+from mink_local.bench.tables import decode_table
 from mink_local.chat.advice import ADVICE
-from mink_local.evals.report.format import markdown_table
-from mink_local.samplers import LlamaDefault, Sampler
+from mink_local.evals.report.format import markdown_table, percent
+from mink_local.evals.report.stats import ALPHA, visible_difference
+from mink_local.samplers import LlamaDefault
+from scripts.claims import claims
+from scripts.measured import RESULTS, frontier, step_times
 
 README = Path(__file__).parents[1] / "README.md"
-ADVICE_BLOCK = re.compile(r"(<!-- begin: advice -->\n).*?(<!-- end -->)", re.DOTALL)
 DOCS = README.parent / "docs"
-RESULTS = DOCS / "results"
 PAGE = DOCS / "results.md"
 
 KEPT = (".md", ".svg", ".csv", ".json")
@@ -37,10 +38,11 @@ class Measurement:
     Attributes:
         name: The folder of its results.
         command: What was typed.
-        document: The Markdown file that it wrote, in RUNS/NAME.
+        document: The Markdown file that it wrote, in RUNS/NAME, or decode.json.
         sections: Beginnings of the titles of the sections that the page shows.
         limits: What it does not show.
         picture: A picture that stands before the sections.
+        questions: Number of questions whose answers are compared; 0 if there are none.
     """
 
     name: str
@@ -50,11 +52,78 @@ class Measurement:
     sections: tuple[str, ...]
     limits: str
     picture: str = ""
+    questions: int = 0
 
 
+_RUN = "-m qwen2.5-coder-1.5b.gguf --shots 4 --max-tokens 200"
+_BASELINES = (
+    "-s min-k -s greedy -s llama-default -s top-p:order=temperature-last -s top-p:order=temperature-first "
+    "-s min-p:order=temperature-last -s min-p:order=temperature-first -s top-n-sigma -t 1 -t 2 -t 5 -t 10"
+)
+_GSM8K = "gsm8k · qwen2.5-coder-1.5b ·"
 _FRONTIER = ("What this shows", "The defaults at T = 5", "The most entropy for a wanted noise, at T = 5")
 
 MEASUREMENTS = (
+    Measurement(
+        "accuracy-gsm8k",
+        "Accuracy: mathematics (GSM8K)",
+        f"mink-eval run gsm8k {_RUN} {_BASELINES} --limit 100",
+        "report/report.md",
+        (f"{_GSM8K} flexible accuracy", f"{_GSM8K} steps with one candidate"),
+        "It does not show variety, nor what a larger model or longer reasoning would do: the four examples "
+        "make the answers short.",
+        questions=100,
+    ),
+    Measurement(
+        "temperatures",
+        "Accuracy at T = 2, 5 and 10 against T = 1",
+        "mink-eval report accuracy-gsm8k --against temp=1",
+        "report/report.md",
+        (f"{_GSM8K} flexible, against",),
+        "It does not show other answers than those of the run above: it is a second report of it.",
+    ),
+    Measurement(
+        "accuracy-aqua",
+        "Accuracy: multiple choice (AQuA)",
+        f"mink-eval run aqua {_RUN} {_BASELINES} --limit 100",
+        "report/report.md",
+        ("aqua · qwen2.5-coder-1.5b · flexible accuracy",),
+        "It does not show reasoning alone: one of five options is right by chance.",
+        questions=100,
+    ),
+    Measurement(
+        "repeats",
+        "Several answers to a question: pass@k, maj@k, diversity",
+        f"mink-eval run gsm8k {_RUN} -s greedy -s min-k -s min-k:floor=1 "
+        "-s min-p:p=0.1,order=temperature-last -s llama-default -s top-n-sigma -t 5 --repeats 8 --limit 30",
+        "report/report.md",
+        (f"{_GSM8K} flexible accuracy of k", f"{_GSM8K} EAD"),
+        "It does not show the best setting of each method, which would have to be chosen on other questions.",
+    ),
+    Measurement(
+        "heatmap",
+        "Min-k's options: τ against temperature, and the ablations",
+        f"mink-eval run gsm8k {_RUN} --limit 100 -o heatmap -s greedy "
+        "-s min-k:tau=1 -s min-k -s min-k:tau=10 -s min-k:tau=30 -t 1 -t 5 -t 10, then the same with "
+        "-s min-k -s min-k:tau=0 -s min-k:alpha=0 -s min-k:alpha=0.5 -s min-k:decay=log "
+        "-s min-k:normalize=false -t 5",
+        "report/report.md",
+        (f"{_GSM8K} flexible accuracy", f"{_GSM8K} flexible accuracy minus"),
+        "It does not show what the options do to open text, where fewer steps have one candidate.",
+        questions=100,
+    ),
+    *(
+        Measurement(
+            f"coverage-{size}",
+            f"Validity and coverage: the {size.upper()}",
+            f"mink-eval coverage -m qwen2.5-coder-{size}.gguf --rest 0.02",
+            "coverage.md",
+            ("Most coverage with a validity at most 1", "Most coverage with a validity at most 5"),
+            "It does not show longer answers: the valid ones are a few words each.",
+            "coverage.svg",
+        )
+        for size in ("0.5b", "1.5b")
+    ),
     Measurement(
         "frontier-open",
         "Noise against variety: open text",
@@ -83,6 +152,14 @@ MEASUREMENTS = (
         "standard library by signature and docstring (`scripts/python_functions.py`), which both "
         "models have seen in training.",
         "frontier.svg",
+    ),
+    Measurement(
+        "decode",
+        "Time of a step",
+        "mink-bench decode -m qwen2.5-coder-1.5b.gguf -n 32 --rounds 21 --json",
+        "decode.json",
+        (),
+        "It does not show a GPU, where a step is shorter and a method's share of it larger.",
     ),
 )
 
@@ -122,8 +199,13 @@ def written(measurement: Measurement) -> Iterator[str]:
     text = (DOCS / document).read_text(encoding="utf-8")
     yield f"## {measurement.title}"
     yield measurement.limits
+    if measurement.questions:
+        yield power(measurement.questions)
     if measurement.picture:
         yield f"![{measurement.title}]({folder.as_posix()}/{measurement.picture})"
+    if document.suffix == ".json":
+        head, *rows = decode_table(step_times())
+        yield markdown_table(head, rows)
     for beginning in measurement.sections:
         title, body = section(text, beginning)
         yield f"### {title}"
@@ -131,10 +213,31 @@ def written(measurement: Measurement) -> Iterator[str]:
     yield f"`{measurement.command}` ([all tables]({document.as_posix()}))"
 
 
-def figures(folder: str, sampler: Sampler, temperature: float) -> dict[str, list[float]]:
-    """Return what `mink-eval frontier` found for a setting: values with the ends of their intervals."""
-    rows = json.loads((RESULTS / folder / "frontier.json").read_text(encoding="utf-8"))["rows"]
-    return next(row for row in rows if (row["sampler"], row["temperature"]) == (str(sampler), temperature))
+def power(n_questions: int) -> str:
+    """Return what could be found with so many questions, as it was stated before the run."""
+    differences = [
+        f"{percent(visible_difference(n_questions, share * n_questions, ALPHA) or 1)} points if they "
+        f"disagree on {share:.0%} of the questions"
+        for share in (0.2, 0.4)
+    ]
+    return (
+        f"Stated before the run: with {n_questions} questions, one comparison of two methods finds a "
+        f"difference of {' and of '.join(differences)} (with a chance of 80%, at a level of 5%)."
+    )
+
+
+def accuracy_table() -> str:
+    """Return the README's table of accuracies."""
+    text = (RESULTS / "accuracy-gsm8k" / "report.md").read_text(encoding="utf-8")
+    _, body = section(text, f"{_GSM8K} flexible accuracy")
+    return body.partition("\n\n")[0]
+
+
+def claims_table() -> str:
+    """Return the paper's claims beside what was found."""
+    rows = ([claim.paper, claim.found, claim.verdict] for claim in claims())
+    table = markdown_table(("the paper's claim", "what was found here", "so the claim"), rows)
+    return table.replace("--:", "---")  # no column of numbers
 
 
 def advice_table() -> str:
@@ -142,8 +245,8 @@ def advice_table() -> str:
     rows = []
     for one in ADVICE:
         temperature = one.temperature or 1.0  # greedy is measured once
-        own = figures(one.results, one.sampler, temperature)
-        usual = figures(one.results, LlamaDefault(), temperature)
+        own = frontier(one.results, one.sampler, temperature)
+        usual = frontier(one.results, LlamaDefault(), temperature)
         rows.append(
             [
                 one.kind,
@@ -161,17 +264,29 @@ def _percents(estimate: Sequence[float]) -> str:
     return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * number for number in estimate))
 
 
+def page() -> str:
+    """Return the page."""
+    made = [one for one in MEASUREMENTS if (RESULTS / one.name / Path(one.document).name).exists()]
+    parts = [HEAD.strip(), claims_table(), *(part for one in made for part in written(one))]
+    return "\n\n".join(parts) + "\n"
+
+
+def with_tables(readme: str) -> str:
+    """Return the text of README.md with its tables of results."""
+    for name, table in (("advice", advice_table()), ("accuracy", accuracy_table())):
+        head, begin, rest = readme.partition(f"<!-- begin: {name} -->\n")
+        readme = f"{head}{begin}{table}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    return readme
+
+
 @click.command(help=__doc__)
 @click.option("--from", "runs", type=click.Path(path_type=Path, exists=True, file_okay=False), metavar="RUNS")
 def main(runs: Path | None) -> None:
     if runs:
         for measurement in MEASUREMENTS:
             copy(measurement, runs)
-    made = [one for one in MEASUREMENTS if (RESULTS / one.name / Path(one.document).name).exists()]
-    parts = [HEAD.strip(), *(part for one in made for part in written(one))]
-    PAGE.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    readme = README.read_text(encoding="utf-8")
-    README.write_text(ADVICE_BLOCK.sub(rf"\g<1>{advice_table()}\n\g<2>", readme), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
+    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
