@@ -8,6 +8,7 @@ import pytest
 from mink_local.evals.candidates import next_step
 from mink_local.generation.model import Model
 from mink_local.samplers import MinK, TopP
+from tests.conftest import forget
 from tests.support.mink_eval import MinkEval
 
 PROMPT, ANSWER = "Tell me a story about a dog.", "Once upon a time, there was a"
@@ -17,7 +18,8 @@ def test_the_methods_keep_what_they_keep_of_these_logits(mink_eval: MinkEval, sm
     result = mink_eval(
         "candidates", PROMPT, "--answer", ANSWER, "-t", "1", "-t", "5", "-s", "min-k:tau=90", "-s", "top-p"
     )
-    logits = smollm2.logits([{"role": "user", "content": PROMPT}], smollm2.tokenize(ANSWER))
+    # What is left in the KV cache changes the last bits of the logits, and with them what top-p keeps.
+    logits = forget(smollm2).logits([{"role": "user", "content": PROMPT}], smollm2.tokenize(ANSWER))
     best = smollm2.texts([int(logits.argmax())])[0]
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line
@@ -27,7 +29,7 @@ def test_the_methods_keep_what_they_keep_of_these_logits(mink_eval: MinkEval, sm
         [name, *(f"{method.cutoff(logits, t):,}" for t in (1, 5))]
         for name, method in (("min-k:tau=90", MinK(tau=90)), ("top-p:p=0.9 (T first)", TopP()))
     ]
-    assert [row[:1] + row[1:] for row in rows[-2:]] == kept
+    assert rows[-2:] == kept
     assert result.status == 0
 
 
