@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mink_local.bench.decode import DecodeSpeed
-from mink_local.samplers import Sampler
+from mink_local.evals.coverage.report import BELOW_GREEDY, CoverageResults
+from mink_local.samplers import Sampler, label
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
@@ -84,6 +85,16 @@ def _frontier(name: str) -> Any:
 def _row(rows: Iterable[Any], sampler: Sampler, temperature: float) -> Any:
     place = (str(sampler), temperature)
     return next(row for row in rows if (row["sampler"], float(row["temperature"])) == place)
+
+
+def covered(name: str, sampler: Sampler) -> Estimate:
+    """Return a method's most coverage with a validity at most 1 point below greedy's."""
+    document = json.loads((RESULTS / name / "coverage.json").read_text(encoding="utf-8"))
+    results = CoverageResults(document["about"], document["results"])
+    [curve] = [curve for curve in results.curves if curve.name == label(str(sampler))]
+    best = curve.best(results.greedy.valid.value - BELOW_GREEDY[0])
+    assert best, f"{sampler} is less valid at every temperature"
+    return best.covered
 
 
 def step_times() -> list[DecodeSpeed]:
