@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from mink_local.errors import MinkError, ModelNotFoundError, TaskNotFoundError
-from mink_local.interrupts import was_interrupted
+from mink_local.interrupts import lost_interrupts_repeated, was_interrupted
 
 INTERRUPTED = 130  # the shell's exit status for a program that Ctrl-C ended
 _CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -30,8 +30,9 @@ def run(command: click.Command, program: str) -> None:
     logging.basicConfig(format=f"{program}: %(message)s", level=logging.WARNING)
     _write_any_character()
     try:
-        status = command.main(prog_name=program, standalone_mode=False) or 0
-        sys.stdout.flush()
+        with lost_interrupts_repeated():
+            status = command.main(prog_name=program, standalone_mode=False) or 0
+            sys.stdout.flush()
     except click.ClickException as error:
         status = _fail(program, error.format_message(), error.exit_code)
     except (ModelNotFoundError, TaskNotFoundError) as error:

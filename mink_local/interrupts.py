@@ -3,8 +3,10 @@
 Python runs a signal's handler in the main thread only, which must not be inside llama.cpp then.
 """
 
+import _thread
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from typing import TypeVar
 T = TypeVar("T")
 _heard = False
 
+_AGAIN = 0.05  # seconds until a lost Ctrl-C is repeated
 _PATIENCE = 0.25  # seconds between two calls of `waiting`; on Windows a wait without an end hears no Ctrl-C
 
 
@@ -61,6 +64,32 @@ def until_interrupted(
 def was_interrupted() -> bool:
     """Return whether `on_interrupt` has heard a signal."""
     return _heard
+
+
+@contextmanager
+def lost_interrupts_repeated() -> Iterator[None]:
+    """Repeat a Ctrl-C that is heard where an error has no effect: in callbacks of C code and in finalizers.
+
+    Python would print the KeyboardInterrupt with its traceback and go on: while Numba compiles, for example.
+    Later errors without effect are not printed: they come from objects that Ctrl-C left half made.
+    """
+    repeats: list[threading.Timer] = []
+    before = sys.unraisablehook
+
+    def hear(error: "sys.UnraisableHookArgs") -> None:
+        if issubclass(error.exc_type, KeyboardInterrupt):
+            repeats.append(threading.Timer(_AGAIN, _thread.interrupt_main))
+            repeats[-1].start()
+        elif not repeats:
+            before(error)
+
+    sys.unraisablehook = hear
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for repeat in repeats:
+            repeat.cancel()
 
 
 @contextmanager

@@ -1,14 +1,16 @@
 """Iterating in another thread, and Ctrl-C as a call instead of an exception."""
 
 import _thread
+import ctypes
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from mink_local.interrupts import on_interrupt, until_interrupted
+from mink_local.interrupts import lost_interrupts_repeated, on_interrupt, until_interrupted
 
 
 class Source:
@@ -104,6 +106,43 @@ def test_ctrl_c_ends_a_source_without_an_exception() -> None:
     assert items[:6] == [0, 1, 2, 3, 4, 5]
     assert source.interrupts == 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class HalfMade:
+    """An object whose end fails."""
+
+    def __del__(self) -> None:
+        raise AttributeError("not made yet")
+
+
+def test_ctrl_c_in_a_callback_of_c_is_heard_soon(capsys: pytest.CaptureFixture[str]) -> None:
+    callback = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
+    before = sys.unraisablehook
+
+    def work() -> None:
+        callback()
+        HalfMade()
+        time.sleep(30)
+
+    with pytest.raises(KeyboardInterrupt), lost_interrupts_repeated():
+        work()
+    assert capsys.readouterr().err == ""
+    assert sys.unraisablehook is before
+
+
+def test_other_errors_without_effect_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[BaseException | None] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda error: shown.append(error.exc_value))
+    with lost_interrupts_repeated():
+        HalfMade()
+    assert list(map(str, shown)) == ["not made yet"]
+
+
+def test_ctrl_c_that_is_lost_at_the_end_is_not_repeated() -> None:
+    callback = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
+    with lost_interrupts_repeated():
+        callback()
+    time.sleep(0.2)
 
 
 @pytest.mark.parametrize("terminate", [True, False])

@@ -1,6 +1,7 @@
 """A chat in a terminal that a test types into: pexpect for the keys, pyte for the screen."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -108,4 +109,7 @@ class Terminal:
         return int(self.child.exitstatus)
 
     def close(self) -> None:
-        self.child.close(force=True)
+        if self.child.isalive():  # pexpect itself waits a tenth of a second for a process that it kills
+            self.child.kill(signal.SIGKILL)
+            self.child.wait()
+        self.child.close()
