@@ -11,6 +11,11 @@ from typing import Any
 log = logging.getLogger("mink_local")
 
 
+def user_path(text: str) -> Path:
+    """Return the path that a person typed: ~ is the home folder; ~NAME stays if nobody has that name."""
+    return Path(os.path.expanduser(text))
+
+
 def write_atomic(path: Path, data: str | bytes) -> None:
     """Write a file whole or not at all: a reader sees what was there before, or all of `data`.
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mink_local.files import private_file, private_folder, sha256_of, size_in_words, write_atomic
+from mink_local.files import private_file, private_folder, sha256_of, size_in_words, user_path, write_atomic
 from tests.support.windows import refuse_open_files
 
 posix = pytest.mark.posix
@@ -16,6 +16,14 @@ posix = pytest.mark.posix
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_the_path_that_a_person_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
+    assert user_path("~/a b") == tmp_path / "a b"
+    assert user_path("~nobody-of-this-name/a") == Path("~nobody-of-this-name/a")
+    assert user_path("a/~") == Path("a/~")
 
 
 def test_a_file_is_new_or_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from mink_local.chat.screen import counted, one_line
 from mink_local.chat.settings import SET_HERE
 from mink_local.chat.store import Conversation, StoredMessage
 from mink_local.cli import UNPRINTABLE, WholeNumber
+from mink_local.files import user_path
 
 CommandFunction = Callable[[Chat, str], None]
 
@@ -223,7 +224,7 @@ def file(chat: Chat, argument: str) -> None:
     if argument == "-":
         chat.attached.clear()
     elif argument:
-        chat.attached.append(_attachment(chat, Path(_unquoted(argument)).expanduser()))
+        chat.attached.append(_attachment(chat, user_path(_unquoted(argument))))
     files = ", ".join(f"{one.name} ({counted(one.tokens, 'token')})" for one in chat.attached)
     goes = f"{files} {'goes' if len(chat.attached) == 1 else 'go'} with your next message; /file - removes"
     chat.note(f"({goes} {'it' if len(chat.attached) == 1 else 'them'})" if files else "(no file is attached)")
@@ -341,7 +342,7 @@ def delete(chat: Chat, argument: str) -> None:
 @_for_chats("export FILE", "Write it to a file", completion.files)
 def export(chat: Chat, argument: str) -> None:
     """Write this conversation to FILE.md, for people, or FILE.json, with every branch and every figure."""
-    path = Path(_unquoted(argument)).expanduser()
+    path = user_path(_unquoted(argument))
     write_export(chat.session.store, _current(chat), path)
     chat.note(f"(written to {path})")
 

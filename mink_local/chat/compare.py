@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median_low
 from typing import Any
 
@@ -19,7 +18,7 @@ from mink_local.chat.comparison_page import page
 from mink_local.chat.completion import Completions, starting_with
 from mink_local.chat.progress import candidates
 from mink_local.chat.screen import Screen, counted, of_sure_width, one_line
-from mink_local.files import write_atomic
+from mink_local.files import user_path, write_atomic
 from mink_local.generation.model import Model
 from mink_local.interrupts import until_interrupted
 from mink_local.samplers import SAMPLERS, MinK, MinP, Mirostat, Sampler, TopNSigma, TopP, parse
@@ -276,5 +275,5 @@ def take(chat: Chat, number: int) -> None:
 
 
 def _write_page(chat: Chat, comparison: MethodComparison, path: str) -> None:
-    write_atomic(Path(path).expanduser(), page(comparison))
+    write_atomic(user_path(path), page(comparison))
     chat.note(f"(written to {path})")

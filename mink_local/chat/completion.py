@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import NamedTuple
 
 from mink_local.chat.answer_steps import AnswerSteps
@@ -10,6 +9,7 @@ from mink_local.chat.chat import Chat
 from mink_local.chat.heat import SCALES
 from mink_local.chat.options import BY_KEY
 from mink_local.chat.screen import one_line
+from mink_local.files import user_path
 
 
 class Choice(NamedTuple):
@@ -34,7 +34,7 @@ def files(_: Chat, text: str) -> Completions:
     """Complete a path."""
     folder, slash, start = text.rpartition("/")
     with contextlib.suppress(OSError):
-        for path in sorted(Path(folder + slash).expanduser().iterdir()):
+        for path in sorted(user_path(folder + slash).iterdir()):
             if path.name.startswith(start) and (start or not path.name.startswith(".")):
                 yield Choice(path.name + ("/" if path.is_dir() else ""), len(start))
 

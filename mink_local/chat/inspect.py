@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from mink_local.chat.heat import SCALES, Scale, number
 from mink_local.chat.heat import heat as heat_text
 from mink_local.chat.progress import candidates
 from mink_local.chat.screen import counted, one_line
+from mink_local.files import user_path
 from mink_local.generation import step_plot
 
 _CANDIDATES = 12  # rows of /explain
@@ -52,7 +52,7 @@ def explain(chat: Chat, argument: str) -> None:
     for sentence in [*step_view.sentences(step), *steps.remarks(at), HINT]:
         chat.note(sentence)
     if path:
-        step_plot.plot(step, names, Path(path).expanduser())
+        step_plot.plot(step, names, user_path(path))
         chat.note(f"(written to {path})")
 
 

@@ -14,6 +14,7 @@ from mink_local.evals.frontier.command import frontier_command
 from mink_local.evals.judge.command import judge_command, sheet_command, votes_command
 from mink_local.evals.libraries import saying_what_is_missing
 from mink_local.evals.options import POSITIVE, run_folder_argument, samplers_option
+from mink_local.files import user_path
 from mink_local.models.catalog import DEFAULT_MODEL
 from mink_local.models.options import MODEL_HELP, SamplerType, gpu_layers_option, rpc_option, threads_option
 from mink_local.version import __version__
@@ -94,7 +95,7 @@ def _files(option: str, texts: Sequence[str], names: Sequence[str]) -> dict[str,
             raise click.UsageError(f"{option} {text} is for a task that is not run.")
         if name in files:
             raise click.UsageError(f"{option} is given twice for {name}.")
-        files[name] = Path(file).expanduser()
+        files[name] = user_path(file)
     return files
 
 

@@ -1,5 +1,6 @@
 """Models by name: those of `models.txt`, the user's own, and those in the stores of other programs."""
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from filelock import FileLock
 from platformdirs import user_config_path
 
 from mink_local.errors import CatalogError, ModelNotFoundError
-from mink_local.files import write_atomic
+from mink_local.files import user_path, write_atomic
 from mink_local.models import stores
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -100,10 +101,10 @@ def resolve(model: str) -> ModelFile:
     """
     if entry := find(model):
         return ModelFile(entry.name, locate(entry), entry.sha256)
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = user_path(model)
+    if os.path.isdir(path):  # which is false, and no error, if the name is too long for one
         raise ModelNotFoundError(f"{model} is a folder: name the .gguf file in it")
-    if path.exists():
+    if os.path.exists(path):
         return ModelFile(path.stem, path.absolute())
     if path.suffix == ".gguf" or len(path.parts) > 1:
         raise ModelNotFoundError(f"there is no file {model}")
@@ -128,8 +129,8 @@ def locate(entry: CatalogEntry) -> Path:
         return stores.in_ollama(name)
     if kind == "lmstudio":
         return stores.in_lm_studio(name, entry.file)
-    path = Path(entry.file).expanduser()
-    if not path.is_file():
+    path = user_path(entry.file)
+    if not os.path.isfile(path):
         raise ModelNotFoundError(f"{entry.name}: there is no file {entry.file}")
     return path.absolute()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from mink_local.errors import ModelNotFoundError
+from mink_local.files import user_path
 from mink_local.models.gguf import is_later_shard, shard_stem, shards
 
 PREFIXES = ("hf:", "ollama:", "lmstudio:")
@@ -71,7 +72,7 @@ def in_package(name: str, package: str, file: str) -> Path:
 
 def hub_cache() -> Path:
     """Return the folder of the Hugging Face Hub's cache (HF_HOME, HF_HUB_CACHE)."""
-    return Path(constants.HF_HUB_CACHE).expanduser().absolute()
+    return user_path(constants.HF_HUB_CACHE).absolute()
 
 
 def hub_folder(repository: str) -> Path:
@@ -129,7 +130,7 @@ def _manifest_name(name: str) -> Path:
 
 def _ollama_stores() -> list[Path]:
     if folder := os.environ.get("OLLAMA_MODELS"):
-        return [Path(folder).expanduser()]
+        return [user_path(folder)]
     return [Path.home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
 
 

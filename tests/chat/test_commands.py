@@ -125,6 +125,7 @@ def test_files(typist: Begin, tmp_path: Path) -> None:
     (tmp_path / "a b.txt").write_text("Two words.")
     assert "(no file is attached)" in typed.say("/file")
     assert "/no': No such file" in typed.say(f"/file {tmp_path}/no")
+    assert "~nobody-of-this-name/no': No such file" in typed.say("/file ~nobody-of-this-name/no")
     assert "is not UTF-8 text" in typed.say(f"/file {tmp_path}/bytes.txt")
     assert "and the context holds 1024" in typed.say(f"/file {tmp_path}/long.txt")
     assert "(a b.txt (3 tokens) goes with your next message; /file - removes it)" in typed.say(

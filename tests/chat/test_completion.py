@@ -79,5 +79,6 @@ def test_paths(
     assert completed(f"/file {tmp_path}/.h") == [f"/file {tmp_path}/.hidden"]
     assert completed(f"/set grammar {tmp_path}/note") == [f"/set grammar {tmp_path}/notes.txt"]
     assert completed(f"/file {tmp_path}/no/such/") == []
+    assert completed("/file ~nobody-of-this-name/") == []
     monkeypatch.chdir(tmp_path)
     assert completed("/file note") == ["/file notes.txt"]

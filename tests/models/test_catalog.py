@@ -36,6 +36,8 @@ def test_a_path_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ("", "unknown model ''|is a folder"),
         ("parrot.gguf", "there is no file parrot.gguf"),
         ("no/such/file", "there is no file no/such/file"),
+        ("~nobody-of-this-name/file", "there is no file ~nobody-of-this-name/file"),
+        ("long" * 999, "unknown model 'longlong"),  # than a file's name may be
         ("/", "/ is a folder: name the .gguf file in it"),
     ],
 )

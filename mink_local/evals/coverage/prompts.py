@@ -1,5 +1,6 @@
 """Prompts with all their valid answers, from a file of JSON lines."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ def read_prompts(path: Path) -> list[ClosedPrompt]:
     Raises:
         DataError: The file cannot be read, or a line is not of this form, or is there twice.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         raise DataError(f"{path} is a folder: name the file in it")
     prompts: list[ClosedPrompt] = []
     lines: dict[tuple[str, str], int] = {}

@@ -86,7 +86,7 @@ class CoverageResults:
             members.setdefault(text, []).append(i)
         for text, columns in members.items():
             temperatures = [float(self.about["methods"][i][1]) for i in columns]
-            yield Curve(_name(text), self._points(temperatures, np.array([columns] * len(self.rows))))
+            yield Curve(curve_name(text), self._points(temperatures, np.array([columns] * len(self.rows))))
 
     def _oracles(self) -> Iterator[Curve]:
         cuts: dict[float, list[int]] = {}
@@ -113,7 +113,7 @@ class CoverageResults:
         return next(curve.points[0] for curve in self.curves if curve.name == str(Greedy()))
 
 
-def _name(text: str) -> str:
+def curve_name(text: str) -> str:
     """Return a method's name in the report."""
     sampler = parse(text)
     if sampler == LlamaDefault():

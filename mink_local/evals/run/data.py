@@ -1,6 +1,7 @@
 """The file of a task's questions: a given one, a bundled one, or a download that is kept."""
 
 import http.client
+import os
 import urllib.error
 import urllib.request
 from hashlib import sha256
@@ -10,7 +11,7 @@ from platformdirs import user_cache_path
 
 from mink_local.errors import DataError
 from mink_local.evals.tasks.base import Bundled, OwnCopy, OwnFile, Published, Task
-from mink_local.files import sha256_of, write_atomic
+from mink_local.files import sha256_of, user_path, write_atomic
 
 _SECONDS = 30.0  # without a byte
 
@@ -22,10 +23,10 @@ def locate(task: Task, data: Path | None = None) -> Path:
     no such file, or it cannot be downloaded.
     """
     if data is not None:
-        data = data.expanduser()
-        if data.is_dir():
+        data = user_path(str(data))
+        if os.path.isdir(data):
             raise DataError(f"{data} is a folder: name the file in it")
-        if not data.exists():
+        if not os.path.exists(data):
             raise DataError(f"there is no file {data}")
         return data
     if isinstance(task.source, Bundled):

@@ -9,6 +9,7 @@ from mink_local.evals.tasks.gpqa import Gpqa
 from mink_local.evals.tasks.gsm8k import Gsm8k
 from mink_local.evals.tasks.math500 import Math500
 from mink_local.evals.tasks.own import RULES, own_task
+from mink_local.files import user_path
 
 __all__ = ["TASKS", "Question", "Task", "Verdict", "find_task", "recorded_task", "score"]
 
@@ -66,7 +67,7 @@ def find_task(name: str) -> Task:
     Raises TaskNotFoundError, whose text lists the names, and DataError if the file is no task.
     """
     if name.endswith(".jsonl"):
-        path = Path(name).expanduser()
+        path = user_path(name)
         if path.stem in TASKS:
             raise DataError(
                 f"{path} has the name of another task: rename it, or run {path.stem} with --data {path}"

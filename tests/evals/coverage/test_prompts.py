@@ -135,3 +135,5 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         read_prompts(tmp_path)
     with pytest.raises(DataError, match="cannot be read: No such file"):
         read_prompts(tmp_path / "none.jsonl")
+    with pytest.raises(DataError, match="cannot be read: "):
+        read_prompts(tmp_path / ("long" * 999))

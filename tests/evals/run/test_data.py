@@ -130,6 +130,8 @@ def test_locate(tmp_path: Path) -> None:
         locate(TASKS["gsm8k"], tmp_path)
     with pytest.raises(DataError, match="there is no file"):
         locate(TASKS["gsm8k"], tmp_path / "none")
+    with pytest.raises(DataError, match="there is no file"):
+        locate(TASKS["gsm8k"], tmp_path / ("long" * 999))
     with pytest.raises(
         DataError, match=r"gpqa needs your own copy of its data with --data FILE: .*gpqa_main\.csv"
     ):
