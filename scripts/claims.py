@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mink_local.evals.report.format import percent, points
 from mink_local.samplers import Greedy, LlamaDefault, MinK, MinP, TopNSigma, TopP, label
-from scripts.measured import Accuracies, Estimate, ablated, covered, frontier, gain, step_times
+from scripts.measured import Accuracies, Estimate, ablated, frontier, gain, most_covered, step_times
 
 HOT = 10.0
 TEMPERATURES = (1.0, 2.0, 5.0, HOT)
@@ -34,7 +34,7 @@ def claims() -> Iterator[Claim]:
 
 
 def _temperature() -> Iterator[Claim]:
-    run, temperatures = Accuracies("accuracy-gsm8k"), Accuracies("temperatures")
+    run, temperatures = Accuracies("accuracy-gsm8k"), Accuracies("temperatures-gsm8k")
     yield Claim(
         "Its candidates do not depend on temperature.",
         f"Steps with one candidate: {percent(run.k_is_1(MinK(), 1))}% at T = 1, "
@@ -128,7 +128,7 @@ def _noise_and_variety() -> Iterator[Claim]:
 
 def _coverage() -> Iterator[Claim]:
     shares = [
-        f"{label(str(one))} {_share(covered('coverage-1.5b', one))}"
+        f"{label(str(one))} {_share(most_covered('coverage-1.5b', one).covered)}"
         for one in (MinK(), MinK(floor=1.0), *OTHERS[:2])
     ]
     yield Claim(

@@ -7,12 +7,10 @@
 
 import datetime
 import json
-import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -24,10 +22,9 @@ from mink_local.bench.serve import ServerSpeed
 from mink_local.bench.tables import Rows, batch_table, decode_table, sampler_table, serve_table
 from mink_local.evals.report.format import markdown_table
 from mink_local.llama.devices import gpu_missing, gpu_names
+from scripts.blocks import README, with_blocks
 
-README = Path(__file__).parents[1] / "README.md"
 DEVICES = README.parent / "docs" / "devices"
-BLOCK = re.compile(r"(<!-- begin: (mink-bench (\w+)[^\n]*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 TABLES: dict[str, tuple[Callable[..., Any], Callable[[Any], Rows]]] = {
     "sampler": (SamplerCost, sampler_table),
@@ -69,13 +66,14 @@ def main(machine: str | None, device: str | None, names: Sequence[str]) -> None:
     if not machine:
         raise click.UsageError("say with --machine what the figures are measured on")
 
-    def written(block: "re.Match[str]") -> str:
-        begin, command, name, _, end = block.groups()
-        if name not in (names or TABLES):
-            return block[0]
-        return f"{begin}{measured(name, command)}\n`{command}`, {today}, {machine}.\n{end}"
+    def written(command: str) -> str | None:
+        program, _, rest = command.partition(" ")
+        name = rest.partition(" ")[0]
+        if program != "mink-bench" or name not in (names or TABLES):
+            return None
+        return f"{measured(name, command)}\n`{command}`, {today}, {machine}.\n"
 
-    README.write_text(BLOCK.sub(written, README.read_text(encoding="utf-8")), encoding="utf-8")
+    README.write_text(with_blocks(README.read_text(encoding="utf-8"), written), encoding="utf-8")
 
 
 if __name__ == "__main__":

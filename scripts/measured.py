@@ -3,12 +3,13 @@
 import csv
 import json
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mink_local.bench.decode import DecodeSpeed
-from mink_local.evals.coverage.report import BELOW_GREEDY, CoverageResults
-from mink_local.samplers import Sampler, label
+from mink_local.evals.coverage.report import BELOW_GREEDY, CoverageResults, Point, curve_name
+from mink_local.samplers import Sampler
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
@@ -78,6 +79,7 @@ def gain(name: str, sampler: Sampler, temperature: float) -> Estimate:
     return value, low, high
 
 
+@cache
 def _frontier(name: str) -> Any:
     return json.loads((RESULTS / name / "frontier.json").read_text(encoding="utf-8"))
 
@@ -87,14 +89,19 @@ def _row(rows: Iterable[Any], sampler: Sampler, temperature: float) -> Any:
     return next(row for row in rows if (row["sampler"], float(row["temperature"])) == place)
 
 
-def covered(name: str, sampler: Sampler) -> Estimate:
-    """Return a method's most coverage with a validity at most 1 point below greedy's."""
-    document = json.loads((RESULTS / name / "coverage.json").read_text(encoding="utf-8"))
-    results = CoverageResults(document["about"], document["results"])
-    [curve] = [curve for curve in results.curves if curve.name == label(str(sampler))]
+def most_covered(name: str, sampler: Sampler) -> Point:
+    """Return where a method covers most with a validity at most 1 point below greedy's."""
+    results = _coverage(name)
+    [curve] = [curve for curve in results.curves if curve.name == curve_name(str(sampler))]
     best = curve.best(results.greedy.valid.value - BELOW_GREEDY[0])
     assert best, f"{sampler} is less valid at every temperature"
-    return best.covered
+    return best
+
+
+@cache
+def _coverage(name: str) -> CoverageResults:
+    document = json.loads((RESULTS / name / "coverage.json").read_text(encoding="utf-8"))
+    return CoverageResults(document["about"], document["results"])
 
 
 def step_times() -> list[DecodeSpeed]:

@@ -1,4 +1,4 @@
-"""Write docs/results.md from the measurements in docs/results, and the README's table of advice.
+"""Write docs/results.md from the measurements in docs/results, and the README's tables of them.
 
 .venv/bin/python scripts/results.py [--from RUNS]
 
@@ -15,18 +15,28 @@ import click
 
 from mink_local.bench.tables import decode_table
 from mink_local.chat.advice import ADVICE
-from mink_local.evals.report.format import markdown_table, percent
+from mink_local.evals.report.format import markdown_table, percent, temperature_name
 from mink_local.evals.report.stats import ALPHA, visible_difference
-from mink_local.samplers import LlamaDefault
+from mink_local.samplers import Greedy, LlamaDefault, MinK, MinP, TopP, label
+from scripts.blocks import README, with_blocks
 from scripts.claims import claims
-from scripts.measured import RESULTS, frontier, step_times
+from scripts.measured import RESULTS, frontier, most_covered, step_times
 
-README = Path(__file__).parents[1] / "README.md"
 DOCS = README.parent / "docs"
 PAGE = DOCS / "results.md"
 
 KEPT = (".md", ".svg", ".csv", ".json")
 NOT_KEPT = ("manifest.json", "seconds.json")  # of the files beside the document
+
+# The methods of the README's tables of noise and coverage.
+_SHOWN = (
+    Greedy(),
+    MinK(),
+    MinK(floor=1.0),
+    MinP(order="temperature-last"),
+    LlamaDefault(),
+    TopP(order="temperature-last"),
+)
 
 _MODELS = "-m qwen2.5-coder-0.5b.gguf -r qwen2.5-coder-1.5b.gguf"
 
@@ -60,36 +70,45 @@ _BASELINES = (
     "-s min-k -s greedy -s llama-default -s top-p:order=temperature-last -s top-p:order=temperature-first "
     "-s min-p:order=temperature-last -s min-p:order=temperature-first -s top-n-sigma -t 1 -t 2 -t 5 -t 10"
 )
-_GSM8K = "gsm8k · qwen2.5-coder-1.5b ·"
+_LARGER = "qwen2.5-coder-1.5b"
+_GSM8K = f"gsm8k · {_LARGER} ·"
 _FRONTIER = ("What this shows", "The defaults at T = 5", "The most entropy for a wanted noise, at T = 5")
 
+
+def accuracy(task: str, kind: str, limits: str) -> tuple[Measurement, Measurement]:
+    """Return the measurement of all methods on a task, and its comparison of temperatures."""
+    return (
+        Measurement(
+            f"accuracy-{task}",
+            f"Accuracy: {kind}",
+            f"mink-eval run {task} {_RUN} {_BASELINES} --limit 100 -o accuracy-{task}",
+            "report/report.md",
+            (f"{task} · {_LARGER} · flexible accuracy", f"{task} · {_LARGER} · steps with one candidate"),
+            limits,
+            questions=100,
+        ),
+        Measurement(
+            f"temperatures-{task}",
+            f"Accuracy at T = 2, 5 and 10 against T = 1: {kind}",
+            f"mink-eval report accuracy-{task} --against temp=1",
+            "report/report.md",
+            (f"{task} · {_LARGER} · flexible, against",),
+            "It does not show other answers than those of the run above: it is a second report of it.",
+        ),
+    )
+
+
 MEASUREMENTS = (
-    Measurement(
-        "accuracy-gsm8k",
-        "Accuracy: mathematics (GSM8K)",
-        f"mink-eval run gsm8k {_RUN} {_BASELINES} --limit 100",
-        "report/report.md",
-        (f"{_GSM8K} flexible accuracy", f"{_GSM8K} steps with one candidate"),
+    *accuracy(
+        "gsm8k",
+        "mathematics (GSM8K)",
         "It does not show variety, nor what a larger model or longer reasoning would do: the four examples "
         "make the answers short.",
-        questions=100,
     ),
-    Measurement(
-        "temperatures",
-        "Accuracy at T = 2, 5 and 10 against T = 1",
-        "mink-eval report accuracy-gsm8k --against temp=1",
-        "report/report.md",
-        (f"{_GSM8K} flexible, against",),
-        "It does not show other answers than those of the run above: it is a second report of it.",
-    ),
-    Measurement(
-        "accuracy-aqua",
-        "Accuracy: multiple choice (AQuA)",
-        f"mink-eval run aqua {_RUN} {_BASELINES} --limit 100",
-        "report/report.md",
-        ("aqua · qwen2.5-coder-1.5b · flexible accuracy",),
+    *accuracy(
+        "aqua",
+        "multiple choice (AQuA)",
         "It does not show reasoning alone: one of five options is right by chance.",
-        questions=100,
     ),
     Measurement(
         "repeats",
@@ -110,9 +129,9 @@ MEASUREMENTS = (
         "report/report.md",
         (f"{_GSM8K} flexible accuracy", f"{_GSM8K} flexible accuracy minus"),
         "It does not show what the options do to open text, where fewer steps have one candidate. A cell "
-        "that the run above has too differs from it by up to one point, with the same seeds: answers are "
-        "generated beside others, and llama.cpp's sums depend in their last bits on what is evaluated "
-        "together.",
+        "that the first run of the page has too differs from it by up to one point, with the same seeds: "
+        "answers are generated beside others, and llama.cpp's sums depend in their last bits on what is "
+        "evaluated together.",
         "1-min-k-tau-flexible.svg",
         questions=100,
     ),
@@ -244,6 +263,32 @@ def claims_table() -> str:
     return table.replace("--:", "---")  # no column of numbers
 
 
+def noise_table() -> str:
+    """Return the README's table of noise and variety at T = 5."""
+    rows = []
+    for sampler in (*_SHOWN, TopP()):
+        found = frontier("frontier-open", sampler, 5.0)
+        rows.append(
+            [
+                label(str(sampler)),
+                _percents(found["noise_0.01"]),
+                f"{found['entropy'][0]:.2f}",
+                percent(found["k_is_1"][0]),
+            ]
+        )
+    return markdown_table(("at T = 5", "noise, %", "entropy, nats", "steps with one candidate, %"), rows)
+
+
+def coverage_table() -> str:
+    """Return the README's table of validity and coverage."""
+    best = ((label(str(sampler)), most_covered("coverage-1.5b", sampler)) for sampler in _SHOWN)
+    rows = [
+        [name, temperature_name(point.temperature), _percents(point.valid), _percents(point.covered)]
+        for name, point in best
+    ]
+    return markdown_table(("method", "T", "validity, %", "coverage, %"), rows)
+
+
 def advice_table() -> str:
     """Return the README's table of what `mink-chat` advises."""
     rows = []
@@ -277,10 +322,13 @@ def page() -> str:
 
 def with_tables(readme: str) -> str:
     """Return the text of README.md with its tables of results."""
-    for name, table in (("advice", advice_table()), ("accuracy", accuracy_table())):
-        head, begin, rest = readme.partition(f"<!-- begin: {name} -->\n")
-        readme = f"{head}{begin}{table}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
-    return readme
+    tables = {
+        "advice": advice_table,
+        "accuracy": accuracy_table,
+        "noise": noise_table,
+        "coverage": coverage_table,
+    }
+    return with_blocks(readme, lambda name: f"{tables[name]()}\n" if name in tables else None)
 
 
 @click.command(help=__doc__)

@@ -16,6 +16,7 @@ from mink_local.bench.tables import sampler_table
 from mink_local.evals.report.format import markdown_table
 from mink_local.samplers import SAMPLERS, label
 from scripts import docs, figures
+from scripts.blocks import blocks
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -118,12 +119,12 @@ def test_page_is_what_the_programs_say(name: str, text: str) -> None:
 
 
 def test_tables_are_those_that_the_programs_measure() -> None:
-    blocks = {match[3]: (match[2], match[4]) for match in figures.BLOCK.finditer(README)}
-    assert list(blocks) == list(figures.TABLES)
-    for command, table in blocks.values():
-        assert f"\n`{command}`, 20" in table
+    commands = [name for name in blocks(README) if name.startswith("mink-bench")]
+    assert [command.split()[1] for command in commands] == list(figures.TABLES)
+    assert all(f"\n`{command}`, 20" in blocks(README)[command] for command in commands)
     methods = ["np.max", *(label(str(sampler())) for sampler in SAMPLERS.values()), "np.sort"]
-    assert re.findall(r"^\| (\S[^|]*?) +\|", blocks["sampler"][1], re.MULTILINE) == ["method", *methods]
+    table = blocks(README)["mink-bench sampler"]
+    assert re.findall(r"^\| (\S[^|]*?) +\|", table, re.MULTILINE) == ["method", *methods]
 
 
 def test_table_in_markdown() -> None:
