@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from mink_local.errors import ReportError, RunError
 from mink_local.evals.report.format import count
-from mink_local.evals.report.settings import RunSettings
 from mink_local.evals.run.folder import MANIFEST, RECORDS
 from mink_local.evals.run.records import (
     QUESTIONS,
@@ -22,6 +21,7 @@ from mink_local.evals.run.records import (
     read_lines,
     record_files,
 )
+from mink_local.evals.run.settings import RunSettings
 from mink_local.evals.tasks.base import Question
 
 T = TypeVar("T")

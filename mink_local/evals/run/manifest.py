@@ -27,6 +27,7 @@ from mink_local.evals.run.records import (
     read_lines,
     to_line,
 )
+from mink_local.evals.run.settings import RunSettings
 from mink_local.evals.tasks.base import Question
 from mink_local.files import sha256_of
 from mink_local.models.gguf import shards
@@ -76,6 +77,10 @@ class Manifest:
                 self._content[kind] = wanted[kind] | self._content[kind]
         self._keep(questions)
         self._write()
+
+    @property
+    def settings(self) -> RunSettings | None:
+        return RunSettings.of(self._content)
 
     def begin_session(self, model: str, template_sha256: str, session: Mapping[str, Any]) -> None:
         """Note the runtime environment in which a model continues the run.

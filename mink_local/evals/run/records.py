@@ -190,8 +190,8 @@ def record_files(folder: Path) -> list[Path]:
     return found
 
 
-def read_responses(folder: Path) -> Iterator[Response]:
-    """Yield the responses in all record files of a folder, each key once.
+def read_responses(folder: Path, misfit: Callable[[Response], object] | None = None) -> Iterator[Response]:
+    """Yield the responses in all record files of a folder, each key once, and none of which `misfit` is true.
 
     A last line that is cut short is skipped. Raises RunError, which names file and line, if a file cannot be
     read or a line is not a record.
@@ -206,7 +206,7 @@ def read_responses(folder: Path) -> Iterator[Response]:
                     f"line {number} of {path} is not a record ({item}): "
                     "delete the line to have its response generated again"
                 )
-            if item.key not in seen:
+            if item.key not in seen and not (misfit and misfit(item)):
                 seen.add(item.key)
                 yield item
 

@@ -23,6 +23,7 @@ from mink_local.evals.run.grid import Executor, Ready, TaskSettings, TaskWork, v
 from mink_local.evals.run.manifest import Manifest, file_sha256
 from mink_local.evals.run.progress import Progress, duration, summary, watching
 from mink_local.evals.run.records import ResponseKey, read_responses
+from mink_local.evals.run.settings import RunSettings
 from mink_local.evals.run.worker import NO_TEMPLATE
 from mink_local.evals.tasks.base import Question, Task
 from mink_local.evals.tasks.own import OwnTask
@@ -108,7 +109,8 @@ def evaluate(
     with closing(RunFolder(evaluation.out)) as folder:
         questions = {settings.task.name: given for settings, given in asked}
         manifest = Manifest(folder, _wanted(evaluation, files, asked), questions)
-        progress, done = _recorded(evaluation.out, [task for tasks in work.values() for task in tasks])
+        all_work = [task for tasks in work.values() for task in tasks]
+        progress, done = _recorded(evaluation.out, all_work, manifest.settings)
         try:
             with watching(progress, quiet) as show:
                 for model in evaluation.models:
@@ -189,11 +191,16 @@ def _task_settings(settings: TaskSettings, file: Path) -> dict[str, Any]:
     return kept
 
 
-def _recorded(out: Path, work: Sequence[TaskWork]) -> tuple[Progress, set[ResponseKey]]:
-    """Return the progress with the recorded responses counted, and their keys."""
+def _recorded(
+    out: Path, work: Sequence[TaskWork], settings: RunSettings | None
+) -> tuple[Progress, set[ResponseKey]]:
+    """Return the progress with the recorded responses counted, and their keys.
+
+    A response of another run, in a file that was put into the folder, is generated again.
+    """
     wanted = [key for task in work for key in task.keys]
     progress, asked, done = Progress(wanted), set(wanted), set()
-    for response in read_responses(out):
+    for response in read_responses(out, settings.misfit if settings else None):
         if response.key in asked:  # the run may have had more questions before
             done.add(response.key)
             progress.add(response, new=False)

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shutil
 import subprocess
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mink_local.evals.run.folder import RECORDS
 from mink_local.evals.run.grid import seed_of
 from mink_local.evals.run.records import read_responses
 from tests.support.mink_eval import MINK_EVAL, MinkEval, count_lines, responses
@@ -82,6 +84,19 @@ def test_only_what_is_added_runs(tmp_path: Path, here: list[object], mink_eval: 
     seeds = {(r.question_id, r.repeat, r.seed) for r in records}
     assert len(seeds) == len({(r.question_id, r.repeat) for r in records})  # one for all methods
     assert len(seeds) == len({r.seed for r in records})
+
+
+def test_responses_of_another_run_do_not_count_as_done(
+    tmp_path: Path, here: list[object], mink_eval: MinkEval
+) -> None:
+    command, out = [*here, "-n", 4, "--limit", 2], tmp_path / "run"
+    mink_eval.run(*command, "--seed", 5, "--out", tmp_path / "other")
+    mink_eval.run(*command, "--limit", 1, "--out", out)
+    n_before = count_lines(out)
+    shutil.copy(tmp_path / "other" / RECORDS, out / "other.jsonl")
+    mink_eval.run(*command, "--out", out)
+    assert count_lines(out) == 2 * n_before == count_lines(tmp_path / "other")
+    assert "tokens/s" not in mink_eval.run(*command, "--out", out).stdout  # all responses are there
 
 
 def test_fields_of_a_record(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
