@@ -1,8 +1,9 @@
 """The paper's claims, one by one, beside what was measured here: a table of docs/results.md."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from mink_local.evals.report.format import percent, points
 from mink_local.samplers import Greedy, LlamaDefault, MinK, MinP, TopNSigma, TopP, label
@@ -14,6 +15,8 @@ COLLAPSING = (TopP(), MinP())  # the paper's baselines, temperature first
 OTHERS = (
     TopP(order="temperature-last"), MinP(order="temperature-last"), TopNSigma(), LlamaDefault(),
 )  # fmt: skip
+MODEL_OF_PAPER = "LLaMA-3-8B"
+TASKS = {"gsm8k": ("GSM8K", 77.4, 74.8), "aqua": ("AQuA", 50.0, 46.1)}  # the paper's accuracy at T = 1 and 10
 TEXTS = {"frontier-open": "open text", "frontier-math": "mathematics", "frontier-code": "code"}
 
 
@@ -28,49 +31,63 @@ class Claim:
 
 def claims() -> Iterator[Claim]:
     """Yield the claims for which there are measurements."""
-    for group in (_temperature, _other_methods, _options, _noise_and_variety, _coverage, _step, _people):
+    groups: list[Callable[[], Iterator[Claim]]] = [
+        _candidates,
+        *(partial(group, task) for task in TASKS for group in (_temperature, _other_methods)),
+        _options, _noise_and_variety, _coverage, _step, _people,
+    ]  # fmt: skip
+    for group in groups:
         with contextlib.suppress(FileNotFoundError):
             yield from group()
 
 
-def _temperature() -> Iterator[Claim]:
-    run, temperatures = Accuracies("accuracy-gsm8k"), Accuracies("temperatures-gsm8k")
+def _candidates() -> Iterator[Claim]:
+    run = Accuracies("accuracy-gsm8k")
     yield Claim(
         "Its candidates do not depend on temperature.",
         f"Steps with one candidate: {percent(run.k_is_1(MinK(), 1))}% at T = 1, "
         f"{percent(run.k_is_1(MinK(), HOT))}% at T = 10, in other texts.",
         "holds by construction, as it does for every method that cuts before temperature",
     )
+
+
+def _temperature(task: str) -> Iterator[Claim]:
+    run, temperatures = Accuracies(f"accuracy-{task}"), Accuracies(f"temperatures-{task}")
+    name, cold, hot = TASKS[task]
     change = temperatures.difference(MinK(), HOT)
     yield Claim(
-        "Its accuracy stays at T = 10 (LLaMA-3-8B: 77.4% at T = 1, 74.8%).",
+        f"{name}: its accuracy stays at T = 10 ({MODEL_OF_PAPER}: {cold}% at T = 1, {hot}%).",
         f"{_share(run.accuracy(MinK(), 1))} at T = 1, {_share(run.accuracy(MinK(), HOT))} at T = 10: "
         f"{_points(change)}.",
         "does not hold"
         if change[2] < 0
-        else f"holds as far as n = {run.n_questions} can tell: the interval has no larger loss",
+        else f"holds as far as n = {run.n_questions} can tell: the interval ends at a loss of "
+        f"{percent(max(0.0, -change[1]))} points",
     )
-    hot = [f"{label(str(one))} {_share(run.accuracy(one, HOT))}" for one in (*COLLAPSING, *OTHERS[:2])]
+    others = [f"{label(str(one))} {_share(run.accuracy(one, HOT))}" for one in (*COLLAPSING, *OTHERS[:2])]
     yield Claim(
-        "Top-p and min-p collapse at T = 10 (0%).",
-        "; ".join(hot) + ".",
+        f"{name}: top-p and min-p collapse at T = 10 (0%).",
+        "; ".join(others) + ".",
         "holds with temperature first, as in the paper; not with temperature last, llama.cpp's order",
     )
 
 
-def _other_methods() -> Iterator[Claim]:
-    run = Accuracies("accuracy-gsm8k")
+def _other_methods(task: str) -> Iterator[Claim]:
+    run, name = Accuracies(f"accuracy-{task}"), TASKS[task][0]
+    where = f"with n = {run.n_questions}, by a test that is corrected for all cells"
     signs = [run.significant(method, temperature) for method in OTHERS for temperature in TEMPERATURES]
     hot = [f"{label(str(one))} {_points(run.difference(one, HOT))}" for one in OTHERS]
     yield Claim(
-        "It is better than the other methods in most cells.",
-        f"Of {len(signs)} cells of methods that cut before temperature, {signs.count(-1)} are significantly "
-        f"worse than Min-k and {signs.count(1)} better. At T = 10, minus Min-k: {'; '.join(hot)}.",
-        f"could not be told apart with n = {run.n_questions}, by a test that is corrected for all cells",
+        f"{name}: it is better than the other methods in most cells.",
+        f"Of {len(signs)} cells of methods that cut before temperature, significantly worse than Min-k: "
+        f"{signs.count(-1)}, better: {signs.count(1)}. At T = 10, minus Min-k: {'; '.join(hot)}.",
+        f"holds in {signs.count(-1)} of {len(signs)} cells; the others could not be told apart {where}"
+        if -1 in signs
+        else f"could not be told apart {where}",
     )
     greedy = run.difference(Greedy(), 1)
     yield Claim(
-        "(It has no greedy row.)",
+        f"({name}: the paper has no greedy row.)",
         f"Greedy {_share(run.accuracy(Greedy(), 1))}; minus Min-k at T = 1 {_points(greedy)}.",
         _verdict(greedy, run, above="greedy is better", below="greedy is worse"),
     )

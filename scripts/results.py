@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -249,10 +250,10 @@ def power(n_questions: int) -> str:
     )
 
 
-def accuracy_table() -> str:
-    """Return the README's table of accuracies."""
-    text = (RESULTS / "accuracy-gsm8k" / "report.md").read_text(encoding="utf-8")
-    _, body = section(text, f"{_GSM8K} flexible accuracy")
+def accuracy_table(task: str) -> str:
+    """Return the README's table of accuracies on a task."""
+    text = (RESULTS / f"accuracy-{task}" / "report.md").read_text(encoding="utf-8")
+    _, body = section(text, f"{task} · {_LARGER} · flexible accuracy")
     return body.partition("\n\n")[0]
 
 
@@ -324,7 +325,8 @@ def with_tables(readme: str) -> str:
     """Return the text of README.md with its tables of results."""
     tables = {
         "advice": advice_table,
-        "accuracy": accuracy_table,
+        "accuracy gsm8k": partial(accuracy_table, "gsm8k"),
+        "accuracy aqua": partial(accuracy_table, "aqua"),
         "noise": noise_table,
         "coverage": coverage_table,
     }

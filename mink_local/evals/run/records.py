@@ -191,7 +191,7 @@ def record_files(folder: Path) -> list[Path]:
 
 
 def read_responses(folder: Path, misfit: Callable[[Response], object] | None = None) -> Iterator[Response]:
-    """Yield the responses in all record files of a folder, each key once, and none of which `misfit` is true.
+    """Yield the responses in all record files of a folder, each key once, except those that `misfit`.
 
     A last line that is cut short is skipped. Raises RunError, which names file and line, if a file cannot be
     read or a line is not a record.
