@@ -109,7 +109,8 @@ MEASUREMENTS = (
     *accuracy(
         "aqua",
         "multiple choice (AQuA)",
-        "It does not show reasoning alone: one of five options is right by chance.",
+        "It does not show reasoning alone: one of five options is right by chance. Nor does it show long "
+        "answers: what is cut off at 200 tokens before it names an option counts as wrong.",
     ),
     Measurement(
         "repeats",
