@@ -3,7 +3,6 @@
 Python runs a signal's handler in the main thread only, which must not be inside llama.cpp then.
 """
 
-import _thread
 import queue
 import signal
 import sys
@@ -78,7 +77,7 @@ def lost_interrupts_repeated() -> Iterator[None]:
 
     def hear(error: "sys.UnraisableHookArgs") -> None:
         if issubclass(error.exc_type, KeyboardInterrupt):
-            repeats.append(threading.Timer(_AGAIN, _thread.interrupt_main))
+            repeats.append(threading.Timer(_AGAIN, _press_ctrl_c))
             repeats[-1].start()
         elif not repeats:
             before(error)
@@ -90,6 +89,16 @@ def lost_interrupts_repeated() -> Iterator[None]:
         sys.unraisablehook = before
         for repeat in repeats:
             repeat.cancel()
+
+
+def _press_ctrl_c() -> None:
+    """Interrupt the main thread, also while it waits, from any thread."""
+    if sys.platform == "win32":
+        signal.raise_signal(signal.SIGINT)
+    else:
+        main = threading.main_thread().ident
+        assert main
+        signal.pthread_kill(main, signal.SIGINT)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ RUNS has a folder for each measurement, the --out of its command; what the page 
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -324,7 +324,7 @@ def page() -> str:
 
 def with_tables(readme: str) -> str:
     """Return the text of README.md with its tables of results."""
-    tables = {
+    tables: dict[str, Callable[[], str]] = {
         "advice": advice_table,
         "accuracy gsm8k": partial(accuracy_table, "gsm8k"),
         "accuracy aqua": partial(accuracy_table, "aqua"),
