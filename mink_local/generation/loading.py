@@ -71,7 +71,8 @@ def load_model(
             None does so in `chat` if the output layer is on a GPU, no RPC server is in use, and it is
             faster. Before the first time it is compared with sampling on the CPU, on this model and device.
             If it differs, or a method has no such form, tokens are sampled on the CPU, with a warning.
-            `Model.sampling` says where.
+            A seed gives another text there than on the CPU, where it is also sampled if `logprobs` or
+            constraints are asked for. `Model.sampling` says where.
         rpc: Addresses of llama.cpp's RPC servers, each "HOST:PORT", whose devices take layers as the GPU
             does, for this model and all that this process loads later. If a server goes away, the process
             ends.

@@ -164,7 +164,7 @@ def test_a_model_that_cannot_forget_just_the_end(
 
 
 def test_one_at_a_time_is_chat(tiny_path: Path) -> None:
-    model = load_model(str(tiny_path), n_ctx=512, n_parallel=1, trust=True)
+    model = load_model(str(tiny_path), n_ctx=512, n_parallel=1, backend_sampling=False, trust=True)
     requests = [
         request(ask(text), sampler=sampler, temperature=temperature, max_tokens=10, seed=5)
         for text in QUESTIONS[:2]
