@@ -110,7 +110,9 @@ MEASUREMENTS = (
         "aqua",
         "multiple choice (AQuA)",
         "It does not show reasoning alone: one of five options is right by chance. Nor does it show long "
-        "answers: what is cut off at 200 tokens before it names an option counts as wrong.",
+        "answers: what is cut off at 200 tokens before it names an option counts as wrong. Most of "
+        "the responses come from a llama.cpp that was changed to add values of attention in float32, where "
+        "its own code for this processor adds in float16.",
     ),
     Measurement(
         "repeats",
