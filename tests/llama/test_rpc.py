@@ -5,7 +5,8 @@ import re
 import subprocess
 import threading
 from collections.abc import Iterator
-from socket import create_connection, create_server, socket
+from socket import create_connection, create_server
+from socketserver import BaseRequestHandler, TCPServer
 
 import pytest
 
@@ -58,12 +59,11 @@ def test_a_build_without_rpc_says_how_to_get_it() -> None:
     assert re.fullmatch(r"mink-models: .* was built without RPC: add -DGGML_RPC=ON .*==[\d.]+", sentence)
 
 
-def greet(listener: socket) -> None:
-    """Answer as a mail server does."""
-    while True:
-        client, _ = listener.accept()
-        with client:
-            client.sendall(b"220 parrot ready\r\n" * 10)
+class MailServer(BaseRequestHandler):
+    """Answers as a mail server does."""
+
+    def handle(self) -> None:
+        self.request.sendall(b"220 parrot ready\r\n" * 10)
 
 
 @pytest.mark.usefixtures("server")
@@ -83,10 +83,15 @@ class TestRefused:
         self.check("no-such-host.invalid:1", r"can be reached at no-such-host\.invalid:1 \(.*\): start one")
 
     def test_another_protocol(self) -> None:
-        with create_server(("127.0.0.1", 0)) as listener:
-            thread = threading.Thread(target=greet, args=[listener], daemon=True)
+        with TCPServer(("127.0.0.1", 0), MailServer) as server:
+            thread = threading.Thread(target=server.serve_forever, args=[0.05])
             thread.start()
-            self.check(f"127.0.0.1:{listener.getsockname()[1]}", "is no RPC server of this llama.cpp: start")
+            try:
+                port = server.server_address[1]
+                self.check(f"127.0.0.1:{port}", "is no RPC server of this llama.cpp: start")
+            finally:
+                server.shutdown()
+                thread.join()
 
     def test_a_listener_that_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rpc, "_SECONDS", 1.0)
