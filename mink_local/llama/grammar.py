@@ -1,8 +1,9 @@
 """GBNF grammars: made from JSON schemas, and tried in a child process before llama.cpp gets them.
 
 llama.cpp refuses most broken grammars, but some end the process: `"a"{2,1}` takes all memory, a left
-recursion behind a rule that can be empty is followed for ever, thousands of nested parentheses overflow the
-stack. The child process, which runs this module too, finds out.
+recursion behind a rule that can be empty is followed for ever, a rule that is nothing but recursion leaves no
+token to compare, thousands of nested parentheses overflow the stack. The child process, which runs this
+module too, finds out.
 """
 
 import ctypes
@@ -85,9 +86,12 @@ def _complaint(question: tuple[str, str]) -> str | None:
     with tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 2)  # where llama.cpp complains
         if C.llama_sampler_init_grammar(vocab, grammar, ROOT):
-            # Starting at a rule follows it to its first characters, and so finds a recursion without end.
+            # Starting at a rule follows it to its first characters, and so finds a recursion without end. If
+            # there are no first characters, applying it ends the process, whatever the tokens are.
+            no_tokens = C.llama_token_data_array()
             for rule in set(_RULE.findall(question[1])):
-                C.llama_sampler_init_grammar(vocab, grammar, rule.encode())
+                if sampler := C.llama_sampler_init_grammar(vocab, grammar, rule.encode()):
+                    C.llama_sampler_apply(sampler, ctypes.byref(no_tokens))
             return None
         log.seek(0)
         lines = log.read().decode("utf-8", "replace").splitlines()

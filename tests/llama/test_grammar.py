@@ -20,9 +20,10 @@ from mink_local.llama import grammar
         ('root ::= root "a" | "b"', "left recursion"),
         ("root ::= <nonsense>", "invalid token '<nonsense>'"),
         ("root ::= \udc80", "the grammar does not parse: expecting preceding item"),
+        ('root ::= "x" a\na ::= b a\nb ::= ([^])?', r"the grammar cannot be used: llama.cpp crashed \("),
         (f"root ::= {'(' * 200_000}", r"the grammar cannot be used: llama.cpp crashed \("),
     ],
-    ids=range(7),  # pytest puts the name of a test into the environment, where the last one has no room
+    ids=range(8),  # pytest puts the name of a test into the environment, where the last one has no room
 )
 def test_bad_grammars(smollm2_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
