@@ -33,6 +33,9 @@ def _try(path: Path) -> None:
     for token in range(weights.n_vocab):
         weights.piece(token)
         weights.ends_generation(token)
+    few = (C.llama_token * _N_TOKENS)()
+    for byte in range(256):  # llama.cpp ends the process at a text with a byte that the vocabulary lacks
+        C.llama_tokenize(weights.vocab, bytes([byte]), 1, few, len(few), False, False)
     prompt = "".join((weights.bos, "Hello", weights.eos, *weights.control_tokens))
     tokens = weights.tokenize(prompt, add_special=True, parse_special=True)
     params = C.llama_context_default_params()

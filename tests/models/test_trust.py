@@ -18,6 +18,7 @@ from mink_local.models import trust
 from mink_local.models.catalog import ModelFile, resolve
 from mink_local.sandbox import ChildStartError, ChildTimeoutError, SandboxError, ask
 from tests.conftest import shared
+from tests.support.scripted import write_scripted
 from tests.support.tiny import write_embedding_model
 
 # A process that loads and uses the files it is given, and prints what came of each. It must live to the end.
@@ -126,6 +127,16 @@ def test_vocabulary_without_weights() -> None:
 def test_embedding_model(user_folders: Path) -> None:
     with pytest.raises(ModelError, match="is an embedding model"):
         load_model(str(write_embedding_model(user_folders / "bert.gguf")))
+
+
+@pytest.mark.usefixtures("user_folders")
+def test_a_vocabulary_without_a_byte(tmp_path: Path) -> None:
+    """llama.cpp ends the process when it meets that byte in a text."""
+    path = write_scripted(tmp_path / "x.gguf", "{{ messages[0].content }}", {"x": ["y"]})
+    trust.check(file(path))
+    path.write_bytes(path.read_bytes().replace(b"<0x69>", b"< x69>"))
+    with pytest.raises(ModelError, match="crashed"):
+        trust.check(file(path))
 
 
 @pytest.mark.posix
