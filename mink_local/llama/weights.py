@@ -99,6 +99,11 @@ class Weights:
         )
 
     @cached_property
+    def longest_token(self) -> int:
+        """Characters of the token with the longest text."""
+        return max(len(self.token_text(token)) for token in range(self.n_vocab))
+
+    @cached_property
     def end_tokens(self) -> frozenset[int]:
         """Ids of the tokens that end generation."""
         return frozenset(token for token in range(self.n_vocab) if self.ends_generation(token))

@@ -17,6 +17,7 @@ from mink_local.generation.rendering import Renderer
 from mink_local.generation.template import ChatTemplate, control_pattern
 from mink_local.llama.weights import Weights
 from tests.conftest import shared
+from tests.support.scripted import write_scripted
 from tests.support.tiny import write_model
 
 TURNS = [
@@ -243,6 +244,17 @@ def test_a_long_prompt_is_not_remembered(smollm2: Model, renderings: list[Any]) 
     for _ in range(2):
         smollm2.tokens([{"role": "user", "content": "long " * 220_000}])
     assert len(renderings) == 2
+
+
+@pytest.mark.parametrize(
+    "prompt", ["é" * 10**6, [{"role": "user", "content": "x"}]], ids=["text", "template"]
+)
+def test_no_more_is_tokenized_than_overflows_every_context(tmp_path: Path, prompt: Any) -> None:
+    """All of it would take minutes, and a million messages hours."""
+    template = "{% for i in range(1000) %}{% for j in range(1000) %}é{% endfor %}{% endfor %}"
+    weights = Weights(write_scripted(tmp_path / "x.gguf", template, {"<assistant>": ["a"]}))
+    tokens = ChatTemplate(weights).tokens(prompt)
+    assert weights.n_ctx_train < len(tokens) < 10**6
 
 
 def test_the_switch_for_reasoning(weights: Weights) -> None:
