@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from mink_local import Greedy, Model
+from mink_local.llama.devices import gpus
 from tests.conftest import forget
 from tests.support.mink_eval import MINK_EVAL, count_lines, responses
 from tests.support.rpc import RpcServer
@@ -42,8 +43,8 @@ def test_two_servers_answer_as_the_cpu(smollm2: Model, rpc: str) -> None:
     command = [*MINK_CHAT, rpc, "--prompt", SEA, "--temp", "0", "-n", "12", "--json"]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr
-    # This machine's own GPU may come first.
-    assert f"{rpc[6:].replace(',', ' and ')}, every layer" in child.stderr.replace("\n", " ")
+    own = "the GPU, " if any(not gpu.remote for gpu in gpus()) else ""
+    assert f"on {own}{rpc[6:].replace(',', ' and ')}, every layer" in child.stderr.replace("\n", " ")
     reply = forget(smollm2).chat([{"role": "user", "content": SEA}], sampler=Greedy(), max_tokens=12)
     assert json.loads(child.stdout)["text"] == reply.read()
 
