@@ -56,15 +56,15 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the token ids of a prompt: messages, a text or token ids, as `Request` has them.
 
-        A text gets the beginning that the vocabulary gives to texts, unless it is there. Of one that is far
-        too long, no more tokens are returned than are needed to overflow any context. `enable_thinking` is
+        A text gets the beginning that the vocabulary gives to texts, unless it is there. Of messages that are
+        far too long, some more tokens are returned than any context holds, not all. `enable_thinking` is
         for the template's switch; None leaves it alone. Raises ValueError if the prompt is empty or
         malformed, has token ids that the vocabulary does not have, or the template knows no tools; MinkError
         if the template refuses the messages.
         """
         if isinstance(prompt, str):
             has_bos = bool(self._weights.bos) and prompt.startswith(self._weights.bos)
-            tokens = _tokenized(self._weights, prompt, add_special=not has_bos)
+            tokens = self._weights.tokenize(prompt, add_special=not has_bos, parse_special=True)
         elif is_token_ids(prompt):
             tokens = list(prompt)
         else:
@@ -132,10 +132,10 @@ class _MessageTokenizer:
         # has a whole one that a message brought.
         text, prefill = self.render(map_strings(given, partial(self._control.sub, rf"\1{mark}")))
         first, *rest = text.split(mark)
-        tokens = _tokenized(self._weights, first, add_special=self._renderer is None)
+        tokens = self._tokenized(first, add_special=self._renderer is None)
         for part in rest:
-            tokens += _tokenized(self._weights, part)
-        return array("i", tokens + _tokenized(self._weights, prefill.replace(mark, ""), parse_special=False))
+            tokens += self._tokenized(part)
+        return array("i", tokens + self._tokenized(prefill.replace(mark, ""), parse_special=False))
 
     def render(self, given: dict[str, Any]) -> tuple[str, str]:
         """Return the text of the prompt, and the beginning of the answer."""
@@ -147,22 +147,20 @@ class _MessageTokenizer:
         except TemplateError as error:
             raise MinkError(f"the chat template of {self._weights.path} {error}") from None
 
+    def _tokenized(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
+        """Return the token ids of a text, or of its beginning if that alone is too long for every context.
+
+        The time that llama.cpp takes for a text which the vocabulary spells in bytes grows with the square of
+        the length: hours for 10 MB.
+        """
+        weights = self._weights
+        if len(text) > weights.n_ctx_train:
+            text = text[: (weights.n_ctx_train + 1) * weights.longest_token]
+        return weights.tokenize(text, add_special=add_special, parse_special=parse_special)
+
     @cached_property
     def _control(self) -> re.Pattern[str]:
         return control_pattern(self._weights.control_tokens)
-
-
-def _tokenized(
-    weights: Weights, text: str, *, add_special: bool = False, parse_special: bool = True
-) -> list[int]:
-    """Return the token ids of a text, or of its beginning if that alone is too long for every context.
-
-    The time that llama.cpp takes for a text which the vocabulary spells in bytes grows with the square of the
-    length: hours for 10 MB.
-    """
-    if len(text) > weights.n_ctx_train:
-        text = text[: (weights.n_ctx_train + 1) * weights.longest_token]
-    return weights.tokenize(text, add_special=add_special, parse_special=parse_special)
 
 
 def control_pattern(texts: Sequence[str]) -> re.Pattern[str]:

@@ -63,8 +63,6 @@ class Service:
         self.created = int(time.time())
         identity = f"{__version__} {llama_cpp.__version__} {model.name}"
         self.fingerprint = f"b-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-        weights = model.weights
-        self._longest_token = max(len(weights.token_text(token)) for token in range(weights.n_vocab))
         self._capacity = model.n_parallel + max_waiting
         self._stall_seconds = stall_seconds
         self._n_preparing = 0
@@ -182,11 +180,12 @@ class Service:
 
     def _refuse_giant(self, prompt: Prompt) -> None:
         """Refuse a text that cannot fit before it is tokenized, which takes seconds for each megabyte."""
+        longest_token = self.model.weights.longest_token
         if isinstance(prompt, str):
-            n_least = max(len(prompt) // self._longest_token, self.n_control_tokens(prompt))
+            n_least = max(len(prompt) // longest_token, self.n_control_tokens(prompt))
         else:
             texts = [part.get("content") or "" for part in prompt if isinstance(part, Mapping)]
-            n_least = sum(map(len, texts)) // self._longest_token
+            n_least = sum(map(len, texts)) // longest_token
         if n_least > self.model.n_ctx:
             raise _overflow("prompt" if isinstance(prompt, str) else "messages", n_least, self.model.n_ctx)
 
