@@ -112,7 +112,7 @@ def test_a_conversation_whose_server_goes_away(servers: list[RpcServer], rpc: st
     """The chat ends with a sentence, and all that was on the screen comes back."""
     terminal = Terminal("--temp", "0", rpc)
     terminal.send("Tell me a long story about a dog named Max.\r")
-    terminal.until(lambda: len(terminal.text.partition("named Max.")[2].strip()) > 60)
+    terminal.until(lambda: len(terminal.text.partition("named Max.")[2].strip()) > 60, seconds=300)
     servers[1].kill()
     assert terminal.ended() == 1
     terminal.settle()
