@@ -106,6 +106,30 @@ def test_mink_serve_over_two_servers(servers: list[RpcServer], rpc: str) -> None
         assert any(line.startswith(GONE) for line in server.said)
 
 
+IN_LITTLE_MEMORY = """
+import sys
+from mink_local import load_model
+with load_model("smollm2-135m", n_ctx=8192, n_gpu_layers=-1, rpc=[sys.argv[1]]) as model:
+    print(model.placement)
+    print(model.chat([{"role": "user", "content": "Hello"}], temperature=0, max_tokens=3).read())
+"""
+
+
+@pytest.mark.linux
+def test_a_server_without_memory_takes_fewer_layers(servers: list[RpcServer]) -> None:
+    """All 31 would take 280 MB there, with the KV cache."""
+    if any(not gpu.remote for gpu in gpus()):
+        pytest.skip("the servers use this machine's GPU, not its memory")
+    servers[0].limit_memory(220 << 20)
+    command = [sys.executable, "-c", IN_LITTLE_MEMORY, servers[0].address]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    placement, text = child.stdout.splitlines()
+    assert re.search(r" with (7|15|23) of 31 layers, on the CPU with the rest, ", placement)
+    assert "31 layers do not fit the GPU" in child.stderr
+    assert text
+
+
 @pytest.mark.terminal
 @pytest.mark.posix
 def test_a_conversation_whose_server_goes_away(servers: list[RpcServer], rpc: str) -> None:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import date as Date
 from functools import partial
 from itertools import pairwise
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Literal
 
@@ -39,7 +40,7 @@ log = logging.getLogger("mink_local")
 
 
 def load_model(
-    model: str,
+    model: str | PathLike[str],
     *,
     n_ctx: int | None = None,
     n_parallel: int | None = None,
@@ -93,7 +94,7 @@ def load_model(
     _check_range("n_threads", n_threads, 1)
     if n_gpu_layers != "auto" and n_gpu_layers < ALL_LAYERS:
         raise ValueError(f"n_gpu_layers must be auto, -1 for all, or more, not {n_gpu_layers}")
-    file = resolve(model)
+    file = resolve(fspath(model))
     use_servers(rpc or (), trust)
     if backend_sampling is None and servers_in_use():  # a server says of every operation that it has it
         backend_sampling = False

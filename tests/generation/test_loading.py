@@ -1,19 +1,26 @@
 """Loading a model: how much of it goes where, and what happens if memory is short."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from mink_local import load_model
 from mink_local.errors import ModelError
 from mink_local.generation import loading
+from mink_local.generation.loading import describe_layers
 from mink_local.generation.model import Model
-from mink_local.llama.context import Context
+from mink_local.llama.context import Context, Segment
+from mink_local.llama.devices import gpus_in_words
+from mink_local.llama.weights import Weights
 from mink_local.models.gguf import Metadata
 from mink_local.models.memory import Budget
 
@@ -77,6 +84,43 @@ def test_fewer_layers_where_memory_runs_out(smollm2_path: Path) -> None:
         for layers, fewer, message in zip(attempts, attempts[1:], said, strict=False):
             assert message.startswith(f"{layers} layers do not fit the GPU (no context of")
             assert message.endswith(f": trying {fewer}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layers", [1, 7, 30, 31])
+def test_so_many_layers_on_a_gpu(smollm2_path: Path, layers: int) -> None:
+    """It says how many, and their logits are the CPU's, as far as their types of numbers allow."""
+    on_cpu = Weights(smollm2_path)
+    prompt = on_cpu.tokenize("Robots were rare, and so", add_special=True, parse_special=False)
+
+    def logits(weights: Weights) -> NDArray[np.float32]:
+        context = Context(weights, 256, n_threads=1)
+        assert context.decode(Segment(prompt, 0))
+        return context.logits().copy()
+
+    with load_model(smollm2_path, n_ctx=256, n_gpu_layers=layers) as model:
+        assert describe_layers(layers, 30, gpus_in_words()) in model.placement
+        assert np.corrcoef(logits(model.weights), logits(on_cpu))[0, 1] > 0.995
+        assert model.chat(HELLO, max_tokens=2).read()
+
+
+SMALL_ALLOCATIONS = """
+from mink_local import load_model
+with load_model("smollm2-135m", n_ctx=8192, n_gpu_layers=-1) as model:
+    print(model.placement)
+    print(len(next(model.generate(["Hello"], temperature=0, max_tokens=3)).tokens))
+"""
+
+
+@pytest.mark.skipif(os.environ.get("BACKEND") != "vulkan", reason="is about a limit of Vulkan's")
+def test_fewer_layers_where_vulkan_refuses_memory() -> None:
+    """A layer's KV cache takes 3 MB, and no allocation may: none of them fits."""
+    env = {**os.environ, "GGML_VK_FORCE_MAX_BUFFER_SIZE": "1000000"}
+    command = [sys.executable, "-c", SMALL_ALLOCATIONS]
+    child = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert child.stdout == "on the CPU, with a context of 8192 tokens\n3\n", child.stderr
+    said = re.findall(r"^(\d+) layers do not fit the GPU .*: trying (\d+)$", child.stderr, re.MULTILINE)
+    assert said == [("31", "23"), ("23", "15"), ("15", "7"), ("7", "0")]
 
 
 def test_the_choice_is_shown_and_can_be_overridden(

@@ -1,6 +1,7 @@
 """The memory that a model takes, and what of it goes where: by hand, and against llama.cpp's own log."""
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -276,6 +277,33 @@ def test_against_llama_cpps_own_log(
             assert mib("llama_kv_cache: size", log) == pytest.approx(need.kv / 2**20, abs=0.006), name
             compute = mib("compute buffer size", log) + mib("output buffer size", log)
             assert compute - 0.02 <= need.compute / 2**20 < compute + 25, name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(sys.platform == "darwin", reason="Metal logs how much of the file it maps")
+@pytest.mark.parametrize("layers", [1, 7, 31])
+def test_a_gpu_against_llama_cpps_own_log(
+    smollm2_path: Path, layers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it allocates on GPUs: the same, to the 0.01 MiB; the most of a compute buffer is bounded."""
+    Context(Weights(smollm2_path, layers, verbose=True), 2048, 1)
+    log = capsys.readouterr().err
+    found = re.findall(r"^\w+: +(\S+) +(\w+) buffer size = +([\d.]+) MiB", log, re.MULTILINE)
+    sizes = {(device, kind): float(size) for device, kind, size in found}
+
+    def on_gpus(kind: str) -> list[float]:
+        return [
+            size
+            for (device, of), size in sizes.items()
+            if of == kind and not device.startswith("CPU") and not device.endswith("_Host")
+        ]
+
+    need = Footprint(read_metadata(smollm2_path)).need(2048, n_gpu_layers=layers)
+    assert sum(on_gpus("model")) == pytest.approx(need.gpu.weights / 2**20, abs=0.03)
+    assert sum(on_gpus("KV")) == pytest.approx(need.gpu.kv / 2**20, abs=0.03)
+    assert mib("llama_kv_cache: size", log) == pytest.approx((need.gpu.kv + need.cpu.kv) / 2**20, abs=0.006)
+    compute = max(on_gpus("compute"))
+    assert compute - 0.02 <= need.gpu.compute / 2**20 < compute + 25
 
 
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
