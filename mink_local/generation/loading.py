@@ -70,10 +70,10 @@ def load_model(
         flash_attn: Whether llama.cpp's flash attention is used; None leaves it to llama.cpp.
         backend_sampling: Sample tokens inside llama.cpp's compute graph, so that no logits leave the GPU.
             None does so in `chat` if the output layer is on a GPU, no RPC server is in use, and it is
-            faster. Before the first time it is compared with sampling on the CPU, on this model and device.
-            If it differs, or a method has no such form, tokens are sampled on the CPU, with a warning.
-            A seed gives another text there than on the CPU, where it is also sampled if `logprobs` or
-            constraints are asked for. `Model.sampling` says where.
+            faster. Before the first time it is compared with sampling on the CPU, on this model and device:
+            if it differs, tokens are sampled on the CPU, with a warning. Without a backend form are some
+            methods, constraints and `logprobs`: they are for the CPU, with a warning if True was given.
+            A seed gives another text with backend sampling than on the CPU. `Model.sampling` says where.
         rpc: Addresses of llama.cpp's RPC servers, each "HOST:PORT", whose devices take layers as the GPU
             does, for this model and all that this process loads later. If a server goes away, the process
             ends.

@@ -77,7 +77,7 @@ class Model:
         # With attached samplers llama.cpp builds its graph anew whenever answers come and go, so that many at
         # a time are sampled on the host unless backend sampling is asked for.
         self._chat_backend = weights.on_gpu if backend_sampling is None else backend_sampling
-        self._batch_backend = bool(backend_sampling)
+        self._backend_asked_for = bool(backend_sampling)
         self._trials = BackendTrials(weights, context.n_threads, must_be_faster=backend_sampling is None)
         self._auto_parallel = auto_parallel
         self._make_context = make_context
@@ -172,10 +172,10 @@ class Model:
         return f"on the host: {complaint}" if complaint else "in llama.cpp's graph"
 
     def _may_use_backend(self, params: SamplingParams) -> bool:
-        """Return False if backend sampling has failed its trial; the engine finds all other reasons."""
+        """Return whether the engine is to attach a sampler; it warns if there is no backend form."""
         sampler = params.effective_sampler
         if params.needs_logits or not has_backend_form(sampler):
-            return True
+            return self._backend_asked_for
         return self._trials.complaint(sampler) is None
 
     def tokenize(self, text: str) -> list[int]:
@@ -417,7 +417,7 @@ class Model:
         with self._exclusive():
             if self._caller is not caller:
                 raise GenerationError(_CANCELLED)
-            backend = self._batch_backend and self._may_use_backend(request.params)
+            backend = self._backend_asked_for and self._may_use_backend(request.params)
             return engine.submit(request, Answer(request, index), backend=backend)
 
     def _engine_for(

@@ -137,6 +137,16 @@ def test_where_tokens_are_sampled(tiny: Callable[..., Path]) -> None:
         assert model.sampling(SamplingParams()) == "on the host: the model is not on a GPU"
 
 
+@pytest.mark.gpu
+def test_no_warning_of_what_nobody_asked_for(
+    tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with load_model(tiny(), n_ctx=256, n_gpu_layers=-1) as model:
+        assert ask(model, Mirostat())
+        assert model.chat([{"role": "user", "content": "Hello"}], logprobs=1, max_tokens=2).read()
+    assert not caplog.messages
+
+
 @pytest.mark.slow
 def test_a_verdict_is_remembered(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Sampler] = []
