@@ -16,6 +16,7 @@ from platformdirs import user_data_path
 
 from mink_local import load_model
 from mink_local.generation.model import Model
+from mink_local.llama.devices import gpu_missing
 from mink_local.llama.rpc import use_servers
 from mink_local.models.catalog import resolve
 from mink_local.samplers.compile import CACHE
@@ -65,16 +66,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name, (skipped, reason) in _ELSEWHERE.items():
             if skipped and item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
-        if item.get_closest_marker("gpu") and not _has_gpu():
+        if item.get_closest_marker("gpu") and gpu_missing():
             item.add_marker(pytest.mark.skip(reason="llama.cpp finds no GPU"))
         if item.get_closest_marker("cpu") and os.environ.get("BACKEND", "cpu") != "cpu":
             item.add_marker(pytest.mark.skip(reason="is about llama.cpp's CPU"))
-
-
-def _has_gpu() -> bool:
-    from llama_cpp import llama_cpp as C
-
-    return bool(C.llama_supports_gpu_offload())
 
 
 def forget(model: Model) -> Model:
