@@ -39,11 +39,16 @@ def rpc(servers: list[RpcServer]) -> str:
     return f"--rpc={','.join(server.address for server in servers)}"
 
 
+def has_own_gpu() -> bool:
+    """Return whether this machine has a GPU, beside those of servers in use."""
+    return any(not gpu.remote for gpu in gpus())
+
+
 def test_two_servers_answer_as_the_cpu(smollm2: Model, rpc: str) -> None:
     command = [*MINK_CHAT, rpc, "--prompt", SEA, "--temp", "0", "-n", "12", "--json"]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     assert child.returncode == 0, child.stderr
-    own = "the GPU, " if any(not gpu.remote for gpu in gpus()) else ""
+    own = "the GPU, " if has_own_gpu() else ""
     assert f"on {own}{rpc[6:].replace(',', ' and ')}, every layer" in child.stderr.replace("\n", " ")
     reply = forget(smollm2).chat([{"role": "user", "content": SEA}], sampler=Greedy(), max_tokens=12)
     assert json.loads(child.stdout)["text"] == reply.read()
@@ -118,7 +123,7 @@ with load_model("smollm2-135m", n_ctx=8192, n_gpu_layers=-1, rpc=[sys.argv[1]]) 
 @pytest.mark.linux
 def test_a_server_without_memory_takes_fewer_layers(servers: list[RpcServer]) -> None:
     """All 31 would take 280 MB there, with the KV cache."""
-    if any(not gpu.remote for gpu in gpus()):
+    if has_own_gpu():
         pytest.skip("the servers use this machine's GPU, not its memory")
     servers[0].limit_memory(220 << 20)
     command = [sys.executable, "-c", IN_LITTLE_MEMORY, servers[0].address]

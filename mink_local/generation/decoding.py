@@ -63,11 +63,6 @@ class Decoding:
         self._logprob: float | None = None
         self._top_logprobs: TopLogprobs = ()
 
-    @property
-    def needs_logits(self) -> bool:
-        """True if the logits are looked at or changed, so that tokens are sampled on the host."""
-        return self.answer.request.watch is not None or self._params.needs_logits
-
     def begin(self, evaluated_tokens: int) -> None:
         """Note that the answer has a slot, in which so many tokens of the prompt are evaluated."""
         self.answer.evaluated_tokens = evaluated_tokens

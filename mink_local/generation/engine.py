@@ -32,6 +32,7 @@ from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
 from mink_local.llama.context import Context
 from mink_local.llama.token_sampler import SamplingBuffers
 from mink_local.llama.weights import Weights
+from mink_local.samplers import Sampler
 
 log = logging.getLogger("mink_local")
 
@@ -345,15 +346,20 @@ def _can_share(first: Decoding, other: Decoding) -> bool:
     return not first.answer.k and other.n_prompt_outputs == 1 and first.prompt == other.prompt
 
 
+def no_backend_form(sampler: Sampler, needs_logits: bool) -> str | None:
+    """Return in words why no device samples these tokens in llama.cpp's graph, or None if one may."""
+    if needs_logits:
+        return "constraints, log-probabilities and bans have no backend form"
+    return None if has_backend_form(sampler) else f"{sampler} has no backend form"
+
+
 def _attached(decoding: Decoding, context: Context, seq_id: int) -> BackendSampler | None:
     """Attach a sampler to a sequence; None, with a warning, if tokens are sampled on the host."""
-    params = decoding.answer.request.params
+    request = decoding.answer.request
+    params = request.params
     sampler = params.effective_sampler
-    if decoding.needs_logits:
-        log.warning("constraints, log-probabilities and bans have no backend form: sampling on the CPU")
-        return None
-    if not has_backend_form(sampler):
-        log.warning("%s has no backend form: sampling on the CPU", sampler)
+    if reason := no_backend_form(sampler, request.needs_logits):
+        log.warning("%s: sampling on the CPU", reason)
         return None
     backend = BackendSampler(sampler, params.temperature, decoding.answer.seed, context, seq_id)
     try:

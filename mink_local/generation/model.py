@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from mink_local.errors import ContextOverflowError, GenerationError, ModelError
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.backend_trial import BackendTrials
-from mink_local.generation.engine import Engine, Step
+from mink_local.generation.engine import Engine, Step, no_backend_form
 from mink_local.generation.logprobs import N_OUTPUTS, Continuation, score
 from mink_local.generation.request import (
     Message,
@@ -31,7 +31,6 @@ from mink_local.generation.request import (
 from mink_local.generation.rows import RowReader
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.text_stream import TextStream
-from mink_local.llama.backend_sampler import has_backend_form
 from mink_local.llama.context import RANDOM_SEED, Context
 from mink_local.llama.weights import Weights
 
@@ -163,18 +162,16 @@ class Model:
         sampler = params.effective_sampler
         if not self._chat_backend:
             return "on the host" if self.weights.on_gpu else "on the host: the model is not on a GPU"
-        if params.needs_logits:
-            return "on the host: constraints, log-probabilities and bans have no backend form"
-        if not has_backend_form(sampler):
-            return f"on the host: {sampler} has no backend form"
+        if reason := no_backend_form(sampler, params.needs_logits):
+            return f"on the host: {reason}"
         with self._exclusive():  # a trial uses llama.cpp
             complaint = self._trials.complaint(sampler)
         return f"on the host: {complaint}" if complaint else "in llama.cpp's graph"
 
-    def _may_use_backend(self, params: SamplingParams) -> bool:
+    def _may_use_backend(self, request: Request) -> bool:
         """Return whether the engine is to attach a sampler; it warns if there is no backend form."""
-        sampler = params.effective_sampler
-        if params.needs_logits or not has_backend_form(sampler):
+        sampler = request.params.effective_sampler
+        if no_backend_form(sampler, request.needs_logits):
             return self._backend_asked_for
         return self._trials.complaint(sampler) is None
 
@@ -233,7 +230,7 @@ class Model:
             engine = self.engine
             reply = Reply(request, engine, lambda: self._step(engine, reply))
             self._begin(reply)
-            backend = self._chat_backend and self._may_use_backend(request.params)
+            backend = self._chat_backend and self._may_use_backend(request)
             engine.submit(request, reply, backend=backend)
             reply.in_reasoning = self.opens_reasoning(messages, enable_thinking, tools)
         if reply.finish_reason == "overflow":
@@ -417,7 +414,7 @@ class Model:
         with self._exclusive():
             if self._caller is not caller:
                 raise GenerationError(_CANCELLED)
-            backend = self._backend_asked_for and self._may_use_backend(request.params)
+            backend = self._backend_asked_for and self._may_use_backend(request)
             return engine.submit(request, Answer(request, index), backend=backend)
 
     def _engine_for(

@@ -87,7 +87,7 @@ class SamplingParams:
 
     @property
     def needs_logits(self) -> bool:
-        """True if the logits are looked at or changed, so that tokens are sampled on the host."""
+        """True if the logits are looked at or changed for these parameters."""
         return bool(
             self.constraints
             or self.logprobs is not None
@@ -136,3 +136,8 @@ class Request:
     prefix: Sequence[int] = ()
     tools: Sequence[Tool] = ()
     watch: Callable[[NDArray[np.float32]], None] | None = None
+
+    @property
+    def needs_logits(self) -> bool:
+        """True if the logits are looked at or changed, so that tokens are sampled on the host."""
+        return self.watch is not None or self.params.needs_logits

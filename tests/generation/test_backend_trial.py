@@ -139,11 +139,14 @@ def test_where_tokens_are_sampled(tiny: Callable[..., Path]) -> None:
 
 @pytest.mark.gpu
 def test_no_warning_of_what_nobody_asked_for(
-    tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(backend_trial, "run_trial", lambda *_: TrialResult("", 1.0, 2.0))
+    hello = [{"role": "user", "content": "Hello"}]
     with load_model(tiny(), n_ctx=256, n_gpu_layers=-1) as model:
         assert ask(model, Mirostat())
-        assert model.chat([{"role": "user", "content": "Hello"}], logprobs=1, max_tokens=2).read()
+        assert model.chat(hello, logprobs=1, max_tokens=2).read()
+        assert model.chat(hello, watch=lambda _: None, max_tokens=2).read()
     assert not caplog.messages
 
 
