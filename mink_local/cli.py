@@ -1,11 +1,10 @@
-"""Parts that all programs share: option types, and one sentence for whatever goes wrong."""
+"""What all programs share: the main function with its exit statuses, and option types."""
 
 import errno
 import logging
 import math
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -16,8 +15,8 @@ from mink_local.interrupts import lost_interrupts_repeated, was_interrupted
 INTERRUPTED = 130  # the shell's exit status for a program that Ctrl-C ended
 _CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-# Characters that a terminal obeys instead of showing them, and what is shown in their place: a picture of the
-# control character, or U+FFFD for C1 and for those that change the direction of writing.
+# Control characters and their replacements: the character's picture, or U+FFFD for C1 controls and for marks
+# that change the writing direction.
 UNPRINTABLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 UNPRINTABLE |= dict.fromkeys((*range(0x80, 0xA0), 0x061C, 0x200E, 0x200F), 0xFFFD)
 UNPRINTABLE |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
@@ -26,7 +25,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 
 def run(command: click.Command, program: str) -> None:
-    """Run a program to its exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run a program and exit with its status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     logging.basicConfig(format=f"{program}: %(message)s", level=logging.WARNING)
     _write_any_character()
     try:
@@ -41,7 +40,7 @@ def run(command: click.Command, program: str) -> None:
         status = _fail(program, str(error), 1)
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
-    except SystemExit as end:  # of click if the reader of standard output has left: Ctrl-C ends both
+    except SystemExit as end:  # from click, if the reader of standard output is gone: Ctrl-C ends both
         status = INTERRUPTED if was_interrupted() else end.code
     except OSError as error:
         if error.filename is None and error.errno in _CANNOT_BE_WRITTEN:
@@ -50,17 +49,17 @@ def run(command: click.Command, program: str) -> None:
             status = 1
         else:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again when it exits
     sys.exit(status)
 
 
 def printable(text: str) -> str:
-    """Return a text without characters that a terminal obeys: ESC is shown as ␛, for example."""
+    """Return a text without control characters: ESC becomes ␛, for example."""
     return text.replace("\r\n", "\n").translate(UNPRINTABLE)
 
 
 def _write_any_character() -> None:
-    """Write UTF-8 to pipes and files, also on Windows, and ? for what a terminal cannot show."""
+    """Write UTF-8 to pipes and files, on Windows too, and ? for what a terminal cannot show."""
     for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
         if not hasattr(stream, "reconfigure"):
             continue
@@ -70,39 +69,46 @@ def _write_any_character() -> None:
             stream.reconfigure(encoding="utf-8", errors=errors)
 
 
-def _fail(program: str, sentence: str, status: int) -> int:
-    print(f"{program}: {printable(sentence)}", file=sys.stderr)
+def _fail(program: str, message: str, status: int) -> int:
+    print(f"{program}: {printable(message)}", file=sys.stderr)
     return status
 
 
 def _reader_has_left(error: OSError) -> bool:
-    """Return if standard output is a pipe that nobody reads any more; Windows calls that EINVAL."""
+    """Return whether the reader of standard output is gone; Windows calls that EINVAL."""
     return error.errno == errno.EPIPE or (
         os.name == "nt" and error.errno == errno.EINVAL and error.filename is None
     )
 
 
-class OptionType(click.ParamType):  # type: ignore[type-arg]  # takes no type argument before click 8.4
-    """Base class of option types."""
+class ParsedType(click.ParamType):  # type: ignore[type-arg]  # takes no type argument before click 8.4
+    """Base class of types whose `parse` reads a text and raises ValueError for a bad one."""
+
+    def parse(self, text: str) -> Any:
+        raise NotImplementedError
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.parse(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
-class AutoOrInt(OptionType):
-    """Type of an option that is `auto` or a whole number; `max` may be a function that returns the limit."""
+class AutoOrInt(click.ParamType):  # type: ignore[type-arg]
+    """Type of an option that is `auto` or a whole number."""
 
     name = "auto|N"
 
-    def __init__(self, min: int, max: int | Callable[[], int] | None = None) -> None:  # noqa: A002
-        self._min, self._max = min, max
+    def __init__(self, min: int, max: int | None = None) -> None:  # noqa: A002
+        self._range = click.IntRange(min, max)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "auto":
             return value
-        limit = self._max() if callable(self._max) else self._max
         try:
-            return click.IntRange(self._min, limit).convert(value, param, ctx)
-        except click.BadParameter:
-            numbers = f"of at least {self._min}" if limit is None else f"from {self._min} to {limit}"
-            self.fail(f"{value!r} is neither auto nor a number {numbers}.", param, ctx)
+            return self._range.convert(value, param, ctx)
+        except click.BadParameter as error:
+            self.fail(f"{value!r} is not auto, and {error.message}", param, ctx)
 
 
 class Number(click.types.FloatParamType):
@@ -112,7 +118,7 @@ class Number(click.types.FloatParamType):
 
 
 class FiniteFloat(click.FloatRange):
-    """Type of an option that is a number in a range, infinity and NaN excluded."""
+    """Type of an option that is a finite number in a range."""
 
     name = "number"  # in messages
 
@@ -134,7 +140,7 @@ class Temperature(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if number == 0:
-            self.fail("0 is greedy, which is measured in any case: leave it out.", param, ctx)
+            self.fail("0 is greedy, which is always measured: leave it out.", param, ctx)
         if number != number:
             self.fail("nan is not a number.", param, ctx)
         return number

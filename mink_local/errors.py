@@ -1,20 +1,20 @@
-"""Errors of this package; the text of each is one sentence for a person."""
+"""The errors of this package; each text is a message for the user."""
 
 
 class MinkError(Exception):
-    """Base of this package's errors; its text says what is wrong and what to do."""
+    """Base of this package's errors: the text says what is wrong, then what to do."""
 
 
 class ModelNotFoundError(MinkError):
-    """No file is found for a model's name or path."""
+    """No file was found for a model's name or path."""
 
 
 class CatalogError(MinkError):
-    """A catalogue of models cannot be read or written."""
+    """A models.txt cannot be read or written."""
 
 
 class DownloadError(MinkError):
-    """A model could not be fetched."""
+    """A model could not be downloaded."""
 
 
 class ModelError(MinkError):
@@ -22,23 +22,27 @@ class ModelError(MinkError):
 
 
 class ContextOverflowError(MinkError):
-    """A prompt of `n_tokens` does not fit a context of `n_ctx` tokens."""
+    """A prompt of `n_tokens` exceeds the context of `n_ctx` tokens."""
 
     def __init__(self, n_tokens: int, n_ctx: int) -> None:
         super().__init__(
-            f"the prompt is {n_tokens} tokens and the context holds {n_ctx}: "
-            "shorten it, or ask for a longer context (n_ctx, --ctx)"
+            f"the prompt has {n_tokens} tokens and the context holds {n_ctx}: "
+            "shorten it, or use a longer context (n_ctx, --ctx)"
         )
         self.n_tokens = n_tokens
         self.n_ctx = n_ctx
 
 
 class RunError(MinkError):
-    """The folder of an evaluation cannot be used, or its records do not match the run."""
+    """An evaluation's folder cannot be used, or its records do not match the run."""
 
 
 class GenerationError(MinkError):
-    """A model cannot go on generating."""
+    """A model failed to generate."""
+
+
+class NoTokenLeftError(GenerationError):
+    """The request's constraints exclude every token."""
 
 
 class TaskNotFoundError(MinkError):
@@ -50,8 +54,8 @@ class DataError(MinkError):
 
 
 class ReportError(MinkError):
-    """A folder holds no run to report on, or the report cannot be written."""
+    """A folder has no run to report on, or the report cannot be written."""
 
 
 class JudgeError(MinkError):
-    """A judge, or its server, cannot be asked."""
+    """A judge or its server does not answer."""

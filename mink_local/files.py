@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, hashed, kept private; sizes in words."""
+"""Files: written atomically, hashed, kept private; sizes in words."""
 
 import hashlib
 import json
@@ -8,19 +8,26 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+import rich.filesize
+
 log = logging.getLogger("mink_local")
+
+size_in_words = rich.filesize.decimal
+"""Return a number of bytes in words, in powers of 1000: `98.4 MB`, `4.9 GB`."""
 
 
 def user_path(text: str) -> Path:
-    """Return the path that a person typed: ~ is the home folder; ~NAME stays if nobody has that name."""
+    """Return the path for what a user typed, with ~ expanded; an unknown ~NAME stays."""
     return Path(os.path.expanduser(text))
 
 
 def write_atomic(path: Path, data: str | bytes) -> None:
-    """Write a file whole or not at all: a reader sees what was there before, or all of `data`.
+    """Write a file atomically: a reader sees the old content or all of `data`.
 
-    Permissions are kept, and a symbolic link stays one. Text is written as UTF-8, line ends as they are.
-    Raises OSError if the file cannot be written: nothing is left behind and `path` is as it was.
+    Keeps permissions and symbolic links. Text is written as UTF-8 with its line ends.
+
+    Raises:
+        OSError: The file cannot be written; it is unchanged, and nothing is left behind.
     """
     path = Path(os.path.realpath(path))
     unfinished = path.with_name(f".{secrets.token_hex(8)}.part")
@@ -47,20 +54,20 @@ def sha256_of(path: Path) -> str:
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder that only its owner can read, with its parents, unless it is there; return it."""
+    """Return a folder, created with its parents as readable by its owner only if it does not exist."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
 def private_file(path: Path) -> Path:
-    """Make an empty file that only its owner can read, in a private folder, unless it is there; return it."""
+    """Return a file, created empty and readable by its owner only, in a private folder, if missing."""
     private_folder(path.parent)
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     return path
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of the cache; empty if it is missing or damaged."""
+    """Return the JSON object in a cache file; empty if it is missing or damaged."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -69,17 +76,9 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def add_to_record(path: Path, key: str, value: object) -> None:
-    """Add a value to the JSON object in a file of the cache; if that fails, it is only logged."""
+    """Add a value to the JSON object in a cache file; a failure is only logged."""
     try:
         private_folder(path.parent)
         write_atomic(path, json.dumps({**read_record(path), key: value}))
     except OSError as error:
-        log.info("%s cannot be written: %s", path, error)
-
-
-def size_in_words(n_bytes: int) -> str:
-    """Return a number of bytes in words, in powers of 1000: `98 MB`, `4.9 GB`."""
-    for unit, name, digits in ((1e9, "GB", 1), (1e6, "MB", 0)):
-        if n_bytes >= unit:
-            return f"{n_bytes / unit:.{digits}f} {name}"
-    return f"{n_bytes / 1e3:.0f} kB"
+        log.info("cannot write %s: %s", path, error)

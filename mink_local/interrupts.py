@@ -1,6 +1,20 @@
-"""Iterate in another thread, so that Ctrl-C is heard at any moment.
+"""What Ctrl-C does, everywhere in the package.
 
-Python runs a signal's handler in the main thread only, which must not be inside llama.cpp then.
+Python runs signal handlers in the main thread only, between two bytecodes: never while that thread is inside
+llama.cpp, and an exception that a handler raises inside a callback of C code is lost.
+
+    where                         what Ctrl-C does                            by
+    any program                   exit status 130, no traceback               `cli.run`
+    a model that loads            KeyboardInterrupt; it loads in a thread     `load_model`
+    the model of a chat           ends it at once, the terminal as it was     `interrupt_ends_program`
+    a question in a chat          KeyboardInterrupt: the answer is no         `interrupt_raises`
+    an answer, an evaluation      stops it; what there is so far is kept      `until_interrupted`
+    llama_decode on a CPU         returns in the middle of a batch            `Context.interrupted`
+    the chat between answers      clears the line, or leaves                  prompt_toolkit, `on_interrupt`
+    the server; also SIGTERM      takes no more requests, drains, exits       `on_interrupt`
+    callbacks and finalizers      raised again a moment later                 `lost_interrupts_repeated`
+    child processes               nothing: they have a session of their own   `sandbox`
+    mink-models rpc-server        ends it at once; llama.cpp never returns    SIG_DFL
 """
 
 import queue
@@ -14,8 +28,8 @@ from typing import TypeVar
 T = TypeVar("T")
 _heard = False
 
-_AGAIN = 0.05  # seconds until a lost Ctrl-C is repeated
-_PATIENCE = 0.25  # seconds between two calls of `waiting`; on Windows a wait without an end hears no Ctrl-C
+_REPEAT_SECONDS = 0.05  # until a lost Ctrl-C is repeated
+_WAIT_SECONDS = 0.25  # between two calls of `waiting`; on Windows an endless wait is deaf to Ctrl-C
 
 
 def until_interrupted(
@@ -23,8 +37,9 @@ def until_interrupted(
 ) -> Generator[T, None, None]:
     """Yield `items`, over which another thread iterates, until Ctrl-C.
 
-    `interrupt` must make the iteration end soon: it is called by Ctrl-C, and if this generator is closed
-    before the end of `items`. `waiting` is called now and then while no item comes.
+    Args:
+        interrupt: Makes the iteration end soon. Called on Ctrl-C, and if this generator is closed early.
+        waiting: Called now and then while no item arrives.
     """
     arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
 
@@ -40,7 +55,7 @@ def until_interrupted(
     def next_item() -> tuple[T] | BaseException | None:
         while True:
             try:
-                return arrived.get(timeout=_PATIENCE)
+                return arrived.get(timeout=_WAIT_SECONDS)
             except queue.Empty:
                 waiting()
 
@@ -61,23 +76,23 @@ def until_interrupted(
 
 
 def was_interrupted() -> bool:
-    """Return whether `on_interrupt` has heard a signal."""
+    """Return whether `on_interrupt` has handled a signal."""
     return _heard
 
 
 @contextmanager
 def lost_interrupts_repeated() -> Iterator[None]:
-    """Repeat a Ctrl-C that is heard where an error has no effect: in callbacks of C code and in finalizers.
+    """Repeat a Ctrl-C that is raised where Python ignores errors: in C callbacks and finalizers.
 
-    Python would print the KeyboardInterrupt with its traceback and go on: while Numba compiles, for example.
-    Later errors without effect are not printed: they come from objects that Ctrl-C left half made.
+    Python would print the KeyboardInterrupt with a traceback and carry on, for example while Numba compiles.
+    Later ignored errors are not printed: they come from objects that Ctrl-C left half constructed.
     """
     repeats: list[threading.Timer] = []
     before = sys.unraisablehook
 
     def hear(error: "sys.UnraisableHookArgs") -> None:
         if issubclass(error.exc_type, KeyboardInterrupt):
-            repeats.append(threading.Timer(_AGAIN, _press_ctrl_c))
+            repeats.append(threading.Timer(_REPEAT_SECONDS, _press_ctrl_c))
             repeats[-1].start()
         elif not repeats:
             before(error)
@@ -92,7 +107,7 @@ def lost_interrupts_repeated() -> Iterator[None]:
 
 
 def _press_ctrl_c() -> None:
-    """Interrupt the main thread, also while it waits, from any thread."""
+    """Interrupt the main thread from any thread, even while it waits."""
     if sys.platform == "win32":
         signal.raise_signal(signal.SIGINT)
     else:
@@ -103,9 +118,9 @@ def _press_ctrl_c() -> None:
 
 @contextmanager
 def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterator[None]:
-    """Have Ctrl-C, and SIGTERM if `terminate`, call `stop` in the main thread instead of raising an error.
+    """Make Ctrl-C, and SIGTERM if `terminate`, call `stop` in the main thread instead of raising.
 
-    Outside the main thread, which is the one that handles signals, this does nothing.
+    Does nothing outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -123,3 +138,26 @@ def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterat
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)  # None: not a handler of Python's
+
+
+@contextmanager
+def interrupt_raises() -> Iterator[None]:
+    """Have Ctrl-C raise KeyboardInterrupt inside a block that `on_interrupt` or another handler surrounds."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def interrupt_ends_program(clean_up: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Have Ctrl-C call `clean_up` and end the program at once, though another thread is inside llama.cpp."""
+
+    def end() -> None:
+        clean_up()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+
+    with on_interrupt(end):
+        yield

@@ -1,13 +1,14 @@
-"""Run a module of this package in a child process, with a limit of time and memory.
+"""Runs a module of this package in a child process with limits on time and memory.
 
-The parent keeps both limits by watching and killing the child, which works on every system, also while the
-child is inside C code. Questions and answers are JSON, one value a line.
+The parent enforces both limits by watching and killing the child, which works on every system, even while the
+child is inside C code. Questions and answers are lines of JSON.
 """
 
 import contextlib
 import faulthandler
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -23,10 +24,14 @@ from mink_local.errors import MinkError
 
 GIB = 1 << 30
 
-_INTERVAL = 0.05  # seconds between two looks at a child
-_ORPHAN_SECONDS = 5  # how much longer than its limit a child works whose parent was killed
+_INTERVAL = 0.05  # seconds between two checks of a child
+_ORPHAN_SECONDS = 5  # how long a child outlives its time limit if its parent was killed
 _ROOT = Path(__file__).parents[1]  # -m looks here first, so that no other package of the name is found
-_OWN_SESSION: dict[str, Any] = {  # Ctrl-C in the terminal is not meant for the child
+_INHERITED = re.compile(  # variables that a child needs; others may hold secrets such as API keys
+    r"PATH|HOME|USERPROFILE|(LOCAL)?APPDATA|SYSTEM(ROOT|DRIVE)|TEMP|TMP|TMPDIR|LANG|LC_\w+|"
+    r"(LD|DYLD|PYTHON|NUMBA|OMP|GGML|LLAMA_CPP|LLAMA_GRAPH|CUDA|HIP|ROCR|VK)\w*"
+)
+_OWN_SESSION: dict[str, Any] = {  # so that Ctrl-C in the terminal does not reach the child
     "start_new_session": True,
     "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
     | getattr(subprocess, "CREATE_NO_WINDOW", 0),
@@ -34,7 +39,7 @@ _OWN_SESSION: dict[str, Any] = {  # Ctrl-C in the terminal is not meant for the 
 
 
 class SandboxError(Exception):
-    """A child process did not answer; the text ends a sentence about the program in the child."""
+    """A child process did not answer; the text is a predicate: "crashed (signal 6)"."""
 
 
 class ChildTimeoutError(SandboxError):
@@ -42,43 +47,55 @@ class ChildTimeoutError(SandboxError):
 
 
 class ChildStartError(MinkError):
-    """No child process can be started; that says nothing about what it was to be asked."""
+    """No child process can be started, whatever the question."""
 
 
 class Server:
-    """A child process that answers one question after the other.
+    """A child process that answers questions, one at a time, from any thread.
 
-    The child starts with the first question. After an error or an interrupt it is killed, and the next
-    question starts another. Several threads may ask: one at a time is answered.
+    The child starts with `start` or the first question. After an error or an interrupt it is killed, and the
+    next question starts another.
 
-    `module` is the name of a module of this package, which calls `serve` and so gets `first`. `memory` limits
-    the child's memory, in bytes, and `start_seconds` the time of its start.
+    Args:
+        module: Name of a module of this package, which calls `serve`.
+        memory: Limit of the child's memory in bytes.
+        first: What the function passed to `serve` receives.
+        start_seconds: Limit of the time to start.
     """
 
     def __init__(self, module: str, *, memory: int, first: Any = None, start_seconds: float = 120) -> None:
-        self._module, self._memory, self._first = module, memory, first
-        self._start_seconds = start_seconds
+        self.first = first
+        self._module, self._memory, self._start_seconds = module, memory, start_seconds
         self._child: subprocess.Popen[bytes] | None = None
+        self._has_first = False
         self._end: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Start the child now, so that it gets ready meanwhile; `first` may still be set."""
+        with self._lock, contextlib.suppress(ChildStartError):  # the first question raises it
+            self._start()
 
     def ask(self, question: Any, seconds: float) -> Any:
         """Return the child's answer; question and answer are JSON values.
 
-        `seconds` limits the time, the start of the child not included. Raises SandboxError if there is no
-        answer: the next question starts another child. Raises ChildStartError if the child does not start.
+        Args:
+            seconds: Time limit, not counting the start of the child.
+
+        Raises:
+            SandboxError: There is no answer. The next question starts another child.
+            ChildStartError: The child does not start.
         """
         with self._lock:
             try:
-                if self._child is None or self._child.poll() is not None:
-                    self._begin()
+                self._begin()
                 return self._exchange(question, seconds)
-            except BaseException:  # an answer that nobody waited for would be taken for the next one
+            except BaseException:  # a late answer would be taken for the next one
                 self._discard()
                 raise
 
     def close(self) -> None:
-        """End the child process, if there is one; a question of another thread gets SandboxError."""
+        """End the child process, if any; a pending question of another thread gets SandboxError."""
         if (child := self._child) is not None:
             child.kill()
         with self._lock:
@@ -86,12 +103,12 @@ class Server:
 
     def _discard(self) -> None:
         self._end()
-        self._child = None
+        self._child, self._has_first = None, False
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._discard()
         if getattr(sys, "frozen", False):
-            raise ChildStartError("a frozen program has no Python for child processes: load with trust=True")
+            raise ChildStartError("a frozen program cannot start child processes: load with trust=True")
         try:
             self._child = subprocess.Popen(
                 [str(sys.executable), "-W", "ignore", "-m", self._module],
@@ -99,15 +116,29 @@ class Server:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env=_environment(),
                 **_OWN_SESSION,
             )
-            self._end = weakref.finalize(self, _end, self._child)
-            self._exchange(self._first, self._start_seconds)
-        except (SandboxError, OSError) as error:
-            raise ChildStartError(
-                f"the child process {self._module} does not start, it {error}: "
-                f"try  {sys.executable} -m {self._module}  to see why"
-            ) from None
+        except OSError as error:
+            raise self._start_error(error) from None
+        self._end = weakref.finalize(self, _end, self._child)
+
+    def _begin(self) -> None:
+        """Make sure that there is a child, and that it has `first`."""
+        if self._child is None or self._child.poll() is not None:
+            self._start()
+        if not self._has_first:
+            try:
+                self._exchange(self.first, self._start_seconds)
+            except SandboxError as error:
+                raise self._start_error(error) from None
+            self._has_first = True
+
+    def _start_error(self, error: Exception) -> ChildStartError:
+        return ChildStartError(
+            f"child process {self._module} does not start ({error}): "
+            f"run  {sys.executable} -m {self._module}  to see why"
+        )
 
     def _exchange(self, question: Any, seconds: float) -> Any:
         child = self._child
@@ -115,7 +146,7 @@ class Server:
         assert child.stdin is not None
         assert child.stdout is not None
         with _limits(child, seconds, self._memory):
-            with contextlib.suppress(OSError):  # the child has ended: reading from it tells
+            with contextlib.suppress(OSError):  # the child has ended: readline says so
                 child.stdin.write(json.dumps([seconds, question]).encode() + b"\n")
                 child.stdin.flush()
             line = child.stdout.readline()
@@ -129,18 +160,19 @@ class Server:
 
 
 def ask(module: str, question: Any, *, seconds: float, memory: int) -> Any:
-    """Return the answer of a child process that is started for this one question: see `Server.ask`."""
+    """Return the answer of a child process started for this one question; see `Server.ask`."""
     with contextlib.closing(Server(module, memory=memory)) as server:
         return server.ask(question, seconds)
 
 
 def serve(begin: Callable[[Any], Callable[[Any], Any]]) -> None:
-    """Answer the questions of a `Server`, in the child process.
+    """Answer the questions of a `Server`; called in the child process.
 
-    `begin` gets what `Server` was given as `first`, and returns the function that answers a question.
+    Args:
+        begin: Receives the `first` of `Server`; returns the function that answers a question.
     """
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # what a library prints is not an answer
     answer: Callable[[Any], Any] | None = None
     for line in sys.stdin.buffer:
         seconds, question = json.loads(line)
@@ -160,7 +192,7 @@ def serve(begin: Callable[[Any], Callable[[Any], Any]]) -> None:
 
 @contextlib.contextmanager
 def _limits(child: "subprocess.Popen[bytes]", seconds: float, memory: int) -> Iterator[None]:
-    """Kill a child that takes too long or too much memory in this block; then raise SandboxError."""
+    """Kill a child that exceeds a limit in this block, then raise SandboxError."""
     verdicts: list[SandboxError] = []
     done = threading.Event()
 
@@ -185,8 +217,14 @@ def _limits(child: "subprocess.Popen[bytes]", seconds: float, memory: int) -> It
         raise verdicts[0]
 
 
+def _environment() -> dict[str, str]:
+    """Return the environment of a child."""
+    inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
+    return inherited | {"GGML_NO_BACKTRACE": "1"}  # a crash of llama.cpp starts no debugger
+
+
 def _memory_of(pid: int) -> int:
-    """Return the bytes that a process has in memory; on Windows also those that it has only reserved."""
+    """Return the resident bytes of a process; on Windows also those only reserved."""
     try:
         memory = psutil.Process(pid).memory_info()
     except psutil.Error:  # it has ended
@@ -195,7 +233,7 @@ def _memory_of(pid: int) -> int:
 
 
 def _cause(status: int) -> str:
-    """Return an exit status in words: the number of a signal on POSIX, an exception's code on Windows."""
+    """Return an exit status in words: a signal's number on POSIX, an exception's code on Windows."""
     if status < 0:
         return f"signal {-status}"
     return f"status {status:#x}" if status > 255 else f"status {status}"

@@ -1,23 +1,23 @@
-"""Backend sampling: a token is sampled inside llama.cpp's compute graph, on the device that has the logits.
+"""Backend sampling: tokens are sampled inside llama.cpp's compute graph, on the device with the logits.
 
 `llama_set_sampler` attaches a chain of samplers to a sequence, and the host receives a token and one float32
 instead of a row of logits. Greedy, top-k, top-p, min-p, temperature and `dist` are llama.cpp's own; Min-k is
-here. Python is called only while llama.cpp builds its graph: when a chain is attached, and when the shape of
-a batch changes.
+built here. Python is called only while llama.cpp builds its graph: when a chain is attached, and when the
+shape of a batch changes.
 
     raw logits (V,) -> first stage -> [temp] -> truncation -> [temp] -> dist -> report stage -> token, k
                        clamp; Min-k   llama.cpp's, except Min-k
 
-Shapes in a graph are fixed and its arithmetic is float32, so a graph cannot decide every row. The report
-stage puts one float32 where llama.cpp expects probabilities, because llama.cpp copies those to the host:
+A graph has fixed shapes and float32 arithmetic, so it cannot decide every row. The report stage returns one
+float32 in place of the probabilities, which llama.cpp copies to the host:
 
     k    the token is from the k candidates that this graph kept
     0    a tie at the cutoff, a token that was not kept, or more candidates than Min-k sorts
     NaN  a logit, a threshold or a probability is not finite
 
-Except for k, `BackendSampler.next` returns None, and the caller samples this token on the host. Min-k,
-greedy and top-k keep exactly what their kernels keep. Top-p and min-p keep what reaches a threshold, which
-float32 rounding moves: a token within 1e-4 of the threshold may be kept here and not by the kernel.
+Without k, `BackendSampler.next` returns None, and the caller samples the token on the host. Min-k, greedy and
+top-k keep exactly what their kernels keep. Top-p and min-p have a threshold that float32 rounding moves: a
+token within 1e-4 of it may be kept here but not by the kernel.
 """
 
 import weakref
@@ -29,7 +29,7 @@ from llama_cpp import llama_cpp as C
 
 from mink_local.errors import GenerationError
 from mink_local.llama.context import Context
-from mink_local.llama.ggml import Graph, Node, supported
+from mink_local.llama.graph import Graph, Node, supported
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, TopK, TopP
 
 WIDTH = 1024  # logits that Min-k sorts: one CUDA block of ggml's argsort; real rows need at most 286
@@ -51,8 +51,7 @@ class Kept:
 
     logits: Node  # float32 (n,), ascending, -inf for a token that is not kept
     ids: Node  # int32 (n,), their tokens
-    k: Node  # float32 (1,), how many are kept
-    certain: Node  # float32 (1,), 1 if the kernel keeps the same tokens, 0 if float32 cannot decide that
+    k: Node  # float32 (1,), how many are kept; 0 or NaN if float32 cannot decide what the kernel keeps
 
 
 def min_k(sampler: MinK, row: Node) -> Kept:
@@ -104,11 +103,11 @@ def min_k(sampler: MinK, row: Node) -> Kept:
         certain = certain * drop_after_k.step()  # no tie there
 
     is_kept = (logits.countdown(n) - k).scale(-1, 0.5).step()
-    return Kept(logits + is_kept.log(), ids, k, certain)  # log: 0 for 1, -inf for 0
+    return Kept(logits + is_kept.log(), ids, k * certain)  # log: 0 for 1, -inf for 0
 
 
 def has_backend_form(sampler: Sampler) -> bool:
-    """Return whether a sampler can run in a graph; variants of Min-k, for example, cannot."""
+    """Return whether a sampler can run in a graph; the variants of Min-k, for example, cannot."""
     if isinstance(sampler, TopK):
         return sampler.k <= _PROBE  # llama.cpp aborts the process if asked for more than it has
     if isinstance(sampler, MinK):
@@ -121,11 +120,15 @@ class BackendSampler:
     """Samples the tokens of one sequence of a context inside llama.cpp's compute graph.
 
     From `attach` to `detach`, or until another sampler is attached, the context has no logits for the
-    sequence. Every output of the sequence takes a random number: for one seed to give one text, only the last
-    token of a prompt may be an output.
+    sequence. Each output of the sequence takes a random number, so a seed reproduces a text only if the last
+    token of the prompt is its only output.
 
-    The sampler must have a backend form, and the temperature be above 0. `k` is the number of candidates of
-    the last token.
+    Args:
+        sampler: One with a backend form.
+        temperature: > 0.
+
+    Attributes:
+        k: Number of candidates of the last token.
     """
 
     def __init__(
@@ -134,13 +137,14 @@ class BackendSampler:
         self.k = 0
         self._context, self._seq_id = context, seq_id
         self._chain = _SamplerChain(sampler, temperature, seed, context.n_vocab)
-        # The finalizer holds context and chain: llama.cpp must not know a chain any more that is freed.
+        # The finalizer holds context and chain: a chain must be detached before it is freed.
         self._release = weakref.finalize(self, _release, context, self._chain, seq_id)
 
     def attach(self) -> bool:
-        """Have llama.cpp sample by it; returns False if the device lacks an operation.
+        """Attach it to the sequence; return False if the device lacks an operation.
 
-        Raises GenerationError if the nodes could not be built.
+        Raises:
+            GenerationError: The nodes could not be built.
         """
         self._context.attach(self._chain.handle, self._seq_id)
         self._check()
@@ -149,14 +153,17 @@ class BackendSampler:
         return self._chain.offloaded
 
     def detach(self) -> None:
-        """Have the context hand out logits again. It cannot be attached a second time."""
+        """Make the context return logits again. It cannot be attached a second time."""
         self._release()
 
     def next(self, output: int = -1) -> int | None:
         """Return the token sampled for an output of the last batch, or None if the graph cannot decide.
 
-        `output` is as for `Context.logits`. Raises GenerationError if the nodes could not be built, or it is
-        not attached.
+        Args:
+            output: As for `Context.logits`.
+
+        Raises:
+            GenerationError: The nodes could not be built, or no sampler is attached.
         """
         self._check()
         token, k = self._context.sampled(output)
@@ -167,7 +174,7 @@ class BackendSampler:
 
     def _check(self) -> None:
         if self._chain.error is not None:
-            raise GenerationError("the sampler could not be built into the graph") from self._chain.error
+            raise GenerationError("cannot build the sampler into the graph") from self._chain.error
 
 
 def _release(context: Context, chain: "_SamplerChain", seq_id: int) -> None:
@@ -180,7 +187,7 @@ class _SamplerChain:
 
     def __init__(self, sampler: Sampler, temperature: float, seed: int, n_vocab: int) -> None:
         self.offloaded = False  # whether llama.cpp took all of it into the graph when it was attached
-        self.error: BaseException | None = None  # in a function that llama.cpp called: C cannot raise it
+        self.error: BaseException | None = None  # raised in a callback, which cannot pass it through C
         self._sampler = sampler
         # Nodes of the first stage for the report stage of the same graph: row, 0 if it is finite, Min-k's.
         self._state: tuple[Node, Node, Kept | None] | None = None
@@ -251,7 +258,7 @@ class _SamplerChain:
             return
         row, zero_if_finite, kept = self._state
         if kept:
-            report = kept.k * kept.certain
+            report = kept.k
         else:
             ids = Node.wrap(graph, data.candidates) if data.candidates else None
             report = _count(row, Node.wrap(graph, data.logits), ids, Node.wrap(graph, data.sampled))

@@ -1,4 +1,4 @@
-"""Constraints on logits before sampling: bias, penalties for repetition, a grammar."""
+"""Constraints on logits before sampling: bias, repetition penalties, a grammar."""
 
 import ctypes
 import math
@@ -14,35 +14,46 @@ from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
 from mink_local.llama import grammar as gbnf
+from mink_local.llama.constants import check_range
 from mink_local.llama.log import logged, reason
-from mink_local.llama.token_data import TOKEN_DATA, fill_token_data, read_token_data
+from mink_local.llama.token_data import SamplingBuffers, fill_token_data, read_token_data
 from mink_local.llama.weights import Weights
 
-SLOW_SECONDS = 1.0  # of a thread's time; an honest grammar takes milliseconds
-_LARGE = 1e30  # no sum or product of options up to this leaves float32, where inf - inf would be NaN
+SLOW_SECONDS = 1.0  # of thread time for one token; a sane grammar takes milliseconds
+_LARGE = 1e30  # sums and products of options up to this stay in float32, where inf - inf would be NaN
+_RANGES = {
+    "repeat_penalty": (1 / _LARGE, _LARGE),
+    "frequency_penalty": (-_LARGE, _LARGE),
+    "presence_penalty": (-_LARGE, _LARGE),
+    "penalty_last_n": (0, _LARGE),
+    "dry_multiplier": (0, _LARGE),
+    "dry_base": (1, _LARGE),
+    "dry_allowed_length": (0, 2**31 - 1),
+    "dry_penalty_last_n": (0, _LARGE),
+}
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """Options that change the logits before sampling, by llama.cpp's names and defaults (all off).
+    """Options that change the logits before sampling, with llama.cpp's names and defaults (all off).
 
-    They are applied in this order, and all before the sampler.
+    They are applied in this order, all before the sampler.
 
     Args:
-        logit_bias: What is added to the logits of tokens, by token id; -inf bans a token.
-        repeat_penalty: Above 0; divides the positive logits, and multiplies the negative ones, of the tokens
-            among the last `penalty_last_n`, those of the prompt included (as in llama.cpp's server).
-        frequency_penalty: Subtracted from the logit of such a token once for each occurrence.
+        logit_bias: Added to the logits of tokens, by token id; -inf bans a token.
+        repeat_penalty: Above 0. Divides positive and multiplies negative logits of the tokens among the last
+            `penalty_last_n`, including those of the prompt (as in llama.cpp's server).
+        frequency_penalty: Subtracted from the logit of such a token for each occurrence.
         presence_penalty: Subtracted from the logit of such a token once.
-        penalty_last_n: Number of tokens to look back at.
+        penalty_last_n: Number of tokens to look back.
         dry_multiplier: At least 0. DRY subtracts `multiplier * base ** (length - allowed_length)` from the
             logit of a token that would continue a repetition of `length` tokens.
         dry_base: At least 1.
-        dry_allowed_length: Length of the longest repetition that costs nothing.
-        dry_penalty_last_n: Number of tokens among which a repetition is looked for.
-        dry_sequence_breakers: Texts that a repetition does not extend across.
-        grammar: GBNF, which begins at the rule `root`; the end of the grammar ends the answer.
-        json_schema: A JSON schema, as text or as a dict, in place of a grammar.
+        dry_allowed_length: Longest repetition that is not penalized.
+        dry_penalty_last_n: Number of tokens to search for repetitions.
+        dry_sequence_breakers: Texts that end a repetition.
+        grammar: GBNF with the start rule `root`; the end of the grammar ends the answer.
+        json_schema: A JSON schema, as text or as a dict, instead of a grammar.
 
     Raises:
         ValueError: An option is out of range.
@@ -62,47 +73,31 @@ class Constraints:
     json_schema: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        _check("repeat_penalty", self.repeat_penalty, 1 / _LARGE, _LARGE)
-        _check("frequency_penalty", self.frequency_penalty, -_LARGE, _LARGE)
-        _check("presence_penalty", self.presence_penalty, -_LARGE, _LARGE)
-        _check("penalty_last_n", self.penalty_last_n, 0, _LARGE)
-        _check("dry_multiplier", self.dry_multiplier, 0, _LARGE)
-        _check("dry_base", self.dry_base, 1, _LARGE)
-        _check("dry_allowed_length", self.dry_allowed_length, 0, 2**31 - 1)
-        _check("dry_penalty_last_n", self.dry_penalty_last_n, 0, _LARGE)
+        for name, (low, high) in _RANGES.items():
+            check_range(name, getattr(self, name), low, high)
         for token, bias in self.logit_bias.items():
             if bias != -math.inf:
-                _check(f"the logit bias of token {token}", bias, -_LARGE, _LARGE)
+                check_range(f"logit_bias of token {token}", bias, -_LARGE, _LARGE)
         if isinstance(self.dry_sequence_breakers, str) or not all(self.dry_sequence_breakers):
-            raise ValueError("dry_sequence_breakers must be a list of strings that are not empty")
+            raise ValueError("dry_sequence_breakers must be a list of non-empty strings")
         if self.grammar is None:
             return
         if not self.grammar.strip():
-            raise ValueError("the grammar is empty: give GBNF, or none")
+            raise ValueError("grammar is empty: give GBNF, or leave it out")
         if "\0" in self.grammar:
-            raise ValueError("the grammar contains a NUL character: remove it")
+            raise ValueError("grammar contains a NUL character: remove it")
         if self.json_schema is not None:
-            raise ValueError("give a grammar or a json_schema, not both")
-
-
-def _check(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be a number from {low:g} to {high:g}, not {value}")
-
-
-class VocabularyBuffers:
-    """Scratch arrays over the vocabulary, which constrainers that are not used at the same time may share."""
-
-    def __init__(self, n_vocab: int) -> None:
-        self.logits = np.empty(n_vocab, np.float32)
-        self.records = np.empty(n_vocab, TOKEN_DATA)
+            raise ValueError("grammar and json_schema exclude each other: give one")
 
 
 class Constrainer:
-    """Applies constraints to rows of logits, by a llama.cpp chain over the whole vocabulary.
+    """Applies constraints to rows of logits, with a llama.cpp chain over the whole vocabulary.
 
-    The penalties know the tokens of `prompt` before the first step; the grammar does not see them. Raises
-    ValueError if a biased token is not in the vocabulary, or llama.cpp cannot take the grammar or schema.
+    Args:
+        prompt: Tokens that the penalties see before the first step; the grammar does not.
+
+    Raises:
+        ValueError: A biased token is not in the vocabulary, or llama.cpp rejects the grammar or schema.
     """
 
     def __init__(
@@ -110,12 +105,9 @@ class Constrainer:
         constraints: Constraints,
         weights: Weights,
         prompt: Sequence[int],
-        buffers: VocabularyBuffers | None = None,
+        buffers: SamplingBuffers | None = None,
     ) -> None:
-        buffers = buffers or VocabularyBuffers(weights.n_vocab)
-        self._logits, self._records = buffers.logits, buffers.records
-        self._array = C.llama_token_data_array()
-        self._array.data = ctypes.cast(self._records.ctypes.data, C.llama_token_data_p)
+        self._buffers = buffers or SamplingBuffers(weights.n_vocab)
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         # The finalizer holds the weights: the samplers read their vocabulary.
         weakref.finalize(self, lambda chain, _: C.llama_sampler_free(chain), self._chain, weights)
@@ -139,27 +131,29 @@ class Constrainer:
     def apply(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits (V,) under the constraints, -inf for a banned token; valid until the next call.
 
-        A row with a NaN is returned unchanged: a ban must not hide that a model is broken. Raises
-        GenerationError for a grammar that takes seconds, which would hold up all other answers.
+        A row with a NaN is returned unchanged, since a ban must not hide that a model is broken.
+
+        Raises:
+            GenerationError: The grammar takes seconds, which would stall all other answers.
         """
-        if fill_token_data(logits, self._records):
+        buffers, array = self._buffers, self._buffers.array
+        if fill_token_data(logits, buffers.records):
             return logits
-        array = self._array
         array.size, array.selected, array.sorted = logits.size, -1, False
         began = time.thread_time()
         C.llama_sampler_apply(self._chain, ctypes.byref(array))
         if (seconds := time.thread_time() - began) > SLOW_SECONDS:
-            raise GenerationError(f"the grammar takes {seconds:.1f} s for one token: give a simpler one")
-        read_token_data(self._records, self._logits)
-        return self._logits
+            raise GenerationError(f"the grammar takes {seconds:.1f} s for one token: simplify it")
+        read_token_data(buffers.records, buffers.logits)
+        return buffers.logits
 
     def accept(self, token: int) -> None:
-        """Tell the penalties and the grammar a sampled token; one that a grammar bans aborts the process."""
+        """Feed a sampled token to penalties and grammar; one that the grammar bans aborts the process."""
         C.llama_sampler_accept(self._chain, token)
 
 
 def _history(last_n: int, weights: Weights) -> int:
-    """Return `last_n`, at most the longest context: llama.cpp allocates an entry for each."""
+    """Return `last_n`, at most the longest context: llama.cpp allocates an entry for each token."""
     return min(last_n, weights.n_ctx_train)
 
 
@@ -167,7 +161,7 @@ def _logit_bias(constraints: Constraints, weights: Weights) -> Any:
     biases = (C.llama_logit_bias * len(constraints.logit_bias))()
     for entry, (token, bias) in zip(biases, constraints.logit_bias.items(), strict=True):
         if not 0 <= token < weights.n_vocab:
-            raise ValueError(f"logit_bias names token {token}: the model's are 0 to {weights.n_vocab - 1}")
+            raise ValueError(f"logit_bias has token {token}: the vocabulary is 0 to {weights.n_vocab - 1}")
         entry.token, entry.bias = token, bias
     return C.llama_sampler_init_logit_bias(weights.n_vocab, len(biases), biases)
 

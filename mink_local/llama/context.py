@@ -1,4 +1,4 @@
-"""KV caches over a model's weights, and the batches that llama.cpp evaluates in them."""
+"""Contexts: the KV caches over a model's weights, and the batches that llama.cpp evaluates in them."""
 
 import ctypes
 import weakref
@@ -15,17 +15,14 @@ from mink_local.llama.log import logged, reason
 from mink_local.llama.token_data import flag_is_set
 from mink_local.llama.weights import Weights
 
-ALL_LAYERS = -1  # as a number of layers on the GPU
-N_SEQ_MAX: int = C.llama_max_parallel_sequences()
-RANDOM_SEED: int = C.LLAMA_DEFAULT_SEED  # the one seed that llama.cpp takes to mean "any"
-MAX_SEED = RANDOM_SEED - 1
-
 
 class Segment(NamedTuple):
-    """A run of tokens of one sequence, to be evaluated in a batch.
+    """Consecutive tokens of one sequence, to be evaluated in a batch.
 
-    `position` is that of the first token in its sequence. Logits are produced for the last `n_outputs`
-    tokens, or a token if a sampler is attached.
+    Attributes:
+        position: Of the first token in its sequence.
+        n_outputs: Number of last tokens for which there will be logits, or sampled tokens if a sampler is
+            attached.
     """
 
     tokens: Sequence[int]
@@ -38,14 +35,14 @@ class Context:
     """KV caches for several sequences, and the evaluation of batches of tokens in them.
 
     Args:
-        n_ctx: Tokens of one sequence; llama.cpp may round the number, and the attribute is the result.
-        n_outputs: Most tokens of a batch for which there are logits, at least one for each sequence.
-        kv_type: Number format of the KV cache, one of KV_TYPES; "q8_0" takes about half the memory of "f16".
+        n_ctx: Tokens of one sequence; llama.cpp may round it, and the attribute is the result.
+        n_outputs: Maximum number of tokens of a batch with logits, at least one per sequence.
+        kv_type: Type of the KV cache, one of KV_TYPES; "q8_0" takes about half the memory of "f16".
         flash_attn: Whether to use flash attention, which a quantized cache needs; None: llama.cpp decides.
 
     Raises:
-        ValueError: An unknown `kv_type`, or a quantized one without flash attention.
-        ModelError: There is not enough memory, or the model has no KV cache of this kind.
+        ValueError: Unknown `kv_type`, or a quantized one without flash attention.
+        ModelError: Not enough memory, or the model does not support this KV cache.
     """
 
     def __init__(
@@ -60,7 +57,7 @@ class Context:
     ) -> None:
         type_number = kv_type_number(kv_type)
         if kv_type.startswith("q") and flash_attn is False:
-            raise ValueError(f"kv_type {kv_type} needs flash attention: leave flash_attn out, or use f16")
+            raise ValueError(f"kv_type {kv_type} needs flash attention: leave out flash_attn, or use f16")
         if weights.handle is None:
             raise ModelError(f"{weights.path} is closed: load it again")
         params = C.llama_context_default_params()
@@ -85,13 +82,12 @@ class Context:
         )
         self._memory = C.llama_get_memory(self.handle)
         if not self._memory:
-            raise ModelError(f"{weights.path} is an embedding model: it has no decoder to write with")
+            raise ModelError(f"{weights.path} is an embedding model: it cannot generate text")
         weights.contexts.add(self)
         self.n_ctx: int = C.llama_n_ctx_seq(self.handle)
-        self.n_batch: int = C.llama_n_batch(self.handle)  # most tokens of a batch
+        self.n_batch: int = C.llama_n_batch(self.handle)  # maximum size of a batch
         self.n_seq, self.n_threads, self.n_outputs = n_seq, n_threads, params.n_outputs_max
         self.kv_type, self.n_vocab, self._verbose = kv_type, weights.n_vocab, weights.verbose
-        self._views: dict[int, NDArray[np.float32]] = {}
         self._chains: dict[int, Any] = {}
         self._batch = _TokenBatch(self.n_batch)
 
@@ -102,13 +98,12 @@ class Context:
     def close(self) -> None:
         """Free the memory. May be called again."""
         self._chains.clear()  # llama.cpp does not look at a sampler when it frees the context
-        self._views.clear()
         self._free()
         self.handle = self._memory = None
 
     @property
     def interrupted(self) -> bool:
-        """Interrupt flag, which any thread may set: on a CPU a running batch stops soon after."""
+        """Whether to interrupt; any thread may set it, and on a CPU a running batch stops soon after."""
         return self._interrupt.value != 0
 
     @interrupted.setter
@@ -118,11 +113,14 @@ class Context:
     def decode(self, *segments: Segment) -> bool:
         """Evaluate a batch of at most one segment for each sequence and `n_batch` tokens.
 
-        Returns False if it was interrupted: the KV cache may hold some of the segments' tokens, or none.
-        Raises GenerationError if llama.cpp failed, or the context is closed.
+        Returns:
+            False if interrupted: the KV cache then holds some of the segments' tokens or none.
+
+        Raises:
+            GenerationError: llama.cpp failed, or the context is closed.
         """
         if self.handle is None:
-            raise GenerationError("the context is closed: make another")
+            raise GenerationError("the context is closed: load the model again")
         with logged(self._verbose):
             status = C.llama_decode(self.handle, self._batch.fill(segments))
         if status == 2:
@@ -136,51 +134,53 @@ class Context:
         return True
 
     def logits(self, output: int = -1) -> NDArray[np.float32]:
-        """Return the logits (V,) of a token of the last batch: llama.cpp's memory, until the next batch.
+        """Return the logits (V,) of a token of the last batch, in llama.cpp's memory until the next batch.
 
-        `output` is the index of the token in the batch, by default of the last one with logits.
+        Args:
+            output: Index of the token in the batch; -1 is the last one with logits.
         """
         pointer = C.llama_get_logits_ith(self.handle, output)
         if not pointer:
-            raise GenerationError("llama.cpp has no logits for a token that they were asked for")
-        address = ctypes.addressof(pointer.contents)
-        if address not in self._views:
-            if len(self._views) >= self.n_outputs:  # llama.cpp has moved them
-                self._views.clear()
-            array = (ctypes.c_float * self.n_vocab).from_address(address)
-            self._views[address] = np.ctypeslib.as_array(array)
-        return self._views[address]
+            raise GenerationError(f"llama.cpp has no logits for output {output}")
+        array = (ctypes.c_float * self.n_vocab).from_address(ctypes.addressof(pointer.contents))
+        row: NDArray[np.float32] = np.frombuffer(array, np.float32)  # type: ignore[call-overload]
+        return row
 
     def attach(self, chain: Any, seq_id: int = 0) -> None:
-        """Have llama.cpp sample a sequence inside its compute graph, and give no logits for it.
+        """Make llama.cpp sample a sequence inside its compute graph, without returning logits.
 
-        `chain`, a llama_sampler_chain, replaces the one before; detach it before it is freed. Raises
-        GenerationError if llama.cpp has no backend sampling for this model.
+        Args:
+            chain: A llama_sampler_chain; replaces the previous one. Detach it before freeing it.
+
+        Raises:
+            GenerationError: llama.cpp has no backend sampling for this model.
         """
         if not C.llama_set_sampler(self.handle, seq_id, chain):
             raise GenerationError("llama.cpp has no backend sampling for this model: sample on the host")
         self._chains[seq_id] = chain
 
     def detach(self, chain: Any = None, seq_id: int = 0) -> None:
-        """Have llama.cpp give logits for a sequence again, unless another chain is attached."""
+        """Make llama.cpp return logits for a sequence again, unless another chain is attached."""
         if seq_id in self._chains and chain in (None, self._chains[seq_id]):
             C.llama_set_sampler(self.handle, seq_id, None)
             del self._chains[seq_id]
 
     def sampled(self, output: int = -1) -> tuple[int, float]:
-        """Return the token that the attached chain sampled for an output of the last batch, as for `logits`.
+        """Return the token that the attached chain sampled for an output (see `logits`) of the last batch.
 
-        With it comes the first number of what the chain left as probabilities. Raises GenerationError if no
-        chain has sampled a token there.
+        The second value is the first of what the chain left as probabilities.
+
+        Raises:
+            GenerationError: No chain has sampled a token there.
         """
         token = C.llama_get_sampled_token_ith(self.handle, output)
         probabilities = C.llama_get_sampled_probs_ith(self.handle, output)
         if token < 0 or not probabilities:
-            raise GenerationError("llama.cpp sampled no token in its graph")
+            raise GenerationError("llama.cpp has not sampled a token in its graph")
         return token, probabilities[0]
 
     def truncate(self, length: int, seq_id: int = 0) -> bool:
-        """Forget all but the first `length` tokens of a sequence; returns False if the model cannot."""
+        """Remove all but the first `length` tokens of a sequence; return False if the model cannot."""
         return bool(C.llama_memory_seq_rm(self._memory, seq_id, length, -1))
 
     def copy(self, source: int, target: int) -> None:
@@ -188,12 +188,12 @@ class Context:
         C.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def clear(self, seq_id: int = 0) -> None:
-        """Forget a whole sequence, which every model can."""
+        """Remove a whole sequence, which every model can."""
         C.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
 
 class _TokenBatch:
-    """A llama_batch over NumPy arrays, which are filled faster than those of llama_batch_init."""
+    """A llama_batch over NumPy arrays, which are faster to fill than those of llama_batch_init."""
 
     def __init__(self, n_batch: int) -> None:
         self._token = np.zeros(n_batch, np.int32)

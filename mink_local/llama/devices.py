@@ -1,36 +1,35 @@
-"""The GPUs that this build of llama.cpp can use, and their memory."""
+"""The CPU cores to generate with, and the GPUs that llama.cpp can use, those of RPC servers included."""
 
 import ctypes
+import os
+import platform
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
 from llama_cpp import llama_cpp as C
 
-from mink_local.llama.ggml import function
+from mink_local.llama import ggml
 from mink_local.llama.log import logged
 
-CPU, DEDICATED, INTEGRATED = 0, 1, 2  # of enum ggml_backend_dev_type
-_METAL = "MTL"  # Apple's GPUs call themselves dedicated
+CPU, DEDICATED, INTEGRATED = 0, 1, 2  # enum ggml_backend_dev_type
+_METAL = "MTL"  # Apple's GPUs report themselves as dedicated
 _REMOTE = "RPC"
 
-_SIZE = ctypes.POINTER(ctypes.c_size_t)
-_device_count = function("ggml_backend_dev_count", ctypes.c_size_t)
-_device = function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-_device_type = function("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
-_description = function("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
-_memory = function("ggml_backend_dev_memory", None, ctypes.c_void_p, _SIZE, _SIZE)
-_backend_of = function("ggml_backend_dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)
-_backend_count = function("ggml_backend_reg_count", ctypes.c_size_t)
-_backend = function("ggml_backend_reg_get", ctypes.c_void_p, ctypes.c_size_t)
-_backend_name = function("ggml_backend_reg_name", ctypes.c_char_p, ctypes.c_void_p)
-_backend_devices = function("ggml_backend_reg_dev_count", ctypes.c_size_t, ctypes.c_void_p)
+servers_in_use: list[str] = []
+"""Addresses of the RPC servers whose devices this process uses; `rpc.use_servers` adds to them."""
 
 
 @dataclass(frozen=True)
 class Gpu:
     """A GPU that llama.cpp can use.
 
-    `free` and `total` are bytes. Integrated GPUs, and all of Apple's, share the machine's memory
-    (`shares_ram`). A `remote` one is a device of an RPC server, and its name the server's address.
+    Attributes:
+        name: The device's description; of a `remote` one, its server's address.
+        free, total: Bytes.
+        shares_ram: Integrated GPUs and all of Apple's share the machine's memory.
+        remote: The device belongs to an RPC server.
     """
 
     name: str
@@ -41,49 +40,43 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs that this build of llama.cpp can use.
-
-    As in llama.cpp, integrated ones count only if this machine has no others.
-    """
+    """Return the GPUs that llama.cpp can use: as there, integrated ones only if there are no others."""
     with logged(False):
         return [_gpu(device) for device in gpu_pointers()]
 
 
 def gpu_pointers() -> list[int]:
-    """Return the ggml_backend_dev_t of the devices of `gpus`; none of them is used."""
+    """Return the ggml_backend_dev_t of the devices of `gpus`, without initializing them."""
     with logged(False):
-        C.llama_supports_gpu_offload()  # loads the backends that are libraries of their own
+        C.llama_supports_gpu_offload()  # loads backends that are separate libraries
         C.llama_backend_init()
     found = device_pointers(DEDICATED)
-    if all(_backend_of_device(device) == _REMOTE for device in found):
+    if all(_backend_of(device) == _REMOTE for device in found):
         found += device_pointers(INTEGRATED)
     return found
 
 
 def gpu_names() -> list[str]:
-    """Return the names of the GPUs with those of their backends: "CUDA: NVIDIA H100", for example."""
-    return [
-        f"{_backend_of_device(device)}: {_description(device).decode('utf-8', 'replace')}"
-        for device in gpu_pointers()
-    ]
+    """Return backend and name of each GPU: "CUDA: NVIDIA H100", for example."""
+    return [f"{_backend_of(device)}: {_description(device)}" for device in gpu_pointers()]
 
 
 def gpus_in_words() -> str:
-    """Return "the GPU" for all of this machine's, and the addresses of RPC servers."""
+    """Return "the GPU" for all GPUs of this machine, and the addresses of RPC servers."""
     *others, last = dict.fromkeys(gpu.name if gpu.remote else "the GPU" for gpu in gpus())
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def device_pointers(*kinds: int) -> list[int]:
     """Return the ggml_backend_dev_t of llama.cpp's devices of some kinds."""
-    devices = [_device(i) for i in range(_device_count())]
-    return [device for device in devices if _device_type(device) in kinds]
+    devices = [ggml.backend_dev_get(i) for i in range(ggml.backend_dev_count())]
+    return [device for device in devices if ggml.backend_dev_type(device) in kinds]
 
 
 def backends() -> dict[str, int]:
-    """Return llama.cpp's backends, for example CPU, CUDA, MTL, and how many devices each has found."""
-    pointers = [_backend(i) for i in range(_backend_count())]
-    return {_backend_name(pointer).decode(): _backend_devices(pointer) for pointer in pointers}
+    """Return the number of devices that each backend of llama.cpp (CPU, CUDA, MTL, ...) has found."""
+    found = [ggml.backend_reg_get(i) for i in range(ggml.backend_reg_count())]
+    return {ggml.backend_reg_name(backend).decode(): ggml.backend_reg_dev_count(backend) for backend in found}
 
 
 def gpu_missing() -> str | None:
@@ -97,12 +90,54 @@ def gpu_missing() -> str | None:
 
 def _gpu(device: int) -> Gpu:
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    _memory(device, ctypes.byref(free), ctypes.byref(total))
-    backend = _backend_of_device(device)
-    shares_ram = _device_type(device) == INTEGRATED or backend == _METAL
-    name = _description(device).decode("utf-8", "replace")
-    return Gpu(name, free.value, total.value, shares_ram, remote=backend == _REMOTE)
+    ggml.backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+    backend = _backend_of(device)
+    shares_ram = ggml.backend_dev_type(device) == INTEGRATED or backend == _METAL
+    return Gpu(_description(device), free.value, total.value, shares_ram, remote=backend == _REMOTE)
 
 
-def _backend_of_device(device: int) -> str:
-    return str(_backend_name(_backend_of(device)).decode())
+def _description(device: int) -> str:
+    return str(ggml.backend_dev_description(device).decode("utf-8", "replace"))
+
+
+def _backend_of(device: int) -> str:
+    return str(ggml.backend_reg_name(ggml.backend_dev_backend_reg(device)).decode())
+
+
+def n_cores() -> int:
+    """Return the number of physical cores, without efficiency cores, which would slow down the others.
+
+    Only macOS and Linux can tell efficiency cores apart; elsewhere all physical cores count.
+    """
+    physical = macos_performance_cores() or linux_performance_cores() or psutil.cpu_count(logical=False)
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(physical or 1, available or 1))
+
+
+def macos_performance_cores() -> int | None:
+    if platform.system() != "Darwin":
+        return None
+    command = ["sysctl", "-n", "hw.perflevel0.physicalcpu"]  # not there on Intel
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return int(result.stdout) if result.stdout.strip().isdigit() else None
+
+
+def linux_performance_cores(devices: Path = Path("/sys/devices")) -> int | None:
+    """Return the number of performance cores of a hybrid Intel processor, None for others."""
+    try:
+        cpus = parse_cpu_list((devices / "cpu_core/cpus").read_text(encoding="utf-8"))
+        siblings = (
+            devices / f"system/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in cpus
+        )  # threads of one core
+        return len({path.read_text(encoding="utf-8") for path in siblings}) or None
+    except (OSError, ValueError):
+        return None
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """Return the numbers of a Linux CPU list: "0-3,8" is 0, 1, 2, 3, 8."""
+    numbers: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers

@@ -1,15 +1,14 @@
-"""Nodes of a ggml graph, written as arithmetic: `(row - largest).step().sum()`.
+"""Functions of ggml that llama-cpp-python does not declare, by their names without `ggml_`.
 
-An operation adds a node to the graph that llama.cpp is building, and returns the node. Every node here is
-one row of float32 or int32.
+`ggml.backend_dev_count()` looks the function up on first use: a llama.cpp that lacks one of them fails only
+where it is needed.
 """
 
 import contextlib
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,87 @@ from llama_cpp._ctypes_extensions import load_shared_library
 
 from mink_local.errors import MinkError
 
-_PTR, _F32, _I64, _SIZE = ctypes.c_void_p, ctypes.c_float, ctypes.c_int64, ctypes.c_size_t
-_TYPE_F32, _TYPE_I32 = 0, 26  # of enum ggml_type
-_ASCENDING = 0  # of enum ggml_sort_order
-_WIDTH = 4  # bytes of a float32 and of an int32
+_PTR, _TEXT, _BOOL = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_bool
+_INT, _I64, _F32, _SIZE = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_size_t
+_SIZE_PTR = ctypes.POINTER(ctypes.c_size_t)
+ABORT_CALLBACK = ctypes.CFUNCTYPE(None, _TEXT)
+
+
+class InitParams(ctypes.Structure):
+    """struct ggml_init_params."""
+
+    _fields_ = (("mem_size", _SIZE), ("mem_buffer", _PTR), ("no_alloc", _BOOL))
+
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
+    # Types of tensors
+    "type_name": (_TEXT, _INT),
+    "blck_size": (_I64, _INT),
+    "type_size": (_SIZE, _INT),
+    # Devices and backends
+    "backend_dev_count": (_SIZE,),
+    "backend_dev_get": (_PTR, _SIZE),
+    "backend_dev_type": (_INT, _PTR),
+    "backend_dev_description": (_TEXT, _PTR),
+    "backend_dev_memory": (None, _PTR, _SIZE_PTR, _SIZE_PTR),
+    "backend_dev_backend_reg": (_PTR, _PTR),
+    "backend_dev_init": (_PTR, _PTR, _TEXT),
+    "backend_dev_supports_op": (_BOOL, _PTR, _PTR),
+    "backend_buft_get_device": (_PTR, _PTR),
+    "backend_reg_count": (_SIZE,),
+    "backend_reg_get": (_PTR, _SIZE),
+    "backend_reg_name": (_TEXT, _PTR),
+    "backend_reg_dev_count": (_SIZE, _PTR),
+    "backend_reg_dev_get": (_PTR, _PTR, _SIZE),
+    "backend_reg_by_name": (_PTR, _TEXT),
+    "backend_reg_get_proc_address": (_PTR, _PTR, _TEXT),
+    "backend_load": (_PTR, _TEXT),
+    "backend_register": (None, _PTR),
+    "set_abort_callback": (_PTR, ABORT_CALLBACK),
+    # Graphs
+    "init": (_PTR, InitParams),
+    "free": (None, _PTR),
+    "tensor_overhead": (_SIZE,),
+    "graph_overhead_custom": (_SIZE, _SIZE, _BOOL),
+    "new_graph_custom": (_PTR, _PTR, _SIZE, _BOOL),
+    "build_forward_expand": (None, _PTR, _PTR),
+    "graph_n_nodes": (_INT, _PTR),
+    "graph_node": (_PTR, _PTR, _INT),
+    # Operations: they take the context of the graph first
+    "nelements": (_I64, _PTR),
+    "new_tensor_1d": (_PTR, _PTR, _INT, _I64),
+    "reshape_1d": (_PTR, _PTR, _PTR, _I64),
+    "reshape_2d": (_PTR, _PTR, _PTR, _I64, _I64),
+    "view_1d": (_PTR, _PTR, _PTR, _I64, _SIZE),
+    "arange": (_PTR, _PTR, _F32, _F32, _F32),
+    "top_k": (_PTR, _PTR, _PTR, _INT),
+    "argsort": (_PTR, _PTR, _PTR, _INT),
+    "get_rows": (_PTR, _PTR, _PTR, _PTR),
+    "scale_bias": (_PTR, _PTR, _PTR, _F32, _F32),
+    "clamp": (_PTR, _PTR, _PTR, _F32, _F32),
+    "cast": (_PTR, _PTR, _PTR, _INT),
+    **dict.fromkeys(("argmax", "floor", "log", "relu", "step", "sum"), (_PTR, _PTR, _PTR)),
+    **dict.fromkeys(("add", "sub", "mul", "div"), (_PTR, _PTR, _PTR, _PTR)),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SIGNATURES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    result, *arguments = _SIGNATURES[name]
+    globals()[name] = found = function(f"ggml_{name}", result, *arguments)
+    return found
 
 
 def function(name: str, result: Any, *arguments: Any) -> Any:
-    """Return a C function that ggml exports, with ctypes types of its result and arguments.
+    """Return an exported C function, given the ctypes types of its result and arguments.
 
-    Raises MinkError if this version of llama.cpp does not have it.
+    Raises:
+        MinkError: The installed llama.cpp does not have it.
     """
     for library in _libraries():
         with contextlib.suppress(AttributeError):
-            symbol = library[name]  # unlike an attribute not shared with others who look for it
+            symbol = library[name]  # unlike an attribute, not shared with other users of the library
             symbol.restype, symbol.argtypes = result, arguments
             return symbol
     raise MinkError(
@@ -41,10 +107,10 @@ def function(name: str, result: Any, *arguments: Any) -> Any:
 
 
 def _libraries() -> Iterator[ctypes.CDLL]:
-    """Yield libllama, and then the libraries that it depends on.
+    """Yield libllama, then the libraries that it depends on.
 
-    Linux and macOS find a symbol of ggml through libllama, and Windows only in the library itself. Loading
-    that if it is not needed could load it twice: a wheel holds it under several names.
+    Linux and macOS find ggml's symbols through libllama, Windows only in ggml's own libraries. These are
+    loaded only if needed: a wheel holds them under several names, and one could be loaded twice.
     """
     for name in ("llama", "ggml-base", "ggml"):
         with contextlib.suppress(FileNotFoundError, RuntimeError):
@@ -56,154 +122,3 @@ def _library(name: str) -> ctypes.CDLL:
     own = Path(llama_cpp.__file__).absolute().parent / "lib"
     library: ctypes.CDLL = load_shared_library(name, Path(os.environ.get("LLAMA_CPP_LIB_PATH") or own))
     return library
-
-
-def _operation(name: str, *arguments: Any) -> Any:
-    return function(f"ggml_{name}", _PTR, _PTR, *arguments)
-
-
-_new_tensor_1d = _operation("new_tensor_1d", ctypes.c_int, _I64)
-_reshape_1d = _operation("reshape_1d", _PTR, _I64)
-_reshape_2d = _operation("reshape_2d", _PTR, _I64, _I64)
-_view_1d = _operation("view_1d", _PTR, _I64, _SIZE)
-_arange = _operation("arange", _F32, _F32, _F32)
-_top_k = _operation("top_k", _PTR, ctypes.c_int)
-_argsort = _operation("argsort", _PTR, ctypes.c_int)
-_scale_bias = _operation("scale_bias", _PTR, _F32, _F32)
-_cast = _operation("cast", _PTR, ctypes.c_int)
-_clamp = _operation("clamp", _PTR, _F32, _F32)
-_get_rows = _operation("get_rows", _PTR, _PTR)
-_n_elements = function("ggml_nelements", _I64, _PTR)
-
-
-def _of_one(name: str, size: int | None = None) -> "Callable[[Node], Node]":
-    """Return the method for an operation on one row that leaves as many elements, or `size`."""
-    operation = _operation(name, _PTR)
-    return lambda row: Node(row.graph, operation(row.graph, row.pointer), size or row.size)
-
-
-def _of_two(name: str) -> "Callable[[Node, Node], Node]":
-    """Return the method for an operation on two rows, element by element."""
-    operation = _operation(name, _PTR, _PTR)
-    return lambda a, b: Node(a.graph, operation(a.graph, a.pointer, b.pointer), a.size)
-
-
-_relu = _of_one("relu")
-
-
-@dataclass(frozen=True)
-class Node:
-    """A row of numbers that a graph computes.
-
-    In an operation on two nodes the second may have one element, which goes with all of the first. `graph`
-    and `pointer` point to the ggml_context of the graph and the ggml_tensor.
-    """
-
-    graph: int
-    pointer: int
-    size: int
-
-    @classmethod
-    def wrap(cls, graph: int, tensor: int) -> "Node":
-        """Return all elements of a ggml_tensor as one row."""
-        size = _n_elements(tensor)
-        return cls(graph, _reshape_1d(graph, tensor, size), size)
-
-    @classmethod
-    def new(cls, graph: int, size: int) -> "Node":
-        """Return a new float32 row, which is filled from outside."""
-        return cls(graph, _new_tensor_1d(graph, _TYPE_F32, size), size)
-
-    def countdown(self, size: int) -> "Node":
-        """Return the constant row size, ..., 2, 1."""
-        upwards = Node(self.graph, _arange(self.graph, -size, 0, 1), size)  # ggml has no other direction
-        return -upwards
-
-    def view(self, start: int, size: int) -> "Node":
-        """Return the elements from `start` on, without a copy."""
-        return Node(self.graph, _view_1d(self.graph, self.pointer, size, start * _WIDTH), size)
-
-    def at(self, indices: "Node") -> "Node":
-        """Return the elements at `indices`, an int32 row."""
-        column = _reshape_2d(self.graph, self.pointer, 1, self.size)
-        rows = _get_rows(self.graph, column, indices.pointer)
-        return Node(self.graph, _reshape_1d(self.graph, rows, indices.size), indices.size)
-
-    def top(self, k: int) -> "Node":
-        """Return int32 indices of the k largest elements, in no order; which of equal ones is not defined."""
-        return Node(self.graph, _top_k(self.graph, self.pointer, k), k)
-
-    def ascending(self) -> "Node":
-        """Return int32 indices that sort the row; the order of equal elements is not defined."""
-        return Node(self.graph, _argsort(self.graph, self.pointer, _ASCENDING), self.size)
-
-    # The index of any of the largest elements; CUDA returns -1 if none is above the smallest float32.
-    argmax = _of_one("argmax", 1)
-    sum = _of_one("sum", 1)
-    step = _of_one("step")  # 1 for an element above 0, and 0 for others and for NaN
-    log = _of_one("log")
-    floor = _of_one("floor")
-    __add__ = _of_two("add")
-    __sub__ = _of_two("sub")
-    __mul__ = _of_two("mul")
-    __truediv__ = _of_two("div")
-
-    def clamp(self, low: float, high: float) -> "Node":
-        """Limit elements to [low, high]. A NaN becomes one of the two, on CPU and CUDA alike."""
-        return Node(self.graph, _clamp(self.graph, self.pointer, low, high), self.size)
-
-    def scale(self, factor: float, bias: float = 0.0) -> "Node":
-        """Return factor * self + bias."""
-        return Node(self.graph, _scale_bias(self.graph, self.pointer, factor, bias), self.size)
-
-    def integer(self) -> "Node":
-        """Convert to int32, without the fraction."""
-        return Node(self.graph, _cast(self.graph, self.pointer, _TYPE_I32), self.size)
-
-    def maximum(self, other: "Node") -> "Node":
-        return _relu(self - other) + other
-
-    def __neg__(self) -> "Node":
-        return self.scale(-1.0)
-
-
-class _InitParams(ctypes.Structure):
-    _fields_ = (("mem_size", _SIZE), ("mem_buffer", _PTR), ("no_alloc", ctypes.c_bool))
-
-
-class Graph:
-    """A ggml graph, and `n_bytes` of memory for its nodes' numbers: 0 for one that is never computed."""
-
-    def __init__(self, n_nodes: int, n_bytes: int = 0) -> None:
-        overhead = n_nodes * _tensor_overhead() + _graph_overhead(n_nodes, False)
-        self.context = _init(_InitParams(overhead + n_bytes, None, n_bytes == 0))
-        self.pointer = _new_graph(self.context, n_nodes, False)
-
-    def __enter__(self) -> "Graph":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _free(self.context)
-
-    def expand(self, node: Node) -> None:
-        """Add a node, and all that it depends on, to the graph."""
-        _build_forward_expand(self.pointer, node.pointer)
-
-
-_init = function("ggml_init", _PTR, _InitParams)
-_free = function("ggml_free", None, _PTR)
-_tensor_overhead = function("ggml_tensor_overhead", _SIZE)
-_graph_overhead = function("ggml_graph_overhead_custom", _SIZE, _SIZE, ctypes.c_bool)
-_new_graph = function("ggml_new_graph_custom", _PTR, _PTR, _SIZE, ctypes.c_bool)
-_build_forward_expand = function("ggml_build_forward_expand", None, _PTR, _PTR)
-_graph_n_nodes = function("ggml_graph_n_nodes", ctypes.c_int, _PTR)
-_graph_node = function("ggml_graph_node", _PTR, _PTR, ctypes.c_int)
-_device = function("ggml_backend_buft_get_device", _PTR, _PTR)
-_supports = function("ggml_backend_dev_supports_op", ctypes.c_bool, _PTR, _PTR)
-
-
-def supported(buffer_type: int, graph: Graph) -> bool:
-    """Return whether the device of a ggml_backend_buffer_type_t has every operation of a graph."""
-    device = _device(buffer_type)
-    nodes = [_graph_node(graph.pointer, i) for i in range(_graph_n_nodes(graph.pointer))]
-    return device is None or all(_supports(device, node) for node in nodes)

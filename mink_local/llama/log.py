@@ -1,4 +1,4 @@
-"""llama.cpp's log: quiet, unless the model in use was loaded with `verbose`."""
+"""llama.cpp's log: silent unless the model in use was loaded with `verbose`."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ _ERROR, _CONTINUED = 4, 5  # of enum ggml_log_level
 
 
 class _Calls(threading.local):
-    """This thread's calls of llama.cpp."""
+    """The state of this thread's calls into llama.cpp."""
 
     active = verbose = False
     level = 0
@@ -27,7 +27,7 @@ _calls = _Calls()
 
 @contextlib.contextmanager
 def logged(verbose: bool) -> Iterator[None]:
-    """Keep llama.cpp's log of this block, in this thread, from everybody, or write it to standard error."""
+    """Swallow llama.cpp's log of this block and thread, or write it to standard error if `verbose`."""
     _install()
     _calls.active, _calls.verbose, _calls.error = True, verbose, ""
     try:
@@ -44,7 +44,7 @@ def reason() -> str:
 
 @cache
 def _install() -> object:
-    """Take llama.cpp's log, once, and pass on what no `logged` block is responsible for."""
+    """Take over llama.cpp's log, once, and pass on what comes from outside `logged` blocks."""
     before, data = C.llama_log_callback(), ctypes.c_void_p()
     C.llama_log_get(ctypes.byref(before), ctypes.byref(data))
     is_binding = _address(before) == _address(_binding_callback)
@@ -53,8 +53,8 @@ def _install() -> object:
     def take(level: int, text: bytes, _: object) -> None:
         if not _calls.active:
             # llama-cpp-python's callback prints everything until a `Llama(verbose=…)` has set its level.
-            is_unasked = is_binding and logging.getLogger("llama-cpp-python").level == logging.NOTSET
-            if before and not is_unasked:
+            is_default = is_binding and logging.getLogger("llama-cpp-python").level == logging.NOTSET
+            if before and not is_default:
                 before(level, text, data)
             return
         _calls.level = _calls.level if level == _CONTINUED else level

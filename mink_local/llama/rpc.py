@@ -1,7 +1,7 @@
-"""Devices of other machines through llama.cpp's RPC backend: use them, and offer those of this machine.
+"""llama.cpp's RPC backend: use devices of other machines, or offer those of this one.
 
-llama.cpp aborts the process if a server is missing, and waits for ever for one that does not answer. So an
-address is tried in a child process first.
+llama.cpp aborts the process if a server is missing and waits forever for one that does not answer, so an
+address is first tried in a child process, which runs this module.
 """
 
 import ctypes
@@ -17,29 +17,19 @@ import llama_cpp
 from llama_cpp import llama_cpp as C
 
 from mink_local.errors import MinkError
+from mink_local.llama import ggml
 from mink_local.llama.constants import RPC_PORT
-from mink_local.llama.devices import CPU, DEDICATED, INTEGRATED, device_pointers
-from mink_local.llama.ggml import function
+from mink_local.llama.devices import CPU, DEDICATED, INTEGRATED, device_pointers, servers_in_use
 from mink_local.llama.log import logged
-from mink_local.sandbox import GIB, ChildTimeoutError, SandboxError, ask, serve
+from mink_local.sandbox import GIB, SandboxError, ask, serve
 
 _SERVER = "mink-models rpc-server"
-
-_PTR, _TEXT, _SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 _SECONDS = 10.0  # for a server to answer
-
-_load_backend = function("ggml_backend_load", _PTR, _TEXT)
-_backend_by_name = function("ggml_backend_reg_by_name", _PTR, _TEXT)
-_address_of = function("ggml_backend_reg_get_proc_address", _PTR, _PTR, _TEXT)
-_register = function("ggml_backend_register", None, _PTR)
-_first_device = function("ggml_backend_reg_dev_get", _PTR, _PTR, _SIZE)
-_use_device = function("ggml_backend_dev_init", _PTR, _PTR, _TEXT)
-
-_used: list[str] = []
+_PTR, _TEXT, _SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 
 
 def parse_servers(text: str) -> tuple[str, ...]:
-    """Return the addresses in `HOST:PORT,HOST:PORT,…`. Raises ValueError for another text."""
+    """Return the addresses in `HOST:PORT,HOST:PORT,…`. Raises ValueError for anything else."""
     servers = tuple(server.strip() for server in text.split(","))
     for server in servers:
         if not re.fullmatch(r"[^\s:]+:\d{1,5}", server):
@@ -48,10 +38,9 @@ def parse_servers(text: str) -> tuple[str, ...]:
 
 
 def use_servers(servers: Sequence[str], trust: bool = False) -> None:
-    """Add the devices of RPC servers to the GPUs of this process.
+    """Add the devices of RPC servers to the GPUs of this process, for all models loaded from now on.
 
-    They are used for every model that is loaded from now on. A server serves one process at a time. If it
-    goes away, llama.cpp ends this process, with a sentence and status 1.
+    A server serves one process at a time. If it goes away, llama.cpp ends this process with status 1.
 
     Args:
         servers: Addresses, each `HOST:PORT`.
@@ -62,31 +51,27 @@ def use_servers(servers: Sequence[str], trust: bool = False) -> None:
         MinkError: llama-cpp-python was built without RPC, or no server answers at an address.
     """
     servers = [server for text in servers for server in parse_servers(text)]
-    new = [server for server in dict.fromkeys(servers) if server not in _used]
+    new = [server for server in dict.fromkeys(servers) if server not in servers_in_use]
     if not new:
         return
-    add = _function_of_backend("add_server", _PTR, _TEXT)
+    add = _backend_function("add_server", _PTR, _TEXT)
     if not trust:
         for server in new:
             _try_in_child(server)
-    function("ggml_set_abort_callback", _PTR, type(_end_process))(_end_process)
-    # A server forgets its graphs when a context or a model is freed, but llama.cpp asks it for them again
-    # and aborts: so every step has a new graph, in the contexts that are made from now on.
+    ggml.set_abort_callback(_end_process)
+    # A server forgets its graphs when a context or a model is freed, but llama.cpp still asks it for them
+    # and aborts: disable their reuse in contexts made from now on.
     os.environ["LLAMA_GRAPH_REUSE_DISABLE"] = "1"
     for server in new:
         backend = add(server.encode())
-        _register(backend)
-        _use_device(_first_device(backend, 0), None)  # keeps the connection, which another program could get
-        _used.append(server)
-
-
-def servers_in_use() -> tuple[str, ...]:
-    """Return the addresses of the servers whose devices this process uses."""
-    return tuple(_used)
+        ggml.backend_register(backend)
+        # Initializing a device keeps the connection, which another program could otherwise take.
+        ggml.backend_dev_init(ggml.backend_reg_dev_get(backend, 0), None)
+        servers_in_use.append(server)
 
 
 def run_server(host: str, port: int, n_threads: int) -> None:
-    """Offer this machine's GPUs to another, or its CPU if there are none, until the process is ended.
+    """Offer this machine's GPUs to another machine, or its CPU if it has none, until the process is ended.
 
     Args:
         host: An IPv4 address of this machine. Whoever reaches it can run code here: llama.cpp has no
@@ -96,7 +81,7 @@ def run_server(host: str, port: int, n_threads: int) -> None:
     Raises:
         MinkError: llama-cpp-python was built without RPC, or llama.cpp cannot listen there.
     """
-    start = _function_of_backend("start_server", None, _TEXT, _TEXT, _SIZE, _SIZE, ctypes.POINTER(_PTR))
+    start = _backend_function("start_server", None, _TEXT, _TEXT, _SIZE, _SIZE, ctypes.POINTER(_PTR))
     devices = device_pointers(DEDICATED, INTEGRATED) or device_pointers(CPU)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # llama.cpp does not return to Python
     start(f"{host}:{port}".encode(), None, n_threads, len(devices), (_PTR * len(devices))(*devices))
@@ -107,11 +92,11 @@ def run_server(host: str, port: int, n_threads: int) -> None:
 
 @cache
 def _backend() -> int:
-    """Return llama.cpp's RPC backend: part of it, or the library that GGML_BACKEND_PATH names."""
+    """Return llama.cpp's RPC backend: built in, or the library that GGML_BACKEND_PATH names."""
     library = os.environ.get("GGML_BACKEND_PATH")  # llama.cpp itself reads it only if it has no backend
     with logged(False):
         C.llama_backend_init()
-        backend = _backend_by_name(b"RPC") or (library and _load_backend(library.encode()))
+        backend = ggml.backend_reg_by_name(b"RPC") or (library and ggml.backend_load(library.encode()))
     if not backend:
         raise MinkError(
             "llama-cpp-python was built without RPC: add -DGGML_RPC=ON to CMAKE_ARGS and type  python -m pip "
@@ -121,55 +106,43 @@ def _backend() -> int:
     return int(backend)
 
 
-def _function_of_backend(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """Return a function of the RPC backend; only the backend itself knows where it is."""
-    address = _address_of(_backend(), f"ggml_backend_rpc_{name}".encode())
+def _backend_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    """Return a function of the RPC backend, which only the backend itself can look up."""
+    address = ggml.backend_reg_get_proc_address(_backend(), f"ggml_backend_rpc_{name}".encode())
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
-@ctypes.CFUNCTYPE(None, _TEXT)  # type: ignore[untyped-decorator]
+@ggml.ABORT_CALLBACK  # type: ignore[untyped-decorator]
 def _end_process(message: bytes) -> None:
     """End the process in place of llama.cpp's abort, which leaves a backtrace and a core dump."""
     reason = message.decode("utf-8", "replace").partition(": ")[2]
-    sentence = (
-        f"llama.cpp cannot go on ({reason}): if an RPC server has ended, start it again, and this program"
-    )
-    os.write(2, f"\nmink-local: {sentence}\n".encode())  # half a line of an answer may be on the screen
+    sentence = f"llama.cpp failed ({reason}): if an RPC server has ended, restart it and this program"
+    os.write(2, f"\nmink-local: {sentence}\n".encode())  # part of an answer may be on the screen
     os._exit(1)
 
 
 def _try_in_child(server: str) -> None:
     try:
         complaint = ask("mink_local.llama.rpc", server, seconds=_SECONDS, memory=4 * GIB)
-    except ChildTimeoutError:
-        raise MinkError(
-            f"{server} does not answer as an RPC server: wait until another program that uses it has ended, "
-            f"or start one there with  {_SERVER}"
-        ) from None
-    except SandboxError:
-        raise MinkError(
-            f"what listens at {server} is no RPC server of this llama.cpp: start one there with  {_SERVER}  "
-            f"and llama-cpp-python {llama_cpp.__version__}"
-        ) from None
+    except SandboxError as error:  # it times out if another program uses the server
+        complaint = f"llama.cpp {error}"
     if complaint:
-        raise MinkError(f"no RPC server can be reached at {server} ({complaint}): start one with  {_SERVER}")
-
-
-def _begin(_: object) -> Callable[[str], str | None]:
-    os.environ["GGML_NO_BACKTRACE"] = "1"  # a crash starts no debugger
-    return _complaint
+        raise MinkError(
+            f"no RPC server for llama-cpp-python {llama_cpp.__version__} is free at {server} ({complaint}): "
+            f"start one there with  {_SERVER}"
+        )
 
 
 def _complaint(server: str) -> str | None:
-    """Return why a server cannot be reached, or None; llama.cpp may also end the process, or wait."""
+    """Return why a server cannot be reached, or None. In a child: llama.cpp may abort, or wait forever."""
     host, _, port = server.partition(":")
     try:
         socket.create_connection((socket.gethostbyname(host), int(port))).close()
     except OSError as error:
         return error.strerror or str(error)
-    _function_of_backend("add_server", _PTR, _TEXT)(server.encode())
+    _backend_function("add_server", _PTR, _TEXT)(server.encode())
     return None
 
 
 if __name__ == "__main__":
-    serve(_begin)
+    serve(lambda _: _complaint)

@@ -1,4 +1,4 @@
-"""llama.cpp's records of candidates (`llama_token_data`), written and read by compiled functions."""
+"""llama.cpp's candidate records (`llama_token_data`), written and read by compiled functions."""
 
 import ctypes
 from typing import Any
@@ -7,13 +7,14 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 from numba import types, uint8
 
+from mink_local.samplers import Workspace
 from mink_local.samplers.compile import c_function, compiled, helper
 
 _LARGEST = np.finfo(np.float32).max
 
 
 def layout(structure: Any, **formats: Any) -> np.dtype[np.void]:
-    """Return a NumPy type of some fields of a ctypes structure: NumPy itself refuses one with a pointer."""
+    """Return a NumPy type for fields of a ctypes structure; NumPy itself refuses those with pointers."""
     return np.dtype(
         {
             "names": list(formats),
@@ -28,6 +29,17 @@ TOKEN_DATA = layout(C.llama_token_data, id=np.int32, logit=np.float32, p=np.floa
 """One entry of a `llama_token_data_array`."""
 
 
+class SamplingBuffers:
+    """Scratch arrays over the vocabulary; samplers that are not used at the same time may share them."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self.workspace = Workspace(n_vocab)
+        self.logits = np.empty(n_vocab, np.float32)  # under constraints
+        self.records = np.empty(n_vocab, TOKEN_DATA)
+        self.array = C.llama_token_data_array()
+        self.array.data = ctypes.cast(self.records.ctypes.data, C.llama_token_data_p)
+
+
 @helper
 def _write(records, i, token, logit):
     records["id"][i] = token
@@ -39,12 +51,12 @@ def _write(records, i, token, logit):
 def write_token_data(logits, ids, k, records):
     """Write the first k of `ids` with their logits to `records`, in the order of the token ids.
 
-    llama.cpp's `dist` walks its array from the first entry to the last: only in one order do all forms of
-    a sampler sample the same token for a seed. The first k of `ids` are sorted.
+    llama.cpp's `dist` walks its array in order, so all forms of a sampler must agree on one to sample the
+    same token for a seed. Sorts the first k of `ids`.
     """
     if k < logits.size // 32:
         ids[:k].sort()
-    else:  # for many candidates, marking them and going through all tokens is cheaper than a sort
+    else:  # for many candidates a pass over all tokens is cheaper than sorting
         kept = np.zeros(logits.size, np.bool_)
         for i in range(k):
             kept[ids[i]] = True
@@ -59,7 +71,7 @@ def write_token_data(logits, ids, k, records):
 
 @compiled
 def fill_token_data(logits, records):
-    """Write every token with its logit to `records`, by id; return True if one of them is a NaN."""
+    """Write all tokens with their logits to `records`, by id; return True if a logit is NaN."""
     has_nan = False
     for i in range(logits.size):
         _write(records, i, i, logits[i])
@@ -69,9 +81,9 @@ def fill_token_data(logits, records):
 
 @compiled
 def read_token_data(records, logits):
-    """Write the logits of `records`, in any order, to `logits` by token id, and -inf for other tokens.
+    """Write the logits of `records`, in any order, to `logits` by token id; other tokens get -inf.
 
-    Returns False, with `logits` unfinished, if an id is not one of 0 to V - 1.
+    Returns False, with `logits` incomplete, if an id is outside 0 to V - 1.
     """
     logits[:] = -np.inf
     for i in range(records.size):
@@ -84,5 +96,5 @@ def read_token_data(records, logits):
 
 @c_function(uint8(types.CPointer(uint8)))
 def flag_is_set(flag):
-    """C function: return if the byte at `flag` is not zero. llama.cpp asks it whether to abort a batch."""
+    """C function: return whether the byte at `flag` is set; llama.cpp polls it to abort a batch."""
     return flag[0] != 0

@@ -8,35 +8,27 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local.errors import GenerationError
-from mink_local.llama.constraints import Constrainer, VocabularyBuffers
-from mink_local.llama.token_data import TOKEN_DATA, write_token_data
-from mink_local.samplers import Mirostat, Sampler, Workspace, kernels
+from mink_local.errors import GenerationError, NoTokenLeftError
+from mink_local.llama.constraints import Constrainer
+from mink_local.llama.token_data import SamplingBuffers, write_token_data
+from mink_local.samplers import Mirostat, Sampler, kernels
 
 _MIROSTAT_M = 100  # tokens that version 1 estimates Zipf's exponent from; llama.cpp's own choice
 
 
-class SamplingBuffers:
-    """Scratch arrays for sampling, which samplers that are not used at the same time may share."""
-
-    def __init__(self, n_vocab: int) -> None:
-        self.workspace = Workspace(n_vocab)
-        self.constraints = VocabularyBuffers(n_vocab)
-        self.records = np.empty(n_vocab, TOKEN_DATA)
-        self.array = C.llama_token_data_array()
-        self.array.data = ctypes.cast(self.records.ctypes.data, C.llama_token_data_p)
-
-
 class TokenSampler:
-    """Samples tokens from rows of logits: constraints, the sampler's truncation, temperature, `dist`.
+    """Samples tokens from rows of logits: constraints, the sampler's cut, temperature, `dist`.
 
-    The kernel reads the logits where llama.cpp has them, and only the candidates are copied, for llama.cpp's
-    own `temp` and `dist` (or `mirostat`). Under constraints, which are samplers of llama.cpp over the whole
+    The kernel reads the logits in llama.cpp's memory, and only the candidates are copied, for llama.cpp's own
+    `temp` and `dist` (or `mirostat`). With constraints, which are llama.cpp samplers over the whole
     vocabulary, the kernel reads their result instead.
 
-    The temperature is above 0, except with `Greedy`. Every token takes one of the random numbers of `seed`,
-    and `constrainer` learns it. `k` is the number of candidates of the last token; with mirostat, of those
-    that it kept.
+    Args:
+        temperature: > 0, except with `Greedy`.
+        seed: Each token takes one of its random numbers.
+
+    Attributes:
+        k: Number of candidates of the last token; with mirostat, of those that it kept.
     """
 
     def __init__(
@@ -52,8 +44,7 @@ class TokenSampler:
         buffers = buffers or SamplingBuffers(n_vocab)
         self._candidates = buffers.workspace.ids
         self._select = sampler.selector(temperature, buffers.workspace)
-        self._records, self._ids = buffers.records, buffers.records["id"]
-        self._array = buffers.array
+        self._records, self._array = buffers.records, buffers.array
         self._array_pointer = ctypes.byref(self._array)
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         weakref.finalize(self, C.llama_sampler_free, self._chain)
@@ -62,34 +53,35 @@ class TokenSampler:
         self.k = 0
 
     def __call__(self, logits: NDArray[np.float32], step: int) -> int:
-        """Sample one token from raw logits, contiguous float32 (V,); messages name it by `step`.
+        """Sample one token from raw logits, contiguous float32 (V,); error messages name `step`.
 
-        Raises GenerationError if a logit is NaN, none is finite, or the constraints leave no token: llama.cpp
-        would return some token.
+        Raises:
+            GenerationError: A logit is NaN, none is finite, or the constraints leave no token. llama.cpp
+                would return some token.
         """
         row = logits if self._constrainer is None else self._constrainer.apply(logits)
         k = self._select(row)
         if k < 0:
             if k == kernels.NO_FINITE_LOGIT and np.isfinite(logits).any():
-                raise GenerationError(f"grammar, logit bias and penalties leave no token at step {step}")
+                raise NoTokenLeftError(f"grammar, logit bias and penalties leave no token at step {step}")
             raise GenerationError(broken(k, step))
         write_token_data(row, self._candidates, k, self._records)
         array = self._array
         array.size, array.selected, array.sorted = k, -1, False
         C.llama_sampler_apply(self._chain, self._array_pointer)
         self.k = array.size
-        token = int(self._ids[array.selected])
+        token = int(self._records["id"][array.selected])
         if self._constrainer is not None:
             self._constrainer.accept(token)
         return token
 
 
 def broken(error: int, step: int) -> str:
-    """Return the message for a row that a kernel refused."""
+    """Return the message for a row that a kernel rejected."""
     what = "a NaN among its logits" if error == kernels.HAS_NAN else "no finite logit"
     return (
-        f"the model gave {what} at step {step}: its file is damaged, or its weights "
-        "overflow on this device (try n_gpu_layers=0)"
+        f"the model returned {what} at step {step}: its file is damaged, or its weights overflow on this "
+        "device (try n_gpu_layers=0)"
     )
 
 

@@ -1,4 +1,4 @@
-"""A GGUF file that llama.cpp has loaded: tensors, vocabulary, chat template."""
+"""A GGUF file loaded by llama.cpp: tensors, vocabulary, chat template."""
 
 import ctypes
 import weakref
@@ -15,21 +15,21 @@ from mink_local.llama.log import logged, reason
 class Weights:
     """A GGUF file loaded by llama.cpp.
 
-    A damaged file can abort the process inside llama.cpp: try a file of unknown origin in a child process
-    first (`mink_local.models.trust`).
+    A damaged file can make llama.cpp abort the process: try a file of unknown origin in a child process first
+    (`mink_local.models.trust`).
 
     Args:
-        path: The file, or the first of the files that it is split into.
-        n_gpu_layers: Number of layers on the GPU, the output layer first; ALL_LAYERS for every one. With 0 no
-            GPU is used at all, not even for what llama.cpp does there without being asked.
-        verbose: Write llama.cpp's log to standard error, also that of the contexts made from these weights.
-        trust: Start no child process for what a user adds later, for example a grammar.
+        path: The file, or the first one of a split model.
+        n_gpu_layers: Number of layers on the GPU, the output layer first; ALL_LAYERS for all. 0 uses no GPU
+            at all, not even where llama.cpp would by default.
+        verbose: Write llama.cpp's log to standard error, including that of contexts over these weights.
+        trust: Do not try what a user adds later, such as a grammar, in a child process.
 
     Attributes:
         n_vocab: Number of tokens in the vocabulary, V.
-        n_layers: Number of layers without the output layer.
-        n_ctx_train: Tokens of the longest context that the model was trained on.
-        on_gpu: Whether the output layer is on a GPU, and so the logits.
+        n_layers: Number of layers, not counting the output layer.
+        n_ctx_train: Context length that the model was trained on, in tokens.
+        on_gpu: Whether the output layer, and so the logits, are on a GPU.
         bos, eos: Texts of the tokens that begin and end a sequence; empty if there are none.
         chat_template: Jinja source of the chat template in the file, or None.
 
@@ -71,18 +71,18 @@ class Weights:
 
     def _require_generator(self) -> None:
         if C.llama_vocab_type(self.vocab) == C.LLAMA_VOCAB_TYPE_NONE or self.n_vocab == 0:
-            raise ModelError(f"{self.path} has no vocabulary: it cannot read or write text")
+            raise ModelError(f"{self.path} has no vocabulary: it cannot process text")
         if C.llama_model_has_encoder(self.handle) or not C.llama_model_has_decoder(self.handle):
-            raise ModelError(f"{self.path} is not a decoder-only model: it cannot be chatted with")
+            raise ModelError(f"{self.path} is not a decoder-only model: it cannot chat")
         if C.llama_model_is_diffusion(self.handle):
-            raise ModelError(f"{self.path} is a diffusion model: it does not write token by token")
+            raise ModelError(f"{self.path} is a diffusion model: it does not generate token by token")
 
     def __repr__(self) -> str:
         state = "closed" if self.handle is None else "on the GPU" if self.on_gpu else "on the CPU"
         return f"<Weights {self.path.name}: {self.n_layers} layers, {self.n_vocab} tokens, {state}>"
 
     def close(self) -> None:
-        """Free the memory, of all contexts made from these weights first. May be called again."""
+        """Free the memory, first that of all contexts over these weights. May be called again."""
         for context in list(self.contexts):
             context.close()
         self._free()
@@ -90,7 +90,7 @@ class Weights:
 
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
-        """Texts that the tokenizer can parse as control tokens."""
+        """Texts that the tokenizer may parse as control tokens."""
         special = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
         return tuple(
             self.token_text(token)
@@ -109,16 +109,19 @@ class Weights:
         return frozenset(token for token in range(self.n_vocab) if self.ends_generation(token))
 
     def token_text(self, token: int) -> str:
-        """Return a token as the vocabulary spells it; empty for llama.cpp's -1, no token."""
+        """Return a token as the vocabulary spells it; empty for -1, llama.cpp's "no token"."""
         text = C.llama_vocab_get_text(self.vocab, token) if 0 <= token < self.n_vocab else b""
         return (text or b"").decode("utf-8", "replace")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the token ids of a text.
 
-        `add_special` adds the tokens that the vocabulary puts before or after every text; `parse_special`
-        reads the text of a control token as that token, not as text. Raises GenerationError if llama.cpp
-        cannot tokenize the text, or the weights are closed.
+        Args:
+            add_special: Add the tokens that the vocabulary puts before or after each text, such as BOS.
+            parse_special: Parse texts of control tokens as these tokens.
+
+        Raises:
+            GenerationError: llama.cpp cannot tokenize the text, or the weights are closed.
         """
         if self.handle is None:
             raise GenerationError(f"{self.path} is closed: load it again")
@@ -132,7 +135,7 @@ class Weights:
         return list(tokens[:n_tokens])
 
     def piece(self, token: int) -> bytes:
-        """Return the UTF-8 bytes of a token: perhaps part of a character, nothing for a control token."""
+        """Return the UTF-8 bytes of a token: maybe part of a character; empty for a control token."""
         if token not in self._pieces:
             buffer = ctypes.create_string_buffer(32)
             size = C.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)

@@ -1,25 +1,34 @@
-"""The methods a user names: `MinK(tau=3.0)`, `TopP(p=0.9)`, …: frozen dataclasses that check their options.
+"""The samplers: `MinK(tau=3.0)`, `TopP(p=0.9)`, …: frozen dataclasses that validate their options.
 
 A sampler reads raw logits and decides which tokens remain candidates; temperature and sampling come after
-it. Some methods look at probabilities, which depend on temperature: their `order` says if they see
-`softmax(logits / T)`, "temperature-first", as in the papers and in Hugging Face's transformers, or
-`softmax(logits)`, "temperature-last", as by default in llama.cpp.
+it. Some samplers look at probabilities, which depend on temperature: `order` says whether they see
+`softmax(logits / T)`, "temperature-first", as in the papers and Hugging Face's transformers, or
+`softmax(logits)`, "temperature-last", as llama.cpp does by default.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.samplers import kernels
-from mink_local.samplers.select import VARIANT, LogitsProcessor, Order, Sampler, Workspace, require
+from mink_local.samplers.base import (
+    SAMPLERS,
+    LogitsProcessor,
+    Order,
+    Sampler,
+    Selector,
+    Workspace,
+    choice,
+    number,
+)
 
 __all__ = [
     "SAMPLERS", "Eta", "Greedy", "LlamaDefault", "LogitsProcessor", "MinK", "MinP", "Mirostat", "Order",
-    "PLess", "Sampler", "TopK", "TopNSigma", "TopP", "Workspace", "label", "parse",
+    "PLess", "Sampler", "Selector", "TopK", "TopNSigma", "TopP", "Workspace", "choice", "default_samplers",
+    "label", "number", "parse",
 ]  # fmt: skip
 
 Decay = Literal["power", "log"]
@@ -33,39 +42,37 @@ class MinK(Sampler):
     position i with the largest `(l_i - l_{i+1}) / (R + 1e-8) / i` (section 3.1; the smallest such i
     on a tie), and at least `⌊tau / (R + 1e-8)⌋` tokens are kept (section 3.2).
 
-    For more candidates raise `floor`, which is not in the paper. A `tau` large enough to change anything
-    keeps some tokens at every step, also if the model is certain of one.
+    For more candidates raise `floor`, which is not in the paper. A `tau` large enough to matter keeps extra
+    tokens at every step, even where the model is certain of one.
 
     Args:
         tau: >= 0; 0 switches the fallback off. On real models R is 30 to 45, so at the default 3 the
             fallback keeps no token that the cliff does not.
-        floor: >= 0, in nats; 0 is the paper's rule. Above 0, all tokens with a logit of at least
-            `l_1 - floor` are kept, that is with at least `exp(-floor)` times the largest probability at
-            temperature 1.
-        alpha: >= 0; the drop after position i is divided by `i**alpha`. This and the following options
-            are for the ablations of the paper's appendix.
+        floor: >= 0, in nats; 0 is the paper's rule. Above 0, also keep all tokens with a logit of at least
+            `l_1 - floor`: those with at least `exp(-floor)` times the largest probability at temperature 1.
+        alpha: >= 0; the drop after position i is divided by `i**alpha`. This and the options below are for
+            the ablations in the paper's appendix.
         decay: "log" divides the drop by `log(i + 1)` instead.
-        normalize: False leaves the range out. Dividing by R cannot move the largest weight of a step, so
-            this acts through the fallback alone, which becomes `⌊tau⌋` at every step.
+        normalize: False does not divide by R. That cannot move the steepest drop of a step and only affects
+            the fallback, which becomes `⌊tau⌋`.
     """
 
-    tau: float = 3.0
-    floor: float = field(default=0.0, metadata=VARIANT)
-    alpha: float = field(default=1.0, metadata=VARIANT)
-    decay: Decay = field(default="power", metadata=VARIANT)
-    normalize: bool = field(default=True, metadata=VARIANT)
+    tau: float = number(3.0, low=0)
+    floor: float = number(0.0, low=0, variant=True)
+    alpha: float = number(1.0, low=0, variant=True)
+    decay: Decay = choice("power", "log", variant=True)
+    normalize: bool = choice(True, False, variant=True)
 
     name = "min-k"
+    keeps = "the tokens before the steepest weighted drop, and those within `floor` nats of the largest logit"
+    sweep = ("floor", (0, 0.3, 0.7, 1, 1.4, 1.8, 2.3, 3, 4))
+    request_fields: ClassVar = {"min_k_tau": "tau", "min_k_floor": "floor"}
     kernel = staticmethod(kernels.min_k)
 
     def __post_init__(self) -> None:
-        require(0 <= self.tau < math.inf, "tau", "a finite number of at least 0", self.tau)
-        require(0 <= self.floor < math.inf, "floor", "a finite number of at least 0", self.floor)
-        require(0 <= self.alpha < math.inf, "alpha", "a finite number of at least 0", self.alpha)
-        require(self.decay in get_args(Decay), "decay", " or ".join(get_args(Decay)), self.decay)
-        require(isinstance(self.normalize, bool), "normalize", "true or false", self.normalize)
+        super().__post_init__()
         if self.decay == "log" and self.alpha != 1:
-            raise ValueError("alpha is the exponent of decay=power: decay=log has none")
+            raise ValueError("alpha is the exponent of decay=power: leave it out with decay=log")
 
     def kernel_options(self, temperature: float) -> NDArray[np.float64]:  # noqa: ARG002
         options = [self.tau, self.floor, self.alpha, self.decay == "log", self.normalize]
@@ -77,12 +84,8 @@ class Greedy(Sampler):
     """Keep the largest logit, the lowest token id on a tie."""
 
     name = "greedy"
+    keeps = "the largest logit"
     kernel = staticmethod(kernels.greedy)
-
-
-def _require_k(k: int) -> None:
-    whole = isinstance(k, int | np.integer) and not isinstance(k, bool)
-    require(whole and 1 <= k < 2**31, "k", "a whole number from 1 to 2^31 - 1", k)
 
 
 @dataclass(frozen=True)
@@ -93,34 +96,33 @@ class TopK(Sampler):
         k: 1 to 2^31 - 1.
     """
 
-    k: int = 20
+    k: int = number(20, low=1, high=2**31 - 1)
 
     name = "top-k"
+    keeps = "the k largest logits"
+    sweep = ("k", (2, 3, 5, 10, 20, 40))
+    request_fields: ClassVar = {"top_k": "k"}
     kernel = staticmethod(kernels.top_k)
-
-    def __post_init__(self) -> None:
-        _require_k(self.k)
 
 
 @dataclass(frozen=True)
 class TopP(Sampler):
-    """Keep the most probable tokens until their probability reaches p (Holtzman et al. 2020).
+    """Keep the most probable tokens until their total probability reaches p (Holtzman et al. 2020).
 
     arXiv 1904.09751. The token that reaches p is kept too.
 
     Args:
-        p: 0 to 1; at 1 every token is kept, as in llama.cpp, however small its probability.
+        p: 0 to 1; 1 keeps every token, as in llama.cpp, however improbable.
     """
 
-    p: float = 0.9
+    p: float = number(0.9, low=0, high=1)
     order: Order = "temperature-first"
 
     name = "top-p"
+    keeps = "the most probable tokens until their total probability reaches p"
+    sweep = ("p", (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99))
+    request_fields: ClassVar = {"top_p": "p"}
     kernel = staticmethod(kernels.top_p)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.p <= 1, "p", "a number from 0 to 1", self.p)
 
 
 @dataclass(frozen=True)
@@ -130,18 +132,17 @@ class MinP(Sampler):
     Their logit is at least `l_1 + T log(p)`.
 
     Args:
-        p: 0 to 1; at 0 every token is kept.
+        p: 0 to 1; 0 keeps every token.
     """
 
-    p: float = 0.1
+    p: float = number(0.1, low=0, high=1)
     order: Order = "temperature-first"
 
     name = "min-p"
+    keeps = "probabilities of at least p times the largest"
+    sweep = ("p", (0.7, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01))
+    request_fields: ClassVar = {"min_p": "p"}
     kernel = staticmethod(kernels.min_p)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.p <= 1, "p", "a number from 0 to 1", self.p)
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,13 @@ class TopNSigma(Sampler):
         n: > 0.
     """
 
-    n: float = 1.0
+    n: float = number(1.0, low=0, exclusive=True)
 
     name = "top-n-sigma"
+    keeps = "logits of at least the largest minus n·σ"
+    sweep = ("n", (0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2))
+    request_fields: ClassVar = {"top_n_sigma": "n"}
     kernel = staticmethod(kernels.top_n_sigma)
-
-    def __post_init__(self) -> None:
-        require(0 < self.n < math.inf, "n", "a finite number above 0", self.n)
 
 
 @dataclass(frozen=True)
@@ -173,15 +174,13 @@ class Eta(Sampler):
         epsilon: above 0 and below 1.
     """
 
-    epsilon: float = 9e-4
+    epsilon: float = number(9e-4, low=0, high=1, exclusive=True)
     order: Order = "temperature-first"
 
     name = "eta"
+    keeps = "probabilities of at least min(ε, √ε·exp(−H))"
+    sweep = ("epsilon", (0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02, 0.01, 0.003, 9e-4))
     kernel = staticmethod(kernels.eta)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.epsilon < 1, "epsilon", "a number above 0 and below 1", self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -194,14 +193,15 @@ class PLess(Sampler):
     order: Order = "temperature-first"
 
     name = "p-less"
+    keeps = "probabilities of at least Σp²"
     kernel = staticmethod(kernels.p_less)
 
 
 @dataclass(frozen=True)
 class LlamaDefault(Sampler):
-    """Keep what llama.cpp's samplers keep if no option is given: top-k, then top-p, then min-p.
+    """Keep what llama.cpp keeps by default: top-k, then top-p, then min-p.
 
-    Temperature acts after them: they see the probabilities at temperature 1.
+    Temperature comes after them: they see the probabilities at temperature 1.
 
     Args:
         k: 1 to 2^31 - 1, of top-k.
@@ -209,25 +209,21 @@ class LlamaDefault(Sampler):
         min_p: 0 to 1, of min-p.
     """
 
-    k: int = 40
-    p: float = 0.95
-    min_p: float = 0.05
+    k: int = number(40, low=1, high=2**31 - 1)
+    p: float = number(0.95, low=0, high=1)
+    min_p: float = number(0.05, low=0, high=1)
 
     name = "llama-default"
+    keeps = "top-k, then top-p, then min-p: llama.cpp's default cuts"
     kernel = staticmethod(kernels.llama_default)
-
-    def __post_init__(self) -> None:
-        _require_k(self.k)
-        require(0 <= self.p <= 1, "p", "a number from 0 to 1", self.p)
-        require(0 <= self.min_p <= 1, "min_p", "a number from 0 to 1", self.min_p)
 
 
 @dataclass(frozen=True)
 class Mirostat(Sampler):
     """Keep the surprise of the sampled tokens near a target (Mirostat, Basu et al. 2021, arXiv 2007.14966).
 
-    Its candidates depend on the tokens sampled before, and llama.cpp's own sampler finds and samples them:
-    here every finite logit is a candidate. In llama-cpp-python use `mirostat_mode`.
+    The candidates depend on the tokens sampled before; llama.cpp's own sampler both cuts and samples. Here
+    every finite logit is a candidate. In llama-cpp-python use `mirostat_mode`.
 
     Args:
         tau: Target surprise in bits, > 0.
@@ -235,33 +231,37 @@ class Mirostat(Sampler):
         version: 1 or 2.
     """
 
-    tau: float = 5.0
-    eta: float = 0.1
-    version: int = 2
+    tau: float = number(5.0, low=0, exclusive=True)
+    eta: float = number(0.1, low=0)
+    version: int = choice(2, 1)
 
     name = "mirostat"
+    keeps = "llama.cpp's own, which also samples"
+    request_fields: ClassVar = {"mirostat": "version", "mirostat_tau": "tau", "mirostat_eta": "eta"}
+    is_stateful = True
     kernel = staticmethod(kernels.every_finite)
 
-    def __post_init__(self) -> None:
-        require(0 < self.tau < math.inf, "tau", "a finite number above 0", self.tau)
-        require(0 <= self.eta < math.inf, "eta", "a finite number of at least 0", self.eta)
-        require(self.version in (1, 2), "version", "1 or 2", self.version)
 
-
-SAMPLERS: dict[str, type[Sampler]] = {sampler.name: sampler for sampler in Sampler.__subclasses__()}
-"""The methods above by name, which `parse` knows."""
+def default_samplers() -> list[Sampler]:
+    """Return every registered sampler with its default options, in both orders if it has one."""
+    samplers: list[Sampler] = []
+    for kind in SAMPLERS.values():
+        samplers.append(kind())
+        if kind.order is not None:
+            samplers.append(kind(order="temperature-last"))  # type: ignore[call-arg]
+    return samplers
 
 
 _KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
     float: (float, "a number"),
     int: (int, "a whole number"),
     bool: ({"true": True, "false": False}.__getitem__, "true or false"),
-    str: (str, "a text"),
+    str: (str, "text"),
 }
 
 
 def parse(text: str) -> Sampler:
-    """Return the sampler that a text describes; `str()` is the inverse.
+    """Return the sampler that a text names; `str()` is the inverse.
 
     >>> parse("min-k:tau=0.5")
     MinK(tau=0.5, floor=0.0, alpha=1.0, decay='power', normalize=True)
@@ -294,7 +294,7 @@ def parse(text: str) -> Sampler:
 
 
 def label(text: str) -> str:
-    """Return a sampler's text in short, for a table.
+    """Return the short form of a sampler's text, for tables.
 
     >>> label("top-p:p=0.9,order=temperature-first")
     'top-p:p=0.9 (T first)'

@@ -1,7 +1,9 @@
-"""Compile functions with Numba and keep the machine code in a private folder of the user's."""
+"""Compiles functions with Numba and caches the machine code in a private folder of the user's."""
 
 import os
+import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,23 @@ from mink_local.files import private_folder
 from mink_local.version import __version__
 
 
-def _private_cache() -> Path | None:
-    """Return the folder of the compiled code, or None if no private one can be had.
+def _load_numba_without_scipy() -> None:
+    """Load Numba's functions of arrays without SciPy's BLAS, whose import would take longer than all else.
 
-    Numba's cache is pickle: a folder that others can write to is code execution. Each version has its own
-    folder: Numba does not see that a helper in another file has changed.
+    Only dot products inside Numba's own np.convolve and np.correlate would use it.
+    """
+    blas = "scipy.linalg.cython_blas"
+    hidden = sys.modules.setdefault(blas, None) is None  # type: ignore[arg-type]  # None: an ImportError
+    import_module("numba.np.arraymath")
+    if hidden:
+        del sys.modules[blas]
+
+
+def _private_cache() -> Path | None:
+    """Return the folder of the compiled code, or None if there is no private one.
+
+    Numba's cache is pickle: in a folder that others can write to it is code execution. Each version has its
+    own folder, since Numba does not notice a changed helper in another file.
     """
     try:
         folder = private_folder(user_cache_path("mink-local") / "numba" / __version__)
@@ -29,18 +43,20 @@ def _private_cache() -> Path | None:
     return folder if os.access(folder, os.W_OK) else None
 
 
+_load_numba_without_scipy()
+
 CACHE = None if "NUMBA_CACHE_DIR" in os.environ else _private_cache()
-"""The folder of the compiled code; None if NUMBA_CACHE_DIR names one or there is no private folder."""
+"""The folder of the compiled code; None if NUMBA_CACHE_DIR is set or there is no private folder."""
 
 
 def _compile(decorator: Callable[..., Any], function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Return the function compiled by a Numba decorator, from the cache if it is there.
+    """Return the function compiled by a Numba decorator, or loaded from the cache.
 
-    A function that is in no file (typed into a Python prompt) is compiled each time.
+    A function without a file (typed into a Python prompt) is compiled each time.
     """
     has_file = Path(function.__code__.co_filename).is_file()
     before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(CACHE or before)  # while the function is decorated only: it is global
+    numba.config.CACHE_DIR = str(CACHE or before)  # global, so set only while decorating
     try:
         cache = has_file and bool(numba.config.CACHE_DIR)
         return decorator(*args, cache=cache, error_model="numpy", **options)(function)
@@ -49,7 +65,7 @@ def _compile(decorator: Callable[..., Any], function: Callable[..., Any], *args:
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a function when it is first called, for the types of its arguments, without the GIL."""
+    """Compile a function on its first call, for the types of its arguments; it runs without the GIL."""
     return _compile(njit, function, nogil=True)
 
 
@@ -59,4 +75,4 @@ def c_function(signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 helper = njit(nogil=True, error_model="numpy")
-"""Compile a function into the functions that call it."""
+"""Compile a function as a part of the compiled functions that call it."""

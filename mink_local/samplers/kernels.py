@@ -5,17 +5,17 @@ A kernel is a function `(logits, options, work, ids) -> k` of one row of raw log
     logits: float32 (V,). -inf is no candidate; +inf counts as the largest finite float32.
     options: float64, the numbers that the kernel's docstring names (`Sampler.kernel_options`).
     work: uint64 (work_size(V),), scratch.
-    ids: int32 (V,), receives the ids of the candidates, in any order; of equal logits, if only some are
-        candidates, the lower token ids.
+    ids: int32 (V,), receives the token ids of the candidates, in any order. If only some of several equal
+        logits are candidates, they are those with the lowest token ids.
 
-It returns k, the number of candidates, or NO_FINITE_LOGIT or HAS_NAN, and allocates nothing. `survey` and
-`keep_from` are most of what a method with a threshold needs.
+It returns k, the number of candidates, or NO_FINITE_LOGIT or HAS_NAN, and allocates nothing. A method with a
+threshold needs little more than `survey` and `keep_from`.
 
 No kernel sorts the row. Min-k (arXiv 2604.11012, section 3) looks for the largest weighted drop from one
 sorted logit to the next, and only the largest few dozen logits can matter. One vectorised pass finds the
 maximum of every block and the minimum of the row; the logits above a threshold taken from the block maxima
-go into a heap; `_walk` takes them from there until no smaller logit can matter. If the heap is empty before
-that, the threshold is lowered. Top-k and top-p find the end of their prefix by quickselect. The other methods
+go into a heap; `_walk` pops them until no smaller logit can matter. If the heap runs out first, the threshold
+is lowered. Top-k and top-p find the end of their prefix by quickselect. The other methods
 keep every logit above a threshold that follows from the maximum and a sum or two over the row.
 """
 
@@ -29,9 +29,9 @@ from mink_local.samplers.compile import compiled, helper
 NO_FINITE_LOGIT = -1
 HAS_NAN = -2
 
-# Order-preserving keys: the bits of a float32 as an int32, magnitude flipped if it is negative, compare
-# as the floats do, and, unlike floats, their maximum and minimum vectorise with no promise to the
-# compiler that no NaN will come.
+# Order-preserving keys: the bits of a float32 as an int32, with the magnitude flipped if negative, compare
+# as the floats do. Unlike the floats' own, their maximum and minimum vectorise without promising the compiler
+# that there is no NaN.
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LOWEST = np.int32(-0x80000000)
 _POSITIVE_INFINITY = np.int32(0x7F800000)
@@ -109,10 +109,10 @@ def _scan_finite(bits):
 
 @helper
 def survey(logits, work):
-    """Return how many logits are finite, the smallest and the largest of them (float64).
+    """Return the number of finite logits, and the smallest and the largest of them (float64).
 
-    The first number is negative, the kernel's result, for a row that nothing can be sampled from. The
-    maximum of every block stays in `work`.
+    If nothing can be sampled from the row, the first number is the kernel's (negative) result. The block
+    maxima stay in `work` for `keep_from`.
     """
     bits = logits.view(np.int32)
     _, block_max = _parts(work, logits.size)
@@ -230,9 +230,9 @@ def _round_up(cut, largest):
 
 @helper
 def keep_from(cut, largest, logits, work, ids):
-    """Leave the ids of the logits that are `cut` (float64) or larger, and always the largest; return k.
+    """Write the token ids of the logits of at least `cut` (float64), and always the largest; return k.
 
-    `survey` gives `largest`, and must have been called for the row.
+    `largest` comes from `survey`, which must have been called for this row.
     """
     entries, block_max = _parts(work, logits.size)
     k = _collect(logits, _round_up(cut, largest), block_max, entries)
@@ -268,9 +268,9 @@ def _decay(i, alpha, logarithmic):
 
 @helper
 def _walk(heap, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
-    """Find the cliff among the m largest logits, whose entries are in a heap; leave their ids in order.
+    """Find the cliff among the m largest logits, whose entries are in a heap; write their ids in order.
 
-    Returns its position k, and if no smaller logit can change the result.
+    Returns the cliff's position k, and whether it holds whatever the smaller logits are.
     """
     k_cliff = 1
     heaviest = -1.0
@@ -318,14 +318,14 @@ def min_k(logits, options, work, ids):
         wanted *= 4
     k = max(k_cliff, k_fallback)
     if floor > 0.0:
-        # Each of the two sets begins the sorted row: if this one is the smaller, its ids take the place of
-        # the same ids in another order.
+        # Both sets are prefixes of the sorted row: if this one is the smaller, it only reorders ids already
+        # written.
         k = max(k, keep_from(largest - floor, largest, logits, work, ids))
     return k
 
 
-# exp, in plain arithmetic so that sums of it vectorise: 2**t is 2**n * 2**f with n whole and |f| <= 1/2,
-# the first made of bits, the second a Taylor polynomial whose next term is below 1e-13.
+# exp in plain arithmetic, so that sums of it vectorise: 2**t = 2**n * 2**f with n whole and |f| <= 1/2; the
+# first factor is assembled from bits, the second is a Taylor polynomial whose next term is below 1e-13.
 _LOG2_E = math.log2(math.e)
 _C = tuple(math.log(2) ** i / math.factorial(i) for i in range(12))
 _TO_WHOLE = 1.5 * 2.0**52  # added to a float64 of ordinary size, leaves it rounded in its last bits
@@ -376,8 +376,8 @@ def _exp_sums(logits, largest, scale):
 def _deviation(logits, n, smallest, largest):
     """Return the population standard deviation of the n finite logits, float64.
 
-    The sums are about the middle c of the range, where one pass is enough: the variance is at least
-    range**2 / 2n, and (mean - c)**2 at most range**2 / 4, so rounding grows by a factor n / 2 at most.
+    Sums of deviations from the middle c of the range need only one pass: the variance is at least
+    range**2 / 2n and (mean - c)**2 at most range**2 / 4, so rounding grows by at most a factor n / 2.
     """
     middle = 0.5 * (smallest + largest)
     total = squares = 0.0
@@ -394,7 +394,7 @@ def _deviation(logits, n, smallest, largest):
 def log_probability(logits, token):
     """Return the natural logarithm of a token's probability in softmax(logits), float64.
 
-    It is NaN if a logit is NaN or none is finite.
+    NaN if any logit is NaN or none is finite.
     """
     largest = -np.inf
     for j in range(logits.size):
@@ -414,10 +414,10 @@ def _median(a, b, c):
 
 @helper
 def _shortest_prefix(wanted, entries, m, largest, scale, ids):
-    """Leave the ids of the shortest prefix of the m sorted entries whose weights sum to `wanted`.
+    """Write the ids of the shortest prefix of the m sorted entries whose weights sum to `wanted`.
 
-    The weight of a logit is exp((logit - largest) / T). Returns the length of the prefix, and if the sum is
-    reached; if it is not, the prefix is all m. Quickselect: sorting the entries would take 7 times as long.
+    The weight of a logit is exp((logit - largest) / T). Returns the length of the prefix, and whether the sum
+    is reached; if not, the prefix is all m entries. Quickselect, since sorting takes 7 times as long.
     """
     start, stop, mass = 0, m, 0.0  # the prefix ends within entries[start:stop]; mass is that of those before
     while stop - start > _FEW:
@@ -490,7 +490,7 @@ def top_p(logits, options, work, ids):
 def llama_default(logits, options, work, ids):
     """Keep, of the k largest logits, the shortest prefix that reaches p of their probability, then min-p.
 
-    Options: k >= 1, 0 <= p <= 1, 0 <= min_p <= 1. Each is a sampler of llama.cpp; p is that of the k alone.
+    Options: k >= 1, 0 <= p <= 1, 0 <= min_p <= 1. Each is a llama.cpp sampler; p is among the k tokens.
     """
     p, min_p = options[1], options[2]
     n, _, largest = survey(logits, work)
@@ -503,7 +503,7 @@ def llama_default(logits, options, work, ids):
     total = 0.0
     for i in range(k):
         entry = _pop(entries, m - i)
-        entries[m - 1 - i] = entry  # the place that the heap has left
+        entries[m - 1 - i] = entry  # the slot that the heap has freed
         ids[i] = _token(entry)
         total += _exp2(_exponent(_entry_logit(entry), largest, _LOG2_E))
     lowest = largest + math.log(min_p) if min_p > 0.0 else -math.inf

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,9 +19,11 @@ from mink_local.errors import GenerationError
 from mink_local.llama import backend_sampler, ggml
 from mink_local.llama.backend_sampler import WIDTH, BackendSampler, Kept, has_backend_form, min_k
 from mink_local.llama.context import Context, Segment
+from mink_local.llama.graph import Graph, Node
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Eta, Greedy, MinK, MinP, Mirostat, PLess, Sampler, TopK, TopNSigma, TopP
 from tests.support.chosen_logits import write_chosen_logits
+from tests.support.memory import grown
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 NAN, INF = float("nan"), float("inf")
@@ -36,22 +37,22 @@ _compute = ggml.function(
 _data = ggml.function("ggml_get_data", ctypes.c_void_p, ctypes.c_void_p)
 
 
-def as_array(node: ggml.Node, ctype: type[ctypes.c_float] | type[ctypes.c_int32]) -> NDArray[Any]:
+def as_array(node: Node, ctype: type[ctypes.c_float] | type[ctypes.c_int32]) -> NDArray[Any]:
     return np.ctypeslib.as_array((ctype * node.size).from_address(_data(node.pointer))).copy()
 
 
 def run(sampler: MinK, logits: Row) -> tuple[float, list[int]]:
     """k of Min-k's nodes, 0 if it is not certain, and the ids that they keep, on ggml's CPU backend."""
-    with ggml.Graph(256, n_bytes=64 * logits.nbytes + 2**20) as graph:
-        row = ggml.Node.new(graph.context, logits.size)
+    with Graph(256, n_bytes=64 * logits.nbytes + 2**20) as graph:
+        row = Node.new(graph.context, logits.size)
         ctypes.memmove(_data(row.pointer), np.ascontiguousarray(logits).ctypes.data, logits.nbytes)
         kept = min_k(sampler, row)
-        for node in (kept.logits, kept.ids, kept.k, kept.certain):
+        for node in (kept.logits, kept.ids, kept.k):
             graph.expand(node)
         assert _compute(graph.context, graph.pointer, 1) == 0
-        k, certain = (as_array(node, ctypes.c_float)[0] for node in (kept.k, kept.certain))
+        k = float(as_array(kept.k, ctypes.c_float)[0])
         ids = as_array(kept.ids, ctypes.c_int32)[as_array(kept.logits, ctypes.c_float) > -np.inf]
-    return float(k) * float(certain), sorted(ids.tolist())
+    return k, sorted(ids.tolist())
 
 
 def kept_by_kernel(sampler: Sampler, logits: Row, temperature: float = 1.0) -> list[int]:
@@ -115,21 +116,15 @@ def test_what_is_certain_is_the_kernels_whatever_the_logits(logits: Row, sampler
         assert (k, ids) == (len(ids), kept_by_kernel(sampler, logits))
 
 
-def test_only_what_llama_cpp_or_min_k_keeps_has_a_backend_form() -> None:
-    assert all(map(has_backend_form, (MinK(0.5), MinK(floor=1.0), Greedy(), TopK(20), TopP(0.9), MinP(0.1))))
-    others = (
-        MinK(alpha=2),
-        MinK(normalize=False),
-        MinK(1e300),
-        MinK(floor=1e300),
-        MinK(floor=1e-40),
-        Mirostat(),
-        TopNSigma(),
-        Eta(),
-        PLess(),
-        TopK(10**6),
-    )
-    assert not any(map(has_backend_form, others))
+@pytest.mark.parametrize(("samplers", "expected"), [
+    ((MinK(0.5), MinK(floor=1.0), Greedy(), TopK(20), TopP(0.9), MinP(0.1)), True),
+    ((MinK(alpha=2), MinK(normalize=False), MinK(1e300), MinK(floor=1e300), MinK(floor=1e-40)), False),
+    ((Mirostat(), TopNSigma(), Eta(), PLess(), TopK(10**6)), False),
+])  # fmt: skip
+def test_only_what_llama_cpp_or_min_k_keeps_has_a_backend_form(
+    samplers: tuple[Sampler, ...], expected: bool
+) -> None:
+    assert {has_backend_form(sampler) for sampler in samplers} == {expected}
 
 
 # All forms, in llama.cpp's graph, on chosen logits
@@ -157,15 +152,6 @@ def sample(backend: BackendSampler, context: Context, token: int) -> int | None:
     context.clear()
     context.decode(Segment([token], 0))
     return backend.next()
-
-
-def test_the_model_has_the_chosen_logits(chosen: Chosen) -> None:
-    rows = np.random.default_rng(0).normal(0, 9, (64, 100)).astype(np.float32)
-    context = chosen(rows)
-    for i, row in enumerate(rows):
-        context.clear()
-        context.decode(Segment([i], 0))
-        assert np.array_equal(context.logits(), row)
 
 
 FORMS = [
@@ -413,7 +399,7 @@ def test_an_exception_in_a_callback_is_raised_by_attach(
     small: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend_sampler, "min_k", fail)
-    with pytest.raises(GenerationError, match="could not be built") as caught:
+    with pytest.raises(GenerationError, match="graph") as caught:
         BackendSampler(MinK(), 1.0, 1, small).attach()
     assert isinstance(caught.value.__cause__, KeyError)
     monkeypatch.undo()
@@ -426,7 +412,7 @@ def test_an_exception_while_a_batch_is_built_is_raised_by_the_next_token(
     backend = attached(MinK(), small)
     monkeypatch.setattr(backend_sampler, "min_k", fail)
     small.decode(Segment([1, 2, 3], 0))
-    with pytest.raises(GenerationError, match="could not be built"):
+    with pytest.raises(GenerationError, match="graph"):
         backend.next()
 
 
@@ -470,19 +456,11 @@ def test_a_second_sampler_takes_the_place_of_the_first(small: Context) -> None:
     second.detach()
     small.decode(Segment([4], 3))
     assert np.isfinite(small.logits()).all()
-    with pytest.raises(GenerationError, match="no token"):
+    with pytest.raises(GenerationError, match="token"):
         second.next()
 
 
 def test_samplers_come_and_go(small: Context) -> None:
     """One llama.cpp `dist` is 5 kB, and one chain with its callbacks more: a tenth leaked would show."""
-
-    def cycle(n: int) -> int:
-        for seed in range(n):
-            BackendSampler(MinK(), 1.0, seed, small)
-        gc.collect()
-        return int(psutil.Process().memory_info().rss)
-
-    before = cycle(300)
-    assert cycle(1000) - before < 1e6
+    assert grown(lambda: BackendSampler(MinK(), 1.0, 1, small), 1000) < 1e6
     assert BackendSampler(MinK(), 1.0, 0, small).attach()

@@ -1,14 +1,12 @@
 """Constraints: llama.cpp's penalties, bias, DRY and grammars, before any sampler."""
 
 import ctypes
-import gc
 import json
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
@@ -24,6 +22,7 @@ from mink_local.samplers import Greedy, MinK, Mirostat, Sampler
 from tests.llama.conftest import Generate
 from tests.support import reference
 from tests.support.chain import SamplerChain
+from tests.support.memory import grown, rss
 
 PROMPT = "Describe a cat as JSON with its name and age: "
 SCHEMA = {
@@ -79,7 +78,7 @@ def test_a_grammar_that_takes_seconds_for_a_token_is_an_error(
     zeros = np.zeros(weights.n_vocab, np.float32)
     constrainer.apply(zeros)
     monkeypatch.setattr(constraints, "SLOW_SECONDS", 0.0)
-    with pytest.raises(GenerationError, match="give a simpler one"):
+    with pytest.raises(GenerationError, match="grammar"):
         constrainer.apply(zeros)
 
 
@@ -109,7 +108,7 @@ def test_a_ban_does_not_hide_a_nan(weights: Weights) -> None:
     sample = constrained(weights, Constraints(logit_bias={17: -INF}))
     row = np.zeros(weights.n_vocab, np.float32)
     row[17] = NAN
-    with pytest.raises(GenerationError, match="a NaN among its logits at step 2"):
+    with pytest.raises(GenerationError, match=r"NaN.* step 2"):
         sample(row, 2)
     row[17] = INF  # inf - inf would be one
     assert sample(row, 3) != 17
@@ -118,9 +117,9 @@ def test_a_ban_does_not_hide_a_nan(weights: Weights) -> None:
 def test_constraints_that_leave_nothing(weights: Weights) -> None:
     n_vocab = weights.n_vocab
     sample = constrained(weights, Constraints(logit_bias=dict.fromkeys(range(n_vocab), -INF)))
-    with pytest.raises(GenerationError, match="leave no token at step 6"):
+    with pytest.raises(GenerationError, match=r"bias.* step 6"):
         sample(np.zeros(n_vocab, np.float32), 6)
-    with pytest.raises(GenerationError, match="the model gave no finite logit at step 7"):
+    with pytest.raises(GenerationError, match=r"finite.* step 7"):
         sample(np.full(n_vocab, -INF, np.float32), 7)
 
 
@@ -202,65 +201,60 @@ def test_constraints_that_are_off_change_nothing(weights: Weights, rows: Row) ->
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    "options",
     [
-        ({"repeat_penalty": 0.0}, "repeat_penalty must be a number from 1e-30 to 1e[+]30, not 0.0"),
-        ({"repeat_penalty": NAN}, "repeat_penalty"),
-        ({"frequency_penalty": INF}, "frequency_penalty"),
-        ({"presence_penalty": NAN}, "presence_penalty"),
-        ({"penalty_last_n": -1}, "penalty_last_n"),
-        ({"dry_multiplier": -0.5}, "dry_multiplier"),
-        ({"dry_base": 0.5}, "dry_base"),
-        ({"dry_allowed_length": -1}, "dry_allowed_length"),
-        ({"dry_penalty_last_n": -1}, "dry_penalty_last_n"),
-        ({"dry_sequence_breakers": "\n"}, "dry_sequence_breakers must be a list"),
-        ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers must be a list"),
-        ({"logit_bias": {5: INF}}, "the logit bias of token 5"),
-        ({"logit_bias": {5: NAN}}, "the logit bias of token 5"),
-        ({"grammar": " "}, "the grammar is empty"),
-        ({"grammar": 'root ::= "\0"'}, "NUL"),
-        ({"grammar": 'root ::= "a"', "json_schema": "{}"}, "not both"),
+        {"repeat_penalty": 0.0},
+        {"repeat_penalty": NAN},
+        {"frequency_penalty": INF},
+        {"presence_penalty": NAN},
+        {"penalty_last_n": -1},
+        {"dry_multiplier": -0.5},
+        {"dry_base": 0.5},
+        {"dry_allowed_length": -1},
+        {"dry_penalty_last_n": -1},
+        {"dry_sequence_breakers": "\n"},
+        {"dry_sequence_breakers": [""]},
+        {"logit_bias": {5: INF}},
+        {"logit_bias": {5: NAN}},
+        {"grammar": " "},
+        {"grammar": 'root ::= "\0"'},
+        {"grammar": 'root ::= "a"', "json_schema": "{}"},
     ],
 )
-def test_options_out_of_range(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_options_out_of_range(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
         Constraints(**options)
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "wrong"),
     [
-        ({"logit_bias": {49152: 1.0}}, "logit_bias names token 49152: the model's are 0 to 49151"),
-        ({"logit_bias": {-1: 1.0}}, "logit_bias names token -1"),
-        ({"json_schema": "{"}, "json_schema cannot be made into a grammar"),
-        ({"grammar": 'root ::= "a'}, "the grammar does not parse: unexpected end of input"),
+        ({"logit_bias": {49152: 1.0}}, "49152.* 49151"),
+        ({"logit_bias": {-1: 1.0}}, "-1"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"grammar": 'root ::= "a'}, "end of input"),
     ],
 )
 def test_constraints_that_a_model_cannot_take(
-    tiny_weights: Weights, options: dict[str, Any], sentence: str
+    tiny_weights: Weights, options: dict[str, Any], wrong: str
 ) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=wrong):
         Constrainer(Constraints(**options), tiny_weights, [])
 
 
 def test_trusted_weights_start_no_child_process(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a child process was started")
+        raise AssertionError
 
     monkeypatch.setattr(grammar, "check", refuse)
     weights = Weights(tiny_path, trust=True)
     assert constrained(weights, Constraints(grammar='root ::= "yes"'))(
         np.zeros(weights.n_vocab, np.float32), 1
     )
-    with pytest.raises(ValueError, match="the grammar does not parse: "):
+    with pytest.raises(ValueError, match="grammar"):
         Constrainer(Constraints(grammar='root ::= "a'), weights, [])
-    with pytest.raises(AssertionError, match="a child process"):
+    with pytest.raises(AssertionError):
         Constrainer(Constraints(grammar='root ::= "yes"'), Weights(tiny_path), [])
-
-
-def rss() -> int:
-    gc.collect()
-    return int(psutil.Process().memory_info().rss)
 
 
 def test_large_windows_take_no_memory(tiny_weights: Weights) -> None:
@@ -273,12 +267,11 @@ def test_large_windows_take_no_memory(tiny_weights: Weights) -> None:
     del constrainer
 
 
-def test_grammars_come_and_go(tiny_weights: Weights) -> None:
-    """One grammar is 30 kB: half of them leaked would show."""
-    options = Constraints(json_schema=SCHEMA)
-    for _ in range(20):
-        Constrainer(options, tiny_weights, [1, 2])
-    before = rss()
-    for _ in range(70):
-        Constrainer(options, tiny_weights, [1, 2])
-    assert rss() - before < 1e6
+@pytest.mark.parametrize(("options", "cycles", "limit"), [
+    ({"json_schema": SCHEMA}, 70, 1e6),  # one grammar is 30 kB: half of them leaked would show
+    ({"logit_bias": {1: -1.0}, "repeat_penalty": 1.1}, 1000, 5e5),
+])  # fmt: skip
+def test_constrainers_come_and_go(
+    tiny_weights: Weights, options: dict[str, Any], cycles: int, limit: float
+) -> None:
+    assert grown(lambda: Constrainer(Constraints(**options), tiny_weights, [1, 2]), cycles) < limit

@@ -5,20 +5,22 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from llama_cpp import llama_cpp as C
 
 from mink_local.errors import GenerationError, ModelError
-from mink_local.llama.constants import KV_TYPES, N_BATCH
-from mink_local.llama.context import MAX_SEED, Context, Segment
+from mink_local.llama.constants import KV_TYPES, MAX_SEED, N_BATCH, N_SEQ_MAX, RANDOM_SEED
+from mink_local.llama.context import Context, Segment
 from mink_local.llama.weights import Weights
 from tests.support.tiny import Shape
 
 
-def test_seeds_leave_out_the_one_that_means_any() -> None:
-    assert MAX_SEED == 2**32 - 2
+def test_constants_are_llama_cpps() -> None:
+    assert (C.LLAMA_DEFAULT_SEED, C.llama_max_parallel_sequences()) == (RANDOM_SEED, N_SEQ_MAX)
+    assert MAX_SEED == RANDOM_SEED - 1
 
 
 def test_logits_of_outputs_only(tiny_weights: Weights) -> None:
@@ -26,7 +28,7 @@ def test_logits_of_outputs_only(tiny_weights: Weights) -> None:
     context.decode(Segment([5, 6, 7, 8], 0, n_outputs=2))
     before_last, last = context.logits(2).copy(), context.logits().copy()
     assert last.shape == (tiny_weights.n_vocab,)
-    with pytest.raises(GenerationError, match="no logits"):
+    with pytest.raises(GenerationError, match="logits"):
         context.logits(0)
     context.clear()
     context.decode(Segment([5, 6, 7], 0))
@@ -81,16 +83,17 @@ def test_flash_attention_changes_little(weights: Weights) -> None:
     assert not np.array_equal(rows[0], rows[1])
 
 
-def test_options_out_of_range(tiny_weights: Weights) -> None:
-    with pytest.raises(ValueError, match=r"kv_type must be one of f16, bf16, .*, not 'q9'"):
-        Context(tiny_weights, 64, 1, kv_type="q9")
-    with pytest.raises(ValueError, match="kv_type q8_0 needs flash attention: leave flash_attn out"):
-        Context(tiny_weights, 64, 1, kv_type="q8_0", flash_attn=False)
+@pytest.mark.parametrize(("options", "named"), [
+    ({"kv_type": "q9"}, "'q9'"), ({"kv_type": "q8_0", "flash_attn": False}, r"q8_0.* flash_attn"),
+])  # fmt: skip
+def test_options_out_of_range(tiny_weights: Weights, options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Context(tiny_weights, 64, 1, **options)
 
 
 def test_llama_cpp_says_why_it_makes_no_context(tiny: Callable[..., Path]) -> None:
     narrow = Weights(tiny(shape=Shape(head_width=16)))
-    with pytest.raises(ModelError, match=r"no context of 1 x 64 tokens .*: K cache type q8_0 with"):
+    with pytest.raises(ModelError, match=r"1 x 64 .*q8_0"):
         Context(narrow, 64, 1, kv_type="q8_0")
 
 
@@ -119,7 +122,7 @@ def test_an_interrupt_from_another_thread_ends_a_batch_in_the_middle(weights: We
 
 def test_a_failure_is_an_error_with_llama_cpps_reason(tiny_weights: Weights) -> None:
     context = Context(tiny_weights, 64, 1)
-    with pytest.raises(GenerationError, match=r"llama.cpp failed on 1 tokens of 1 sequences \(status -1\): "):
+    with pytest.raises(GenerationError, match="status -1"):
         context.decode(Segment([1], 5, seq_id=9))
 
 
@@ -131,5 +134,5 @@ def test_close_may_be_called_again(tiny_path: Path) -> None:
     context.close()
     context.close()
     assert "closed" in repr(context)
-    with pytest.raises(GenerationError, match="the context is closed"):
+    with pytest.raises(GenerationError, match="closed"):
         context.decode(Segment([1], 0))

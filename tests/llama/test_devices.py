@@ -1,5 +1,8 @@
-"""GPUs: what llama.cpp's registry of backends says of them."""
+"""GPUs according to llama.cpp, and cores without efficiency cores."""
 
+from pathlib import Path
+
+import psutil
 import pytest
 
 from mink_local.llama import devices
@@ -34,3 +37,22 @@ def test_why_no_layer_goes_to_a_gpu(
 @pytest.mark.gpu
 def test_a_gpu_says_what_it_is() -> None:
     assert all(gpu.name and gpu.total > 1 << 28 for gpu in gpus())
+
+
+def test_as_many_as_there_are() -> None:
+    assert 1 <= devices.n_cores() <= (psutil.cpu_count(logical=False) or 1)
+
+
+def test_a_hybrid_processor(tmp_path: Path) -> None:
+    """Two performance cores of two threads each beside four efficiency devices."""
+    (tmp_path / "cpu_core").mkdir()
+    (tmp_path / "cpu_core/cpus").write_text("0-3\n")
+    for cpu in range(8):
+        folder = tmp_path / f"system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(
+            f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}\n" if cpu < 4 else f"{cpu}\n"
+        )
+    assert devices.linux_performance_cores(tmp_path) == 2
+    assert devices.linux_performance_cores(tmp_path / "nothing") is None
+    assert devices.parse_cpu_list("0-3,8\n") == [0, 1, 2, 3, 8]

@@ -18,9 +18,9 @@ INF = float("inf")
 Row = NDArray[np.float32]
 
 
-def kept_by_llamacpp(handle: Any, row: Row) -> NDArray[np.int64]:
-    """Return the sorted token ids that a llama.cpp sampler leaves above -inf."""
-    chain = SamplerChain(handle)
+def kept_by_llamacpp(row: Row, *handles: Any) -> NDArray[np.int64]:
+    """Return the sorted token ids that a chain of llama.cpp samplers leaves above -inf."""
+    chain = SamplerChain(*handles)
     kept, _ = chain.apply(np.arange(row.size), row)
     chain.free()
     return np.sort(kept["id"][kept["logit"] > -np.inf]).astype(np.int64)
@@ -44,11 +44,11 @@ def test_keeps_what_llamacpp_keeps(logits: Row, temperature: float) -> None:
         ]
         for sampler, handle in pairs:
             ours = sampler.candidates(row, temperature)[0]
-            theirs = kept_by_llamacpp(handle, scaled)
+            theirs = kept_by_llamacpp(scaled, handle)
             differing = np.setxor1d(ours, theirs)
             np.testing.assert_allclose(row[differing], row[ours[-1]], rtol=0, atol=1e-5 * temperature)
             assert ours.size == theirs.size or not isinstance(sampler, TopK)
-        theirs = kept_by_llamacpp(C.llama_sampler_init_top_p(0.9, 1), scaled)
+        theirs = kept_by_llamacpp(scaled, C.llama_sampler_init_top_p(0.9, 1))
         fewest, most = (TopP(0.9 * factor).cutoff(row, temperature) for factor in (0.999, 1.001))
         assert fewest <= theirs.size <= most
         _, longest = TopP(0.9 * 1.001).candidates(row, temperature)
@@ -58,16 +58,14 @@ def test_keeps_what_llamacpp_keeps(logits: Row, temperature: float) -> None:
 def test_keeps_what_llamacpp_keeps_by_default(logits: Row) -> None:
     """The three samplers of llama.cpp that cut if no option is given, in its order."""
     for row in logits:
-        chain = SamplerChain(
+        theirs = kept_by_llamacpp(
+            row,
             C.llama_sampler_init_top_k(40),
             C.llama_sampler_init_top_p(0.95, 1),
             C.llama_sampler_init_min_p(0.05, 1),
         )
-        kept, _ = chain.apply(np.arange(row.size), row)
-        chain.free()
-        ids, values = LlamaDefault().candidates(row)
-        assert len(kept) == ids.size
-        np.testing.assert_array_equal(np.sort(kept["logit"])[::-1], values)
+        _, ours = LlamaDefault().candidates(row)
+        np.testing.assert_array_equal(np.sort(row[theirs])[::-1], ours)
 
 
 def test_logits_processor_in_llama_cpp_python(smollm2_path: Path) -> None:

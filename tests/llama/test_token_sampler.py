@@ -1,25 +1,24 @@
 """From logits to a token: one seed gives one text in every form, broken rows, mirostat, lifetimes."""
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from llama_cpp import Llama, LogitsProcessorList
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
-from mink_local.llama.constraints import Constrainer, Constraints
-from mink_local.llama.token_sampler import SamplingBuffers, TokenSampler
+from mink_local.llama.token_data import SamplingBuffers
+from mink_local.llama.token_sampler import TokenSampler
 from mink_local.llama.weights import Weights
 from mink_local.native import check, native_sampler
 from mink_local.samplers import Greedy, MinK, Mirostat, Sampler, TopK
 from tests.llama.conftest import Generate
 from tests.support.chain import SamplerChain
+from tests.support.memory import grown
 
 PROMPT = "Once upon a time, there was a robot who"
 INF = float("inf")
@@ -110,9 +109,9 @@ def test_broken_rows_name_the_step(sampler: Sampler) -> None:
     sample = TokenSampler(sampler, 1.0, 1, 1000)
     row = np.zeros(1000, np.float32)
     row[17] = NAN
-    with pytest.raises(GenerationError, match="a NaN among its logits at step 3"):
+    with pytest.raises(GenerationError, match=r"NaN.* step 3"):
         sample(row, 3)
-    with pytest.raises(GenerationError, match="no finite logit at step 4"):
+    with pytest.raises(GenerationError, match=r"finite.* step 4"):
         sample(np.full(1000, -INF, np.float32), 4)
     row[17] = INF
     assert TokenSampler(Greedy(), 0.0, 1, 1000)(row, 5) == 17
@@ -156,26 +155,6 @@ def test_mirostat_keeps_what_does_not_surprise(rows: Row) -> None:
 # Lifetimes
 
 
-def grown(cycle: Callable[[], object], cycles: int) -> float:
-    """Bytes that the process grew by over `cycles` cycles, after as many as fill every pool."""
-
-    def rss() -> int:
-        gc.collect()
-        return int(psutil.Process().memory_info().rss)
-
-    for _ in range(cycles // 5):
-        cycle()
-    before = rss()
-    for _ in range(cycles):
-        cycle()
-    return rss() - before
-
-
 def test_samplers_come_and_go(rows: Row) -> None:
     """One sampler is 2.1 MB at this vocabulary and one llama.cpp `dist` 5 kB: a tenth leaked would show."""
     assert grown(lambda: TokenSampler(MinK(), 1.0, 1, rows.shape[1])(rows[0], 1), 1000) < 5e5
-
-
-def test_constrainers_come_and_go(weights: Weights) -> None:
-    constraints = Constraints(logit_bias={1: -1.0}, repeat_penalty=1.1)
-    assert grown(lambda: Constrainer(constraints, weights, [1, 2]), 1000) < 5e5

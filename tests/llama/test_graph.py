@@ -1,6 +1,7 @@
 """ggml's functions: where each system finds them, and the nodes that Min-k is made of."""
 
 import ctypes
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from mink_local.errors import MinkError
 from mink_local.llama import ggml
+from mink_local.llama.graph import Graph, Node
 
 # Looks a symbol up as Windows does: in the library that was asked, not in those that it depends on.
 AS_ON_WINDOWS = """
@@ -38,9 +40,10 @@ try:
     C._lib["ggml_init"]
 except AttributeError:
     print("not in libllama")
-from mink_local.llama import backend_sampler, devices, ggml
-with ggml.Graph(4, n_bytes=1000) as graph:
-    print(ggml.Node.new(graph.context, 7).size)
+from mink_local.llama import backend_sampler, devices
+from mink_local.llama.graph import Graph, Node
+with Graph(4, n_bytes=1000) as graph:
+    print(Node.new(graph.context, 7).size)
 print(isinstance(devices.gpus(), list), "CPU" in devices.backends())
 """
 
@@ -54,8 +57,45 @@ def test_symbols_are_found_where_windows_looks_for_them() -> None:
     assert child.stdout.split("\n")[:3] == ["not in libllama", "7", "True True"], child.stderr
 
 
+# Runs mink-chat with a llama.cpp that lacks some functions; prints which modules of this room it imported.
+WITHOUT = """
+import ctypes, json, runpy, sys
+
+missing = json.loads(sys.argv.pop())
+lookup = ctypes.CDLL.__getitem__
+
+def without(library, name):
+    if name in missing:
+        raise AttributeError(name)
+    return lookup(library, name)
+
+ctypes.CDLL.__getitem__ = without
+try:
+    runpy.run_module("mink_local.chat", run_name="__main__")
+except SystemExit as end:
+    print(*(name for name in sys.modules if name.startswith("mink_local.llama.")), file=sys.stderr)
+    sys.exit(end.code)
+"""
+
+
+@pytest.mark.usefixtures("own_files")
+def test_a_chat_on_the_cpu_needs_no_function_of_graphs_or_rpc(tiny_path: Path) -> None:
+    devices = ("type_name", "blck_size", "type_size", "backend_dev_", "backend_reg_")
+    missing = [f"ggml_{name}" for name in ggml._SIGNATURES if not name.startswith(devices)]
+    assert {"ggml_top_k", "ggml_init", "ggml_backend_register"} < {*missing}
+    options = ["--model", str(tiny_path), "--gpu-layers", "0", "--max-tokens", "4", "Hi"]
+    child = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *options, json.dumps(missing)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    imported = child.stderr.splitlines()[-1].split()
+    assert "mink_local.llama.context" in imported
+    assert not {"backend_sampler", "graph", "rpc"} & {name.rpartition(".")[2] for name in imported}
+
+
 def test_a_function_that_ggml_lacks_names_the_versions_that_have_it() -> None:
-    with pytest.raises(MinkError, match="has no ggml_nonsense: install a version"):
+    with pytest.raises(MinkError, match="ggml_nonsense"):
         ggml.function("ggml_nonsense", None)
 
 
@@ -65,10 +105,10 @@ def test_nodes_are_arithmetic() -> None:
     )
     data = ggml.function("ggml_get_data", ctypes.c_void_p, ctypes.c_void_p)
     row = np.array([3, -1, 0.5, 8, 2], np.float32)
-    with ggml.Graph(64, n_bytes=10_000) as graph:
-        node = ggml.Node.new(graph.context, row.size)
+    with Graph(64, n_bytes=10_000) as graph:
+        node = Node.new(graph.context, row.size)
         ctypes.memmove(data(node.pointer), row.ctypes.data, row.nbytes)
-        results: dict[str, tuple[ggml.Node, Any]] = {
+        results: dict[str, tuple[Node, Any]] = {
             "countdown": (node.countdown(3), [3, 2, 1]),
             "largest": (node.at(node.argmax()), [8]),
             "sorted": (node.at(node.ascending()), sorted(row)),

@@ -1,0 +1,267 @@
+"""`Sampler`, the base class: selects candidates with a kernel, and registers each sampler by name."""
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import field, fields
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mink_local.samplers import kernels
+
+Kernel = Callable[..., int]
+Selector = Callable[[NDArray[np.float32]], int]
+LogitsProcessor = Callable[[Any, NDArray[np.float32]], NDArray[np.float32]]
+Order = Literal["temperature-first", "temperature-last"]
+
+_LARGEST = np.finfo(np.float32).max
+
+
+class Workspace:
+    """Scratch arrays for selecting from `n_vocab` logits; not thread-safe."""
+
+    def __init__(self, n_vocab: int) -> None:
+        self.work = np.empty(kernels.work_size(n_vocab), np.uint64)  # the kernel's scratch
+        self.ids = np.empty(n_vocab, np.int32)  # begins with the candidates last selected, unordered
+
+
+class _OfThread(threading.local):
+    workspace = Workspace(0)
+
+
+_of_thread = _OfThread()
+
+
+def _as_row(logits: ArrayLike) -> NDArray[np.float32]:
+    row = np.asarray(logits, np.float32)
+    if row.ndim != 1 or row.size == 0:
+        raise ValueError(f"logits must be one row of shape (V,), V >= 1, not {row.shape}")
+    return np.require(row, requirements=["C_CONTIGUOUS", "WRITEABLE"])  # what kernels are compiled for
+
+
+def number(
+    default: float,
+    low: float,
+    high: float = math.inf,
+    *,
+    exclusive: bool = False,
+    variant: bool = False,
+) -> Any:
+    """Return a dataclass field for a finite number from `low` to `high`; a whole one if the default is.
+
+    Args:
+        exclusive: The limits themselves are not allowed.
+        variant: `str()` leaves the field out at its default.
+    """
+    return field(default=default, metadata={"range": (low, high, exclusive), "variant": variant})
+
+
+def choice(default: Any, *others: Any, variant: bool = False) -> Any:
+    """Return a dataclass field for one of some values."""
+    return field(default=default, metadata={"choices": (default, *others), "variant": variant})
+
+
+def _check_number(
+    name: str, value: Any, default: Any, low: float, high: float = math.inf, exclusive: bool = False
+) -> None:
+    in_range = low < value < high if exclusive else low <= value <= high
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if in_range and math.isfinite(value) and (is_whole or isinstance(default, float)):
+        return
+    kind = "finite number" if isinstance(default, float) else "whole number"
+    above, below = ("above", "and below") if exclusive else ("from", "to")
+    limits = f"{above} {low}" if high == math.inf else f"{above} {low} {below} {high}"
+    raise ValueError(f"{name} must be a {kind} {limits}, not {value}")
+
+
+def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices or type(value) is not type(choices[0]):
+        raise ValueError(f"{name} must be {' or '.join(map(_text, choices))}, not {value}")
+
+
+SAMPLERS: dict[str, type["Sampler"]] = {}
+"""Every sampler by name, in the order in which tables and help texts list them."""
+
+
+class Sampler:
+    """Decides which tokens of a row of logits remain candidates.
+
+    To write your own, compile a kernel (`mink_local.samplers.kernels` documents its arguments) and derive a
+    frozen dataclass of its options from this class:
+
+        from mink_local.samplers.compile import compiled
+        from mink_local.samplers.kernels import keep_from, survey
+
+        @compiled
+        def near(logits, options, work, ids):
+            n, _, largest = survey(logits, work)
+            return keep_from(largest - options[0], largest, logits, work, ids) if n > 0 else n
+
+        @dataclass(frozen=True)
+        class Near(Sampler):
+            distance: float = number(1.0, low=0)
+
+            name = "near"
+            keeps = "logits within `distance` of the largest"
+            sweep = ("distance", (0.1, 0.3, 1.0, 3.0))
+            kernel = staticmethod(near)
+
+    A class with a kernel registers itself in `SAMPLERS`, from which all programs derive their lists, tables,
+    help texts and completions.
+
+    Attributes:
+        name: What `str()` begins with and `parse` reads.
+        keeps: Which tokens remain candidates, in a few words, for help texts and tables.
+        sweep: The option that a sweep varies, and its values from few candidates to many; None for no sweep.
+        request_fields: The option that each field of a request sets; the fields are named as in llama-server.
+        is_stateful: Whether the candidates also depend on the tokens sampled before.
+        order: Which distribution the sampler sees: that of `logits / temperature` ("temperature-first"), that
+            of `logits` ("temperature-last"), or None if its candidates do not depend on temperature.
+    """
+
+    name: ClassVar[str]
+    keeps: ClassVar[str] = ""
+    sweep: ClassVar[tuple[str, tuple[float, ...]] | None] = None
+    request_fields: ClassVar[Mapping[str, str]] = {}
+    is_stateful: ClassVar[bool] = False
+    kernel: ClassVar[Kernel]
+    order: Order | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "kernel" in vars(cls):
+            SAMPLERS[cls.name] = cls
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            if "range" in f.metadata:
+                _check_number(f.name, value, f.default, *f.metadata["range"])
+            if f.name == "order" or "choices" in f.metadata:
+                _check_choice(f.name, value, f.metadata.get("choices", get_args(Order)))
+
+    def kernel_options(self, temperature: float) -> NDArray[np.float64]:
+        """Return the kernel's `options`.
+
+        These are the fields except `order`, then, if there is an order, the temperature of the distribution
+        that the sampler sees. Override this for fields that are not numbers.
+        """
+        options = [getattr(self, f.name) for f in fields(self) if f.name != "order"]  # type: ignore[arg-type]
+        return np.array(options + [self.seen(temperature)] * (self.order is not None), np.float64)
+
+    def selector(self, temperature: float, workspace: Workspace) -> Selector:
+        """Return a function that selects the candidates of a row without allocating.
+
+        Args:
+            temperature: What the logits will be divided by, > 0.
+            workspace: Receives the ids of the candidates; must have the size of the rows.
+
+        Returns:
+            A function of a row of raw logits, contiguous float32 (V,), that returns k or the kernel's error.
+        """
+        kernel, options = self.kernel, self.kernel_options(temperature)
+        work, ids = workspace.work, workspace.ids
+        return lambda row: kernel(row, options, work, ids)
+
+    def cutoff(self, logits: ArrayLike, temperature: float = 1.0) -> int:
+        """Return how many tokens of a row of logits remain candidates.
+
+        Args:
+            logits: Raw logits of shape (V,). -inf (banned) and NaN are never candidates; +inf counts as the
+                largest finite float32.
+            temperature: What the logits will be divided by, > 0. It matters only to samplers of order
+                "temperature-first".
+
+        Raises:
+            ValueError: No logit is finite, the shape is wrong, or the temperature is not above 0.
+        """
+        return self._select(_as_row(logits), temperature).size
+
+    def candidates(
+        self, logits: ArrayLike, temperature: float = 1.0
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Return the candidates of a row of logits, largest logit first, equal logits by token id.
+
+        Arguments and errors are those of `cutoff`.
+
+        Returns:
+            The token ids, int32 (k,), and their logits, float32 (k,), not divided by the temperature.
+        """
+        row = _as_row(logits)
+        ids = self._select(row, temperature)
+        kept = np.minimum(row[ids], _LARGEST)
+        descending = np.lexsort((ids, -kept))
+        return ids[descending], kept[descending]
+
+    def __call__(self, input_ids: Any, scores: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return `scores` with -inf outside the candidates: a logits processor for llama-cpp-python.
+
+        llama-cpp-python still applies its own top_k=40, top_p=0.95, min_p=0.05 and temperature afterwards:
+        also pass `top_k=0, top_p=1.0, min_p=0.0` to switch them off.
+
+        Args:
+            scores: Raw logits, float32 (V,), also as a strided view. They are not changed.
+
+        Raises:
+            ValueError: The order is "temperature-first", but a logits processor does not get the temperature:
+                pass `sampler.at(temperature)` instead. llama.cpp swallows an error raised inside a processor
+                and continues with all tokens, so check the order before you generate.
+        """
+        if self.order == "temperature-first":
+            raise ValueError(
+                f"{self} needs the temperature, which a logits processor does not get: "
+                "use .at(temperature), or order=temperature-last"
+            )
+        return self.at(1.0)(input_ids, scores)
+
+    def at(self, temperature: float) -> LogitsProcessor:
+        """Return the logits processor for generation at `temperature`, > 0, which is applied after it."""
+        _require_temperature(temperature)
+
+        def process(input_ids: Any, scores: NDArray[np.float32]) -> NDArray[np.float32]:  # noqa: ARG001
+            row = _as_row(scores)
+            ids = self._select(row, temperature)
+            kept = np.full_like(row, -np.inf)
+            kept[ids] = np.minimum(row[ids], _LARGEST)
+            return kept
+
+        return process
+
+    def _select(self, row: NDArray[np.float32], temperature: float) -> NDArray[np.int32]:
+        """Return the ids of the candidates, unordered, in an array that the next call overwrites."""
+        _require_temperature(temperature)
+        if _of_thread.workspace.ids.size != row.size:
+            _of_thread.workspace = Workspace(row.size)
+        workspace = _of_thread.workspace
+        select = self.selector(temperature, workspace)
+        k = select(row)
+        if k == kernels.HAS_NAN:
+            k = select(np.where(np.isnan(row), np.float32(-np.inf), row))
+        if k == kernels.NO_FINITE_LOGIT:
+            raise ValueError("no logit is finite: there is no candidate")
+        return workspace.ids[:k]
+
+    def seen(self, temperature: float) -> float:
+        """Return the temperature of the distribution that the sampler sees: 1 unless "temperature-first"."""
+        return float(temperature) if self.order == "temperature-first" else 1.0
+
+    def __str__(self) -> str:
+        options = ",".join(
+            f"{f.name}={_text(getattr(self, f.name))}"
+            for f in fields(self)  # type: ignore[arg-type]
+            if not f.metadata.get("variant") or getattr(self, f.name) != f.default
+        )
+        return f"{self.name}:{options}" if options else self.name
+
+
+def _require_temperature(temperature: float) -> None:
+    _check_number("temperature", temperature, 1.0, 0, exclusive=True)
+
+
+def _text(value: object) -> str:
+    """Return an option in the shortest form that `parse` reads back."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(float(value)).removesuffix(".0") if isinstance(value, float) else str(value)
