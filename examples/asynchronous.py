@@ -6,8 +6,7 @@ from mink_local import MinK, Model, load_model
 
 
 async def answer(model: Model, question: str) -> None:
-    messages = [{"role": "user", "content": question}]
-    async for piece in model.chat(messages, sampler=MinK(), temperature=5.0, seed=1, ignore_eos=True):
+    async for piece in model.chat(question, sampler=MinK(), temperature=5.0, seed=1, ignore_eos=True):
         print(piece, end="", flush=True)
 
 
@@ -17,7 +16,7 @@ async def main() -> None:
             await asyncio.wait_for(answer(model, "Tell me a long story."), timeout=1)
         except TimeoutError:
             print("\n[cancelled after a second; the model can be asked again]")
-        print(model.chat([{"role": "user", "content": "Say hello."}], max_tokens=10, seed=1).read())
+        print(model.chat("Say hello.", max_tokens=10, seed=1).read())
 
 
 asyncio.run(main())

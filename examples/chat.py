@@ -10,5 +10,5 @@ with load_model("smollm2-135m") as model:
         reply = model.chat(messages, sampler=MinK(), temperature=5.0, max_tokens=40, seed=1)
         for piece in reply:
             print(piece, end="", flush=True)
-        messages.append({"role": "assistant", "content": reply.text})
+        messages.append(reply.message)
         print(f"\n[{reply.n_tokens} tokens, {reply.evaluated_tokens} new tokens in the prompt]")

@@ -8,10 +8,8 @@ messages = [{"role": "user", "content": "Name a colour of the sky."}]
 with load_model("smollm2-135m", n_ctx=256) as model:
     for piece in model.chat(messages, sampler=MinK(), temperature=5.0, max_tokens=12, logprobs=3, seed=4):
         if piece.token is not None and piece.logprob is not None:
-            [text] = model.texts([piece.token])
-            tokens, logprobs = zip(*piece.top_logprobs, strict=True)
+            text = model.detokenize([piece.token])
             top = ", ".join(
-                f"{other!r} {exp(logprob):.3f}"
-                for other, logprob in zip(model.texts(tokens), logprobs, strict=True)
+                f"{model.detokenize([token])!r} {exp(logprob):.3f}" for token, logprob in piece.top_logprobs
             )
             print(f"{text!r} {exp(piece.logprob):.3f}, one of {piece.k}; most probable: {top}")

@@ -24,9 +24,9 @@ from mink_local.version import __version__
 if TYPE_CHECKING:
     from mink_local.generation.answer import Answer, Piece
     from mink_local.generation.loading import load_model
-    from mink_local.generation.logprobs import Continuation
     from mink_local.generation.model import Model, Reply
     from mink_local.generation.request import Request, SamplingParams
+    from mink_local.generation.rows import Continuation
     from mink_local.llama.constraints import Constraints
     from mink_local.native import native_sampler
     from mink_local.samplers import (
@@ -55,7 +55,7 @@ __all__ = [
 _HOMES = {
     "Answer": "generation.answer",
     "Constraints": "llama.constraints",
-    "Continuation": "generation.logprobs",
+    "Continuation": "generation.rows",
     "Model": "generation.model",
     "Piece": "generation.answer",
     "Reply": "generation.model",

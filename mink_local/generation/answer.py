@@ -1,8 +1,10 @@
 """Answers: their text as far as it is generated, with tokens, cutoffs and log-probabilities."""
 
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
+from mink_local.generation.reasoning import ReasoningSplitter
 from mink_local.generation.request import Request
+from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, whole_calls
 
 FinishReason = Literal["stop", "length", "interrupted", "overflow", "error"]
 TopLogprobs = tuple[tuple[int, float], ...]
@@ -16,14 +18,22 @@ class Piece(str):
     Attributes:
         token: Id of the sampled token, or None.
         k: Number of candidates of the step; 0 without a token.
+        is_end_token: Whether the token ends the answer and is not part of it.
         logprob: See `SamplingParams.logprobs`; in nats.
         top_logprobs: Pairs of token id and log-probability, most probable first.
     """
 
     token: int | None = None
     k: int = 0
+    is_end_token: bool = False
     logprob: float | None = None
     top_logprobs: TopLogprobs = ()
+
+
+class _Parts(NamedTuple):
+    reasoning: str
+    content: str
+    tool_calls: list[dict[str, Any]]
 
 
 class Answer:
@@ -35,9 +45,11 @@ class Answer:
         seed: The seed of its random numbers.
         prompt_tokens: Length of the prompt in tokens.
         evaluated_tokens: Tokens of the prompt that were not in the KV cache and are evaluated.
+        can_reason: Whether the text may begin with reasoning.
+        in_reasoning: Whether the prompt ends with the start of reasoning, which the text continues.
         text: The text so far.
         tokens: Ids of the tokens so far, without the one that ends the answer.
-        k: Number of candidates at every step so far, including the step that ends the answer.
+        k: Number of candidates of the step of each of `tokens`.
         logprobs: Log-probability of each of `tokens` in nats, if asked for (`SamplingParams.logprobs`).
         top_logprobs: For each of `tokens` the most probable ones as (token id, log-probability) pairs.
         prompt_logprobs: Log-probability of each token of the prompt, None for the first, if asked for
@@ -46,7 +58,9 @@ class Answer:
         finish_reason: "stop" (the model, a stop string or a stop token ended the answer), "length"
             (max_tokens, or the context is full), "interrupted", "overflow" (the prompt does not fit the
             context), "error" (see `error`); None while it goes on.
+        stopped_by: Which of the request's stop strings or stop tokens ended the answer; None if none did.
         error: What went wrong and what to do, if finish_reason is "error".
+        no_token_left: Whether the request's constraints are what went wrong.
         seconds: Time from when it got a slot to its end.
     """
 
@@ -56,6 +70,7 @@ class Answer:
         self.seed = 0
         self.prompt_tokens = 0
         self.evaluated_tokens = 0
+        self.can_reason = self.in_reasoning = False
         self.text = ""
         self.tokens: list[int] = []
         self.k: list[int] = []
@@ -64,13 +79,74 @@ class Answer:
         self.prompt_logprobs: list[float | None] = []
         self.prompt_top_logprobs: list[TopLogprobs] = []
         self.finish_reason: FinishReason | None = None
+        self.stopped_by: str | int | None = None
         self.error: str | None = None
+        self.no_token_left = False
         self.seconds = 0.0
+        self._parsed: tuple[str, _Parts] | None = None
 
     @property
     def n_tokens(self) -> int:
         """Number of tokens so far."""
         return len(self.tokens)
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Numbers of tokens by OpenAI's names: prompt_tokens, completion_tokens, total_tokens."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.n_tokens,
+            "total_tokens": self.prompt_tokens + self.n_tokens,
+        }
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning before the answer, without its marks; empty if there is none."""
+        return self._parts.reasoning
+
+    @property
+    def content(self) -> str:
+        """The text without reasoning and calls of tools."""
+        return self._parts.content
+
+    @property
+    def tool_calls(self) -> list[dict[str, Any]]:
+        """Calls of the request's tools, as OpenAI's messages have them."""
+        return self._parts.tool_calls
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of the conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = self.tool_calls
+        return message
+
+    @property
+    def _parts(self) -> "_Parts":
+        """The parts of the text so far; the calls of one text keep their ids."""
+        if self._parsed is None or self._parsed[0] != self.text:
+            self._parsed = self.text, self._parse()
+        return self._parsed[1]
+
+    def _parse(self) -> "_Parts":
+        if self.request.params.has_grammar:  # which leaves no room for reasoning
+            state = "text"
+        else:
+            state = "reasoning" if self.in_reasoning else "start" if self.can_reason else "text"
+        splitter = ReasoningSplitter(state)
+        parts = [*splitter.feed(self.text), *splitter.end()]
+        reasoning = "".join(part.text for part in parts if part.is_reasoning)
+        content = "".join(part.text for part in parts if not part.is_reasoning)
+        if not self.request.tools:
+            return _Parts(reasoning, content, [])
+        parser = ToolParser([tool["function"]["name"] for tool in self.request.tools if "function" in tool])
+        events = [*parser.feed(content), *parser.end()]
+        content = "".join(event for event in events if isinstance(event, str))
+        calls = whole_calls(event for event in events if isinstance(event, ToolCallDelta))
+        return _Parts(reasoning, content, calls)
 
     def __repr__(self) -> str:
         return (

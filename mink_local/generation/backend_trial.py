@@ -1,15 +1,16 @@
-"""Backend sampling proves itself before it is used: it is compared with the kernels on this model and device.
+"""Compare backend sampling with host sampling before its first use with a model on a device.
 
-A device, its driver or llama.cpp's code for it may compute what no CPU computes: logits in float16, a wrong
-softmax, other candidates. So the first use of a form of backend sampling is preceded by a trial: the steps of
-a fixed text, once with the attached sampler and once on the host. The verdict is remembered for the model
-file, the device, llama.cpp's build and the form.
+A device, its driver or llama.cpp's code for it may differ from the CPU: logits in float16, a wrong softmax,
+other candidates. A trial evaluates a fixed text twice, with the attached sampler and on the host. Its result
+is remembered for the model file, the device, llama.cpp's build and the form of the sampler.
 """
 
 import json
 import logging
 import os
 import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +23,6 @@ from platformdirs import user_cache_path
 
 from mink_local.errors import GenerationError, ModelError
 from mink_local.files import add_to_record, read_record
-from mink_local.llama.backend_sampler import BackendSampler
 from mink_local.llama.context import Context, Segment
 from mink_local.llama.devices import gpu_names
 from mink_local.llama.token_sampler import TokenSampler
@@ -67,57 +67,48 @@ class BackendTrials:
     """The trials of a model; each is made once, and remembered in the cache folder.
 
     Args:
-        must_be_faster: Backend sampling was not asked for, so that being right is not enough.
+        must_be_faster: Use backend sampling only where it is faster; otherwise being right is enough.
     """
 
     def __init__(self, weights: Weights, n_threads: int, must_be_faster: bool) -> None:
         self._weights, self._n_threads, self._must_be_faster = weights, n_threads, must_be_faster
-        self._verdicts: dict[Sampler, TrialResult] = {}
+        self._complaints: dict[Sampler, str | None] = {}
 
     def complaint(self, sampler: Sampler) -> str | None:
         """Return why a sampler with a backend form is not to use it, in words, or None if it is."""
         form = form_of(sampler)
-        if form not in self._verdicts:
-            verdict = self._verdicts[form] = self._remembered(form) or self._try(form)
-            complaint = verdict.complaint(self._must_be_faster)
+        if form not in self._complaints:
+            result = self._result(form)
+            complaint = self._complaints[form] = result.complaint(self._must_be_faster)
             if complaint is not None:
-                log.log(logging.WARNING if verdict.wrong else logging.INFO, "%s", complaint)
-        return self._verdicts[form].complaint(self._must_be_faster)
+                log.log(logging.WARNING if result.wrong else logging.INFO, "%s", complaint)
+        return self._complaints[form]
 
-    def _try(self, form: Sampler) -> TrialResult:
+    def _result(self, form: Sampler) -> TrialResult:
+        """Return the remembered result of a trial, or make the trial now."""
+        key = self._key(form)
+        with suppress(KeyError, TypeError):  # unknown, or damaged
+            return TrialResult(**read_record(_record())[key])
         try:
-            verdict = run_trial(self._weights, form, self._n_threads)
+            result = run_trial(self._weights, form, self._n_threads)
         except (GenerationError, ModelError) as error:
-            return TrialResult(str(error), 0.0, 0.0)  # perhaps not the next time
-        self._remember(form, verdict)
-        return verdict
-
-    def _remembered(self, form: Sampler) -> TrialResult | None:
-        try:
-            return TrialResult(**read_record(_record())[self._key(form)])
-        except (OSError, KeyError, TypeError):
-            return None
-
-    def _remember(self, form: Sampler, verdict: TrialResult) -> None:
-        try:
-            key = self._key(form)
-        except OSError as error:
-            log.info("a verdict is not remembered: %s", error)
-        else:
-            add_to_record(_record(), key, asdict(verdict))
+            return TrialResult(str(error), 0.0, 0.0)  # not remembered: the next time it may work
+        add_to_record(_record(), key, asdict(result))
+        return result
 
     def _key(self, form: Sampler) -> str:
-        """Return what a verdict depends on. Raises OSError if the model file is gone."""
+        """Return what a result depends on."""
         path = self._weights.path.absolute()
-        files = [[status.st_size, status.st_mtime_ns] for status in map(os.stat, shards(path))]
+        files = [file.stat() for file in map(Path, shards(path)) if file.exists()]
         build = [
             version("llama-cpp-python"),
             C.llama_print_system_info().decode(),
-            os.stat(llama_cpp.__file__).st_mtime_ns,  # another one after each installation
+            os.stat(llama_cpp.__file__).st_mtime_ns,  # changes with each installation
             os.environ.get("LLAMA_CPP_LIB_PATH"),
         ]
         devices = gpu_names() if self._weights.on_gpu else ["CPU"]
-        return json.dumps([str(path), files, build, devices, str(form)])
+        sizes = [[file.st_size, file.st_mtime_ns] for file in files]
+        return json.dumps([str(path), sizes, build, devices, str(form)])
 
 
 def form_of(sampler: Sampler) -> Sampler:
@@ -134,75 +125,85 @@ def run_trial(weights: Weights, sampler: Sampler, n_threads: int) -> TrialResult
 
     Raises GenerationError if it cannot be attached or llama.cpp fails, and ModelError if there is no memory.
     """
+    from mink_local.llama.backend_sampler import BackendSampler
+
     tokens = weights.tokenize(_TEXT, add_special=True, parse_special=False)
     tokens = tokens[: min(_STEPS, weights.n_ctx_train)]
+    rows: list[NDArray[np.float32]] = []
+    sampled: list[tuple[int | None, int]] = []
     context = Context(weights, len(tokens), n_threads)
     try:
         backend = BackendSampler(sampler, _TEMPERATURE, _SEED, context)
         if not backend.attach():
             raise GenerationError("this device lacks an operation")
-        sampled: list[tuple[int | None, int]] = []
-        seconds: list[list[float]] = [[], []]
-        for position, token in enumerate(tokens):
-            began = time.perf_counter()
-            context.decode(Segment([token], position))
-            sampled.append((backend.next(), backend.k))
-            seconds[0].append(time.perf_counter() - began)
-            if position > _WARM and sum(seconds[0]) > _SECONDS:
-                break
+        backend_ms = _take_steps(context, tokens, lambda _: sampled.append((backend.next(), backend.k)))
         backend.detach()
         context.clear()
         host = TokenSampler(sampler, _TEMPERATURE, _SEED, weights.n_vocab)
-        check = _Differences(sampler)
-        for position, (token, (choice, k)) in enumerate(zip(tokens, sampled, strict=False)):
-            began = time.perf_counter()
-            context.decode(Segment([token], position))
-            host(context.logits(), step=position + 1)
-            seconds[1].append(time.perf_counter() - began)
-            check.add(context.logits(), choice, k)
+
+        def sample(step: int) -> None:
+            host(context.logits(), step=step)
+            rows.append(context.logits().copy())
+
+        host_ms = _take_steps(context, tokens[: len(sampled)], sample)
     finally:
         context.close()
-    backend_ms, host_ms = (round(1e3 * float(np.median(times[_WARM:] or times)), 3) for times in seconds)
-    return TrialResult(check.wrong(), backend_ms, host_ms)
+    return TrialResult(differences(sampler, rows, sampled), backend_ms, host_ms)
 
 
-class _Differences:
-    """Counts steps in which backend sampling differs from a sampler's kernel."""
+def _take_steps(context: Context, tokens: Sequence[int], sample: Callable[[int], None]) -> float:
+    """Evaluate tokens one by one and call `sample` with the number of each step, from 1.
 
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-        self._n_steps = self._n_different = self._n_undecided = 0
-        self._surprise = self._variance = 0.0  # summed: above the distribution's entropy; of that
+    Returns the milliseconds of a step. A slow model takes fewer steps.
+    """
+    seconds: list[float] = []
+    for n, token in enumerate(tokens, start=1):
+        if n > _WARM + 2 and sum(seconds) > _SECONDS:
+            break
+        start = time.perf_counter()
+        context.decode(Segment([token], n - 1))
+        sample(n)
+        seconds.append(time.perf_counter() - start)
+    return round(1e3 * float(np.median(seconds[_WARM:] or seconds)), 3)
 
-    def add(self, logits: NDArray[np.float32], token: int | None, k: int) -> None:
-        """Take the token that was sampled from k candidates, None if that was left to the host."""
-        self._n_steps += 1
+
+def differences(
+    sampler: Sampler, rows: Sequence[NDArray[np.float32]], sampled: Sequence[tuple[int | None, int]]
+) -> str:
+    """Return in words how backend sampling differs from a sampler's kernel, or "".
+
+    Args:
+        sampler: The sampler.
+        rows: The logits (V,) of each step.
+        sampled: The token of each step, None if it was left to the host, and its number of candidates.
+    """
+    n_different = n_undecided = 0
+    excess = variance = 0.0  # of the tokens' surprise over the entropy, and what is expected of it
+    for row, (token, k) in zip(rows, sampled, strict=False):
         if token is None:
-            self._n_undecided += 1
-            return
-        ids, kept = self._sampler.candidates(logits, _TEMPERATURE)
-        if isinstance(self._sampler, TopP | MinP):
-            same = abs(k - ids.size) <= 1 + ids.size // 100 and logits[token] >= kept[-1] - _NEAR
+            n_undecided += 1
+            continue
+        ids, kept = sampler.candidates(row, _TEMPERATURE)
+        if isinstance(sampler, TopP | MinP):
+            is_same = abs(k - ids.size) <= 1 + ids.size // 100 and row[token] >= kept[-1] - _NEAR
         else:
-            same = k == ids.size and token in ids
-        self._n_different += not same
-        scaled = (kept.astype(np.float64) - kept[0]) / _TEMPERATURE
-        surprises = np.log(np.exp(scaled).sum()) - scaled
-        p = np.exp(-surprises)
-        entropy = float(p @ surprises)
-        if same:
-            self._surprise += (kept[0] - float(logits[token])) / _TEMPERATURE + surprises[0] - entropy
-            self._variance += float(p @ (surprises - entropy) ** 2)
-
-    def wrong(self) -> str:
-        """Return in words what is wrong, or ""."""
-        if self._n_different:
-            return f"{self._n_different} of {self._n_steps} steps keep other candidates than they should"
-        if self._n_undecided > _UNDECIDED:
-            return f"{self._n_undecided} of {self._n_steps} steps cannot be decided there"
-        if abs(self._surprise) > _DEVIATIONS * max(self._variance, 1e-6) ** 0.5:
-            return "its tokens do not follow the distribution"
-        return ""
+            is_same = k == ids.size and token in ids
+        if not is_same:
+            n_different += 1
+            continue
+        scaled = kept.astype(np.float64) / _TEMPERATURE
+        total = np.logaddexp.reduce(scaled)
+        p = np.exp(scaled - total)
+        entropy = total - float(p @ scaled)
+        excess += total - float(row[token]) / _TEMPERATURE - entropy
+        variance += float(p @ (total - scaled - entropy) ** 2)
+    if n_different:
+        return f"{n_different} of {len(rows)} steps keep other candidates than they should"
+    if n_undecided > _UNDECIDED:
+        return f"{n_undecided} of {len(rows)} steps cannot be decided there"
+    if abs(excess) > _DEVIATIONS * max(variance, 1e-6) ** 0.5:
+        return "its tokens do not follow the distribution"
+    return ""
 
 
 def _record() -> Path:

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.samplers import Sampler, Workspace
-from mink_local.samplers.select import Selector
+from mink_local.samplers import Sampler, Selector, Workspace
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,16 @@ class CommonNumbers(Sampler):
     steps: list[SampledToken] = field(default_factory=list)
 
     name = "common-numbers"
+
+    @property
+    def tokens(self) -> list[int]:
+        """Ids of the sampled tokens."""
+        return [step.token for step in self.steps]
+
+    @property
+    def k(self) -> list[int]:
+        """The number of candidates of each of them."""
+        return [step.k for step in self.steps]
 
     def selector(self, temperature: float, workspace: Workspace) -> Selector:
         """Return a function that leaves the sampled token as the only candidate of a row, for one answer."""

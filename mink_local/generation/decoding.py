@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.generation.answer import Answer, FinishReason, Piece, TopLogprobs
-from mink_local.generation.logprobs import logprob
+from mink_local.generation.rows import logprob
 from mink_local.generation.text_stream import TextStream
+from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constrainer
-from mink_local.llama.context import RANDOM_SEED
-from mink_local.llama.token_sampler import SamplingBuffers, TokenSampler
+from mink_local.llama.token_data import SamplingBuffers
+from mink_local.llama.token_sampler import TokenSampler
 from mink_local.llama.weights import Weights
 from mink_local.samplers import TopK, kernels
 
@@ -57,26 +58,26 @@ class Decoding:
             params.temperature,
             answer.seed,
             weights.n_vocab,
-            Constrainer(constraints, weights, prompt, buffers.constraints) if constraints else None,
+            Constrainer(constraints, weights, prompt, buffers) if constraints else None,
             buffers,
         )
         self._logprob: float | None = None
         self._top_logprobs: TopLogprobs = ()
 
     def begin(self, evaluated_tokens: int) -> None:
-        """Note that the answer has a slot, in which so many tokens of the prompt are evaluated."""
+        """Start the answer in a slot in which `evaluated_tokens` of the prompt are to be evaluated."""
         self.answer.evaluated_tokens = evaluated_tokens
         self._began = time.perf_counter()
-        if self._params.prompt_logprobs is not None:  # no logits tell of the first token
+        if self._params.prompt_logprobs is not None:  # the first token has none
             self.answer.prompt_logprobs, self.answer.prompt_top_logprobs = [None], [()]
 
     @property
     def n_prompt_outputs(self) -> int:
-        """Number of the last tokens of the prompt whose logits are computed."""
+        """Number of the prompt's last tokens whose logits are needed."""
         return 1 if self._params.prompt_logprobs is None else len(self.prompt)
 
     def record(self, logits: NDArray[np.float32], position: int) -> None:
-        """Note what raw logits, float32 (V,), say of a token of the prompt, if the request asks for it.
+        """Record the log-probability of a prompt's token by raw logits, float32 (V,), if it is requested.
 
         Raises GenerationError for a NaN.
         """
@@ -93,7 +94,7 @@ class Decoding:
         if (watch := self.answer.request.watch) is not None:
             watch(logits)
         with self._without_ends(logits):
-            token = self._sampler(logits, step=len(self.answer.k) + 1)
+            token = self._sampler(logits, step=self.answer.n_tokens + 1)
         if self._params.logprobs is not None:
             self._logprob = logprob(logits, token)
             self._top_logprobs = _top_logprobs(logits, self._params.logprobs)
@@ -102,15 +103,18 @@ class Decoding:
     def append(self, token: int, k: int) -> Piece:
         """Append a token that was sampled from k candidates; return the text that can be given out now."""
         answer = self.answer
-        answer.k.append(k)
         if token in self._stop_tokens or self._weights.ends_generation(token):
-            return self._piece("", token, k, "stop")
+            answer.stopped_by = token if token in self._stop_tokens else None
+            piece = self._piece("", token, k, "stop")
+            piece.is_end_token = True
+            return piece
         answer.tokens.append(token)
+        answer.k.append(k)
         if self._logprob is not None:
             answer.logprobs.append(self._logprob)
             answer.top_logprobs.append(self._top_logprobs)
         text = self._stream.push(self._weights.piece(token))
-        if self._stream.stopped:
+        if self._stream.stopped_by is not None:
             return self._piece(text, token, k, "stop")
         if answer.n_tokens == self._max_tokens:
             return self._piece(text, token, k, "length")
@@ -125,7 +129,10 @@ class Decoding:
         answer = self.answer
         if reason is not None:
             text += self._stream.close()
-            answer.finish_reason = "stop" if self._stream.stopped else reason
+            answer.finish_reason = reason
+            if self._stream.stopped_by is not None:
+                answer.finish_reason = "stop"
+                answer.stopped_by = self._stream.stopped_by
             answer.seconds = time.perf_counter() - self._began if self._began else 0.0
         answer.text += text
         piece = Piece(text)
@@ -136,7 +143,7 @@ class Decoding:
 
     @contextmanager
     def _without_ends(self, logits: NDArray[np.float32]) -> Iterator[None]:
-        """Take the tokens that end the answer out of the logits in this block, if it may not end yet."""
+        """Ban the tokens that end the answer in this block, if it may not end yet."""
         params = self._params
         too_short = self.answer.n_tokens < params.min_tokens
         if not (too_short or params.ignore_eos):

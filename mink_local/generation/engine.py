@@ -18,21 +18,24 @@ evaluated once:
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.errors import GenerationError
+from mink_local.errors import GenerationError, NoTokenLeftError
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.decoding import Decoding
-from mink_local.generation.request import Request
+from mink_local.generation.request import Request, is_raw
 from mink_local.generation.slots import Slot, common_prefix, decode, reserve
 from mink_local.generation.template import ChatTemplate
-from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
 from mink_local.llama.context import Context
-from mink_local.llama.token_sampler import SamplingBuffers
+from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Sampler
+
+if TYPE_CHECKING:
+    from mink_local.llama.backend_sampler import BackendSampler
 
 log = logging.getLogger("mink_local")
 
@@ -90,28 +93,29 @@ class Engine:
         return decoding.answer
 
     def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
-        """Do for a request what needs no slot: its prompt's tokens, its constraints. For `enqueue`.
+        """Do the part of `submit` that needs no slot: tokens and constraints. For `enqueue`.
 
-        May be called from any thread, also while another thread makes a step. Arguments and errors are those
-        of `submit`.
+        May be called from any thread, even during a step. Arguments and errors are those of `submit`.
         """
         answer = answer or Answer(request)
         prompt = self._template.tokens(request.prompt, request.enable_thinking, request.tools)
+        answer.in_reasoning = self._template.opens_reasoning(prompt)
+        answer.can_reason = self._template.can_reason and not is_raw(request.prompt)
         stop = self._template.stop(request.prompt)
         return Decoding(
             answer, [*prompt, *request.prefix], self.context.n_ctx, self._weights, self._buffers, stop
         )
 
     def enqueue(self, decoding: Decoding, *, backend: bool = False) -> None:
-        """Take a request that `prepare` has prepared, unless its answer is finished; see `submit`."""
+        """Take a prepared request, unless its answer is finished already; see `submit`."""
         if decoding.answer.finish_reason is None:
-            if self.idle:  # an interrupt that came while nothing was generated is not meant for this
+            if self.idle:  # an interrupt from before is not meant for this request
                 self.context.interrupted = False
             self._waiting.append((decoding, backend))
             self._admit()
 
     def cancel(self, answer: Answer, error: str | None = None) -> None:
-        """End one answer, with finish_reason "interrupted", or "error" if there is one, and no other."""
+        """End one answer, with finish_reason "interrupted", or "error" if an error is given."""
         for decoding, _ in self._waiting:
             if decoding.answer is answer:
                 self._waiting = deque(item for item in self._waiting if item[0] is not decoding)
@@ -148,9 +152,9 @@ class Engine:
         """Evaluate one batch and sample the next token of every answer whose logits it gives.
 
         Returns:
-            The answers that have grown, each with the text that was added. A row of logits from which
-            nothing can be sampled ends its answer with finish_reason "error", and no other; if llama.cpp
-            fails on the batch, all that have a slot end so.
+            The answers that have grown, each with the text that was added. Logits from which nothing can be
+            sampled end their answer alone with finish_reason "error"; if llama.cpp fails on the batch, all
+            answers that have a slot end so.
         """
         self._resume()
         self._admit()
@@ -160,7 +164,7 @@ class Engine:
         try:
             outputs = decode(self.context, busy)
         except GenerationError as error:
-            return self._end_begun(str(error))
+            return self._end_started(str(error))
         if outputs is None:
             return self.cancel_all()
         return [event for output in outputs for event in self._take(*output)]
@@ -186,11 +190,11 @@ class Engine:
                 slot.truncate(0)
 
     def unevaluated(self, answer: Answer) -> int:
-        """Return how many tokens of the prompt are not evaluated yet. May be called from another thread."""
+        """Return the number of prompt tokens that are not evaluated yet. May be called from any thread."""
         pending = [
             len(slot.pending) for slot in self.slots if any(d.answer is answer for d in slot.job or ())
         ]
-        return sum(pending) if not answer.k else 0
+        return sum(pending) if not answer.tokens else 0
 
     def _groups(self) -> list[Group]:
         return [slot.job for slot in self.slots if slot.job] + self._forked
@@ -200,11 +204,11 @@ class Engine:
         yield from (decoding for decoding, _ in self._waiting)
 
     def _finish(self, decoding: Decoding, error: str | None) -> Piece:
-        """End an answer early. An interrupt that has not been heard yet comes before an error."""
+        """End an answer early. A pending interrupt takes precedence over an error."""
         reason: FinishReason = "interrupted" if error is None or self.context.interrupted else "error"
         return decoding.end(reason, error if reason == "error" else None)
 
-    def _end_begun(self, error: str) -> Step:
+    def _end_started(self, error: str) -> Step:
         """End the answers that have a slot."""
         ended = [(d.answer, self._finish(d, error)) for slot in self.slots for d in slot.job or ()]
         for slot in self.slots:
@@ -222,14 +226,15 @@ class Engine:
 
     def _admit(self) -> None:
         """Give slots to waiting requests, in their order."""
-        while self._waiting and self._begin(*self._waiting[0]):
+        while self._waiting and self._place(*self._waiting[0]):
             self._waiting.popleft()
 
-    def _begin(self, decoding: Decoding, backend: bool) -> bool:
+    def _place(self, decoding: Decoding, backend: bool) -> bool:
         """Give a request a slot, or a share in one; return False if it has to wait."""
-        # Twice as many answers as slots keep every slot in use while answers diverge and end. A single slot
-        # generates one answer after the other.
-        if sum(map(len, self._groups())) >= 2 * len(self.slots) - 1:
+        # Nearly twice as many answers as slots keep every slot in use while answers diverge and end. A single
+        # slot generates one answer after the other.
+        n_answers = sum(len(group) for group in self._groups())
+        if n_answers >= 2 * len(self.slots) - 1:
             return False
         if not backend:  # an attached sampler samples for one answer
             for slot in self.slots:
@@ -258,7 +263,7 @@ class Engine:
         return [slot for slot in self.slots if slot.job]
 
     def _take(self, slot: Slot[Group], output: int, position: int) -> Step:
-        """Take a row of the batch's outputs, which is of the token at `position` of a slot."""
+        """Use a row of the batch's outputs: the logits after the first `position` tokens of a slot."""
         if not slot.job:  # an earlier row has ended its answers
             return []
         if slot.backend_sampler is not None:
@@ -269,7 +274,7 @@ class Engine:
         return self._sample(slot, logits)
 
     def _record(self, slot: Slot[Group], logits: NDArray[np.float32], position: int) -> Step:
-        """Note what logits say of a token of the prompt of the answers in a slot."""
+        """Record log-probabilities of a prompt's token for the answers in a slot."""
         assert slot.job
         events: Step = []
         for decoding in slot.job.copy():
@@ -290,6 +295,7 @@ class Engine:
             try:
                 piece = decoding.sample(logits)
             except GenerationError as error:
+                decoding.answer.no_token_left = isinstance(error, NoTokenLeftError)
                 piece = decoding.end("error", str(error))
             events.append((decoding.answer, piece))
             if decoding.answer.finish_reason is None:
@@ -298,7 +304,7 @@ class Engine:
         self._fork(slot, by_token)
         return events
 
-    def _sample_backend(self, slot: Slot[Group], sampler: BackendSampler, output: int) -> Step:
+    def _sample_backend(self, slot: Slot[Group], sampler: "BackendSampler", output: int) -> Step:
         """Take the token that the attached sampler has sampled for the answer in a slot."""
         assert slot.job
         [decoding] = slot.job
@@ -311,7 +317,7 @@ class Engine:
             log.warning(
                 "step %d: backend sampling cannot guarantee the exact cut; the rest of this answer is "
                 "sampled on the CPU",
-                len(decoding.answer.k) + 1,
+                decoding.answer.n_tokens + 1,
             )
             slot.detach()
             slot.evaluate_last_again()
@@ -343,17 +349,19 @@ class Engine:
 
 def _can_share(first: Decoding, other: Decoding) -> bool:
     """Return whether an answer can share the slot of another, which has the same prompt and no token yet."""
-    return not first.answer.k and other.n_prompt_outputs == 1 and first.prompt == other.prompt
+    return not first.answer.tokens and other.n_prompt_outputs == 1 and first.prompt == other.prompt
 
 
 def no_backend_form(sampler: Sampler, needs_logits: bool) -> str | None:
-    """Return in words why no device samples these tokens in llama.cpp's graph, or None if one may."""
+    """Return in words why these tokens cannot be sampled in llama.cpp's graph, or None if they can."""
     if needs_logits:
         return "constraints, log-probabilities and bans have no backend form"
+    from mink_local.llama.backend_sampler import has_backend_form
+
     return None if has_backend_form(sampler) else f"{sampler} has no backend form"
 
 
-def _attached(decoding: Decoding, context: Context, seq_id: int) -> BackendSampler | None:
+def _attached(decoding: Decoding, context: Context, seq_id: int) -> "BackendSampler | None":
     """Attach a sampler to a sequence; None, with a warning, if tokens are sampled on the host."""
     request = decoding.answer.request
     params = request.params
@@ -361,6 +369,8 @@ def _attached(decoding: Decoding, context: Context, seq_id: int) -> BackendSampl
     if reason := no_backend_form(sampler, request.needs_logits):
         log.warning("%s: sampling on the CPU", reason)
         return None
+    from mink_local.llama.backend_sampler import BackendSampler
+
     backend = BackendSampler(sampler, params.temperature, decoding.answer.seed, context, seq_id)
     try:
         if backend.attach():

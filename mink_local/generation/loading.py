@@ -8,14 +8,13 @@ from functools import partial
 from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Literal
+from threading import Event
+from typing import TYPE_CHECKING, Literal
 
 from mink_local.errors import ModelError
-from mink_local.generation.model import Model
-from mink_local.llama.context import ALL_LAYERS, N_SEQ_MAX, Context
-from mink_local.llama.cores import n_cores
-from mink_local.llama.devices import gpu_missing, gpus_in_words
-from mink_local.llama.rpc import servers_in_use, use_servers
+from mink_local.generation.rendering import started_server
+from mink_local.llama.constants import ALL_LAYERS, N_SEQ_MAX, check_range
+from mink_local.llama.devices import gpu_missing, gpus_in_words, n_cores, servers_in_use
 from mink_local.llama.weights import Weights
 from mink_local.models import trust as trust_in
 from mink_local.models.catalog import resolve
@@ -30,11 +29,15 @@ from mink_local.models.memory import (
     memory_budget,
 )
 
+if TYPE_CHECKING:
+    from mink_local.generation.model import Model
+    from mink_local.llama.context import Context
+
 ON_CPU, ON_GPU = 32, 64  # answers at a time; more of them gain little
 _UNASKED_SHARE = 4  # one part in so many of the free memory is taken for KV caches that nobody asked for
 _EVERY_LAYER = 9999  # more than any model has: llama.cpp takes as many as there are
 
-Loader = Callable[[int], tuple[Weights, Context]]
+Loader = Callable[[int], tuple[Weights, "Context"]]
 
 log = logging.getLogger("mink_local")
 
@@ -43,7 +46,7 @@ def load_model(
     model: str | PathLike[str],
     *,
     n_ctx: int | None = None,
-    n_parallel: int | None = None,
+    n_parallel: int = 1,
     n_gpu_layers: int | Literal["auto"] = "auto",
     n_threads: int | None = None,
     kv_type: str = "f16",
@@ -53,34 +56,33 @@ def load_model(
     date: Date | None = None,
     trust: bool = False,
     verbose: bool = False,
-) -> Model:
+) -> "Model":
     """Load a GGUF model.
 
     Args:
         model: A name of `models.txt`, or a path; see `mink-models --help`.
         n_ctx: Tokens that a prompt and its answer share, at most what the model was trained on. None chooses
             by the free memory: 4096, up to 32768 for a single answer, fewer if 4096 do not fit.
-        n_parallel: Number of answers that are generated at a time. None is 1 for `Model.chat`, and
-            `Model.generate` chooses when it is called.
-        n_gpu_layers: "auto" puts as many layers on the GPU as its free memory holds; a number asks for so
-            many, as llama.cpp counts them (the output is one more), -1 for all. If llama.cpp cannot allocate
-            them, fewer are tried, down to none. `Model.placement` says where they are.
-        n_threads: CPU threads; None is one for every physical core, efficiency cores left out.
-        kv_type: Type of the KV cache: f16, or q8_0, which takes half the memory, and others of llama.cpp's.
-        flash_attn: Whether llama.cpp's flash attention is used; None leaves it to llama.cpp.
+        n_parallel: Number of answers that `Model.generate` generates at a time; each has a KV cache of
+            `n_ctx` tokens.
+        n_gpu_layers: Layers on the GPU, as llama.cpp counts them (the output is one more): "auto" is as many
+            as its free memory holds, -1 all. If llama.cpp cannot allocate them, fewer are tried, down to
+            none. `Model.placement` says where they are.
+        n_threads: CPU threads; None is one per physical core, without efficiency cores.
+        kv_type: Type of the KV cache: f16, or q8_0, which takes half the memory, or another of llama.cpp's.
+        flash_attn: Whether to use llama.cpp's flash attention; None leaves it to llama.cpp.
         backend_sampling: Sample tokens inside llama.cpp's compute graph, so that no logits leave the GPU.
             None does so in `chat` if the output layer is on a GPU, no RPC server is in use, and it is
-            faster. Before the first time it is compared with sampling on the CPU, on this model and device:
-            if it differs, tokens are sampled on the CPU, with a warning. Without a backend form are some
-            methods, constraints and `logprobs`: they are for the CPU, with a warning if True was given.
-            A seed gives another text with backend sampling than on the CPU. `Model.sampling` says where.
-        rpc: Addresses of llama.cpp's RPC servers, each "HOST:PORT", whose devices take layers as the GPU
-            does, for this model and all that this process loads later. If a server goes away, the process
-            ends.
-        date: The date that a chat template that asks for it (LLaMA-3.1's does) is told; None is today's.
-        trust: Start no child process: neither to try a file that is not known yet or an RPC server, nor to
-            render the chat template, nor to try a grammar. For files and grammars that you trust, and for
-            programs that cannot start children.
+            faster. Its first use is preceded by a comparison with sampling on the CPU, on this model and
+            device: if they differ, tokens are sampled on the CPU, with a warning. Some methods, constraints
+            and `logprobs` have no backend form: they run on the CPU, with a warning if True was given. A
+            seed gives another text with backend sampling than on the CPU.
+        rpc: Addresses ("HOST:PORT") of llama.cpp's RPC servers, whose devices take layers like a GPU, for
+            this and all later models of this process. If a server goes away, the process ends.
+        date: The date for chat templates that use it (LLaMA-3.1's does); None is today's.
+        trust: Start no child process: neither to try an unknown file or an RPC server, nor to render the
+            chat template, nor to try a grammar. For files and grammars that you trust, and for programs that
+            cannot start children.
         verbose: Write llama.cpp's log to standard error.
 
     Raises:
@@ -89,34 +91,45 @@ def load_model(
         ModelError: The file cannot be loaded.
         MinkError: An RPC server cannot be used.
     """
-    _check_range("n_ctx", n_ctx, 1)
-    _check_range("n_parallel", n_parallel, 1, N_SEQ_MAX)
-    _check_range("n_threads", n_threads, 1)
+    check_range("n_ctx", n_ctx, 1)
+    check_range("n_parallel", n_parallel, 1, N_SEQ_MAX)
+    check_range("n_threads", n_threads, 1)
     if n_gpu_layers != "auto" and n_gpu_layers < ALL_LAYERS:
         raise ValueError(f"n_gpu_layers must be auto, -1 for all, or more, not {n_gpu_layers}")
     file = resolve(fspath(model))
-    use_servers(rpc or (), trust)
-    if backend_sampling is None and servers_in_use():  # a server says of every operation that it has it
+    if rpc:
+        from mink_local.llama.rpc import use_servers
+
+        use_servers(rpc, trust)
+    if backend_sampling is None and servers_in_use:  # a server says of every operation that it has it
         backend_sampling = False
     if not trust:
         trust_in.check(file)
     threads = n_threads or n_cores()
-    placement = _choose(file.path, n_ctx, n_gpu_layers, n_parallel or 1, kv_type)
+    placement = _choose(file.path, n_ctx, n_gpu_layers, n_parallel, kv_type)
     if placement.warning:
         log.warning("%s: %s", file.name, placement.warning)
     allocate = partial(make_context, n_threads=threads, kv_type=kv_type, flash_attn=flash_attn)
 
-    def load(layers: int) -> tuple[Weights, Context]:
+    imported = Event()
+
+    def load(layers: int) -> tuple[Weights, "Context"]:
         weights = Weights(file.path, layers, verbose, trust)
         if n_ctx is not None and n_ctx > weights.n_ctx_train:
             log.warning("%s was trained on %d tokens: the context is that", file.name, weights.n_ctx_train)
-        return weights, allocate(weights, placement.n_ctx, n_parallel or 1)
+        imported.wait()
+        return weights, allocate(weights, placement.n_ctx, n_parallel)
 
-    # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback.
+    renderer_process = None if trust else started_server()
+    # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback. Importing Numba takes as
+    # long as reading a small file, so it is done meanwhile.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        weights, context, where = pool.submit(
-            _load, load, placement.n_gpu_layers, n_gpu_layers, threads
-        ).result()
+        loading = pool.submit(_load, load, placement.n_gpu_layers, n_gpu_layers, threads)
+        try:
+            from mink_local.generation.model import Model
+        finally:
+            imported.set()
+        weights, context, where = loading.result()
     log.info("%s is %s", file.name, where)
     return Model(
         file.name,
@@ -125,8 +138,8 @@ def load_model(
         partial(allocate, weights),
         where,
         backend_sampling=backend_sampling,
-        auto_parallel=n_parallel is None,
         date=date,
+        renderer_process=renderer_process,
     )
 
 
@@ -139,7 +152,7 @@ def make_context(
     n_threads: int,
     kv_type: str = "f16",
     flash_attn: bool | None = None,
-) -> Context:
+) -> "Context":
     """Allocate KV caches for several answers at a time, no longer than the model was trained on.
 
     Args:
@@ -148,9 +161,11 @@ def make_context(
 
     The other arguments are those of `load_model`. Raises as `Model.reserve` does.
     """
-    _check_range("n_ctx", n_ctx, 1)
+    from mink_local.llama.context import Context
+
+    check_range("n_ctx", n_ctx, 1)
     if n_parallel != "auto":
-        _check_range("n_parallel", n_parallel, 1, N_SEQ_MAX)
+        check_range("n_parallel", n_parallel, 1, N_SEQ_MAX)
     n_ctx = min(n_ctx, weights.n_ctx_train)
     if n_parallel == "auto":
         most = ON_GPU if weights.on_gpu else ON_CPU
@@ -175,12 +190,6 @@ def make_context(
     if possible < wanted:
         log.warning("memory is short: %d answers at a time instead of %d", possible, wanted)
     return context
-
-
-def _check_range(name: str, value: int | None, low: int, high: int | None = None) -> None:
-    if value is not None and (value < low or (high is not None and value > high)):
-        allowed = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise ValueError(f"{name} must be {allowed}, not {value}")
 
 
 def _choose(
@@ -210,12 +219,12 @@ def _choose(
 
 
 def _load(
-    load: Loader, n_gpu_layers: int, asked_for: int | Literal["auto"], threads: int
-) -> tuple[Weights, Context, str]:
+    load: Loader, n_gpu_layers: int, requested: int | Literal["auto"], threads: int
+) -> tuple[Weights, "Context", str]:
     """Load with so many layers on the GPU, or as many as it takes; say where they are."""
     missing = gpu_missing()
     if missing:
-        if asked_for not in ("auto", 0):
+        if requested not in ("auto", 0):
             log.warning("no layer goes to a GPU: %s", missing)
         weights, context = load(0)
         where = f"on the CPU, {threads} thread{'s' * (threads > 1)} ({missing})"
@@ -225,7 +234,7 @@ def _load(
     return weights, context, f"{where}, with a context of {context.n_ctx} tokens"
 
 
-def load_what_fits(load: Loader, n_gpu_layers: int) -> tuple[int, Weights, Context]:
+def load_what_fits(load: Loader, n_gpu_layers: int) -> tuple[int, Weights, "Context"]:
     """Load with `n_gpu_layers` on the GPU or, if llama.cpp cannot allocate that, three quarters of them,
     half, a quarter, none. Return how many it took."""
     tries = [n_gpu_layers * quarters // 4 for quarters in (4, 3, 2, 1)]

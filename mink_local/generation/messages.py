@@ -1,4 +1,4 @@
-"""Messages and tools as a chat template gets them: checked, and as JSON values."""
+"""Messages and tools, checked and as JSON values, for a chat template."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,19 +11,19 @@ from mink_local.generation.request import Message, Tool
 def template_input(messages: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
     """Return the messages, and the tools if there are any, by the names that chat templates use.
 
-    The text parts of a content are joined, fields that are None are left out, and the arguments of tool calls
-    are objects. Raises ValueError for what is malformed or not JSON.
+    Text parts of a content are joined, None fields dropped, and arguments of tool calls parsed. Raises
+    ValueError for malformed input.
     """
     if not messages:
         raise ValueError("there is no message to answer")
     if not all(isinstance(tool, Mapping) for tool in tools):
-        raise ValueError("tools must be dicts, as OpenAI's protocol has them")
+        raise ValueError("tools must be dicts as in OpenAI's API")
     found = {"messages": [_message(message) for message in messages]}
     return found | {"tools": [dict(tool) for tool in tools]} if tools else found
 
 
 def as_json(value: object) -> str:
-    """Return a value as JSON text, the same for equal values. Raises ValueError if it has none."""
+    """Return a value as JSON text, the same for equal values. Raises ValueError if it cannot be JSON."""
     try:
         return json.dumps(value)
     except TypeError as error:
@@ -36,7 +36,7 @@ def split_prefill(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
     if last["role"] != "assistant":
         return messages, ""
     if "tool_calls" in last:
-        raise ValueError("the last message calls tools: append a message of the role tool for each call")
+        raise ValueError("the last message calls tools: append a message with role tool for each call")
     if len(messages) == 1:
         raise ValueError("there is no message to answer before the assistant's")
     return messages[:-1], last["content"]
@@ -80,7 +80,7 @@ def _content(message: Message) -> str:
     if isinstance(role, str) and isinstance(content, str):
         return content
     if not isinstance(role, str) or not isinstance(content, list | tuple):
-        raise ValueError(f"a message has a role and a content, both str: {message!r} does not")
+        raise ValueError(f"a message needs role and content, both str, not {message!r}")
     for part in content:
         if (
             not isinstance(part, Mapping)
@@ -88,8 +88,7 @@ def _content(message: Message) -> str:
             or not isinstance(part.get("text"), str)
         ):
             raise ValueError(
-                f'a part of a content is {{"type": "text", "text": str}}: {part!r} is not; images and sound '
-                "are not supported"
+                f'a content part must be {{"type": "text", "text": str}} (no images, no sound), not {part!r}'
             )
     return "".join(part["text"] for part in content)
 
@@ -99,10 +98,10 @@ def _tool_call(call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(
-            f'a tool call has {{"function": {{"name": str, "arguments": …}}}}: {call!r} does not'
+            f'a tool call must have {{"function": {{"name": str, "arguments": …}}}}, not {call!r}'
         )
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # what is no JSON, the template gets as text
+        with suppress(ValueError, RecursionError):  # what is not JSON stays text
             arguments = json.loads(arguments)
     return {**call, "function": {**function, "arguments": arguments}}

@@ -5,21 +5,20 @@ import contextlib
 import logging
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date as Date
-from itertools import chain, islice
-from typing import Any, Literal, Unpack
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import ContextOverflowError, GenerationError, ModelError
 from mink_local.generation.answer import Answer, Piece
-from mink_local.generation.backend_trial import BackendTrials
-from mink_local.generation.engine import Engine, Step, no_backend_form
-from mink_local.generation.logprobs import N_OUTPUTS, Continuation, score
+from mink_local.generation.engine import Engine, no_backend_form
 from mink_local.generation.request import (
     Message,
     Prompt,
@@ -28,34 +27,37 @@ from mink_local.generation.request import (
     SamplingParams,
     Tool,
 )
-from mink_local.generation.rows import RowReader
+from mink_local.generation.rows import N_OUTPUTS, Continuation, RowReader, score
 from mink_local.generation.template import ChatTemplate
 from mink_local.generation.text_stream import TextStream
-from mink_local.llama.context import RANDOM_SEED, Context
+from mink_local.llama.constants import RANDOM_SEED
+from mink_local.llama.context import Context
 from mink_local.llama.weights import Weights
+from mink_local.sandbox import Server
+
+if TYPE_CHECKING:
+    from mink_local.generation.backend_trial import BackendTrials
 
 log = logging.getLogger("mink_local")
 
-_LOOKAHEAD = 64  # requests that are looked at to choose the length of the KV caches for them
+_TURN = 0.002  # seconds that a call which waits leaves to the others between two steps
 
-_CANCELLED = "this reply was cancelled: the model was asked again before the reply was read to its end"
-_OTHER_THREAD = "this model is in use by another thread: give each thread a model, or use one after the other"
+_CANCELLED = "this answer was cancelled by a later call: read answers to their end first, or use wait=True"
+_OTHER_THREAD = "this model is in use, perhaps by another thread: use wait=True, or a model for each thread"
 
 
 class Model:
-    """A model that is ready to generate; `load_model` makes one.
+    """A loaded model, ready to generate; `load_model` makes one.
 
-    A model generates for one caller at a time: another call cancels a reply that is not read to its end, and
-    a second thread gets a GenerationError.
+    A model generates for one caller at a time. A new call cancels a reply that is not read to its end, unless
+    it is told to `wait`, and raises GenerationError while another thread is generating.
 
     Attributes:
         name: Name of its file.
         placement: Where its layers are, and why, in words.
         n_ctx: Tokens that a prompt and its answer share.
-        n_parallel: Number of answers that are generated at a time; 1 if `load_model` was not told, and then
-            `generate` and `complete` allocate a second, larger KV cache when they need it.
+        n_parallel: Number of answers that are generated at a time.
         weights: Tensors and vocabulary, to be read: n_vocab, n_ctx_train, on_gpu, chat_template, path, …
-        engine: The engine behind `chat`, for programs that submit, cancel and step by themselves.
     """
 
     def __init__(
@@ -67,22 +69,21 @@ class Model:
         placement: str,
         *,
         backend_sampling: bool | None = None,
-        auto_parallel: bool = False,
         date: Date | None = None,
+        renderer_process: Server | None = None,
     ) -> None:
         self.name = name
         self.placement = placement
         self.weights = weights
-        # With attached samplers llama.cpp builds its graph anew whenever answers come and go, so that many at
-        # a time are sampled on the host unless backend sampling is asked for.
+        # With attached samplers llama.cpp rebuilds its graph whenever answers come and go, so batches are
+        # sampled on the host unless backend sampling is requested.
         self._chat_backend = weights.on_gpu if backend_sampling is None else backend_sampling
-        self._backend_asked_for = bool(backend_sampling)
-        self._trials = BackendTrials(weights, context.n_threads, must_be_faster=backend_sampling is None)
-        self._auto_parallel = auto_parallel
+        self._backend_requested = bool(backend_sampling)
         self._make_context = make_context
-        self._template = ChatTemplate(weights, date)
+        self._template = ChatTemplate(weights, date, renderer_process)
         self._lock = threading.Lock()
-        self._caller: object = None  # whom the last call generates for
+        self._thread: int | None = None  # that has the lock
+        self._caller: Reply | _Batch | None = None  # whom the last call generates for
         self._interrupted = False  # since that call
         self._closed = False
         self._use(context)
@@ -90,8 +91,7 @@ class Model:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
 
     def _use(self, context: Context) -> None:
-        self.engine = Engine(context, self.weights, self._template)
-        self._many: Engine | None = None  # allocated by `complete`
+        self.engine = Engine(context, self.weights, self._template)  # for programs that step by themselves
         self.n_ctx, self.n_parallel = context.n_ctx, context.n_seq
 
     def __repr__(self) -> str:
@@ -109,15 +109,14 @@ class Model:
             return
         with self._exclusive():
             self._begin(None)
-            for engine in self._engines:
-                engine.context.close()
+            self.engine.context.close()
             self.weights.close()
             self._template.close()
             self._closed = True
 
     @property
     def can_reason(self) -> bool:
-        """True if the chat template knows reasoning, `<think>…</think>` before an answer."""
+        """True if the chat template supports reasoning, `<think>…</think>` before an answer."""
         return self._template.can_reason
 
     @property
@@ -139,7 +138,7 @@ class Model:
         self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> bool:
         """Return whether a prompt ends with the start of reasoning."""
-        return self._template.opens_reasoning(self.tokens(prompt, enable_thinking, tools))
+        return self._template.opens_reasoning(self.prompt_tokens(prompt, enable_thinking, tools))
 
     def apply_chat_template(
         self, messages: Sequence[Message], enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
@@ -147,7 +146,7 @@ class Model:
         """Return the text of the prompt of `messages`. Raises MinkError if the template refuses them."""
         return self._template.text(messages, enable_thinking, tools)
 
-    def tokens(
+    def prompt_tokens(
         self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> list[int]:
         """Return the token ids of a prompt; see `ChatTemplate.tokens`."""
@@ -155,10 +154,10 @@ class Model:
 
     def count_tokens(self, prompt: Prompt) -> int:
         """Return the number of tokens of a prompt."""
-        return len(self.tokens(prompt))
+        return len(self.prompt_tokens(prompt))
 
     def sampling(self, params: SamplingParams) -> str:
-        """Return in words where `chat` samples tokens, "on the host" or "in llama.cpp's graph", and why."""
+        """Return where `chat` samples tokens, "on the host" or "in llama.cpp's graph", and why."""
         sampler = params.effective_sampler
         if not self._chat_backend:
             return "on the host" if self.weights.on_gpu else "on the host: the model is not on a GPU"
@@ -168,19 +167,31 @@ class Model:
             complaint = self._trials.complaint(sampler)
         return f"on the host: {complaint}" if complaint else "in llama.cpp's graph"
 
+    @cached_property
+    def _trials(self) -> "BackendTrials":
+        from mink_local.generation.backend_trial import BackendTrials  # resolves symbols of ggml
+
+        n_threads = self.engine.context.n_threads
+        return BackendTrials(self.weights, n_threads, must_be_faster=not self._backend_requested)
+
     def _may_use_backend(self, request: Request) -> bool:
-        """Return whether the engine is to attach a sampler; it warns if there is no backend form."""
+        """Return whether the engine attaches a sampler, which warns if there is no backend form."""
         sampler = request.params.effective_sampler
         if no_backend_form(sampler, request.needs_logits):
-            return self._backend_asked_for
+            return self._backend_requested
         return self._trials.complaint(sampler) is None
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the token ids of a text in which control tokens are text."""
+        """Return the token ids of a text; control tokens in it are read as text, and none is added."""
         return self.weights.tokenize(text, add_special=False, parse_special=False)
 
-    def texts(self, tokens: Iterable[int]) -> list[str]:
-        """Return what every token adds to the text: nothing, if it is the beginning of a character."""
+    def detokenize(self, tokens: Iterable[int]) -> str:
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        stream = TextStream()
+        return stream.push(b"".join(map(self.weights.piece, tokens))) + stream.close()
+
+    def token_texts(self, tokens: Iterable[int]) -> list[str]:
+        """Return what each token adds to the text: nothing, if its last character is not complete."""
         stream = TextStream()
         return [stream.push(self.weights.piece(token)) for token in tokens]
 
@@ -188,51 +199,81 @@ class Model:
         self, prompt: Prompt, prefix: Sequence[int] = (), enable_thinking: bool | None = None
     ) -> NDArray[np.float32]:
         """Return the raw logits (V,) of the token after the tokens `prefix` of an answer to a prompt."""
-        tokens = [*self.tokens(prompt, enable_thinking), *prefix]
+        tokens = [*self.prompt_tokens(prompt, enable_thinking), *prefix]
         with self._exclusive():
             self._begin(None)
             return self.engine.logits(tokens).copy()
 
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         params: SamplingParams | None = None,
         *,
+        tools: Sequence[Tool] = (),
         enable_thinking: bool | None = None,
         prefix: Sequence[int] = (),
-        tools: Sequence[Tool] = (),
         watch: Callable[[NDArray[np.float32]], None] | None = None,
+        wait: bool = False,
         **options: Unpack[SamplingOptions],
     ) -> "Reply":
-        """Answer a conversation: an iterator of pieces of text, which generates as it is read.
+        """Answer a conversation: an iterator over pieces of text, which are generated as they are read.
 
-        The KV cache is kept between calls: only what is new at the end of a conversation is evaluated. One
-        seed gives one text, in any process on one machine and build, as long as the same part of the
-        prompt is in the KV cache: llama.cpp's sums depend in their last bits on what is evaluated together.
+        The KV cache is kept between calls: only the new end of a conversation is evaluated. A seed gives the
+        same text in any process on one machine and build, as long as the same part of the prompt is in the
+        KV cache: the last bits of llama.cpp's sums depend on what is evaluated together.
 
         Args:
-            messages: The conversation: dicts with "role" and "content". If the last one is the assistant's,
-                the answer continues it.
+            messages: The user's message, or a conversation: dicts with "role" and "content". If the last one
+                is the assistant's, the answer continues it.
             params: How the answer is sampled.
+            tools: Tools that the model may call; see `supports_tools` and `Answer.tool_calls`.
             enable_thinking: See `Request`.
             prefix: Token ids that the answer begins with; it continues from there.
-            tools: Tools that the chat template describes to the model; see `supports_tools`.
             watch: See `Request`.
+            wait: Let what is being generated finish first: what other threads generate, and a reply that is
+                not read yet, whose pieces are kept for it. Otherwise that reply is cancelled.
             **options: Fields of `SamplingParams`; they replace those of `params`.
 
         Raises:
             ValueError: An option is out of range, or the messages are malformed.
             ContextOverflowError: The prompt leaves no room for an answer.
+            GenerationError: Another thread is generating, and `wait` is not given.
             MinkError: The chat template refuses the messages.
         """
-        request = Request(messages, _params(params, options), enable_thinking, prefix, tools, watch)
-        with self._exclusive():
-            engine = self.engine
-            reply = Reply(request, engine, lambda: self._step(engine, reply))
-            self._begin(reply)
-            backend = self._chat_backend and self._may_use_backend(request)
-            engine.submit(request, reply, backend=backend)
-            reply.in_reasoning = self.opens_reasoning(messages, enable_thinking, tools)
+        request = Request(
+            _conversation(messages), _params(params, options), enable_thinking, prefix, tools, watch
+        )
+        return self._reply(request, wait)
+
+    def complete(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        wait: bool = False,
+        **options: Unpack[SamplingOptions],
+    ) -> "Reply":
+        """Continue a text or token ids as they are, without the chat template.
+
+        Args:
+            prompt: A text, in which control tokens are parsed and which gets the token that the vocabulary
+                begins texts with; or token ids.
+
+        The other arguments and the errors are those of `chat`.
+        """
+        return self._reply(Request(prompt, _params(params, options)), wait)
+
+    def _reply(self, request: Request, wait: bool) -> "Reply":
+        reply = Reply(request, self)
+        while True:
+            with self._exclusive(wait):
+                if not wait or self._caller is None or self._caller.is_finished:
+                    self._begin(reply)
+                    backend = self._chat_backend and self._may_use_backend(request)
+                    self.engine.submit(request, reply, backend=backend)
+                    break
+                self._caller.advance()
+            time.sleep(_TURN)
         if reply.finish_reason == "overflow":
             raise ContextOverflowError(reply.prompt_tokens, self.n_ctx)
         return reply
@@ -242,71 +283,96 @@ class Model:
         prompts: Iterable[Prompt],
         params: SamplingParams | None = None,
         *,
+        n: int = 1,
+        ordered: bool = False,
+        tools: Sequence[Tool] = (),
         enable_thinking: bool | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Iterator[Answer]:
-        """Answer many prompts, several at a time, each on its own: answers in order of completion.
+        """Answer many prompts, `n_parallel` at a time, each on its own.
 
         Args:
-            prompts: Lists of messages, texts or lists of token ids; see `Request`.
-            params: Prompt number i gets the seed `params.seed + i`, modulo 2^32 - 1.
+            prompts: User's messages (str), conversations, or lists of token ids to continue.
+            params: How the answers are sampled; answer number i gets the seed `params.seed + i`, modulo
+                2^32 - 1.
+            n: Number of answers to each prompt; those to prompt i have the numbers (`Answer.index`)
+                i * n to i * n + n - 1.
+            ordered: Yield the answers in the order of the prompts instead of the order of completion.
 
-        The other arguments are those of `chat`. Raises as `complete` does.
+        The other arguments are those of `chat`; the errors are those of `answer_all`.
         """
         if isinstance(prompts, str):  # whose characters would each be a prompt
-            raise GenerationError(
-                "generate takes a list of prompts, and this is one prompt: put it in a list"
-            )
+            raise GenerationError("generate takes a list of prompts: put a single one in a list, or use chat")
+        if n < 1:
+            raise ValueError(f"n must be at least 1, not {n}")
         params = _params(params, options)
         first = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
-        return self.complete(
-            Request(prompt, replace(params, seed=(first + i) % RANDOM_SEED), enable_thinking)
-            for i, prompt in enumerate(prompts)
+        repeated = (prompt for prompt in map(_conversation, prompts) for _ in range(n))
+        requests = (
+            Request(prompt, replace(params, seed=(first + i) % RANDOM_SEED), enable_thinking, tools=tools)
+            for i, prompt in enumerate(repeated)
         )
+        return self.answer_all(requests, ordered=ordered)
 
-    def complete(self, requests: Iterable[Request]) -> Iterator[Answer]:
-        """Answer many requests, several at a time: answers in order of completion.
+    def answer_all(self, requests: Iterable[Request], *, ordered: bool = False) -> Iterator[Answer]:
+        """Answer many requests, `n_parallel` at a time, in order of completion or, if `ordered`, in theirs.
 
-        Requests are taken from the iterable as slots become free. What requests that follow each other have
-        in common, prompts and answers, is evaluated once. A prompt that does not fit the context gives an
-        answer with finish_reason "overflow", broken logits one with "error", and the others go on. A text may
-        differ from the one that `chat` gives for the same seed: llama.cpp's sums depend in their last bits on
-        what is evaluated together.
+        Requests are taken from the iterable as slots become free. What successive requests have in common,
+        prompts and answers, is evaluated once. A prompt that does not fit the context gives an answer with
+        finish_reason "overflow", broken logits one with "error", and the others go on. A text may differ from
+        the one that `chat` gives for the same seed: the last bits of llama.cpp's sums depend on what is
+        evaluated together.
 
         Raises:
             ValueError: A request is malformed.
+            GenerationError: Another thread is generating.
             MinkError: The chat template refuses the messages of a request.
         """
-        caller = object()
+        batch = _Batch()
         with self._exclusive():
-            self._begin(caller)
-        return self._complete(requests, caller)
+            self._begin(batch)
+        answers = self._answers(requests, batch)
+        return _in_order(answers) if ordered else answers
 
-    def _complete(self, requests: Iterable[Request], caller: object) -> Iterator[Answer]:
-        waiting, engine = self._engine_for(enumerate(requests))
-        upcoming = next(waiting, None)
+    def _answers(self, requests: Iterable[Request], batch: "_Batch") -> Iterator[Answer]:
         try:
-            while not (self._interrupted and engine.idle):
-                while upcoming is not None and engine.n_waiting == 0:
-                    if self._is_too_long(upcoming[1], engine):
-                        if not engine.idle:
-                            break  # a longer cache takes its place when the others are done
-                        waiting, engine = self._engine_for(chain([upcoming], waiting))
-                        next(waiting)
-                    answer = self._submit(upcoming, engine, caller)
-                    if answer.finish_reason:
-                        yield answer
-                    upcoming = next(waiting, None)
-                if engine.idle:
+            for index, request in enumerate(requests):
+                while self.engine.n_waiting:
+                    yield from self._step(batch)
+                if self._interrupted and self.engine.idle:
                     return
-                if self._interrupted:  # perhaps before the first request came
-                    engine.interrupt()
-                for answer, _ in self._step(engine, caller):
-                    if answer.finish_reason:
-                        yield answer
+                answer = self._submit(request, index, batch)
+                if answer.finish_reason:
+                    yield answer
+            while not self.engine.idle:
+                yield from self._step(batch)
         finally:
-            if self._caller is caller and not self._closed:
-                engine.cancel_all()
+            batch.is_finished = True
+            # If another call has the lock, that call cancels what is left.
+            if self._caller is batch and self._lock.acquire(blocking=False):
+                try:
+                    if self._caller is batch and not self._closed:
+                        self.engine.cancel_all()
+                finally:
+                    self._lock.release()
+
+    def _submit(self, request: Request, index: int, batch: "_Batch") -> Answer:
+        with self._exclusive():
+            self._require_current(batch)
+            backend = self._backend_requested and self._may_use_backend(request)
+            return self.engine.submit(request, Answer(request, index), backend=backend)
+
+    def _step(self, batch: "_Batch") -> list[Answer]:
+        """Make a step for a batch; return the answers that it finishes."""
+        with self._exclusive():
+            self._require_current(batch)
+            if self._interrupted:  # perhaps before the first request came
+                self.engine.interrupt()
+            return [answer for answer, _ in self.engine.step() if answer.finish_reason]
+
+    def _require_current(self, batch: "_Batch") -> None:
+        if self._caller is not batch:
+            raise GenerationError(_CANCELLED)
 
     def logprobs(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], n_parallel: int | Literal["auto"] = "auto"
@@ -314,8 +380,14 @@ class Model:
         """Compute the log-probabilities of continuations, each after its context.
 
         Args:
-            pairs: As for `logprobs.score`, which says what is raised.
-            n_parallel: Number of pairs that are evaluated at a time.
+            pairs: Token ids of a context and of its continuation, at least one each. Common prefixes of
+                successive contexts are evaluated once.
+            n_parallel: Number of pairs that are evaluated at a time; "auto" chooses by the free memory.
+
+        Raises:
+            ContextOverflowError: A pair is longer than what the model was trained on.
+            ValueError: One of a pair is empty.
+            GenerationError: The logits contain a NaN, or llama.cpp fails.
         """
         longest = max((len(context) + len(continuation) for context, continuation in pairs), default=1)
         with self.rows(longest, n_parallel, N_OUTPUTS) as rows:
@@ -325,9 +397,9 @@ class Model:
     def rows(
         self, n_ctx: int, n_parallel: int | Literal["auto"] = "auto", n_outputs: int = 0
     ) -> Iterator[RowReader]:
-        """Allocate a KV cache for the logits of many sequences; it is freed at the end of the block.
+        """Allocate a KV cache for the logits of many sequences, and free it at the end of the block.
 
-        The model generates nothing else in the block. Arguments and errors are those of `reserve`.
+        The model generates nothing else inside the block. Arguments and errors are those of `reserve`.
         """
         with self._exclusive():
             context = self._make_context(n_ctx, n_parallel, n_outputs)
@@ -343,18 +415,16 @@ class Model:
         signal handler.
         """
         self._interrupted = True
-        for engine in self._engines:
-            engine.interrupt()
+        self.engine.interrupt()
 
     def forget(self) -> None:
-        """Empty the KV caches: what is evaluated next does not depend on what was before."""
+        """Empty the KV caches, so that what follows does not depend on what was evaluated before."""
         with self._exclusive():
             self._begin(None)
-            for engine in self._engines:
-                engine.forget()
+            self.engine.forget()
 
-    def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = "auto", n_outputs: int = 0) -> None:
-        """Allocate the KV caches anew; what was in them is lost.
+    def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = 1, n_outputs: int = 0) -> None:
+        """Reallocate the KV caches, which empties them.
 
         Args:
             n_ctx: Tokens that a prompt and its answer share.
@@ -371,100 +441,57 @@ class Model:
         with self._exclusive():
             self._begin(None)
             before = self.n_ctx, self.n_parallel, self.engine.context.n_outputs
-            for engine in self._engines:  # their memory is wanted
-                engine.context.close()
+            self.engine.context.close()  # its memory is wanted
             try:
                 self._use(self._make_context(n_ctx, n_parallel, n_outputs))
-                self._auto_parallel = False
             except (ModelError, ValueError):
                 self._use(self._make_context(*before))
                 raise
 
-    @property
-    def _engines(self) -> list[Engine]:
-        return [self.engine] if self._many is None else [self.engine, self._many]
-
     @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Keep other threads out of llama.cpp."""
-        if not self._lock.acquire(blocking=False):
+    def _exclusive(self, wait: bool = False) -> Iterator[None]:
+        """Keep other threads out of llama.cpp; this thread does not wait for itself."""
+        if not self._lock.acquire(blocking=wait and self._thread != threading.get_ident()):
             raise GenerationError(_OTHER_THREAD)
+        self._thread = threading.get_ident()
         try:
             if self._closed:
                 raise ModelError(f"{self.name} is closed: load it again")
             yield
         finally:
+            self._thread = None
             self._lock.release()
 
-    def _begin(self, caller: object) -> None:
+    def _begin(self, caller: "Reply | _Batch | None") -> None:
         """Cancel what is being generated, and generate for `caller` from now on."""
-        for engine in self._engines:
-            engine.cancel_all(_CANCELLED)
+        self.engine.cancel_all(_CANCELLED)
         self._caller, self._interrupted = caller, False
 
-    def _step(self, engine: Engine, caller: object) -> Step:
-        """Make a step for a caller, unless the model has been asked again since."""
-        with self._exclusive():
-            if self._caller is not caller:
-                raise GenerationError(_CANCELLED)
-            return engine.step()
 
-    def _submit(self, numbered: tuple[int, Request], engine: Engine, caller: object) -> Answer:
-        index, request = numbered
-        with self._exclusive():
-            if self._caller is not caller:
-                raise GenerationError(_CANCELLED)
-            backend = self._backend_asked_for and self._may_use_backend(request)
-            return engine.submit(request, Answer(request, index), backend=backend)
+class _Batch:
+    """A call of `answer_all`, in the thread that reads its answers."""
 
-    def _engine_for(
-        self, requests: Iterator[tuple[int, Request]]
-    ) -> tuple[Iterator[tuple[int, Request]], Engine]:
-        """Return the requests, and an engine with slots that suit the first of them.
+    def __init__(self) -> None:
+        self.is_finished = False
+        self._thread = threading.get_ident()
 
-        If the number of slots is open and there are several requests, it is one beside that of `chat`, whose
-        conversation stays in its cache.
-        """
-        if not self._auto_parallel:
-            return requests, self.engine
-        first = list(islice(requests, _LOOKAHEAD))
-        requests = chain(first, requests)
-        if len(first) < 2:
-            return requests, self.engine
-        n_ctx = min(max(self._length(request) for _, request in first), self.n_ctx)
-        with self._exclusive():
-            if self._many is not None and self._many.context.n_ctx < n_ctx:
-                self._many.context.close()  # its memory is wanted
-                self._many = None
-            if self._many is None:
-                self._many = Engine(self._make_context(n_ctx, "auto"), self.weights, self._template)
-            return requests, self._many
-
-    def _length(self, request: Request) -> int:
-        """Return the most tokens that a request and its answer take."""
-        prompt = self.tokens(request.prompt, request.enable_thinking, request.tools)
-        return len(prompt) + len(request.prefix) + (request.params.max_tokens or self.n_ctx)
-
-    def _is_too_long(self, request: Request, engine: Engine) -> bool:
-        """Return whether a request needs a longer cache than the one that was made for those before it."""
-        return engine is self._many and min(self._length(request), self.n_ctx) > engine.context.n_ctx
+    def advance(self) -> None:
+        """Leave the generation to the thread that reads the answers."""
+        if self._thread == threading.get_ident():
+            raise GenerationError(
+                "answers of this thread are not read to their end: read or close them first"
+            )
 
 
 class Reply(Answer):
-    """The answer to a conversation as it is generated: iterate over it for its pieces of text.
+    """An `Answer` that is generated as it is read: iterate over it for its pieces of text.
 
     `async for piece in reply` works as well; if its task is cancelled, so is the reply.
-
-    Attributes:
-        in_reasoning: Whether the prompt ends with the start of reasoning, which the text continues.
     """
 
-    in_reasoning = False
-
-    def __init__(self, request: Request, engine: Engine, step: Callable[[], Step]) -> None:
+    def __init__(self, request: Request, model: Model) -> None:
         super().__init__(request)
-        self._engine = engine
-        self._step = step
+        self._model = model
         self._pieces: deque[Piece] = deque()
 
     def __iter__(self) -> Iterator[Piece]:
@@ -476,7 +503,8 @@ class Reply(Answer):
                 raise GenerationError(self.error)
             if self.finish_reason is not None:
                 raise StopIteration
-            self._pieces.extend(piece for _, piece in self._step())
+            with self._model._exclusive(wait=True):
+                self.advance()
         return self._pieces.popleft()
 
     def __aiter__(self) -> "Reply":
@@ -498,8 +526,8 @@ class Reply(Answer):
 
     @property
     def unread_tokens(self) -> int:
-        """Number of tokens of the prompt that are not evaluated yet; for another thread to watch."""
-        return self._engine.unevaluated(self)
+        """Number of prompt tokens that are not evaluated yet, for a thread that shows progress."""
+        return self._model.engine.unevaluated(self)
 
     def read(self) -> str:
         """Generate the answer to its end; return its text."""
@@ -509,7 +537,34 @@ class Reply(Answer):
 
     def interrupt(self) -> None:
         """End the answer at the next step; see `Model.interrupt`."""
-        self._engine.interrupt()
+        if not self.is_finished:
+            self._model.interrupt()
+
+    @property
+    def is_finished(self) -> bool:
+        """True if the answer has come to its end."""
+        return self.finish_reason is not None
+
+    def advance(self) -> None:
+        """Make a step, unless the answer is finished, and keep its pieces for the reader."""
+        if not self.is_finished:
+            self._pieces.extend(piece for _, piece in self._model.engine.step())
+
+
+def _in_order(answers: Iterator[Answer]) -> Iterator[Answer]:
+    """Yield answers in the order of their requests."""
+    finished: dict[int, Answer] = {}
+    index = 0
+    for answer in answers:
+        finished[answer.index] = answer
+        while index in finished:
+            yield finished.pop(index)
+            index += 1
+
+
+def _conversation(prompt: Prompt) -> Prompt:
+    """Return a prompt in which a text is a user's message."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 
 def _params(params: SamplingParams | None, options: Any) -> SamplingParams:

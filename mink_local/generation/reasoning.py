@@ -1,4 +1,4 @@
-"""The reasoning of a model, `<think>…</think>`, told from its answer while the text comes."""
+"""The reasoning of a model, `<think>…</think>`, split from its answer while the text is generated."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class ReasoningSplitter:
     """Splits a text into reasoning and answer, piece by piece; a `<think>` that comes later is text.
 
     `state` is "start" (there may be reasoning), "reasoning" (it has started) or "text" (there is none). If
-    `continued`, part of the text was shown before, so blanks at the beginning belong to it.
+    `continued`, part of the text was shown before, so leading whitespace belongs to it.
     """
 
     def __init__(self, state: str = "start", continued: bool = False) -> None:
         self._state = state
         self._held = ""
-        self._strip = state != "text" and not continued  # blanks next to the marks are not shown
+        self._strip = state != "text" and not continued  # whitespace next to the marks is not shown
 
     @property
     def in_reasoning(self) -> bool:
@@ -34,7 +34,7 @@ class ReasoningSplitter:
         return self._state == "reasoning"
 
     def feed(self, text: str) -> Iterator[TextPart]:
-        """Yield the parts that are certain now. A possible beginning of a mark is held back."""
+        """Yield the parts that are certain now; what may begin a mark is held back."""
         self._held += text
         if self._state == "start":
             self._decide()

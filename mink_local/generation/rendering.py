@@ -6,11 +6,17 @@ beforehand would prove nothing: the template sees the conversation, and can wait
 child renders all prompts of a model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from datetime import date as Date
 from datetime import datetime
 from functools import lru_cache, partial
 from typing import Any
+
+from jinja2 import Template, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mink_local.sandbox import GIB, SandboxError, Server, serve
 
@@ -23,11 +29,22 @@ class TemplateError(Exception):
     """A template gives no prompt; the text ends a sentence whose subject is the template."""
 
 
-class Renderer:
-    """Renders a chat template, in a child process that starts with the first prompt.
+def started_server() -> Server:
+    """Start the child process of a `Renderer`, which gets ready while the model is loaded."""
+    server = Server(__name__, memory=GIB)
+    server.start()
+    return server
 
-    The template, Jinja source, is told `date`, None for today's. `in_process` renders in this process and
-    without limits: for a template that is trusted.
+
+class Renderer:
+    """Renders a chat template, in a child process that starts with the first prompt at the latest.
+
+    Args:
+        template: Jinja source.
+        date: What the template is told; None is today's.
+        bos_token, eos_token: Texts of the tokens that begin and end a sequence.
+        in_process: Render in this process and without limits: for a template that is trusted.
+        server: The child process, if it has started.
     """
 
     def __init__(
@@ -38,15 +55,18 @@ class Renderer:
         bos_token: str,
         eos_token: str,
         in_process: bool = False,
+        server: Server | None = None,
     ) -> None:
         constants = [template, date and date.isoformat(), bos_token, eos_token]
-        self.close: Callable[[], None] = lambda: None
-        if in_process:
-            self._answer = _begin(constants)
-        else:
-            server = Server(__name__, memory=GIB, first=constants)
-            self._answer = lambda question: server.ask(question, SECONDS)
-            self.close = server.close
+        self._server = None if in_process else server or Server(__name__, memory=GIB)
+        self._render = _begin(constants)
+        if self._server is not None:
+            self._server.first = constants
+
+    def close(self) -> None:
+        """End the child process, if there is one."""
+        if self._server is not None:
+            self._server.close()
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """Return the prompt of a conversation.
@@ -55,7 +75,8 @@ class Renderer:
         if the template is broken, refuses the conversation or does not end.
         """
         try:
-            answer = self._answer([list(messages), options])
+            question = [list(messages), options]
+            answer = self._server.ask(question, SECONDS) if self._server else self._render(question)
         except SandboxError as error:
             raise TemplateError(f"was stopped: it {error}") from None
         if "error" in answer:
@@ -68,16 +89,26 @@ def _begin(constants: Sequence[Any]) -> Any:
 
 
 def _answer(
-    template: str, date: str | None, bos_token: str, eos_token: str, question: Sequence[Any]
+    source: str, date: str | None, bos_token: str, eos_token: str, question: Sequence[Any]
 ) -> dict[str, str]:
     """Return the text of a prompt, or what is wrong; both within the limits of a question."""
     messages, options = question
+    today = datetime.fromisoformat(date) if date else datetime.now()
+    names = {"functions": None, "function_call": None, "tools": None, "tool_choice": None, **options}
     try:
-        formatter = _formatter(template, date, bos_token, eos_token)
+        template = _compiled(source)
     except Exception as error:
         return {"error": f"is broken: {_reason(error)}"}
     try:
-        text = str(formatter(messages=messages, **options).prompt)
+        text = template.render(
+            messages=messages,
+            bos_token=bos_token,
+            eos_token=eos_token,
+            add_generation_prompt=True,
+            raise_exception=_refuse,
+            strftime_now=today.strftime,
+            **names,
+        )
     except MemoryError:
         raise
     except Exception as error:
@@ -87,23 +118,35 @@ def _answer(
     return {"text": text}
 
 
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
 def _reason(error: Exception) -> str:
     """Return the text of an error in one short line."""
     text = " ".join(str(error).split())
     return text if len(text) <= _MOST_OF_A_REASON else f"{text[:_MOST_OF_A_REASON]}…"
 
 
-@lru_cache(maxsize=8)
-def _formatter(template: str, date: str | None, bos_token: str, eos_token: str) -> Any:
-    from llama_cpp.llama_chat_format import Jinja2ChatFormatter  # half a second, which only the child needs
+class _GenerationTag(Extension):
+    """Ignores `{% generation %}`, which marks what models are trained on."""
 
-    formatter = Jinja2ChatFormatter(template, eos_token, bos_token)
-    if date:
-        formatter.strftime_now = datetime.fromisoformat(date).strftime
-    return formatter
+    tags = {"generation"}  # noqa: RUF012  # as in the base class
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        parser.stream.skip(1)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> Template:
+    """Compile a template as Hugging Face's transformers and llama-cpp-python do."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    return environment.from_string(source)
 
 
 if __name__ == "__main__":
-    import llama_cpp.llama_chat_format  # noqa: F401  # now, not within the time of the first prompt
-
     serve(_begin)

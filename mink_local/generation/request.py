@@ -1,15 +1,17 @@
 """Requests: a prompt, and how its answer is sampled."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypedDict, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.llama.constants import MAX_SEED, check_range
 from mink_local.llama.constraints import Constraints
-from mink_local.llama.context import MAX_SEED
-from mink_local.samplers import Greedy, MinK, Sampler
+from mink_local.samplers import SAMPLERS, Greedy, MinK, Sampler
 
 Message = Mapping[str, Any]
 """A dict with "role" (str) and "content": a str, or a list of `{"type": "text", "text": str}` parts.
@@ -28,15 +30,22 @@ def is_token_ids(prompt: Sequence[Message] | Sequence[int]) -> TypeGuard[Sequenc
     return len(prompt) > 0 and isinstance(prompt[0], int)
 
 
+def is_raw(prompt: Prompt) -> bool:
+    """Return whether a prompt is a text or token ids, for which the chat template is not used."""
+    return isinstance(prompt, str) or is_token_ids(prompt)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Options for the tokens of an answer, and for its end.
+
+    Options of a method are the sampler's: `sampler=TopP(p=0.9)` instead of `top_p=0.9`.
 
     Args:
         sampler: The method that decides the candidates; None is `MinK()`.
         temperature: Divides the logits of the candidates; 0 takes the largest logit.
         max_tokens: Most tokens of the answer; None leaves it to the context.
-        min_tokens: As many tokens come before one that ends the answer (the model's own or one of
+        min_tokens: Fewest tokens before one that ends the answer (the model's own or one of
             `stop_token_ids`) can be sampled.
         seed: 0 to 2^32 - 2; None is a random one.
         stop: Strings that end the answer and are not part of it.
@@ -45,10 +54,11 @@ class SamplingParams:
         logprobs: None for no log-probabilities; 0 for those of the sampled tokens; n for those of the n
             most probable tokens of each step as well. They are of the model's own distribution:
             temperature 1, before constraints and cut.
-        prompt_logprobs: The same for the tokens of the prompt, which is evaluated whole for them.
+        prompt_logprobs: The same for the tokens of the prompt, which is then evaluated from its start.
         constraints: Penalties, logit bias, a grammar: they change the logits before the cut.
 
     Raises:
+        TypeError: There is no such option; the error says which object has it.
         ValueError: An option is out of range.
     """
 
@@ -64,26 +74,33 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     constraints: Constraints | None = None
 
+    def __new__(cls, **options: object) -> "SamplingParams":
+        for name in options:
+            if name not in cls.__dataclass_fields__:
+                raise TypeError(f"SamplingParams has no option {name}{_owner_of(name)}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be a finite number of at least 0, not {self.temperature}")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, not {self.max_tokens}")
-        if self.min_tokens < 0:
-            raise ValueError(f"min_tokens must be at least 0, not {self.min_tokens}")
-        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
-            raise ValueError(f"seed must be from 0 to {MAX_SEED}, not {self.seed}")
         if isinstance(self.stop, str) or not all(self.stop):
             raise ValueError("stop must be a list of strings that are not empty")
-        if self.logprobs is not None and self.logprobs < 0:
-            raise ValueError(f"logprobs must be at least 0, not {self.logprobs}")
-        if self.prompt_logprobs is not None and self.prompt_logprobs < 0:
-            raise ValueError(f"prompt_logprobs must be at least 0, not {self.prompt_logprobs}")
+        check_range("max_tokens", self.max_tokens, 1)
+        check_range("min_tokens", self.min_tokens, 0)
+        check_range("seed", self.seed, 0, MAX_SEED)
+        check_range("logprobs", self.logprobs, 0)
+        check_range("prompt_logprobs", self.prompt_logprobs, 0)
 
     @property
     def effective_sampler(self) -> Sampler:
         """The sampler in use: greedy at temperature 0."""
         return Greedy() if self.temperature == 0 else self.sampler or MinK()
+
+    @property
+    def has_grammar(self) -> bool:
+        """True if a grammar or a JSON schema decides the form of the text."""
+        constraints = self.constraints
+        return constraints is not None and (constraints.grammar or constraints.json_schema) is not None
 
     @property
     def needs_logits(self) -> bool:
@@ -95,6 +112,20 @@ class SamplingParams:
             or self.ignore_eos
             or self.min_tokens
         )
+
+
+# `__new__` takes any option, to say who has it; help and editors show the fields.
+SamplingParams.__signature__ = inspect.signature(partial(SamplingParams.__init__, SamplingParams()))  # type: ignore[attr-defined]
+
+
+def _owner_of(option: str) -> str:
+    """Return in words where an option of other programs is to be given; empty for an unknown one."""
+    for sampler in SAMPLERS.values():
+        if option in sampler.request_fields:
+            return f": pass sampler={sampler.__name__}({sampler.request_fields[option]}=…)"
+    if option in Constraints.__dataclass_fields__:
+        return f": pass constraints=Constraints({option}=…)"
+    return ""
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -118,14 +149,13 @@ class Request:
     """A prompt and how it is answered.
 
     Args:
-        prompt: Messages, from which the chat template makes the prompt; or a text, whose control tokens are
-            read as such, or token ids, which the answer continues. If the last message is the assistant's,
-            the answer continues it.
+        prompt: Messages, from which the chat template makes the prompt; or a raw text, in which control
+            tokens are parsed, or token ids. If the last message is the assistant's, the answer continues it.
         params: How the answer is sampled.
-        enable_thinking: The switch of a chat template that has one: whether the model reasons before it
-            answers. None leaves it alone.
+        enable_thinking: Whether the model reasons before it answers, for a chat template with that switch;
+            None leaves it to the template.
         prefix: Token ids that the answer begins with; they are not part of `Answer.tokens`.
-        tools: Tools that the chat template describes to the model.
+        tools: Tools that the model may call: the chat template describes them.
         watch: Called in the engine's thread with the raw logits (V,) of every step, before its token is
             sampled. It must not raise, and must copy what it keeps of them.
     """

@@ -1,6 +1,7 @@
-"""Rows of logits of many sequences of tokens, evaluated together."""
+"""Rows of logits of many sequences, evaluated together, and log-probabilities of continuations."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -9,13 +10,16 @@ from numpy.typing import NDArray
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.slots import Slot, decode, reserve
 from mink_local.llama.context import Context
+from mink_local.samplers import kernels
+
+N_OUTPUTS = 128  # logits rows of a batch: 78 MB at a vocabulary of 151,936
 
 
 class Row(NamedTuple):
-    """The logits of the token after the first `n_tokens` tokens of a sequence.
+    """The logits after the first `n_tokens` tokens of a sequence.
 
     Attributes:
-        sequence: Number of the sequence among those that were given together.
+        sequence: Number of the sequence in the call.
         n_tokens: From 1 to the length of the sequence.
         logits: Raw, float32 (V,): llama.cpp's memory, valid until the next row.
     """
@@ -26,11 +30,10 @@ class Row(NamedTuple):
 
 
 class RowReader:
-    """Evaluates sequences of tokens, many at a time, in a KV cache that it keeps between calls.
+    """Evaluates many token sequences at a time, in a KV cache that is kept between calls.
 
     Args:
-        context: An empty KV cache, with room for the logits of several tokens of a batch if several rows of a
-            sequence are wanted.
+        context: An empty KV cache. Several rows of a sequence are faster with several logits rows per batch.
     """
 
     def __init__(self, context: Context) -> None:
@@ -39,19 +42,19 @@ class RowReader:
 
     @property
     def n_parallel(self) -> int:
-        """Number of sequences that are evaluated at a time."""
+        """Number of sequences evaluated at a time."""
         return len(self._slots)
 
     def interrupt(self) -> None:
-        """Have the rows end soon with a GenerationError; may be called from another thread."""
+        """End a running call soon, with a GenerationError. May be called from another thread."""
         self._context.interrupted = True
 
     def __call__(self, sequences: Iterable[tuple[Sequence[int], int]]) -> Iterator[Row]:
-        """Yield rows of logits, those of one sequence in order, the sequences in order of completion.
+        """Yield rows of logits: those of one sequence in order, sequences in order of completion.
 
         Args:
-            sequences: Token ids, and after how many of the last of them a row is wanted, at least 1.
-                Common prefixes of sequences that follow each other are evaluated once.
+            sequences: Token ids, and the number of last tokens whose logits are wanted, at least 1.
+                A prefix shared by successive sequences is evaluated once.
 
         Raises:
             ContextOverflowError: A sequence does not fit the context.
@@ -79,7 +82,7 @@ class RowReader:
                 slot.release()
 
     def _begin(self, index: int, tokens: Sequence[int], n_rows: int) -> bool:
-        """Give a sequence a slot; return False if it has to wait."""
+        """Give a sequence a slot, or return False if none is free."""
         if len(tokens) > self._context.n_ctx:
             raise ContextOverflowError(len(tokens), self._context.n_ctx)
         slot = reserve(self._slots, list(tokens), n_rows)
@@ -87,3 +90,64 @@ class RowReader:
             return False
         slot.job = index
         return True
+
+
+@dataclass
+class Continuation:
+    """A continuation of a context, with the log-probabilities of its tokens.
+
+    Attributes:
+        index: Number of the pair in the call.
+        tokens: Token ids of the continuation.
+        logprobs: Log-probability of each token given those before it, at temperature 1, in nats.
+        is_greedy: Whether greedy sampling would give this continuation; of equal logits the lowest id counts.
+    """
+
+    index: int
+    tokens: Sequence[int]
+    logprobs: list[float] = field(default_factory=list)
+    is_greedy: bool = True
+
+    @property
+    def total(self) -> float:
+        """Log-probability of the whole continuation."""
+        return sum(self.logprobs)
+
+
+def score(rows: RowReader, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Iterator[Continuation]:
+    """Yield continuations with their log-probabilities, in order of completion.
+
+    Args:
+        rows: Evaluates the pairs; faster if its context has several logits rows per batch.
+        pairs: Token ids of a context and of its continuation, at least one each. A prefix shared by
+            successive contexts is evaluated once.
+
+    Raises:
+        ContextOverflowError: A pair does not fit the context.
+        ValueError: A context or a continuation is empty.
+        GenerationError: The logits contain a NaN, or llama.cpp fails.
+    """
+    scored: dict[int, Continuation] = {}
+
+    def sequences() -> Iterator[tuple[Sequence[int], int]]:
+        for index, (prefix, tokens) in enumerate(pairs):
+            if not prefix or not tokens:
+                raise ValueError(f"pair {index} has an empty context or continuation")
+            scored[index] = Continuation(index, tokens)
+            yield [*prefix, *tokens[:-1]], len(tokens)
+
+    for row in rows(sequences()):
+        continuation = scored[row.sequence]
+        token = continuation.tokens[len(continuation.logprobs)]
+        continuation.logprobs.append(logprob(row.logits, token))
+        continuation.is_greedy &= int(row.logits.argmax()) == token
+        if len(continuation.logprobs) == len(continuation.tokens):
+            yield scored.pop(row.sequence)
+
+
+def logprob(logits: NDArray[np.float32], token: int) -> float:
+    """Return the log-probability of a token at temperature 1. Raises GenerationError for a NaN."""
+    found = float(kernels.log_probability(logits, token))
+    if not found <= 0:
+        raise GenerationError("the model gave a NaN among its logits: its file is damaged")
+    return found

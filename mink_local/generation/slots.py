@@ -1,10 +1,12 @@
 """Slots: the sequences of a KV cache, their reuse, and the batches that fill them."""
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from mink_local.llama.backend_sampler import BackendSampler
 from mink_local.llama.context import Context, Segment
+
+if TYPE_CHECKING:
+    from mink_local.llama.backend_sampler import BackendSampler
 
 MIN_SHARED_PREFIX = 4  # a shorter prefix is cheaper to evaluate again than to copy
 
@@ -16,10 +18,10 @@ class Slot(Generic[Job]):
 
     Attributes:
         seq_id: llama.cpp's number of the sequence.
-        tokens: Token ids that the cache holds for certain.
+        tokens: Token ids whose keys and values are in the cache.
         pending: Token ids that are to be evaluated after `tokens`.
-        n_outputs: How many of the last pending tokens have their logits computed.
-        job: Whom the slot is in use for; None if it is free.
+        n_outputs: Number of the last pending tokens whose logits are computed.
+        job: What the slot is used for; None if it is free.
         backend_sampler: Samples the slot's tokens inside llama.cpp's graph, if one is attached.
     """
 
@@ -33,7 +35,7 @@ class Slot(Generic[Job]):
         self._context = context
 
     def queue(self, tokens: Sequence[int], n_outputs: int = 1) -> None:
-        """Have the sequence become `tokens`: keep their common prefix with the cache and queue the rest.
+        """Make the sequence `tokens`: keep the prefix that is in the cache and queue the rest.
 
         The last `n_outputs` tokens are always queued, because their logits are needed.
         """
@@ -41,7 +43,7 @@ class Slot(Generic[Job]):
         self.pending, self.n_outputs = tokens[len(self.tokens) :], n_outputs
 
     def push(self, token: int) -> None:
-        """Queue one token more, whose logits are needed."""
+        """Queue one more token, whose logits are needed."""
         self.pending, self.n_outputs = [token], 1
 
     def truncate(self, length: int) -> None:
@@ -57,7 +59,7 @@ class Slot(Generic[Job]):
             self.tokens.clear()
 
     def copy_from(self, other: "Slot[Job]") -> None:
-        """Have the cache hold what another slot's holds."""
+        """Copy another slot's cache."""
         self._context.clear(self.seq_id)
         self._context.copy(other.seq_id, self.seq_id)
         self.tokens = other.tokens.copy()
@@ -69,7 +71,7 @@ class Slot(Generic[Job]):
         other.release()
 
     def next_segment(self, n_tokens: int, n_outputs: int) -> Segment:
-        """Return as much of the pending tokens as a batch has room for."""
+        """Return as many of the pending tokens as a batch has room for."""
         first_output = len(self.pending) - self.n_outputs
         length = min(n_tokens, len(self.pending), first_output + n_outputs)
         outputs = max(0, length - first_output)
@@ -98,7 +100,7 @@ class Slot(Generic[Job]):
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens two sequences have in common at their beginning."""
+    """Return the length of the common prefix of two sequences."""
     longest = min(len(a), len(b))
     if a[:longest] == b[:longest]:  # nearly always, and compared at C's speed
         return longest
@@ -113,23 +115,22 @@ def reserve(slots: Sequence[Slot[Job]], tokens: Sequence[int], n_outputs: int = 
     Returns None if no slot is free, or if another slot is prefilling a longer shared prefix: then the same
     call succeeds some batches later.
     """
+    reusable = tokens[: len(tokens) - n_outputs]  # the others are evaluated again, for their logits
+    n_cached = {slot: common_prefix(slot.tokens, reusable) for slot in slots}
     free = [slot for slot in slots if slot.job is None]
     if not free:
         return None
-    reusable = tokens[: len(tokens) - n_outputs]
-    cached = {slot.seq_id: common_prefix(slot.tokens, reusable) for slot in slots}
-    slot = max(free, key=lambda slot: cached[slot.seq_id])
-    source = max(slots, key=lambda slot: cached[slot.seq_id])
-    if _is_prefilling_more(slots, reusable, cached[source.seq_id] + MIN_SHARED_PREFIX):
+    best, best_free = max(slots, key=n_cached.__getitem__), max(free, key=n_cached.__getitem__)
+    if _is_prefilling_more(slots, reusable, n_cached[best] + MIN_SHARED_PREFIX):
         return None
-    if cached[source.seq_id] >= cached[slot.seq_id] + MIN_SHARED_PREFIX:
-        slot.copy_from(source)
-    slot.queue(tokens, n_outputs)
-    return slot
+    if n_cached[best] >= n_cached[best_free] + MIN_SHARED_PREFIX:
+        best_free.copy_from(best)
+    best_free.queue(tokens, n_outputs)
+    return best_free
 
 
 def _is_prefilling_more(slots: Sequence[Slot[Job]], tokens: Sequence[int], enough: int) -> bool:
-    """Return whether a slot will soon hold a prefix of `tokens` of at least `enough` tokens."""
+    """Return whether a slot is about to hold at least the first `enough` of `tokens`."""
     return any(
         slot.pending and common_prefix([*slot.tokens, *slot.pending], tokens) >= enough for slot in slots
     )

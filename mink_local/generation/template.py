@@ -12,8 +12,9 @@ from mink_local.errors import MinkError
 from mink_local.generation.messages import as_json, map_strings, split_prefill, strings, template_input
 from mink_local.generation.reasoning import OPEN
 from mink_local.generation.rendering import Renderer, TemplateError
-from mink_local.generation.request import Message, Prompt, Tool, is_token_ids
+from mink_local.generation.request import Message, Prompt, Tool, is_raw, is_token_ids
 from mink_local.llama.weights import Weights
+from mink_local.sandbox import Server
 
 PLAIN_TURNS = {"system": "System: {}\n\n", "user": "User: {}\n", "assistant": "Assistant: {}\n"}
 PLAIN_STOP = "\nUser:"
@@ -24,22 +25,26 @@ _LONGEST_REMEMBERED = 1 << 20  # characters of messages and tools
 class ChatTemplate:
     """The form in which a model wants conversations.
 
-    A model without a template (`is_plain`) gets plain turns, `System: …`, `User: …`, `Assistant: …`, and an
-    answer ends before it begins a user's turn of its own. A template that asks for the date is told `date`;
-    None is today's.
+    A model without a template (`is_plain`) gets plain turns, `System: …`, `User: …`, `Assistant: …`, and its
+    answer ends where it would begin a user's turn. `date` is what a template gets as today's date.
     """
 
-    def __init__(self, weights: Weights, date: Date | None = None) -> None:
+    def __init__(
+        self, weights: Weights, date: Date | None = None, renderer_process: Server | None = None
+    ) -> None:
         self._weights = weights
         source = weights.chat_template
         self.is_plain = source is None
-        self._renderer = (
-            None
-            if source is None
-            else Renderer(
-                source, date, in_process=weights.trust, bos_token=weights.bos, eos_token=weights.eos
+        self._renderer: Renderer | None = None
+        if source is not None:
+            self._renderer = Renderer(
+                source,
+                date,
+                bos_token=weights.bos,
+                eos_token=weights.eos,
+                in_process=weights.trust,
+                server=renderer_process,
             )
-        )
         self.can_reason = source is not None and OPEN in source
         self.has_thinking_switch = source is not None and "enable_thinking" in source
         self.supports_tools = source is not None and "tools" in source
@@ -47,9 +52,8 @@ class ChatTemplate:
         self._remembered = lru_cache(maxsize=64)(self._tokenizer)
 
     def stop(self, prompt: Prompt) -> tuple[str, ...]:
-        """Return the strings that end an answer, besides the tokens that the model ends it with."""
-        is_continued = isinstance(prompt, str) or is_token_ids(prompt)
-        return (PLAIN_STOP,) if self.is_plain and not is_continued else ()
+        """Return the strings that end an answer, besides the model's own end tokens."""
+        return (PLAIN_STOP,) if self.is_plain and not is_raw(prompt) else ()
 
     def tokens(
         self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
@@ -109,7 +113,7 @@ class ChatTemplate:
     ) -> dict[str, Any]:
         """Return what the template is given."""
         if tools and not self.supports_tools:
-            raise ValueError("this model's chat template knows no tools: describe them in a system message")
+            raise ValueError("this model's chat template has no tools: describe them in a system message")
         switch = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         return template_input(messages, tools) | switch
 

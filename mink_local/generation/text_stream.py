@@ -9,9 +9,9 @@ from mink_local.llama.weights import Weights
 class TextStream:
     """Decodes the bytes of tokens to text, up to the first of some stop strings.
 
-    A character is given out as soon as it is whole; bytes that are no UTF-8 become U+FFFD. Text that may
-    turn out to be the start of a stop string is held back. `stopped` tells if one has ended the text. The
-    text may begin inside a character, whose first bytes are at the end of `before`.
+    A character is returned as soon as it is complete; bytes that are not UTF-8 become U+FFFD. Text that may
+    be the start of a stop string is held back. `stopped_by` is the one that has ended the text.
+    The text may begin inside a character, whose first bytes are at the end of `before`.
     """
 
     def __init__(self, stop: Sequence[str] = (), before: bytes = b"") -> None:
@@ -19,17 +19,17 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decoder.decode(before)
         self._held = ""
-        self.stopped = False
+        self.stopped_by: str | None = None
 
     def push(self, data: bytes, final: bool = False) -> str:
-        """Return the text that can be given out after `data`."""
-        if self.stopped:
+        """Return the text that is certain after `data`."""
+        if self.stopped_by is not None:
             return ""
         self._held += self._decoder.decode(data, final)
-        ends = [at for string in self._stop if (at := self._held.find(string)) >= 0]
-        self.stopped = bool(ends)
-        if ends:
-            end = min(ends)
+        found = [string for string in self._stop if string in self._held]
+        if found:
+            self.stopped_by = min(found, key=self._held.index)
+            end = self._held.index(self.stopped_by)
         elif final:
             end = len(self._held)
         else:
@@ -38,12 +38,12 @@ class TextStream:
         return text
 
     def close(self) -> str:
-        """Return the text that was held back; no more bytes come."""
+        """Return the text that was held back, at the end of the bytes."""
         return self.push(b"", final=True)
 
 
 def visible(data: bytes) -> str:
-    """Return the text of a token's bytes, with `<0xE7>` for each that is only part of a character."""
+    """Return the text of a token's bytes, with `<0xE7>` for a byte that is only part of a character."""
     parts, start = [], 0
     while start < len(data):
         try:
@@ -57,12 +57,12 @@ def visible(data: bytes) -> str:
 
 
 def token_name(weights: Weights, token: int) -> str:
-    """Return the `visible` text of a token; the vocabulary's own name of one that has none."""
+    """Return the `visible` text of a token, or the vocabulary's name for one without text."""
     return visible(weights.piece(token)) or weights.token_text(token)
 
 
 def started_length(text: str, strings: Iterable[str]) -> int:
-    """Return the length of the longest end of `text` that is the start, but not all, of one of `strings`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of one of `strings`."""
     longest = 0
     for string in strings:
         lengths = range(min(len(text), len(string) - 1), longest, -1)

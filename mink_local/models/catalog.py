@@ -1,4 +1,4 @@
-"""Models by name: those of `models.txt`, the user's own, and those in the stores of other programs."""
+"""Models by name: those of `models.txt`, the user's own, and those in other programs' stores."""
 
 import os
 import re
@@ -17,21 +17,21 @@ from mink_local.models import stores
 DEFAULT_MODEL = "smollm2-135m"
 _COLUMNS = ("name", "source", "file", "revision", "size", "SHA-256", "licence", "note")
 _QUANTIZATIONS = re.compile(r"\{([^{}]*)\}")
-_REPOSITORY = re.compile(r"hf:\w[\w.-]*/\w[\w.-]*")
+_SOURCE = re.compile(r"file|(package|ollama|lmstudio):.+|hf:\w[\w.-]*/\w[\w.-]*")
 _UNKNOWN = "-"
 
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One model of `models.txt`, in one quantization.
+    """A model of `models.txt`, in one quantization.
 
     Attributes:
-        name: With the quantization if the line lists several: `llama-3-8b:Q4_K_M`.
+        name: Includes the quantization if the line lists several: `llama-3-8b:Q4_K_M`.
         source: `package:…`, `hf:…`, `ollama:…`, `lmstudio:…` or `file`.
-        file: A name or a pattern; empty if the source says enough.
+        file: A name or a pattern; empty if the source is enough.
         revision: Branch, tag or commit of the repository.
-        size: In bytes, as rounded by the catalogue.
-        sha256: The SHA-256 of the file; a file that has it is safe to load.
+        size: Bytes, as rounded by the catalogue.
+        sha256: SHA-256 of the file; a file with this hash is safe to load.
     """
 
     name: str
@@ -46,7 +46,7 @@ class CatalogEntry:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file on this machine, with the SHA-256 that the catalogue gives for it."""
+    """A GGUF file on this machine, with its SHA-256 according to the catalogue."""
 
     name: str
     path: Path
@@ -54,10 +54,12 @@ class ModelFile:
 
 
 def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:
-    """Return the entries of `models.txt` by name: one for each quantization, the usual one first.
+    """Return the entries of `models.txt` by name: one for each quantization, the default first.
 
-    The user's own file is read, too, and replaces models of the same name. Raises CatalogError if a file
-    cannot be read, or a line of it is invalid.
+    The user's own file replaces models of the same name.
+
+    Raises:
+        CatalogError: A file cannot be read, or a line is invalid.
     """
     models: dict[str, tuple[CatalogEntry, ...]] = {}
     for path in (_catalog_path(), user_catalog_path()):
@@ -72,14 +74,15 @@ def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:
 
 
 def user_catalog_path() -> Path:
-    """Return the path of the user's own `models.txt`, which need not exist."""
+    """Return the path of the user's own `models.txt`, which may not exist."""
     return user_config_path("mink-local") / "models.txt"
 
 
 def find(name: str) -> CatalogEntry | None:
-    """Return the entry of a name in the catalogue or in a store, or None if it is neither.
+    """Return the entry of a name in the catalogue or a store, or None if it is in neither.
 
-    Raises ModelNotFoundError if the model is not listed in this quantization, or no store has such names.
+    Raises:
+        ModelNotFoundError: The model is not listed in this quantization, or the store's name is malformed.
     """
     model, _, quantization = name.partition(":")
     entries = read_catalog().get(model)
@@ -89,20 +92,23 @@ def find(name: str) -> CatalogEntry | None:
         if not quantization or entry.name.lower() == name.lower():
             return entry
     known = ", ".join(entry.name for entry in entries)
-    raise ModelNotFoundError(f"{model} is not listed in the quantization {quantization}: take one of {known}")
+    raise ModelNotFoundError(f"{model} is not listed in {quantization}: choose one of {known}")
 
 
 def resolve(model: str) -> ModelFile:
-    """Return the file on this machine that a model's name means.
+    """Return the file on this machine that a model's name refers to.
 
-    A name is one of `models.txt`, a path, `hf:organisation/repository:file`, in which `file` may be a pattern
-    or a quantization, `ollama:name:tag` or `lmstudio:name`. Raises ModelNotFoundError if there is no such
-    file; the message gives the known names, or what to type.
+    Args:
+        model: A name of `models.txt`, a path, `hf:organisation/repository:file`, where `file` may be a
+            pattern or a quantization, `ollama:name:tag` or `lmstudio:name`.
+
+    Raises:
+        ModelNotFoundError: There is no such file. The message lists the known names, or says what to type.
     """
     if entry := find(model):
         return ModelFile(entry.name, locate(entry), entry.sha256)
     path = user_path(model)
-    if os.path.isdir(path):  # which is false, and no error, if the name is too long for one
+    if os.path.isdir(path):  # False, and not an error, for a name that is too long
         raise ModelNotFoundError(f"{model} is a folder: name the .gguf file in it")
     if os.path.exists(path):
         return ModelFile(path.stem, path.absolute())
@@ -115,7 +121,8 @@ def resolve(model: str) -> ModelFile:
 def locate(entry: CatalogEntry) -> Path:
     """Return the first file of an entry's model on this machine.
 
-    Raises ModelNotFoundError if it is not here; the message says what to type to get it.
+    Raises:
+        ModelNotFoundError: It is not here. The message says what to type to get it.
     """
     kind, _, name = entry.source.partition(":")
     if kind == "package":
@@ -123,7 +130,7 @@ def locate(entry: CatalogEntry) -> Path:
     if kind == "hf":
         path = stores.in_hub_cache(name, entry.revision, entry.file)
         if path is None:
-            raise ModelNotFoundError(f"{entry.name} is not here yet: type  mink-models pull {entry.name}")
+            raise ModelNotFoundError(f"{entry.name} is not downloaded: type  mink-models pull {entry.name}")
         return path
     if kind == "ollama":
         return stores.in_ollama(name)
@@ -136,27 +143,28 @@ def locate(entry: CatalogEntry) -> Path:
 
 
 def store_entry(model: str) -> CatalogEntry:
-    """Return the entry for a name with the prefix of a store, such as `hf:Qwen/Qwen3-4B-GGUF:Q8_0`."""
+    """Return the entry for a name with a store's prefix, such as `hf:Qwen/Qwen3-4B-GGUF:Q8_0`."""
     if model.startswith("ollama:"):
         return CatalogEntry(model, model)
     prefix, _, rest = model.partition(":")
     name, _, file = rest.partition(":")
     source = f"{prefix}:{name}"
-    if prefix == "hf" and not _REPOSITORY.fullmatch(source):
-        raise ModelNotFoundError(f"{model}: a repository is named as hf:organisation/name")
+    if not _SOURCE.fullmatch(source):
+        raise ModelNotFoundError(f"invalid name {model}: write hf:ORGANISATION/NAME or lmstudio:NAME")
     return CatalogEntry(model, source, file)
 
 
 def add(columns: Iterable[str]) -> None:
-    """Write the columns of a model to the user's catalogue, in place of a model of the same name.
+    """Write a line to the user's catalogue; it replaces a model of the same name.
 
-    Raises CatalogError if a column is invalid, or the file cannot be written.
+    Raises:
+        CatalogError: A column is invalid, or the file cannot be written.
     """
     columns = [column.strip() or _UNKNOWN for column in columns]
     text = " | ".join(columns)
-    if any(re.search(r"[|#\r\n]", column) for column in columns):
-        raise CatalogError(f"a column of models.txt cannot hold | or # or a line break: {text!r}")
     try:
+        if any(re.search(r"[|#\r\n]", column) for column in columns):
+            raise ValueError(f"a column of models.txt cannot contain | or # or a line break: {text!r}")
         _parse_line(text)
     except ValueError as error:
         raise CatalogError(str(error)) from None
@@ -168,39 +176,40 @@ def add(columns: Iterable[str]) -> None:
             kept = [line for line in lines if line.partition("|")[0].strip() != columns[0]]
             write_atomic(path, "\n".join([*kept, text, ""]))
     except OSError as error:
-        raise CatalogError(f"{path} cannot be written: {error.strerror}") from None
+        raise CatalogError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _catalog_path() -> Path:
-    """Return the path of `models.txt`: in an installed package, or beside that of a checkout."""
+    """Return the path of `models.txt`: in the installed package, or beside it in a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "models.txt"
     return installed if installed.exists() else package.parent / "models.txt"
 
 
 def _read_text(path: Path) -> str:
-    """Return the content of a file, "" if there is no such file."""
+    """Return the content of a file, "" if it does not exist."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(f"{path} cannot be read: {error}") from None
+        raise CatalogError(f"cannot read {path}: {error}") from None
 
 
 def _parse_line(line: str) -> tuple[CatalogEntry, ...]:
-    """Return an entry for each quantization in a line; raises ValueError with the complaint."""
+    """Return an entry for each quantization in a line. Raises ValueError if the line is invalid."""
     columns = [column.strip() for column in line.split("|")]
     if len(columns) != len(_COLUMNS):
-        raise ValueError(f"{len(_COLUMNS)} columns are wanted ({' | '.join(_COLUMNS)}), not {len(columns)}")
+        raise ValueError(f"expected {len(_COLUMNS)} columns ({' | '.join(_COLUMNS)}), found {len(columns)}")
     name, source, *others = columns
     file, revision, sizes, hashes, licence, note = ("" if text == _UNKNOWN else text for text in others)
     if not re.fullmatch(r"[\w.+-]+", name):
         raise ValueError(f"invalid model name {name!r}: use letters, digits, and . _ + -")
-    if source != "file" and not source.startswith(("package:", *stores.PREFIXES)):
-        raise ValueError(f"unknown source {source!r}: use package:…, hf:…, ollama:…, lmstudio:… or file")
-    if source.startswith("hf:") and not _REPOSITORY.fullmatch(source):
-        raise ValueError(f"invalid repository {source!r}: write hf:organisation/name")
+    if not _SOURCE.fullmatch(source):
+        raise ValueError(
+            f"unknown source {source!r}: use package:NAME, hf:ORGANISATION/NAME, ollama:NAME, lmstudio:NAME "
+            "or file"
+        )
     names, files = [name], [file]
     if listed := _QUANTIZATIONS.search(file):
         quantizations = [quantization.strip() for quantization in listed[1].split(",")]
@@ -216,7 +225,7 @@ def _parse_line(line: str) -> tuple[CatalogEntry, ...]:
 
 
 def _split(title: str, column: str, pattern: str, most: int, wanted: str) -> list[str | None]:
-    """Return the items of a column for the first quantizations, with None for an unknown one."""
+    """Return the items of a column for the first quantizations, None for an unknown one."""
     items = [item.strip() for item in column.split(",")]
     if len(items) > most or not all(re.fullmatch(f"{pattern}|-?", item) for item in items):
         raise ValueError(f"the {title} {column!r} is not {wanted} for each quantization, or -")

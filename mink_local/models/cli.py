@@ -1,17 +1,24 @@
-"""`mink-models`: list models, look into them, and fetch them."""
+"""`mink-models`: list, inspect and download models."""
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import click
 
-from mink_local.cli import run
+from mink_local.cli import json_option, run
 from mink_local.files import size_in_words
 from mink_local.llama.constants import RPC_PORT
 from mink_local.models import catalog, stores
 from mink_local.models.gguf import read_metadata, shards
-from mink_local.models.options import gpu_layers_option, kv_type_option, threads_option
+from mink_local.models.options import (
+    ctx_option,
+    gpu_layers_option,
+    kv_type_option,
+    parallel_option,
+    threads_option,
+)
 from mink_local.version import __version__
 
 PROGRAM = "mink-models"
@@ -29,7 +36,6 @@ Exit status: 0 done, 1 failed, 2 wrong usage or no such model, 130 interrupted.
 """
 
 model_argument = click.argument("model", metavar="NAME|PATH")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
 
 
 @click.group(
@@ -38,11 +44,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 @click.version_option(__version__, prog_name=PROGRAM)
 @click.pass_context
 def cli(context: click.Context) -> None:
-    """Find, fetch and look into models.
+    """List, inspect and download models.
 
-    A model is a name of models.txt, with a quantization if it is listed in several (llama-3-8b:Q6_K),
-    a path, hf:ORGANISATION/REPOSITORY:FILE, in which FILE may be a pattern or a quantization,
-    ollama:NAME:TAG or lmstudio:NAME.
+    A model is a name of models.txt, optionally with a quantization (llama-3-8b:Q6_K), a path,
+    hf:ORGANISATION/REPOSITORY:FILE, where FILE may be a pattern or a quantization, ollama:NAME:TAG or
+    lmstudio:NAME.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
@@ -52,7 +58,7 @@ def cli(context: click.Context) -> None:
 @click.option("--here", is_flag=True, help="List only models that are on this machine.")
 @json_option
 def list_(here: bool, as_json: bool) -> None:
-    """List the models on this machine and those to pull, and whether they fit its memory."""
+    """List the models on this machine and those to pull, and whether they fit in memory."""
     from mink_local.models.info import model_list, print_models
     from mink_local.models.memory import memory_budget
 
@@ -66,22 +72,15 @@ def list_(here: bool, as_json: bool) -> None:
 
 @cli.command()
 @model_argument
-@click.option(
-    "--ctx",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Tokens of one answer with its prompt.  [default: what memory allows]",
-)
-@click.option(
-    "--parallel", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Answers at a time."
-)
+@ctx_option
+@parallel_option
 @gpu_layers_option
 @kv_type_option
 @json_option
 def info(
     model: str, ctx: int | None, parallel: int, gpu_layers: int | Literal["auto"], kv_type: str, as_json: bool
 ) -> None:
-    """Show what is in a model and the memory that it takes, without loading it."""
+    """Show a model's metadata and memory use, without loading it."""
     from mink_local.models.info import in_words, model_info
     from mink_local.models.memory import choose_placement, memory_budget
 
@@ -97,37 +96,37 @@ def info(
 @cli.command()
 @click.argument("models", metavar="NAME…", nargs=-1, required=True)
 def pull(models: Sequence[str]) -> None:
-    """Fetch models into the Hugging Face Hub's cache.
+    """Download models into the Hugging Face Hub's cache.
 
-    An interrupted download is continued, and every file is checked by its SHA-256. HF_HOME says where
-    the cache is, HF_TOKEN who you are, HF_ENDPOINT which server to ask.
+    Interrupted downloads resume, and every file is checked against its SHA-256. Set HF_HOME to move the
+    cache, HF_TOKEN to log in, HF_ENDPOINT to use another server.
     """
     from mink_local.models import download, trust
 
     for model in models:
         entry = catalog.find(model)
         if entry and entry.source.startswith("hf:"):
-            path = download.pull(entry, lambda sentence: click.echo(sentence, err=True))
+            path = download.pull(entry, partial(click.echo, err=True))
             if entry.sha256 and len(shards(path)) == 1:
                 trust.remember(path)  # its SHA-256 is the catalogue's
         else:
             path = catalog.resolve(model).path
-            click.echo(f"{model} is not from the Hugging Face Hub; it is here", err=True)
+            click.echo(f"{model} is a local model: there is nothing to pull", err=True)
         click.echo(path)
 
 
 @cli.command()
 @model_argument
 def path(model: str) -> None:
-    """Print the path of a model's file, or of the first one of several."""
+    """Print the path of a model's file, the first one if it is split."""
     click.echo(catalog.resolve(model).path)
 
 
 @cli.command()
 @model_argument
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def rm(model: str, yes: bool) -> None:
-    """Delete a model that was pulled."""
+    """Delete a pulled model."""
     file = catalog.resolve(model)
     if not file.path.is_relative_to(stores.hub_cache()):
         raise click.UsageError(f"{model} was not pulled: its file is {file.path}.")
@@ -135,7 +134,7 @@ def rm(model: str, yes: bool) -> None:
     if not yes:
         click.confirm(f"Delete {file.name}, {size}?", abort=True, err=True)
     stores.remove_from_hub_cache(file.path)
-    click.echo(f"{size} are free again", err=True)
+    click.echo(f"freed {size}", err=True)
 
 
 @cli.command()
@@ -145,18 +144,18 @@ def rm(model: str, yes: bool) -> None:
     "--revision", default="main", show_default=True, help="Branch, tag or commit of the repository."
 )
 @click.option("--size", default="", metavar="GB", help="Size in GB.")
-@click.option("--sha256", default="", metavar="HEX", help="SHA-256 that the file must have.")
+@click.option("--sha256", default="", metavar="HEX", help="Expected SHA-256 of the file.")
 @click.option("--licence", default="", help="Licence of the model.")
-@click.option("--note", default="", help="A note for yourself.")
+@click.option("--note", default="", help="A note.")
 def add(name: str, model: str, revision: str, size: str, sha256: str, licence: str, note: str) -> None:
-    """Give MODEL a NAME of your own: a path, hf:…, ollama:… or lmstudio:…."""
+    """Give MODEL (a path, hf:…, ollama:… or lmstudio:…) a NAME of your own."""
     if model.startswith(stores.PREFIXES):
         entry = catalog.store_entry(model)
         source, file = entry.source, entry.file
     else:
         source, file = "file", str(catalog.resolve(model).path)
     catalog.add([name, source, file, revision, size, sha256, licence, note])
-    click.echo(f"{name} is in {catalog.user_catalog_path()}", err=True)
+    click.echo(f"added {name} to {catalog.user_catalog_path()}", err=True)
 
 
 @cli.command("rpc-server")
@@ -166,16 +165,16 @@ def add(name: str, model: str, revision: str, size: str, sha256: str, licence: s
 @click.option("--port", type=click.IntRange(1, 65535), default=RPC_PORT, show_default=True, metavar="PORT")
 @threads_option
 def rpc_server(host: str, port: int, threads: int | None) -> None:
-    """Offer this machine's GPUs, or its CPU, for layers of another machine's models (--rpc there).
+    """Offer this machine's GPUs, or its CPU, to another machine's programs (--rpc there).
 
-    One program at a time is served. llama.cpp's RPC is neither protected nor encrypted: whoever reaches the
-    port can take over this machine. Never offer it on an open network.
+    Serves one program at a time. llama.cpp's RPC is neither authenticated nor encrypted: whoever reaches the
+    port can take over this machine. Never expose it to an untrusted network.
     """
-    from mink_local.llama.cores import n_cores
+    from mink_local.llama.devices import n_cores
     from mink_local.llama.rpc import run_server
 
     if host != _LOOPBACK:
-        click.echo(f"{PROGRAM}: whoever reaches {host}:{port} can take over this machine", err=True)
+        click.echo(f"{PROGRAM}: anyone who can reach {host}:{port} can take over this machine", err=True)
     run_server(host, port, threads or n_cores())
 
 

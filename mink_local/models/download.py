@@ -1,9 +1,9 @@
-"""Fetch models from the Hugging Face Hub into its cache, where other programs find them, too.
+"""Fetches models from the Hugging Face Hub into its cache, where other programs find them too.
 
-huggingface_hub's own `hf_hub_download` begins anew after an earlier process was interrupted, and shows a
-file before anybody has hashed it. So its functions are used here in another order: a file is fetched to
-`blobs/SHA-256.incomplete`, where the next call continues, is hashed there, and only then becomes part of
-the cache. Plain HTTP is used, since Xet's protocol does not continue.
+huggingface_hub's own `hf_hub_download` starts over in each process, and shows a file before anyone has
+checked its hash. Here a file is fetched to `blobs/SHA-256.incomplete`, where the next call continues, is
+hashed there, and only then linked into the cache. What the Hub's library does not document, its `http_get`
+and the names of its locks, is used by `_fetch` alone. Plain HTTP is used, since Xet's protocol cannot resume.
 """
 
 import os
@@ -25,7 +25,7 @@ from mink_local.models.catalog import CatalogEntry
 from mink_local.models.gguf import shards
 from mink_local.models.stores import hub_cache, hub_folder, select
 
-_LOG_IN = "log in (type  hf auth login) or set HF_TOKEN"
+Report = Callable[[str], None]  # called with messages for the user
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,19 @@ class RemoteFile:
 
     @property
     def pointer(self) -> Path:
-        """The path for programs: a link to the blob, or the file itself if there are no links."""
+        """The path for programs: a link to the blob, or the file itself where there are no links."""
         return hub_folder(self.repository) / "snapshots" / self.commit / self.name
 
+    def is_whole(self, path: Path) -> bool:
+        return path.stat().st_size == self.size and sha256_of(path) == self.sha256
 
-def pull(entry: CatalogEntry, report: Callable[[str], None]) -> Path:
-    """Fetch the missing files of a model into the Hub's cache, and return the path of the first.
 
-    The source of `entry` is `hf:…`, and `report` is called with sentences for the person who waits. Raises
-    DownloadError if the model cannot be fetched. The part that is here is kept for the next time, except a
-    file whose SHA-256 is wrong.
+def pull(entry: CatalogEntry, report: Report) -> Path:
+    """Fetch the missing files of a model of source `hf:…` into the Hub's cache; return the first's path.
+
+    Raises:
+        DownloadError: The model cannot be fetched. What has arrived is kept for the next time, except a file
+            whose SHA-256 is wrong.
     """
     repository = entry.source.partition(":")[2]
     try:
@@ -66,23 +69,22 @@ def pull(entry: CatalogEntry, report: Callable[[str], None]) -> Path:
             reference = hub_folder(repository) / "refs" / entry.revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(reference, files[0].commit)
-    except (HTTPError, OSError) as error:  # the first is the base of what the HTTP client raises
-        raise DownloadError(_sentence(error, f"{constants.ENDPOINT}/{repository}", entry.revision)) from None
+    except (HTTPError, OSError) as error:  # HTTPError is the base of what the HTTP client raises
+        raise DownloadError(_message(error, f"{constants.ENDPOINT}/{repository}", entry.revision)) from None
     return files[0].pointer
 
 
 def _listing(repository: str, revision: str) -> dict[str, RemoteFile]:
     """Return the GGUF files of a repository by name."""
-    no_hub = DownloadError(
-        f"{constants.ENDPOINT}/{repository} does not answer as the Hugging Face Hub does: "
-        "is HF_ENDPOINT right?"
+    not_a_hub = DownloadError(
+        f"{constants.ENDPOINT}/{repository} does not answer like the Hugging Face Hub: check HF_ENDPOINT"
     )
     try:
         info = HfApi().model_info(repository, revision=revision, files_metadata=True)
     except errors.HFValidationError:
-        raise DownloadError(f"{repository} is not a name that the Hugging Face Hub allows") from None
+        raise DownloadError(f"{repository} is not a valid repository name on the Hugging Face Hub") from None
     except (AttributeError, KeyError, TypeError, ValueError):  # from parsing the answer
-        raise no_hub from None
+        raise not_a_hub from None
     files = {}
     for sibling in info.siblings or ():
         name, size = sibling.rfilename, sibling.size
@@ -95,13 +97,13 @@ def _listing(repository: str, revision: str) -> dict[str, RemoteFile]:
             or not isinstance(size, int)
             or _leads_out(name)
         ):
-            raise no_hub
+            raise not_a_hub
         files[name] = RemoteFile(repository, info.sha, name, size, sha256)
     return files
 
 
 def _leads_out(name: str) -> bool:
-    """Return whether the name of a file leads out of its folder, on any system."""
+    """Return whether a file name leads out of its folder, on any system."""
     path = PurePosixPath(name)
     return path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name
 
@@ -117,14 +119,14 @@ def _files(entry: CatalogEntry, repository: str, listing: dict[str, RemoteFile])
         raise DownloadError(f"{repository} lacks {missing[0]}, a part of {entry.name}")
     if entry.sha256 not in (None, listing[first].sha256) and len(names) == 1:
         raise DownloadError(
-            f"{first} in {repository} is not the file that models.txt means: its SHA-256 is "
-            f"{listing[first].sha256}; if you trust it, add a line with that (mink-models add)"
+            f"{first} in {repository} is not the file that models.txt lists: its SHA-256 is "
+            f"{listing[first].sha256}; if you trust it, add an entry with that (mink-models add)"
         )
     return [listing[name] for name in names]
 
 
-def _fetch(file: RemoteFile, report: Callable[[str], None]) -> None:
-    """Bring a file into the cache, whole and hashed."""
+def _fetch(file: RemoteFile, report: Report) -> None:
+    """Bring a file into the cache, complete and with the right hash."""
     blob = file.blob
     lock = hub_cache() / ".locks" / blob.parents[1].name / f"{blob.name}.lock"  # huggingface_hub's own
     for folder in (blob.parent, lock.parent):
@@ -133,38 +135,42 @@ def _fetch(file: RemoteFile, report: Callable[[str], None]) -> None:
         with FileLock(lock, timeout=0):
             for here in (blob, file.pointer):
                 if here.is_file():
-                    report(f"{file.name} is here: checking it")
-                    if _is_right(here, file):
+                    report(f"{file.name} is already here: checking it")
+                    if file.is_whole(here):
                         return
                     report(f"{file.name} is damaged: fetching it again")
                     here.unlink()
             partial = blob.with_name(f"{blob.name}.incomplete")
             _download(file, partial, report)
             report("checking its SHA-256")
-            if not _is_right(partial, file):
+            if not file.is_whole(partial):
                 partial.unlink()
                 raise DownloadError(
-                    f"{file.name} arrived damaged and was deleted: its SHA-256 is wrong; pull again"
+                    f"{file.name} arrived damaged (wrong SHA-256) and was deleted: pull again"
                 )
             partial.replace(blob)
     except Timeout:
-        raise DownloadError(f"{file.name} is being fetched by another process") from None
+        raise DownloadError(f"{file.name} is being fetched by another process: wait for it") from None
 
 
-def _download(file: RemoteFile, partial: Path, report: Callable[[str], None]) -> None:
-    """Append to `partial` the missing end of a file; try again if a broken connection brought some of it."""
-    if _size(partial) > file.size:
-        partial.unlink()
-    missing, free = file.size - _size(partial), shutil.disk_usage(partial.parent).free
+def _download(file: RemoteFile, partial: Path, report: Report) -> None:
+    """Append the missing end of a file to `partial`; retry while a broken connection brings some of it.
+
+    huggingface_hub 2 retries by itself, 1 gives up when a connection is closed in the middle.
+    """
+    partial.touch()
+    if partial.stat().st_size > file.size:
+        partial.write_bytes(b"")
+    missing, free = file.size - partial.stat().st_size, shutil.disk_usage(partial.parent).free
     if free < missing:
         raise DownloadError(
-            f"{file.name} takes {size_in_words(missing)} and {size_in_words(free)} are free: make room, or "
-            "set HF_HOME to another disk"
+            f"{file.name} needs {size_in_words(missing)}, but only {size_in_words(free)} are free: "
+            "make room, or set HF_HOME to another disk"
         )
     while True:
-        have, size = _size(partial), size_in_words(file.size)
-        beginning = f"continuing {file.name} at {size_in_words(have)} of {size}"
-        report(beginning if have else f"fetching {file.name}, {size}")
+        have, size = partial.stat().st_size, size_in_words(file.size)
+        resuming = f"resuming {file.name} at {size_in_words(have)} of {size}"
+        report(resuming if have else f"fetching {file.name}, {size}")
         try:
             with partial.open("ab") as stream:
                 http_get(
@@ -179,22 +185,13 @@ def _download(file: RemoteFile, partial: Path, report: Callable[[str], None]) ->
                 os.fsync(stream.fileno())
                 return
         except KeyboardInterrupt:
-            report("interrupted: the part that is here is kept, and the next pull continues")
+            report("interrupted: the next pull resumes here")
             raise
         except HTTPError as error:
-            if isinstance(error, errors.HfHubHTTPError) or _size(partial) == have:
+            if isinstance(error, errors.HfHubHTTPError) or partial.stat().st_size == have:
                 raise
         except ValueError as error:  # larger than plain HTTP may be
             raise DownloadError(f"{file.repository}: {' '.join(str(error).split())}") from None
-
-
-def _size(path: Path) -> int:
-    """Return the size of a file in bytes, 0 if there is no such file."""
-    return path.stat().st_size if path.exists() else 0
-
-
-def _is_right(path: Path, file: RemoteFile) -> bool:
-    return path.stat().st_size == file.size and sha256_of(path) == file.sha256
 
 
 def _publish(file: RemoteFile) -> None:
@@ -212,21 +209,21 @@ def _publish(file: RemoteFile) -> None:
     unfinished.replace(pointer)
 
 
-def _sentence(error: HTTPError | OSError, place: str, revision: str) -> str:
-    match error:
-        case errors.GatedRepoError():
-            return f"{place} is gated: ask for access there, then {_LOG_IN}"
-        case errors.RepositoryNotFoundError():
-            return f"there is no repository {place}, or it is private: then {_LOG_IN}"
-        case errors.RevisionNotFoundError():
-            return f"{place} has no revision {revision}"
-        case errors.RemoteEntryNotFoundError():
-            return f"{place} no longer has the file"
-        case errors.OfflineModeIsEnabled():
-            return "HF_HUB_OFFLINE is set: unset it to fetch a model"
-        case errors.HfHubHTTPError():
-            return f"{place} answers with an error, {error.response.status_code}: try later"
+def _message(error: HTTPError | OSError, place: str, revision: str) -> str:
+    log_in = "log in (type  hf auth login) or set HF_TOKEN"
+    messages: dict[type[Exception], str] = {  # a gated repository is also not found
+        errors.GatedRepoError: f"{place} is gated: request access there, then {log_in}",
+        errors.RepositoryNotFoundError: f"there is no repository {place}; if it is private, {log_in}",
+        errors.RevisionNotFoundError: f"{place} has no revision {revision}",
+        errors.RemoteEntryNotFoundError: f"{place} no longer has the file",
+        errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE is set: unset it to fetch a model",
+    }
+    for kind, message in messages.items():
+        if isinstance(error, kind):
+            return message
+    if isinstance(error, errors.HfHubHTTPError):
+        return f"{place} answers with HTTP status {error.response.status_code}: try again later"
     reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, HTTPError):
-        return f"the connection to {constants.ENDPOINT} failed ({reason}): pull again, it continues"
-    return f"the model could not be written or fetched: {reason}"
+        return f"the connection to {constants.ENDPOINT} failed ({reason}): pull again to resume"
+    return f"the model could not be fetched or written: {reason}"

@@ -1,4 +1,4 @@
-"""Show models, for `mink-models`: their contents, size and memory, as facts for JSON and in words."""
+"""What `mink-models` shows of models: contents, size and memory, as JSON or for a terminal."""
 
 import sys
 from collections.abc import Sequence
@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mink_local.cli import printable
 from mink_local.errors import ModelError, ModelNotFoundError
 from mink_local.files import size_in_words
 from mink_local.llama.devices import gpus
 from mink_local.models import catalog, stores
-from mink_local.models.gguf import Metadata, read_metadata
+from mink_local.models.gguf import Metadata, Tensor, read_metadata
 from mink_local.models.memory import (
     USUAL_CONTEXT,
     Budget,
@@ -23,9 +24,6 @@ from mink_local.models.memory import (
     choose_placement,
     kv_bytes_per_layer,
 )
-
-_BESIDE_WEIGHTS = 600_000_000  # bytes: KV cache of 4096 tokens and compute buffer of an 8 B model
-
 
 # Mark and style of a size, by where the model fits; None if that is unknown.
 _MARKS = {
@@ -40,20 +38,20 @@ _MARKS = {
 def model_info(
     metadata: Metadata, placement: Placement, n_parallel: int = 1, kv_type: str = "f16"
 ) -> dict[str, Any]:
-    """Return all that `mink-models info` shows, ready for JSON; sizes are in bytes."""
+    """Return what `mink-models info` shows, ready for JSON; sizes are in bytes."""
     types = _tensor_types(metadata)
     n_parameters, n_bytes = (sum(row[key] for row in types) for key in ("parameters", "bytes"))
     n_heads = metadata.number("attention.head_count")
     template = metadata.text("tokenizer.chat_template") or ""
     thinking = "yes" if "<think>" in template else "no"
     if "enable_thinking" in template:
-        thinking = "can be switched"
+        thinking = "optional"
     return {
         "path": str(metadata.path),
         "size": metadata.n_bytes,
-        "name": _printable(metadata.text("general.name")),
-        "licence": _printable(metadata.text("general.license")),
-        "architecture": _printable(metadata.architecture),
+        "name": _one_line(metadata.text("general.name")),
+        "licence": _one_line(metadata.text("general.license")),
+        "architecture": _one_line(metadata.architecture),
         "parameters": n_parameters,
         "bits_per_parameter": round(8 * n_bytes / n_parameters, 2) if n_parameters else None,
         "tensor_types": types,
@@ -66,8 +64,8 @@ def model_info(
         "context_length": metadata.n_ctx_train,
         "vocabulary": {
             "tokens": metadata.n_vocab,
-            "kind": _printable(metadata.text("tokenizer.ggml.model")),
-            "split": _printable(metadata.text("tokenizer.ggml.pre")),
+            "kind": _one_line(metadata.text("tokenizer.ggml.model")),
+            "split": _one_line(metadata.text("tokenizer.ggml.pre")),
         },
         "chat_template": bool(template),
         "thinking": thinking,
@@ -84,7 +82,7 @@ def model_info(
 
 
 def model_list(budget: Budget) -> list[dict[str, Any]]:
-    """Return all that `mink-models list` shows: the models of the catalogue, then those of the stores."""
+    """Return what `mink-models list` shows: the models of the catalogue, then those of the stores."""
     rows = []
     for entry in (entry for entries in catalog.read_catalog().values() for entry in entries):
         try:
@@ -99,11 +97,10 @@ def model_list(budget: Budget) -> list[dict[str, Any]]:
 
 
 def _row(entry: catalog.CatalogEntry, path: Path | None, budget: Budget) -> dict[str, Any]:
-    size = entry.size
-    fits = where_size_fits(size, budget) if size else None
-    if path:
+    size, fits = entry.size, None
+    if path or size:
         try:
-            metadata = read_metadata(path)
+            metadata = read_metadata(path) if path else typical_metadata(size or 0)
             size, fits = metadata.n_bytes, where_it_fits(metadata, budget)
         except ModelError:  # `mink-models info` says why
             size, fits = None, "damaged"
@@ -119,7 +116,7 @@ def _row(entry: catalog.CatalogEntry, path: Path | None, budget: Budget) -> dict
 
 
 def where_it_fits(metadata: Metadata, budget: Budget) -> str:
-    """Return where a model fits with a context of 4096 tokens: GPU, GPU and CPU, CPU, or no."""
+    """Return where a model with a context of 4096 tokens fits: GPU, GPU and CPU, CPU, or no."""
     placement = choose_placement(metadata, budget, n_ctx=USUAL_CONTEXT)
     if placement.warning:
         return "no"
@@ -128,19 +125,24 @@ def where_it_fits(metadata: Metadata, budget: Budget) -> str:
     return "GPU" if placement.n_gpu_layers > metadata.n_layers else "GPU and CPU"
 
 
-def where_size_fits(size: int, budget: Budget) -> str:
-    """Estimate where a file that is not on this machine fits, from its size alone; see `where_it_fits`."""
-    needed = size + size // 20 + _BESIDE_WEIGHTS
-    if needed <= budget.vram:
-        return "GPU"
-    if budget.vram <= _BESIDE_WEIGHTS:
-        return "CPU" if needed <= budget.ram else "no"
-    total = budget.ram if budget.unified else budget.ram + budget.vram - _BESIDE_WEIGHTS
-    return "GPU and CPU" if needed <= total else "no"
+def typical_metadata(size: int) -> Metadata:
+    """Return metadata with the shape of LLaMA-3 8B for a file of `size` bytes, to estimate where it fits."""
+    sizes = {
+        "block_count": 32,
+        "embedding_length": 4096,
+        "feed_forward_length": 14336,
+        "attention.head_count": 32,
+        "attention.head_count_kv": 8,
+        "vocab_size": 128256,
+    }
+    names = ["token_embd.weight", *(f"blk.{i}.ffn_up.weight" for i in range(32)), "output.weight"]
+    tensors = tuple(Tensor(name, "F32", 0, size // len(names)) for name in names)
+    values = {"general.architecture": "llama", **{f"llama.{key}": value for key, value in sizes.items()}}
+    return Metadata(Path(), values, tensors, size)
 
 
 def _tensor_types(metadata: Metadata) -> list[dict[str, Any]]:
-    """Return how many tensors, parameters and bytes there are of each type, the largest type first."""
+    """Return the number of tensors, parameters and bytes of each type, the largest first."""
     types: dict[str, dict[str, Any]] = {}
     for tensor in metadata.tensors:
         row = types.setdefault(tensor.type, {"type": tensor.type, "tensors": 0, "parameters": 0, "bytes": 0})
@@ -154,17 +156,17 @@ def _usage(usage: Usage) -> dict[str, int]:
     return {**asdict(usage), "total": usage.total}
 
 
-def _printable(text: str | None) -> str | None:
-    """Return text from a file, cut short, without characters that command a terminal."""
-    return text and "".join(char if char.isprintable() else "\ufffd" for char in text[:100])
+def _one_line(text: str | None) -> str | None:
+    """Return the beginning of a text from a file, safe to print."""
+    return text and printable(" ".join(text[:100].split()))
 
 
 def print_models(rows: Sequence[dict[str, Any]], budget: Budget) -> None:
-    """Print the models of `model_list`: those to pull, those on this machine; and the free memory."""
+    """Print the models of `model_list`, those to pull and those on this machine, and the free memory."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)  # a pipe gets whole lines
     if others := [row for row in rows if not row["path"]]:
         console.print("", _to_pull(others))
-        console.print("GB; + fits the GPU, ~ fits GPU and memory together, x does not fit", style="dim")
+        console.print("GB; + fits on the GPU, ~ fits on GPU and CPU together, x does not fit", style="dim")
     here = _table("here", "size", "fits", "licence", "note")
     here.columns[0].overflow = "fold"  # so that the name can be copied
     for row in rows:
@@ -175,8 +177,8 @@ def print_models(rows: Sequence[dict[str, Any]], budget: Budget) -> None:
     devices = "; ".join(
         f"{gpu.name}: {size_in_words(gpu.free)} of {size_in_words(gpu.total)} free" for gpu in gpus()
     )
-    console.print(f"\n{size_in_words(budget.ram)} of memory are free; {devices or 'no GPU'}.", style="dim")
-    console.print(f"Your own catalogue: {catalog.user_catalog_path()}", style="dim")
+    console.print(f"\n{size_in_words(budget.ram)} of memory free; {devices or 'no GPU'}", style="dim")
+    console.print(f"Your models.txt: {catalog.user_catalog_path()}", style="dim")
 
 
 def _table(*titles: str) -> Table:
@@ -184,7 +186,7 @@ def _table(*titles: str) -> Table:
 
 
 def _to_pull(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return a row for each model, with its size in each quantization and a mark whether that fits."""
+    """Return a row for each model: its size in each quantization, and a mark whether that fits."""
     models: dict[str, dict[str, Text]] = {}
     for row in rows:
         model, _, quantization = row["name"].partition(":")
@@ -203,13 +205,14 @@ def _to_pull(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def in_words(facts: dict[str, Any]) -> str:
-    """Return the facts of a model, as `model_info` gives them, as lines for a terminal."""
+    """Return what `model_info` returns as lines for a terminal."""
     vocabulary, memory = facts["vocabulary"], facts["memory"]
-    experts = f", {facts['experts_used']} of {facts['experts']} experts in use" if facts["experts"] else ""
+    experts = f", {facts['experts_used']} of {facts['experts']} experts active" if facts["experts"] else ""
     bits = f", {facts['bits_per_parameter']} bits each" if facts["bits_per_parameter"] else ""
     kind = ", ".join(filter(None, (vocabulary["kind"], vocabulary["split"])))
     each = f" for each of {memory['parallel']} answers" if memory["parallel"] > 1 else ""
     tokens = f"{memory['ctx']:,} tokens{each}, {memory['kv_per_token']:,} bytes of KV cache per token"
+    types = "{type:<8}{tensors:>5} tensors {parameters:>16,} parameters {size:>10}"
     lines = [
         ("file", facts["path"]),
         ("size", f"{facts['size']:,} bytes"),
@@ -218,7 +221,7 @@ def in_words(facts: dict[str, Any]) -> str:
         ("architecture", f"{facts['architecture']}, {facts['layers']} layers of {facts['width']}{experts}"),
         ("attention", f"{facts['heads']} heads, {facts['kv_heads']} for keys and values"),
         ("parameters", f"{facts['parameters']:,}{bits}"),
-        *(("", _type_in_words(row)) for row in facts["tensor_types"]),
+        *(("", types.format(**row, size=size_in_words(row["bytes"]))) for row in facts["tensor_types"]),
         ("context", f"{facts['context_length']:,} tokens"),
         ("vocabulary", f"{vocabulary['tokens']:,} tokens ({kind})"),
         ("chat template", "yes" if facts["chat_template"] else "no"),
@@ -231,14 +234,7 @@ def in_words(facts: dict[str, Any]) -> str:
     return "\n".join(f"{label:<15}{text}" for label, text in lines if text)
 
 
-def _type_in_words(row: dict[str, Any]) -> str:
-    size = f"{row['bytes'] / 1e6:>10,.1f} MB"
-    return f"{row['type']:<8}{row['tensors']:>5} tensors {row['parameters']:>16,} parameters {size}"
-
-
 def _usage_in_words(device: str, usage: dict[str, int]) -> str:
-    if not usage["total"]:
-        return ""
     sizes = {part: size_in_words(n_bytes) for part, n_bytes in usage.items()}
-    parts = "{weights} weights + {kv} KV cache + about {compute} to compute with"
-    return f"{device}: {{total}} = {parts}".format(**sizes)
+    parts = "{weights} weights + {kv} KV cache + about {compute} compute buffer"
+    return f"{device}: {{total}} = {parts}".format(**sizes) if usage["total"] else ""

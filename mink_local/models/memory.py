@@ -1,8 +1,8 @@
-"""The memory that a model takes and that is free, and the parts of it that go to the GPU.
+"""How much memory a model needs, how much is free, and how many layers go to the GPU.
 
-Weights and KV cache are what llama.cpp allocates, to the byte. Its compute buffer is estimated, by an upper
-bound of what llama.cpp 0.3.36 logs with flash attention for LLaMA-3 and Qwen3 models of 0.1 to 70 billion
-weights (at most 25 MiB above). The state of recurrent layers is not counted.
+Weights and KV cache are exactly what llama.cpp allocates. Its compute buffer is an upper bound of what
+llama.cpp 0.3.36 logs with flash attention for LLaMA-3 and Qwen3 models of 0.1 to 70 billion weights (at most
+25 MiB above). The state of recurrent layers is not counted.
 """
 
 import sys
@@ -51,9 +51,9 @@ class MemoryNeed:
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes that a model may take: of system memory, and of GPU memory except a reserve of 1 GiB per GPU.
+    """Bytes that a model may take of system memory, and of GPU memory less 1 GiB per GPU.
 
-    If `unified`, the GPU uses system memory: the bytes of `vram` are among those of `ram`.
+    If `unified`, the GPU uses system memory: `vram` is part of `ram`.
     """
 
     ram: int
@@ -66,7 +66,7 @@ class Budget:
 
 
 def memory_budget(with_gpus: bool = True) -> Budget:
-    """Return what a model may take of this machine's free memory; without GPUs, those are not asked."""
+    """Return what a model may take of this machine's free memory; without GPUs, these are not queried."""
     devices = gpus() if with_gpus else []
     ram = psutil.virtual_memory().available
     vram = sum(max(0, gpu.free - _RESERVE) for gpu in devices)
@@ -76,10 +76,10 @@ def memory_budget(with_gpus: bool = True) -> Budget:
 
 @dataclass(frozen=True)
 class Placement:
-    """A way to load a model: tokens of one answer, layers on the GPU, and the memory that this takes.
+    """How to load a model: context of one answer, layers on the GPU, and the memory needed.
 
     Attributes:
-        n_gpu_layers: From 0 to one more than the model has: the output is the first to go to the GPU.
+        n_gpu_layers: From 0 to one more than the model has, since the output layer counts and goes first.
         warning: What to tell the user before loading it.
     """
 
@@ -90,7 +90,7 @@ class Placement:
 
 
 class Footprint:
-    """The sizes in a model's metadata that decide how much memory it takes."""
+    """The sizes in a model's metadata that determine how much memory it takes."""
 
     def __init__(self, metadata: Metadata, kv_type: str = "f16") -> None:
         self.n_layers = metadata.n_layers
@@ -114,9 +114,9 @@ class Footprint:
         self._n_vocab = metadata.n_vocab
 
     def need(self, n_ctx: int, n_parallel: int = 1, n_gpu_layers: int = 0) -> MemoryNeed:
-        """Return the bytes that the model takes with KV caches of `n_ctx` tokens for each answer.
+        """Return the bytes that the model takes with a KV cache of `n_ctx` tokens for each answer.
 
-        llama.cpp puts the output on the GPU first, then the last layers, and the embeddings never.
+        llama.cpp puts the output on the GPU first, then the last layers, and never the embeddings.
         """
         each = -(-n_ctx // 256) * 256  # llama.cpp rounds up to a multiple of 256
         kv = [each * n_parallel * layer for layer in self._kv]
@@ -137,8 +137,10 @@ class Footprint:
 def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
     """Return the bytes of the KV cache for one token in each layer (llama.cpp's `llama_hparams`).
 
-    Layers with a sliding window count like the others: llama-cpp-python keeps their whole context. Raises
-    ValueError if there is no such format.
+    Layers with a sliding window count like the others: llama-cpp-python keeps their whole context.
+
+    Raises:
+        ValueError: Unknown `kv_type`.
     """
     n_heads = metadata.number("attention.head_count")
     heads = metadata.per_layer("attention.head_count_kv", n_heads, metadata.n_layers)
@@ -160,7 +162,7 @@ def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
 
 
 def _recurrent_layers(metadata: Metadata) -> set[int | None]:
-    """Return the layers that keep a state of fixed size in place of keys and values."""
+    """Return the layers that keep a state of fixed size instead of keys and values."""
 
     def layers_with(*names: str) -> set[int | None]:
         return {tensor.layer for tensor in metadata.tensors if any(name in tensor.name for name in names)}
@@ -169,7 +171,7 @@ def _recurrent_layers(metadata: Metadata) -> set[int | None]:
 
 
 def caches_that_fit(path: Path, n_ctx: int, on_gpu: bool, kv_type: str = "f16") -> int:
-    """Return how many KV caches of `n_ctx` tokens the free memory holds: any number if a size is unknown."""
+    """Return how many KV caches of `n_ctx` tokens fit in free memory; without limit if a size is unknown."""
     try:
         each = n_ctx * sum(kv_bytes_per_layer(read_metadata(path), kv_type))
     except ModelError:  # llama.cpp may know formats that are unknown here
@@ -187,15 +189,19 @@ def choose_placement(
     n_parallel: int = 1,
     kv_type: str = "f16",
 ) -> Placement:
-    """Choose the context and the layers on the GPU if they are not given.
+    """Choose the context and the number of layers on the GPU unless they are given.
 
-    As many layers go to the GPU as it holds. The context is 4096 tokens, and never more than the model was
-    trained on. For one answer at a time it is up to 32768, if that keeps all layers on the GPU and the KV
-    cache in system memory takes at most a sixteenth of what the weights leave there; and less than 4096 if
-    only that fits.
+    As many layers go to the GPU as fit. The context is 4096 tokens, never more than the model was trained on,
+    and less if only that fits. For one answer at a time it is up to 32768 if that keeps all layers on the GPU
+    and the KV cache in system memory takes at most a sixteenth of what the weights leave there.
 
-    `n_ctx` counts the tokens of one answer with its prompt, and `n_parallel` the answers that are generated
-    at a time; -1 for `n_gpu_layers` is all. Raises ValueError if there is no such `kv_type`.
+    Args:
+        n_ctx: Tokens of one answer with its prompt.
+        n_gpu_layers: -1 for all.
+        n_parallel: Answers generated at a time.
+
+    Raises:
+        ValueError: Unknown `kv_type`.
     """
     footprint = Footprint(metadata, kv_type)
     most = metadata.n_layers + 1
@@ -226,6 +232,6 @@ def _warning(taken: int, free: int) -> str | None:
     if taken <= free:
         return None
     return (
-        f"it takes about {taken / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free: it will be very "
-        "slow, or the system will end it; a smaller quantization or a shorter context takes less"
+        f"it needs about {taken / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free: it will be "
+        "very slow, or the OS will kill it; use a smaller quantization or a shorter context"
     )

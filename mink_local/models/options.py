@@ -1,75 +1,57 @@
-"""Options of several programs: the model, where its layers go, a sampler."""
+"""The options that several programs share, each defined once."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from mink_local.cli import AutoOrInt, OptionType
-from mink_local.llama.constants import KV_TYPES
-from mink_local.models.catalog import DEFAULT_MODEL
+from mink_local.cli import AutoOrInt, FiniteFloat, ParsedType, WholeNumber
+from mink_local.llama.constants import KV_TYPES, MAX_SEED, N_SEQ_MAX
+from mink_local.models.catalog import DEFAULT_MODEL, read_catalog
 
-MODEL_HELP = "A name of models.txt, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help)."
-
-model_option = click.option(
-    "--model", "-m", default=DEFAULT_MODEL, show_default=True, metavar="NAME|PATH", help=MODEL_HELP
-)
-
-GPU_LAYERS = AutoOrInt(min=-1)
-GPU_LAYERS_HELP = "Layers on the GPU: auto puts there what fits, -1 all of them."
-
-gpu_layers_option = click.option(
-    "--gpu-layers", type=GPU_LAYERS, default="auto", show_default=True, help=GPU_LAYERS_HELP
-)
-threads_option = click.option(
-    "--threads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="CPU threads. If other programs keep the cores busy, fewer are faster: llama.cpp's threads wait for "
-    "one another.  [default: one for every physical core]",
-)
-
-KV_TYPE = click.Choice(KV_TYPES)
-KV_TYPE_HELP = "Type of the KV cache: q8_0 takes about half the memory of f16."
-
-kv_type_option = click.option("--kv-type", type=KV_TYPE, default="f16", show_default=True, help=KV_TYPE_HELP)
+Command = TypeVar("Command", bound=Callable[..., Any])
+AnyOption = TypeVar("AnyOption", bound=click.Option)
 
 
-class ServersType(OptionType):
-    """Type of an option with addresses of RPC servers; its value is a tuple of them."""
+class SharedOption:
+    """An option of several programs: a decorator for commands.
 
-    name = "HOST:PORT,…"
+        @model_option
+        @sampler_option.replace("samplers", multiple=True)
+        @click.command()
+        def command(model, samplers): ...
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from mink_local.llama.rpc import parse_servers
+    Args:
+        names: As for `click.option`: `--model`, `-m`.
+        attributes: As for `click.option`.
+    """
 
-        if not isinstance(value, str):
-            return value
-        try:
-            return parse_servers(value)
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
+    def __init__(self, *names: str, **attributes: Any) -> None:
+        self.names, self.attributes = names, {"show_default": True, **attributes}
+
+    def __call__(self, command: Command) -> Command:
+        return click.option(*self.names, **self.attributes)(command)
+
+    def replace(self, *names: str, **attributes: Any) -> "SharedOption":
+        """Return the option with more names, such as that of its parameter, and other attributes."""
+        return SharedOption(*self.names, *names, **{**self.attributes, **attributes})
+
+    def build(self, option_class: Callable[..., AnyOption], **attributes: Any) -> AnyOption:
+        """Return the option as an object of a class that takes names and attributes as this one does."""
+        own = {name: value for name, value in self.attributes.items() if name != "cls"}
+        return option_class(*self.names, **{**own, **attributes})
 
 
-RPC_HELP = "Put layers on other machines too, on which mink-models rpc-server runs."
-
-rpc_option = click.option("--rpc", type=ServersType(), envvar="MINK_RPC", help=RPC_HELP)
-
-
-class SamplerType(OptionType):
+class SamplerType(ParsedType):
     """Type of an option that names a sampler, such as `top-p:p=0.9`; its value is a `Sampler`."""
 
     name = "NAME[:OPTION=VALUE,…]"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+    def parse(self, text: str) -> Any:
         from mink_local.samplers import parse
 
-        if not isinstance(value, str):
-            return value
-        try:
-            return parse(value)
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
+        return parse(text)
 
     def shell_complete(
         self,
@@ -79,4 +61,129 @@ class SamplerType(OptionType):
     ) -> list[CompletionItem]:
         from mink_local.samplers import SAMPLERS
 
-        return [CompletionItem(name) for name in SAMPLERS if name.startswith(incomplete)]
+        matches = {name: sampler for name, sampler in SAMPLERS.items() if name.startswith(incomplete)}
+        return [CompletionItem(name, help=sampler.keeps) for name, sampler in matches.items()]
+
+
+class SamplerOption(click.Option):
+    """An option in whose help `{samplers}` stands for the names of all samplers.
+
+    They are looked up only when the help is shown: importing the samplers imports Numba.
+    """
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option's names and its help."""
+        template = self.help or ""
+        self.help = with_sampler_names(template)
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.help = template
+
+
+def with_sampler_names(text: str) -> str:
+    """Return a help text with the names of all samplers for `{samplers}`."""
+    if "{samplers}" not in text:
+        return text
+    from mink_local.samplers import SAMPLERS
+
+    return text.replace("{samplers}", ", ".join(SAMPLERS))
+
+
+class ServersType(ParsedType):
+    """Type of an option with addresses of RPC servers; its value is a tuple of them."""
+
+    name = "HOST:PORT,…"
+
+    def parse(self, text: str) -> Any:
+        from mink_local.llama.rpc import parse_servers
+
+        return parse_servers(text)
+
+
+def complete_model(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a model, or a path if no model is called so."""
+    names = [CompletionItem(name) for name in read_catalog() if name.startswith(incomplete)]
+    return names or [CompletionItem(incomplete, type="file")]
+
+
+MODEL_HELP = "A name of models.txt, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help)."
+
+model_option = SharedOption(
+    "--model",
+    "-m",
+    default=DEFAULT_MODEL,
+    metavar="NAME|PATH",
+    shell_complete=complete_model,
+    help=MODEL_HELP,
+)
+ctx_option = SharedOption(
+    "--ctx",
+    type=WholeNumber(min=1),
+    metavar="N",
+    show_default="as many as memory allows",
+    help="Context size: the tokens that a prompt and its answer share.",
+)
+parallel_option = SharedOption(
+    "--parallel",
+    type=WholeNumber(1, N_SEQ_MAX),
+    default=1,
+    metavar="N",
+    help="Answers generated at a time.",
+)
+gpu_layers_option = SharedOption(
+    "--gpu-layers",
+    type=AutoOrInt(min=-1),
+    default="auto",
+    help="Layers to put on the GPU; auto: as many as fit; -1: all.",
+)
+threads_option = SharedOption(
+    "--threads",
+    type=WholeNumber(min=1),
+    metavar="N",
+    show_default="one per physical core",
+    help="CPU threads. Use fewer if other programs keep the cores busy.",
+)
+kv_type_option = SharedOption(
+    "--kv-type",
+    type=click.Choice(KV_TYPES),
+    default="f16",
+    help="KV cache type; q8_0 takes about half the memory of f16.",
+)
+rpc_option = SharedOption(
+    "--rpc",
+    type=ServersType(),
+    envvar="MINK_RPC",
+    help="Also put layers on other machines, which run mink-models rpc-server.",
+)
+sampler_option = SharedOption(
+    "--sampler",
+    "-s",
+    cls=SamplerOption,
+    type=SamplerType(),
+    default="min-k",
+    help="Sampler that chooses the candidates for the next token, such as top-p:p=0.9. One of {samplers}.",
+)
+temp_option = SharedOption(
+    "--temp",
+    "-t",
+    type=FiniteFloat(min=0),
+    default=1.0,
+    metavar="T",
+    help="Temperature, applied to the candidates that the sampler keeps; 0 is greedy.",
+)
+seed_option = SharedOption(
+    "--seed",
+    type=WholeNumber(0, MAX_SEED),
+    metavar="N",
+    show_default="random",
+    help="Seed; the same seed gives the same answer.",
+)
+max_tokens_option = SharedOption(
+    "--max-tokens",
+    "-n",
+    type=WholeNumber(min=1),
+    metavar="N",
+    show_default="until the context is full",
+    help="Maximum length of an answer in tokens.",
+)

@@ -1,8 +1,8 @@
-"""Refuse GGUF files that make llama.cpp crash.
+"""Refuses GGUF files that make llama.cpp crash.
 
-A damaged file can make llama.cpp abort the whole process, or take all the memory of the machine. So a file
-is tried in a child process first, unless its SHA-256 is that of the catalogue, or the file has passed before
-with the same llama.cpp (same path, size and modification time).
+A damaged file can make llama.cpp abort the whole process or take all the machine's memory. So a file is
+first used in a child process, which runs this module, unless its SHA-256 is the catalogue's, or it has passed
+before with the same llama.cpp (same path, size and modification time).
 """
 
 import logging
@@ -10,73 +10,68 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from llama_cpp import llama_cpp as C
 from platformdirs import user_cache_path
 
-from mink_local.errors import ModelError
+from mink_local.errors import MinkError, ModelError
 from mink_local.files import add_to_record, read_record, sha256_of
+from mink_local.llama.weights import Weights
 from mink_local.models.catalog import ModelFile
-from mink_local.models.gguf import MAGIC, shards
-from mink_local.sandbox import GIB, ChildTimeoutError, SandboxError, ask
+from mink_local.models.gguf import shards
+from mink_local.sandbox import GIB, SandboxError, ask, serve
 
 _SECONDS = 60.0  # for a file of any size, and
 _BYTES_PER_SECOND = 20e6  # what the slowest disk reads on top of that
+_N_CTX = 512
+_N_TOKENS = 8  # enough for a batch, few enough for a large model on one thread
 
 log = logging.getLogger("mink_local")
 
 
 def check(file: ModelFile) -> None:
-    """Try a model file in a child process, unless the file is known to be good.
+    """Try a model file in a child process unless it is known to be good.
 
-    Raises ModelError if the file cannot be read, is not a model, or makes llama.cpp crash; ChildStartError if
-    the child process does not start.
+    Raises:
+        ModelError: The file cannot be read, is not a model, or makes llama.cpp crash.
+        ChildStartError: The child process does not start.
     """
     path = file.path.absolute()
     try:
         state = _state(path)
-        with path.open("rb") as stream:
-            magic = stream.read(len(MAGIC))
+        if read_record(_record()).get(str(path)) == state:
+            return
+        is_known = file.sha256 is not None and sha256_of(path) == file.sha256
     except OSError as error:
-        raise ModelError(f"{error.filename} cannot be read: {error.strerror}") from None
-    size = state[0]
-    if size == 0:
-        raise ModelError(f"{path} is empty")
-    if magic != MAGIC:
-        raise ModelError(f"{path} is not a GGUF file: it does not start with {MAGIC.decode()}")
-    if read_record(_record()).get(str(path)) == state:
-        return
-    if file.sha256 is None or sha256_of(path) != file.sha256:
-        if size > GIB:
-            log.warning("trying %s in a child process first (only this once)", path.name)
-        _try_in_child(path, size)
+        raise ModelError(f"cannot read {error.filename}: {error.strerror}") from None
+    if not is_known:
+        _try_in_child(path, state[0])
     remember(path)
 
 
 def _try_in_child(path: Path, size: int) -> None:
+    if size > GIB:
+        log.warning("trying %s in a child process first (only this once)", path.name)
     seconds = _SECONDS + size / _BYTES_PER_SECOND
     memory = 2 * size + 4 * GIB  # weights mapped and repacked, libraries, the context
     try:
-        complaint = ask("mink_local.models.trial", str(path), seconds=seconds, memory=memory)
-    except ChildTimeoutError as error:
-        raise ModelError(f"{path} cannot be loaded: llama.cpp {error}") from None
+        complaint = ask("mink_local.models.trust", str(path), seconds=seconds, memory=memory)
     except SandboxError as error:
-        raise ModelError(f"{path} is damaged, fetch it again: llama.cpp {error}") from None
+        raise ModelError(f"{path} cannot be loaded: llama.cpp {error}; download it again") from None
     if complaint:
         raise ModelError(complaint)
 
 
 def remember(path: Path) -> None:
-    """Add a file to those that passed; if the cache cannot be written, the file is tried again next time."""
+    """Record that a file has passed; if the cache cannot be written, it is tried again next time."""
     path = path.absolute()
     try:
-        state = _state(path)
+        add_to_record(_record(), str(path), _state(path))
     except OSError as error:
-        log.info("%s cannot be read: %s", path, error)
-    else:
-        add_to_record(_record(), str(path), state)
+        log.info("cannot read %s: %s", path, error)
 
 
 def _state(path: Path) -> list[Any]:
-    """Return the bytes and latest modification time (ns) of a file's shards, and llama.cpp's version."""
+    """Return the size and latest modification time (ns) of a model's files, and llama.cpp's version."""
     status = [shard.stat() for shard in shards(path)]
     size, modified = sum(each.st_size for each in status), max(each.st_mtime_ns for each in status)
     return [size, modified, version("llama-cpp-python")]
@@ -84,3 +79,38 @@ def _state(path: Path) -> list[Any]:
 
 def _record() -> Path:
     return user_cache_path("mink-local") / "vetted.json"
+
+
+def _complaint(path: str) -> str | None:
+    """Return what is wrong with a model file, or None. In a child: llama.cpp may abort."""
+    try:
+        _use(Weights(Path(path)))
+    except MinkError as error:
+        return str(error)
+    return None
+
+
+def _use(weights: Weights) -> None:
+    """Do with a model everything that a chat has llama.cpp do."""
+    for token in range(weights.n_vocab):
+        weights.piece(token)
+        weights.ends_generation(token)
+    few = (C.llama_token * _N_TOKENS)()
+    for byte in range(256):  # llama.cpp aborts at a text with a byte that the vocabulary lacks
+        C.llama_tokenize(weights.vocab, bytes([byte]), 1, few, len(few), False, False)
+    prompt = "".join((weights.bos, "Hello", weights.eos, *weights.control_tokens))
+    tokens = weights.tokenize(prompt, add_special=True, parse_special=True)
+    params = C.llama_context_default_params()
+    params.n_ctx = min(_N_CTX, weights.n_ctx_train)
+    params.n_threads = params.n_threads_batch = 1  # two would wait for each other on a busy machine
+    context = C.llama_init_from_model(weights.handle, params)
+    if not context or not C.llama_get_memory(context):
+        return  # loading the model will say why
+    for part in (tokens[:_N_TOKENS], tokens[:1]):
+        array = (C.llama_token * len(part))(*part)
+        C.llama_decode(context, C.llama_batch_get_one(array, len(part)))
+        C.llama_get_logits_ith(context, -1)
+
+
+if __name__ == "__main__":
+    serve(lambda _: _complaint)

@@ -1,23 +1,23 @@
 """What a program that embeds the package relies on: options, metadata, life and threads of a model."""
 
 import asyncio
+import inspect
+import json
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-from numpy.typing import NDArray
 
 from mink_local import Constraints, MinK, load_model
 from mink_local.errors import GenerationError, ModelError
-from mink_local.generation.answer import Piece
-from mink_local.generation.decoding import Decoding
+from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
-from mink_local.generation.request import Request, SamplingOptions, SamplingParams
+from mink_local.generation.request import Prompt, Request, SamplingOptions, SamplingParams
 from tests.conftest import forget
 
 STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
@@ -26,7 +26,9 @@ FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def test_options_are_the_fields_of_sampling_params() -> None:
-    assert list(SamplingOptions.__annotations__) == [field.name for field in fields(SamplingParams)]
+    names = [field.name for field in fields(SamplingParams)]
+    assert list(SamplingOptions.__annotations__) == names
+    assert list(inspect.signature(SamplingParams).parameters) == names
 
 
 def test_options_replace_those_of_the_params(smollm2: Model) -> None:
@@ -34,89 +36,50 @@ def test_options_replace_those_of_the_params(smollm2: Model) -> None:
     reply = smollm2.chat(STORY, params, max_tokens=5)
     assert reply.request.params == SamplingParams(temperature=0.0, max_tokens=5)
     assert len(next(smollm2.generate([STORY], params)).tokens) == 3
-    with pytest.raises(TypeError, match="temprature"):
-        smollm2.chat(STORY, temprature=1.0)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "named"),
     [
-        ({"min_tokens": -1}, "min_tokens must be at least 0"),
-        ({"logprobs": -1}, "logprobs must be at least 0"),
-        ({"stop_token_ids": [10**6]}, "stop_token_ids has token 1000000: the model's are 0 to 49151"),
-        ({"prefix": [5, -1]}, "prefix has token -1: the model's are 0 to 49151"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**32 - 1}, "seed"),
+        ({"stop": "x"}, "stop"),
+        ({"stop": [""]}, "stop"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids .*1000000.*49151"),
+        ({"prefix": [5, -1]}, "prefix .*-1.*49151"),
+        ({"messages": []}, "message"),
+        ({"messages": [{"role": "user"}]}, "content"),
+        ({"messages": [{"role": "user", "content": 5}]}, "content"),
     ],
 )
-def test_options_out_of_range(smollm2: Model, options: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        smollm2.chat(STORY, **options)
+def test_options_out_of_range(smollm2: Model, options: dict[str, Any], named: str) -> None:
+    messages = options.pop("messages", STORY)
+    with pytest.raises(ValueError, match=named):
+        smollm2.chat(messages, **options)
 
 
-# Pieces and log-probabilities
-
-
-@pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch) -> list[NDArray[np.float32]]:
-    """The raw logits of every step."""
-    seen: list[NDArray[np.float32]] = []
-    sample = Decoding.sample
-
-    def watched(self: Decoding, logits: NDArray[np.float32]) -> Piece:
-        seen.append(logits.copy())
-        return sample(self, logits)
-
-    monkeypatch.setattr(Decoding, "sample", watched)
-    return seen
-
-
-def test_pieces_carry_their_step(smollm2: Model) -> None:
-    reply = smollm2.chat(STORY, temperature=2.0, max_tokens=30, seed=3, stop=["never to be seen"])
-    pieces = list(reply)
-    assert "".join(pieces) == reply.text
-    assert [piece.token for piece in pieces][: reply.n_tokens] == reply.tokens
-    assert [piece.k for piece in pieces] == reply.k
-    assert {piece.logprob for piece in pieces} == {None}
-    assert reply.logprobs == []
-
-
-def test_logprobs_are_those_of_the_model(smollm2: Model, rows: list[NDArray[np.float32]]) -> None:
-    """Before temperature, cut and constraints; against float64 on the same rows."""
-    params = SamplingParams(
-        temperature=3.0, max_tokens=25, seed=1, logprobs=4, constraints=Constraints(presence_penalty=2.0)
-    )
-    reply = smollm2.chat(STORY, params)
-    pieces = list(reply)
-    assert len(reply.logprobs) == len(reply.top_logprobs) == reply.n_tokens == 25
-    for row, token, logprob, top in zip(rows, reply.tokens, reply.logprobs, reply.top_logprobs, strict=True):
-        exact = row.astype(np.float64)
-        exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
-        assert logprob == pytest.approx(exact[token], abs=1e-9)
-        assert [t for t, _ in top] == np.argsort(-row, kind="stable")[:4].tolist()
-        assert [p for _, p in top] == pytest.approx([exact[t] for t, _ in top], abs=1e-9)
-    assert [piece.logprob for piece in pieces] == reply.logprobs
-    assert pieces[3].top_logprobs == reply.top_logprobs[3]
-    bare = smollm2.chat(STORY, max_tokens=3, logprobs=0)
-    bare.read()
-    assert (len(bare.logprobs), bare.top_logprobs) == (3, [()] * 3)
-
-
-@pytest.mark.cpu  # elsewhere they move the sampling to the host, which draws other numbers
-def test_logprobs_change_no_token(smollm2: Model) -> None:
-    plain = forget(smollm2).chat(STORY, temperature=5.0, max_tokens=20, seed=2).read()
-    assert forget(smollm2).chat(STORY, temperature=5.0, max_tokens=20, seed=2, logprobs=20).read() == plain
-
-
-# What ends an answer
-
-
-def test_stop_tokens(smollm2: Model) -> None:
-    whole = smollm2.chat(STORY, temperature=0.0, max_tokens=20)
-    whole.read()
-    token = whole.tokens[7]
-    reply = smollm2.chat(STORY, temperature=0.0, max_tokens=20, stop_token_ids=[token])
-    reply.read()
-    assert reply.finish_reason == "stop"
-    assert reply.tokens == whole.tokens[: whole.tokens.index(token)]
+@pytest.mark.parametrize(
+    ("option", "owner"),
+    [
+        ("top_p", "TopP(p="),
+        ("min_k_tau", "MinK(tau="),
+        ("presence_penalty", "Constraints(presence_penalty="),
+        ("temprature", ""),
+    ],
+)
+def test_options_of_other_programs(smollm2: Model, option: str, owner: str) -> None:
+    options: dict[str, Any] = {option: 1.0}
+    for use in (lambda: SamplingParams(**options), lambda: smollm2.chat(STORY, **options)):
+        with pytest.raises(TypeError, match=re.escape(option)) as caught:
+            use()
+        assert owner in str(caught.value)
 
 
 def test_min_tokens_and_ignore_eos(smollm2: Model) -> None:
@@ -140,9 +103,112 @@ def test_min_tokens_and_ignore_eos(smollm2: Model) -> None:
     assert short.tokens[0] not in stopped.tokens[:3]
 
 
-def test_a_ban_of_ends_does_not_hide_a_broken_model(tiny: Callable[..., Path]) -> None:
-    with load_model(str(tiny(scale=float("nan")))) as model, pytest.raises(GenerationError, match="NaN"):
-        model.chat(FRANCE, ignore_eos=True).read()
+def test_which_stop_ended_an_answer(smollm2: Model) -> None:
+    whole = smollm2.chat(STORY, temperature=0.0, max_tokens=20)
+    text = whole.read()
+    first, second = text[20:24], text[10:14]
+    stopped = smollm2.chat(STORY, temperature=0.0, max_tokens=20, stop=[first, second])
+    assert (stopped.read(), stopped.stopped_by) == (text[: text.index(second)], second)
+    token = smollm2.chat(STORY, temperature=0.0, stop_token_ids=[whole.tokens[3]])
+    token.read()
+    assert (token.finish_reason, token.stopped_by) == ("stop", whole.tokens[3])
+    assert token.tokens == whole.tokens[: whole.tokens.index(whole.tokens[3])]
+    ended = smollm2.chat("Say hello.", temperature=0.0)
+    ended.read()
+    assert (ended.finish_reason, ended.stopped_by, whole.stopped_by) == ("stop", None, None)
+    assert ended.usage == {
+        "prompt_tokens": ended.prompt_tokens,
+        "completion_tokens": len(ended.tokens),
+        "total_tokens": ended.prompt_tokens + len(ended.tokens),
+    }
+
+
+# Parts of an answer
+
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("state", "text", "reasoning", "content", "n_calls"),
+    [
+        ("can_reason", f"<think>\nHm.\n</think>\n\nI look.\n{CALL}", "Hm.", "I look.", 1),
+        ("in_reasoning", f"Hm.</think>{CALL}\n{CALL}", "Hm.", "", 2),
+        ("in_reasoning", "Hm.", "Hm.", "", 0),
+        (None, "<think>Hm.</think>", "", "<think>Hm.</think>", 0),
+    ],
+)
+def test_reasoning_content_and_tool_calls(
+    state: str | None, text: str, reasoning: str, content: str, n_calls: int
+) -> None:
+    answer = Answer(Request(STORY, tools=[WEATHER]))
+    answer.text = text
+    if state:
+        setattr(answer, state, True)
+    assert (answer.reasoning, answer.content) == (reasoning, content)
+    functions = [call["function"] for call in answer.tool_calls]
+    assert functions == [{"name": "get_weather", "arguments": '{"city": "Rom"}'}] * n_calls
+    ids = [call["id"] for call in answer.tool_calls]
+    assert ids == [call["id"] for call in answer.message.get("tool_calls", [])]
+    assert len(set(ids)) == n_calls
+    assert answer.message["content"] == content
+    assert answer.message.get("reasoning_content", "") == reasoning
+
+
+def test_without_tools_a_call_is_text() -> None:
+    answer = Answer(Request(STORY))
+    answer.text = CALL
+    assert (answer.content, answer.tool_calls) == (CALL, [])
+
+
+def test_a_reply_calls_a_tool_and_its_message_continues_the_conversation(tiny: Callable[..., Path]) -> None:
+    template = "{{ tools }}{% for m in messages %}{{ m.tool_calls or m.content }}{% endfor %}<think>"
+    with load_model(tiny(template=template), trust=True) as model:
+        grammar = "root ::= " + json.dumps(CALL)
+        reply = model.chat("Rain?", tools=[WEATHER], constraints=Constraints(grammar=grammar))
+        assert reply.read() == CALL
+        assert reply.in_reasoning
+        [call] = reply.tool_calls
+        assert (call["function"]["name"], reply.content, reply.reasoning) == ("get_weather", "", "")
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "Sun."}
+        assert "Rom" in model.apply_chat_template([*STORY, reply.message, result])
+
+
+# Prompts
+
+
+def test_a_text_is_a_users_message_or_is_completed(smollm2: Model) -> None:
+    [message] = STORY
+    chat = smollm2.chat(message["content"])
+    assert chat.request == smollm2.chat(STORY).request
+    prompts: list[Prompt] = [message["content"], [message], smollm2.prompt_tokens(STORY)]
+    answers = list(smollm2.generate(prompts, temperature=0.0, max_tokens=8))
+    assert len({answer.text for answer in answers}) == 1
+    tokens = smollm2.weights.tokenize("Once upon", add_special=True, parse_special=True)
+    assert smollm2.complete("Once upon").prompt_tokens == len(tokens)
+    assert smollm2.complete(tokens).prompt_tokens == len(tokens)
+
+
+def test_tokens_and_text(smollm2: Model) -> None:
+    text = "naïve 日本語 😀<|im_end|>"
+    tokens = smollm2.tokenize(text)
+    assert smollm2.detokenize(tokens) == text == "".join(smollm2.token_texts(tokens))
+    assert smollm2.detokenize(smollm2.tokenize("😀")[:-1]) == "\ufffd"
+
+
+def test_answers_to_one_prompt_and_their_order(tiny_path: Path) -> None:
+    with load_model(tiny_path, n_ctx=256, n_parallel=3, trust=True) as model:
+        options: dict[str, Any] = {"temperature": 5.0, "max_tokens": 4, "n": 2}
+        answers = list(model.generate(["One", "Two", FRANCE], seed=7, ordered=True, **options))
+        assert [answer.index for answer in answers] == list(range(6))
+        assert [answer.seed for answer in answers] == list(range(7, 13))
+        assert [answers[i].request.prompt == FRANCE for i in range(6)] == [False] * 4 + [True] * 2
+        assert len({answer.text for answer in answers[:2]}) == 2
+        requests = [Request("x", SamplingParams(max_tokens=n)) for n in (9, 1)]
+        assert [answer.index for answer in model.answer_all(requests)] == [1, 0]
+        assert [answer.index for answer in model.answer_all(requests, ordered=True)] == [0, 1]
+        with pytest.raises(ValueError, match="0"):
+            model.generate(["One"], n=0)
 
 
 # Messages
@@ -154,16 +220,16 @@ def test_an_assistants_last_message_is_continued(smollm2: Model) -> None:
     assert "Paris" in reply.read()
     text = smollm2.apply_chat_template(FRANCE) + "The capital of France is the city of"
     assert smollm2.apply_chat_template(begun) == text
-    assert b"".join(smollm2.weights.piece(t) for t in smollm2.tokens(begun)[-3:]).endswith(b"city of")
-    with pytest.raises(ValueError, match="no message to answer before"):
+    assert b"".join(smollm2.weights.piece(t) for t in smollm2.prompt_tokens(begun)[-3:]).endswith(b"city of")
+    with pytest.raises(ValueError, match="assistant"):
         smollm2.chat(begun[1:])
 
 
 def test_content_parts(smollm2: Model) -> None:
     parts = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": " of France?"}]
-    assert smollm2.tokens([{"role": "user", "content": parts}]) == smollm2.tokens(FRANCE)
+    assert smollm2.prompt_tokens([{"role": "user", "content": parts}]) == smollm2.prompt_tokens(FRANCE)
     image = {"type": "image_url", "image_url": {"url": "x"}}
-    with pytest.raises(ValueError, match="images and sound are not supported"):
+    with pytest.raises(ValueError, match="image"):
         smollm2.chat([{"role": "user", "content": [*parts, image]}])
 
 
@@ -184,7 +250,7 @@ def test_requests_are_independent_values() -> None:
 def test_descriptions(smollm2: Model) -> None:
     assert repr(smollm2).startswith(f"<Model smollm2-135m, {smollm2.placement}")
     reply = smollm2.chat(FRANCE, temperature=0.0, max_tokens=2)
-    assert repr(reply) == "<Reply 0: 0 tokens, not finished, ''>"
+    assert re.fullmatch(r"<Reply 0: 0 tokens, .*, ''>", repr(reply))
     reply.read()
     assert repr(reply) == f"<Reply 0: 2 tokens, length, {reply.text!r}>"
 
@@ -202,7 +268,7 @@ def test_a_model_is_closed(tiny: Callable[..., Path]) -> None:
     with pytest.raises((GenerationError, ModelError)):
         list(reply)
     for use in (lambda: model.chat(FRANCE), lambda: model.forget(), lambda: list(model.generate(["x"]))):
-        with pytest.raises(ModelError, match="is closed: load it again"):
+        with pytest.raises(ModelError, match="closed"):
             use()
     model.close()
 
@@ -260,27 +326,63 @@ def test_cache_options_that_do_not_go(options: dict[str, Any], complaint: str) -
 # Threads and tasks
 
 
-def test_a_second_thread_gets_an_error(smollm2: Model) -> None:
-    """In the middle of a prefill, and nothing else happens."""
-    long = [{"role": "user", "content": "one two three four five six seven " * 25}]
-    reply = forget(smollm2).chat(long, temperature=0.0, max_tokens=1)
-    begun, errors = threading.Event(), []
+def test_a_second_thread_gets_an_error_or_waits(smollm2: Model) -> None:
+    """In the middle of a prefill, and what is being generated does not change."""
+    hello = "Say hello."
+    expected = smollm2.chat(hello, temperature=0.0, max_tokens=5).read()
+    long = "one two three four five six seven " * 25
+    reply = forget(smollm2).chat(long, temperature=0.0, max_tokens=3)
+    errors, texts = [], []
 
     def intrude() -> None:
-        begun.wait()
-        for use in (lambda: smollm2.chat(FRANCE), lambda: smollm2.forget(), lambda: next(reply)):
+        for use in (lambda: smollm2.chat(hello), lambda: smollm2.forget()):
             try:
                 use()
             except GenerationError as error:
-                errors.append(str(error))
+                errors.append(error)
+        texts.append(smollm2.chat(hello, temperature=0.0, max_tokens=5, wait=True).read())
 
     thread = threading.Thread(target=intrude)
-    thread.start()
-    begun.set()
+    with smollm2._exclusive():  # as inside a step
+        thread.start()
+        while len(errors) < 2:
+            thread.join(0.01)
     reply.read()
     thread.join()
-    assert len(errors) == 3
-    assert all("in use by another thread" in error for error in errors)
+    assert (reply.n_tokens, reply.finish_reason) == (3, "length")
+    assert texts == [expected]
+
+
+def test_an_unread_reply_is_cancelled_unless_a_call_waits(smollm2: Model) -> None:
+    options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
+    expected = smollm2.chat(STORY, **options).read()
+    first = smollm2.chat(STORY, **options)
+    begun = next(first)
+    second = smollm2.complete("1, 2, 3, 4,", wait=True, **options)
+    assert first.finish_reason == "length"
+    assert second.read().startswith(" 5")
+    assert "".join([begun, *first]) == first.text == expected
+    abandoned = smollm2.chat(FRANCE, temperature=5.0, seed=1)
+    next(abandoned)
+    assert smollm2.chat(STORY, **options).read() == expected
+    with pytest.raises(GenerationError, match="cancelled"):
+        abandoned.read()
+
+
+def test_a_call_cannot_wait_for_answers_of_its_own_thread(smollm2: Model) -> None:
+    answers = smollm2.generate(["One", "Two"], max_tokens=2)
+    next(answers)
+    with pytest.raises(GenerationError):
+        smollm2.chat(STORY, wait=True)
+    assert len(list(answers)) == 1
+    assert smollm2.chat(STORY, max_tokens=2, wait=True).read()
+
+
+def test_a_thread_does_not_wait_for_itself(smollm2: Model) -> None:
+    reply = smollm2.chat(STORY, max_tokens=2)
+    with smollm2.rows(64, 1), pytest.raises(GenerationError):
+        next(reply)
+    assert reply.read()
 
 
 def test_async_iteration(smollm2: Model) -> None:

@@ -10,10 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from mink_local import load_model
 from mink_local.generation import backend_trial
-from mink_local.generation.backend_trial import BackendTrials, TrialResult, form_of, run_trial
+from mink_local.generation.backend_trial import (
+    BackendTrials,
+    TrialResult,
+    differences,
+    form_of,
+    run_trial,
+)
 from mink_local.generation.model import Model
 from mink_local.generation.request import SamplingParams
 from mink_local.llama import backend_sampler
@@ -56,47 +63,49 @@ def wrong_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("wrong_device")
 def test_other_candidates_fail(tiny_path: Path) -> None:
-    verdict = run_trial(Weights(tiny_path), MinK(), 1)
-    assert verdict.wrong.endswith("of 48 steps keep other candidates than they should")
+    assert "of 48 steps" in run_trial(Weights(tiny_path), MinK(), 1).wrong
 
 
 def test_a_slow_model_takes_fewer_steps(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_trial, "_SECONDS", 0.0)
     monkeypatch.setattr(backend_sampler, "_count", lambda row, *_: row.sum().scale(0))
-    assert run_trial(Weights(tiny_path), TopK(), 1).wrong == "6 of 6 steps cannot be decided there"
+    assert "6 of 6 steps" in run_trial(Weights(tiny_path), TopK(), 1).wrong
 
 
 def test_steps_that_are_never_decided_fail(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_sampler, "_count", lambda row, *_: row.sum().scale(0))
-    verdict = run_trial(Weights(tiny_path), TopK(), 1)
-    assert verdict.wrong == "48 of 48 steps cannot be decided there"
+    assert "48 of 48 steps" in run_trial(Weights(tiny_path), TopK(), 1).wrong
 
 
-@pytest.mark.parametrize(("choose", "wrong"), [
-    (lambda ids, p, rng: rng.choice(ids, p=p), ""),
-    (lambda ids, p, rng: ids[0], "its tokens do not follow the distribution"),  # noqa: ARG005
-    (lambda ids, p, rng: ids[-1], "its tokens do not follow the distribution"),  # noqa: ARG005
-    (lambda ids, p, rng: rng.choice(ids), "its tokens do not follow the distribution"),  # noqa: ARG005
+@pytest.mark.parametrize(("choose", "is_wrong"), [
+    (lambda ids, p, rng: rng.choice(ids, p=p), False),
+    (lambda ids, p, rng: ids[0], True),  # noqa: ARG005
+    (lambda ids, p, rng: ids[-1], True),  # noqa: ARG005
+    (lambda ids, p, rng: rng.choice(ids), True),  # noqa: ARG005
 ])  # fmt: skip
-def test_tokens_that_are_candidates_and_always_the_same_fail(choose: Callable[..., int], wrong: str) -> None:
+def test_tokens_must_follow_the_distribution(choose: Callable[..., int], is_wrong: bool) -> None:
     rng = np.random.default_rng(0)
-    comparison = backend_trial._Differences(TopP())
+    rows: list[NDArray[np.float32]] = []
+    sampled: list[tuple[int | None, int]] = []
     for _ in range(48):
         logits = rng.normal(scale=6, size=500).astype(np.float32)
         ids, kept = TopP().candidates(logits, 2.0)
         p = np.exp((kept - kept[0]).astype(np.float64) / 2)
-        comparison.add(logits, int(choose(ids, p / p.sum(), rng)), ids.size)
-    assert comparison.wrong() == wrong
+        rows.append(logits)
+        sampled.append((int(choose(ids, p / p.sum(), rng)), ids.size))
+    assert bool(differences(TopP(), rows, sampled)) == is_wrong
 
 
-def test_what_is_said() -> None:
+def test_a_device_must_be_right_and_perhaps_faster() -> None:
     assert TrialResult("", 3.04, 2.96).complaint(must_be_faster=False) is None
     assert TrialResult("", 2.96, 3.04).complaint(must_be_faster=True) is None
     slower = TrialResult("", 3.04, 2.96).complaint(must_be_faster=True)
-    assert slower == "backend sampling is not faster here: 3.04 ms a token, 2.96 on the host"
-    assert TrialResult("all is", 1, 2).complaint(False) == (
-        "backend sampling failed its trial on this device: all is"
-    )
+    assert slower is not None
+    assert "3.04" in slower
+    assert "2.96" in slower
+    wrong = TrialResult("all", 1, 2).complaint(must_be_faster=False)
+    assert wrong is not None
+    assert wrong.endswith(": all")
 
 
 def load(path: Path, backend_sampling: bool = True) -> Model:
@@ -123,18 +132,17 @@ def test_a_device_that_is_wrong_is_not_used(
         said = model.sampling(SamplingParams())
     [warning] = caplog.messages
     assert said == f"on the host: {warning}"
-    assert warning.startswith("backend sampling failed its trial on this device: ")
 
 
 def test_where_tokens_are_sampled(tiny: Callable[..., Path]) -> None:
     path = tiny()
     with load(path) as model:
-        assert model.sampling(SamplingParams()) == "in llama.cpp's graph"
+        assert not model.sampling(SamplingParams()).startswith("on the host")
         said = model.sampling(SamplingParams(sampler=Mirostat()))
-        assert said == f"on the host: {Mirostat()} has no backend form"
-        assert model.sampling(SamplingParams(logprobs=1)).startswith("on the host: constraints, ")
+        assert said.startswith(f"on the host: {Mirostat()}")
+        assert model.sampling(SamplingParams(logprobs=1)).startswith("on the host: ")
     with load_model(str(path), n_ctx=256, n_gpu_layers=0) as model:
-        assert model.sampling(SamplingParams()) == "on the host: the model is not on a GPU"
+        assert model.sampling(SamplingParams()).startswith("on the host: ")
 
 
 @pytest.mark.gpu
@@ -189,8 +197,7 @@ def test_what_cannot_be_attached_is_not_remembered(
 ) -> None:
     trials = BackendTrials(Weights(tiny()), 1, must_be_faster=False)
     monkeypatch.setattr(backend_sampler, "supported", lambda *_: False)
-    complaint = "backend sampling failed its trial on this device: this device lacks an operation"
-    assert trials.complaint(MinK()) == complaint
+    assert trials.complaint(MinK())
     assert not backend_trial._record().exists()
 
 

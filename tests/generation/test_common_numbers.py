@@ -60,7 +60,7 @@ def test_answers(smollm2: Model) -> None:
         Request(messages, SamplingParams(sampler=sampler, temperature=2.0, max_tokens=12))
         for sampler in common
     ]
-    answers = sorted(forget(smollm2).complete(requests), key=lambda answer: answer.index)
+    answers = sorted(forget(smollm2).answer_all(requests), key=lambda answer: answer.index)
     assert answers[0].tokens == answers[2].tokens != answers[1].tokens
     for answer, sampler in zip(answers, common, strict=True):
         tokens = [step.token for step in sampler.steps]

@@ -1,6 +1,8 @@
 """Many answers at a time: each is the model's answer to its own prompt, whatever is generated beside it."""
 
+import random
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -48,12 +50,6 @@ def real() -> Model:
     return load_model("smollm2-135m", n_ctx=512, n_parallel=4)
 
 
-@pytest.fixture(scope="module")
-def auto(tiny_path: Path) -> Model:
-    """A small model that was loaded without a number of slots."""
-    return load_model(str(tiny_path), n_ctx=1024, trust=True)
-
-
 def request(prompt: Prompt, **options: Any) -> Request:
     return Request(prompt, SamplingParams(**options))
 
@@ -86,13 +82,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
     return tokens
 
 
-def logits_alone(model: Model, prompt: list[int], answer: list[int]) -> list[NDArray[np.float32]]:
-    """The logits at every step of an answer, token by token in a context of its own."""
+def logits_alone(model: Model, tokens: Sequence[int], first: int) -> list[NDArray[np.float32]]:
+    """The logits after each of `tokens` from number `first` on, token by token in another context."""
     context = Context(model.weights, 512, 2)
-    context.decode(Segment(prompt, 0))
+    context.decode(Segment(tokens[: first + 1], 0))
     rows = [context.logits().copy()]
-    for i, token in enumerate(answer):
-        context.decode(Segment([token], len(prompt) + i))
+    for i in range(first + 1, len(tokens)):
+        context.decode(Segment([tokens[i]], i))
         rows.append(context.logits().copy())
     return rows
 
@@ -106,8 +102,9 @@ def see_their_own_past(
     """Whether the logits of every answer were those of the same tokens evaluated alone, but for rounding."""
     for answer in answers:
         written, rows = taken[answer.index], seen[answer.index]
-        alone = logits_alone(model, model.tokens(answer.request.prompt), written[:-1])
-        assert len(rows) == len(alone) == len(answer.k) == len(written)
+        prompt = model.prompt_tokens(answer.request.prompt)
+        alone = logits_alone(model, prompt + written[:-1], len(prompt) - 1)
+        assert len(rows) == len(alone) == len(written)
         for here, there in zip(rows, alone, strict=True):
             assert np.abs(here - there).max() < 0.02 * np.ptp(there)
 
@@ -128,7 +125,7 @@ def test_every_answer_sees_its_own_past(
             + [("", QUESTIONS[3], temperature) for temperature in (0.0, 1.0, 5.0, 10.0, 0.5) * 2]
         )
     ]
-    answers = list(forget(real).complete(requests))
+    answers = list(forget(real).answer_all(requests))
     assert sorted(answer.index for answer in answers) == list(range(len(requests)))
     see_their_own_past(real, answers, taken, seen)
     for answer in answers:
@@ -149,18 +146,18 @@ def test_a_model_that_cannot_forget_just_the_end(
         request(QUESTIONS[i // 3], sampler=TopP(), temperature=0.5, max_tokens=3 + (5 * i) % 7, seed=i)
         for i in range(18)
     ]
-    answers = list(model.complete(requests))
+    answers = list(model.answer_all(requests))
     assert sorted(answer.index for answer in answers) == list(range(18))
     see_their_own_past(model, answers, taken, seen)
     taken.clear()
     seen.clear()
-    interrupted = model.complete(requests)
+    interrupted = model.answer_all(requests)
     next(interrupted)
     model.interrupt()
     assert "interrupted" in {answer.finish_reason for answer in interrupted}
     taken.clear()
     seen.clear()
-    see_their_own_past(model, list(model.complete(requests)), taken, seen)
+    see_their_own_past(model, list(model.answer_all(requests)), taken, seen)
 
 
 def test_one_at_a_time_is_chat(tiny_path: Path) -> None:
@@ -170,7 +167,7 @@ def test_one_at_a_time_is_chat(tiny_path: Path) -> None:
         for text in QUESTIONS[:2]
         for sampler, temperature in ((MinK(), 5.0), (TopP(), 1.0), (Greedy(), 1.0))
     ]
-    together = [(a.text, a.k, a.finish_reason, a.n_tokens) for a in model.complete(requests)]
+    together = [(a.text, a.k, a.finish_reason, a.n_tokens) for a in model.answer_all(requests)]
     forget(model)
     one_by_one = []
     for each in requests:
@@ -186,7 +183,7 @@ def test_a_prompt_is_evaluated_once(model: Model) -> None:
         for temperature in (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
     ]
     forget(model)
-    answers = sorted(model.complete(requests), key=lambda answer: answer.index)
+    answers = sorted(model.answer_all(requests), key=lambda answer: answer.index)
     for first, *others in (answers[i : i + 6] for i in range(0, 18, 6)):
         assert max(answer.evaluated_tokens for answer in others) <= 1
         assert first.evaluated_tokens > 5
@@ -217,7 +214,7 @@ def test_what_answers_have_in_common_is_evaluated_once(
         for temperature in (0.0, 1.0, 2.0, 5.0)
     ]
     forget(real)
-    answers = list(real.complete(requests))
+    answers = list(real.answer_all(requests))
     written = {tuple(answer.tokens[:n]) for answer in answers for n in range(1, answer.n_tokens)}
     evaluated = sum(len(part.tokens) for parts in decoded for part in parts)
     unfinished = [answer for answer in answers if answer.finish_reason == "stop"]
@@ -234,7 +231,7 @@ def test_those_that_part_wait_for_a_sequence(model: Model, decoded: list[tuple[S
     requests = [
         request(ask(QUESTIONS[3]), sampler=TopP(), temperature=10.0, max_tokens=6, seed=i) for i in range(9)
     ]
-    answers = list(forget(model).complete(requests))
+    answers = list(forget(model).answer_all(requests))
     assert sorted(answer.index for answer in answers) == list(range(9))
     assert len({tuple(answer.tokens[:1]) for answer in answers}) == 9, "no two begin alike"
     assert [len(parts) for parts in decoded[:2]] == [1, 4]
@@ -249,7 +246,7 @@ def test_a_gap_is_closed(model: Model, decoded: list[tuple[Segment, ...]]) -> No
         for i, text in enumerate(QUESTIONS)
         for temperature in (1.0, 5.0, 10.0)
     ]
-    assert len(list(model.complete(requests))) == 24
+    assert len(list(model.answer_all(requests))) == 24
     for parts in decoded:
         assert [part.seq_id for part in parts] == list(range(len(parts)))
     assert {len(parts) for parts in decoded} == {1, 2, 3, 4}
@@ -286,7 +283,7 @@ def test_requests_are_taken_as_there_is_room(model: Model) -> None:
             taken.append(i)
             yield request(ask(QUESTIONS[i % 8]), max_tokens=2 + i % 3, seed=i)
 
-    for done, _ in enumerate(model.complete(requests()), start=1):
+    for done, _ in enumerate(model.answer_all(requests()), start=1):
         assert len(taken) <= done + model.n_parallel + 1
     assert len(taken) == 20
 
@@ -303,12 +300,11 @@ def test_a_text_is_continued_without_a_chat_template(real: Model) -> None:
     """With its control tokens read as such: the rendered template is the same prompt."""
     rendered = real.apply_chat_template(ask(QUESTIONS[0]))
     text, messages = (
-        next(real.generate([prompt], temperature=0.0, max_tokens=12)).text
+        next(real.answer_all([request(prompt, temperature=0.0, max_tokens=12)])).text
         for prompt in (rendered, ask(QUESTIONS[0]))
     )
-    assert text == messages
-    counting = next(real.generate(["1, 2, 3, 4, 5, 6,"], temperature=0.0, max_tokens=6))
-    assert counting.text.startswith(" 7")
+    assert text == messages == real.complete(rendered, temperature=0.0, max_tokens=12).read()
+    assert real.complete("1, 2, 3, 4, 5, 6,", temperature=0.0, max_tokens=6).read().startswith(" 7")
 
 
 def test_stop_strings_and_constraints_are_each_answers_own(real: Model) -> None:
@@ -317,7 +313,7 @@ def test_stop_strings_and_constraints_are_each_answers_own(real: Model) -> None:
         request(ask(QUESTIONS[3]), temperature=0.0, max_tokens=30, stop=["Max"]),
         request(ask(QUESTIONS[3]), temperature=0.0, constraints=Constraints(grammar='root ::= "yes" | "no"')),
     ]
-    plain, stopped, constrained = sorted(real.complete(requests), key=lambda answer: answer.index)
+    plain, stopped, constrained = sorted(real.answer_all(requests), key=lambda answer: answer.index)
     assert stopped.text == plain.text[: plain.text.index("Max")]
     assert stopped.finish_reason == "stop"
     assert constrained.text in ("yes", "no")
@@ -327,7 +323,7 @@ def test_stop_strings_and_constraints_are_each_answers_own(real: Model) -> None:
 def test_interrupt_ends_what_was_begun(model: Model, before: int) -> None:
     expected = [a.text for a in forget(model).generate([ask(QUESTIONS[0])], temperature=0.0, max_tokens=20)]
     requests = (request(ask(QUESTIONS[i % 8]), max_tokens=8, seed=i) for i in range(40))
-    written = model.complete(requests)
+    written = model.answer_all(requests)
     finished = [next(written) for _ in range(before)]
     model.interrupt()
     cut = list(written)
@@ -339,7 +335,9 @@ def test_interrupt_ends_what_was_begun(model: Model, before: int) -> None:
 
 
 def test_interrupt_ends_answers_that_share_a_sequence(model: Model) -> None:
-    written = model.complete(request(ask(QUESTIONS[3]), max_tokens=n, temperature=0.0) for n in (2, 9, 9, 9))
+    written = model.answer_all(
+        request(ask(QUESTIONS[3]), max_tokens=n, temperature=0.0) for n in (2, 9, 9, 9)
+    )
     first = next(written)
     model.interrupt()
     others = list(written)
@@ -349,18 +347,18 @@ def test_interrupt_ends_answers_that_share_a_sequence(model: Model) -> None:
 
 def test_a_run_that_is_dropped_harms_nothing(model: Model) -> None:
     prompts = [ask(text) for text in QUESTIONS]
-    expected = next(forget(model).complete([greedy(QUESTIONS[4])])).text
+    expected = next(forget(model).answer_all([greedy(QUESTIONS[4])])).text
     abandoned = forget(model).generate(prompts, max_tokens=30, seed=1)
     next(abandoned)
-    assert next(model.complete([greedy(QUESTIONS[4])])).text == expected
-    with pytest.raises(GenerationError, match="was cancelled: the model was asked again"):
+    assert next(model.answer_all([greedy(QUESTIONS[4])])).text == expected
+    with pytest.raises(GenerationError, match="cancelled"):
         list(abandoned)
 
 
 def test_an_option_out_of_range_is_said_when_it_comes(model: Model) -> None:
     with pytest.raises(ValueError, match="temperature must be"):
         list(model.generate([ask("Hello")], temperature=-1.0))
-    with pytest.raises(ValueError, match="there is no message"):
+    with pytest.raises(ValueError, match="no message"):
         list(model.generate([ask("Hello"), []], max_tokens=3))
 
 
@@ -370,7 +368,7 @@ def test_a_broken_model_ends_each_answer(tiny: Callable[..., Path]) -> None:
     assert len(answers) == len(QUESTIONS)
     for answer in answers:
         assert answer.finish_reason == "error"
-        assert "a NaN among its logits at step 1" in str(answer.error)
+        assert "step 1" in str(answer.error)
 
 
 def test_backend_sampling_in_a_batch(tiny_path: Path) -> None:
@@ -399,7 +397,7 @@ def greedy(text: str, max_tokens: int = 12, **options: Any) -> Request:
 
 @pytest.mark.slow
 def test_requests_come_while_others_are_generated(real: Model) -> None:
-    alone = [next(forget(real).complete([greedy(text)])).text for text in QUESTIONS]
+    alone = [next(forget(real).answer_all([greedy(text)])).text for text in QUESTIONS]
     engine = forget(real).engine
     answers = []
     for text in QUESTIONS:
@@ -457,17 +455,17 @@ def test_broken_logits_end_one_answer_and_not_the_run(model: Model, monkeypatch:
     monkeypatch.setattr(Decoding, "sample", damaged)
     run(engine)
     assert [answer.finish_reason == "error" for answer in answers] == [False, True, False]
-    assert "a NaN among its logits at step 3" in str(answers[1].error)
+    assert "step 3" in str(answers[1].error)
     assert answers[1].n_tokens == 2
 
 
 def test_constraints_that_leave_no_token_end_one_answer(model: Model) -> None:
     only_ends = Constraints(grammar='root ::= "yes"')
     requests = [greedy(QUESTIONS[0]), greedy(QUESTIONS[1], constraints=only_ends, ignore_eos=True)]
-    first, second = sorted(forget(model).complete(requests), key=lambda answer: answer.index)
+    first, second = sorted(forget(model).answer_all(requests), key=lambda answer: answer.index)
     assert first.finish_reason == "length"
     assert (second.text, second.finish_reason) == ("yes", "error")
-    assert "leave no token at step" in str(second.error)
+    assert "no token" in str(second.error)
 
 
 def test_a_batch_on_which_llama_cpp_fails_ends_those_in_it(
@@ -505,34 +503,211 @@ def test_an_interrupt_while_idle_is_not_meant_for_later(model: Model) -> None:
     assert reply.finish_reason == "length"
 
 
-def test_an_endless_iterable_is_not_read_ahead(auto: Model) -> None:
-    """Also by a model that chooses how many at a time by itself."""
-    endless = auto.complete(greedy(QUESTIONS[i % 8], 3) for i in count())
+def test_an_endless_iterable_is_not_read_ahead(model: Model) -> None:
+    endless = model.answer_all(greedy(QUESTIONS[i % 8], 3) for i in count())
     assert [next(endless).n_tokens for _ in range(100)] == [3] * 100
     endless.close()  # type: ignore[attr-defined]
 
 
-# Memory
+# Requests that come and go in a random order
+
+SHARED = "Answer in one sentence. "
+PROMPTS = ["One, two,", SHARED + "Who?", SHARED + "Why?", SHARED * 3, "word " * 40]
 
 
-def test_many_answers_have_room_beside_a_conversation(
-    auto: Model, decoded: list[tuple[Segment, ...]], caplog: pytest.LogCaptureFixture
-) -> None:
-    """A model that was loaded without a word about them writes as many at a time as suit the device."""
-    conversation = ask(QUESTIONS[3])
-    first = auto.chat(conversation, temperature=0.0, max_tokens=8)
-    conversation += [{"role": "assistant", "content": "".join(first)}, {"role": "user", "content": "Go on."}]
-    decoded.clear()
-    answers = list(auto.generate([ask(text) for text in QUESTIONS], temperature=0.0, max_tokens=10))
-    assert len(answers) == max(map(len, decoded)) == len(QUESTIONS)
-    lengths = [max(s.position + len(s.tokens) for parts in decoded for s in parts)]
-    assert lengths[0] < 100
-    decoded.clear()
-    assert len(list(auto.generate([ask("word " * 200), ask("Hello")], max_tokens=60))) == 2
-    assert max(s.position + len(s.tokens) for parts in decoded for s in parts) > 200, "in a longer cache"
-    too_long = auto.generate([ask("word " * 2000), ask("Hello")], max_tokens=2)
-    assert sorted(str(answer.finish_reason) for answer in too_long) == ["length", "overflow"]
-    again = auto.chat(conversation, temperature=0.0, max_tokens=8)
-    assert "".join(again)
-    assert again.evaluated_tokens < again.prompt_tokens - first.prompt_tokens + 2
-    assert caplog.messages == []
+@pytest.fixture(scope="module")
+def three_slots(tiny_path: Path) -> Model:
+    return load_model(str(tiny_path), n_ctx=128, n_parallel=3, trust=True)
+
+
+class Watched:
+    """A request with the logits that its tokens were sampled from."""
+
+    def __init__(self, engine: Engine, choice: random.Random) -> None:
+        self.rows: list[NDArray[np.float32]] = []
+        options: dict[str, Any] = {"prompt_logprobs": 0} if choice.random() < 0.2 else {}
+        params = SamplingParams(
+            sampler=TopP(0.9),
+            temperature=choice.choice([0.0, 1.0, 10.0]),
+            max_tokens=choice.randint(1, 12),
+            seed=choice.randint(0, 3),  # a small number, so that answers share slots for a while
+            **options,
+        )
+        prompt = choice.choice(PROMPTS)
+        watch = (lambda row: self.rows.append(row.copy())) if choice.random() < 0.5 else None
+        self.decoding = engine.prepare(Request(prompt, params, watch=watch))
+
+    @property
+    def answer(self) -> Answer:
+        return self.decoding.answer
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))]
+)
+def test_requests_that_come_and_go(three_slots: Model, seed: int) -> None:
+    """Waiting, in prefill, sharing a slot, diverged and without one: cancelled anywhere, and no other is."""
+    choice = random.Random(seed)
+    engine = three_slots.engine
+    three_slots.forget()
+    taken: list[Watched] = []
+    cancelled: set[Answer] = set()
+    for _ in range(150):
+        action = choice.random()
+        if action < 0.3 and len(taken) < 40:
+            taken.append(Watched(engine, choice))
+            engine.enqueue(taken[-1].decoding)
+        elif action < 0.4 and taken:
+            answer = choice.choice(taken).answer
+            if answer.finish_reason is None:
+                cancelled.add(answer)
+            engine.cancel(answer)
+        else:
+            engine.step()
+    run(engine)
+    assert engine.n_busy == engine.n_waiting == 0
+    assert len(cancelled) > 2
+    for watched in taken:
+        answer = watched.answer
+        assert answer.finish_reason in (("interrupted",) if answer in cancelled else ("length", "stop"))
+        prompt = list(watched.decoding.prompt)
+        alone = logits_alone(three_slots, prompt + answer.tokens, len(prompt) - 1)
+        for here, there in zip(watched.rows, alone, strict=False):
+            assert np.abs(here - there).max() < 0.02 * np.ptp(there)
+        if answer.request.params.prompt_logprobs is not None and answer not in cancelled:
+            assert len(answer.prompt_logprobs) == len(prompt)
+
+
+def test_a_finished_run_leaves_every_slot_to_the_next(three_slots: Model) -> None:
+    engine = three_slots.engine
+    three_slots.forget()
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    first = [engine.submit(Request(prompt, params)) for prompt in PROMPTS]
+    run(engine)
+    again = [engine.submit(Request(prompt, params)) for prompt in PROMPTS]
+    run(engine)
+    assert [answer.tokens for answer in again] == [answer.tokens for answer in first]
+
+
+# Requests that are prepared in other threads than the engine's, while it generates
+
+THREADS = 8
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+def mixed_requests() -> list[Request]:
+    """Messages, texts, control tokens, penalties, grammars, schemas; some of them the same."""
+    constraints = [
+        None,
+        Constraints(repeat_penalty=1.3, dry_multiplier=0.8),
+        Constraints(grammar='root ::= "yes" | "no"'),
+        Constraints(json_schema=SCHEMA),
+        None,
+    ]
+    prompts = [
+        *(
+            [{"role": "user", "content": f"What is {i} times {i}? <|im_end|>" + " word" * i}]
+            for i in range(9)
+        ),
+        *(f"One, two, three, {i}" for i in range(3)),
+    ]
+    return [
+        Request(prompt, SamplingParams(temperature=0.0, max_tokens=6, constraints=constraints[i % 5]))  # type: ignore[arg-type]
+        for i, prompt in enumerate(prompts * 2)
+    ]
+
+
+def answered(model: Model, prepared: Sequence[Decoding]) -> list[tuple[str, list[int]]]:
+    """The texts and k of prepared requests, one after the other in an empty cache."""
+    found = []
+    for decoding in prepared:
+        engine = forget(model).engine
+        engine.enqueue(decoding)
+        run(engine)
+        found.append((decoding.answer.text, decoding.answer.k))
+    return found
+
+
+@pytest.mark.slow
+def test_eight_threads_prepare_what_one_does(real: Model) -> None:
+    engine = real.engine
+    others = [
+        engine.submit(Request(f"Once upon a time {i}", SamplingParams(ignore_eos=True))) for i in (1, 2)
+    ]
+    with ThreadPoolExecutor(THREADS) as pool:
+        waiting = [pool.submit(engine.prepare, request) for request in mixed_requests()]
+        while not (all(answer.n_tokens for answer in others) and all(future.done() for future in waiting)):
+            engine.step()
+    together = [future.result() for future in waiting]
+    engine.cancel_all()
+    with load_model("smollm2-135m", n_ctx=512, n_parallel=4) as other:
+        alone = [other.engine.prepare(request) for request in mixed_requests()]
+        assert [decoding.prompt for decoding in together] == [decoding.prompt for decoding in alone]
+        assert answered(real, together[8:14]) == answered(other, alone[8:14])
+
+
+def test_threads_hear_of_their_own_errors_only(real: Model) -> None:
+    """llama.cpp's complaint about a grammar reaches the thread that gave it."""
+
+    def prepare(i: int) -> str:
+        grammar = f"root ::= rule{i}" if i % 2 else 'root ::= "x"'
+        request = Request("Say x", SamplingParams(constraints=Constraints(grammar=grammar)))
+        try:
+            return real.engine.prepare(request).answer.text
+        except ValueError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for i, message in enumerate(pool.map(prepare, range(6))):
+            assert (f"rule{i}" in message) == (i % 2 == 1), message
+
+
+def test_a_finished_answer_is_not_taken(real: Model) -> None:
+    """One whose prompt does not fit, or whose client has left before it was taken."""
+    engine = real.engine
+    decoding = engine.prepare(Request("word " * 2000))
+    assert decoding.answer.finish_reason == "overflow"
+    engine.enqueue(decoding)
+    assert engine.idle
+    decoding = engine.prepare(Request("Hello"))
+    decoding.end("interrupted")
+    engine.enqueue(decoding)
+    assert engine.idle
+    engine.cancel(decoding.answer)
+
+
+def test_preparing_takes_no_slot_and_changes_no_answer(real: Model) -> None:
+    engine = forget(real).engine
+    answer = engine.submit(Request("Once upon a time", SamplingParams(temperature=0.0, max_tokens=4)))
+    prepared = engine.prepare(Request("Once upon a time", SamplingParams(temperature=0.0, max_tokens=4)))
+    run(engine)
+    assert answer.finish_reason == "length"
+    assert prepared.answer.tokens == []
+    engine.enqueue(prepared)
+    run(engine)
+    assert prepared.answer.tokens == answer.tokens
+
+
+def test_a_request_watches_the_logits_of_its_steps(real: Model) -> None:
+    rows: list[NDArray[np.float32]] = []
+    params = SamplingParams(temperature=0.0, max_tokens=5, logprobs=0)
+    watched = Request("One, two, three,", params, watch=lambda row: rows.append(row.copy()))
+    engine = forget(real).engine
+    # On a device, too: a request that is watched is not sampled in llama.cpp's graph.
+    answers = [engine.submit(watched, backend=True), engine.submit(Request("Hello", params))]
+    run(engine)
+    assert [int(row.argmax()) for row in rows] == answers[0].tokens
+    assert len(rows) == answers[0].n_tokens == 5
+
+
+def test_an_answer_of_the_callers_own_is_filled_in(real: Model) -> None:
+    class Named(Answer):
+        name: Any = None
+
+    request = Request("Hello", SamplingParams(max_tokens=2))
+    own = Named(request)
+    decoding = real.engine.prepare(request, own)
+    assert decoding.answer is own
+    real.engine.enqueue(decoding)
+    run(real.engine)
+    assert own.n_tokens > 0

@@ -1,6 +1,6 @@
-"""Log-probabilities of given texts, beside a plain float64 computation from llama.cpp's own logits."""
+"""Rows of logits and log-probabilities of texts, beside a float64 computation from llama.cpp's logits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from mink_local import load_model
 from mink_local.errors import ContextOverflowError, GenerationError
-from mink_local.generation.logprobs import N_OUTPUTS, score
 from mink_local.generation.model import Model
-from mink_local.generation.rows import RowReader
+from mink_local.generation.rows import N_OUTPUTS, RowReader, score
 from mink_local.llama.context import Context, Segment
 from mink_local.samplers import kernels
 
@@ -43,7 +42,7 @@ def one_at_a_time(model: Model, context: list[int], continuation: list[int]) -> 
 
 
 def pair(model: Model, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    whole, begun = model.tokens(context + continuation), model.tokens(context)
+    whole, begun = model.prompt_tokens(context + continuation), model.prompt_tokens(context)
     return begun, whole[len(begun) :]
 
 
@@ -121,15 +120,21 @@ def test_the_same_batch_gives_the_same_numbers(smollm2: Model) -> None:
     assert scored.logprobs == pytest.approx(expected, rel=1e-11)
 
 
-def test_a_shared_context_is_evaluated_once(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluated = []
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of tokens of the batches that are evaluated."""
+    numbers = []
     decode = Context.decode
 
     def watched(self: Context, *parts: Segment) -> bool:
-        evaluated.append(sum(len(part.tokens) for part in parts))
+        numbers.append(sum(len(part.tokens) for part in parts))
         return decode(self, *parts)
 
     monkeypatch.setattr(Context, "decode", watched)
+    return numbers
+
+
+def test_a_shared_context_is_evaluated_once(smollm2: Model, evaluated: list[int]) -> None:
     choices = [pair(smollm2, TEXT * 3, f" {word}") for word in ("Boats", "Trees", "Nobody", "Everything")]
     smollm2.logprobs(choices, 4)
     assert sum(evaluated) < len(choices[0][0]) + sum(len(continuation) + 1 for _, continuation in choices)
@@ -138,7 +143,7 @@ def test_a_shared_context_is_evaluated_once(smollm2: Model, monkeypatch: pytest.
 def test_requests_that_cannot_be_scored(smollm2: Model, tiny: Callable[..., Path]) -> None:
     empties: list[tuple[list[int], list[int]]] = [([], [1]), ([1], [])]
     for empty in empties:
-        with pytest.raises(ValueError, match="pair 1 has an empty"):
+        with pytest.raises(ValueError, match="pair 1"):
             smollm2.logprobs([([1], [2]), empty])
     with pytest.raises(ContextOverflowError):
         list(score(RowReader(Context(smollm2.weights, 256, 1)), [([1] * 200, [2] * 300)]))
@@ -146,3 +151,42 @@ def test_requests_that_cannot_be_scored(smollm2: Model, tiny: Callable[..., Path
     broken = load_model(str(tiny(scale=float("nan"))))
     with pytest.raises(GenerationError, match="NaN"):
         broken.logprobs([([1], [2])])
+
+
+# Rows of logits, beside those of one sequence at a time
+
+
+@pytest.fixture
+def tiny_model(tiny_path: Path) -> Iterator[Model]:
+    with load_model(str(tiny_path), n_ctx=64, trust=True) as model:
+        yield model
+
+
+@pytest.mark.slow
+def test_rows_are_those_of_one_sequence_at_a_time(tiny_model: Model) -> None:
+    """More sequences than slots, with a common prefix and without; then others in the same cache."""
+    prompt = tiny_model.prompt_tokens("Name one country in Africa.")
+    first = [([*prompt, *range(300, 300 + n), 40 + n], 1 + n) for n in range(6)]
+    second = [([*prompt, 300, 301, 302, 7, 8], 2), ([9, 10, 11], 3)]
+    with tiny_model.rows(64, 3, 8) as rows:
+        found = [{row[:2]: row.logits.copy() for row in rows(batch)} for batch in (first, second)]
+    for batch, logits in zip((first, second), found, strict=True):
+        ends = {(i, len(tokens) - k) for i, (tokens, n_rows) in enumerate(batch) for k in range(n_rows)}
+        assert logits.keys() == ends
+        for (i, n_tokens), row in logits.items():
+            assert row == pytest.approx(tiny_model.logits(batch[i][0][:n_tokens]), abs=1e-2)
+
+
+def test_a_prefix_of_an_earlier_call_is_not_evaluated_again(tiny_model: Model, evaluated: list[int]) -> None:
+    prompt = list(range(1, 30))
+    with tiny_model.rows(64, 4) as rows:
+        list(rows([(prompt, 1)]))
+        list(rows(((*prompt, token), 1) for token in (3, 4, 5, 6)))
+    assert sum(evaluated) == len(prompt) + 4
+
+
+def test_what_cannot_be_evaluated(tiny_model: Model) -> None:
+    with tiny_model.rows(64, 2) as rows:
+        with pytest.raises(ContextOverflowError):
+            list(rows([([1, 2], 1), ([1] * 300, 1)]))
+        assert len(list(rows([([1, 2], 1)]))) == 1, "the slots are free again"

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mink_local.generation.sampling_step import METHODS, compared_with, sampling_step, token_figures
+from mink_local.generation.sampling_step import compared_with, sampling_step
 from mink_local.generation.text_stream import visible
-from mink_local.samplers import Greedy, MinK, MinP, Mirostat, TopK, TopP
+from mink_local.samplers import SAMPLERS, Greedy, MinK, MinP, Mirostat, TopK, TopP
 
 
 def test_by_hand() -> None:
@@ -14,7 +14,7 @@ def test_by_hand() -> None:
     step = sampling_step(np.array([1, 5, 0, 6, -np.inf, np.nan], np.float32), sampled=0, temperature=2.0)
     assert step.ids.tolist() == [3, 1, 0, 2]
     assert step.weights == pytest.approx([1 / 6, 4 / 6 / 2, 1 / 6 / 3, np.nan], nan_ok=True)
-    assert step.cliff == step.kept["min-k:tau=3"] == 2
+    assert step.cliff == step.kept[MinK()] == 2
     assert step.sampled == 2
     weights = np.exp([3, 2.5, 0.5, 0])
     assert step.p_hot == pytest.approx(weights / weights.sum())
@@ -28,8 +28,8 @@ def test_on_real_logits(logits: NDArray[np.float32]) -> None:
     assert step.sampled == 0
     kept, _ = MinK().candidates(logits[0])
     assert step.ids[: step.cliff].tolist() == kept.tolist()
-    for method in METHODS:
-        assert step.kept[str(method)] == method.cutoff(logits[0], 5.0)
+    for sampler in compared_with(MinK()):
+        assert step.kept[sampler] == sampler.cutoff(logits[0], 5.0)
 
 
 def test_the_probability_that_a_token_is_sampled_with() -> None:
@@ -43,25 +43,13 @@ def test_the_probability_that_a_token_is_sampled_with() -> None:
     assert (greedy.k, greedy.sampler, greedy.temperature) == (1, Greedy(), 1)
     assert greedy.p_sampled.tolist() == [1, 0, 0, 0]
     mirostat = sampling_step(row, sampled=0, temperature=1, sampler=Mirostat(), k=3)
-    assert (mirostat.k, mirostat.p_sampled[3]) == (3, 0)
+    assert (mirostat.k, mirostat.kept[Mirostat()], mirostat.p_sampled[3]) == (3, 3, 0)
 
 
 def test_entropy_and_surprise_are_in_bits() -> None:
     row = np.array([0, 0, 0, 0, -np.inf], np.float32)
     step = sampling_step(row, sampled=2, temperature=5.0)
     assert [step.entropy, step.surprise] == pytest.approx([2, 2])
-    figures = token_figures(row, 2)
-    assert [figures.entropy, figures.surprise] == pytest.approx([2, 2])
-    assert (figures.rank, figures.top_p) == (1, 4)
-    assert token_figures(np.array([1, 3, 2], np.float32), 0).rank == 3
-
-
-def test_constraints_are_seen() -> None:
-    own = np.array([3, 2, 1], np.float32)
-    assert not sampling_step(own, 0, 1.0, own=own).is_constrained
-    step = sampling_step(np.array([0, 2, -np.inf], np.float32), 1, 1.0, own=own)
-    assert step.is_constrained
-    assert (step.ids.tolist(), step.own.tolist()) == ([1, 0], [2, 3])
 
 
 def test_another_temperature_is_the_same_as_from_the_beginning(logits: NDArray[np.float32]) -> None:
@@ -73,20 +61,21 @@ def test_another_temperature_is_the_same_as_from_the_beginning(logits: NDArray[n
 
 
 def test_both_orders_are_told_apart_where_they_differ(logits: NDArray[np.float32]) -> None:
-    names = [name for name, _ in sampling_step(logits[0], 0, 1.0).cuts]
-    assert names == ["min-k", "top-n-sigma", "min-p", "top-p", "top-k", "eta", "p-less"]
-    names = [name for name, _ in sampling_step(logits[0], 0, 5.0).cuts]
-    assert {"min-p, T first", "min-p, T last", "top-p, T first", "top-p, T last"} < set(names)
+    at_1 = sampling_step(logits[0], 0, 1.0, sampler=TopP(p=0.5))
+    assert set(at_1.cuts) == set(SAMPLERS) - {"mirostat"}
+    assert at_1.cuts["top-p"] == at_1.k  # one's own, not the default's
+    assert {"min-p, T first", "min-p, T last", "top-p, T first", "top-p, T last"} < set(at_1.at(5.0).cuts)
 
 
 def test_a_sampler_takes_the_place_of_its_like() -> None:
     own = TopP(p=0.5, order="temperature-last")
-    methods = compared_with(own)
-    assert len(methods) == len(METHODS)
-    assert own in methods
-    assert TopP() in methods
-    assert TopP(order="temperature-last") not in methods
-    assert compared_with(Greedy()) == list(METHODS)
+    samplers = compared_with(own)
+    assert samplers[0] == own
+    assert TopP() in samplers
+    assert TopP(order="temperature-last") not in samplers
+    assert len(samplers) == len(compared_with(MinK()))
+    assert Mirostat() not in samplers
+    assert compared_with(Mirostat())[1:] == [MinK(), *compared_with(MinK())[1:]]
 
 
 def test_parts_of_characters_are_visible() -> None:

@@ -1,6 +1,7 @@
 """Chat templates: the model's own, none, broken ones; control tokens in what a user types."""
 
 import json
+import subprocess
 from collections.abc import Callable
 from copy import deepcopy
 from datetime import date
@@ -12,8 +13,9 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from mink_local import load_model
 from mink_local.errors import MinkError
+from mink_local.generation import rendering
 from mink_local.generation.model import Model
-from mink_local.generation.rendering import Renderer
+from mink_local.generation.rendering import Renderer, TemplateError
 from mink_local.generation.template import ChatTemplate, control_pattern
 from mink_local.llama.weights import Weights
 from tests.conftest import shared
@@ -183,9 +185,9 @@ def test_arguments_that_are_no_json_stay_text(with_tools: Weights) -> None:
 @pytest.mark.parametrize(
     ("messages", "complaint"),
     [
-        (CALLED[:2], "the last message calls tools"),
-        ([*CALLED[:1], {"role": "assistant", "tool_calls": [{"name": "search"}]}], "a tool call has"),
-        ([*CALLED[:1], {"role": "assistant", "content": None}], "a role and a content"),
+        (CALLED[:2], "last message"),
+        ([*CALLED[:1], {"role": "assistant", "tool_calls": [{"name": "search"}]}], "tool call"),
+        ([*CALLED[:1], {"role": "assistant", "content": None}], "content"),
         ([{"role": "user", "content": "x", "name": b"y"}], "JSON"),
     ],
 )
@@ -200,13 +202,13 @@ def test_nesting_without_an_end_is_refused(with_tools: Weights) -> None:
     nested: Any = "x"
     for _ in range(100_000):
         nested = [nested]
-    with pytest.raises(ValueError, match="nested too deeply"):
+    with pytest.raises(ValueError, match="nested"):
         ChatTemplate(with_tools).tokens(TURNS, tools=[{"parameters": nested}])
 
 
 def test_a_template_without_tools_refuses_them(smollm2: Model) -> None:
     assert not smollm2.supports_tools
-    with pytest.raises(ValueError, match="knows no tools: describe them in a system message"):
+    with pytest.raises(ValueError, match="no tools"):
         smollm2.chat(TURNS, tools=[SEARCH])
 
 
@@ -228,21 +230,21 @@ def test_a_prompt_is_rendered_once(tiny_path: Path, renderings: list[Any]) -> No
     """Also if a model looks at many requests first, to choose the length of their KV caches."""
     model = load_model(str(tiny_path), n_ctx=256)
     messages = [{"role": "user", "content": "How many times am I rendered?"}]
-    first = model.tokens(messages)
+    first = model.prompt_tokens(messages)
     first.clear()
     messages[0]["content"] += " Once?"
     asked = [messages, *([{"role": "user", "content": f"Say {i}."}] for i in range(40))]
     assert len(list(model.generate(asked, max_tokens=1, temperature=0.0))) == 41
     assert len(renderings) == 42
-    assert model.tokens(messages)
+    assert model.prompt_tokens(messages)
     assert len(renderings) == 42
-    model.tokens(messages, enable_thinking=True)
+    model.prompt_tokens(messages, enable_thinking=True)
     assert len(renderings) == 43
 
 
 def test_a_long_prompt_is_not_remembered(smollm2: Model, renderings: list[Any]) -> None:
     for _ in range(2):
-        smollm2.tokens([{"role": "user", "content": "long " * 220_000}])
+        smollm2.prompt_tokens([{"role": "user", "content": "long " * 220_000}])
     assert len(renderings) == 2
 
 
@@ -281,8 +283,8 @@ def test_overlapping_control_tokens_are_all_broken() -> None:
 
 def test_no_template_is_plain_turns(tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     model = load_model(str(tiny(template=None)))
-    assert "has no chat template" in caplog.text
-    text = b"".join(model.weights.piece(token) for token in model.tokens(TURNS)).decode()
+    assert "no chat template" in caplog.text
+    text = b"".join(model.weights.piece(token) for token in model.prompt_tokens(TURNS)).decode()
     assert text == (
         "System: You are brief.\n\nUser: Hello {name}, 100% of <b>you</b>!\nAssistant: Hi.\n"
         "User: 日本語 😀\n\n  indented \nAssistant:"
@@ -291,27 +293,14 @@ def test_no_template_is_plain_turns(tiny: Callable[..., Path], caplog: pytest.Lo
     assert len("".join(model.chat(TURNS, temperature=5.0, seed=1, max_tokens=5))) > 0
 
 
-def test_the_date_that_a_template_writes(tiny: Callable[..., Path]) -> None:
-    """Today's, or the one that `load_model` is given."""
+def test_a_template_gets_the_date_of_load_model(tiny: Callable[..., Path]) -> None:
     path = str(tiny(template="{{ strftime_now('%d %b %Y') }}"))
-    before = date.today()
-    written = load_model(path).apply_chat_template(TURNS)
-    assert written in {day.strftime("%d %b %Y") for day in (before, date.today())}
     assert load_model(path, date=date(2025, 3, 1)).apply_chat_template(TURNS) == "01 Mar 2025"
 
 
-@pytest.mark.parametrize(
-    ("template", "complaint"),
-    [
-        ("{% for %}", "the chat template of .* is broken"),
-        ("{{ raise_exception('no system prompt, please') }}", "refuses this conversation: no system prompt"),
-        ("{{ messages[7].content }}", "refuses this conversation"),
-        ("{{ ''.__class__.__mro__ }}", "refuses this conversation: .* unsafe"),
-    ],
-)
-def test_templates_that_fail(tiny: Callable[..., Path], template: str, complaint: str) -> None:
-    model = load_model(str(tiny(template=template)))
-    with pytest.raises(MinkError, match=complaint):
+def test_a_template_that_fails(tiny: Callable[..., Path]) -> None:
+    path = tiny(template="{{ raise_exception('no system prompt, please') }}")
+    with load_model(path) as model, pytest.raises(MinkError, match=f"{path} .*: no system prompt, please"):
         model.chat(TURNS)
 
 
@@ -320,3 +309,106 @@ def test_long_tokens_and_spaces_are_written_whole(weights: Weights) -> None:
     text = " " * 64 + "x" + "\n" * 40 + "=" * 100
     tokens = weights.tokenize(text, add_special=False, parse_special=False)
     assert b"".join(weights.piece(token) for token in tokens) == text.encode()
+
+
+# Rendering as Hugging Face's transformers does, and stopping templates that do not end
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+def renderer(template: str, today: date | None = None, in_process: bool = False) -> Renderer:
+    return Renderer(template, today, bos_token="<s>", eos_token="</s>", in_process=in_process)
+
+
+FEATURES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "tokens of the model": ("{{ bos_token }}x{{ eos_token }}", {}, "<s>x</s>"),
+    "blocks take no lines": ("{% if true %}\n  {# #}\n  x\n  {% endif %}\n", {}, "  x\n"),
+    "generation": ("{% generation %}x{% endgeneration %}y", {}, "xy"),
+    "break": ("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", {}, "01"),
+    "continue": ("{% for i in [1, 2] %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}", {}, "2"),
+    "JSON": ("{{ {'b': 'é<', 'a': [none]} | tojson }}", {}, '{"b": "é<", "a": [null]}'),
+    "indented JSON": ("{{ {'a': 1} | tojson(indent=2) }}", {}, '{\n  "a": 1\n}'),
+    "the answer is asked for": ("{% if add_generation_prompt %}go on{% endif %}", {}, "go on"),
+    "no tools": ("{{ tools is none }} {{ tools is defined }}", {}, "True True"),
+    "tools": ("{{ tools[0].name }}", {"tools": [{"name": "search"}]}, "search"),
+    "no switch": ("{{ enable_thinking is defined }}", {}, "False"),
+    "a switch": ("{{ enable_thinking is false }}", {"enable_thinking": False}, "True"),
+    "the date": ("{{ strftime_now('%d %b %Y') }}", {}, "01 Mar 2025"),
+    "the date in a macro": ("{% macro f() %}{{ strftime_now('%Y') }}{% endmacro %}{{ f() }}", {}, "2025"),
+    "text": ("{{ messages[0]['content'] }}", {}, "Hello"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("in_process", [True, False])
+def test_features_of_templates(name: str, in_process: bool) -> None:
+    if not in_process and name not in ("the date", "tools", "JSON"):
+        pytest.skip("the child runs the same code")
+    template, options, text = FEATURES[name]
+    assert renderer(template, date(2025, 3, 1), in_process)(HELLO, **options) == text
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_the_date_is_todays_unless_it_is_fixed(in_process: bool) -> None:
+    render = renderer("{{ strftime_now('%Y-%m-%d') }}", in_process=in_process)
+    assert date.today().isoformat() <= render(HELLO) <= date.today().isoformat()
+    assert renderer("{{ strftime_now('%Y-%m-%d') }}", date(2024, 7, 26), in_process)(HELLO) == "2024-07-26"
+    assert date.today().isoformat() <= render(HELLO) <= date.today().isoformat()
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        ("{% for %}", "^is broken: "),
+        ("{{ raise_exception('no system prompt') }}", "^refuses this conversation: no system prompt$"),
+        ("{{ raise_exception('a\n  b ' * 1000) }}", "^refuses this conversation: (a b )+a?…$"),
+        ("{{ messages[7].content }}", "^refuses this conversation: "),
+        ("{{ ''.__class__.__mro__ }}", "^refuses this conversation: .* unsafe"),
+        ("{{ messages.append(1) }}", "^refuses this conversation: .* unsafe"),
+        ("{% include '/etc/passwd' %}", "^refuses this conversation: "),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "^refuses this conversation: .*recursion"),
+        ("{{ 'a' * 70000000 }}", "^was stopped: it wrote 70,000,000 characters$"),
+    ],
+)
+def test_templates_that_give_no_prompt(template: str, complaint: str) -> None:
+    with pytest.raises(TemplateError, match=complaint):
+        renderer(template, in_process=True)(HELLO)
+
+
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLING = "{% set ns = namespace(s='a') %}{% for i in range(99) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}"
+HOSTILE = {
+    "a loop": (LOOP, "timed out after 1 s"),
+    "a long string": ("{{ 'a' * (10 ** 10 * (messages | length)) }}", "memory|Memory"),
+    "a long prompt": ("{{ 'a' * 10 ** 8 }}", "it wrote 100,000,0.. characters"),
+    "doubling": (DOUBLING, "memory|Memory"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HOSTILE)
+def test_templates_that_do_not_end_are_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if they wait for a later turn, and the turns before that are not lost."""
+    template, complaint = HOSTILE[name]
+    monkeypatch.setattr(rendering, "SECONDS", 1 if name == "a loop" else 30)
+    render = renderer("{% if messages | length > 1 %}" + template + "{% endif %}fine")
+    assert render(HELLO) == "fine"
+    with pytest.raises(TemplateError, match=f"^was stopped: .*({complaint})"):
+        render(HELLO * 2)
+    assert render(HELLO) == "fine"
+
+
+def test_a_template_that_does_not_end_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "SECONDS", 1)
+    with pytest.raises(TemplateError, match="timed out after 1 s"):
+        renderer("{{ 9 ** (9 ** (9 ** 9)) }}")(HELLO)
+
+
+def test_no_child_starts_before_the_first_prompt_or_for_a_trusted_template(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a child was started"))
+    render = renderer("x")
+    assert renderer("x", in_process=True)(HELLO) == "x"
+    monkeypatch.undo()
+    assert render(HELLO) == "x"

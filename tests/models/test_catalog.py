@@ -32,13 +32,13 @@ def test_a_path_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("parrot", "unknown model 'parrot': name a .gguf file or one of smollm2-135m"),
-        ("", "unknown model ''|is a folder"),
-        ("parrot.gguf", "there is no file parrot.gguf"),
-        ("no/such/file", "there is no file no/such/file"),
-        ("~nobody-of-this-name/file", "there is no file ~nobody-of-this-name/file"),
-        ("long" * 999, "unknown model 'longlong"),  # than a file's name may be
-        ("/", "/ is a folder: name the .gguf file in it"),
+        ("parrot", "'parrot'.* smollm2-135m"),
+        ("", "''|folder"),
+        ("parrot.gguf", "parrot.gguf"),
+        ("no/such/file", "no/such/file"),
+        ("~no-such-user/file", "~no-such-user/file"),
+        ("long" * 999, "'longlong"),  # longer than a file name may be
+        ("/", "/ is a folder"),
     ],
 )
 def test_no_such_model(name: str, complaint: str) -> None:
@@ -54,16 +54,12 @@ def models(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_package_that_is_not_installed(models: Path) -> None:
-    models.write_text("parrot | package:llm_parrot | parrot.gguf | - | - | - | MIT | a bird\n")
-    with pytest.raises(ModelNotFoundError, match="type  python -m pip install llm-parrot"):
-        catalog.resolve("parrot")
-
-
 def test_a_line_without_quantizations(models: Path) -> None:
-    models.write_text(f"# a comment\n\n a | package:p | f.gguf | - | 0.1 | {'A' * 64} | MIT | b # and more\n")
-    entry = catalog.CatalogEntry("a", "package:p", "f.gguf", "main", 100_000_000, "a" * 64, "MIT", "b")
+    models.write_text(f"# a line\n\n a | package:p_q | f.gguf | - | 0.1 | {'A' * 64} | MIT | b # and more\n")
+    entry = catalog.CatalogEntry("a", "package:p_q", "f.gguf", "main", 100_000_000, "a" * 64, "MIT", "b")
     assert catalog.read_catalog() == {"a": (entry,)}
+    with pytest.raises(ModelNotFoundError, match="p-q"):  # the package is not installed
+        catalog.resolve("a")
 
 
 def test_a_line_with_quantizations(models: Path) -> None:
@@ -77,42 +73,34 @@ def test_a_line_with_quantizations(models: Path) -> None:
     assert catalog.find("a") == q4
     assert catalog.find("a:q8_0") == q8
     assert catalog.find("b") is None
-    with pytest.raises(
-        ModelNotFoundError, match="not listed in the quantization Q2: take one of a:Q4_K_M, a:Q8_0"
-    ):
+    with pytest.raises(ModelNotFoundError, match=r"Q2.* a:Q4_K_M, a:Q8_0"):
         catalog.find("a:Q2")
-    with pytest.raises(ModelNotFoundError, match="a:Q8_0 is not here yet: type  mink-models pull a:Q8_0"):
+    with pytest.raises(ModelNotFoundError, match="mink-models pull a:Q8_0"):
         catalog.resolve("a:q8_0")
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"),
+    ("line", "wrong"),
     [
-        ("a | b", r"line 2: 8 columns are wanted \(name \| .*\), not 2"),
-        (
-            "a b | file | f | - | - | - | - | -",
-            r"invalid model name 'a b': use letters, digits, and \. _ \+ -",
-        ),
-        (" | file | f | - | - | - | - | -", "line 2: invalid model name ''"),
-        ("a | ftp://x | f | - | - | - | - | -", "line 2: unknown source 'ftp://x': use package:"),
-        ("a | hf:x | f | - | - | - | - | -", "line 2: invalid repository 'hf:x': write hf:organisation/name"),
-        ("a | file | f | - | big | - | - | -", "line 2: the size 'big' is not a number of GB"),
-        ("a | file | f | - | nan | - | - | -", "line 2: the size 'nan'"),
-        ("a | file | f | - | 1000000 | - | - | -", "line 2: the size '1000000' is not a number of GB"),
-        ("a | file | f | - | 1, 2 | - | - | -", "line 2: the size '1, 2'"),
-        ("a | file | f | - | - | abc | - | -", "line 2: the SHA-256 'abc' is not 64"),
-        ("a | file | f | - | - | -, - | - | -", "line 2: the SHA-256 '-, -'"),
+        ("a | b", "8 columns .* 2"),
+        ("a b | file | f | - | - | - | - | -", "'a b'"),
+        (" | file | f | - | - | - | - | -", "''"),
+        ("a | ftp://x | f | - | - | - | - | -", "'ftp://x'"),
+        ("a | hf:x | f | - | - | - | - | -", "'hf:x'"),
+        ("a | file | f | - | big | - | - | -", "'big'"),
+        ("a | file | f | - | nan | - | - | -", "'nan'"),
+        ("a | file | f | - | 1000000 | - | - | -", "'1000000'"),
+        ("a | file | f | - | 1, 2 | - | - | -", "'1, 2'"),
+        ("a | file | f | - | - | abc | - | -", "SHA-256 'abc'"),
+        ("a | file | f | - | - | -, - | - | -", "SHA-256 '-, -'"),
     ],
 )
-def test_lines_that_do_not_parse(models: Path, line: str, complaint: str) -> None:
+def test_lines_that_do_not_parse(models: Path, line: str, wrong: str) -> None:
     models.write_text(f"\n{line}\n")
-    with pytest.raises(CatalogError, match=complaint):
+    with pytest.raises(CatalogError, match=f"line 2: .*{wrong}"):
         catalog.read_catalog()
-
-
-def test_a_catalogue_that_cannot_be_read(models: Path) -> None:
     models.write_bytes(b"\xff\xfe")
-    with pytest.raises(CatalogError, match=r"models\.txt cannot be read"):
+    with pytest.raises(CatalogError, match=r"models\.txt"):
         catalog.read_catalog()
 
 
@@ -132,30 +120,31 @@ def test_the_users_own_models(models: Path, tmp_path: Path) -> None:
     assert catalog.find("c") == catalog.CatalogEntry("c", "hf:o/r", "Q6_K", "main", None, None, "", "")
     assert {path.name for path in catalog.user_catalog_path().parent.iterdir()} == FILES
     file.unlink()
-    with pytest.raises(ModelNotFoundError, match=f"b: there is no file {file}"):
+    with pytest.raises(ModelNotFoundError, match=f"b: .*{file}"):
         catalog.resolve("b")
 
 
 def test_adding_keeps_what_a_person_wrote(models: Path) -> None:
     path = catalog.user_catalog_path()
     path.parent.mkdir(parents=True)
-    path.write_text("# my models\na | file | /a.gguf | - | - | - | - | -  # the first\n")
+    mine = "# my models\na | file | /a.gguf | - | - | - | - | -  # the first\n"
+    path.write_text(mine)
     catalog.add(["b", "file", "/b.gguf", "-", "-", "-", "-", "-"])
-    assert path.read_text().splitlines() == [
-        "# my models",
-        "a | file | /a.gguf | - | - | - | - | -  # the first",
-        "b | file | /b.gguf | - | - | - | - | -",
-    ]
+    assert path.read_text() == mine + "b | file | /b.gguf | - | - | - | - | -\n"
     assert not models.exists()
 
 
-@pytest.mark.parametrize("column", ["x | y", "x # y", "x\ny"])
-def test_what_a_line_cannot_hold(models: Path, column: str) -> None:
-    with pytest.raises(CatalogError, match="cannot hold"):
-        catalog.add(["a", "file", "/a.gguf", "-", "-", "-", "-", column])
-    with pytest.raises(CatalogError, match=r"^invalid model name 'a b'"):
-        catalog.add(["a b", "file", "/a.gguf", "-", "-", "-", "-", "-"])
+@pytest.mark.parametrize(
+    ("name", "note", "wrong"),
+    [("a", "x | y", r"x \| y"), ("a", "x # y", "x # y"), ("a", "x\ny", "x.*y"), ("a b", "-", "'a b'")],
+)
+def test_what_a_line_cannot_hold(models: Path, name: str, note: str, wrong: str) -> None:
+    with pytest.raises(CatalogError, match=wrong):
+        catalog.add([name, "file", "/a.gguf", "-", "-", "-", "-", note])
     assert not catalog.user_catalog_path().exists()
+    models.parent.joinpath("config").write_text("in the way")
+    with pytest.raises(CatalogError, match=r"models\.txt"):
+        catalog.add(["a", "file", "/a.gguf", "-", "-", "-", "-", "-"])
     assert not models.exists()
 
 
@@ -169,13 +158,6 @@ def test_models_added_at_once_are_all_kept(models: Path, monkeypatch: pytest.Mon
     with ThreadPoolExecutor(len(names)) as pool:
         list(pool.map(lambda name: catalog.add([name, "file", f"/{name}", "", "", "", "", ""]), names))
     assert sorted(catalog.read_catalog()) == names
-    assert not models.exists()
-
-
-def test_a_folder_that_cannot_be_written(models: Path, home: Path) -> None:
-    (home / "config").write_text("in the way")
-    with pytest.raises(CatalogError, match="cannot be written"):
-        catalog.add(["a", "file", "/a.gguf", "-", "-", "-", "-", "-"])
     assert not models.exists()
 
 

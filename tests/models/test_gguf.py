@@ -17,6 +17,7 @@ from mink_local.llama.constants import KV_TYPES
 from mink_local.models import gguf as gguf_module
 from mink_local.models.gguf import Metadata, read_metadata, shards
 from tests.conftest import shared
+from tests.support.tiny import write_gguf
 
 STRING, ARRAY, U32, U64 = 8, 9, 4, 10
 
@@ -50,8 +51,10 @@ def content(keys: list[bytes], tensors: list[bytes] = [], version: int = 3) -> b
     return b"GGUF" + counts + b"".join([*keys, *tensors])
 
 
-def agrees_with_the_library(path: Path) -> None:
-    """Compare metadata and tensor infos with those that `gguf.GGUFReader` reads."""
+@pytest.mark.parametrize("model", ["small", pytest.param("smollm2_path", marks=pytest.mark.slow)])
+def test_as_the_library_reads(model: str, request: pytest.FixtureRequest) -> None:
+    """Metadata and tensor infos are those that `gguf.GGUFReader` reads."""
+    path = request.getfixturevalue(model)
     metadata, reader = read_metadata(path), gguf.GGUFReader(path)
     is_array = {name: field.types[:1] == [gguf.GGUFValueType.ARRAY] for name, field in reader.fields.items()}
     fields = {
@@ -63,16 +66,6 @@ def agrees_with_the_library(path: Path) -> None:
     assert values == fields
     tensors = [(t.name, t.tensor_type.name, t.n_elements, t.n_bytes) for t in reader.tensors]
     assert [(t.name, t.type, t.n_parameters, t.n_bytes) for t in metadata.tensors] == tensors
-
-
-def test_as_the_library_reads(small: bytes, tmp_path: Path) -> None:
-    (tmp_path / "x.gguf").write_bytes(small)
-    agrees_with_the_library(tmp_path / "x.gguf")
-
-
-@pytest.mark.slow
-def test_as_the_library_reads_the_real_model(smollm2_path: Path) -> None:
-    agrees_with_the_library(smollm2_path)
 
 
 @pytest.mark.parametrize("name", ["llama-bpe", "qwen2"])
@@ -94,16 +87,11 @@ def test_types_are_those_of_the_format() -> None:
 
 
 def test_arrays_of_one_value_a_layer(tmp_path: Path) -> None:
-    path = tmp_path / "x.gguf"
-    heads = struct.pack("<IQ3I", U32, 3, 4, 2, 1)
-    keys = [
-        key("general.architecture", STRING, string("mix")),
-        key("mix.block_count", U32, struct.pack("<I", 5)),
-    ]
-    path.write_bytes(content([*keys, key("mix.attention.head_count_kv", ARRAY, heads)]))
-    metadata = read_metadata(path)
-    assert metadata.per_layer("attention.head_count_kv", 0, 5) == [4, 2, 1, 1, 1]
-    assert metadata.number("attention.head_count_kv") == 4
+    keys = {"block_count": 5, "attention.head_count_kv": [4, 2, 1]}
+    metadata = read_metadata(write_gguf(tmp_path / "x.gguf", "mix", keys, {}))
+    heads_kv = "attention.head_count_kv"
+    assert metadata.per_layer(heads_kv, 0, 5) == [4, 2, 1, 1, 1]
+    assert metadata.number(heads_kv) == 4
     assert metadata.number("attention.head_count", 7) == 7
     assert metadata.per_layer("attention.head_count", 7, 2) == [7, 7]
 
@@ -124,51 +112,50 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
     assert [tensor.name for tensor in metadata.tensors] == names
     assert {tensor.n_parameters for tensor in metadata.tensors} == {6}
     assert metadata.n_bytes == sum(part.stat().st_size for part in tmp_path.glob("m-*.gguf"))
-    with pytest.raises(ModelError, match="is part 2 of a model: name its first part"):
+    with pytest.raises(ModelError, match="part 2"):
         read_metadata(tmp_path / "m-00002-of-00003.gguf")
     (tmp_path / "m-00003-of-00003.gguf").unlink()
-    with pytest.raises(ModelError, match=r"m-00003-of-00003\.gguf cannot be read: No such file"):
+    with pytest.raises(ModelError, match=r"m-00003-of-00003\.gguf"):
         read_metadata(path)
 
 
-ENDS = "it ends within its metadata"
 ENDLESS = struct.pack("<IQ", ARRAY, 2**62)
 HOSTILE = {
-    "nothing": (b"", "is empty"),
-    "another format": (b"PK\3\4" + bytes(50), "is not a GGUF file"),
-    "magic alone": (b"GGUF", ENDS),
-    "version 1": (content([], version=1), "its format has version 1, and 2 and 3"),
-    "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "its format has version 50331648"),
-    "more keys than bytes": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), ENDS),
-    "more tensors than bytes": (b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 0), ENDS),
-    "a long key": (content([struct.pack("<Q", 2**64 - 1)]), ENDS),
-    "an unknown type": (content([key("a", 99, b"")]), "a value of the unknown type 99"),
-    "one key twice": (content([key("a", U32, bytes(4))] * 2), "it has the key 'a' twice"),
-    "arrays in an array": (content([key("a", ARRAY, ENDLESS)]), "a value of the unknown type 9"),
-    "more strings than bytes": (content([key("a", ARRAY, struct.pack("<IQ", STRING, 2**61))]), "it ends "),
-    "more numbers than bytes": (content([key("a", ARRAY, struct.pack("<IQ", U64, 2**61))]), "it ends "),
+    "nothing": (b"", "GGUF"),
+    "another format": (b"PK\3\4" + bytes(50), "GGUF"),
+    "magic alone": (b"GGUF", "metadata"),
+    "version 1": (content([], version=1), "version 1"),
+    "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648"),
+    "more keys than bytes": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "metadata"),
+    "more tensors than bytes": (b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 0), "metadata"),
+    "a long key": (content([struct.pack("<Q", 2**64 - 1)]), "metadata"),
+    "an unknown type": (content([key("a", 99, b"")]), "type 99"),
+    "one key twice": (content([key("a", U32, bytes(4))] * 2), "'a'"),
+    "arrays in an array": (content([key("a", ARRAY, ENDLESS)]), "type 9"),
+    "more strings than bytes": (content([key("a", ARRAY, struct.pack("<IQ", STRING, 2**61))]), "metadata"),
+    "more numbers than bytes": (content([key("a", ARRAY, struct.pack("<IQ", U64, 2**61))]), "metadata"),
     "a string that leads out": (
         content([key("a", ARRAY, struct.pack("<IQQ", STRING, 1, 2**64 - 20))]),
-        ENDS,
+        "metadata",
     ),
-    "five dimensions": (content([], [tensor("t", (1,) * 5)]), "its tensor 't' has 5 dimensions"),
-    "2^32 dimensions": (content([], [string("t") + struct.pack("<I", 2**32 - 1)]), "4294967295 dimensions"),
-    "an unknown quantization": (content([], [tensor("t", (32,), 5)]), "'t' is of the unknown type 5"),
-    "a tensor beyond the end": (content([], [tensor("t", (2**62, 2**62))]), "bytes are missing at its end"),
+    "five dimensions": (content([], [tensor("t", (1,) * 5)]), "'t'.* 5 "),
+    "2^32 dimensions": (content([], [string("t") + struct.pack("<I", 2**32 - 1)]), "4294967295 "),
+    "an unknown quantization": (content([], [tensor("t", (32,), 5)]), "'t'.* type 5"),
+    "a tensor beyond the end": (content([], [tensor("t", (2**62, 2**62))]), "bytes are missing"),
     "a tensor at the end of time": (content([], [tensor("t", (1,), 0, 2**64 - 1)]), "bytes are missing"),
-    "no alignment": (content([key("general.alignment", U32, bytes(4))]), "its alignment is 0"),
+    "no alignment": (content([key("general.alignment", U32, bytes(4))]), "alignment 0"),
     "many layers": (
         content([key("general.architecture", STRING, string("x")), key("x.block_count", U32, b"\xff" * 4)]),
-        "it says that it has 4294967295 layers",
+        "4294967295",
     ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("data", "complaint"), HOSTILE.values(), ids=HOSTILE)
-def test_damaged_metadata(tmp_path: Path, data: bytes, complaint: str) -> None:
+@pytest.mark.parametrize(("data", "wrong"), HOSTILE.values(), ids=HOSTILE)
+def test_damaged_metadata(tmp_path: Path, data: bytes, wrong: str) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(data)
-    with pytest.raises(ModelError, match=complaint):
+    with pytest.raises(ModelError, match=rf"x\.gguf.*{wrong}"):
         read_metadata(path)
 
 
@@ -177,15 +164,14 @@ def test_metadata_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(gguf_module, "_LONGEST", 1 << 20)
     path = tmp_path / "x.gguf"
     path.write_bytes(content([key("a", STRING, struct.pack("<Q", 1 << 21) + bytes(1 << 21))]))
-    with pytest.raises(ModelError, match="its metadata is longer than 1 MiB"):
+    with pytest.raises(ModelError, match="1 MiB"):
         read_metadata(path)
 
 
 def test_unreadable(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="cannot be read: No such file"):
-        read_metadata(tmp_path / "x.gguf")
-    with pytest.raises(ModelError, match="cannot be read: "):
-        read_metadata(tmp_path)
+    for path in (tmp_path / "x.gguf", tmp_path):
+        with pytest.raises(ModelError, match=str(path)):
+            read_metadata(path)
 
 
 def all_that_is_asked(metadata: Metadata) -> None:
@@ -199,32 +185,29 @@ def all_that_is_asked(metadata: Metadata) -> None:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of one layer with six tokens: its metadata is a kilobyte, so that most mutations hit it."""
-    path = tmp_path_factory.mktemp("gguf") / "small.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(2)
-    writer.add_context_length(128)
-    writer.add_embedding_length(64)
-    writer.add_head_count(2)
-    writer.add_head_count_kv([2, 1])
-    writer.add_token_list(["a", "b", "c", "d", "e", "f"])
-    writer.add_chat_template("{{ messages }}")
-    for name in ("token_embd.weight", "blk.0.attn_k.weight", "blk.1.ffn_up.weight", "output_norm.weight"):
-        writer.add_tensor(name, np.zeros((64, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    keys = {
+        "block_count": 2,
+        "context_length": 128,
+        "embedding_length": 64,
+        "attention.head_count": 2,
+        "attention.head_count_kv": [2, 1],
+        "tokenizer.ggml.tokens": ["a", "b", "c", "d", "e", "f"],
+        "tokenizer.chat_template": "{{ messages }}",
+    }
+    names = ("token_embd.weight", "blk.0.attn_k.weight", "blk.1.ffn_up.weight", "output_norm.weight")
+    tensors = {name: np.zeros((64, 8), np.float32) for name in names}
+    path = write_gguf(tmp_path_factory.mktemp("gguf") / "small.gguf", "llama", keys, tensors)
     all_that_is_asked(read_metadata(path))
-    return path.read_bytes()
+    return path
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_mutated_metadata(small: bytes, tmp_path: Path, data: st.DataObject) -> None:
+def test_mutated_metadata(small: Path, tmp_path: Path, data: st.DataObject) -> None:
     """Whatever is changed, cut off or put in: metadata, or one sentence."""
-    mutated = bytearray(small)
+    mutated = bytearray(small.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, min(1200, len(mutated))))
         new = data.draw(

@@ -3,21 +3,24 @@
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
+import gguf
 import pytest
 
 from mink_local import load_model
 from mink_local.errors import ModelError
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile, resolve
-from mink_local.sandbox import ChildStartError, ChildTimeoutError, SandboxError, ask
+from mink_local.sandbox import ChildStartError, SandboxError, ask
 from tests.conftest import shared
+from tests.support.effort import FACTOR
 from tests.support.scripted import write_scripted
 from tests.support.tiny import write_embedding_model
 
@@ -52,39 +55,26 @@ def mutated(original: bytes, header: int, seed: int) -> bytes:
     return bytes(content)
 
 
-def outcomes_of_mutated(source: Path, folder: Path, seeds: range) -> list[str]:
-    gguf = pytest.importorskip("gguf")
-    header = gguf.GGUFReader(source).data_offset
-    original = source.read_bytes()
-    outcomes = []
-    for seed in range(seeds.start, seeds.stop, 10):
-        paths = [folder / f"{i}.gguf" for i in range(seed, min(seed + 10, seeds.stop))]
-        for i, path in enumerate(paths, seed):
-            path.write_bytes(mutated(original, header, i))
+COPIES = 30 * FACTOR
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("user_folders")
+def test_mutated_copies_kill_no_parent(smollm2_path: Path, tmp_path: Path) -> None:
+    header, original = gguf.GGUFReader(smollm2_path).data_offset, smollm2_path.read_bytes()
+    paths = [tmp_path / f"{i}.gguf" for i in range(10)]
+    outcomes: list[str] = []
+    for first in range(0, COPIES, len(paths)):
+        for seed, path in enumerate(paths, first):
+            path.write_bytes(mutated(original, header, seed))
         child = subprocess.run(
             [sys.executable, "-c", PARENT, *paths], capture_output=True, text=True, check=False
         )
         assert child.returncode == 0, child.stderr[-2000:]
         outcomes += [json.loads(line) for line in child.stdout.splitlines()]
-        for path in paths:
-            path.unlink()
-    assert len(outcomes) == len(seeds)
+    assert len(outcomes) == COPIES
     assert all("\n" not in outcome and len(outcome) < 400 for outcome in outcomes)
-    return outcomes
-
-
-@pytest.mark.slow
-def test_mutated_copies_kill_no_parent(model: Path, tmp_path: Path) -> None:
-    outcomes = outcomes_of_mutated(model, tmp_path, range(3))
-    assert 0 < outcomes.count("answered") < 5
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("user_folders")
-def test_300_mutated_copies_kill_no_parent(smollm2_path: Path, tmp_path: Path) -> None:
-    refused = [outcome for outcome in outcomes_of_mutated(smollm2_path, tmp_path, range(300))
-               if outcome != "answered"]  # fmt: skip
-    assert 100 < len(refused) < 300  # both kinds were met
+    assert 0 < outcomes.count("answered") < COPIES  # both kinds were met
 
 
 @pytest.fixture
@@ -98,35 +88,24 @@ def file(path: Path, sha256: str | None = None) -> ModelFile:
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (b"", "is empty"),
-        (b"GG", "is not a GGUF file"),
-        (b"PK\3\4" + bytes(100), "is not a GGUF file"),
-        (b"GGUF", "llama.cpp cannot load .*: "),
-        (b"GGUF" + bytes(range(256)) * 40, "llama.cpp cannot load .*: this GGUF file is version"),
-    ],
+    "content",
+    [b"", b"GG", b"PK\3\4" + bytes(100), b"GGUF", b"GGUF" + bytes(range(256)) * 40],
 )
-def test_files_that_are_no_model(tmp_path: Path, content: bytes, complaint: str) -> None:
+def test_files_that_are_not_models(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(content)
-    with pytest.raises(ModelError, match=complaint):
+    with pytest.raises(ModelError, match=re.escape(str(path))):
         trust.check(file(path))
 
 
-def test_unsupported_architecture(tiny: Callable[..., Path]) -> None:
-    with pytest.raises(ModelError, match="unknown model architecture: 'parrot'"):
-        trust.check(file(tiny(arch="parrot")))
-
-
-def test_vocabulary_without_weights() -> None:
-    with pytest.raises(ModelError, match=r"tensor 'token_embd.weight' not found"):
-        trust.check(file(shared("vocab/ggml-vocab-qwen2.gguf")))
-
-
-def test_embedding_model(user_folders: Path) -> None:
-    with pytest.raises(ModelError, match="is an embedding model"):
-        load_model(str(write_embedding_model(user_folders / "bert.gguf")))
+def test_models_that_generate_no_text(user_folders: Path, tiny: Callable[..., Path]) -> None:
+    for path, named in (
+        (tiny(arch="parrot"), "parrot"),
+        (write_embedding_model(user_folders / "bert.gguf"), r"bert\.gguf"),
+        (shared("vocab/ggml-vocab-qwen2.gguf"), r"token_embd\.weight"),
+    ):
+        with pytest.raises(ModelError, match=named):
+            load_model(str(path))
 
 
 @pytest.mark.usefixtures("user_folders")
@@ -146,10 +125,9 @@ def test_unreadable_file(tmp_path: Path) -> None:
     path.chmod(0)
     if os.access(path, os.R_OK):
         pytest.skip("this user may read every file")
-    with pytest.raises(ModelError, match="cannot be read: Permission denied"):
-        trust.check(file(path))
-    with pytest.raises(ModelError, match="cannot be read: No such file"):
-        trust.check(file(tmp_path / "y.gguf"))
+    for unreadable in (path, tmp_path / "y.gguf"):
+        with pytest.raises(ModelError, match=re.escape(str(unreadable))):
+            trust.check(file(unreadable))
 
 
 @pytest.fixture
@@ -157,8 +135,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that were tried, without a child process: all pass."""
     paths: list[str] = []
 
-    def child(module: str, path: str, **_: object) -> None:
-        assert module == "mink_local.models.trial"
+    def child(_: str, path: str, **__: object) -> None:
         paths.append(path)
 
     monkeypatch.setattr(trust, "ask", child)
@@ -229,44 +206,24 @@ def test_the_cache_holds_nothing_half_written(
     assert not [left for left in user_folders.rglob("*") if left.is_file() and left != model]
 
 
-@pytest.mark.parametrize(
-    ("error", "complaint"),
-    [
-        (SandboxError("crashed (signal 6)"), r"x.gguf is damaged, .*: llama.cpp crashed \(signal 6\)"),
-        (
-            ChildTimeoutError("timed out after 60 s"),
-            "x.gguf cannot be loaded: llama.cpp timed out after 60 s",
-        ),
-    ],
-)
-def test_how_a_trial_ends(
-    model: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, complaint: str
-) -> None:
-    limits: dict[str, Any] = {}
-
-    def child(*_: object, **options: Any) -> None:
-        limits.update(options)
-        raise error
-
+def test_a_trial_that_fails_or_takes_too_long(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = Mock(side_effect=SandboxError("crashed (signal 6)"))
     monkeypatch.setattr(trust, "ask", child)
-    with pytest.raises(ModelError, match=complaint):
+    with pytest.raises(ModelError, match=r"x\.gguf.*signal 6"):
         trust.check(file(model))
-    size = model.stat().st_size
-    assert size < limits["memory"] < 5 << 30
+    limits = child.call_args.kwargs
+    assert model.stat().st_size < limits["memory"] < 5 << 30
     assert 60 < limits["seconds"] < 61
+    monkeypatch.setattr(
+        trust, "ask", lambda *question, memory, **_: ask(*question, memory=memory, seconds=0.001)
+    )
+    with pytest.raises(ModelError, match=r"x\.gguf.*0\.001 s"):
+        trust.check(file(model))
 
 
 def test_a_child_that_does_not_start_says_nothing_about_the_file(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(ChildStartError, match="does not start"):
-        trust.check(file(model))
-
-
-def test_the_time_limit_holds(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        trust, "ask", lambda module, path, memory, **_: ask(module, path, memory=memory, seconds=0.001)
-    )
-    with pytest.raises(ModelError, match=r"timed out after 0\.001 s"):
+    with pytest.raises(ChildStartError, match="trust"):
         trust.check(file(model))
