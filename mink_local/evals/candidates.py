@@ -1,48 +1,78 @@
 """The candidates of the next token after a prompt, and how many each method keeps: the paper's Figure 1."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 
+from mink_local.errors import MinkError
+from mink_local.evals.run.worker import DATE
+from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
-from mink_local.generation.sampling_step import METHODS, SamplingStep, sampling_step
-from mink_local.generation.step_plot import plot, quoted
+from mink_local.generation.sampling_step import SamplingStep, sampling_step
 from mink_local.generation.text_stream import token_name
 from mink_local.samplers import Sampler, label
 
 _SHOWN = 12  # candidates
+_LONGEST = 16  # columns of a token's text
+_LABELLED = (0, 1, 3, 7)  # ranks with a label, as far apart on the logarithmic axis as labels are wide
 
 
-def next_step(
-    model: Model, prompt: str, answer: str = "", methods: Sequence[Sampler] = METHODS
-) -> SamplingStep:
-    """Return the step after the beginning of an answer to a prompt, at temperature 1.
+def show_candidates(
+    prompt: str,
+    model: str,
+    answer: str,
+    samplers: Sequence[Sampler],
+    temperatures: Sequence[float],
+    picture: Path | None,
+    **placement: Any,
+) -> None:
+    """Print the candidates of the token after the beginning of an answer, and what samplers keep of them.
+
+    Args:
+        samplers: Those to compare; none is all.
+        temperatures: Above 0; the last one is that of the picture.
+        picture: Where to write the picture, if anywhere.
+        placement: Options of `load_model`, such as n_threads.
 
     Raises:
-        GenerationError: The prompt is longer than the context, or the model is in use by another thread.
+        MinkError: The prompt is longer than the context, or the picture cannot be written.
     """
+    with load_model(model, date=DATE, **placement) as loaded:
+        step = next_step(loaded, prompt, answer, samplers)
+        texts = [_quoted(token_name(loaded.weights, int(token))) for token in step.ids[:_SHOWN]]
+    _print_tables(Console(), step, texts, temperatures)
+    if picture:
+        plot(step.at(temperatures[-1]), texts, picture)
+
+
+def next_step(model: Model, prompt: str, answer: str = "", samplers: Sequence[Sampler] = ()) -> SamplingStep:
+    """Return the step after the beginning of an answer to a prompt, at temperature 1."""
     logits = model.logits([{"role": "user", "content": prompt}], model.tokenize(answer))
-    return sampling_step(logits, int(logits.argmax()), 1.0, methods)
+    return sampling_step(logits, int(logits.argmax()), 1.0, samplers or None)
 
 
-def show(console: Console, model: Model, step: SamplingStep, temperatures: Sequence[float]) -> None:
-    """Print the most probable candidates, and what the methods of a step keep at each temperature > 0."""
-    candidates = Table("#", "token", "logit", "weight", "p")
-    for rank, text in enumerate(texts(model, step)):
+def _print_tables(
+    console: Console, step: SamplingStep, texts: Sequence[str], temperatures: Sequence[float]
+) -> None:
+    candidates = Table("#", "token", "logit", "p")
+    for rank, text in enumerate(texts):
         candidates.add_row(
             str(rank + 1),
-            quoted(text),
+            text,
             f"{step.logits[rank]:.2f}",
-            f"{step.weights[rank]:.4f}",
             f"{step.p[rank]:.2%}",
             end_section=rank + 1 == step.cliff,
         )
     kept = Table("keeps", *(f"T = {temperature:g}" for temperature in temperatures))
     steps = [step.at(temperature) for temperature in temperatures]
-    for method in step.methods:
-        kept.add_row(label(str(method)), *(f"{one.kept[str(method)]:,}" for one in steps))
+    for sampler in step.compared:
+        kept.add_row(label(str(sampler)), *(f"{one.kept[sampler]:,}" for one in steps))
     for table in (candidates, kept):
         for column in table.columns:
             column.no_wrap = True
@@ -50,11 +80,56 @@ def show(console: Console, model: Model, step: SamplingStep, temperatures: Seque
         console.print(table)
 
 
-def texts(model: Model, step: SamplingStep) -> list[str]:
-    """Return the texts of the most probable candidates."""
-    return [token_name(model.weights, int(token)) for token in step.ids[:_SHOWN]]
+def _quoted(text: str) -> str:
+    """Return a token's text in quotes, cut to a number of columns."""
+    shown = repr(text)
+    return shown if cell_len(shown) <= _LONGEST else set_cell_size(shown, _LONGEST - 1).rstrip() + "…"
 
 
-def write_picture(model: Model, step: SamplingStep, temperature: float, path: Path) -> None:
-    """Write a picture of a step at a temperature > 0. Raises MinkError if the file cannot be written."""
-    plot(step.at(temperature), texts(model, step), path, is_sampled=False)
+def plot(step: SamplingStep, texts: Sequence[str], path: Path) -> None:
+    """Write a picture of the sorted logits and of what each sampler keeps.
+
+    Args:
+        step: Whose temperature is above 0.
+        texts: Of the tokens of the first ranks.
+        path: Its ending names the format.
+
+    Raises:
+        MinkError: Matplotlib is missing, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+
+        from mink_local.evals.figures import look
+    except ImportError:
+        raise MinkError("pictures need Matplotlib: type  python -m pip install matplotlib") from None
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    curve: Any
+    bars: Any
+    curve, bars = figure.subplots(2, sharex=True, height_ratios=(2, 1))
+    ranks = np.arange(1, len(step.ids) + 1)
+    curve.plot(ranks, step.logits, color="0.35", linewidth=1)
+    curve.plot(ranks[:30], step.logits[:30], ".", color="0.35", markersize=5)
+    curve.axvline(step.cliff + 0.5, color="0.35", linestyle="--", linewidth=1, label="cliff")
+    for rank in (rank for rank in _LABELLED if rank < len(texts)):
+        curve.annotate(
+            texts[rank].replace("$", r"\$"), (rank + 1, step.logits[rank]),
+            rotation=40, fontsize=8, xytext=(3, 4), textcoords="offset points",
+        )  # fmt: skip
+    curve.margins(y=0.2)
+    curve.set(
+        xscale="log", ylabel="logit", title=f"What each sampler keeps at temperature {step.temperature:g}"
+    )
+    curve.legend()
+    names, numbers = zip(*((label(str(sampler)), k) for sampler, k in step.kept.items()), strict=True)
+    colours = [look(str(sampler))["color"] for sampler in step.kept]
+    drawn = bars.barh(names, numbers, left=0.5, color=colours)
+    bars.bar_label(drawn, [f"{n:,}" for n in numbers], padding=3, fontsize=8)
+    bars.invert_yaxis()
+    bars.set(xlabel="rank", xlim=(0.5, 4 * len(step.ids)))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about characters that are missing in the font
+            figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise MinkError(f"{path} cannot be written: {error}") from None

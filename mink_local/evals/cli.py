@@ -1,25 +1,34 @@
-"""`mink-eval`: run GGUF models on tasks with every sampler and temperature, and report the results."""
+"""`mink-eval`: run GGUF models on tasks with every sampler and temperature, compare them, and report."""
 
-from collections.abc import Sequence
-from functools import partial
+import os
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mink_local.cli import AutoOrInt, FiniteFloat, run
-from mink_local.evals.coverage.command import coverage_command
-from mink_local.evals.frontier.command import frontier_command
-from mink_local.evals.judge.command import judge_command, sheet_command, votes_command
-from mink_local.evals.libraries import saying_what_is_missing
-from mink_local.evals.options import POSITIVE, run_folder_argument, samplers_option
+from mink_local.cli import AutoOrInt, FiniteFloat, Temperature, run
 from mink_local.files import user_path
+from mink_local.llama.constants import N_SEQ_MAX
 from mink_local.models.catalog import DEFAULT_MODEL
-from mink_local.models.options import MODEL_HELP, SamplerType, gpu_layers_option, rpc_option, threads_option
+from mink_local.models.options import (
+    SamplerType,
+    ctx_option,
+    gpu_layers_option,
+    max_tokens_option,
+    model_option,
+    parallel_option,
+    rpc_option,
+    sampler_option,
+    seed_option,
+    temp_option,
+    threads_option,
+)
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
+    from mink_local.evals.measurement import Measurement
     from mink_local.evals.tasks.base import Task
     from mink_local.models.catalog import ModelFile
     from mink_local.samplers import Sampler
@@ -36,18 +45,67 @@ Examples:
   mink-eval coverage --model ./mine.gguf
   mink-eval frontier --model ./small.gguf --reference ./large.gguf --text novel.txt
 
-The same command again continues a run that stopped, for whatever reason. With another sampler,
-temperature, model or task, or with more questions or repeats, only the responses that are missing
-are generated.
+The same command continues a measurement that stopped, for whatever reason. With another sampler,
+temperature, model or task, or with more questions or repeats, only what is added is measured.
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 """
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 
-@click.group(epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+POSITIVE = click.IntRange(min=1)
+FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
+
+samplers_option = sampler_option.replace("samplers", multiple=True)
+temperatures_option = temp_option.replace("temperatures", multiple=True, default=[1.0])
+limit_option = click.option(
+    "--limit", type=POSITIVE, metavar="N", help="Only the first N questions of a task, or prompts."
+)
+folder_argument = click.argument("folder", metavar="DIR", type=FOLDER)
+quiet_option = click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+fixed_seed_option = seed_option.replace(default=0, show_default=True, help="Seed of all that is random.")
+
+
+def out_option(
+    default: str | None, text: str = "Folder of the results; what is there is continued."
+) -> Callable[[Command], Command]:
+    """Return the option of the folder that a command writes to, with this help text."""
+    kind = click.Path(path_type=Path, file_okay=False)
+    return click.option("--out", "-o", type=kind, default=default, metavar="DIR", help=text)
+
+
+def placement_options(command: Command) -> Command:
+    """Add the options that say where a model's layers go, passed on as `load_model` names them."""
+    for option in (
+        rpc_option,
+        threads_option.replace("n_threads"),
+        gpu_layers_option.replace("n_gpu_layers"),
+    ):
+        command = option(command)
+    return command
+
+
+class Program(click.Group):
+    """The program; says how to install a library of the extra "eval" that is missing."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            library = str(error.name).partition(".")[0]
+            raise click.UsageError(
+                f'this needs {library}: type  python -m pip install "mink-local[eval]"'
+            ) from None
+
+
+@click.group(
+    cls=Program,
+    epilog=EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
-    """Evaluate GGUF models over sampling methods and temperatures."""
+    """Evaluate GGUF models over samplers and temperatures."""
 
 
 def _tasks(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[Task]":
@@ -61,21 +119,18 @@ def _tasks(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list
 
 
 def _models(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[ModelFile]":
-    """Return the models' files, each once; two must not share the name that is in the records."""
+    """Return the models' files, each once; of two with one name, the later has its folder's name, too."""
+    from dataclasses import replace
+
     from mink_local.models.catalog import resolve
 
     by_name: dict[str, ModelFile] = {}
     for file in map(resolve, names):
-        other = by_name.setdefault(file.name, file)
-        if other.path != file.path:
-            raise click.BadParameter(f"{other.path} and {file.path} have the same name: rename one.")
+        if by_name.setdefault(file.name, file).path != file.path:
+            longer = replace(file, name=f"{file.path.absolute().parent.name}/{file.name}")
+            if by_name.setdefault(longer.name, longer).path != file.path:
+                raise click.BadParameter(f"two models have the name {longer.name}: rename one.")
     return list(by_name.values())
-
-
-def _most_sequences() -> int:
-    from mink_local.llama.context import N_SEQ_MAX
-
-    return int(N_SEQ_MAX)
 
 
 def _files(option: str, texts: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
@@ -107,114 +162,70 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
 
 @cli.command("run")
 @click.argument("tasks", nargs=-1, required=True, metavar="TASK…", callback=_tasks)
+@model_option.replace("models", multiple=True, default=[DEFAULT_MODEL], callback=_models)
+@samplers_option.replace(default=["min-k"])
+@temperatures_option.replace(help="Temperature, for every sampler; at 0 every sampler is greedy.")
 @click.option(
-    "--model",
-    "-m",
-    "models",
-    multiple=True,
-    default=[DEFAULT_MODEL],
-    callback=_models,
-    metavar="NAME|PATH",
-    help=f"{MODEL_HELP} May be given several times, as may --sampler and --temp.",
+    "--greedy/--no-greedy",
+    default=True,
+    help="Also run greedy decoding, once a question: it is what a sampler has to beat.",
 )
-@samplers_option(
-    default=["min-k"],
-    help="A sampler: min-k, top-p:p=0.9,order=temperature-last, min-p, top-k, top-n-sigma, eta, p-less, "
-    "llama-default, mirostat, greedy.",
-)
-@click.option(
-    "--temp",
-    "-t",
-    "temperatures",
-    multiple=True,
-    type=FiniteFloat(min=0),
-    default=[1.0],
-    metavar="T",
-    help="A temperature, for every sampler. Greedy, which every sampler is at 0, is always run, once a "
-    "question: it is what a sampler has to beat.",
-)
-@click.option("--limit", type=POSITIVE, metavar="N", help="Only the first N questions of a task.")
+@limit_option
 @click.option(
     "--repeats",
     type=POSITIVE,
     default=1,
     metavar="N",
-    help="Responses to every question, each with another seed.",
+    help="Responses to a question, each with another seed.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**32 - 2),  # MAX_SEED, whose module loads llama.cpp
-    default=0,
-    metavar="N",
-    help="The seed of the run, from which the seeds of all responses are computed.",
-)
-@click.option(
-    "--max-tokens",
-    "-n",
-    type=POSITIVE,
-    metavar="N",
-    help="Longest response; a longer one is truncated and counts as wrong.  [default: the task's]",
+@fixed_seed_option
+@max_tokens_option.replace(
+    show_default="the task's",
+    help="Longest response in tokens; a longer one is truncated and counts as wrong.",
 )
 @click.option(
     "--data",
     multiple=True,
     metavar="[TASK=]FILE",
-    help="A file with the questions, instead of a download. May be given for every task.",
+    help="File with a task's questions, instead of a download.",
 )
 @click.option(
     "--shots",
     type=POSITIVE,
     metavar="N",
     help="Show the first N questions with their worked answers before every question, as earlier turns of "
-    "the conversation; they are not asked.",
+    "the conversation; they are not questions of the run then.",
 )
 @click.option(
     "--shots-from",
     multiple=True,
     metavar="[TASK=]FILE",
-    help="A file in the task's format, whose first N questions --shots shows.",
+    help="File in the task's format, whose first N questions --shots shows.",
 )
 @click.option(
     "--stop",
     multiple=True,
     metavar="TEXT",
     callback=_stop,
-    help=r"A text that ends a response, such as '\nQuestion:', in which \n is the end of a line: for base "
-    "models. May be given several times.",
+    help=r"Text that ends a response, such as '\nQuestion:', where \n is a line break: for base models.",
 )
-@click.option(
-    "--out",
-    "-o",
-    type=click.Path(path_type=Path),
-    default="mink-eval-run",
-    metavar="DIR",
-    help="Folder of the records; a run that is there is continued.",
-)
-@click.option(
-    "--parallel",
-    type=AutoOrInt(min=1, max=_most_sequences),
+@out_option("mink-eval-run")
+@parallel_option.replace(
+    type=AutoOrInt(min=1, max=N_SEQ_MAX),
     default="auto",
-    help="Responses at a time; auto chooses by memory and device.",
+    help="Responses generated at a time; auto chooses by memory and device.",
 )
-@click.option(
-    "--ctx",
-    type=POSITIVE,
-    metavar="N",
-    help="Most tokens of a prompt and its response.  [default: as many as they need]",
-)
-@gpu_layers_option
-@threads_option
-@rpc_option
+@ctx_option.replace(show_default="as many as they need")
+@placement_options
 @click.option(
     "--executor",
+    "executor_name",
     type=click.Choice(["local", "ray"]),
     default="local",
     help="ray spreads the run over a Ray cluster, with a worker on every GPU.",
 )
 @click.option(
-    "--ray-address",
-    metavar="ADDRESS",
-    help="The cluster.  [default: that of RAY_ADDRESS, or this machine]",
+    "--ray-address", metavar="ADDRESS", help="The cluster.  [default: that of RAY_ADDRESS, or this machine]"
 )
 @click.option(
     "--workers",
@@ -222,27 +233,29 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
     metavar="N",
     help="Ray workers.  [default: one for every GPU, or every machine]",
 )
-@click.option("--quiet", "-q", is_flag=True, help="Show no progress, only the summary.")
+@quiet_option
 def run_command(
     tasks: "list[Task]",
     data: Sequence[str],
     shots: int | None,
     shots_from: Sequence[str],
     parallel: Any,
-    gpu_layers: Any,
-    threads: int | None,
+    n_gpu_layers: Any,
+    n_threads: int | None,
     rpc: Sequence[str] | None,
-    executor: str,
+    executor_name: str,
     ray_address: str | None,
     workers: int | None,
     quiet: bool,
-    **settings: Any,  # models, samplers, temperatures, repeats, stop, out, limit, seed, max_tokens, ctx
+    out: Path,
+    **settings: Any,  # models, samplers, temperatures, repeats, stop, limit, greedy, seed, max_tokens, ctx
 ) -> None:
     """Have models answer the questions of tasks, with every sampler at every temperature.
 
-    TASK is gsm8k, aqua, gpqa, math500, sample-math, sample-choice, or a file of your own whose name ends in
-    .jsonl: a line is a JSON object with "question", and may have "answer" (a number or a text), "choices" and
-    "id". Without answers the responses are recorded and not judged.
+    TASK is a name that mink-eval tasks lists, or your own file whose name ends in .jsonl: a line is a JSON
+    object with "question", and may have "answer" (a number or a text), "choices" and "id". Responses to
+    questions without an answer are recorded and not scored. --model, --sampler and --temp may be given
+    several times.
 
     Every response goes to a line of DIR/records.jsonl as soon as it is complete. After Ctrl-C, or after a
     crash, the same command continues the run.
@@ -254,81 +267,27 @@ def run_command(
     if shots_from and not shots:
         raise click.UsageError("--shots-from needs --shots N.")
     shots_files = _files("--shots-from", shots_from, names)
+    from mink_local.evals.measurement import carry_out
+    from mink_local.evals.run.evaluation import Evaluation, Run
     from mink_local.evals.run.grid import Executor
-    from mink_local.evals.run.run import Evaluation, evaluate
 
-    if executor == "ray":
+    if executor_name == "ray":
         if rpc:
             raise click.UsageError("--rpc is for one worker: give it without --executor ray.")
-        from mink_local.evals.run.ray import answer_on_ray, connect
+        from mink_local.evals.run.ray import RayExecutor
 
-        connect(ray_address)
-        execute: Executor = partial(answer_on_ray, workers=workers)
+        executor: Executor = RayExecutor(ray_address, workers)
     elif workers or ray_address:
         raise click.UsageError("--workers and --ray-address are Ray's: give --executor ray too.")
     else:
-        from mink_local.evals.run.worker import answer_here
+        from mink_local.evals.run.worker import LocalExecutor
 
-        execute = answer_here
+        executor = LocalExecutor()
     evaluation = Evaluation(tasks=tasks, data=files, shots=shots or 0, shots_from=shots_files, **settings)
-    environment = {"n_parallel": parallel, "n_gpu_layers": gpu_layers, "n_threads": threads, "rpc": rpc}
-    evaluate(evaluation, execute, environment, quiet)
-
-
-@cli.command("candidates")
-@click.argument("prompt")
-@click.option("--model", "-m", default=DEFAULT_MODEL, metavar="NAME|PATH", help=MODEL_HELP)
-@click.option(
-    "--answer",
-    default="",
-    metavar="TEXT",
-    help="What the answer to PROMPT begins with: the candidates are of the token after it.",
-)
-@samplers_option(
-    help="A method. May be given several times.  [default: all but mirostat, in both orders]",
-)
-@click.option(
-    "--temp",
-    "-t",
-    "temperatures",
-    multiple=True,
-    type=FiniteFloat(min=0, min_open=True),
-    default=[1.0, 2.0, 5.0, 10.0],
-    metavar="T",
-    help="A temperature. May be given several times.",
-)
-@click.option(
-    "--plot",
-    "picture",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write a picture of the sorted logits with the cuts at the last temperature; the ending names the "
-    "format.",
-)
-def candidates_command(
-    prompt: str,
-    model: str,
-    answer: str,
-    samplers: "Sequence[Sampler]",
-    temperatures: Sequence[float],
-    picture: Path | None,
-) -> None:
-    """Show the candidates of one token, and how many of them each method keeps at each temperature.
-
-    The token is the next one of the answer to PROMPT. Tokens that only some methods keep are what their
-    answers differ in.
-    """
-    from rich.console import Console
-
-    from mink_local.evals.candidates import next_step, show, write_picture
-    from mink_local.generation.loading import load_model
-    from mink_local.generation.sampling_step import METHODS
-
-    with load_model(model) as loaded:
-        step = next_step(loaded, prompt, answer, samplers or METHODS)
-        show(Console(), loaded, step, temperatures)
-        if picture:
-            write_picture(loaded, step, temperatures[-1], picture)
+    environment = {
+        "n_parallel": parallel, "n_gpu_layers": n_gpu_layers, "n_threads": n_threads, "rpc": rpc
+    }  # fmt: skip
+    carry_out(Run(evaluation, executor, environment), out, quiet=quiet)
 
 
 class AgainstType(SamplerType):
@@ -338,29 +297,382 @@ class AgainstType(SamplerType):
         kind, _, name = value.partition("=")
         if kind == "temp":
             return f"temp={click.FLOAT.convert(name, param, ctx):g}"
-        return value if kind == "model" else str(super().convert(value, param, ctx))
+        try:
+            return value if kind == "model" else str(super().convert(value, param, ctx))
+        except click.BadParameter as error:
+            self.fail(f"{error.message} For a model write model={value}.", param, ctx)
 
 
 @cli.command("report")
-@run_folder_argument
+@folder_argument
 @click.option(
     "--against",
     type=AgainstType(),
     metavar="SAMPLER|model=NAME|temp=T",
-    help="The sampler to compare the others with, or model=NAME or temp=T to compare the other models or "
-    "temperatures with, by the same method.  [default: min-k]",
+    help="What the other samplers, models or temperatures are compared with.  [default: min-k, and the first "
+    "model if there are several]",
 )
 def report_command(folder: Path, against: str | None) -> None:
-    """Report on the run in DIR, which may still be going on.
+    """Report on everything in DIR: a run, which may still be going on, a frontier, coverage, judgements.
 
-    Prints tables and writes to DIR/report: report.html with tables, pictures and a browser of all
-    responses, report.md, the numbers as CSV, and the pictures as SVG. All responses are judged by this
-    version's tasks, and the recorded verdicts that differ are counted; the records do not change.
+    Prints tables. Of a run, writes to DIR/report: report.html with tables, pictures and a browser of all
+    responses, report.md, the numbers as CSV and JSON, and the pictures as SVG. All responses are scored by
+    this version's tasks, and the recorded verdicts that differ are counted; the records do not change.
     """
-    with saying_what_is_missing():
-        from mink_local.evals.report.write import write_report
+    from mink_local.evals.measurement import read_results
+    from mink_local.evals.report.write import report_run
+    from mink_local.evals.store import read_manifest
 
-        write_report(folder, against)
+    kind = _measurement(str(read_manifest(folder).get("measures", "run")))
+    if kind is None:
+        report_run(folder, against)
+    else:
+        kind.report(read_results(folder, kind))
+    if (folder / "judge").is_dir():
+        from mink_local.evals.judge.judgements import Judging
+
+        Judging.report(read_results(folder / "judge", Judging))
+    if (folder / "sheet").is_dir():
+        from mink_local.evals.judge.people import report_votes, saved_votes
+
+        votes = saved_votes(folder / "sheet")
+        if votes:
+            report_votes(folder / "sheet", votes)
+
+
+def _measurement(measures: str) -> "type[Measurement[Any]] | None":
+    """Return the measurement of this name; None for a run, whose report is its own."""
+    if measures == "frontier":
+        from mink_local.evals.frontier.measure import Frontier
+
+        return Frontier
+    if measures == "coverage":
+        from mink_local.evals.coverage.measure import Walks
+
+        return Walks
+    if measures == "judge":
+        from mink_local.evals.judge.judgements import Judging
+
+        return Judging
+    return None
+
+
+@cli.command("frontier")
+@model_option.replace(required=True, default=None, show_default=False)
+@click.option(
+    "--reference",
+    "-r",
+    required=True,
+    metavar="NAME|PATH",
+    help="A larger model with the same vocabulary, which judges the model's tokens.",
+)
+@click.option(
+    "--texts", type=FOLDER, metavar="DIR", help="Texts: the reference's sampled answers in a mink-eval run."
+)
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Texts: the paragraphs of a file, separated by empty lines.",
+)
+@click.option(
+    "--limit",
+    type=POSITIVE,
+    default=100,
+    metavar="N",
+    help="Only N texts, chosen at random; more add to them.",
+)
+@temperatures_option.replace(
+    type=Temperature(),
+    default=[1.0, 2.0, 5.0, float("inf")],
+    metavar="T|inf",
+    help="Temperature; inf makes all candidates equally probable. May be given several times.",
+)
+@click.option(
+    "--noise",
+    "wanted",
+    multiple=True,
+    type=FiniteFloat(min=0, min_open=True, max=100),
+    default=[0.5, 1.0, 2.0, 5.0],
+    metavar="POINTS",
+    help="Noise, in percentage points above greedy's, at which samplers are compared. May be given several "
+    "times.",
+)
+@out_option("mink-eval-frontier")
+@placement_options
+@quiet_option
+def frontier_command(texts: Path | None, text: Path | None, **options: Any) -> None:
+    """Measure each sampler's trade-off between noise and diversity, exactly.
+
+    At each position of given texts, the model's logits give each sampler's candidates and their
+    probabilities. Noise is the probability of tokens that a larger reference model gives less than 1% (and
+    0.1%); variety is the entropy. Nothing is sampled and no judge is needed. Every sampler's option is swept,
+    at every temperature, and in both orders of temperature and cut if it has them.
+
+    Writes to DIR: frontier.md with the tables, frontier.svg, and all figures with their intervals as CSV and
+    JSON. The same command continues a measurement that stopped; with more texts or temperatures it measures
+    only what is added.
+    """
+    if (texts is None) == (text is None):
+        raise click.UsageError("give the texts with either --texts or --text.")
+    from mink_local.evals.frontier.measure import run_frontier
+
+    run_frontier(texts=texts, text=text, **options)
+
+
+@cli.command("coverage")
+@model_option
+@samplers_option.replace(
+    default=None,
+    show_default=False,
+    help="Sampler; may be given several times.  [default: every sampler in both orders, min-k:floor=1, and "
+    "min-p:p=0,order=temperature-last, which keeps every token]",
+)
+@temperatures_option.replace(
+    type=Temperature(),
+    default=[0.25, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, float("inf")],
+    metavar="T|inf",
+    help="Temperature; at inf all candidates are equally probable. May be given several times.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help='Own prompts, one JSON object a line: {"id": "coins", "prompt": "Name one side of a coin.", '
+    '"answers": [["heads", "obverse"], ["tails", "reverse"]]}.  [default: 60 that are bundled]',
+)
+@limit_option
+@click.option(
+    "--rest",
+    type=FiniteFloat(min=0, min_open=True, max=1, max_open=True),
+    default=0.01,
+    metavar="P",
+    help="Walk until at most this probability is unexplored, for every sampler and temperature.",
+)
+@click.option(
+    "--nodes",
+    type=POSITIVE,
+    default=2000,
+    metavar="N",
+    help="Most nodes of the tree that are evaluated for a prompt, whatever is unexplored then.",
+)
+@parallel_option.replace(type=AutoOrInt(min=1), default=16, help="Nodes evaluated at a time, or auto.")
+@out_option("mink-eval-coverage")
+@placement_options
+@quiet_option
+def coverage_command(**options: Any) -> None:
+    """Measure validity and coverage of every sampler on prompts whose valid answers can be listed.
+
+    "Name one country in Africa. Answer with its name only." has 54 valid answers. The distribution over the
+    answers is computed exactly, by walking the tree of candidates: how probable is a valid answer, and how
+    many different ones do 100 samples have? Nothing is sampled, and all samplers share the evaluated nodes.
+
+    Writes to DIR: coverage.md with the tables, coverage.svg with a curve for every sampler over temperature,
+    and all figures as CSV and JSON. The same command continues a measurement that stopped; with more prompts,
+    samplers or temperatures it measures only what is added.
+    """
+    from mink_local.evals.coverage.measure import run_coverage
+
+    run_coverage(**options)
+
+
+@cli.command("judge")
+@folder_argument
+@click.argument("votes", nargs=-1, metavar="[VOTES]…", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--judge",
+    "-j",
+    "judge",
+    metavar="NAME|PATH|URL",
+    help="The judge: a GGUF model, as --model of mink-eval run takes it, or the base URL of an "
+    "OpenAI-compatible server, such as http://127.0.0.1:8080/v1.",
+)
+@click.option("--judge-model", metavar="ID", help="Model of the server.  [default: the only one it has]")
+@click.option(
+    "--api-key-variable",
+    default="OPENAI_API_KEY",
+    metavar="NAME",
+    help="Environment variable with a server's API key.",
+)
+@click.option(
+    "--against",
+    type=SamplerType(),
+    default="greedy",
+    metavar="SAMPLER",
+    help="Compare the other samplers with this one.",
+)
+@limit_option
+@click.option(
+    "--max-chars",
+    "characters",
+    type=click.IntRange(min=200),
+    default=6000,
+    metavar="N",
+    help="Characters of a response that the judge sees; the judge is told if there are more.",
+)
+@parallel_option.replace(
+    type=AutoOrInt(min=1, max=64),
+    default="auto",
+    help="Requests at a time; auto is 8 to a server and 4 to a GGUF model.",
+)
+@click.option(
+    "--timeout",
+    "seconds",
+    type=FiniteFloat(min=1),
+    default=120.0,
+    metavar="SECONDS",
+    help="Time limit of one answer of a server; after it the request is sent again.",
+)
+@placement_options
+@quiet_option
+@click.option(
+    "--people", is_flag=True, help="People judge: write a page for them, or report on the VOTES it has saved."
+)
+@samplers_option.replace(
+    default=None,
+    show_default=False,
+    help="With --people: a sampler of the run. Give at least two; each is compared with each.",
+)
+@temperatures_option.replace(
+    default=None,
+    show_default="all",
+    help="With --people: only pairs at this temperature. May be given several times.",
+)
+@click.option(
+    "--pairs", type=POSITIVE, default=50, metavar="N", help="With --people: most pairs on the page."
+)
+@fixed_seed_option.replace(help="With --people: the seed of the choice, the order and the sides.")
+@out_option(None, "With --people: the folder of the page and its key.  [default: DIR/sheet]")
+def judge_command(
+    folder: Path,
+    votes: Sequence[Path],
+    judge: str | None,
+    judge_model: str | None,
+    api_key_variable: str,
+    against: "Sampler",
+    limit: int | None,
+    characters: int,
+    parallel: Any,
+    seconds: float,
+    quiet: bool,
+    people: bool,
+    samplers: "Sequence[Sampler]",
+    temperatures: Sequence[float],
+    pairs: int,
+    seed: int,
+    out: Path | None,
+    **placement: Any,
+) -> None:
+    """Have a model or people compare the responses of the run in DIR, two samplers at a time.
+
+    With --judge, a model judges every pair of responses to the same question in both orders: a sampler wins a
+    pair if both prefer it. Judgements go to DIR/judge as they come; the same command continues. Prints win
+    rates and how much the place of an answer matters, and writes them to judge.md and judge.json.
+
+    With --people, writes sheet.html, one file that needs no network: send it to the raters, and no other
+    file. The methods are in key.json. With the VOTES that the page has saved, one file of each rater, prints
+    win rates and the agreement of the raters, and writes them to votes.md and votes.json beside the key.
+    """
+    if people == bool(judge):
+        raise click.UsageError("give --judge NAME|PATH|URL, or --people.")
+    if people:
+        _ask_people(folder, out or folder / "sheet", votes, samplers, temperatures, pairs, seed)
+        return
+    assert judge
+    if votes:
+        raise click.UsageError(f"{votes[0]} holds votes of people: give --people, too.")
+    is_url = judge.startswith(("http://", "https://"))
+    if judge_model and not is_url:
+        raise click.UsageError("--judge-model is for the URL of a server: give --judge URL.")
+    from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
+    from mink_local.evals.judge.judgements import judge_run
+
+    if is_url:
+        key = os.environ.get(api_key_variable, "")
+        n_requests = 8 if parallel == "auto" else parallel
+        chosen: EndpointJudge | LocalJudge = EndpointJudge(judge, judge_model, key, n_requests, seconds)
+    else:
+        n_parallel = 4 if parallel == "auto" else parallel  # more would delay the first judgements
+        chosen = LocalJudge(judge, n_parallel=n_parallel, **placement)
+    judge_run(folder, chosen, str(against), limit, characters, quiet)
+
+
+def _ask_people(
+    folder: Path,
+    out: Path,
+    votes: Sequence[Path],
+    samplers: "Sequence[Sampler]",
+    temperatures: Sequence[float],
+    pairs: int,
+    seed: int,
+) -> None:
+    from mink_local.evals.judge.people import KEY, PAGE, report_votes, write_sheet
+
+    if votes:
+        report_votes(folder if (folder / KEY).exists() else out, votes)
+        return
+    names = list(dict.fromkeys(map(str, samplers)))
+    if len(names) < 2:
+        raise click.UsageError("people compare samplers: give --sampler at least twice.")
+    click.echo(f"{write_sheet(folder, names, pairs, seed, temperatures, out)}.\n")
+    click.echo(f"{out / PAGE}  for the raters\n{out / KEY}  to read their votes with: do not send it")
+
+
+@cli.command("candidates")
+@click.argument("prompt")
+@model_option
+@click.option(
+    "--answer",
+    default="",
+    metavar="TEXT",
+    help="Beginning of the answer to PROMPT; the candidates are of the token after it.",
+)
+@samplers_option.replace(
+    default=None,
+    show_default=False,
+    help="Sampler; may be given several times.  [default: all but mirostat, in every order that they have]",
+)
+@temperatures_option.replace(
+    type=FiniteFloat(min=0, min_open=True),
+    default=[1.0, 2.0, 5.0, 10.0],
+    help="Temperature; may be given several times.",
+)
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a picture of the sorted logits with the cuts at the last temperature; the ending names the "
+    "format.",
+)
+@placement_options
+def candidates_command(
+    prompt: str,
+    model: str,
+    answer: str,
+    samplers: "Sequence[Sampler]",
+    temperatures: Sequence[float],
+    picture: Path | None,
+    **placement: Any,
+) -> None:
+    """Show the candidates of one token, and how many of them each sampler keeps at each temperature.
+
+    The token is the next one of the answer to PROMPT. Samplers differ in the tokens that only some of them
+    keep.
+    """
+    from mink_local.evals.candidates import show_candidates
+
+    show_candidates(prompt, model, answer, samplers, temperatures, picture, **placement)
+
+
+@cli.command("tasks")
+def tasks_command() -> None:
+    """List the tasks."""
+    from mink_local.evals.tasks import TASKS
+
+    for task in TASKS.values():
+        click.echo(f"{task.name:15}{task.title}, {task.n_questions:,} questions; {task.source.how}")
+    click.echo(f"{'FILE.jsonl':15}Your own questions: see mink-eval run --help")
 
 
 @cli.command(
@@ -372,18 +684,17 @@ def report_command(folder: Path, against: str | None) -> None:
 def lm_eval_command(arguments: Sequence[str]) -> None:
     """Run lm-evaluation-harness with a GGUF model.
 
-    Its own command line, with --model mink-local and, in --model_args, model, sampler, temperature, seed,
-    n_ctx, parallel, gpu_layers, threads and max_gen_toks.
+    Its own command line, whose --model is mink-local by default. --model_args takes model, sampler,
+    temperature, seed, n_ctx, parallel, gpu_layers, threads and max_gen_toks:
+
+    \b
+    mink-eval lm-eval --tasks gsm8k --model_args model=qwen3-4b,sampler=top-p:p=0.9,temperature=2
     """
     if not find_spec("lm_eval"):
         raise click.UsageError('this needs lm-evaluation-harness: type  pip install "mink-local[lm-eval]"')
     from mink_local.evals.lm_eval import main as run_harness
 
     run_harness(arguments)
-
-
-for command in (frontier_command, coverage_command, judge_command, sheet_command, votes_command):
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ mink-local and hands the rest of its command line to the harness.
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +18,18 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from mink_local.errors import MinkError
-from mink_local.evals.run.manifest import file_sha256
 from mink_local.evals.run.worker import DATE
+from mink_local.evals.store import file_sha256
 from mink_local.generation.loading import load_model
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.llama.context import MAX_SEED
+from mink_local.llama.constants import MAX_SEED
 from mink_local.models.catalog import DEFAULT_MODEL
-from mink_local.samplers import Greedy, MinP, Sampler, TopK, TopP, parse
+from mink_local.samplers import SAMPLERS, Greedy, Sampler, TopP, parse
 from mink_local.version import __version__
 
 NAME = "mink-local"
 _HARNESS_ARGUMENTS = {"batch_size", "max_batch_size", "device"}
-_SAMPLERS: dict[str, Callable[[Any], Sampler]] = {"top_k": TopK, "top_p": TopP, "min_p": MinP}
-_OFF = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
+_OFF: dict[str, tuple[float, ...]] = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
 
 
 @register_model(NAME)
@@ -37,10 +37,10 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
     """A model of the harness.
 
     `sampler` and `temperature` are for all generation; without them, what the task asks for counts
-    (`do_sample`, `temperature`, `top_p`, `top_k` or `min_p`), which mostly is greedy. `seed` is the first
-    request's; the others count on from it. A prompt and its answer have at most `n_ctx` tokens, and an answer
-    `max_gen_toks`, unless a task has another limit. Raises MinkError if an argument is unknown or out of
-    range.
+    (`do_sample`, `temperature`, and `top_p`, `top_k` or another field of a request), which mostly is greedy.
+    `seed` is the first request's; the others count on from it. A prompt and its answer have at most `n_ctx`
+    tokens, and an answer `max_gen_toks`, unless a task has another limit. Raises MinkError if an argument is
+    unknown or out of range.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         **rest: Any,
     ) -> None:
         super().__init__()
+        text = None if sampler is None else _with_options(sampler, rest)
         unknown = sorted(set(rest) - _HARNESS_ARGUMENTS)
         if unknown:
             raise MinkError(
@@ -64,7 +65,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
                 "seed, n_ctx, parallel, gpu_layers, threads and max_gen_toks"
             )
         try:
-            self._sampler = parse(sampler) if sampler is not None else None
+            self._sampler = parse(text) if text is not None else None
             self._model = load_model(
                 model,
                 n_ctx=256,  # until `reserve`
@@ -106,7 +107,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         if add_special_tokens is None:
-            return self._model.tokens(string) if string else []
+            return self._model.prompt_tokens(string) if string else []
         return self._model.weights.tokenize(string, add_special=add_special_tokens, parse_special=True)
 
     @property
@@ -181,7 +182,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         first = asked[0].params  # the harness logs what the task asks for, whatever --model_args say
         method = f"Generating ({first.sampler}, T = {first.temperature:g})"
         with tqdm(total=len(asked), desc=method, disable=disable_tqdm) as bar:
-            for answer in self._model.complete(asked):
+            for answer in self._model.answer_all(asked):
                 if answer.error:
                     raise MinkError(f"request {answer.index}: {answer.error}")
                 texts[answer.index] = answer.text
@@ -214,13 +215,28 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
             temperature = self._temperature
         if temperature == 0:
             return Greedy(), 0.0
-        names = [name for name in _SAMPLERS if options.get(name) not in (None, *_OFF[name])]
-        if len(names) > 1:
-            raise MinkError(
-                f"a task asks for {' and '.join(names)} together, which no sampler does: "
-                "give one with --model_args sampler=…"
-            )
-        return (_SAMPLERS[names[0]](options[names[0]]) if names else TopP(1.0)), temperature
+        methods: dict[type[Sampler], dict[str, Any]] = {}
+        for method in SAMPLERS.values():
+            for name, option in method.request_fields.items():
+                if options.get(name) not in (None, *_OFF.get(name, ())):
+                    methods.setdefault(method, {})[option] = options[name]
+        if len(methods) > 1:
+            names = " and ".join(method.name for method in methods)
+            raise MinkError(f"a task combines {names}: give one with --model_args sampler=…")
+        method, values = next(iter(methods.items()), (TopP, {"p": 1.0}))
+        return method(**values), temperature
+
+
+def _with_options(sampler: str, rest: dict[str, Any]) -> str:
+    """Return a sampler's text with the options that the harness has split from it, at their commas.
+
+    They are taken out of `rest`.
+    """
+    method: Any = SAMPLERS.get(sampler.partition(":")[0])
+    split = [option.name for option in fields(method) if option.name in rest] if method else []
+    for option in split:
+        sampler += f"{',' if ':' in sampler else ':'}{option}={str(rest.pop(option)).lower()}"
+    return sampler
 
 
 def main(arguments: Sequence[str]) -> None:

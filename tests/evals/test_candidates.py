@@ -4,10 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from mink_local.evals.candidates import next_step
+from mink_local.errors import MinkError
+from mink_local.evals.candidates import next_step, plot
 from mink_local.generation.model import Model
-from mink_local.samplers import MinK, TopP
+from mink_local.generation.sampling_step import sampling_step
+from mink_local.samplers import MinK, TopP, default_samplers
 from tests.conftest import forget
 from tests.support.mink_eval import MinkEval
 
@@ -20,7 +23,7 @@ def test_the_methods_keep_what_they_keep_of_these_logits(mink_eval: MinkEval, sm
     )
     # What is left in the KV cache changes the last bits of the logits, and with them what top-p keeps.
     logits = forget(smollm2).logits([{"role": "user", "content": PROMPT}], smollm2.tokenize(ANSWER))
-    best = smollm2.texts([int(logits.argmax())])[0]
+    best = smollm2.token_texts([int(logits.argmax())])[0]
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]] for line in result.stdout.splitlines() if "│" in line
     ]
@@ -42,5 +45,18 @@ def test_the_answer_goes_on(smollm2: Model) -> None:
 def test_a_picture(mink_eval: MinkEval, tmp_path: Path) -> None:
     assert mink_eval("candidates", "Hi", "--plot", tmp_path / "step.svg").status == 0
     assert (tmp_path / "step.svg").read_text().startswith("<?xml")
-    result = mink_eval("candidates", "Hi", "--plot", tmp_path / "step.parrot")
-    assert (result.status, "cannot be written" in result.stderr) == (1, True)
+
+
+@pytest.mark.slow
+def test_a_picture_of_any_text(logits: NDArray[np.float32], tmp_path: Path) -> None:
+    step = sampling_step(logits[0], int(logits[0].argmax()), 5.0)
+    plot(step, ["$x_1", "日本語", "\n"], tmp_path / "step.svg")
+    assert (tmp_path / "step.svg").read_text().startswith("<?xml")
+    for path in (tmp_path / "step.parrot", tmp_path / "no" / "step.png"):
+        with pytest.raises(MinkError, match=path.name):
+            plot(step, ["a"], path)
+
+
+def test_every_sampler_is_compared_by_default(smollm2: Model) -> None:
+    compared = next_step(smollm2, PROMPT).compared
+    assert set(compared) == {sampler for sampler in default_samplers() if not sampler.is_stateful}

@@ -10,11 +10,8 @@ import codecs
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
-
-import numpy as np
-from numpy.typing import NDArray
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from mink_local.llama.weights import Weights
 
@@ -22,10 +19,7 @@ _BEFORE = " \t\n\"'*`"
 _AFTER = _BEFORE + ".!"
 _MOST_MARKS = 4  # at either end: vocabularies for code have hundreds of tokens of white space
 _SHAPES = str.maketrans("‘’ʼ′“”„«»‐‑–—−\r", '\'\'\'\'"""""-----\n')
-_DONE = "\U0010ffff"  # a mark after a name, if no other name goes on with it; no text has this character
 _ARTICLE = "the "
-
-Ids = NDArray[np.int64]
 
 
 def fold(text: str) -> str:
@@ -49,20 +43,37 @@ def _bare(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class State:
-    """The text of an answer so far, as far as it matters.
+class Open:
+    """The text of an answer that may still become valid.
 
     Attributes:
-        text: Folded; without the marks before a name, if there is a letter of it.
+        name: The beginning of a name, folded; empty if there were only marks so far.
+        n_marks: Marks before the name if it is empty, else after it: then only marks may follow.
         partial: The first bytes of a character whose other bytes are to come.
     """
 
-    text: str = ""
+    name: str = ""
+    n_marks: int = 0
     partial: bytes = b""
 
 
+@dataclass(frozen=True)
+class Valid:
+    """A complete answer; `number` is its index among the valid ones."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Invalid:
+    """A text that is no valid answer and cannot become one."""
+
+
+Step = Open | Valid | Invalid
+
+
 class AnswerSet:
-    """The valid answers of one prompt; every answer is a sequence of its accepted names."""
+    """The valid answers to one prompt; every answer is a sequence of its accepted names."""
 
     def __init__(self, answers: Sequence[Sequence[str]]) -> None:
         self._n = len(answers)
@@ -78,92 +89,71 @@ class AnswerSet:
     def __len__(self) -> int:
         return self._n
 
-    def find(self, text: str) -> int | None:
-        """Return the number of the answer that a whole text is, or None."""
-        step = self._advance("", fold(text) + "\n")
-        return step if isinstance(step, int) else None
+    def classify(self, text: str) -> Step:
+        """Return what a whole text is, as an answer that ends there."""
+        return self.end(Open(), fold(text))
 
-    def answer(self, state: State) -> int | None:
-        """Return the number of the answer if it ends in this state, or None if that is not valid."""
-        return None if state.partial else self._answer(state.text)
+    def end(self, state: Open, folded: str = "") -> Step:
+        """Return what an answer is that ends after `folded`."""
+        step = Invalid() if state.partial else self._follow(state, folded + "\n")
+        return step if isinstance(step, Valid) else Invalid()
 
-    def advance(self, state: State, data: bytes) -> State | int | None:
-        """Return the state after some bytes more, or the answer that they end, or None if it is invalid."""
+    def advance(self, state: Open, data: bytes) -> Step:
+        """Return what an answer is after some more bytes."""
         data = state.partial + data
         try:
             text, n_decoded = codecs.utf_8_decode(data, "strict", False)
         except UnicodeDecodeError:
-            return None
-        return self.continued(state.text, fold(text), data[n_decoded:])
+            return Invalid()
+        return self.follow(state, fold(text), data[n_decoded:])
 
-    def continued(self, text: str, folded: str, partial: bytes) -> State | int | None:
-        """Return what `advance` does, for bytes that are decoded and folded already."""
-        after = self._advance(text, folded)
-        if not isinstance(after, str):
-            return after
-        if partial and not any(
-            self._advance(after, completed) is not None for completed in self._completions.get(partial, ())
-        ):
-            return None
-        return State(after, partial)
+    def follow(self, state: Open, folded: str, partial: bytes = b"") -> Step:
+        """Return what an answer is after some more text, folded, and the first bytes of a character."""
+        step = self._follow(state, folded)
+        if not partial or not isinstance(step, Open):
+            return step
+        completed = (self._follow(step, character) for character in self._completions.get(partial, ()))
+        if all(isinstance(one, Invalid) for one in completed):
+            return Invalid()
+        return replace(step, partial=partial)
 
-    def _answer(self, text: str) -> int | None:
-        name = text.rstrip(_AFTER + _DONE)
-        return self._answers.get(name) if len(text) - len(name) <= _MOST_MARKS else None
-
-    def _advance(self, text: str, folded: str) -> str | int | None:
-        text += folded
+    def _follow(self, state: Open, folded: str) -> Step:
+        if state.name and state.n_marks:
+            marks, line_break, _ = folded.partition("\n")
+            if marks.strip(_AFTER):
+                return Invalid()
+            return self._complete(state.name, state.n_marks + len(marks), ended=bool(line_break))
+        text = " " * state.n_marks + state.name + folded
         name = text.lstrip(_BEFORE)
         n_before = len(text) - len(name)
         if n_before > _MOST_MARKS:
-            return None
+            return Invalid()
         if not name:
-            return " " * n_before
+            return Open(n_marks=n_before)
         name, line_break, _ = name.partition("\n")
-        if line_break:
-            return self._answer(name)
-        if name in self._prefixes:
-            return name
-        if self._answer(name) is None:
-            return None
-        whole = name.rstrip(_AFTER + _DONE)
-        return whole + _DONE * (len(name) - len(whole))
+        if name in self._prefixes and not line_break:
+            return Open(name)
+        whole = name.rstrip(_AFTER)
+        return self._complete(whole, len(name) - len(whole), ended=bool(line_break))
+
+    def _complete(self, name: str, n_marks: int, *, ended: bool) -> Step:
+        """Return what a name is with marks after it, if no other name goes on with them."""
+        if name not in self._answers or n_marks > _MOST_MARKS:
+            return Invalid()
+        return Valid(self._answers[name]) if ended else Open(name, n_marks)
 
     @cached_property
     def _completions(self) -> dict[bytes, set[str]]:
         """The characters of accepted texts, folded, by the beginnings of their UTF-8 bytes."""
         alphabet = {*"".join(self._answers), *_AFTER}
         found = defaultdict(set)
-        for character, folded in _folded_characters().items():
+        for character in map(chr, (*range(0x80, 0xD800), *range(0xE000, 0x10000))):
+            folded = fold(character)
             if alphabet.issuperset(folded):
                 encoded = character.encode()
                 for n in range(1, len(encoded)):
                     found[encoded[:n]].add(folded)
         return found
-
-
-@cache
-def _folded_characters() -> dict[str, str]:
-    """Return the characters of two and three bytes, and what they are folded."""
-    characters = (chr(code) for code in (*range(0x80, 0xD800), *range(0xE000, 0x10000)))
-    return {character: fold(character) for character in characters}
-
-
-@dataclass(frozen=True)
-class Continuations:
-    """The tokens after which an answer is valid or can become valid; after all others it is invalid.
-
-    Attributes:
-        open_ids: int64 (m,), tokens after which it goes on.
-        states: The m states after them.
-        end_ids: int64 (n,), tokens that end a valid answer.
-        answers: int64 (n,), the numbers of these answers.
-    """
-
-    open_ids: Ids
-    states: Sequence[State]
-    end_ids: Ids
-    answers: Ids
 
 
 class Vocabulary:
@@ -189,33 +179,36 @@ class Vocabulary:
                 starts = self._by_start.setdefault(folded[:1], {})
                 starts.setdefault(folded[:2], []).append((token, folded, data[n_decoded:]))
 
-    def continuations(self, answers: AnswerSet, state: State) -> Continuations:
-        """Return the tokens that lead from a state to a valid answer."""
-        found: list[tuple[int, State]] = []
-        ended: list[tuple[int, int]] = []
-        for token, after in self._steps(answers, state):
-            if isinstance(after, State):
-                found.append((token, after))
-            elif after is not None:
-                ended.append((token, after))
-        answer = answers.answer(state)
-        if answer is not None:
-            ended += [(token, answer) for token in sorted(self._weights.end_tokens)]
-        ends = np.array(ended, np.int64).reshape(-1, 2)
-        open_ids = np.array([token for token, _ in found], np.int64)
-        return Continuations(open_ids, [after for _, after in found], ends[:, 0], ends[:, 1])
+    def continuations(self, answers: AnswerSet, state: Open) -> tuple[dict[int, Open], dict[int, int]]:
+        """Return the tokens that lead from a state to a valid answer; all others make it invalid.
 
-    def _steps(self, answers: AnswerSet, state: State) -> Iterator[tuple[int, State | int | None]]:
-        """Yield every token that may go on from a state, and what it leads to."""
+        Returns:
+            The tokens after which the answer goes on, with the state after each, and the tokens that end a
+            valid answer, with its number.
+        """
+        goes_on: dict[int, Open] = {}
+        ended: dict[int, int] = {}
+        for token, step in self._steps(answers, state):
+            if isinstance(step, Open):
+                goes_on[token] = step
+            elif isinstance(step, Valid):
+                ended[token] = step.number
+        whole = answers.end(state)
+        if isinstance(whole, Valid):
+            ended |= dict.fromkeys(sorted(self._weights.end_tokens), whole.number)
+        return goes_on, ended
+
+    def _steps(self, answers: AnswerSet, state: Open) -> Iterator[tuple[int, Step]]:
+        """Yield every token that may follow a state, and what the answer is after it."""
         if state.partial:
             for token in self._inner:
                 yield token, answers.advance(state, self._weights.piece(token))
             return
         for first, starts in self._by_start.items():
-            if answers.continued(state.text, first, b"") is None:
+            if isinstance(answers.follow(state, first), Invalid):
                 continue
             for start, tokens in starts.items():
-                if answers.continued(state.text, start, b"") is None:
+                if isinstance(answers.follow(state, start), Invalid):
                     continue
                 for token, folded, partial in tokens:
-                    yield token, answers.continued(state.text, folded, partial)
+                    yield token, answers.follow(state, folded, partial)

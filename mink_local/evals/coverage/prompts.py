@@ -1,83 +1,81 @@
 """Prompts with all their valid answers, from a file of JSON lines."""
 
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from mink_local.errors import DataError
 from mink_local.evals.coverage.answers import normalise
-from mink_local.evals.tasks.lines import checked_text, read_rows, text_of
+from mink_local.evals.tasks.lines import decoded_lines
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
 
+_Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[^\r\n]+\Z")]
+_Names = Annotated[tuple[_Name, ...], msgspec.Meta(min_length=1)]
 
-@dataclass(frozen=True)
-class ClosedPrompt:
-    """A prompt whose valid answers can be listed.
+
+class ClosedPrompt(msgspec.Struct, frozen=True):
+    """A prompt whose valid answers can be listed; a line of a file of prompts.
 
     Attributes:
         id: What the report calls it.
-        text: The whole user message.
-        answers: The valid answers, at least two, each with all its accepted names, the usual one first.
+        prompt: The whole user message.
+        answers: The valid answers, at least two, each with its name or all its accepted names, the usual one
+            first.
     """
 
-    id: str
-    text: str
-    answers: tuple[tuple[str, ...], ...]
+    id: _Text
+    prompt: _Text
+    answers: Annotated[tuple[_Names | _Name, ...], msgspec.Meta(min_length=2)]
+
+    @property
+    def names(self) -> list[tuple[str, ...]]:
+        """The accepted names of each answer."""
+        return [(names,) if isinstance(names, str) else names for names in self.answers]
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
 
 
 def read_prompts(path: Path) -> list[ClosedPrompt]:
     """Return the prompts of a file.
 
-    A line is a JSON object with "id", "prompt" and "answers", a list whose items are texts, or lists of texts
-    if an answer has several names.
-
     Raises:
-        DataError: The file cannot be read, or a line is not of this form, or is there twice.
+        DataError: The file cannot be read, or a line is not a `ClosedPrompt` as JSON, or is there twice.
     """
-    if os.path.isdir(path):
-        raise DataError(f"{path} is a folder: name the file in it")
     prompts: list[ClosedPrompt] = []
-    lines: dict[tuple[str, str], int] = {}
-    for number, row in read_rows(path):
+    lines: dict[str, int] = {}
+    for number, line in decoded_lines(path):
+        if not line.strip():
+            continue
         where = f"{path}, line {number}"
-        prompt = ClosedPrompt(text_of(row, "id", where), text_of(row, "prompt", where), _answers(row, where))
-        for kind, value in (("id", prompt.id), ("prompt", prompt.text)):
-            first = lines.setdefault((kind, value), number)
-            if first != number:
-                raise DataError(f"{where}: the same {kind} as in line {first}; change one or remove it")
+        try:
+            prompt = msgspec.json.decode(line, type=ClosedPrompt)
+        except msgspec.DecodeError as error:
+            raise DataError(f"{where}: {error}") from None
+        for value in (prompt.id, prompt.prompt):
+            if value in lines:
+                raise DataError(f"{where}: {value!r} is in line {lines[value]} too; change one or remove it")
+        lines |= dict.fromkeys((prompt.id, prompt.prompt), number)
+        _check_names(prompt, where)
         prompts.append(prompt)
     if not prompts:
         raise DataError(f"{path} holds no prompts")
     return prompts
 
 
-def _answers(row: dict[str, Any], where: str) -> tuple[tuple[str, ...], ...]:
-    listed = row.get("answers")
-    if not isinstance(listed, list):
-        raise DataError(f"{where}: no 'answers': write a list of texts")
-    if len(listed) < 2:
-        raise DataError(f"{where}: 'answers' has {len(listed)}, and a distribution needs at least 2")
-    answers = tuple(tuple(_names(item, where)) for item in listed)
+def _check_names(prompt: ClosedPrompt, where: str) -> None:
+    """Raise DataError if a name is no name, or that of two answers."""
     owners: dict[str, tuple[str, ...]] = {}
-    for names in answers:
+    for names in prompt.names:
         for name in names:
-            other = owners.setdefault(normalise(name), names)
+            normalised = normalise(name)
+            if not normalised:
+                raise DataError(f"{where}: {name!r} has no letter and no digit")
+            other = owners.setdefault(normalised, names)
             if other is not names:
                 raise DataError(f"{where}: {name!r} is a name of two answers, {other[0]!r} and {names[0]!r}")
-    return answers
-
-
-def _names(item: object, where: str) -> Iterator[str]:
-    """Yield the names of one answer."""
-    if isinstance(item, list) and not item:
-        raise DataError(f"{where}: an answer in 'answers' is an empty list")
-    for name in item if isinstance(item, list) else [item]:
-        text = checked_text(name, "answers", where)
-        if "\n" in text or "\r" in text:
-            raise DataError(f"{where}: {text!r} has a line break, which ends an answer")
-        if not normalise(text):
-            raise DataError(f"{where}: {text!r} has no letter and no digit that tells it from other answers")
-        yield text

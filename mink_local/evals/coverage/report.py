@@ -1,269 +1,137 @@
-"""The report on a measurement of closed prompts: its tables and its picture, from the results alone."""
+"""The report on closed prompts: tables and a picture of validity against coverage."""
 
-import io
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-import matplotlib
-import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
-from mink_local.evals.coverage.measures import Mean, best_with, means, most_distinct, oracle
-from mink_local.evals.report.format import count, escape_markdown, markdown_table, percent, temperature_name
-from mink_local.samplers import Greedy, LlamaDefault, MinP, label, parse
+from mink_local.errors import ReportError
+from mink_local.evals.figures import look
+from mink_local.evals.measurement import Results
+from mink_local.evals.publish import publish
+from mink_local.evals.stats import share
+from mink_local.evals.tables import Format, Table, count, percent, temperature_name, with_interval
+from mink_local.samplers import Greedy, label
 
-ORACLE_VALID = (0.95, 0.9)  # least validity of what the oracle chooses
-BELOW_GREEDY = (
-    0.01,
-    0.05,
-)  # how far mean validity may be below greedy's, in the tables of the best temperature
-_COLOURS = (
-    "#0072B2",
-    "#56B4E9",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#882255",
-    "#44AA99",
-    "#777777",
-    "#999933",
-)
-_MARKERS = "oDs^vPX<>d"
-
-
-@dataclass(frozen=True)
-class Point:
-    """The means over prompts of a method at a temperature; `rest` is the largest unexplored mass."""
-
-    temperature: float
-    valid: Mean
-    covered: Mean
-    distinct: Mean
-    even: Mean
-    rest: float
+_BELOW_GREEDY = (0.01, 0.05)  # how far mean validity may be below greedy's, in the tables of the best T
+_HEADS = {
+    "sampler": "method",
+    "temperature": "T",
+    "valid": "validity, %",
+    "coverage": "coverage, %",
+    "distinct": "distinct",
+    "unexplored": "unexplored, %",
+}
+_FORMATS: dict[str, Format] = {
+    "method": label,
+    "T": temperature_name,
+    "validity, %": with_interval(percent),
+    "coverage, %": with_interval(percent),
+    "distinct": "{:.1f}".format,
+    "unexplored, %": percent,
+}
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A method over its temperatures, ascending; `is_oracle` if its cut-off is chosen for each prompt."""
-
-    name: str
-    points: Sequence[Point]
-    is_oracle: bool = False
-
-    def best(self, least: float) -> Point | None:
-        """Return the point with the most coverage at a mean validity of at least `least`, or None."""
-        i = best_with([one.valid for one in self.points], [one.covered for one in self.points], least)
-        return None if i is None else self.points[i]
-
-
-class CoverageResults:
-    """The results of all prompts.
+def means(rows: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
+    """Return the means over prompts of every setting.
 
     Args:
-        about: What was asked for, as in coverage.json.
-        rows: The results of the prompts, as in coverage.json.
+        rows: A row for each prompt and setting, with the fields of `Coverage`.
+
+    Returns:
+        A row for each setting, in the order of `rows` and of temperature: `valid` and `coverage` as
+        intervals, the mean of `distinct` and the largest `unexplored`; the number of prompts, which are those
+        with every setting; and the number of the others.
+
+    Raises:
+        ReportError: No prompt was measured with every setting.
     """
-
-    def __init__(self, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-        self.about, self.rows = about, rows
-        self._measured = {
-            name: np.array([row[name] for row in rows], np.float64)
-            for name in ("valid", "coverage", "evenness", "rest")
-        }
-        most = np.array([[most_distinct(row["n_answers"])] for row in rows])
-        self._measured["distinct"] = self._measured["coverage"] * most
-        self.curves = [*self._methods(), *self._oracles()]
-
-    def _methods(self) -> Iterator[Curve]:
-        members: dict[str, list[int]] = {}
-        for i, (text, _) in enumerate(self.about["methods"]):
-            members.setdefault(text, []).append(i)
-        for text, columns in members.items():
-            temperatures = [float(self.about["methods"][i][1]) for i in columns]
-            yield Curve(curve_name(text), self._points(temperatures, np.array([columns] * len(self.rows))))
-
-    def _oracles(self) -> Iterator[Curve]:
-        cuts: dict[float, list[int]] = {}
-        for i, (_, temperature) in enumerate(self.about["oracle"], start=len(self.about["methods"])):
-            cuts.setdefault(float(temperature), []).append(i)
-        valid, covered = self._measured["valid"], self._measured["coverage"]
-        for least in ORACLE_VALID:
-            chosen = [np.array(i)[oracle(valid[:, i], covered[:, i], least)] for i in cuts.values()]
-            points = self._points(list(cuts), np.stack(chosen, axis=1))
-            yield Curve(f"oracle, {100 * least:g}% valid", points, is_oracle=True)
-
-    def _points(self, temperatures: Sequence[float], columns: NDArray[np.intp]) -> list[Point]:
-        """Return a point for each temperature, from one column of the measures for each prompt."""
-        picked = {
-            name: np.take_along_axis(values, columns, axis=1) for name, values in self._measured.items()
-        }
-        rest = picked.pop("rest").max(axis=0).tolist()
-        measures = (means(picked[name]) for name in ("valid", "coverage", "distinct", "evenness"))
-        return [Point(*one) for one in zip(temperatures, *measures, rest, strict=True)]
-
-    @property
-    def greedy(self) -> Point:
-        """The point of greedy, which is always measured."""
-        return next(curve.points[0] for curve in self.curves if curve.name == str(Greedy()))
+    rows = rows.astype({"temperature": float})
+    settings = ["sampler", "temperature"]
+    n_settings = len(rows[settings].drop_duplicates())
+    complete = rows.groupby("prompt").filter(lambda prompt: len(prompt) == n_settings)
+    if complete.empty:
+        raise ReportError("no prompt has been measured with every setting yet")
+    order = {name: i for i, name in enumerate(rows["sampler"].unique())}
+    grouped = complete.groupby(settings, as_index=False)
+    found = grouped.agg({"valid": share, "coverage": share, "distinct": "mean", "unexplored": "max"})
+    found = found.sort_values(
+        settings, key=lambda column: column.map(lambda x: order.get(x, x)), ignore_index=True
+    )
+    n_prompts = complete["prompt"].nunique()
+    return found, n_prompts, rows["prompt"].nunique() - n_prompts
 
 
-def curve_name(text: str) -> str:
-    """Return a method's name in the report."""
-    sampler = parse(text)
-    if sampler == LlamaDefault():
-        return sampler.name
-    return "temperature only" if isinstance(sampler, MinP) and sampler.p == 0 else label(text)
+def best(found: pd.DataFrame, least: float) -> pd.DataFrame:
+    """Return each sampler at the temperature that covers most with a mean validity of at least `least`.
+
+    The sampler that covers most comes first; one that is less valid at every temperature has empty cells.
+    """
+    enough = found[[one.value >= least for one in found["valid"]]]
+    ranked = enough.sort_values("coverage", ascending=False, kind="stable").drop_duplicates("sampler")
+    others = pd.DataFrame({"sampler": sorted(set(found["sampler"]) - set(ranked["sampler"]))})
+    return pd.concat([ranked, others])
 
 
-def _interval(mean: Mean) -> str:
-    return f"{percent(mean.value)} [{percent(mean.low)}, {percent(mean.high)}]"
+def _table(title: str, frame: pd.DataFrame, columns: Sequence[str]) -> Table:
+    heads = [_HEADS[name] for name in columns]
+    formats = {head: _FORMATS[head] for head in heads}
+    return Table(title, frame[list(columns)].rename(columns=_HEADS), 2, formats)
 
 
-def show(console: Console, results: CoverageResults) -> None:
-    """Print the best temperature of every method."""
-    below = BELOW_GREEDY[-1]
-    console.print(f"\n{_title(results)}", style="bold", highlight=False, markup=False)
-    console.print(f"{_best_title(results, below)}:", highlight=False, markup=False)
-    table = Table(*_BEST_HEADER)
-    for column in table.columns[1:]:
-        column.justify, column.no_wrap = "right", True
-    for cells in _best_rows(results, below):
-        table.add_row(*cells)
-    console.print(table, markup=False)
-
-
-_BEST_HEADER = ("method", "T", "validity, %", "coverage, %")
-
-
-def _best_title(results: CoverageResults, below: float) -> str:
-    greedy = percent(results.greedy.valid.value)
-    return (
-        f"Most coverage with a validity at most {count(round(100 * below), 'point')} below greedy's {greedy}%"
+def report(results: Results) -> None:
+    """Print the best temperatures, and write the report; see `publish`."""
+    found, n_prompts, n_left_out = means(results.frame)
+    manifest = results.manifest
+    greedy = found.loc[found["sampler"] == str(Greedy()), "valid"].iloc[0].value
+    tables = [
+        _table(
+            f"Most coverage with a validity at most {count(round(100 * below), 'point')} below greedy's "
+            f"{percent(greedy)}%",
+            best(found, greedy - below),
+            list(_HEADS)[:4],
+        )
+        for below in _BELOW_GREEDY
+    ]
+    text = (
+        "The distribution over answers is computed, not sampled. *Validity* is the probability that an "
+        "answer is one of the valid ones. *Coverage* is how many different valid answers "
+        f"{manifest['walk']['samples']} samples are expected to have, as a share of what they would have if "
+        "every valid answer were equally probable. *Unexplored* is the largest mass, of any prompt, of "
+        "answers that were neither complete nor invalid when the walk ended: validity may be larger by as "
+        "much. All others are means over prompts, with 95% intervals. At T = ∞ all candidates are equally "
+        "probable, and a sampler that cuts after temperature sees T = 10⁶. The best temperature is chosen by "
+        "these same prompts."
+    )
+    publish(
+        results,
+        f"Validity and coverage of {manifest['model']['name']}, {count(n_prompts, 'prompt')}",
+        [text],
+        [*tables, _table("All methods and temperatures", found, list(_HEADS))],
+        tables[-1],
+        lambda: _figure(found),
+        (n_prompts, n_left_out, "prompt"),
+        settings=found,
     )
 
 
-def _best_rows(results: CoverageResults, below: float) -> Iterator[tuple[str, str, str, str]]:
-    """Yield every method's best temperature, the method with the most coverage first."""
-    least = results.greedy.valid.value - below
-    found = [(curve, curve.best(least)) for curve in results.curves]
-    found.sort(key=lambda pair: -1.0 if pair[1] is None else pair[1].covered.value, reverse=True)
-    for curve, point in found:
-        if point is None:
-            yield curve.name, "none", "–", "–"
-        else:
-            temperature = temperature_name(point.temperature)
-            yield curve.name, temperature, percent(point.valid.value), _interval(point.covered)
-
-
-def _title(results: CoverageResults) -> str:
-    return f"Validity and coverage of {results.about['model']['name']}, {count(len(results.rows), 'prompt')}"
-
-
-def as_markdown(results: CoverageResults, picture_file: str) -> str:
-    """Return the report."""
-    about = results.about
-    n_nodes, seconds = (sum(row[name] for row in results.rows) for name in ("n_nodes", "seconds"))
-    lines = [
-        f"# {escape_markdown(_title(results))}",
-        "",
-        f"![Validity against coverage]({picture_file})",
-        "",
-        f"The distribution over answers is computed, not sampled: {count(n_nodes, 'node')} of the trees of "
-        f"candidates in {seconds:,.0f} seconds. *Validity* is the probability that an answer is one of "
-        f"the valid ones. *Coverage* is how many different valid answers {about['samples']} samples are "
-        "expected to have, as a share of what they would have if every valid answer were equally probable. "
-        "*Evenness* is the entropy among valid answers as a share of the largest possible. *Unexplored* is "
-        "the largest mass, of any prompt, of answers that were neither complete nor invalid when the walk "
-        "ended: validity may be larger by as much. All others are means over prompts; in brackets, 95% "
-        "bootstrap intervals over prompts. At T = ∞ all candidates are equally probable, and a method that "
-        "cuts after temperature sees T = 10⁶.",
-        "",
-        "The oracle chooses the best cut-off for each prompt and temperature: of min-p, temperature last, "
-        "the p with the most coverage among those with the validity that it is named for, or the p with the "
-        "largest validity if there is none.",
-    ]
-    for below in BELOW_GREEDY:
-        lines += ["", f"## {_best_title(results, below)}", ""]
-        lines.append(_table(_BEST_HEADER, _best_rows(results, below)))
-    lines += [
-        "",
-        "The temperature is chosen by these same prompts.",
-        "",
-        "## All methods and temperatures",
-        "",
-    ]
-    header = ("method", "T", "validity, %", "coverage, %", "distinct", "evenness, %", "unexplored, %")
-    lines.append(_table(header, _all_rows(results)))
-    lines += ["", "## Prompts", ""]
-    prompts = _table(
-        ("prompt", "valid answers", "nodes", "seconds"),
-        (
-            (row["id"], str(row["n_answers"]), str(row["n_nodes"]), f"{row['seconds']:.0f}")
-            for row in results.rows
-        ),
-    )
-    lines.append(prompts)
-    return "\n".join(lines) + "\n"
-
-
-def _all_rows(results: CoverageResults) -> Iterator[Sequence[str]]:
-    for curve in results.curves:
-        for one in curve.points:
-            yield (
-                curve.name,
-                temperature_name(one.temperature),
-                _interval(one.valid),
-                _interval(one.covered),
-                f"{one.distinct.value:.1f}",
-                percent(one.even.value),
-                percent(one.rest),
-            )
-
-
-def _table(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
-    return markdown_table(header, ([*map(escape_markdown, row)] for row in rows))
-
-
-def picture(results: CoverageResults) -> bytes:
-    """Return validity against coverage as SVG: a curve a method, from the lowest temperature up."""
-    with matplotlib.rc_context({"svg.hashsalt": "mink-local", "text.parse_math": False}):
-        figure = Figure(figsize=(8.5, 5), layout="constrained")
-        axis = figure.subplots()
-        n = 0
-        for curve in results.curves:
-            x = [100 * one.covered.value for one in curve.points]
-            y = [100 * one.valid.value for one in curve.points]
-            if curve.is_oracle:
-                style = ":" if curve.name == results.curves[-1].name else "--"
-                axis.plot(x, y, style, color="black", linewidth=1, marker=".", label=curve.name)
-                continue
-            look: dict[str, Any] = {
-                "color": _COLOURS[n % len(_COLOURS)],
-                "marker": _MARKERS[n % len(_MARKERS)],
-            }
-            n += 1
-            if len(curve.points) == 1:
-                look = {"color": "black", "marker": "*", "markersize": 11, "linestyle": ""}
-            axis.plot(x, y, **{"linewidth": 1.2, "markersize": 4.5} | look, label=curve.name)
-            if len(x) > 1:
-                axis.annotate(
-                    temperature_name(curve.points[-1].temperature), (x[-1], y[-1]), xytext=(4, 3),
-                    textcoords="offset points", fontsize="x-small", color=look["color"],
-                )  # fmt: skip
-        axis.set_xlabel("coverage, %")
-        axis.set_ylabel("validity, %")
-        axis.margins(0.05)
-        axis.grid(alpha=0.25)
-        figure.legend(loc="outside right upper", frameon=False, fontsize="small")
-        temperatures = sorted({one.temperature for curve in results.curves for one in curve.points})
-        ends = f"{temperature_name(temperatures[0])} to {temperature_name(temperatures[-1])}"
-        figure.suptitle(f"Curves: from T = {ends}, which is marked.", fontsize="small", x=0.01, ha="left")
-        svg = io.BytesIO()
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-    return svg.getvalue()
+def _figure(found: pd.DataFrame) -> Figure:
+    """Draw validity against coverage: a curve a sampler, from the lowest temperature up."""
+    figure = Figure(figsize=(8.5, 5), layout="constrained")
+    axis = figure.subplots()
+    for name, curve in found.groupby("sampler", sort=False):
+        x, y = ([100 * one.value for one in curve[column]] for column in ("coverage", "valid"))
+        axis.plot(x, y, **look(str(name)), linewidth=1.2, markersize=4.5, label=label(str(name)))
+        axis.annotate(
+            temperature_name(curve["temperature"].iloc[-1]),
+            (x[-1], y[-1]),
+            xytext=(4, 3),
+            textcoords="offset points",
+            fontsize="x-small",
+        )
+    axis.set_xlabel("coverage, %")
+    axis.set_ylabel("validity, %")
+    axis.set_title("from the lowest temperature to the highest, which is marked", fontsize="small")
+    axis.grid(alpha=0.25)
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    return figure

@@ -4,59 +4,46 @@ A node is the beginning of an answer, and is evaluated once: its row of logits g
 method and their probabilities at every temperature. Tokens after which the answer is invalid are no nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
-from mink_local.evals.coverage.answers import AnswerSet, Continuations, Ids, State, Vocabulary
+from mink_local.evals.coverage.answers import AnswerSet, Open, Vocabulary
+from mink_local.evals.settings import SamplerSetting, cuts
 from mink_local.generation.rows import RowReader
-from mink_local.samplers import Sampler, Workspace
-from mink_local.samplers.select import Selector
+from mink_local.samplers import Selector, Workspace
 
 MOST_TOKENS = 64  # of an answer; what is longer stays unexplored
-_HOT = 1e6  # the temperature that methods see at ∞: close to uniform, and still in order
-_NEGLIGIBLE = 1e-8  # mass of a node in a cell: it stays unexplored
+_NEGLIGIBLE = 1e-8  # mass of a node with a setting: it stays unexplored
 _WORTHWHILE = 0.1  # of the largest mass: with less a node is not evaluated beside the one that has it
 
 Floats = NDArray[np.float64]
-
-
-class GridCell(NamedTuple):
-    """A method at a temperature, which may be infinite: then every candidate is equally probable."""
-
-    sampler: Sampler
-    temperature: float
+Ids = NDArray[np.int64]
 
 
 class TokenProbabilities:
-    """Computes the probabilities with which every cell samples tokens; cells with the same cut share it."""
+    """The probabilities with which every setting samples tokens; settings with the same cut share it."""
 
-    def __init__(self, cells: Sequence[GridCell], n_vocab: int) -> None:
+    def __init__(self, settings: Sequence[SamplerSetting], n_vocab: int) -> None:
         self._workspace = Workspace(n_vocab)
         self._is_kept = np.zeros(n_vocab, bool)
-        self._temperatures = np.array([cell.temperature for cell in cells])
-        cuts: dict[tuple[Sampler, float], list[int]] = {}
-        for i, (sampler, temperature) in enumerate(cells):
-            cuts.setdefault((sampler, sampler.seen(min(temperature, _HOT))), []).append(i)
+        self._temperatures = np.array([setting.temperature for setting in settings])
         self._cuts: list[tuple[Selector, Ids]] = [
             (sampler.selector(seen, self._workspace), np.array(members))
-            for (sampler, seen), members in cuts.items()
+            for sampler, seen, members in cuts(settings)
         ]
 
-    @property
-    def n_cells(self) -> int:
-        """Number of cells."""
+    def __len__(self) -> int:
         return len(self._temperatures)
 
     def __call__(self, row: NDArray[np.float32], tokens: Ids, wanted: NDArray[np.bool_]) -> Floats:
-        """Return the probabilities, (cells, tokens), that a row of raw logits, float32 (V,), gives to tokens.
+        """Return the probabilities, (settings, tokens), of tokens in a row of raw logits, float32 (V,).
 
         Args:
-            wanted: For which cells, bool (cells,); the others' probabilities are 0.
+            wanted: For which settings, bool (settings,); the others' probabilities are 0.
 
         Raises:
             GenerationError: The row has a NaN, or no finite logit.
@@ -97,20 +84,20 @@ class TokenProbabilities:
 
 @dataclass
 class _Node:
-    """The beginning of an answer, and the probability, (cells,), that it is sampled."""
+    """The beginning of an answer, and the probability, (settings,), that it is sampled."""
 
     tokens: tuple[int, ...]
-    state: State
+    state: Open
     reach: Floats
 
 
 @dataclass
 class Distribution:
-    """The distribution over the answers to one prompt in every cell.
+    """The distribution over the answers to one prompt with every setting.
 
     Attributes:
-        answers: Probability of each valid answer, (cells, answers).
-        invalid: Probability of the invalid answers, (cells,).
+        answers: Probability of each valid answer, (settings, answers).
+        invalid: Probability of the invalid answers, (settings,).
         n_nodes: Nodes that were evaluated.
     """
 
@@ -120,13 +107,13 @@ class Distribution:
 
     @property
     def valid(self) -> Floats:
-        """Probability of the valid answers together, (cells,)."""
+        """Probability of the valid answers together, (settings,)."""
         total: Floats = self.answers.sum(axis=1)
         return total
 
     @property
     def rest(self) -> Floats:
-        """Mass that is not explored, (cells,): answers that were neither complete nor invalid yet."""
+        """Mass that is not explored, (settings,): answers that were neither complete nor invalid yet."""
         rest: Floats = 1 - self.valid - self.invalid
         return rest
 
@@ -142,8 +129,8 @@ def walk(
 ) -> Distribution:
     """Return the distribution over the answers to a prompt.
 
-    The nodes with the largest mass in any cell are evaluated first, until no cell has more than `most_rest`
-    of unexplored mass, or `most_nodes` are evaluated.
+    The nodes with the largest mass with any setting are evaluated first, until no setting has more than
+    `most_rest` of unexplored mass, or `most_nodes` are evaluated.
 
     Args:
         prompt: Token ids.
@@ -152,15 +139,13 @@ def walk(
     Raises:
         GenerationError: A row of logits has a NaN, or llama.cpp fails.
     """
-    n_cells = probabilities.n_cells
-    found = Distribution(np.zeros((n_cells, len(answers))), np.zeros(n_cells))
-    nodes = [_Node((), State(), np.ones(n_cells))]
-    lost = np.zeros(n_cells)  # mass of nodes that are not kept
-    known: dict[State, Continuations] = {}
+    n = len(probabilities)
+    found = Distribution(np.zeros((n, len(answers))), np.zeros(n))
+    nodes = [_Node((), Open(), np.ones(n))]
+    known: dict[Open, tuple[dict[int, Open], dict[int, int]]] = {}
     while nodes and found.n_nodes < most_nodes:
         reach = np.stack([node.reach for node in nodes])
-        unfinished = reach.sum(axis=0) + lost > most_rest
-        largest = reach[:, unfinished].max(axis=1, initial=0)
+        largest = reach[:, found.rest > most_rest].max(axis=1, initial=0)
         if not largest.any():
             break
         batch = _take(nodes, largest, min(rows.n_parallel, most_nodes - found.n_nodes))
@@ -168,7 +153,7 @@ def walk(
             node = batch[row.sequence]
             if node.state not in known:
                 known[node.state] = vocabulary.continuations(answers, node.state)
-            lost += _expand(node, known[node.state], probabilities, row.logits, found, nodes)
+            nodes += _expand(node, *known[node.state], probabilities, row.logits, found)
         found.n_nodes += len(batch)
     return found
 
@@ -183,23 +168,21 @@ def _take(nodes: list[_Node], largest: Floats, n: int) -> list[_Node]:
 
 def _expand(
     node: _Node,
-    continuations: Continuations,
+    goes_on: dict[int, Open],
+    ended: dict[int, int],
     probabilities: TokenProbabilities,
     row: NDArray[np.float32],
     found: Distribution,
-    nodes: list[_Node],
-) -> Floats:
-    """Note the answers that end after a node, and the nodes after it; return the mass that is not kept."""
-    ids = np.concatenate([continuations.end_ids, continuations.open_ids])
+) -> Iterator[_Node]:
+    """Add the answers that end after a node to what is found, and yield the nodes after it."""
+    ids = np.array([*ended, *goes_on], np.int64)
     mass = node.reach[:, None] * probabilities(row, ids, node.reach > 0)
     found.invalid += np.maximum(0, node.reach - mass.sum(axis=1))
-    ended, reach = np.split(mass, [len(continuations.end_ids)], axis=1)
-    np.add.at(found.answers.T, continuations.answers, ended.T)
-    kept = np.where(reach < _NEGLIGIBLE, 0, reach)
+    of_answers, reach = np.split(mass, [len(ended)], axis=1)
+    np.add.at(found.answers.T, list(ended.values()), of_answers.T)
     if len(node.tokens) + 1 == MOST_TOKENS:
-        kept[:] = 0
-    for i in np.flatnonzero(kept.any(axis=0)).tolist():
-        tokens = (*node.tokens, int(continuations.open_ids[i]))
-        nodes.append(_Node(tokens, continuations.states[i], kept[:, i].copy()))
-    lost: Floats = (reach - kept).sum(axis=1)
-    return lost
+        return
+    kept = np.where(reach < _NEGLIGIBLE, 0, reach)
+    for (token, state), of_node in zip(goes_on.items(), kept.T, strict=True):
+        if of_node.any():
+            yield _Node((*node.tokens, token), state, of_node.copy())

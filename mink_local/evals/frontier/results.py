@@ -1,136 +1,82 @@
-"""Results from the sums of texts: figures with intervals, and the variety of each method at equal noise.
+"""Results from the sums of texts: figures with intervals, and the variety of each sampler at equal noise.
 
 A figure is a mean over positions: the sum over texts, divided by the number of positions. Its 95% interval
 is the percentile bootstrap's over texts (Efron 1979, doi:10.1214/aos/1176344552), because positions of one
 text depend on each other. All figures share the resamples, so that differences are paired.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from mink_local.evals.bootstrap import LEVELS, resampled_counts
-from mink_local.evals.frontier.settings import MeasuredSetting
-from mink_local.evals.frontier.sums import FIGURES, NOISE_LEVELS
-from mink_local.samplers import Greedy
+from mink_local.errors import ReportError
+from mink_local.evals.frontier.sums import FIGURES
+from mink_local.evals.settings import sweep
+from mink_local.evals.stats import Interval, resample
 
-N_RESAMPLES = 2000
 YARDSTICK = "min-p (T last)"
-"""The curve that other methods are compared with."""
+"""The curve that other samplers are compared with."""
 
 MOST_NOISE = 0.5
-"""A setting with more noise than this is no way to any wanted noise; see `FrontierResults.at_noise`."""
+"""A setting with more noise than this is not used on the way to a wanted noise; see `at_noise`."""
 
 _ENTROPY = FIGURES.index("entropy")
 
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A figure with its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, value: float, resampled: Floats) -> "Estimate":
-        low, high = np.quantile(resampled, LEVELS)
-        return cls(float(value), float(low), float(high))
-
-
-@dataclass(frozen=True)
-class SettingResult:
-    """A setting with its figures, by the names of FIGURES."""
-
-    setting: MeasuredSetting
-    figures: dict[str, Estimate]
-
-
-@dataclass(frozen=True)
-class VarietyAtNoise:
-    """The most entropy, in nats, that a curve gives at a wanted noise.
-
-    Attributes:
-        curve: Name of the method, with its parameter and order.
-        temperature: Of all the curve's settings.
-        wanted: Noise above greedy's, as a share.
-        entropy: On the straight line between the two neighbouring settings.
-        between: These settings; one if the sweep ends below the wanted noise.
-        behind: Entropy of the best curve minus that of this one, paired; 0 for the best.
-    """
-
-    curve: str
-    temperature: float
-    wanted: float
-    entropy: Estimate
-    between: tuple[str, ...]
-    behind: Estimate
-
-
-@dataclass(frozen=True)
-class DefaultResult:
-    """The default of a method, beside the yardstick's curve at the same noise and temperature.
-
-    `gain` is its entropy minus that of the curve, which begins at greedy, also if the default has less noise
-    than greedy; None for greedy itself, and if the curve's sweep ends below the noise.
-    """
-
-    result: SettingResult
-    gain: Estimate | None
-
-
 class FrontierResults:
-    """The results of all settings.
+    """The results of all settings of the sweep, over the texts for which every setting was measured.
 
     Args:
-        settings: The settings, a curve's from careful to loose.
-        positions: int64 (texts,), numbers of positions.
-        sums: float64 (texts, settings, FIGURES), sums over a text's positions.
+        rows: A row for each text and setting: `text`, `sampler`, `temperature`, the text's number of
+            `positions`, and the `sums` of FIGURES over them.
+
+    Raises:
+        ReportError: There is no such text.
+
+    Attributes:
+        settings: The settings, a curve's from few candidates to many.
+        n_left_out: Number of texts for which settings are missing.
     """
 
-    def __init__(
-        self, settings: Sequence[MeasuredSetting], positions: NDArray[np.int64], sums: Floats
-    ) -> None:
-        self.settings = list(settings)
-        self.n_texts, self.n_positions = len(positions), int(positions.sum())
-        self._values = sums.sum(axis=0) / positions.sum()
-        n = len(positions)
-        counts = resampled_counts(n, N_RESAMPLES)
-        totals = (counts @ sums.reshape(n, -1)).reshape(N_RESAMPLES, *sums.shape[1:])
-        self._resampled = totals / (counts @ positions)[:, None, None]
-
-    @property
-    def temperatures(self) -> list[float]:
-        return sorted({setting.temperature for setting in self.settings})
+    def __init__(self, rows: pd.DataFrame) -> None:
+        rows = rows[rows["positions"] > 0].astype({"temperature": float})
+        by_text = rows.pivot(index="text", columns=["sampler", "temperature"], values=["positions", "sums"])
+        texts = by_text.dropna()
+        if texts.empty:
+            raise ReportError("no text has been measured with every setting, or none has two tokens")
+        self.n_texts, self.n_left_out = len(texts), len(by_text) - len(texts)
+        measured = set(texts["positions"].columns)
+        self.temperatures = sorted({temperature for _, temperature in measured})
+        self.settings = [one for one in sweep(self.temperatures) if one.key in measured]
+        keys = [one.key for one in self.settings]
+        positions = texts["positions"].iloc[:, 0].to_numpy(np.int64)
+        self.n_positions = int(positions.sum())
+        sums = np.array(texts["sums"][keys].to_numpy().tolist())
+        # (1 + resamples, settings, FIGURES): the means of the texts themselves, then those of the resamples.
+        self._means: Floats = np.concatenate(
+            [
+                [sums.sum(axis=0) / self.n_positions],
+                resample(sums) / resample(positions)[:, None, None],
+            ]
+        )
 
     @cached_property
-    def rows(self) -> list[SettingResult]:
-        """The figures of every setting."""
-        low, high = np.quantile(self._resampled, LEVELS, axis=0)
-        return [
-            SettingResult(
-                setting,
-                {
-                    name: Estimate(float(self._values[i, j]), float(low[i, j]), float(high[i, j]))
-                    for j, name in enumerate(FIGURES)
-                },
-            )
-            for i, setting in enumerate(self.settings)
-        ]
+    def figures(self) -> pd.DataFrame:
+        """The FIGURES of every setting, as intervals, with its `curve`, `sampler` and `temperature`."""
+        return pd.DataFrame(
+            [
+                {"curve": setting.curve, "sampler": str(setting.sampler), "temperature": setting.temperature}
+                | {figure: _interval(self._means[:, i, j]) for j, figure in enumerate(FIGURES)}
+                for i, setting in enumerate(self.settings)
+            ]
+        )
 
-    def curves(self, temperature: float) -> dict[str, list[SettingResult]]:
-        """Return the settings of every curve at a temperature, from careful to loose."""
-        rows = [row for row in self.rows if row.setting.temperature == temperature]
-        return {name: list(group) for name, group in groupby(rows, lambda row: row.setting.curve)}
-
-    def at_noise(self, temperature: float, wanted: float, level: float) -> list[VarietyAtNoise]:
-        """Return the most variety that every method with a parameter gives at a wanted noise, best first.
+    def at_noise(self, temperature: float, wanted: float, level: str = "noise") -> pd.DataFrame:
+        """Return the most entropy of each curve at a wanted noise, the best curve first.
 
         Between greedy and the settings of a curve the straight lines count: every point of a line is reached
         by choosing at random, at each position, between the settings at its ends. A setting above
@@ -139,100 +85,92 @@ class FrontierResults:
         Args:
             temperature: One of `temperatures`.
             wanted: Noise above greedy's, as a share.
-            level: One of NOISE_LEVELS.
+            level: "noise" or "deep_noise".
+
+        Returns:
+            For each curve `entropy` and how much it is `behind` the best curve's, paired, as intervals; and
+            `between` which settings it lies, a single one if the sweep ends below the wanted noise.
         """
-        j = NOISE_LEVELS.index(level)
-        greedy = self._greedy(temperature)
-        reached: dict[str, tuple[float, Floats, tuple[str, ...]]] = {}
-        for name, every in self._numbers(temperature):
-            numbers = [i for i in every if self._values[i, j] <= MOST_NOISE]
-            if not numbers:
-                continue
-            noise, entropy = self._path([greedy, *numbers], j)
-            at = noise[:, :1] + wanted
-            best, where = most_entropy(noise, entropy, at[:, 0])
-            ends = [self.settings[i].value for i in numbers]
-            names = ["greedy", *ends]
-            first = int(where[0])
-            between = (names[first],) if first == len(ends) else (names[first], names[first + 1])
-            reached[name] = float(best[0]), best[1:], between
-        if not reached:
-            return []
-        top = max(reached.values(), key=lambda item: item[0])
-        found = [
-            VarietyAtNoise(
-                name,
-                temperature,
-                wanted,
-                Estimate.of(value, resampled),
-                between,
-                Estimate.of(top[0] - value, top[1] - resampled),
-            )
-            for name, (value, resampled, between) in reached.items()
+        found: list[tuple[str, Floats, str]] = []
+        for curve, members in self._curves(temperature).items():
+            noise, entropy = self._path([*self._numbers(temperature, "greedy"), *members], level)
+            kept = np.concatenate([[True], noise[0, 1:] <= MOST_NOISE])
+            if kept.sum() > 1:
+                best, place = most_entropy(noise[:, kept], entropy[:, kept], noise[:, 0] + wanted)
+                names = ["greedy", *(self.settings[i].option for i in np.array(members)[kept[1:]])]
+                found.append((curve, best, " to ".join(names[place : place + 2])))
+        found.sort(key=lambda one: -one[1][0])
+        rows = [
+            (curve, _interval(best), between, _interval(found[0][1] - best)) for curve, best, between in found
         ]
-        return sorted(found, key=lambda one: one.entropy.value, reverse=True)
+        return pd.DataFrame(rows, columns=["curve", "entropy", "between", "behind"])
 
-    def defaults(self, temperature: float, level: float) -> list[DefaultResult]:
-        """Return the default of every method, beside the yardstick's curve at the same noise."""
-        j = NOISE_LEVELS.index(level)
-        yardstick = dict(self._numbers(temperature)).get(YARDSTICK)
-        found: dict[str, DefaultResult] = {}
+    def defaults(self, temperature: float, level: str = "noise") -> pd.DataFrame:
+        """Return the `figures` of every sampler's default at a temperature, and its `gain`.
+
+        The gain is its entropy minus that of the yardstick's curve at the same noise, in nats; the curve
+        begins at greedy, also if the default has less noise. It is None for greedy itself, and if the
+        yardstick's sweep ends below the noise.
+        """
+        (greedy,) = self._numbers(temperature, "greedy")
+        noise, entropy = self._path([greedy, *self._numbers(temperature, YARDSTICK)], level)
+        gains: dict[int, Interval | None] = {}
         for i, setting in enumerate(self.settings):
-            name = str(setting.sampler)
-            if setting.temperature != temperature or not setting.is_default or name in found:
+            if setting.temperature != temperature or not setting.is_default:
                 continue
-            gain = None
-            if yardstick and not isinstance(setting.sampler, Greedy):
-                noise, entropy = self._path([self._greedy(temperature), *yardstick], j)
-                own_noise, own_entropy = (matrix[:, 0] for matrix in self._path([i], j))
-                if own_noise[0] <= noise[0].max():
-                    best, _ = most_entropy(noise, entropy, np.maximum(own_noise, noise[:, 0]))
-                    difference = own_entropy - best
-                    gain = Estimate.of(float(difference[0]), difference[1:])
-            found[name] = DefaultResult(self.rows[i], gain)
-        return list(found.values())
+            own_noise, own_entropy = (means[:, 0] for means in self._path([i], level))
+            gains[i] = None
+            if i != greedy and own_noise[0] <= noise[0].max():
+                best, _ = most_entropy(noise, entropy, np.maximum(own_noise, noise[:, 0]))
+                gains[i] = _interval(own_entropy - best)
+        return self.figures.loc[list(gains)].assign(gain=list(gains.values()))
 
-    def _greedy(self, temperature: float) -> int:
-        return next(
-            i
-            for i, setting in enumerate(self.settings)
-            if setting.temperature == temperature and isinstance(setting.sampler, Greedy)
-        )
+    def _curves(self, temperature: float) -> dict[str, list[int]]:
+        """Return the numbers of the settings of each curve with a sweep."""
+        names = dict.fromkeys(one.curve for one in self.settings if one.option)
+        curves = {name: self._numbers(temperature, name) for name in names}
+        return {name: numbers for name, numbers in curves.items() if numbers}
 
-    def _numbers(self, temperature: float) -> Iterator[tuple[str, list[int]]]:
-        """Yield every curve with a parameter, and its settings' numbers."""
-        at = [i for i, setting in enumerate(self.settings) if setting.temperature == temperature]
-        for name, group in groupby(at, lambda i: self.settings[i].curve):
-            numbers = list(group)
-            if self.settings[numbers[0]].parameter:
-                yield name, numbers
+    def _numbers(self, temperature: float, curve: str) -> list[int]:
+        return [
+            i for i, one in enumerate(self.settings) if (one.curve, one.temperature) == (curve, temperature)
+        ]
 
-    def _path(self, numbers: list[int], noise: int) -> tuple[Floats, Floats]:
-        """Return noise and entropy along settings, float64 (1 + resamples, settings), the estimate first."""
-        every = np.concatenate([self._values[None], self._resampled])[:, numbers]
-        return every[:, :, noise], every[:, :, _ENTROPY]
+    def _path(self, numbers: list[int], level: str) -> tuple[Floats, Floats]:
+        """Return noise and entropy along settings, float64 (1 + resamples, settings)."""
+        means = self._means[:, numbers]
+        return means[:, :, FIGURES.index(level)], means[:, :, _ENTROPY]
 
 
-def most_entropy(noise: Floats, entropy: Floats, at: Floats) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the most entropy of lines through points at no more than a noise, and where it is.
+def _interval(means: Floats) -> Interval:
+    """Return the first number, with the interval of the others, its resamples."""
+    return Interval.of(means[0], means[1:])
+
+
+def most_entropy(noise: Floats, entropy: Floats, bound: Floats) -> tuple[Floats, int]:
+    """Return the most entropy, with no more noise than `bound`, on the straight lines through points.
+
+    On a line that stays within the bound the most is at one of its ends, and on a line that crosses it
+    perhaps at the crossing.
 
     Args:
-        noise: float64 (n, points); the first of each row is at most `at`.
+        noise: float64 (n, points); the first of each row is within the bound.
         entropy: float64 (n, points).
-        at: float64 (n,), the noise of each row.
+        bound: float64 (n,), of each row.
 
     Returns:
-        The entropy, float64 (n,), and the number of the point on or behind which it lies, int64 (n,).
+        The entropy, float64 (n,), and for the first row the number of the point at which it is, or with
+        which the line begins on which it is.
     """
-    bound = at[:, None]
-    slack = 1e-12  # of rounding: a noise that is the bound itself
-    own = np.where(noise <= bound + slack, entropy, -np.inf)
-    before, after = noise[:, :-1], noise[:, 1:]
-    crosses = (before - bound) * (after - bound) < 0
-    share = (bound - before) / np.where(crosses, after - before, 1.0)
-    crossing = np.where(crosses, entropy[:, :-1] + share * np.diff(entropy, axis=1), -np.inf)
-    # A crossing counts for the point before it, which keeps the two kinds apart by value alone.
-    best = own.copy()
-    best[:, :-1] = np.maximum(best[:, :-1], crossing)
-    where = best.argmax(axis=1)
-    return np.take_along_axis(best, where[:, None], axis=1)[:, 0], where
+    best, place = entropy[:, 0], 0
+    for i in range(1, noise.shape[1]):
+        before, after = noise[:, i - 1] - bound, noise[:, i] - bound
+        crosses = before * after < 0
+        share = before / np.where(crosses, before - after, 1)
+        at_crossing = entropy[:, i - 1] + share * (entropy[:, i] - entropy[:, i - 1])
+        within = after <= 1e-12  # rounding: a noise that is the bound itself
+        for number, allowed, candidate in ((i - 1, crosses, at_crossing), (i, within, entropy[:, i])):
+            better = allowed & (candidate > best)
+            best = np.where(better, candidate, best)
+            place = number if better[0] else place
+    return best, place

@@ -1,94 +1,60 @@
-"""The figures of every setting at one position, exact, by sums over the sorted logits.
+"""The figures of every setting at one position, exactly, by sums over the sorted logits.
 
-Every method keeps a prefix of the logits sorted from the largest down. So one sort serves all of them: with
+Every sampler keeps a prefix of the logits sorted from the largest down, so that one sort serves all: with
 k candidates and weights `w_i = exp((l_i - l_1) / T)`, the probability of candidate i is
 `w_i / (w_1 + … + w_k)`, and each figure is a quotient of sums over the first k.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
-from mink_local.evals.frontier.settings import MeasuredSetting
-from mink_local.samplers import Eta, PLess, Sampler, TopP, Workspace
+from mink_local.evals.settings import SamplerSetting, cuts
+from mink_local.samplers import Eta, PLess, Sampler, Selector, TopP, Workspace
 from mink_local.samplers.compile import compiled
 
-NOISE_LEVELS = (0.01, 0.001)
+NOISE_LEVELS = {"noise": 0.01, "deep_noise": 0.001}
 """A token is noise if the reference gives it less probability than this, at temperature 1."""
 
-FIGURES = (*(f"noise_{level:g}" for level in NOISE_LEVELS), "surprise", "entropy", "k_is_1", "k")
+FIGURES = (*NOISE_LEVELS, "surprise", "entropy", "k_is_1", "k")
 """Noise is a probability; entropy and the expected surprise under the reference, -Σ q log p, are in nats."""
 
 Floats = NDArray[np.float64]
 
 
-@dataclass
-class _Cut:
-    """A sampler at a temperature that it sees; settings with the same cut share one."""
-
-    sampler: Sampler
-    seen: float
-    k: int = 0
-
-
-@dataclass
-class _AtTemperature:
-    """The settings of one temperature: their indices, and those of their cuts."""
-
-    temperature: float
-    settings: list[int] = field(default_factory=list)
-    cuts: list[int] = field(default_factory=list)
-
-
 class PositionFigures:
-    """The arithmetic of one position for a list of settings; `add` sums up over positions.
+    """The figures of one position for a list of settings; `add` sums them over positions.
+
+    Args:
+        n_vocab: Number of tokens that the model and its reference have in common.
 
     Attributes:
         sums: float64 (settings, FIGURES), over the positions that were added.
     """
 
-    def __init__(self, settings: Sequence[MeasuredSetting], n_vocab: int) -> None:
+    def __init__(self, settings: Sequence[SamplerSetting], n_vocab: int) -> None:
         self._n_vocab = n_vocab
-        self._cuts: list[_Cut] = []
-        self._by_temperature: dict[float, _AtTemperature] = {}
-        numbers: dict[tuple[str, bytes], int] = {}
-        for i, setting in enumerate(settings):
-            sampler, seen = setting.sampler, setting.seen
-            number = numbers.setdefault(
-                (sampler.name, sampler.kernel_options(seen).tobytes()), len(self._cuts)
-            )
-            if number == len(self._cuts):
-                self._cuts.append(_Cut(sampler, seen))
-            group = self._by_temperature.setdefault(setting.temperature, _AtTemperature(setting.temperature))
-            group.settings.append(i)
-            group.cuts.append(number)
-        workspace = Workspace(n_vocab)
-        self._by_kernel = [
-            (cut, cut.sampler.selector(cut.seen, workspace))
-            for cut in self._cuts
-            if not isinstance(cut.sampler, _BY_SUMS)
-        ]
-        self._by_sums: dict[float, list[_Cut]] = {}
-        for cut in self._cuts:
-            if isinstance(cut.sampler, _BY_SUMS):
-                self._by_sums.setdefault(cut.seen, []).append(cut)
         self._keys = np.empty(n_vocab, np.uint64)
-        self._n_settings = len(settings)
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin with no position."""
-        self.sums = np.zeros((self._n_settings, len(FIGURES)))
+        self._temperatures = np.array([setting.temperature for setting in settings])
+        self._k = np.zeros(len(settings), np.int64)
+        workspace = Workspace(n_vocab)
+        self._by_kernel: list[tuple[Selector, list[int]]] = []
+        self._by_sums: dict[float, list[tuple[Sampler, list[int]]]] = {}
+        for sampler, seen, members in cuts(settings):
+            if isinstance(sampler, _BY_SUMS):
+                self._by_sums.setdefault(seen, []).append((sampler, members))
+            else:
+                self._by_kernel.append((sampler.selector(seen, workspace), members))
+        self.sums = np.zeros((len(settings), len(FIGURES)))
 
     def add(self, logits: NDArray[np.float32], reference: NDArray[np.float32]) -> None:
         """Add a position.
 
         Args:
-            logits: Raw logits of the model, of at least `n_vocab` tokens; what is beyond them does not count.
+            logits: Raw logits of the model, for at least `n_vocab` tokens; those beyond are ignored.
             reference: Those of the reference.
 
         Raises:
@@ -97,43 +63,47 @@ class PositionFigures:
         row = np.ascontiguousarray(logits[: self._n_vocab])
         ids, x = _sorted(row, self._keys)
         log_p = _log_softmax(reference[: self._n_vocab])[ids]
-        for cut, select in self._by_kernel:
-            cut.k = select(row)
-        for seen, cuts in self._by_sums.items():
-            _cut_by_sums(cuts, x / seen)
-        for group in self._by_temperature.values():
-            k = np.array([self._cuts[cut].k for cut in group.cuts])
-            sizes, inverse = np.unique(k, return_inverse=True)
-            tempered = x[: sizes[-1]] / group.temperature
-            figures = _figures(tempered, np.exp(tempered), log_p, _LOG_LEVELS, sizes)
-            self.sums[group.settings, :4] += figures[inverse]
-            self.sums[group.settings, 4] += k == 1
-            self.sums[group.settings, 5] += k
+        for select, members in self._by_kernel:
+            self._k[members] = select(row)
+        for seen, samplers in self._by_sums.items():
+            scaled = x / seen
+            weights = np.exp(scaled)
+            sums = weights.cumsum(), (weights * weights).sum(), (weights * scaled).sum()
+            for sampler, members in samplers:
+                self._k[members] = _cut_by_sums(sampler, scaled, *sums)
+        for temperature in np.unique(self._temperatures):
+            of_temperature = self._temperatures == temperature
+            sizes, size_of = np.unique(self._k[of_temperature], return_inverse=True)
+            scaled = x[: sizes[-1]] / temperature
+            figures = _figures(scaled, log_p[: sizes[-1]], sizes)
+            self.sums[of_temperature, :4] += figures[size_of]
+        self.sums[:, 4] += self._k == 1
+        self.sums[:, 5] += self._k
 
 
-_LOG_LEVELS = np.log(NOISE_LEVELS)
-_BY_SUMS = (TopP, Eta, PLess)  # their kernels sum over the whole row, which the sorted row has done already
+_LOG_LEVELS = np.log(list(NOISE_LEVELS.values()))
+_BY_SUMS = (TopP, Eta, PLess)  # their kernels sum over the whole row, which is sorted here anyway
 
 
-def _cut_by_sums(cuts: Sequence[_Cut], x: Floats) -> None:
-    """Find the cuts of methods that see `x`: sorted logits minus the largest, divided by the temperature."""
-    reached, squares, products = _running_sums(x, np.exp(x))
+def _cut_by_sums(sampler: Sampler, x: Floats, reached: Floats, squares: float, products: float) -> int:
+    """Return how many tokens top-p, eta or p-less keeps.
+
+    Args:
+        x: Sorted logits minus the largest, divided by the temperature that the sampler sees.
+        reached: Running sum of the weights exp(x).
+        squares: Sum of the squared weights.
+        products: Sum of weight times x.
+    """
     total = reached[-1]
-    log_total = math.log(total)
-    for cut in cuts:
-        if isinstance(cut.sampler, TopP):
-            if cut.sampler.p == 1:
-                cut.k = x.size
-            else:
-                cut.k = min(x.size, int(np.searchsorted(reached, cut.sampler.p * total)) + 1)
-            continue
-        if isinstance(cut.sampler, Eta):
-            log_epsilon = math.log(cut.sampler.epsilon)
-            entropy = log_total - products / total
-            lowest = log_total + min(log_epsilon, log_epsilon / 2 - entropy)
-        else:
-            lowest = math.log(squares / total)
-        cut.k = max(1, x.size - int(np.searchsorted(x[::-1], lowest)))
+    if isinstance(sampler, TopP):
+        return x.size if sampler.p == 1 else min(x.size, int(np.searchsorted(reached, sampler.p * total)) + 1)
+    if isinstance(sampler, Eta):
+        log_epsilon = math.log(sampler.epsilon)
+        entropy = math.log(total) - products / total
+        lowest = math.log(total) + min(log_epsilon, log_epsilon / 2 - entropy)
+    else:
+        lowest = math.log(squares / total)
+    return max(1, x.size - int(np.searchsorted(x[::-1], lowest)))
 
 
 def _sorted(row: NDArray[np.float32], keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Floats]:
@@ -157,7 +127,7 @@ def _log_softmax(row: NDArray[np.float32]) -> Floats:
     x -= math.log(np.exp(x).sum())
     if np.isnan(x[0]):
         raise GenerationError("the reference gave a NaN among its logits: its file is damaged")
-    return x
+    return np.maximum(x, -1e30)  # finite, also of a token that the reference excludes
 
 
 @compiled
@@ -169,41 +139,16 @@ def _write_keys(bits, keys):  # type: ignore[no-untyped-def]
         keys[i] = (np.uint64(~ascending & np.uint32(0xFFFFFFFF)) << np.uint64(32)) | np.uint64(i)
 
 
-@compiled
-def _running_sums(x, weights):  # type: ignore[no-untyped-def]
-    """Return the running sum of the weights, float64 (n,), the sum of their squares and that of w * x."""
-    reached = np.empty(x.size)
-    total, squares, products = 0.0, 0.0, 0.0
-    for i in range(x.size):
-        w = weights[i]
-        total += w
-        squares += w * w
-        products += w * x[i]
-        reached[i] = total
-    return reached, squares, products
+def _figures(x: Floats, log_p: Floats, sizes: NDArray[np.int64]) -> Floats:
+    """Return noise at both levels, surprise and entropy of the first k candidates for every k in `sizes`.
 
-
-@compiled
-def _figures(x, weights, log_p, log_levels, sizes):  # type: ignore[no-untyped-def]
-    """Return noise at both levels, surprise and entropy, float64 (len(sizes), 4), of the first k candidates.
-
-    `x`: logits minus the largest, divided by the temperature, and `weights` their exponentials; `sizes`: the
-    numbers k, ascending.
+    Args:
+        x: Sorted logits minus the largest, divided by the temperature.
+        log_p: Log-probabilities that the reference gives to the same tokens.
     """
-    figures = np.empty((sizes.size, 4))
-    total, noise, deep_noise, surprise, products = 0.0, 0.0, 0.0, 0.0, 0.0
-    i = 0
-    for j in range(sizes.size):
-        while i < sizes[j]:
-            w, log = weights[i], log_p[i]
-            total += w
-            noise += w if log < log_levels[0] else 0.0
-            deep_noise += w if log < log_levels[1] else 0.0
-            surprise -= w * log
-            products += w * x[i]
-            i += 1
-        figures[j, 0] = noise / total
-        figures[j, 1] = deep_noise / total
-        figures[j, 2] = surprise / total
-        figures[j, 3] = math.log(total) - products / total
-    return figures
+    weights = np.exp(x)
+    noise = [weights * (log_p < level) for level in _LOG_LEVELS]
+    terms = np.stack([weights, *noise, -weights * log_p, weights * x])
+    between_sizes = np.add.reduceat(terms, [0, *sizes[:-1]], axis=1)
+    total, *expected, products = between_sizes.cumsum(axis=1)
+    return np.stack([*(one / total for one in expected), np.log(total) - products / total], axis=1)

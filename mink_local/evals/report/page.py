@@ -9,21 +9,26 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from mink_local.evals.report.document import Document
-from mink_local.evals.report.findings import HOW_TO_READ
+from mink_local.evals.report.document import HOW_TO_READ, Document
 from mink_local.evals.report.recorded_run import RecordedRun
-from mink_local.evals.report.summary import Summary
+from mink_local.evals.report.summary import sampler_rank
 from mink_local.evals.tasks.base import Verdict
+from mink_local.samplers import label
 
 FOLDER = Path(__file__).parent
 
 
-def render_page(document: Document, run: RecordedRun, summary: Summary) -> str:
+def render_page(document: Document, run: RecordedRun, baseline: str | None) -> str:
     """Return the text of the page.
 
     Whatever a model, a task or a user wrote is shown as text and cannot run: the template escapes it, the
     responses are packed data that the script shows as text nodes, and a Content-Security-Policy allows no
     script except the page's own.
+
+    Args:
+        document: The report.
+        run: The questions and responses.
+        baseline: The sampler with which the browser of responses compares the others.
     """
     style, script = ((FOLDER / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     environment = Environment(
@@ -37,7 +42,7 @@ def render_page(document: Document, run: RecordedRun, summary: Summary) -> str:
         style=Markup(style),
         script=Markup(script),
         policy=content_policy(style, script),
-        data=base64.b64encode(pack(run, summary)).decode(),
+        data=base64.b64encode(pack(run, baseline)).decode(),
     )
 
 
@@ -57,26 +62,24 @@ def _packed(verdict: Verdict | None) -> tuple[str | None, int | None]:
     return (verdict.answer, int(verdict.correct)) if verdict else (None, None)
 
 
-def pack(run: RecordedRun, summary: Summary) -> bytes:
+def pack(run: RecordedRun, baseline: str | None) -> bytes:
     """Return questions, cells and responses as gzip of JSON, which `unpack` of page.js reads.
 
     A response begins with the numbers of its cell and its question.
     """
-    methods = {method.sampler: method for task in summary.tasks for method in task.methods}
-    order = {sampler: number for number, sampler in enumerate(methods)}
     cells = sorted(
-        {response.key.cell for response in run.responses},
-        key=lambda cell: (cell.model, cell.task, cell.temperature, order[cell.sampler]),
+        {response.key[:4] for response in run.responses},
+        key=lambda cell: (*cell[:2], cell[3], *sampler_rank(cell[2])),
     )
     cell_numbers = {cell: number for number, cell in enumerate(cells)}
     question_numbers = {key: number for number, key in enumerate(run.questions)}
     content = {
-        "baseline": summary.baseline,
+        "baseline": baseline,
         "questions": [[task, q.id, q.prompt, q.gold] for (task, _), q in run.questions.items()],
-        "cells": [[*cell, str(methods[cell.sampler])] for cell in cells],
+        "cells": [[*cell, label(cell[2])] for cell in cells],
         "responses": [
             [
-                cell_numbers[r.key.cell],
+                cell_numbers[r.key[:4]],
                 question_numbers[r.task, r.question_id],
                 r.repeat,
                 r.response,

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 from mink_local.evals.report.recorded_run import RecordedRun
 from mink_local.evals.run.records import Response
@@ -34,7 +35,13 @@ def rescore(run: RecordedRun) -> RecordedRun:
 def tasks_of(run: RecordedRun) -> dict[str, Task | None]:
     """Return by name the tasks whose responses have verdicts; None if this version does not have a task."""
     names = sorted({response.task for response in run.responses if not response.open_ended})
-    return {name: recorded_task(name, run.made_with.get(f"tasks {name} rule")) for name in names}
+    return {name: recorded_task(name, _rule(run.manifest.get("tasks"), name)) for name in names}
+
+
+def _rule(tasks: Any, name: str) -> str | None:
+    """Return how a task scores, from a manifest, which may be damaged."""
+    settings = tasks.get(name) if isinstance(tasks, dict) else None
+    return settings.get("rule") if isinstance(settings, dict) else None
 
 
 def _rescore(response: Response, question: Question, task: Task | None) -> Response:

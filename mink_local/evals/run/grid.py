@@ -3,15 +3,12 @@
 All missing responses to a question follow one another, so that its prompt is evaluated once for all of them.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from mink_local.evals.run.records import Response, ResponseKey
 from mink_local.evals.tasks.base import Question, Task
-from mink_local.llama.context import MAX_SEED
 from mink_local.samplers import Greedy, Sampler
 
 
@@ -63,8 +60,8 @@ class WorkItem:
         return ResponseKey(self.model, self.settings.task.name, *method, variant.repeat, self.question.id)
 
     def without(self, done: Container[ResponseKey]) -> "WorkItem":
-        missing = (variant for variant in self.variants if self.key(variant) not in done)
-        return replace(self, variants=tuple(missing))
+        left = (variant for variant in self.variants if self.key(variant) not in done)
+        return replace(self, variants=tuple(left))
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class TaskWork:
         return [item.key(variant) for item in self.items for variant in item.variants]
 
     def without(self, done: Container[ResponseKey]) -> "TaskWork":
-        """Return the work that is left if the responses with these keys are recorded."""
+        """Return the work without the responses that have these keys."""
         left = (item.without(done) for item in self.items)
         return replace(self, items=tuple(item for item in left if item.variants))
 
@@ -100,30 +97,38 @@ class TaskWork:
 # Called with the SHA-256 of a model's chat template and its runtime environment, when a model is loaded.
 Ready = Callable[[str, Mapping[str, Any]], None]
 
-# Takes the options of a `Worker`, the work, and what to call when the model is loaded. Closing the generator
-# ends the work early. After Ctrl-C it yields what is complete and raises KeyboardInterrupt.
-Executor = Callable[[Mapping[str, Any], Sequence[TaskWork], Ready], Generator[Response, None, None]]
+
+class Executor(Protocol):
+    """Has a model answer questions: on this machine, or on a cluster."""
+
+    def answer(
+        self, options: Mapping[str, Any], work: Sequence[TaskWork], ready: Ready
+    ) -> Iterator[Response]:
+        """Yield the responses as they are complete, until `interrupt`.
+
+        Args:
+            options: Those of a `Worker`.
+            work: What is to be answered.
+            ready: Called when the model is loaded.
+        """
+
+    def interrupt(self) -> None:
+        """End `answer` soon; called by a signal."""
 
 
-def variants(samplers: Iterable[Sampler], temperatures: Iterable[float], repeats: int) -> list[Variant]:
-    """Return greedy, once, and every other sampler at every temperature, `repeats` times, each once.
+def variants(
+    samplers: Iterable[Sampler], temperatures: Iterable[float], repeats: int, greedy: bool = True
+) -> list[Variant]:
+    """Return every sampler at every temperature, `repeats` times, each once, and greedy, once.
 
-    Greedy is what a sampler has to beat, so it is always wanted. It says the same at every temperature and
-    repeat, and so does every sampler at temperature 0: all these are one Variant(Greedy(), 0.0, 0).
+    Greedy says the same at every temperature and repeat, and so does every sampler at temperature 0: all
+    these are one Variant(Greedy(), 0.0, 0). It is what a sampler has to beat, so it is there in any case,
+    unless `greedy` is False.
     """
     pairs = dict.fromkeys(
         (sampler, float(temperature)) for sampler in samplers for temperature in temperatures
     )
     methods = [pair for pair in pairs if pair[1] and pair[0] != Greedy()]
     repeated = [Variant(*method, repeat) for method in methods for repeat in range(repeats)]
-    return [Variant(Greedy(), 0.0, 0), *repeated]
-
-
-def seed_of(run_seed: int, task: str, question_id: str, repeat: int) -> int:
-    """Return the seed of a response, 0 to MAX_SEED.
-
-    It depends on neither batch nor limit, and is the same for every method: methods meet a question with
-    the same random numbers.
-    """
-    text = json.dumps([run_seed, task, question_id, repeat])
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % (MAX_SEED + 1)
+    once = [Variant(Greedy(), 0.0, 0)] if greedy or len(methods) < len(pairs) else []
+    return [*once, *repeated]

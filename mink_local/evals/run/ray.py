@@ -8,20 +8,17 @@ where workers run.
 import logging
 import math
 import os
-import queue
 import socket
-import threading
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mink_local.errors import MinkError, RunError
 from mink_local.evals.run.grid import Ready, TaskWork, WorkItem
-from mink_local.evals.run.manifest import file_sha256
 from mink_local.evals.run.records import Response, ResponseKey
 from mink_local.evals.run.worker import Worker
-from mink_local.interrupts import on_interrupt
+from mink_local.evals.store import file_sha256
 from mink_local.models.catalog import resolve
 
 _LOSSES = 3  # workers lost with no response in between end the run
@@ -54,126 +51,113 @@ class RayWorker:
         yield from self._worker.answer(items)
 
 
-class WorkerPool:
-    """The workers, a thread for each that gives it work, and the work that is left.
+@dataclass(eq=False)
+class Stretch:
+    """Items of the task with this number that a worker answers; none while it loads its model."""
 
-    `ready` is called for every worker that has loaded its model.
+    worker: Any
+    task: int = 0
+    items: Sequence[WorkItem] = ()
+    done: set[ResponseKey] = field(default_factory=set)
+
+
+class RayExecutor:
+    """Spreads the work over the workers of a Ray cluster.
+
+    Args:
+        address: As for `connect`.
+        workers: How many; None is one for every GPU, or every machine.
+
+    Raises:
+        RunError: Ray is not installed, or no cluster answers.
     """
 
-    def __init__(
-        self, options: Mapping[str, Any], work: Sequence[TaskWork], ready: Ready, workers: int | None
-    ) -> None:
+    def __init__(self, address: str | None, workers: int | None) -> None:
+        connect(address)
         import ray
 
-        self._ray = ray
-        self._todo = [deque(task.items) for task in work]
-        self._n_workers, resources, threads = _shares(ray, workers)
-        options = {**options, "n_threads": options["n_threads"] or threads}
-        self._actor = ray.remote(RayWorker).options(**resources)
-        self._load = (options, file_sha256(resolve(options["model"]).path), ray.put(list(work)))
-        self._ready = ready
-        self._workers: list[Any] = []
-        self._losses = 0
-        self._interrupted = self._stopped = False
-        self._lock = threading.Lock()
-        self._events: queue.SimpleQueue[Response | BaseException | None] = queue.SimpleQueue()
+        self._ray, self._wanted_workers = ray, workers
+        self._interrupted = False
 
     def interrupt(self) -> None:
-        """Have `responses` raise KeyboardInterrupt soon."""
         self._interrupted = True
 
-    def responses(self) -> Generator[Response, None, None]:
-        """Yield the responses as they come."""
-        threads = [threading.Thread(target=self._keep_working) for _ in range(self._n_workers)]
-        for thread in threads:
-            thread.start()
-        n_running = len(threads)
+    def answer(
+        self, options: Mapping[str, Any], work: Sequence[TaskWork], ready: Ready
+    ) -> Iterator[Response]:
+        self._todo = [deque(task.items) for task in work]
+        self._n_workers, resources, threads = _shares(self._ray, self._wanted_workers)
+        options = {**options, "n_threads": options["n_threads"] or threads}
+        self._actor = self._ray.remote(RayWorker).options(**resources)
+        self._load = (options, file_sha256(resolve(options["model"]).path), self._ray.put(list(work)))
+        self._busy: dict[Any, Stretch] = {}  # by what Ray waits for: a loaded model, or the next response
+        self._workers: list[Any] = []
+        self._losses = 0
         try:
-            while n_running:
-                if self._interrupted:
-                    raise KeyboardInterrupt
-                try:
-                    event = self._events.get(timeout=_POLL_SECONDS)
-                except queue.Empty:
-                    continue
-                if isinstance(event, BaseException):
-                    raise event
-                if event is None:
-                    n_running -= 1
-                else:
-                    yield event
+            for _ in range(self._n_workers):
+                self._start_worker()
+            while self._busy and not self._interrupted:
+                for source in self._ray.wait(list(self._busy), timeout=_POLL_SECONDS)[0]:
+                    response = self._receive(source, self._busy.pop(source), ready)
+                    if response:
+                        yield response
         finally:
-            with self._lock:
-                self._stopped = True
-                for worker in self._workers:
-                    self._ray.kill(worker)
-            for thread in threads:
-                thread.join()
+            for worker in self._workers:
+                self._ray.kill(worker)
 
-    def _keep_working(self) -> None:
-        """Do the work of a worker's thread: its events are responses, and at the end an error or None."""
-        error: BaseException | None = None
-        try:
-            while any(self._todo) and not self._stopped:
-                self._run_worker()
-        except BaseException as raised:
-            error = raised
-        self._events.put(error)
+    def _start_worker(self) -> None:
+        worker = self._actor.remote()
+        self._workers.append(worker)
+        self._busy[worker.load.remote(*self._load)] = Stretch(worker)
 
-    def _run_worker(self) -> None:
-        """Start a worker and give it work until nothing is left, or the worker is lost."""
-        with self._lock:
-            if self._stopped:
-                return
-            worker = self._actor.remote()
-            self._workers.append(worker)
+    def _receive(self, source: Any, stretch: Stretch, ready: Ready) -> Response | None:
+        """Take what has come from a worker, and give it work; return the response, if it is one."""
         try:
-            loaded = self._ray.get(worker.load.remote(*self._load))
-            with self._lock:
-                self._ready(*loaded)
-            while stretch := self._next_stretch():
-                self._answer(worker, *stretch)
+            if not stretch.items:
+                ready(*self._ray.get(source))
+            elif (reference := next(source, None)) is not None:
+                response: Response = self._ray.get(reference)
+                stretch.done.add(response.key)
+                self._losses = 0
+                self._busy[source] = stretch
+                return response
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, MinkError):
                 raise error.cause from None
             raise RunError(f"a worker failed: {error.cause!r}") from None
         except self._ray.exceptions.RayError as error:
-            if not self._stopped:
-                self._note_loss(_first_line(error))
+            self._replace(stretch, _first_line(error))
+        else:
+            self._hand_out(stretch.worker)
+        return None
 
-    def _next_stretch(self) -> tuple[int, list[WorkItem]] | None:
-        """Take half of a worker's share of what is left of a task; return the task's number and the items.
+    def _hand_out(self, worker: Any) -> None:
+        """Have a worker answer half of its share of what is left of a task.
 
         Long stretches come first, in which the worker's batches are full, and short ones last, so that all
         workers end at about the same time.
         """
-        with self._lock:
-            for task, items in enumerate(self._todo):
-                if items:
-                    n_items = math.ceil(len(items) / (2 * self._n_workers))
-                    return task, [items.popleft() for _ in range(n_items)]
-        return None
+        for task, items in enumerate(self._todo):
+            if items:
+                n_items = math.ceil(len(items) / (2 * self._n_workers))
+                stretch = Stretch(worker, task, [items.popleft() for _ in range(n_items)])
+                responses = worker.answer.options(num_returns="streaming").remote(task, stretch.items)
+                self._busy[responses] = stretch
+                return
 
-    def _answer(self, worker: Any, task: int, items: Sequence[WorkItem]) -> None:
-        """Have a worker answer items of a task; those that it does not answer are given out again."""
-        done: set[ResponseKey] = set()
-        try:
-            for reference in worker.answer.options(num_returns="streaming").remote(task, items):
-                response = self._ray.get(reference)
-                done.add(response.key)
-                self._losses = 0
-                self._events.put(response)
-        finally:
-            left = [item.without(done) for item in reversed(items)]
-            with self._lock:
-                self._todo[task].extendleft(item for item in left if item.variants)
+    def _replace(self, stretch: Stretch, reason: str) -> None:
+        """Start a worker in the place of a lost one, whose unanswered items are given out again.
 
-    def _note_loss(self, reason: str) -> None:
-        """Raise RunError if too many workers are lost; otherwise `_keep_working` starts another."""
+        Raises RunError if too many workers are lost.
+        """
         self._losses += 1
         if self._losses == _LOSSES:
             raise RunError(f"{_LOSSES} workers were lost one after another, the last one so: {reason}")
         log.warning("a worker was lost, another is started: %s", reason)
+        left = [item.without(stretch.done) for item in reversed(stretch.items)]
+        self._todo[stretch.task].extendleft(item for item in left if item.variants)
+        if any(self._todo):
+            self._start_worker()
 
 
 def _shares(ray: Any, workers: int | None) -> tuple[int, dict[str, Any], int | None]:
@@ -216,12 +200,3 @@ def connect(address: str | None) -> None:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def answer_on_ray(
-    options: Mapping[str, Any], work: Sequence[TaskWork], ready: Ready, workers: int | None = None
-) -> Generator[Response, None, None]:
-    """Execute the work on the Ray cluster that `connect` has joined. It is an `Executor`."""
-    pool = WorkerPool(options, work, ready, workers)
-    with on_interrupt(pool.interrupt, terminate=True), closing(pool.responses()) as responses:
-        yield from responses

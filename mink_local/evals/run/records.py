@@ -1,28 +1,26 @@
-"""The files of a run as they are read: a response a line of its record files, and its questions."""
+"""The files of a run as they are read: its manifest, its questions, and a response a line of its records."""
 
+import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
-from mink_local.errors import RunError
+import msgspec
+
+from mink_local.evals.store import MANIFEST, as_run_error
 from mink_local.evals.tasks.base import Question, Verdict
+from mink_local.llama.constants import MAX_SEED
 
-QUESTIONS = "questions.jsonl"
+QUESTIONS, RECORDS = "questions.jsonl", "records.jsonl"
 
-T = TypeVar("T")
-
-
-class Cell(NamedTuple):
-    """A place in the grid of an evaluation. The report gives one accuracy for each cell."""
-
-    model: str
-    task: str
-    sampler: str
-    temperature: float
+# Names are printed to terminals and in tables: without characters that a terminal obeys.
+_OBEYED = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+Name = Annotated[str, msgspec.Meta(pattern=rf"\A[^{_OBEYED}]*\Z")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 
 class ResponseKey(NamedTuple):
@@ -34,10 +32,6 @@ class ResponseKey(NamedTuple):
     temperature: float
     repeat: int
     question_id: str
-
-    @property
-    def cell(self) -> Cell:
-        return Cell(*self[:4])
 
 
 @dataclass(frozen=True)
@@ -53,29 +47,28 @@ class Response:
         repeat: From 0.
         n_tokens: Of the response, without the token that ends it.
         finish_reason: "stop", "length" (truncated) or "overflow" (the prompt did not fit the context).
-        k: The number of candidates at every step, also at that of the end token: one more than `n_tokens` if
-            the model ended the response.
+        k: The number of candidates at every step.
         prompt_sha256: Of the user's message, as UTF-8.
         seconds: From the moment the request got a slot to its end.
     """
 
-    model: str
-    task: str
-    sampler: str
-    temperature: float
+    model: Name
+    task: Name
+    sampler: Name
+    temperature: Amount
     order: str | None
-    repeat: int
-    question_id: str
+    repeat: Count
+    question_id: Name
     response: str
-    n_tokens: int
+    n_tokens: Count
     finish_reason: str
-    k: list[int]
+    k: list[Count]
     strict: Verdict | None
     flexible: Verdict | None
-    seed: int = 0
+    seed: Count = 0
     prompt_sha256: str = ""
-    prompt_tokens: int = 0
-    seconds: float = 0.0
+    prompt_tokens: Count = 0
+    seconds: Amount = 0.0
 
     def __post_init__(self) -> None:
         if (self.strict is None) != (self.flexible is None):
@@ -94,8 +87,8 @@ class Response:
 class RecordedQuestion:
     """A question of a run: one line of `questions.jsonl`, so that the report needs no data."""
 
-    task: str
-    question_id: str
+    task: Name
+    question_id: Name
     prompt: str
     gold: str
     choices: list[str]
@@ -108,76 +101,87 @@ class RecordedQuestion:
         )
 
     @property
+    def key(self) -> tuple[str, str]:
+        return self.task, self.question_id
+
+    @property
     def question(self) -> Question:
         return Question(self.question_id, self.prompt, self.gold, tuple(self.choices), tuple(self.order))
 
 
-def to_line(record: Response | RecordedQuestion) -> bytes:
-    """Return a record's line of JSON, with its end."""
-    return json.dumps(asdict(record), separators=(",", ":")).encode() + b"\n"
+class _TaskLimits(msgspec.Struct):
+    max_tokens: int
 
 
-_NAMES = {"model", "task", "sampler", "question_id"}  # printed to a terminal and in tables
-_FITS: dict[Any, Callable[[Any], bool]] = {  # a bool is not an int, in a file
-    bool: lambda value: type(value) is bool,
-    int: lambda value: type(value) is int and 0 <= value < 2**63,
-    float: lambda value: type(value) in (int, float) and 0 <= value <= sys.float_info.max,
-    str: lambda value: type(value) is str,
-    str | None: lambda value: value is None or type(value) is str,
-    list[int]: lambda value: type(value) is list and all(map(_FITS[int], value)),
-    list[str]: lambda value: type(value) is list and all(map(_FITS[str], value)),
-}
+class _Context(msgspec.Struct):
+    n_ctx_seq: int
 
 
-def from_json(kind: type[T], value: Any) -> T:
-    """Return the dataclass that a parsed line describes; fields that have a default may be missing.
+class _Limits(msgspec.Struct):
+    """The parts of a manifest that a response shows."""
 
-    Raises ValueError, which names the field, if one is missing or has a value of another type.
+    seed: int
+    models: dict[str, Any]
+    tasks: dict[str, _TaskLimits]
+    sessions: list[_Context]
+
+
+class RecordCheck:
+    """Says why a response is not of a run: `check(response)`, a text or None.
+
+    Args:
+        manifest: Of the run; without it, or with a damaged one, only the prompts are compared.
+        questions: The questions of the run.
     """
-    if not isinstance(value, dict):
-        raise ValueError("not a JSON object")
-    given: dict[str, Any] = {}
-    for field in fields(kind):  # type: ignore[arg-type]
-        name = field.name
-        if name not in value:
-            if field.default is MISSING:
-                raise ValueError(f'no "{name}"')
-        elif field.type == Verdict | None:
-            given[name] = None if value[name] is None else from_json(Verdict, value[name])
-        elif _FITS[field.type](value[name]) and (name not in _NAMES or value[name].isprintable()):
-            given[name] = value[name]
-        else:
-            raise ValueError(f'"{name}" cannot be {json.dumps(value[name])[:40]}')
-    return kind(**given)
+
+    def __init__(self, manifest: Mapping[str, Any], questions: Iterable[RecordedQuestion]) -> None:
+        self._prompts = {question.key: prompt_sha256(question.prompt) for question in questions}
+        try:
+            self._limits = msgspec.convert(manifest, _Limits) if manifest else None
+        except msgspec.ValidationError:
+            self._limits = None
+
+    def __call__(self, response: Response) -> str | None:
+        prompt = self._prompts.get((response.task, response.question_id))
+        if prompt is None:
+            return f"question {response.question_id} of {response.task} is not in {QUESTIONS}"
+        if response.prompt_sha256 not in ("", prompt):
+            return f"question {response.question_id} of {response.task} has another prompt in {QUESTIONS}"
+        return self._misfit(response, self._limits) if self._limits else None
+
+    def _misfit(self, response: Response, limits: _Limits) -> str | None:
+        if response.model not in limits.models:
+            return f"model {response.model} is not in {MANIFEST}"
+        if response.task not in limits.tasks:
+            return f"task {response.task} is not in {MANIFEST}"
+        wanted = seed_of(limits.seed, response.task, response.question_id, response.repeat)
+        if response.seed and response.seed != wanted:  # records need not have a seed
+            return f"of a run with another --seed than {limits.seed}"
+        limit = limits.tasks[response.task].max_tokens
+        n_ctx = min((session.n_ctx_seq for session in limits.sessions), default=0)
+        cut_off_early = (
+            response.finish_reason == "length"
+            and response.n_tokens < limit
+            and response.prompt_tokens + response.n_tokens < n_ctx - 1  # the context was not full
+        )
+        if cut_off_early or response.n_tokens > limit:
+            return f"of a run with another --max-tokens than {limit}"
+        return None
 
 
-class Complaint(str):
-    """The reason that a line of a file is not usable."""
-
-    __slots__ = ()
-
-
-CUT_SHORT = Complaint("cut short")  # a last line that is still being written, or whose writer was killed
+def prompt_sha256(prompt: str) -> str:
+    """Return the SHA-256 of a prompt, as UTF-8."""
+    return hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()
 
 
-def parse_line(kind: type[T], line: bytes) -> T | Complaint:
-    """Return the dataclass that a line describes, or what is wrong with the line."""
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return Complaint("not JSON") if line.endswith(b"\n") else CUT_SHORT
-    try:
-        return from_json(kind, value)
-    except ValueError as error:
-        return Complaint(error)
+def seed_of(run_seed: int, task: str, question_id: str, repeat: int) -> int:
+    """Return the seed of a response, 0 to MAX_SEED.
 
-
-def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T | Complaint]]:
-    """Yield number, from 1, and content of every line that is not blank. Raises RunError."""
-    with as_run_error(path, "read"), path.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):  # only \n ends a line: JSON text may hold U+2028
-            if line.strip():
-                yield number, parse_line(kind, line)
+    It depends on neither batch nor limit, and is the same for every method: methods meet a question with
+    the same random numbers.
+    """
+    text = json.dumps([run_seed, task, question_id, repeat])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % (MAX_SEED + 1)
 
 
 def record_files(folder: Path) -> list[Path]:
@@ -188,36 +192,3 @@ def record_files(folder: Path) -> list[Path]:
             if any(b'"response"' in line for line in stream):
                 found.append(path)
     return found
-
-
-def read_responses(folder: Path, misfit: Callable[[Response], object] | None = None) -> Iterator[Response]:
-    """Yield the responses in all record files of a folder, each key once, except those that `misfit`.
-
-    A last line that is cut short is skipped. Raises RunError, which names file and line, if a file cannot be
-    read or a line is not a record.
-    """
-    seen = set()
-    for path in record_files(folder):
-        for number, item in read_lines(path, Response):
-            if item is CUT_SHORT:
-                continue
-            if isinstance(item, Complaint):
-                raise RunError(
-                    f"line {number} of {path} is not a record ({item}): "
-                    "delete the line to have its response generated again"
-                )
-            if item.key not in seen and not (misfit and misfit(item)):
-                seen.add(item.key)
-                yield item
-
-
-@contextmanager
-def as_run_error(path: Path, done: str = "written") -> Iterator[None]:
-    """Raise what the operating system refuses as a RunError, in a sentence that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(
-            f"{path} cannot be {done}: {error.strerror}. "
-            "The records are kept: the same command continues the run"
-        ) from None

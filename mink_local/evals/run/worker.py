@@ -1,20 +1,20 @@
 """A model that answers questions: the same for the local executor and for a Ray worker."""
 
 import hashlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import date
 from typing import Any, Literal
 
 from mink_local.errors import GenerationError
-from mink_local.evals.run.grid import Ready, TaskWork, Variant, WorkItem, seed_of
-from mink_local.evals.run.records import Response
+from mink_local.evals.run.grid import Ready, TaskWork, Variant, WorkItem
+from mink_local.evals.run.records import Response, prompt_sha256, seed_of
 from mink_local.evals.tasks.base import score
 from mink_local.generation.answer import Answer
 from mink_local.generation.loading import load_model
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.interrupts import on_interrupt, until_interrupted
+from mink_local.interrupts import until_interrupted
 from mink_local.samplers import Greedy
 
 # The date given to chat templates that write one, so that a prompt is the same tomorrow: the date to which
@@ -60,8 +60,8 @@ class Worker:
     @property
     def environment(self) -> dict[str, Any]:
         """The settings that change the last bits of llama.cpp's sums and no more."""
-        model = self.model
-        return {"placement": model.placement, "n_parallel": model.n_parallel, "n_ctx_seq": self._n_ctx}
+        placement = self.model.placement.partition(", with a context")[0]  # of loading, which is not this one
+        return {"placement": placement, "n_parallel": self.model.n_parallel, "n_ctx_seq": self._n_ctx}
 
     def context_for(self, work: TaskWork) -> int:
         """Return the tokens of the longest prompt with the longest response, within the limit."""
@@ -69,11 +69,13 @@ class Worker:
         n_ctx = -(-(longest + work.settings.max_tokens) // _CTX_STEP) * _CTX_STEP
         return min(n_ctx, self._limit)
 
-    def reserve(self, n_ctx: int) -> None:
-        """Make a KV cache for prompts and responses of `n_ctx` tokens each, unless it is there."""
-        if n_ctx != self._n_ctx:
-            self.model.reserve(n_ctx, self._n_parallel)
-            self._n_ctx = n_ctx
+    def reserve(self, n_ctx: int) -> bool:
+        """Make a KV cache for prompts and responses of `n_ctx` tokens each; return False if it is there."""
+        if n_ctx == self._n_ctx:
+            return False
+        self.model.reserve(n_ctx, self._n_parallel)
+        self._n_ctx = n_ctx
+        return True
 
     def answer(self, items: Sequence[WorkItem]) -> Iterator[Response]:
         """Yield the responses in order of completion, after `reserve`.
@@ -107,7 +109,7 @@ class Worker:
                 running[index] = asked
                 yield self._request(*asked)
 
-        for answer in self.model.complete(requests()):
+        for answer in self.model.answer_all(requests()):
             yield *running.pop(answer.index), answer
 
     def _one_by_one(self, items: Sequence[WorkItem]) -> Iterator[tuple[WorkItem, Variant, Answer]]:
@@ -143,7 +145,7 @@ class Worker:
             **item.key(variant)._asdict(),
             order=variant.sampler.order,
             seed=answer.seed,
-            prompt_sha256=hashlib.sha256(question.prompt.encode("utf-8", "replace")).hexdigest(),
+            prompt_sha256=prompt_sha256(question.prompt),
             prompt_tokens=answer.prompt_tokens,
             response=answer.text,
             n_tokens=answer.n_tokens,
@@ -155,16 +157,25 @@ class Worker:
         )
 
 
-def answer_here(
-    options: Mapping[str, Any], work: Sequence[TaskWork], ready: Ready
-) -> Generator[Response, None, None]:
-    """Execute the work in this process, with one model. It is an `Executor`."""
-    worker = Worker(**options)
-    with on_interrupt(worker.interrupt, terminate=True):
-        for i, task in enumerate(work):
-            worker.reserve(worker.context_for(task))
-            if i == 0:
+class LocalExecutor:
+    """Answers in this process, with one model."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+        self._interrupted = False
+
+    def answer(
+        self, options: Mapping[str, Any], work: Sequence[TaskWork], ready: Ready
+    ) -> Iterator[Response]:
+        self._worker = worker = Worker(**options)
+        for task in work:
+            if self._interrupted:
+                return
+            if worker.reserve(worker.context_for(task)):
                 ready(worker.template_sha256, {"executor": "local", **worker.environment})
             yield from worker.answer(task.items)
-            if worker.interrupted:
-                raise KeyboardInterrupt
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        if self._worker:
+            self._worker.interrupt()

@@ -1,14 +1,13 @@
-"""The tasks by name. A new task is a small file in this folder and an entry of `_ALL`."""
+"""The tasks by name. A new task is a small class in this folder and an entry of `_ALL`."""
 
 from pathlib import Path
 
 from mink_local.errors import DataError, TaskNotFoundError
-from mink_local.evals.tasks.aqua import Aqua
 from mink_local.evals.tasks.base import Bundled, OwnCopy, OwnFile, Published, Question, Task, Verdict, score
-from mink_local.evals.tasks.gpqa import Gpqa
+from mink_local.evals.tasks.choices import Aqua, Gpqa
 from mink_local.evals.tasks.gsm8k import Gsm8k
 from mink_local.evals.tasks.math500 import Math500
-from mink_local.evals.tasks.own import RULES, own_task
+from mink_local.evals.tasks.own import OwnTask, own_task
 from mink_local.files import user_path
 
 __all__ = ["TASKS", "Question", "Task", "Verdict", "find_task", "recorded_task", "score"]
@@ -26,6 +25,7 @@ _ALL = (
             sha256="3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
             size=749_738,
         ),
+        1319,
     ),
     Aqua(
         "aqua",
@@ -35,6 +35,7 @@ _ALL = (
             sha256="de41581881ef95c5588c44ddc701c77fd480839241dd422a0d181262af24520c",
             size=130_192,
         ),
+        254,
     ),
     Gpqa(
         "gpqa",
@@ -43,6 +44,7 @@ _ALL = (
             "its authors ask that its questions are not put online in plain text: get gpqa_main.csv from "
             "https://huggingface.co/datasets/Idavidrein/gpqa or https://github.com/idavidrein/gpqa"
         ),
+        448,
     ),
     Math500(
         "math500",
@@ -53,9 +55,10 @@ _ALL = (
             sha256="35dc41080a3680858b27fa7e0533d2d547825316fc5dafe5d316f4ccc5a06132",
             size=446_564,
         ),
+        500,
     ),
-    Gsm8k("sample-math", "Sample of word problems", Bundled("sample-math.jsonl")),
-    Aqua("sample-choice", "Sample of multiple choice", Bundled("sample-choice.jsonl")),
+    Gsm8k("sample-math", "Sample of word problems", Bundled("sample-math.jsonl"), 44),
+    Aqua("sample-choice", "Sample of multiple choice", Bundled("sample-choice.jsonl"), 42),
 )
 
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}
@@ -88,4 +91,4 @@ def recorded_task(name: str, rule: str | None) -> Task | None:
     """
     if rule is None:
         return TASKS.get(name)
-    return RULES[rule](name, name, OwnFile(Path())) if rule in RULES else None
+    return OwnTask(name, name, OwnFile(Path()), open_ended=rule == "open")

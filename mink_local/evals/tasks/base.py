@@ -19,6 +19,7 @@ class Published:
     url: str
     sha256: str
     size: int
+    how: ClassVar[str] = "downloaded once"
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,15 @@ class Bundled:
     """A data set that comes with this package, in a file of `evals/samples`."""
 
     file: str
+    how: ClassVar[str] = "part of this package"
 
 
 @dataclass(frozen=True)
 class OwnCopy:
-    """A data set that is not downloaded. `advice` says why, and where the user gets it."""
+    """A data set that is not downloaded. `advice` says why, and where to get it."""
 
     advice: str
+    how: ClassVar[str] = "needs your own copy: --data FILE"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class OwnFile:
     """A data set in a file of the user's, which is itself the task."""
 
     path: Path
+    how: ClassVar[str] = "your own file"
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer found in a response, None if there is none, and if it is correct."""
+    """The answer found in a response, None if there is none, and whether it is correct."""
 
     answer: str | None
     correct: bool
@@ -74,28 +78,54 @@ class Verdict:
 NO_ANSWER = Verdict(None, correct=False)
 
 
+class Scorer(ABC):
+    """How answers of one kind, such as numbers, are extracted and compared.
+
+    Args:
+        pattern: The paper's regular expression of an answer, whose last match counts.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = re.compile(pattern)
+
+    def strict(self, response: str, question: Question) -> Verdict:
+        """Score the last match of the pattern."""
+        found = self._pattern.findall(response)
+        return Verdict(found[-1], self.is_same(found[-1], question.gold)) if found else NO_ANSWER
+
+    def is_same(self, answer: str, gold: str) -> bool:
+        """Return whether an answer that the pattern matches is the right one."""
+        return answer == gold
+
+    @abstractmethod
+    def flexible(self, response: str, question: Question) -> Verdict:
+        """Score the stated answer as a person would understand it."""
+
+
 @dataclass(frozen=True)
 class Task(ABC):
-    """A data set, its prompt, and the extraction and comparison of answers.
+    """A data set, its prompt, and how its answers are scored.
 
     Attributes:
         name: What the command line and the records call it.
         title: What the report calls it.
         source: Where its questions come from.
+        n_questions: How many its source has; None for the user's own file.
         max_tokens: Longest response, in tokens, unless the user gives another limit (the paper gives none).
         instruction: The end of every prompt (the paper's appendix, "Reasoning Datasets").
-        pattern: The paper's regular expression of an answer, whose last match counts.
+        scorer: What scores the responses.
         open_ended: No question has a right answer, and no response gets a verdict.
     """
 
     name: str
     title: str
     source: Published | Bundled | OwnCopy | OwnFile
+    n_questions: int | None = None
+    open_ended: bool = False
 
-    open_ended: ClassVar[bool] = False
     max_tokens: ClassVar[int] = 1024
     instruction: ClassVar[str]
-    pattern: ClassVar[re.Pattern[str]]
+    scorer: ClassVar[Scorer]
 
     def read(self, path: Path, seed: int) -> list[Question]:
         """Return the questions of a file in this task's format.
@@ -126,27 +156,18 @@ class Task(ABC):
         Raises DataError.
         """
 
-    def strict(self, response: str, question: Question) -> Verdict:
-        """Score by the last match of `pattern`."""
-        found = self.pattern.findall(response)
-        return Verdict(found[-1], self.is_same(found[-1], question.gold)) if found else NO_ANSWER
-
-    def is_same(self, answer: str, gold: str) -> bool:
-        """Return if an answer that `pattern` finds is the right one."""
-        return answer == gold
-
-    @abstractmethod
-    def flexible(self, response: str, question: Question) -> Verdict:
-        """Score the stated answer as a person would understand it."""
+    def scorer_of(self, question: Question) -> Scorer:  # noqa: ARG002
+        """Return what scores responses to a question."""
+        return self.scorer
 
 
 def score(task: Task, question: Question, response: str, finish_reason: str) -> tuple[Verdict, Verdict]:
     """Return the strict and the flexible verdict on a response.
 
-    A response that ran out of tokens ("length") is wrong, also if it has the right answer.
+    A response that ran out of tokens ("length") is wrong, even if it has the right answer.
     """
-    text = without_reasoning(response)
-    strict, flexible = task.strict(text, question), task.flexible(text, question)
+    text, scorer = without_reasoning(response), task.scorer_of(question)
+    strict, flexible = scorer.strict(text, question), scorer.flexible(text, question)
     if finish_reason == "length":
         return replace(strict, correct=False), replace(flexible, correct=False)
     return strict, flexible
@@ -161,6 +182,6 @@ def without_reasoning(response: str) -> str:
     return _REASONING.sub("", response).rpartition("</think>")[2].strip()
 
 
-def worked(solution: object, ending: str) -> str:
-    """Return a solution of the data, ending as the prompt asks; an empty text if the data has none."""
-    return f"{solution.strip()}\n{ending}" if isinstance(solution, str) and solution.strip() else ""
+def worked(solution: str | None, ending: str) -> str:
+    """Return a solution of the data, ending as the prompt demands; an empty text if the data has none."""
+    return f"{solution.strip()}\n{ending}" if solution and solution.strip() else ""

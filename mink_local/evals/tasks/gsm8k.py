@@ -6,70 +6,52 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
+import msgspec
+
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import NO_ANSWER, Question, Task, Verdict, worked
-from mink_local.evals.tasks.lines import read_rows, text_of
+from mink_local.evals.tasks.base import NO_ANSWER, Question, Scorer, Task, Verdict, worked
+from mink_local.evals.tasks.lines import Text, rows
 from mink_local.evals.tasks.statements import Statement, plain, statements
 
 GOLD = re.compile(r"####\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)\s*$")
 _CALCULATION = re.compile(r"<<[^<>]*>>")
 
-_LEAD = re.compile(
-    r"(?:[^\w.+\-/*^√\\]|(?:about|around|just|a total of|equal to|so|\bhence|thus|then|therefore|indeed|now"
-    r"|still|also|most|\w+ly)\b)*",
-    re.IGNORECASE,
+_SPELLINGS = (
+    (r"(?<=\d),?\s?(?=\d{3}\b)", ""),  # 1,800 and 1 800
+    (r"\s*[×x*]\s?10\s?\^", "e"),
+    (r"(?<=\d)(?:\s*thousand|k)\b", "e3"),
+    (r"(?<=\d)\s*million\b", "e6"),
+    (r"(?<=\d)\s*billion\b", "e9"),
+    (r"\b(?:minus|negative) (?=\d)", "-"),
 )
 _NUMBER = re.compile(
-    r"(?<![A-Za-z_\d.,])(?P<sign>[-+]\s?|(?:minus|negative)\s)?"
-    r"(?:(?P<whole>\d+)\s+(?=\d+\s*/\s*\d))?"  # 1 1/2
-    r"(?P<number>(?:\d{1,3}(?:,\s?\d{3})+(?![\d,])|\d{1,3}(?:\s\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
-    r"(?:\s*/\s*(?P<divisor>\d+)(?![\d.]))?"
-    r"(?:(?:e|\s*[×·x*]\s*10\s?\^)(?P<exponent>[-+]?\d{1,2})(?!\d)"
-    r"|(?P<scale>k|\s*(?:thousand|million|billion))\b)?",
+    r"(?<![A-Za-z_\d.,])(?<!\d:)(?:(?<![\w)]\s)-|(?<!-)\d+ (?=\d+ ?/ ?\d))?"  # -18, and the 1 of 1 1/2
+    r"(?:\d+(?:\.\d+)?|\.\d+)(?:e-?\d{1,2}(?!\d)| ?/ ?\d+(?![\d.]))?(?![\w,:]*\d)",
     re.IGNORECASE,
 )
-_GOES_ON = re.compile(  # 3 * 6, 2:30, 3x, 5 or 6, 18 dollars and 50 cents, 10 less than 28, 3 dozen
-    r"(?!\s+(?:because|since)\b)(?:"
-    r"(?:\s+[a-z]+)?\s*(?:\*\*|[-+*/^×·÷±–])\s*[\d(]|\s*x\s*\d|!\s*[-+*/×·÷]|[,.:]\d|e[-+]?\d|[²³(]|\s*[xyzn]\b"
-    r"|\s*[,;]?\s*(?:(?:or|and|to)\s+)?\d|\s+(?:[a-z]+\s+){0,2}(?:or|and|to)\s+(?:maybe\s+|\w+ly\s+)?\d"
-    r"|\s*[\w%]*\s+(?:of|times|plus|minus|(?:less|more|fewer|greater)\s+than|(?:divid|multipli)ed\s+by)\s+\d"
-    r"|\s+(?!(?:in|for|per|from|after|on|at|by|with|as|so|which)\b)[a-z]+\s+\d|\s+(?:dozens?|squared|cubed)\b|\s*或)",
+_HEDGES = re.compile(  # # is the only number
+    r"\b(?:not|never|neither|nor|either|or|between|than)\b|n['’]t\b|不|或"  # no 18, at least 18, 18 or more
+    r"|\b(?:twice|half|double|multiple|sum|squared|cubed|dozens?)\b"  # twice 9
+    r"|[A-Za-z)]\s*[-+*/^×·÷]\s*#|√|#\s?[²³(±]|#\s*[xyzn]\b"  # x + 5, 3x
+    r"|\b(?:because|by|from|after|in|on|to|with|step)\b[^#]*#",  # found by adding 3
     re.IGNORECASE,
 )
-_EXPLAINED = re.compile(
-    r"(?:\s*[\w%/]+){0,3}?\s*(?:[(,;]|\b(?:because|since|as|which|where|so)\b)", re.IGNORECASE
+_TAIL = re.compile(  # what follows a number and explains it
+    r"(?<=\d)([^\d=≈]*?)(?:(?<![-+*/^×·÷]) \(|\b(?:because|since|as|which|and not|rather)\b|, not\b"
+    r"|(?:, (?=[a-z])|[;:]\s|\b(?:in|for|per|from|after|on|at|with)\b)(?=[^=≈]*$)).*",
+    re.IGNORECASE | re.DOTALL,
 )
-_WHOLE = re.compile(r"(?:\s*[\w%/()]+){0,4}\W*$")  # 18 dollars per day
-_OTHER = re.compile(  # before a number that is not the answer
-    r"\b(?:not|never|than|half|twice|double|between|steps?|multiple|add|subtract|multiply|divide|^(?:let|to))\b"
-    r"|n['’]t\b|[*/^×·÷]\s*$|\w\s*[-+]\s+$",
-    re.IGNORECASE,
-)
+_TERSE = re.compile(r"\W*\d[\d./ ]*(?:[\w%/]+\s*){0,4}\W*$")  # 18 dollars per day
 _DOZENS = re.compile(r"(?<=\d)\W{0,3} dozens?\b")
-_SCALES = {"k": 10**3, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 
 
-class Gsm8k(Task):
-    """Questions with one number as the answer, in GSM8K's format.
+class NumberScorer(Scorer):
+    """Scores answers that are one number.
 
-    Flexible takes the last number that is stated as the answer (see `statements`): the number that begins the
-    statement, the result of an equation or the only number of a sentence, with or without currency, percent,
-    unit, bold, LaTeX and thousands separators; a fraction; 1.5 million. Not taken: an expression that is left
-    to be computed, a range, two numbers, a bound ("less than 18"), numbers in words.
+    Flexible takes the only number of a statement, or of the last part of an equation that is not left to be
+    computed, with or without currency, percent, unit, bold, LaTeX and thousands separators; a fraction; 1.5
+    million. No answer: a range, two numbers, a bound ("less than 18"), numbers in words.
     """
-
-    instruction = 'Your response must end with "The final answer is (answer)".'
-    pattern = re.compile(r"The final answer is\s*([-]?\d{1,3}(?:,\d{3})*\.?\d*)")
-
-    def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:  # noqa: ARG002
-        for line, row in read_rows(path):
-            where = f"{path}, line {line}"
-            question, answer = text_of(row, "question", where), text_of(row, "answer", where)
-            gold = GOLD.search(answer)
-            if gold is None:
-                raise DataError(f"{where}: 'answer' has no gold answer, it does not end in '#### NUMBER'")
-            prompt, number = f"{question}\n\n{self.instruction}", gold[1].replace(",", "")
-            yield line, Question("", prompt, number, worked=worked_number(answer, number))
 
     def is_same(self, answer: str, gold: str) -> bool:
         return Decimal(answer.replace(",", "")) == Decimal(gold)
@@ -77,11 +59,29 @@ class Gsm8k(Task):
     def flexible(self, response: str, question: Question) -> Verdict:
         if "how many dozen" in question.prompt.lower():  # then 7 dozen is 7; else it may be 84
             response = _DOZENS.sub("", response)
-        values = (_value(statement) for statement in statements(response))
-        value = next((value for value in values if value is not None), None)
-        if value is None:
-            return NO_ANSWER
-        return Verdict(_shown(value), value == Fraction(question.gold))
+        answer = next(filter(None, map(_number, statements(response))), None)
+        return NO_ANSWER if answer is None else Verdict(answer, _value(answer) == _value(question.gold))
+
+
+class _Gsm8kRow(msgspec.Struct):
+    question: Text
+    answer: Text
+
+
+class Gsm8k(Task):
+    """Questions with one number as the answer, in GSM8K's format."""
+
+    instruction = 'Your response must end with "The final answer is (answer)".'
+    scorer = NumberScorer(r"The final answer is\s*([-]?\d{1,3}(?:,\d{3})*\.?\d*)")
+
+    def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:  # noqa: ARG002
+        for line, row in rows(path, _Gsm8kRow):
+            gold = GOLD.search(row.answer)
+            if gold is None:
+                raise DataError(f"{path}, line {line}: 'answer' does not end in '#### NUMBER'")
+            number = gold[1].replace(",", "")
+            prompt = f"{row.question}\n\n{self.instruction}"
+            yield line, Question("", prompt, number, worked=worked_number(row.answer, number))
 
 
 def worked_number(answer: str, gold: str) -> str:
@@ -89,50 +89,23 @@ def worked_number(answer: str, gold: str) -> str:
     return worked(_CALCULATION.sub("", GOLD.sub("", answer)), f"The final answer is {gold}.")
 
 
-def _value(statement: Statement) -> Fraction | None:
-    """Return the number that a statement states, None if it is not certain which.
-
-    It begins the statement, is a part of an equation (the last that is not computed), or the only number.
-    """
-    if statement.about:
-        return None
+def _number(statement: Statement) -> str | None:
+    """Return the number that a statement states, None if it is not certain which."""
     text = plain(statement.text)
-    number = _first(text)
-    if statement.unfinished:
-        return number and _WHOLE.match(text, number.end()) and _as_fraction(number)
-    if number and not _EXPLAINED.match(text, number.end()):  # 9 * 2 = 18
-        number = None
-    parts = reversed(re.split("[=≈]", text))
-    number = number or next(filter(None, map(_first, parts)), None)
-    if number is None and not statement.terse:
-        numbers = list(_NUMBER.finditer(text))
-        if (
-            len(numbers) == 1
-            and not _OTHER.search(text[: numbers[0].start("number")])
-            and not _GOES_ON.match(text, numbers[0].end())
-        ):
-            number = numbers[0]
-    return number and _as_fraction(number)
-
-
-def _first(text: str) -> re.Match[str] | None:
-    """Return the number that begins a text, None if the number is a part of something else."""
-    lead = _LEAD.match(text)
-    number = _NUMBER.match(text, lead.end() if lead else 0)
-    return None if number is None or _GOES_ON.match(text, number.end()) else number
-
-
-def _as_fraction(number: re.Match[str]) -> Fraction | None:
-    divisor = int(number["divisor"] or 1)
-    if divisor == 0:
+    for written, meant in _SPELLINGS:
+        text = re.sub(written, meant, text, flags=re.IGNORECASE)
+    if statement.terse and not _TERSE.match(text):
         return None
-    size = Fraction(re.sub(r"[,\s]", "", number["number"])) / divisor + int(number["whole"] or 0)
-    size *= _SCALES[number["scale"].strip().lower()] if number["scale"] else 1
-    size *= Fraction(10) ** int(number["exponent"] or 0)
-    return -size if number["sign"] and not number["sign"].startswith("+") else size
+    for part in reversed(re.split("[=≈]", _TAIL.sub(r"\1", text))):
+        numbers: list[str] = _NUMBER.findall(part)
+        if len(numbers) == 1 and not _HEDGES.search(_NUMBER.sub("#", part)):
+            return numbers[0]
+    return None
 
 
-def _shown(value: Fraction) -> str:
-    """Return a number as text: 18, 17.5, and 1/3 if no decimal is exact."""
-    decimal = Decimal(value.numerator) / Decimal(value.denominator)
-    return f"{decimal:f}" if Fraction(decimal) == value else str(value)
+def _value(number: str) -> Fraction | None:
+    """Return the value of a number such as 18, -1.5, 1e6, 1/2 or 1 1/2."""
+    try:
+        return sum(map(Fraction, re.sub(" ?/ ?", "/", number).split()), Fraction(0))
+    except (ValueError, ZeroDivisionError):  # more digits than Python reads
+        return None

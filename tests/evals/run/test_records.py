@@ -1,23 +1,25 @@
-"""The records of a run, as they are read."""
+"""The records of a run, as they are read, and those that are of another run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mink_local.errors import RunError
-from mink_local.evals.run.folder import RECORDS
 from mink_local.evals.run.records import (
-    CUT_SHORT,
-    Complaint,
+    RECORDS,
+    RecordCheck,
+    RecordedQuestion,
     Response,
-    from_json,
-    read_lines,
-    read_responses,
-    to_line,
+    prompt_sha256,
+    record_files,
+    seed_of,
 )
-from tests.support.records import FOUR, RESPONSE, write_records
+from mink_local.evals.store import CUT_SHORT, Damage, parse_line, read_lines, to_line
+from mink_local.evals.tasks.base import Question
+from mink_local.llama.constants import MAX_SEED
+from tests.support.records import FOUR, RESPONSE
 
 # As mink-eval 0.1 wrote it: its records must stay readable.
 OLD_LINE = (
@@ -30,71 +32,105 @@ OLD_LINE = (
 
 def test_the_format_of_a_line_is_that_of_stored_runs() -> None:
     assert to_line(RESPONSE) == OLD_LINE
-    assert from_json(Response, json.loads(OLD_LINE)) == RESPONSE
-
-
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    write_records(tmp_path / "new" / "run", FOUR[:3])
-    write_records(tmp_path / "new" / "run", FOUR[3:])
-    assert list(read_responses(tmp_path / "new" / "run")) == FOUR
-    assert (tmp_path / "new" / "run" / RECORDS).read_bytes().count(b"\n") == 4
-
-
-def test_every_jsonl_of_records_is_read_and_no_key_twice(tmp_path: Path) -> None:
-    """The records of another machine, for example, may be put into the folder."""
-    write_records(tmp_path, FOUR[:2])
-    (tmp_path / "other.jsonl").write_bytes(b"".join(to_line(record) for record in FOUR))
-    (tmp_path / "notes.jsonl").write_text('{"note": "no record"}\n')
-    assert sorted(read_responses(tmp_path), key=lambda record: record.question_id) == FOUR
-
-
-def test_a_damaged_line_is_named(tmp_path: Path) -> None:
-    write_records(tmp_path, FOUR)
-    lines = (tmp_path / RECORDS).read_bytes().splitlines(keepends=True)
-    for damage in (
-        b"{\n",
-        b"17\n",
-        b'{"response": ""}\n',
-        b"\xff\n",
-        lines[0].replace(b'"correct"', b'"right"'),
-    ):
-        (tmp_path / RECORDS).write_bytes(b"".join([*lines[:2], damage, lines[3]]))
-        with pytest.raises(RunError, match=r"line 3 of .*records.jsonl is not a record"):
-            list(read_responses(tmp_path))
+    assert parse_line(OLD_LINE, Response) == RESPONSE
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "field"),
     [
-        ({"model": 3}, '"model" cannot be 3'),
-        ({"sampler": "min-k\x1b[2J"}, '"sampler" cannot be "min-k\\u001b[2J"'),
-        ({"temperature": -1}, '"temperature" cannot be -1'),
-        ({"temperature": True}, '"temperature" cannot be true'),
-        ({"repeat": 1.0}, '"repeat" cannot be 1.0'),
-        ({"k": [1, "2"]}, '"k" cannot be [1, "2"]'),
-        ({"strict": {"answer": None}}, 'no "correct"'),
-        ({"seed": None}, '"seed" cannot be null'),
-        ({"strict": None}, '"strict" and "flexible" must both be null, or neither'),
+        ({"model": 3}, "model"),
+        ({"sampler": "min-k\x1b[2J"}, "sampler"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 1e400}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"repeat": 1.5}, "repeat"),
+        ({"n_tokens": 2**63}, "n_tokens"),
+        ({"k": [1, "2"]}, "k"),
+        ({"strict": {"answer": None}}, "correct"),
+        ({"seed": None}, "seed"),
+        ({"strict": None}, "strict"),
     ],
 )
-def test_a_complaint_names_the_field(tmp_path: Path, changes: dict[str, Any], complaint: str) -> None:
+def test_damage_names_the_field(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
     path = tmp_path / RECORDS
-    wrong = json.dumps({**json.loads(OLD_LINE), **changes}).encode() + b"\n"
+    wrong = json.dumps({**json.loads(OLD_LINE), **changes}).replace("Infinity", "1e400").encode() + b"\n"
     path.write_bytes(to_line(FOUR[0]) + b"\r\n" + wrong + to_line(FOUR[1]).replace(b"\n", b"\r\n") + b'{"mod')
-    items = list(read_lines(path, Response))
-    assert items == [(1, FOUR[0]), (3, complaint), (4, FOUR[1]), (5, CUT_SHORT)]
-    assert [isinstance(item, Complaint) for _, item in items] == [False, True, False, True]
+    first, damaged, second, cut = read_lines(path, Response)
+    assert (first, second, cut) == ((1, FOUR[0]), (4, FOUR[1]), (5, CUT_SHORT))
+    assert isinstance(damaged[1], Damage)
+    assert field in damaged[1]
 
 
 def test_a_file_of_others_may_lack_what_is_not_reported() -> None:
     line = json.loads(OLD_LINE)
     for name in ("seed", "prompt_sha256", "prompt_tokens", "seconds"):
         del line[name]
-    assert from_json(Response, line).key == RESPONSE.key
+    found = parse_line(json.dumps(line).encode(), Response)
+    assert isinstance(found, Response)
+    assert found.key == RESPONSE.key
 
 
 def test_an_open_ended_response_has_no_verdicts() -> None:
     line = json.loads(OLD_LINE) | {"strict": None, "flexible": None}
-    record = from_json(Response, line)
-    assert record.open_ended
-    assert json.loads(to_line(record)) == line
+    found = parse_line(json.dumps(line).encode(), Response)
+    assert isinstance(found, Response)
+    assert found.open_ended
+    assert json.loads(to_line(found)) == line
+
+
+def test_every_jsonl_with_responses_is_a_record_file(tmp_path: Path) -> None:
+    """The records of another machine, for example, may be put into the folder."""
+    for name in (RECORDS, "other.jsonl", "questions.jsonl"):
+        (tmp_path / name).write_bytes(OLD_LINE)
+    (tmp_path / "notes.jsonl").write_text('{"note": "no record"}\n')
+    assert [path.name for path in record_files(tmp_path)] == ["other.jsonl", RECORDS]
+
+
+MANIFEST: dict[str, Any] = {
+    "seed": 7,
+    "models": {"tiny": {}},
+    "tasks": {"gsm8k": {"max_tokens": 100}},
+    "sessions": [{"n_ctx_seq": 512}, {"n_ctx_seq": 256}],
+}
+PROMPT = "What is 1 + 1?"
+FITS = replace(RESPONSE, seed=seed_of(7, "gsm8k", "7", 0), prompt_sha256=prompt_sha256(PROMPT))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, None),
+        ({"seed": 5}, "--seed"),
+        ({"n_tokens": 101}, "--max-tokens"),
+        ({"finish_reason": "length", "n_tokens": 64}, "--max-tokens"),
+        ({"model": "other-model"}, "other-model"),
+        ({"task": "aqua"}, "aqua"),
+        ({"question_id": "99"}, "99"),
+        ({"prompt_sha256": "ab"}, "prompt"),
+        ({"finish_reason": "length", "n_tokens": 100}, None),
+        ({"finish_reason": "length", "n_tokens": 64, "prompt_tokens": 192}, None),  # the context was full
+        ({"seed": 0, "prompt_sha256": ""}, None),  # as if the record had none
+    ],
+)
+def test_responses_of_another_run_are_told(changes: dict[str, Any], why: str | None) -> None:
+    question = RecordedQuestion.of("gsm8k", Question("7", PROMPT, "2"))
+    response = replace(FITS, **changes)
+    said = RecordCheck(MANIFEST, [question])(response)
+    assert (said is None) == (why is None)
+    assert (why or "") in (said or "")
+    for unknown in ({}, {"seed": "7"}):  # without a manifest, no more is known than the question
+        known = "prompt_sha256" in changes or "question_id" in changes or "task" in changes
+        assert bool(RecordCheck(unknown, [question])(response)) == bool(known and why)
+
+
+def test_seeds() -> None:
+    seeds = {
+        seed_of(run, task, question, repeat)
+        for run in (0, 1)
+        for task in ("a", "b")
+        for question in ("1", "11")
+        for repeat in (0, 1)
+    }
+    assert len(seeds) == 16
+    assert all(0 <= seed <= MAX_SEED for seed in seeds)
+    assert seed_of(0, "gsm8k", "0", 0) == 2826138680  # of records that exist

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from mink_local.errors import DataError
+from mink_local.evals.run.evaluation import Evaluation
 from mink_local.evals.run.grid import TaskSettings
-from mink_local.evals.run.records import read_responses
-from mink_local.evals.run.run import Evaluation
-from mink_local.evals.tasks import TASKS, Question, find_task
+from mink_local.evals.tasks import TASKS, Question, find_task, score
 from mink_local.samplers import MinK
 from tests.conftest import shared
-from tests.support.mink_eval import MinkEval
+from tests.support.mink_eval import MinkEval, read_responses
 
 
 def asked(
@@ -21,10 +20,8 @@ def asked(
 ) -> tuple[TaskSettings, list[Question]]:
     named = find_task(task)
     sources = {named.name: shots_from} if shots_from else {}
-    evaluation = Evaluation(
-        [named], [], [MinK()], [1.0], 1, Path(), {}, shots=shots, shots_from=sources, limit=limit
-    )
-    return evaluation.asked(named, file)
+    evaluation = Evaluation([named], [], [MinK()], [1.0], 1, {}, shots=shots, shots_from=sources, limit=limit)
+    return evaluation.questions(named, file)
 
 
 def rows(path: Path, *numbers: int) -> Path:
@@ -60,7 +57,7 @@ def test_worked_answers_end_as_they_are_scored(name: str) -> None:
     for question, (prompt, worked) in zip(first, settings.shots, strict=True):
         assert prompt == question.prompt
         assert "<<" not in worked
-        assert TASKS[name].flexible(worked, question).correct
+        assert score(TASKS[name], question, worked, "stop")[1].correct
 
 
 def test_own_files_show_their_answers(tmp_path: Path) -> None:
@@ -79,16 +76,15 @@ def test_data_that_cannot_be_shown_is_refused(tmp_path: Path) -> None:
     bare.write_text('{"question": "Why?", "answer": "#### 3"}\n')
     talk = tmp_path / "talk.jsonl"
     talk.write_text('{"question": "Why?"}\n{"question": "How?"}\n')
-    with pytest.raises(DataError, match="data has 3 questions: 4 --shots need more"):
-        asked("gsm8k", data, shots=4)
-    with pytest.raises(DataError, match="data has no other questions than those of --shots"):
-        asked("gsm8k", data, shots=3)
-    with pytest.raises(DataError, match="has no worked answer to question 0: leave --shots out, or name"):
-        asked("gsm8k", data, shots=1, shots_from=bare)
-    with pytest.raises(DataError, match="has no worked answer to question 0"):
-        asked(str(talk), talk, shots=1)
-    with pytest.raises(DataError, match="has questions with a number as the answer"):
-        asked(str(talk), talk, shots=1, shots_from=bare)
+    for task, file, shots, source, named in (
+        ("gsm8k", data, 4, None, "3 questions"),
+        ("gsm8k", data, 3, None, "--shots"),
+        ("gsm8k", data, 1, bare, "bare.jsonl"),
+        (str(talk), talk, 1, None, "question 0"),
+        (str(talk), talk, 1, bare, "bare.jsonl"),
+    ):
+        with pytest.raises(DataError, match=named):
+            asked(task, file, shots, source)
 
 
 def test_examples_are_in_the_prompt_and_in_the_manifest(
@@ -104,17 +100,17 @@ def test_examples_are_in_the_prompt_and_in_the_manifest(
     before = (tmp_path / "run" / "manifest.json").read_text()
     others = ["--shots", 2, "--shots-from", rows(tmp_path / "other", 7, 8)]
     for options, complaint in [
-        ([], "--shots was 2 for gsm8k and is 0"),
-        (["--shots", 3], "--shots was 2 for gsm8k and is 3"),
-        (others, "the examples of --shots for gsm8k were others"),
-        (["--shots", 2, "--stop", "x"], '--stop was not given and is "x"'),
+        ([], "gsm8k shots was 2 and is 0"),
+        (["--shots", 3], "gsm8k shots was 2 and is 3"),
+        (others, "gsm8k shots_sha256"),
+        (["--shots", 2, "--stop", "x"], 'stop was not given and is ["x"]'),
     ]:
         refused = mink_eval("run", "gsm8k", *command, *options)
         assert refused.status == 1
         assert complaint in refused.stderr
     assert (tmp_path / "run" / "manifest.json").read_text() == before
-    assert "--shots-from needs --shots N" in mink_eval("run", "gsm8k", "--shots-from", "file").stderr
-    assert "would end every response" in mink_eval("run", "gsm8k", "--stop", "").stderr
+    for wrong in (["--shots-from", "file"], ["--stop", ""]):
+        assert mink_eval("run", "gsm8k", *wrong).status == 2
 
 
 def test_a_stop_string_ends_a_response(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
@@ -142,21 +138,19 @@ def test_a_model_without_a_chat_template_is_warned_of_once(
     for options in ("--shots=1", "--stop=Q:", "--quiet"):
         caplog.clear()
         mink_eval.run(*command, options, "-o", tmp_path / options)
-        said = caplog.text.count("base may not know where its answer ends")
+        said = caplog.text.count("--shots 4")
         assert said == (options == "--quiet")
 
 
 def test_gpqa_explains_its_answers_if_the_file_does(tmp_path: Path) -> None:
     options = "Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3"
-    for explanation, shown in (("Since it is so.", True), ("", False)):
-        data = tmp_path / "gpqa.csv"
-        data.write_text(
-            f"Question,{options},Explanation\n" + "".join(f"Q{n},a,b,c,d,{explanation}\n" for n in (1, 2))
-        )
-        if shown:
-            settings, _ = asked("gpqa", data, shots=1)
-            gold = TASKS["gpqa"].read(data, 0)[0].gold
-            assert settings.shots[0][1] == f"Since it is so.\nThe final answer is ({gold})."
-        else:
-            with pytest.raises(DataError, match="no worked answer to question 0"):
-                asked("gpqa", data, shots=1)
+    data = tmp_path / "gpqa.csv"
+    row = "Q{},a,b,c,d,Because\n"
+    data.write_text(f"Question,{options},Explanation\n" + row.format(1) + row.format(2))
+    settings, _ = asked("gpqa", data, shots=1)
+    [question, _] = TASKS["gpqa"].read(data, 0)
+    assert settings.shots[0][1].startswith("Because\n")
+    assert score(TASKS["gpqa"], question, settings.shots[0][1], "stop")[1].correct
+    data.write_text(data.read_text().replace("Because", ""))
+    with pytest.raises(DataError, match="question 0"):
+        asked("gpqa", data, shots=1)

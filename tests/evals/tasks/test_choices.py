@@ -6,7 +6,7 @@ from mink_local.evals.tasks import Verdict
 from tests.support.scoring import OPTIONS, verdicts
 
 # response, strict answer, flexible answer
-LETTERS = [
+AQUA = [
     ("The answer is (B)", "B", "B"),
     ("The answer is B.", "B", "B"),
     ("The answer is\n(B)", "B", "B"),
@@ -65,11 +65,27 @@ LETTERS = [
     ("The answer is (B), not (A).", "B", "B"),
     ("The answer is (B), as the answer is not (A).", "B", "B"),
 ]
+GPQA = [
+    ("The final answer is (B).", "B", "B"),
+    ("The final answer is (B)", "B", "B"),
+    ("The final answer is\n(B). \n", "B", "B"),
+    ("The final answer is (B). I am sure.", None, "B"),
+    ("The final answer is (A). The final answer is (B).", "B", "B"),
+    ("The final answer is (B)<|im_end|>", None, "B"),
+    ("The final answer is B.", None, "B"),
+    ("The final answer is (E).", None, None),
+    ("**The final answer is (B).**", None, "B"),
+    ("The final answer is (b).", None, "B"),
+    ("The final answer is 3/8.", None, "C"),
+]
 
 
-@pytest.mark.parametrize(("response", "strict", "flexible"), LETTERS)
-def test_letters(response: str, strict: str | None, flexible: str | None) -> None:
-    both = verdicts("aqua", response, "B", OPTIONS)
+@pytest.mark.parametrize(
+    ("task", "response", "strict", "flexible"),
+    [*(("aqua", *row) for row in AQUA), *(("gpqa", *row) for row in GPQA)],
+)
+def test_letters(task: str, response: str, strict: str | None, flexible: str | None) -> None:
+    both = verdicts(task, response, "B", OPTIONS[: 5 if task == "aqua" else 4])
     assert [verdict.answer for verdict in both] == [strict, flexible]
     assert [verdict.correct for verdict in both] == [strict == "B", flexible == "B"]
 
@@ -87,25 +103,3 @@ def test_options_with_the_same_text_are_the_same_answer() -> None:
     assert verdicts("aqua", "The answer is 8.75", "C", choices)[1].correct
     assert not verdicts("aqua", "The answer is 87.5", "C", choices)[1].correct
     assert not verdicts("aqua", "The answer is (B)", "C", choices)[1].correct
-
-
-@pytest.mark.parametrize(
-    ("response", "strict", "flexible"),
-    [
-        ("The final answer is (B).", "B", "B"),
-        ("The final answer is (B)", "B", "B"),
-        ("The final answer is\n(B). \n", "B", "B"),
-        ("The final answer is (B). I am sure.", None, "B"),
-        ("The final answer is (A). The final answer is (B).", "B", "B"),
-        ("The final answer is (B)<|im_end|>", None, "B"),
-        ("The final answer is B.", None, "B"),
-        ("The final answer is (E).", None, None),
-        ("**The final answer is (B).**", None, "B"),
-        ("The final answer is (b).", None, "B"),
-        ("The final answer is 3/8.", None, "C"),
-    ],
-)
-def test_gpqa_letters(response: str, strict: str | None, flexible: str | None) -> None:
-    both = verdicts("gpqa", response, "B", OPTIONS[:4])
-    assert [verdict.answer for verdict in both] == [strict, flexible]
-    assert [verdict.correct for verdict in both] == [strict == "B", flexible == "B"]

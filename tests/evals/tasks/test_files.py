@@ -1,5 +1,6 @@
 """Files of questions in every task's format, and what is said about those in the wrong one."""
 
+import codecs
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,12 @@ import pytest
 from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.run.data import locate
 from mink_local.evals.tasks import TASKS, find_task
-from mink_local.evals.tasks.gpqa import shuffled
+from mink_local.evals.tasks.choices import shuffled
 from tests.conftest import shared
 
 
 def test_an_unknown_task_lists_the_known_ones() -> None:
-    with pytest.raises(
-        TaskNotFoundError, match="'gsm8': the tasks are gsm8k, aqua, gpqa, math500, sample-math"
-    ):
+    with pytest.raises(TaskNotFoundError, match="gsm8k, aqua, gpqa, math500, sample-math"):
         find_task("gsm8")
 
 
@@ -27,18 +26,11 @@ Write = Callable[[str | bytes], Path]
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     def write(content: str | bytes) -> Path:
-        path = tmp_path / "data"
+        path = tmp_path / "data.jsonl"
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return path
 
     return write
-
-
-def refusal(task: str, path: Path) -> str:
-    with pytest.raises(DataError) as raised:
-        TASKS[task].read(path, seed=0)
-    assert str(raised.value).startswith(str(path))
-    return str(raised.value).removeprefix(str(path))
 
 
 @pytest.mark.parametrize(
@@ -47,6 +39,7 @@ def refusal(task: str, path: Path) -> str:
 def test_the_published_sets_are_read_whole(name: str, n: int, last: str) -> None:
     questions = TASKS[name].read(shared(f"data/{name}_test.jsonl"), seed=0)
     assert [question.id for question in questions] == [str(row) for row in range(n)]
+    assert TASKS[name].n_questions == n
     assert questions[-1].gold == last
     assert all(question.prompt.endswith(TASKS[name].instruction) for question in questions)
 
@@ -61,67 +54,97 @@ def aqua(**fields: Any) -> str:
     return json.dumps({field: value for field, value in row.items() if value is not None}) + "\n"
 
 
+def own(*rows: dict[str, Any]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 def test_gold_answers_lose_their_commas(write: Write) -> None:
     golds = ["2", "-10", "1,450,000", "0.5", "12"]
     path = write("\n".join(gsm8k(f"Question {gold}?", f"…\n#### {gold}") for gold in golds))
-    assert [question.gold for question in TASKS["gsm8k"].read(path, 0)] == [
-        "2",
-        "-10",
-        "1450000",
-        "0.5",
-        "12",
-    ]
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())  # a byte order mark does no harm
+    questions = TASKS["gsm8k"].read(path, 0)
+    assert [question.gold for question in questions] == [gold.replace(",", "") for gold in golds]
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("", " holds no questions"),
-        ("\n \n", " holds no questions"),
-        (gsm8k() + '{"answer": "#### 3"}\n', ", line 2: no 'question'"),
-        (gsm8k() + "\n" + gsm8k("  "), ", line 3: 'question' is empty"),
-        (gsm8k() + '{"question": 5}', ", line 2: 'question' is not text"),
-        (gsm8k() + '{"question": "Why?"}', ", line 2: no 'answer'"),
-        (gsm8k(answer="Two."), ", line 1: 'answer' has no gold answer, it does not end in '#### NUMBER'"),
-        (gsm8k(answer="#### two"), ", line 1: 'answer' has no gold answer, it does not end in '#### NUMBER'"),
-        (gsm8k() + gsm8k("Why?") + gsm8k(), ", line 3: the same question as in line 1; remove one"),
-        ("question,answer\nHow many?,2\n", ", line 1: this is not JSON: write one JSON object a line"),
-        ("[" + gsm8k() + "]", ", line 1: this is not JSON: write one JSON object a line"),
-        ("[" * 100_000, ", line 1: this is not JSON: write one JSON object a line"),
-        ("[1, 2]\n", ", line 1: [1, 2] is not a JSON object"),
-        (gsm8k().encode("utf-16"), ", line 1: this is not UTF-8 text"),
-        (gsm8k().encode() + "{'é'}".encode("latin-1"), ", line 2: this is not UTF-8 text"),
-        (gsm8k("\ud800"), ", line 1: 'question' holds half a character (a lone surrogate)"),
-    ],
-)
-def test_wrong_lines_are_named(content: str | bytes, complaint: str, write: Write) -> None:
-    assert refusal("gsm8k", write(content)) == complaint
+CSV = "Record ID,Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3\n"
+Q = {"question": "Why?"}
+AB = {**Q, "choices": ["a", "b"]}
+
+# task, content, line, what else is said
+WRONG = [
+    ("gsm8k", gsm8k() + '{"answer": "#### 3"}\n', 2, "question"),
+    ("gsm8k", gsm8k() + "\n" + gsm8k("  "), 3, "question"),
+    ("gsm8k", gsm8k() + '{"question": 5}', 2, "question"),
+    ("gsm8k", gsm8k() + '{"question": "Why?"}', 2, "answer"),
+    ("gsm8k", gsm8k(answer="Two."), 1, "#### NUMBER"),
+    ("gsm8k", gsm8k(answer="#### two"), 1, "#### NUMBER"),
+    ("gsm8k", gsm8k() + gsm8k("Why?") + gsm8k(), 3, "line 1"),
+    ("gsm8k", "question,answer\nHow many?,2\n", 1, "JSON"),
+    ("gsm8k", "[" + gsm8k() + "]", 1, "object"),
+    ("gsm8k", "[" * 100_000, 1, "object"),
+    ("gsm8k", '{"question": ' * 100_000, 1, ""),
+    ("gsm8k", "[1, 2]\n", 1, "object"),
+    ("gsm8k", gsm8k().encode("utf-16"), 1, "UTF-8"),
+    ("gsm8k", gsm8k().encode() + "{'é'}".encode("latin-1"), 2, "UTF-8"),
+    ("gsm8k", gsm8k("\ud800"), 1, "surrogate"),
+    ("aqua", aqua(options=["A)1", "B)2", "C)3", "D)4"]), 1, "options"),
+    ("aqua", aqua(options="A)1"), 1, "options"),
+    ("aqua", aqua(options=None), 1, "options"),
+    ("aqua", aqua(options=["A)1", *"2345"]), 1, "'B)'"),
+    ("aqua", aqua(options=["A)1", "B)2", 3, "D)4", "E)5"]), 1, "options[2]"),
+    ("aqua", aqua(correct="F"), 1, "'F'"),
+    ("aqua", aqua(correct="AB"), 1, "'AB'"),
+    ("aqua", aqua(correct=None), 1, "correct"),
+    ("math500", gsm8k(), 1, "problem"),
+    ("math500", '{"problem": "Why?", "answer": " "}', 1, "answer"),
+    ("math500", '{"problem": "Why?"}', 1, "answer"),
+    ("gpqa", "a,b\n1,2\n", 2, "'Question'"),
+    ("gpqa", CSV + 'r,"two\nlines",a,b,c,d\nr,Why?,,b,c,d\n', 4, "'Correct Answer'"),
+    ("gpqa", CSV + "r,Why?,a,b,c\n", 2, "'Incorrect Answer 3'"),
+    ("gpqa", CSV + "r,Why?,a,b,c,d,e\n", 2, "columns"),
+    ("gpqa", CSV + 'r,"Why?,a,b,c,d\n', 2, "CSV"),
+    ("gpqa", CSV.encode() + b"r,Why\xff?,a,b,c,d\n", 2, "UTF-8"),
+    ("gpqa", CSV + "r,Why?,a,b,c,d\n" * 2, 3, "line 2"),
+    ("own", own({"text": "Why?"}), 1, "'question'"),
+    ("own", own({"question": " "}), 1, "question"),
+    ("own", own({**Q, "answer": [1]}), 1, "answer"),
+    ("own", own({**Q, "answer": True}), 1, "answer"),
+    ("own", own({**Q, "answer": float("nan")}), 1, "JSON"),
+    ("own", own({**Q, "answer": 1}, {"question": "How?"}), 2, "'answer'"),
+    ("own", own(Q, {"question": "How?", "answer": 1}), 2, "'answer'"),
+    ("own", own(AB), 1, "'choices'"),
+    ("own", own({**Q, "choices": ["a"], "answer": "A"}), 1, "choices"),
+    ("own", own({**AB, "answer": "C"}), 1, "'C'"),
+    ("own", own({**Q, "choices": ["B", "C"], "answer": "B"}), 1, "'B'"),  # the first or the second?
+    ("own", own({**Q, "id": "\x1b[2J"}), 1, "'id'"),
+    ("own", own({**Q, "id": 1}, {"prompt": "How?", "id": "1"}), 2, "line 1"),
+    ("own", own(Q, Q), 2, "line 1"),
+]
 
 
-def test_a_byte_order_mark_does_no_harm(write: Write) -> None:
-    assert TASKS["gsm8k"].read(write(gsm8k().encode("utf-8-sig")), 0)[0].gold == "2"
+def read(task: str, path: Path) -> None:
+    (find_task(str(path)) if task == "own" else TASKS[task]).read(path, seed=0)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    assert refusal("gsm8k", tmp_path) == " cannot be read: Is a directory"
+@pytest.mark.parametrize(("task", "content", "line", "named"), WRONG)
+def test_wrong_lines_are_named(task: str, content: str | bytes, line: int, named: str, write: Write) -> None:
+    path = write(content)
+    with pytest.raises(DataError) as raised:
+        read(task, path)
+    assert str(raised.value).startswith(f"{path}, line {line}: ")
+    assert named in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (aqua(options=["A)1", "B)2", "C)3", "D)4"]), ", line 1: 'options' is not a list of five"),
-        (aqua(options="A)1"), ", line 1: 'options' is not a list of five"),
-        (aqua(options=None), ", line 1: no 'options'"),
-        (aqua(options=["A)1", *"2345"]), ", line 1: an option does not begin with 'B)' but with '2'"),
-        (aqua(options=["A)1", "B)2", 3, "D)4", "E)5"]), ", line 1: 'options' is not text"),
-        (aqua(correct="F"), ", line 1: 'correct' is 'F' and not one of A to E"),
-        (aqua(correct="AB"), ", line 1: 'correct' is 'AB' and not one of A to E"),
-        (aqua(correct=None), ", line 1: no 'correct'"),
-        (gsm8k(), ", line 1: no 'options'"),
-    ],
-)  # fmt: skip
-def test_wrong_options_are_named(content: str, complaint: str, write: Write) -> None:
-    assert refusal("aqua", write(content)) == complaint
+@pytest.mark.parametrize("task", ["gsm8k", "gpqa", "own"])
+def test_a_file_without_questions_and_one_that_cannot_be_read(
+    task: str, write: Write, tmp_path: Path
+) -> None:
+    for content in (CSV, "") if task == "gpqa" else ("\n \n", ""):
+        with pytest.raises(DataError, match="no questions"):
+            read(task, write(content))
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(DataError, match="Is a directory"):
+        read(task, tmp_path / "folder.jsonl")
 
 
 def test_aqua_shows_its_options() -> None:
@@ -130,23 +153,8 @@ def test_aqua_shows_its_options() -> None:
     assert "\n(B) 15%\n" in question.prompt
 
 
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (gsm8k(), ", line 1: no 'problem'"),
-        ('{"problem": "Why?", "answer": " "}', ", line 1: 'answer' is empty"),
-        ('{"problem": "Why?"}', ", line 1: no 'answer'"),
-    ],
-)
-def test_math500_needs_problem_and_answer(content: str, complaint: str, write: Write) -> None:
-    assert refusal("math500", write(content)) == complaint
-
-
-COLUMNS = "Record ID,Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3\n"
-
-
 def test_gpqa_reads_the_users_own_csv(write: Write) -> None:
-    path = write(COLUMNS + 'r1,"Which one,\nsays ""he""?",right,w1,w2,w3\nr2,And?,yes,no,never,"not, ever"\n')
+    path = write(CSV + 'r1,"Which one,\nsays ""he""?",right,w1,w2,w3\nr2,And?,yes,no,never,"not, ever"\n')
     questions = TASKS["gpqa"].read(path, seed=1)
     assert [question.id for question in questions] == ["0", "1"]
     first = questions[0]
@@ -159,28 +167,10 @@ def test_gpqa_reads_the_users_own_csv(write: Write) -> None:
 
 def test_the_shuffle_depends_on_seed_and_question_alone(write: Write) -> None:
     rows = [f"r,Question {row}?,right,w1,w2,w3\n" for row in range(200)]
-    whole = TASKS["gpqa"].read(write(COLUMNS + "".join(rows)), seed=1)
-    part = TASKS["gpqa"].read(write(COLUMNS + "".join(rows[100:])), seed=1)
-    other = TASKS["gpqa"].read(write(COLUMNS + "".join(rows)), seed=2)
+    whole = TASKS["gpqa"].read(write(CSV + "".join(rows)), seed=1)
+    part = TASKS["gpqa"].read(write(CSV + "".join(rows[100:])), seed=1)
+    other = TASKS["gpqa"].read(write(CSV + "".join(rows)), seed=2)
     assert [question.order for question in whole[100:]] == [question.order for question in part]
     assert [question.order for question in whole] != [question.order for question in other]
     assert all(30 < [question.gold for question in whole].count(letter) < 70 for letter in "ABCD")
     assert shuffled("What?", 4, 0) == (1, 2, 3, 0)  # stored runs depend on it
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("", " holds no questions"),
-        (COLUMNS, " holds no questions"),
-        ("a,b\n1,2\n", ", line 1: no column 'Question'; GPQA's gpqa_main.csv is wanted"),
-        (gsm8k(), ", line 1: no column 'Question'; GPQA's gpqa_main.csv is wanted"),
-        (COLUMNS + 'r,"two\nlines",a,b,c,d\nr,Why?,,b,c,d\n', ", line 4: 'Correct Answer' is empty"),
-        (COLUMNS + "r,Why?,a,b,c\n", ", line 2: 5 columns and not 6"),
-        (COLUMNS + 'r,"Why?,a,b,c,d\n', ", line 2: this is not CSV (unexpected end of data)"),
-        (COLUMNS.encode() + b"r,Why\xff?,a,b,c,d\n", ", line 2: this is not UTF-8 text"),
-        (COLUMNS + "r,Why?,a,b,c,d\n" * 2, ", line 3: the same question as in line 2; remove one"),
-    ],
-)
-def test_wrong_csv_is_named(content: str | bytes, complaint: str, write: Write) -> None:
-    assert refusal("gpqa", write(content)) == complaint

@@ -140,9 +140,9 @@ def test_without_math_verify_a_sentence_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(DataError, match=r'python -m pip install "mink-local\[eval\]"'):
+    with pytest.raises(DataError, match=r"mink-local\[eval\]"):
         TASKS["math500"].read(tmp_path, seed=0)
-    with pytest.raises(DataError, match="needs math-verify"):
+    with pytest.raises(DataError, match="math-verify"):
         equivalent("1", "a question not asked before")
 
 
@@ -150,7 +150,7 @@ def test_a_child_that_does_not_start_is_an_error_and_not_a_wrong_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(equivalence, "_verifier", Server("mink_local.no_such_module", memory=1 << 30))
-    with pytest.raises(ChildStartError, match="does not start"):
+    with pytest.raises(ChildStartError, match="no_such_module"):
         equivalent("1", "another question not asked before")
 
 

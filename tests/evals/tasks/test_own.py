@@ -9,7 +9,6 @@ import pytest
 
 from mink_local.errors import DataError
 from mink_local.evals.tasks import Question, Task, Verdict, find_task, recorded_task, score
-from mink_local.evals.tasks.own import OwnTask
 from tests.conftest import shared
 
 Write = Callable[..., Path]
@@ -30,11 +29,6 @@ def read(path: Path) -> tuple[Task, list[Question]]:
     return task, task.read(path, seed=0)
 
 
-def rule(task: Task) -> str:
-    assert isinstance(task, OwnTask)
-    return task.rule
-
-
 def flexible(task: Task, question: Question, response: str) -> Verdict:
     return score(task, question, response, "stop")[1]
 
@@ -47,7 +41,7 @@ def test_numbers_are_scored_as_those_of_gsm8k(write: Write) -> None:
             {"instruction": "How much?", "answer": "He has <<1+1=2>>2.\n#### -2.5", "id": 7},
         )
     )
-    assert (task.name, rule(task)) == ("mine", "number")
+    assert task.name == "mine"
     assert [(q.id, q.gold) for q in questions] == [("0", "18"), ("people", "1450"), ("7", "-2.5")]
     assert questions[0].prompt == '3 * 6?\n\nYour response must end with "The final answer is (answer)".'
     assert score(task, questions[0], "The final answer is 18.", "stop") == (
@@ -63,7 +57,7 @@ def test_choices_are_scored_as_those_of_aqua(write: Write, answer: object, gold:
     task, (question,) = read(
         write({"question": "Which?", "choices": ["Nile", 1907, "Oder"], "answer": answer})
     )
-    assert (rule(task), question.gold, question.choices) == ("choices", gold, ("Nile", "1907", "Oder"))
+    assert (question.gold, question.choices) == (gold, ("Nile", "1907", "Oder"))
     assert question.prompt == (
         "Which?\n\n(A) Nile\n(B) 1907\n(C) Oder\n\n"
         'Your response must end with "The answer is (X)" where X is one of A, B, or C.'
@@ -74,116 +68,66 @@ def test_choices_are_scored_as_those_of_aqua(write: Write, answer: object, gold:
 
 
 @pytest.mark.parametrize(
-    ("response", "correct"),
+    ("gold", "response", "correct"),
     [
-        ("The final answer is The Nile River.", True),
-        ("So the answer is **“nile  river”**!", True),
-        ("The final answer is: \\boxed{\\text{Nile River}}", True),
-        ("The final answer is the Blue Nile River.", False),
-        ("Nile River", True),
-        ("It is a river.", False),
+        (" Nile River ", "The final answer is The Nile River.", True),
+        ("Nile River", "So the answer is **“nile  river”**!", True),
+        ("Nile River", "The final answer is: \\boxed{\\text{Nile River}}", True),
+        ("Nile River", "The final answer is the Blue Nile River.", False),
+        ("Nile River", "Nile River", True),
+        ("Nile River", "It is a river.", False),
+        ("St. Petersburg", "The final answer is St. Petersburg. It is well known.", True),
+        ("St. Petersburg", "The final answer is not St. Petersburg.", False),
+        ("J. R. R. Tolkien", "The final answer is J. R. R. Tolkien. It is well known.", True),
+        ("Washington D.C.", "The final answer is Washington D.C.. It is well known.", True),
+        ("-3.5", "Answer: -3.5", True),
+        ("-3.5", "Answer: 3.5", False),
+        ("-3.5", "Answer: 35", False),
     ],
 )
-def test_other_answers_are_compared_as_texts(write: Write, response: str, correct: bool) -> None:
-    task, (question, _) = read(
-        write({"question": "Which river?", "answer": " Nile River "}, {"question": "2 + 2?", "answer": 4})
-    )
-    assert rule(task) == "text"
-    assert "(that of line 1 is no number)" in task.title
-    assert question.gold == "Nile River"
+def test_other_answers_are_compared_as_texts(write: Write, gold: str, response: str, correct: bool) -> None:
+    task, (question,) = read(write({"question": "Which?", "answer": gold}))
+    assert question.gold == gold.strip()
     assert flexible(task, question, response).correct == correct
 
 
-@pytest.mark.parametrize("gold", ["St. Petersburg", "J. R. R. Tolkien", "Washington D.C."])
-def test_a_full_stop_inside_an_answer_does_not_end_it(write: Write, gold: str) -> None:
-    task, (question,) = read(write({"question": "Which?", "answer": gold}))
-    assert flexible(task, question, f"The final answer is {gold}. It is well known.") == Verdict(gold, True)
-    assert not flexible(task, question, f"The final answer is not {gold}.").correct
-
-
-def test_a_sign_and_a_decimal_point_are_not_punctuation(write: Write) -> None:
-    task, questions = read(write({"question": "a?", "answer": "-3.5"}, {"question": "b?", "answer": "x"}))
-    assert [flexible(task, questions[0], f"Answer: {text}").correct for text in ("-3.5", "3.5", "35")] == [
-        True,
-        False,
-        False,
-    ]
+def test_every_question_has_its_own_rule(write: Write) -> None:
+    """A text answer or choices in a file do not change how its numbers are scored."""
+    choice = {"question": "Which?", "choices": ["Nile", "Oder"], "answer": "Oder"}
+    task, (number, text, option) = read(
+        write({"question": "5 * 5?", "answer": 25}, {"question": "Who?", "answer": "Ann"}, choice)
+    )
+    assert flexible(task, number, "Answer: 5 * 5 = 25").correct
+    assert flexible(task, text, "The answer is Ann.").correct
+    assert flexible(task, option, "The answer is (b).").correct
 
 
 def test_without_answers_a_task_is_open_ended(write: Write) -> None:
     task, questions = read(write({"prompt": "Tell me a story.", "answer": None}, {"prompt": "A poem."}))
-    assert (rule(task), task.open_ended) == ("open", True)
+    assert task.open_ended
     assert [(q.prompt, q.gold) for q in questions] == [("Tell me a story.", ""), ("A poem.", "")]
 
 
-def test_the_file_of_alpaca_eval_is_a_task() -> None:
+def test_published_files_are_read_as_tasks() -> None:
     task, questions = read(shared("data/alpaca_eval_instructions.jsonl"))
     assert (task.name, task.open_ended, len(questions)) == ("alpaca_eval_instructions", True, 805)
+    gsm8k = shared("data/gsm8k_test.jsonl")
+    assert read(gsm8k)[1] == find_task("gsm8k").read(gsm8k, 0)
 
 
-def test_the_file_of_gsm8k_is_read_as_gsm8k_is() -> None:
-    path = shared("data/gsm8k_test.jsonl")
-    assert read(path)[1] == find_task("gsm8k").read(path, 0)
-
-
-def test_a_recorded_rule_is_found_again(write: Write) -> None:
+@pytest.mark.parametrize("rule", ["question", "number", "text"])  # the others are of 0.1.0
+def test_a_recorded_task_scores_as_before(write: Write, rule: str) -> None:
     task, questions = read(write({"question": "3 * 6?", "answer": 18}))
-    again = recorded_task(task.name, rule(task))
+    again = recorded_task(task.name, rule)
     assert again
     assert flexible(again, questions[0], "It is 18. Answer: 18") == Verdict("18", True)
-
-
-Q = {"question": "Why?"}
-
-
-@pytest.mark.parametrize(
-    ("rows", "complaint"),
-    [
-        ([], " holds no questions"),
-        ([{"text": "Why?"}], ", line 1: no 'question', 'prompt', 'instruction' or 'problem'"),
-        ([{"question": " "}], ", line 1: 'question' is empty"),
-        ([{**Q, "answer": [1]}], ", line 1: 'answer' is not text"),
-        ([{**Q, "answer": True}], ", line 1: 'answer' is not text"),
-        ([{**Q, "answer": float("nan")}], ", line 1: 'answer' is not a finite number"),
-        (
-            [{**Q, "answer": 1}, {"question": "How?"}],
-            ", line 2: no 'answer', and line 1 has one: a file has it in every line or in none",
-        ),
-        (
-            [Q, {**Q, "answer": 1}],
-            ", line 2: 'answer', and line 1 has none: a file has it in every line or in none",
-        ),
-        (
-            [{**Q, "choices": ["a", "b"], "answer": "A"}, {**Q, "answer": "A"}],
-            ", line 2: no 'choices', and line 1 has one: a file has it in every line or in none",
-        ),
-        ([{**Q, "choices": ["a", "b"]}], ", line 1: 'choices' and no 'answer'"),
-        ([{**Q, "choices": ["a"], "answer": "A"}], ", line 1: 'choices' is not a list of 2 to 10"),
-        (
-            [{**Q, "choices": ["a", "b"], "answer": "C"}],
-            ", line 1: 'answer' is 'C': write the letter of the right option, A to B, or its text",
-        ),
-        (
-            [{**Q, "choices": ["B", "C"], "answer": "B"}],  # the first or the second?
-            ", line 1: 'answer' is 'B': write the letter of the right option, A to B, or its text",
-        ),
-        ([{**Q, "id": "\x1b[2J"}], ", line 1: 'id' holds a character that cannot be printed"),
-        ([{**Q, "id": 1}, {"prompt": "How?", "id": "1"}], ", line 2: the same id as in line 1; remove one"),
-        ([Q, Q], ", line 2: the same question as in line 1; remove one"),
-    ],
-)
-def test_wrong_lines_are_named(write: Write, rows: list[dict[str, Any]], complaint: str) -> None:
-    path = write(*rows)
-    with pytest.raises(DataError) as raised:
-        read(path)
-    assert str(raised.value) == f"{path}{complaint}"
+    assert recorded_task("talk", "open").open_ended  # type: ignore[union-attr]
+    assert recorded_task("unknown", None) is None
 
 
 def test_a_file_with_the_name_of_another_task_is_refused(write: Write) -> None:
-    path = write(Q, name="aqua.jsonl")
-    with pytest.raises(
-        DataError, match=f"has the name of another task: rename it, or run aqua with --data {path}"
-    ):
+    path = write({"question": "Why?"}, name="aqua.jsonl")
+    with pytest.raises(DataError, match=f"--data {path}"):
         find_task(str(path))
-    with pytest.raises(DataError, match="cannot be read: No such file"):
+    with pytest.raises(DataError, match="No such file"):
         find_task("none.jsonl")

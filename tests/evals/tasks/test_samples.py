@@ -3,7 +3,8 @@
 import json
 import re
 from fractions import Fraction
-from pathlib import Path
+
+import pytest
 
 from mink_local.evals.run.data import locate
 from mink_local.evals.tasks import TASKS
@@ -33,46 +34,34 @@ def rows(name: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_every_answer_of_sample_math_is_recomputed() -> None:
-    questions = TASKS["sample-math"].read(locate(TASKS["sample-math"]), seed=0)
-    assert len(questions) >= 40
-    for row, question in zip(rows("sample-math"), questions, strict=True):
-        assert worked(row["answer"]) == Fraction(question.gold), row["question"]
-        assert len(row["answer"].splitlines()[:-1]) == row["answer"].count("<<"), row["question"]
-
-
-def test_every_answer_of_sample_choice_is_recomputed() -> None:
-    questions = TASKS["sample-choice"].read(locate(TASKS["sample-choice"]), seed=0)
-    assert len(questions) >= 40
-    for row, question in zip(rows("sample-choice"), questions, strict=True):
-        right = worked(row["rationale"])
-        values = [
+@pytest.mark.parametrize("name", ["sample-math", "sample-choice"])
+def test_every_answer_is_recomputed(name: str) -> None:
+    questions = TASKS[name].read(locate(TASKS[name]), seed=0)
+    assert len(questions) == TASKS[name].n_questions
+    for row, question in zip(rows(name), questions, strict=True):
+        solution = row["rationale"] if question.choices else row["answer"]
+        right = worked(solution)
+        shown = [
             Fraction(re.findall(r"-?[\d.]+(?:/\d+)?", choice.replace(",", ""))[0])
-            for choice in question.choices
+            for choice in question.choices or [question.gold]
         ]
-        fits = [letter for letter, shown in zip("ABCDE", values, strict=True) if shown == right]
-        assert fits == [question.gold], row["question"]
-        assert row["rationale"].endswith(f"Answer: {question.gold}")
+        gold = "ABCDE".index(question.gold) if question.choices else 0
+        assert [i for i, one in enumerate(shown) if one == right] == [gold], row["question"]
+        if question.choices:
+            assert solution.endswith(f"Answer: {question.gold}")
+        else:
+            assert len(solution.splitlines()[:-1]) == solution.count("<<"), row["question"]
 
 
 def test_the_samples_copy_nothing_from_the_published_sets() -> None:
     published_words = {
         tuple(json.loads(line)["question"].lower().split()[start : start + 8])
         for name in ("gsm8k", "aqua")
-        for line in published(name).read_text(encoding="utf-8").split("\n")
+        for line in shared(f"data/{name}_test.jsonl").read_text(encoding="utf-8").split("\n")
         if line
         for start in range(max(1, len(json.loads(line)["question"].split()) - 7))
     }
     for name in ("sample-math", "sample-choice"):
         for row in rows(name):
             words = row["question"].lower().split()
-            copied = [
-                words[at : at + 8]
-                for at in range(len(words) - 7)
-                if tuple(words[at : at + 8]) in published_words
-            ]
-            assert not copied
-
-
-def published(name: str) -> Path:
-    return shared(f"data/{name}_test.jsonl")
+            assert not published_words.intersection(tuple(words[at : at + 8]) for at in range(len(words) - 7))

@@ -1,0 +1,198 @@
+"""People as judges: a blind sheet, one page that shows pairs of responses and collects votes, and its votes.
+
+Which side is which method is in a file of its own, the key, which raters do not get.
+"""
+
+import hashlib
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
+
+from mink_local.errors import ReportError
+from mink_local.evals.judge.pairs import PairKey, ResponsePair, response_pairs, samplers_of
+from mink_local.evals.judge.report import report_votes as report
+from mink_local.evals.measurement import Results
+from mink_local.evals.report.page import content_policy
+from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.store import as_run_error
+from mink_local.evals.tables import count
+from mink_local.files import write_atomic
+
+KEY, PAGE = "key.json", "sheet.html"
+_FOLDER = Path(__file__).parent
+
+Side = Literal["left", "tie", "right"]
+
+
+@dataclass(frozen=True)
+class SheetPair(PairKey):
+    """A pair on a sheet, and the sampler on either side."""
+
+    left: str
+    right: str
+
+
+class SheetKey(msgspec.Struct):
+    """The key of a sheet; `pairs` are by the opaque names on the page."""
+
+    sheet: str
+    seed: int
+    methods: list[str]
+    pairs: dict[str, SheetPair]
+
+
+class Ballot(msgspec.Struct):
+    """The votes of one rater, as the page saves them."""
+
+    sheet: str
+    rater: str
+    votes: dict[str, Side]
+
+
+Content = TypeVar("Content", SheetKey, Ballot)
+
+
+def write_sheet(
+    folder: Path, samplers: Sequence[str], n: int, seed: int, temperatures: Sequence[float], out: Path
+) -> str:
+    """Write the page and its key for pairs of the run in `folder`; return what is in them, in words.
+
+    Args:
+        samplers: At least two, as text; each is compared with each.
+        n: Most pairs. Pairs of different questions come first, in a random order; identical responses are
+            left out.
+        seed: Of the order and of the sides.
+        temperatures: Only those; none is all.
+        out: Where the page and the key are written.
+
+    Raises:
+        ReportError: The run has no such pairs, or `out` has another sheet, whose key would be lost.
+        RunError: A file cannot be written.
+    """
+    run = read_run(folder)
+    samplers_of(run, samplers)
+    pairs = [pair for a, b in combinations(samplers, 2) for pair in response_pairs(run, a, b)]
+    pairs = [pair for pair in pairs if not temperatures or pair.key.temperature in temperatures]
+    shown = [pair for pair in pairs if not pair.identical]
+    if not shown:
+        why = "all responses are identical" if pairs else "they have no question in common"
+        raise ReportError(f"these methods have nothing to compare in {folder}: {why}")
+    rng = random.Random(seed)
+    entries, key = [], {}
+    for pair in _chosen(shown, n, rng):
+        name, swap = rng.randbytes(6).hex(), rng.random() < 0.5
+        left, right = (1, 0) if swap else (0, 1)
+        entries.append([name, pair.question, pair.texts[left], pair.texts[right]])
+        key[name] = SheetPair(**asdict(pair.key), left=pair.samplers[left], right=pair.samplers[right])
+    sheet = hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16]
+    if (out / KEY).exists() and _read(out / KEY, SheetKey).sheet != sheet:
+        raise ReportError(
+            f"{out / KEY} is the key of another sheet, whose votes cannot be read without it: name another "
+            "folder with --out"
+        )
+    content = msgspec.json.encode(SheetKey(sheet, seed, list(samplers), key))
+    with as_run_error(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomic(out / KEY, msgspec.json.format(content))  # first: a page without it is worth nothing
+        write_atomic(out / PAGE, render_sheet(sheet, entries))
+    left_out = len(pairs) - len(shown)
+    same = f"; {count(left_out, 'pair')} of identical responses left out" if left_out else ""
+    return f"{count(len(entries), 'pair')} of {len(shown):,}{same}"
+
+
+def _chosen(pairs: list[ResponsePair], n: int, rng: random.Random) -> list[ResponsePair]:
+    """Return at most `n` pairs in a random order, of as many questions as possible."""
+    rng.shuffle(pairs)
+    seen: Counter[tuple[str, str]] = Counter()
+    turns = []
+    for pair in pairs:
+        question = (pair.key.task, pair.key.question_id)
+        turns.append(seen[question])
+        seen[question] += 1
+    chosen = [pairs[i] for i in sorted(range(len(pairs)), key=turns.__getitem__)[:n]]
+    rng.shuffle(chosen)
+    return chosen
+
+
+def render_sheet(sheet: str, entries: Sequence[Sequence[str]]) -> str:
+    """Return the page for pairs of an opaque name, the question, the left and the right response.
+
+    Whatever a model or a task wrote is shown as text and cannot run, as in the report's page.
+    """
+    style, script = ((_FOLDER / f"sheet.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    environment = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True)
+    return environment.get_template("sheet.html").render(
+        n_pairs=len(entries),
+        style=Markup(style),
+        script=Markup(script),
+        policy=content_policy(style, script),
+        data={"sheet": sheet, "pairs": entries},
+    )
+
+
+def report_votes(folder: Path, paths: Iterable[Path]) -> None:
+    """Report on the votes in files, each of one rater, on the sheet in `folder`.
+
+    Raises ReportError if a file cannot be used, two are of one rater, or there are no votes.
+    """
+    key = _read(folder / KEY, SheetKey)
+    raters: set[str] = set()
+    rows = []
+    for path in paths:
+        ballot = _read(path, Ballot)
+        if ballot.sheet != key.sheet or not ballot.votes.keys() <= key.pairs.keys():
+            raise ReportError(f"{path} has the votes on another sheet: name the folder of that sheet")
+        if ballot.rater in raters:
+            raise ReportError(f"two files have votes of {ballot.rater}: give the later one only")
+        raters.add(ballot.rater)
+        rows += [_row(ballot.rater, key, key.pairs[name], side) for name, side in ballot.votes.items()]
+    if not rows:
+        raise ReportError("nobody has voted on a pair yet")
+    about = {"sheet": key.sheet, "seed": key.seed, "methods": key.methods}
+    report(Results(folder, about, pd.DataFrame(rows)), len(key.pairs))
+
+
+def saved_votes(folder: Path) -> list[Path]:
+    """Return the files of raters' votes that were put beside the key of a sheet."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            msgspec.json.decode(path.read_bytes(), type=Ballot)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
+        found.append(path)
+    return found
+
+
+def _row(rater: str, key: SheetKey, pair: SheetPair, side: Side) -> dict[str, object]:
+    """Return a vote as a judgement, whose judge is the rater."""
+    first, second = sorted((pair.left, pair.right), key=key.methods.index)
+    sign = {"left": 1, "tie": 0, "right": -1}[side]
+    return {
+        "judge": rater,
+        **asdict(pair),
+        "sampler": first,
+        "against": second,
+        "outcome": float(sign if pair.left == first else -sign),
+    }
+
+
+def _read(path: Path, kind: type[Content]) -> Content:
+    """Return the key of a sheet or a rater's votes. Raises ReportError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise ReportError(f"{path} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        what = "the key of a sheet" if kind is SheetKey else "a file of votes that a sheet has saved"
+        raise ReportError(f"{path} is not {what}: {error}") from None

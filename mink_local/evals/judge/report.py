@@ -1,0 +1,246 @@
+"""Win rates of a method over another, as a model or people have judged them.
+
+The unit of observation is the question: the win rate is the mean over questions of a question's share of
+wins, in which a tie counts half, and its p-value tests the same mean.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from statsmodels.stats.inter_rater import fleiss_kappa
+
+from mink_local.cli import printable
+from mink_local.evals.measurement import Results
+from mink_local.evals.stats import ALPHA, N_RESAMPLES, Interval, few_clusters, holm, paired_test, share
+from mink_local.evals.tables import (
+    Cell,
+    Format,
+    Table,
+    count,
+    escape_markdown,
+    p_value,
+    percent,
+    show_file,
+    temperature_name,
+    to_json,
+    with_interval,
+)
+from mink_local.samplers import label
+
+QUESTION = ["task", "question_id"]
+CELL = ["task", "model", "sampler", "against", "temperature"]
+PAIR = [*CELL, "repeat", "question_id"]
+
+HOW_TO_READ = (
+    "Win rate: the mean over questions of a question's share of wins, in which a tie counts half. Intervals "
+    "are 95% and over questions, Wilson's with an effective number of questions. p is the exact two-sided "
+    "sign-flip test of the same mean; Holm's is corrected for all rows of one kind.",
+)
+ABOUT_MODELS = (
+    "Every pair of responses is judged in both orders. A method wins a pair if both orders prefer it; if the "
+    "orders disagree, the pair is a tie. Identical responses are a tie that no judge has seen.",
+    "A judge is a model with preferences of its own, for example for long answers: the table shows what it "
+    "prefers, not what people do.",
+)
+ABOUT_PEOPLE = (
+    "Fleiss' κ is the agreement of the raters beyond chance, on the pairs that all of them voted on: 1 is "
+    "full agreement, 0 is chance; 95% bootstrap interval over questions.",
+)
+
+
+def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Return a row with the win rate of every group of judged pairs.
+
+    Args:
+        pairs: A row for every pair and judge. `outcome` is 1 for a win of `sampler`, 0 for a tie, -1 for a
+            loss, NaN if there is no judgement.
+        by: The columns whose values make a group.
+    """
+    rows: list[dict[str, Any]] = []
+    for key, group in pairs.groupby(list(by), sort=False):
+        found = group.dropna(subset="outcome")
+        row = dict(zip(by, key, strict=True))
+        row["pairs"] = len(group.drop_duplicates(PAIR))
+        row["missing"] = len(group) - len(found)
+        if len(found):
+            questions = found.groupby(QUESTION).outcome.agg(["sum", "size"]).astype(int)
+            row["questions"] = len(questions)
+            row["win_rate"] = share(list((1 + questions["sum"] / questions["size"]) / 2))
+            row["won:tied:lost"] = ":".join(str((found.outcome == sign).sum()) for sign in (1, 0, -1))
+            row["p"] = paired_test(list(questions["sum"]), list(questions["size"])).p
+            row["kappa"] = kappa(found)
+        rows.append(row)
+    complete = [row for row in rows if "p" in row]
+    for row, adjusted in zip(complete, holm([row["p"] for row in complete]), strict=True):
+        row["p_holm"] = adjusted
+    return pd.DataFrame(rows)
+
+
+def judged_pairs(judgements: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for every pair and judge, from its judgements in both orders.
+
+    `inconsistent` says whether the orders disagree. A pair that was judged again counts as judged last.
+    """
+    last = judgements.drop_duplicates(["judge", *PAIR, "order"], keep="last")
+    side = np.where(last.order == "first is A", 1, -1)
+    last = last.assign(sign=last.winner.map({"A": 1.0, "B": -1.0, "tie": 0.0}) * side)
+    pairs = last.groupby(["judge", *PAIR], sort=False).agg(
+        n=("sign", "count"),
+        low=("sign", "min"),
+        high=("sign", "max"),
+        n_attempts=("attempts", "max"),
+        is_cut=("is_cut", "any"),
+    )
+    pairs["identical"] = pairs.n_attempts == 0
+    pairs["inconsistent"] = (pairs.n == 2) & (pairs.low != pairs.high)
+    pairs["outcome"] = pairs.low.where(pairs.low == pairs.high, 0.0).where(pairs.n == 2)
+    return pairs.reset_index()
+
+
+def mean_by_question(rows: pd.DataFrame, values: pd.Series) -> Interval:
+    """Return the mean over questions of the mean of a question's values, 0 to 1, one for each row."""
+    return share(list(values.groupby([rows[name] for name in QUESTION]).mean()))
+
+
+def kappa(votes: pd.DataFrame) -> Interval | None:
+    """Return Fleiss' κ on the pairs that all judges have judged, with its bootstrap interval over questions.
+
+    None if it is not defined: fewer than two judges or pairs, or all votes alike.
+    """
+    n_judges = votes.judge.nunique()
+    if n_judges < 2:
+        return None
+    counts = votes.groupby([*PAIR, "outcome"]).size().unstack(fill_value=0)
+    counts = counts[counts.sum(axis=1) == n_judges]
+    if len(counts) < 2 or (counts.sum() > 0).sum() < 2:
+        return None
+    clusters = [group.to_numpy() for _, group in counts.groupby(level=QUESTION)]
+    chosen = np.random.default_rng(0).integers(len(clusters), size=(N_RESAMPLES, len(clusters)))
+    with np.errstate(invalid="ignore"):  # NaN if all votes of a resample are alike
+        resampled = np.array([fleiss_kappa(np.concatenate([clusters[i] for i in row])) for row in chosen])
+    return Interval.of(fleiss_kappa(counts.to_numpy()), resampled[~np.isnan(resampled)])
+
+
+def report_judgements(results: Results) -> None:
+    """Print what the judgements of models show; write judge.md and judge.json."""
+    pairs = judged_pairs(results.frame)
+    sums = pairs.groupby(["judge", *CELL], sort=False)[["identical", "inconsistent"]].sum().reset_index()
+    rates = win_rates(pairs, ["judge", *CELL]).merge(sums, on=["judge", *CELL])
+    notes = list(results.problems)
+    for judge, judgements in results.frame.groupby("judge", sort=False):
+        notes += _notes(str(judge), judgements, pairs[pairs.judge == judge])
+    _write(results, "judge", "Win rates by a model", rates, notes, ABOUT_MODELS)
+
+
+def missing_share(judgements: pd.DataFrame, judge: str) -> float:
+    """Return the share of the pairs shown to a judge that have no readable judgement in both orders."""
+    pairs = judged_pairs(judgements[judgements.judge == judge])
+    shown = pairs[~pairs.identical]
+    return float(shown.outcome.isna().mean()) if len(shown) else 0.0
+
+
+def _notes(judge: str, judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
+    """Return what a reader must know about a judge before the table."""
+    notes = [f"{judge} judges {count(len(pairs), 'pair')}; {pairs.identical.sum():,} of them are identical."]
+    seen = judgements[(judgements.attempts > 0) & judgements.winner.notna()]
+    complete = pairs[(~pairs.identical) & pairs.outcome.notna()]
+    if len(complete):
+        first = mean_by_question(seen, seen.winner.map({"A": 1.0, "tie": 0.5, "B": 0.0}))
+        disagree = mean_by_question(complete, complete.inconsistent.astype(float))
+        notes.append(
+            f"Position: the answer that is shown first wins {_in_words(first)} of the time (ties count half; "
+            f"without bias 50%), and the two orders disagree in {_in_words(disagree)} of the pairs."
+        )
+        if not first.low <= 0.5 <= first.high:
+            place = "first" if first.value > 0.5 else "second"
+            notes.append(f"It prefers the {place} place, whatever is there.")
+        if disagree.value >= 0.5:
+            notes.append("The orders disagree in most pairs: this judge says little about these methods.")
+    if missing := int(pairs.outcome.isna().sum()):
+        notes.append(f"{count(missing, 'pair')} without a readable judgement in both orders are left out.")
+    if n_cut := int(pairs.is_cut.sum()):
+        notes.append(f"In {count(n_cut, 'pair')} it saw only the beginning of a long response.")
+    if judge.partition(" at ")[0] in set(judgements.model):
+        notes.append("It has written responses itself: it may prefer what it would write.")
+    return notes
+
+
+def report_votes(results: Results, n_pairs: int) -> None:
+    """Print what the votes of people on a sheet of `n_pairs` show; write votes.md and votes.json."""
+    votes = results.frame
+    rates = win_rates(votes, ["sampler", "against"]).assign(task="all", model="all", temperature=np.nan)
+    parts = win_rates(votes, CELL)
+    if len(parts) > len(rates):
+        rates = pd.concat([rates, parts], ignore_index=True)
+    raters = votes.groupby("judge", sort=False).size()
+    voted = ", ".join(f"{rater} {n:,}" for rater, n in raters.items())
+    notes = [f"{count(len(raters), 'rater')} voted on {n_pairs:,} pairs: {voted}."]
+    _write(results, "votes", "Win rates by people", rates, notes, ABOUT_PEOPLE)
+
+
+def _write(
+    results: Results, name: str, title: str, rates: pd.DataFrame, notes: list[str], about: Sequence[str]
+) -> None:
+    if few := few_clusters(int(rates.get("questions", pd.Series([0])).min()), "questions"):
+        notes.append(few)
+    tables = [_table(part, rows) for part, rows in rates.groupby(["task", "model"], sort=False)]
+    console = Console()
+    for table in tables:
+        table.print(console)
+    console.print()
+    for note in notes:
+        console.print(f"• {printable(note)}", highlight=False, markup=False)
+    parts = [f"# {title}", *map(escape_markdown, notes)]
+    for table in tables:
+        parts += [f"## {escape_markdown(table.title)}", table.markdown()]
+    parts += ["## How to read this", *map(escape_markdown, (*about, *HOW_TO_READ))]
+    results.write(f"{name}.md", "\n\n".join(parts) + "\n")
+    results.write(f"{name}.json", to_json({"notes": notes}, rows=rates))
+    show_file(console, results.folder / f"{name}.md")
+
+
+_HEADINGS = {
+    "sampler": "method",
+    "against": "against",
+    "temperature": "T",
+    "judge": "judge",
+    "pairs": "pairs",
+    "win_rate": "win rate, %",
+    "won:tied:lost": "won:tied:lost",
+    "inconsistent": "disagree",
+    "identical": "identical",
+    "missing": "missing",
+    "p": "p",
+    "kappa": "Fleiss' κ",
+}
+
+
+def _table(part: Iterable[str], rows: pd.DataFrame) -> Table:
+    """Return the table of a task and a model; columns without values are left out."""
+    p_values = [
+        Cell(p_value(p), f"Holm {p_value(adjusted)}", bold=adjusted <= ALPHA) if p == p else Cell()
+        for p, adjusted in zip(rows.p, rows.p_holm, strict=True)
+    ]
+    shown = rows.assign(p=p_values, sampler=rows.sampler.map(label), against=rows.against.map(label))
+    columns = [name for name in _HEADINGS if name in shown and shown[name].notna().any()]
+    if rows.get("judge", pd.Series()).nunique() == 1:
+        columns.remove("judge")
+    formats: dict[str, Format] = {
+        "T": temperature_name,
+        "win rate, %": with_interval(percent),
+        "Fleiss' κ": with_interval(_plain),
+    }
+    keys = sum(name in ("sampler", "against", "temperature", "judge") for name in columns)
+    frame = shown[columns].rename(columns=_HEADINGS)
+    return Table(" · ".join(dict.fromkeys(part)), frame, keys, formats)
+
+
+def _plain(number: float) -> str:
+    return f"{number:.2f}".replace("-", "−")
+
+
+def _in_words(found: Interval) -> str:
+    return f"{percent(found.value)}% [{percent(found.low)}–{percent(found.high)}]"

@@ -1,0 +1,229 @@
+"""Measurements: `plan`, `measure` and `report`, carried out in a folder that continues where it stopped.
+
+A whole measurement, of the lengths of prompts:
+
+    @dataclass(frozen=True)
+    class Length:
+        prompt: str
+        model: str
+        n_tokens: int
+
+        @property
+        def key(self) -> tuple[str, str]:
+            return self.prompt, self.model
+
+    class Lengths(Measurement[Length]):
+        measures, noun, row_type = "lengths", "prompts", Length
+
+        def __init__(self, file: ModelFile, prompts: Sequence[str]) -> None:
+            super().__init__()
+            self.file, self.prompts = file, prompts
+            self.settings = {"models": {file.name: {"sha256": file_sha256(file.path)}}}
+
+        def plan(self) -> list[tuple[str, str]]:
+            return [(prompt, self.file.name) for prompt in self.prompts]
+
+        def measure(self, keys: Sequence[tuple[str, str]], store: Store[Length]) -> Iterator[Length]:
+            with load_model(str(self.file.path)) as model:
+                store.begin_session(model=self.file.name, placement=model.placement)
+                for prompt, name in keys:
+                    if self.interrupted:
+                        return
+                    yield Length(prompt, name, len(model.tokenize(prompt)))
+
+        @classmethod
+        def report(cls, results: Results) -> None:
+            table = Table("Tokens of a prompt", results.frame[["model", "prompt", "n_tokens"]], keys=2)
+            table.print(Console())
+            results.write("lengths.md", table.markdown())
+
+    carry_out(Lengths(resolve("smollm2-135m"), ["Hello", "Good morning"]), Path("lengths"))
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic
+
+import msgspec
+
+from mink_local.errors import ReportError
+from mink_local.evals.progress import Progress
+from mink_local.evals.store import ROWS, R, Rows, Store, as_run_error, read_manifest
+from mink_local.files import write_atomic
+from mink_local.interrupts import on_interrupt, until_interrupted
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that a folder holds.
+
+    Attributes:
+        folder: Where the report is written.
+        manifest: What the rows were measured with.
+        frame: A pandas frame with a row for every row of the measurement and a column for every field.
+        problems: Lines of the folder that were left out.
+    """
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    frame: Any
+    problems: Sequence[str] = ()
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Write a file of the report whole or not at all. Raises RunError."""
+        with as_run_error(self.folder / name):
+            write_atomic(self.folder / name, content)
+
+
+class Measurement(ABC, Generic[R]):
+    """Base of measurements.
+
+    Attributes:
+        measures: Name of the command, which the manifest keeps.
+        noun: What a row is called, in the plural.
+        row_type: Type of a row: a dataclass or msgspec struct with a `key`.
+        rows: Name of the file of rows.
+        revision: Grows when a new version computes other numbers, which cannot be mixed with the old ones.
+        settings: What the rows depend on; see `store`.
+        interrupted: True after `interrupt`.
+    """
+
+    measures: ClassVar[str]
+    noun: ClassVar[str]
+    row_type: ClassVar[type[Any]]
+    rows: ClassVar[str] = ROWS
+    revision: ClassVar[int] = 1
+
+    settings: Mapping[str, Any]
+
+    def __init__(self) -> None:
+        self.interrupted = False
+
+    @abstractmethod
+    def plan(self) -> Sequence[Hashable]:
+        """Return the keys of all rows that are wanted."""
+
+    @abstractmethod
+    def measure(self, keys: Sequence[Any], store: Store[R]) -> Iterator[R]:
+        """Yield a row for every key, in any order; end soon after `interrupt`.
+
+        This runs in another thread than the main one, so that Ctrl-C is heard. Whatever it opens, it closes.
+        """
+
+    @classmethod
+    @abstractmethod
+    def report(cls, results: Results) -> None:
+        """Print what a folder shows, and write the report's files."""
+
+    def interrupt(self) -> None:
+        """End `measure` soon; called in the main thread, by a signal."""
+        self.interrupted = True
+
+    def status(self, row: R) -> str:  # noqa: ARG002
+        """Return what the progress says after a new row."""
+        return ""
+
+    def conclude(self, results: Results) -> None:
+        """Do what follows when every row is there."""
+        self.report(results)
+
+    def prepare(self, store: Store[R]) -> None:
+        """Do what comes before the folder's rows are read."""
+
+    def check(self, row: R) -> str | None:  # noqa: ARG002
+        """Return why a row of the folder is not of this measurement, or None."""
+        return None
+
+    def others(self, folder: Path) -> Iterable[Path]:  # noqa: ARG002
+        """Return more files with rows in a folder."""
+        return ()
+
+    def upgrade(self, manifest: dict[str, Any]) -> None:
+        """Bring the manifest of an earlier version up to date, in place."""
+
+    def open(self, folder: Path) -> Store[R]:
+        """Return the folder, opened for this measurement."""
+        return Store(
+            folder,
+            self.measures,
+            self.row_type,
+            self.settings,
+            revision=self.revision,
+            rows=self.rows,
+            check=self.check,
+            others=self.others,
+            upgrade=self.upgrade,
+        )
+
+
+def carry_out(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) -> None:
+    """Measure what a folder lacks, and report on all that it holds.
+
+    Ctrl-C and SIGTERM end it after the rows that are complete.
+
+    Raises:
+        MinkError: The measurement cannot go on. Every row that was measured is kept.
+        KeyboardInterrupt: After Ctrl-C or SIGTERM.
+    """
+    with measurement.open(folder) as store:
+        measurement.prepare(store)
+        keys = list(dict.fromkeys(measurement.plan()))
+        try:
+            _measure(measurement, keys, store, quiet)
+        finally:
+            n_done = sum(key in store.found.by_key for key in keys)
+            if n_done < len(keys):
+                print(
+                    f"{n_done:,} of {len(keys):,} {measurement.noun} are in {folder}; the same command "
+                    "continues."
+                )
+        found = store.found
+        measurement.conclude(Results(folder, store.manifest, frame(found.by_key.values()), found.problems))
+
+
+def _measure(measurement: Measurement[Any], keys: Sequence[Hashable], store: Store[Any], quiet: bool) -> None:
+    missing = [key for key in keys if key not in store.found.by_key]
+    if not missing:
+        return
+    rows = until_interrupted(measurement.measure(missing, store), measurement.interrupt)
+    with (
+        Progress(measurement.noun, len(keys), len(keys) - len(missing), quiet) as progress,
+        on_interrupt(measurement.interrupt, terminate=True),
+        closing(rows),
+    ):
+        for row in rows:
+            store.append(row)
+            progress.advance(status=measurement.status(row))
+    if measurement.interrupted:
+        raise KeyboardInterrupt
+
+
+def frame(rows: Iterable[Any]) -> Any:
+    """Return rows as a pandas frame, whose texts are Python's: they may hold half a character."""
+    import pandas as pd
+
+    found = [msgspec.to_builtins(row) for row in rows]
+    columns: dict[str, Any] = {}
+    for name in found[0] if found else ():
+        values = [row[name] for row in found]
+        is_number = all(isinstance(value, int | float) for value in values)
+        columns[name] = pd.Series(values, dtype=None if is_number else object)
+    return pd.DataFrame(columns)
+
+
+def read_results(folder: Path, kind: type[Measurement[Any]]) -> Results:
+    """Return what a measurement has left in a folder, however it ended.
+
+    Raises:
+        ReportError: The folder holds no rows that can be used.
+    """
+    rows: Rows[Any] = Rows()
+    if (folder / kind.rows).exists():
+        rows.read(folder / kind.rows, kind.row_type, lambda _: None)
+    if not rows.by_key:
+        why = f": {rows.problems[0]}" if rows.problems else " yet"
+        raise ReportError(f"{folder} holds no {kind.noun}{why}")
+    return Results(folder, read_manifest(folder), frame(rows.by_key.values()), rows.problems)

@@ -1,0 +1,175 @@
+"""A sampler at a temperature, the sweep of every sampler, and measurements of such settings."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from mink_local.errors import GenerationError
+from mink_local.evals.measurement import Measurement
+from mink_local.evals.run.worker import DATE
+from mink_local.evals.store import R, Store, file_sha256
+from mink_local.generation.loading import load_model
+from mink_local.generation.model import Model
+from mink_local.generation.rows import RowReader
+from mink_local.models.catalog import ModelFile
+from mink_local.samplers import Sampler, default_samplers
+
+HOT = 1e6  # the temperature that samplers see at infinity: close to uniform, and still in order
+
+
+class SamplerSetting(NamedTuple):
+    """A sampler at a temperature above 0; at infinity all candidates are equally probable."""
+
+    sampler: Sampler
+    temperature: float
+
+    @property
+    def key(self) -> tuple[str, float]:
+        """The sampler as text, and the temperature."""
+        return str(self.sampler), self.temperature
+
+    @property
+    def as_text(self) -> tuple[str, str]:
+        """The key as rows have it: the temperature is text too, because JSON has no infinity."""
+        return str(self.sampler), repr(float(self.temperature)).removesuffix(".0")
+
+    @property
+    def curve(self) -> str:
+        """The sampler's name with its order: what the settings of one sweep have in common."""
+        name, order = self.sampler.name, self.sampler.order
+        return f"{name} ({order.replace('temperature-', 'T ')})" if order else name
+
+    @property
+    def option(self) -> str:
+        """The swept option and its value, "p=0.1"; empty for a sampler without a sweep."""
+        if self.sampler.sweep is None:
+            return ""
+        name, _ = self.sampler.sweep
+        return f"{name}={getattr(self.sampler, name):g}"
+
+    @property
+    def is_default(self) -> bool:
+        """True if every option but the order has its default."""
+        return self.sampler in default_samplers()
+
+
+Unit = TypeVar("Unit")
+
+
+class SettingsMeasurement(Measurement[R], Generic[R, Unit]):
+    """Base of measurements of settings on texts or prompts; a row's key is the unit's and the setting's.
+
+    Args:
+        units: Texts or prompts, by key.
+        files: Model files by role, as the manifest has them.
+        placement: Options of `load_model`, for every file.
+
+    Attributes:
+        session: What the manifest keeps of a session, besides the placement.
+    """
+
+    def __init__(
+        self,
+        units: Mapping[str, Unit],
+        settings: Iterable[SamplerSetting],
+        files: Mapping[str, ModelFile],
+        placement: Mapping[str, Any],
+    ) -> None:
+        super().__init__()
+        self._units, self._files, self._placement = units, files, placement
+        self._by_text = {one.as_text: one for one in settings}
+        self._readers: list[RowReader] = []
+        self.session: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {
+            role: {"name": file.name, "path": str(file.path), "sha256": file_sha256(file.path)}
+            for role, file in files.items()
+        }
+
+    @abstractmethod
+    def measure_units(
+        self, units: Sequence[tuple[Unit, list[SamplerSetting]]], models: Sequence[Model], opened: ExitStack
+    ) -> Iterator[R]:
+        """Yield a row for each unit and each of its settings; see `measure`.
+
+        Args:
+            models: In the order of the files.
+            opened: Closes what is entered into it.
+        """
+
+    def plan(self) -> list[tuple[str, str, str]]:
+        return [(key, *setting) for key in self._units for setting in self._by_text]
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        for reader in self._readers:
+            reader.interrupt()
+
+    def measure(self, keys: Sequence[tuple[str, str, str]], store: Store[R]) -> Iterator[R]:
+        units = [
+            (self._units[key], [self._by_text[sampler, temperature] for _, sampler, temperature in members])
+            for key, members in groupby(keys, lambda key: key[0])
+        ]
+        with ExitStack() as opened:
+            models = [
+                opened.enter_context(load_model(str(file.path), n_ctx=256, date=DATE, **self._placement))
+                for file in self._files.values()  # n_ctx: no answers are generated
+            ]
+            store.begin_session(placement=[model.placement for model in models], **self.session)
+            opened.callback(self._readers.clear)
+            try:
+                yield from self.measure_units(units, models, opened)
+            except GenerationError:
+                if not self.interrupted:
+                    raise
+
+    def reader(self, opened: ExitStack, model: Model, *limits: Any) -> RowReader:
+        """Return a reader of rows that `interrupt` ends; `limits` are those of `Model.rows`."""
+        reader = opened.enter_context(model.rows(*limits))
+        self._readers.append(reader)
+        return reader
+
+
+def cuts(settings: Sequence[SamplerSetting]) -> Iterator[tuple[Sampler, float, list[int]]]:
+    """Yield each cut, a sampler and the temperature that it sees, with the numbers of its settings.
+
+    Settings whose temperature acts after the cut share it. At infinity a sampler sees `HOT`.
+    """
+    members: dict[tuple[str, bytes], list[int]] = {}
+    for i, (sampler, temperature) in enumerate(settings):
+        options = sampler.kernel_options(min(temperature, HOT))
+        members.setdefault((sampler.name, options.tobytes()), []).append(i)
+    for numbers in members.values():
+        sampler, temperature = settings[numbers[0]]
+        yield sampler, sampler.seen(min(temperature, HOT)), numbers
+
+
+def sweep(temperatures: Sequence[float]) -> list[SamplerSetting]:
+    """Return the sweep of every registered sampler, in both orders, at every temperature.
+
+    The settings of a curve follow each other, from few candidates to many. "Temperature first" is left out at
+    infinity, where it would see a uniform distribution and keep every token, and at 1, where it is the same
+    as "temperature last". So are stateful samplers, whose candidates do not depend on the logits alone.
+    """
+    return [
+        SamplerSetting(sampler, temperature)
+        for temperature in sorted(set(temperatures))
+        for sampler in _swept_samplers()
+        if sampler.order != "temperature-first" or (temperature != 1 and math.isfinite(temperature))
+    ]
+
+
+def _swept_samplers() -> Iterator[Sampler]:
+    for default in default_samplers():
+        if default.is_stateful:
+            continue
+        if default.sweep is None:
+            yield default
+            continue
+        option, values = default.sweep
+        every = {*values, getattr(default, option)}
+        for value in sorted(every, reverse=values[0] > values[-1]):
+            yield replace(default, **{option: value})  # type: ignore[type-var]

@@ -1,0 +1,174 @@
+"""Statistics of all measurements: one interval type, and paired tests.
+
+The distributions and corrections are SciPy's and statsmodels'. The unit of observation is the cluster: a
+question, a prompt, a text, as if sampled from all that are like it. What is measured several times on one
+cluster depends on each other, so intervals and tests have as many observations as there are clusters.
+
+Sources: E. B. Wilson (1927), doi:10.2307/2276774, for the interval of a share; B. Efron (1979),
+doi:10.1214/aos/1176344552, for the bootstrap; Q. McNemar (1947), doi:10.1007/BF02295996, for the paired test,
+and D. M. Ritzwoller et al. (2024), arXiv:2406.09521, for flipping signs with several responses; D. G. Bonett
+and R. M. Price (2012), J. Educ. Behav. Stat. 37, 479-488, for the interval of a difference; S. Holm (1979),
+Scand. J. Statist. 6, 65-70, for the correction.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom, norm
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.proportion import proportion_confint
+
+ALPHA = 0.05  # familywise error rate: the chance of even one false find among all comparisons of a family
+FEW = 20  # clusters, below which a bootstrap's interval is too narrow
+N_RESAMPLES = 2000
+_LEVELS = (0.025, 0.975)  # the quantiles at the ends of a 95% interval
+_FINEST = 5040  # parts of a gain that the exact test tells apart; divisible by all numbers to 10
+
+Floats = NDArray[np.float64]
+
+
+class Interval(NamedTuple):
+    """A value with the ends of its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, value: float, resampled: Floats) -> "Interval":
+        """Return the percentile bootstrap's interval of a value; see `resample`."""
+        low, high = np.quantile(resampled, _LEVELS)
+        return cls(float(value), float(low), float(high))
+
+
+def few_clusters(n: int, noun: str) -> str | None:
+    """Return a warning if `n` clusters are too few for their intervals, else None."""
+    if n >= FEW:
+        return None
+    return f"{n} {noun} are few: intervals are wide and approximate, and other {noun} may show otherwise."
+
+
+def share(values: Sequence[float]) -> Interval:
+    """Return the mean of a share, 0 to 1, of each cluster, with its interval. Raises ValueError without any.
+
+    The interval is Wilson's, of `len(values)` observations if the values are all 0 or 1. Other values vary
+    less than such ones with the same mean, and count as more observations. (Their variance is taken together
+    with one 0 and one 1, so that values that happen to be alike have an interval too.)
+    """
+    if not len(values):
+        raise ValueError("there are no values to take a mean of")
+    value = statistics.fmean(values)
+    with_both = [*values, 0, 1]
+    center = statistics.fmean(with_both)
+    n = len(values) * center * (1 - center) / statistics.pvariance(with_both, center)
+    low, high = proportion_confint(value * n, n, method="wilson")
+    return Interval(value, max(0.0, min(value, float(low))), min(1.0, max(value, float(high))))
+
+
+def resample(clusters: Floats) -> Floats:
+    """Return the sums of bootstrap resamples of clusters, the same resamples each time.
+
+    Statistics of the same clusters share them, so that their differences are paired.
+
+    Args:
+        clusters: float64 (n, …), sums of each cluster.
+
+    Returns:
+        float64 (N_RESAMPLES, …).
+    """
+    n = len(clusters)
+    counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), N_RESAMPLES).astype(np.float64)
+    sums: Floats = np.tensordot(counts, clusters, axes=1)
+    return sums
+
+
+def bootstrap(clusters: Floats, statistic: Callable[[Floats], Floats]) -> Interval:
+    """Return a statistic of the sums over clusters, with its percentile bootstrap interval.
+
+    Args:
+        clusters: float64 (n, m), m sums of each cluster.
+        statistic: Takes sums, float64 (k, m), and returns float64 (k,); NaN where it is not defined.
+    """
+    resampled = statistic(resample(clusters))
+    value = statistic(clusters.sum(axis=0)[None])[0]
+    return Interval.of(value, resampled[~np.isnan(resampled)])
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Two methods compared on the same clusters.
+
+    Attributes:
+        n: Clusters.
+        difference: The mean over clusters of the first's share minus the second's.
+        won: Clusters in which the first has the larger share.
+        lost: Clusters in which it has the smaller one.
+        p: Two-sided p-value that the mean difference is 0.
+    """
+
+    n: int
+    difference: Interval
+    won: int
+    lost: int
+    p: float
+
+
+def paired_test(gains: Sequence[int], sizes: Sequence[int] | int = 1) -> PairedTest:
+    """Compare two methods by the sign-flip permutation test of the mean difference, exact.
+
+    Args:
+        gains: For each cluster, how many of the first's outcomes are successes minus how many of the
+            second's.
+        sizes: For each cluster, or for all of them, how many outcomes each method has.
+    """
+    n_outcomes = np.broadcast_to(np.asarray(sizes, np.int64), len(gains))
+    shares = np.asarray(gains, np.int64) / n_outcomes
+    parts = min(math.lcm(1, *n_outcomes.tolist()), _FINEST)
+    return PairedTest(
+        len(shares),
+        _difference(shares),
+        int((shares > 0).sum()),
+        int((shares < 0).sum()),
+        _sign_flip(np.rint(shares * parts).astype(np.int64)),
+    )
+
+
+def _difference(shares: Floats) -> Interval:
+    """Return the mean of differences, -1 to 1, with its interval.
+
+    As Bonett and Price do with one outcome a cluster, add one cluster that is won and one that is lost
+    outright, and take the normal interval of the mean: so it is never empty.
+    """
+    n = len(shares) + 2
+    center = shares.sum() / n
+    half = norm.isf(_LEVELS[0]) * math.sqrt(((shares @ shares + 2) / n - center**2) / n)
+    value = float(shares.mean()) if len(shares) else 0.0
+    return Interval(value, max(-1.0, float(center - half)), min(1.0, float(center + half)))
+
+
+def _sign_flip(gains: NDArray[np.int64]) -> float:
+    """Return the chance of a sum of gains as far from 0 if their signs are random.
+
+    With one outcome a cluster it is McNemar's exact test. Flipped signs leave the sum of squares as it is, so
+    the test of the mean is that of the studentized mean: it also holds for many clusters whose gains are not
+    symmetric about 0, such as few large ones against many small ones.
+    """
+    total = abs(int(gains.sum()))
+    if total == 0:
+        return 1.0
+    chances = np.ones(1)  # of what the gains that are won add up to
+    for size, count in zip(*np.unique(abs(gains[gains != 0]), return_counts=True), strict=True):
+        of_size = np.zeros(size * count + 1)
+        of_size[::size] = binom.pmf(np.arange(count + 1), count, 0.5)
+        chances = np.convolve(chances, of_size)
+    return min(1.0, 2 * float(chances[(len(chances) - 1 + total) // 2 :].sum()))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's adjusted p-values of one family; at most `ALPHA` is significant."""
+    return [float(p) for p in multipletests(p_values, ALPHA, method="holm")[1]] if len(p_values) else []

@@ -1,0 +1,376 @@
+"""The folder of a measurement: a lock, a manifest, rows as JSON lines, and files that are replaced whole.
+
+`Store.append` hands a line to the operating system before it returns: a process that is killed loses the rows
+being measured and no others. Half a line, left by a kill or a full disk, is removed when the folder is opened
+again.
+
+The manifest has one rule: what is added is measured, what is changed is refused. Settings are nested dicts.
+A key that is new is added; any other value that differs would mix rows that cannot be compared.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import version
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from mink_local.errors import RunError
+from mink_local.files import sha256_of, write_atomic
+from mink_local.models.gguf import shards
+from mink_local.version import __version__
+
+MANIFEST, ROWS = "manifest.json", "rows.jsonl"
+FORMAT = 1
+PLACES = ("path", "data")  # where a file is on this machine: may change, and no report shows it
+_LOCK = ".lock"
+_SYNC_SECONDS = 1.0  # of rows are lost when the power fails; a kill loses none
+_SHOWN = 5  # problems that are written out
+
+log = logging.getLogger("mink_local")
+
+
+class Keyed(Protocol):
+    """A line of a measurement: a dataclass or msgspec struct with a key."""
+
+    @property
+    def key(self) -> Hashable: ...
+
+
+R = TypeVar("R", bound=Keyed)
+T = TypeVar("T")
+
+
+class Damage(str):
+    """A sentence on a line that cannot be used."""
+
+    __slots__ = ()
+
+
+CUT_SHORT = Damage("cut short")  # a last line that is being written, or whose writer was killed
+
+
+@contextmanager
+def as_run_error(path: Path, done: str = "written") -> Iterator[None]:
+    """Raise an OSError as a RunError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path} cannot be {done}: {error.strerror or error}") from None
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder if it is missing, and keep other processes from writing to it.
+
+    Raises RunError if one does, or the folder cannot be written.
+    """
+    with as_run_error(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = FileLock(folder / _LOCK, timeout=0, thread_local=False).acquire()
+        except Timeout:
+            raise RunError(
+                f"another mink-eval is writing to {folder}: wait for it, or name another folder"
+            ) from None
+    with lock:
+        yield
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file; for a GGUF model in several files, that of all their SHA-256."""
+    with as_run_error(path, "read"):
+        sums = [sha256_of(shard) for shard in shards(path)]
+    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the programs that a result depends on."""
+    from llama_cpp import llama_cpp
+
+    return {
+        "mink-local": __version__,
+        "llama-cpp-python": version("llama-cpp-python"),
+        "llama.cpp": llama_cpp.llama_version().decode(),
+    }
+
+
+def to_line(row: object) -> bytes:
+    """Return a row as a line of JSON, with its end. Raises ValueError for numbers that are not finite."""
+    return json.dumps(msgspec.to_builtins(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def parse_line(line: bytes, kind: type[T]) -> T | Damage:
+    """Return the row in a line, or what is wrong with it."""
+    try:
+        value = json.loads(line, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return Damage("not JSON") if line.endswith(b"\n") else CUT_SHORT
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, ValueError) as error:
+        return Damage(error)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T | Damage]]:
+    """Yield the number, from 1, and the row of every line that is not blank. Raises RunError."""
+    with as_run_error(path, "read"), path.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):  # only \n ends a line: JSON text may hold U+2028
+            if line.strip():
+                yield number, parse_line(line, kind)
+
+
+@dataclass
+class Rows(Generic[R]):
+    """Rows by key, each once.
+
+    Attributes:
+        problems: A sentence for every line that was left out, with its file and number.
+        files: How many rows each file has given.
+    """
+
+    by_key: dict[Hashable, R] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    files: dict[str, int] = field(default_factory=dict)
+
+    def read(self, path: Path, kind: type[R], check: Callable[[R], str | None]) -> None:
+        """Add the rows of a file; `check` says why a row is not of this measurement. Raises RunError."""
+        n_before = len(self.by_key)
+        for number, row in read_lines(path, kind):
+            if isinstance(row, Damage):
+                problem: str | None = row
+            elif row.key in self.by_key:
+                problem = "an earlier line has the same key"
+            else:
+                problem = check(row)
+                if problem is None:
+                    self.by_key[row.key] = row
+            if problem is not None:
+                self.problems.append(f"{path.name}, line {number}: {problem}")
+        self.files[path.name] = len(self.by_key) - n_before
+
+    @property
+    def left_out(self) -> str | None:
+        """A sentence about the lines that were left out; None if there are none."""
+        if not self.problems:
+            return None
+        n = len(self.problems)
+        named = "; ".join(self.problems[:_SHOWN]) + (f"; and {n - _SHOWN} more" if n > _SHOWN else "")
+        return f"{n} line{'s' * (n > 1)} left out: {named}."
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a folder; an empty one if it is missing or damaged."""
+    try:
+        content = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+class Store(Generic[R]):
+    """The folder of a measurement, open for this process alone; it is made if it is missing.
+
+    Use it as a context manager.
+
+    Args:
+        folder: The folder.
+        measures: What it measures, such as "frontier"; another measurement's folder is refused.
+        kind: The type of a row.
+        settings: What the rows depend on. Nested dicts, whose keys may be added to and whose values must
+            stay.
+        revision: Of the measurement's numbers: it grows when a new version computes other ones.
+        rows: Name of the file of rows.
+        check: Says why a row is not of this measurement, or returns None.
+        others: Finds more files with rows in the folder.
+        upgrade: Brings the manifest of an earlier version up to date, in place.
+
+    Attributes:
+        manifest: The content of the manifest.
+
+    Raises:
+        RunError: The folder cannot be written, is in use, holds something else, or was started with other
+            settings; the text names every difference.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        measures: str,
+        kind: type[R],
+        settings: Mapping[str, Any],
+        *,
+        revision: int = 1,
+        rows: str = ROWS,
+        check: Callable[[R], str | None] = lambda _: None,
+        others: Callable[[Path], Iterable[Path]] = lambda _: (),
+        upgrade: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> None:
+        self.folder = folder
+        self._path, self._kind, self._check, self._others = folder / rows, kind, check, others
+        self._synced = time.monotonic()
+        with ExitStack() as opened:
+            opened.enter_context(locked(folder))
+            self.manifest = self._read_manifest(measures, upgrade)
+            self.manifest.setdefault("revision", 1)
+            self.agree({"revision": revision, **settings})
+            with as_run_error(self._path):
+                self._stream = opened.enter_context(self._path.open("ab", buffering=0))
+                self._size = _mend(self._stream, self._path, kind)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> "Store[R]":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with as_run_error(self._path), self._opened:
+            os.fsync(self._stream.fileno())
+
+    @cached_property
+    def found(self) -> Rows[R]:
+        """The rows that are recorded. Raises RunError if a file cannot be read."""
+        found: Rows[R] = Rows()
+        for path in dict.fromkeys([self._path, *self._others(self.folder)]):
+            found.read(path, self._kind, self._check)
+        if found.left_out:
+            log.warning("%s: %s", self.folder, found.left_out)
+        return found
+
+    def append(self, row: R) -> None:
+        """Write a row behind the others; on an error, leave nothing of it and raise RunError."""
+        line = to_line(row)
+        with as_run_error(self._path):
+            try:
+                _write_all(self._stream, line)
+                if time.monotonic() - self._synced > _SYNC_SECONDS:
+                    os.fsync(self._stream.fileno())
+                    self._synced = time.monotonic()
+            except OSError:
+                with suppress(OSError):
+                    self._stream.truncate(self._size)
+                raise
+        self._size += len(line)
+        self.found.by_key[row.key] = row
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Replace a file of the folder as a whole, or not at all. Raises RunError."""
+        with as_run_error(self.folder / name):
+            write_atomic(self.folder / name, content)
+
+    def agree(self, settings: Mapping[str, Any]) -> None:
+        """Add settings to the manifest. Raises RunError if one has changed."""
+        differences: list[str] = []
+        try:
+            merged = _merged(self.manifest, settings, (), differences)
+        except (TypeError, AttributeError):
+            raise RunError(f"{self.folder / MANIFEST} is damaged: name another --out") from None
+        if differences:
+            raise RunError(
+                f"{self.folder} was started with other settings: {'; '.join(differences)}. "
+                "Give those settings, or name another folder with --out"
+            )
+        self.note(**merged)
+
+    def note(self, **values: Any) -> None:
+        """Write values to the manifest that may change."""
+        self.manifest |= values
+        self.write(MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
+
+    def begin_session(self, **environment: Any) -> None:
+        """Note what a session runs with, and warn if the versions are not those of the first session.
+
+        Versions, threads, layers on the GPU and the batch change the last bits of llama.cpp's sums: the rows
+        stay comparable, but are not the same to the bit.
+        """
+        now, then = versions(), self.manifest.get("versions", {})
+        for program in now:
+            if then.get(program, now[program]) != now[program]:
+                log.warning("%s was started with %s %s", self.folder, program, then[program])
+                log.warning("it continues with %s %s", program, now[program])
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        session = {"started": started, **environment, "versions": now}
+        self.note(sessions=[*self.manifest.get("sessions", []), session])
+
+    def _read_manifest(self, measures: str, upgrade: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        path = self.folder / MANIFEST
+        if not path.exists():
+            self._refuse_other_files()
+            return {"format": FORMAT, "measures": measures, "versions": versions(), "sessions": []}
+        manifest = read_manifest(self.folder)
+        try:
+            n_format = manifest["format"]
+            upgrade(manifest)
+        except (KeyError, TypeError, AttributeError):
+            raise RunError(f"{path} is damaged: name another --out") from None
+        if n_format != FORMAT:
+            raise RunError(f"{self.folder} is of another version of mink-eval: name another --out")
+        if manifest.get("measures") != measures:
+            other = manifest.get("measures")
+            raise RunError(f"{self.folder} holds the results of mink-eval {other}: name another --out")
+        return manifest
+
+    def _refuse_other_files(self) -> None:
+        there = [path.name for path in self.folder.iterdir() if not path.name.startswith(".")]
+        if there:
+            raise RunError(f"{self.folder} holds {there[0]} and no {MANIFEST}: name a new folder with --out")
+
+
+def _merged(
+    then: Mapping[str, Any], now: Mapping[str, Any], path: Sequence[str], differences: list[str]
+) -> dict[str, Any]:
+    """Return `then` with what `now` adds; collect what it changes."""
+    merged = dict(then)
+    for key, value in now.items():
+        here = (*path, key)
+        if key not in then or key in PLACES:
+            merged[key] = value
+        elif isinstance(value, Mapping):
+            merged[key] = _merged(then[key], value, here, differences)
+        elif then[key] != value:
+            was, is_now = (_short(one) for one in (then[key], value))
+            differences.append(f"{' '.join(here)} was {was} and is {is_now}")
+    return merged
+
+
+def _short(value: Any) -> str:
+    text = "not given" if value is None or value == [] else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _mend(stream: FileIO, path: Path, kind: type[Any]) -> int:
+    """Remove half a line from the end of the rows; return their size in bytes."""
+    size = path.stat().st_size
+    with path.open("rb") as lines:
+        last = b"".join(deque(lines, maxlen=1))
+    if not last or last.endswith(b"\n"):
+        return size
+    if parse_line(last, kind) is not CUT_SHORT:  # only its end is missing: an editor has removed it
+        _write_all(stream, b"\n")
+        return size + 1
+    log.warning("%s ends in the middle of a line: its last %d bytes are removed", path, len(last))
+    return stream.truncate(size - len(last))
+
+
+def _write_all(stream: FileIO, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[stream.write(rest) :]

@@ -1,0 +1,179 @@
+"""`mink-eval coverage`: its measures, its files, going on after a stop, and what it refuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from mink_local.errors import ReportError
+from mink_local.evals.coverage.measure import N_SAMPLES, expected_distinct
+from mink_local.evals.coverage.report import best, means
+from mink_local.evals.coverage.tree import walk
+from mink_local.evals.stats import Interval
+from tests.support.mink_eval import Finished, MinkEval
+
+PROMPTS: list[dict[str, object]] = [
+    {"id": "coin", "prompt": "Name one side of a coin.", "answers": [["heads", "obverse"], "tails"]},
+    {"id": "digit", "prompt": "Name one digit.", "answers": list("0123456789")},
+    {"id": "day", "prompt": "Name one day of the weekend.", "answers": ["Saturday", "Sunday"]},
+]
+Coverage = Callable[..., Finished]
+
+
+@pytest.fixture
+def coverage(mink_eval: MinkEval, tiny_path: Path, tmp_path: Path) -> Coverage:
+    """`coverage(*options)` measures two samplers with a small random model, into tmp_path / "out"."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PROMPTS), "utf-8")
+    samplers = ["-s", "top-p", "-s", "min-k"]
+
+    def run(*options: object) -> Finished:
+        model = ["-m", tiny_path, "--threads", 1, "--prompts", path, "--out", tmp_path / "out"]
+        return mink_eval("coverage", *model, *samplers, *options)
+
+    return run
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("p", [[0.5, 0.3, 0.1], [0.99, 0.001, 0.0], [1.0, 0.0], [0.02] * 40, [0.0, 0.0]])
+def test_expected_distinct_is_the_mean_of_a_simulation(p: list[float]) -> None:
+    counts = np.random.default_rng(1).multinomial(N_SAMPLES, [*p, max(0.0, 1 - sum(p))], size=20_000)
+    distinct = (counts[:, :-1] > 0).sum(axis=1)
+    error = 5 * distinct.std() / np.sqrt(len(distinct)) + 1e-9
+    assert float(expected_distinct(np.array(p))) == pytest.approx(distinct.mean(), abs=error)
+
+
+def test_means_are_over_the_prompts_that_have_every_setting() -> None:
+    made_up = [
+        {"prompt": prompt, "sampler": sampler, "temperature": temperature, "valid": 0.5 + i / 10}
+        | {"coverage": 0.1, "distinct": 2.0 + i, "unexplored": i / 100}
+        for i, prompt in enumerate("abc")
+        for sampler, temperature in (("top-k:k=2", "inf"), ("top-k:k=2", "1"), ("greedy", "1"))
+        if (prompt, temperature) != ("c", "inf")
+    ]
+    found, n_prompts, n_left_out = means(pd.DataFrame(made_up))
+    assert (n_prompts, n_left_out) == (2, 1)
+    assert list(zip(found["sampler"], found["temperature"], strict=True)) == [
+        ("top-k:k=2", 1), ("top-k:k=2", float("inf")), ("greedy", 1),
+    ]  # fmt: skip
+    row = found.iloc[0]
+    assert row["valid"].value == pytest.approx(0.55)
+    assert row["valid"].low < 0.5 < 0.6 < row["valid"].high
+    assert (row["distinct"], row["unexplored"]) == (2.5, 0.01)
+    alone, _, _ = means(pd.DataFrame(made_up[:1]))
+    assert alone["valid"][0].low < 0.5 < alone["valid"][0].high  # also of a single prompt
+    with pytest.raises(ReportError):
+        means(pd.DataFrame([made_up[0], made_up[-1]]))
+
+
+def test_the_best_temperature() -> None:
+    columns = ("sampler", "valid", "coverage")
+    values = [("a", 1.0, 0.1), ("a", 0.95, 0.4), ("b", 0.9, 0.3), ("b", 0.5, 0.9)]
+    found = pd.DataFrame([(s, Interval(v, v, v), Interval(c, c, c)) for s, v, c in values], columns=columns)
+
+    def chosen(least: float) -> list[tuple[str, float]]:
+        frame = best(found, least).dropna()
+        return [(row.sampler, row.coverage.value) for row in frame.itertuples()]
+
+    assert chosen(0.9) == [("a", 0.4), ("b", 0.3)]
+    assert chosen(0.0) == [("b", 0.9), ("a", 0.4)]
+    assert chosen(0.99) == [("a", 0.1)]
+    assert list(best(found, 0.99)["sampler"]) == ["a", "b"]
+
+
+def test_a_run_writes_tables_picture_and_figures(coverage: Coverage, tmp_path: Path) -> None:
+    finished = coverage("-t", 0.5, "-t", "inf")
+    assert finished.status == 0, finished.stderr
+    out = tmp_path / "out"
+    found = rows(out)
+    assert [(row["prompt"], row["sampler"], row["temperature"]) for row in found] == [
+        (prompt["id"], sampler, temperature)
+        for prompt in PROMPTS
+        for sampler, temperature in (
+            ("top-p:p=0.9,order=temperature-first", "0.5"), ("top-p:p=0.9,order=temperature-first", "inf"),
+            ("min-k:tau=3", "0.5"), ("min-k:tau=3", "inf"), ("greedy", "1"),
+        )
+    ]  # fmt: skip
+    for row in found:
+        assert 0 <= row["unexplored"] <= 0.01
+        assert 0 <= row["coverage"] <= 1
+    text = (out / "coverage.md").read_text("utf-8")
+    assert "| top-p:p=0.9 (T first) | ∞ |" in text
+    assert "| greedy | 1 |" in text
+    assert "3 prompts are few" in text
+    assert (out / "coverage.svg").read_text("utf-8").startswith("<?xml")
+    assert len(json.loads((out / "coverage.json").read_text("utf-8"))["settings"]) == 5
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on(
+    coverage: Coverage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked = []
+
+    def stopped(*arguments: object) -> object:
+        walked.append(arguments)
+        if len(walked) == 2:
+            raise KeyboardInterrupt
+        return walk(*arguments)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mink_local.evals.coverage.measure.walk", stopped)
+        assert coverage("-t", 1).status == 130
+    before = rows(tmp_path / "out")
+    assert {row["prompt"] for row in before} == {"coin"}
+    assert coverage("-t", 1).status == 0
+    found = rows(tmp_path / "out")
+    assert found[: len(before)] == before
+    assert [row["prompt"] for row in found] == [prompt["id"] for prompt in PROMPTS for _ in range(3)]
+
+
+@pytest.mark.slow
+def test_only_what_is_added_is_measured(coverage: Coverage, tmp_path: Path) -> None:
+    assert coverage("-t", 1, "--limit", 2).status == 0
+    first = rows(tmp_path / "out")
+    assert coverage("-t", 1, "-t", 2, "-s", "top-k").status == 0
+    found = rows(tmp_path / "out")
+    assert found[: len(first)] == first
+    assert len(found) == 3 * 7
+    report = (tmp_path / "out" / "coverage.md").read_text("utf-8")
+    finished = coverage("-t", 1, "--limit", 1)  # everything is there: the report stays that of the folder
+    assert (finished.status, finished.stderr) == (0, "")
+    assert (tmp_path / "out" / "coverage.md").read_text("utf-8") == report
+    for changed in (("--rest", 0.02), ("--nodes", 7)):
+        refused = coverage("-t", 1, *changed)
+        assert refused.status == 1
+        assert f"{changed[0].strip('-')} was" in refused.stderr
+    assert rows(tmp_path / "out") == found
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "error"),
+    [
+        (("-t", "0"), 2, "0"),
+        (("-t", "nan"), 2, "nan"),
+        (("-s", "mirostat"), 1, "mirostat"),
+        (("--rest", "0"), 2, "--rest"),
+        (("--prompts", "none.jsonl"), 1, "none.jsonl"),
+        (("--prompts", "long.jsonl"), 1, "'coin'"),
+    ],
+)
+def test_what_is_refused(
+    coverage: Coverage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...], status: int, error: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    long = PROMPTS[0] | {"prompt": "heads or tails? " * 5000}
+    Path("long.jsonl").write_text(json.dumps(long) + "\n")
+    finished = coverage(*options)
+    assert finished.status == status
+    assert error in finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert not (tmp_path / "out" / "coverage.md").exists()

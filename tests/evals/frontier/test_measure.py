@@ -1,0 +1,212 @@
+"""`mink-eval frontier`, from texts to report, on small models."""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mink_local import load_model
+from mink_local.errors import ModelError
+from mink_local.evals.frontier.measure import common_vocabulary
+from mink_local.evals.frontier.sums import FIGURES, PositionFigures
+from mink_local.evals.frontier.texts import MeasuredText
+from mink_local.evals.settings import sweep
+from tests.support.mink_eval import Finished, MinkEval
+
+Frontier = Callable[..., list[dict[str, object]]]
+TEXT = "A river that is long.\n\nName a city.\r\n \nA"  # the last paragraph is one token, without a position
+
+
+@pytest.fixture
+def finished(
+    mink_eval: MinkEval, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Finished]:
+    """`finished(*options)` runs the command in tmp_path, which has TEXT in text.txt."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(TEXT)
+    return partial(mink_eval, "frontier", "-m", tiny_path, "-r", tiny_path, "--threads", 1)
+
+
+@pytest.fixture
+def frontier(finished: Callable[..., Finished], tmp_path: Path) -> Frontier:
+    """`frontier(*options)` measures TEXT, which must succeed, and returns the rows."""
+
+    def run(*options: object, text: Sequence[object] = ("--text", "text.txt")) -> list[dict[str, object]]:
+        done = finished("--out", "out", *text, *options)
+        assert done.status == 0, done.stderr
+        return [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
+
+    return run
+
+
+@pytest.mark.slow
+def test_only_what_is_added_is_measured(
+    frontier: Frontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+    add = PositionFigures.add
+
+    def counted(figures: PositionFigures, *rows: object) -> None:
+        measured.append(len(figures.sums))
+        add(figures, *rows)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PositionFigures, "add", counted)
+    first = frontier("--temp", 5, "--limit", 2)
+    positions = len(measured)
+    assert measured == [len(sweep([5.0]))] * positions
+    added = frontier("--temp", 5, "--temp", "inf", "--limit", 2)
+    assert measured[positions:] == [len(sweep([float("inf")]))] * positions
+    assert added[: len(first)] == first
+    every = frontier("--temp", 5, "--temp", "inf", "--limit", 3)
+    assert every[: len(added)] == added
+    before = len(measured)
+    frontier("--temp", 5, "--noise", 3)
+    assert len(measured) == before
+    markdown = (tmp_path / "out" / "frontier.md").read_text()
+    assert "+3.0 points" in markdown
+    assert "at T = ∞" in markdown  # a report is on all that the folder holds
+
+
+@pytest.mark.slow
+def test_the_report_and_going_on_after_a_kill(frontier: Frontier, tmp_path: Path) -> None:
+    measured = frontier("--temp", 5)
+    assert len({row["text"] for row in measured}) == 3
+    out = tmp_path / "out"
+    assert (out / "frontier.svg").read_text().startswith("<?xml")
+    found = json.loads((out / "frontier.json").read_text())
+    assert found["n_texts"] == 2
+    assert str(tmp_path) not in (out / "frontier.md").read_text() + json.dumps(found)  # it is for others too
+    assert {row["sampler"] for row in found["defaults"]} >= {"min-k:tau=3", "greedy"}
+    assert {row["level"] for row in found["at_noise"]} == {"noise", "deep_noise"}
+    with (out / "frontier.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == len(found["settings"]) == len(sweep([5.0]))
+    for row in rows:
+        value, low, high = (float(row[name]) for name in ("entropy", "entropy_low", "entropy_high"))
+        assert low <= value + 1e-6
+        assert value <= high + 1e-6
+    written = (out / "rows.jsonl").read_bytes()
+    (out / "rows.jsonl").write_bytes(written[: len(written) // 2])
+    for before, now in zip(measured, frontier("--temp", 5), strict=True):
+        assert now.pop("sums") == pytest.approx(before.pop("sums"))  # summed beside fewer settings
+        assert now == before
+
+
+def test_curves_that_all_exceed_half_noise_have_a_report(
+    frontier: Frontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mink_local.evals.frontier.results.MOST_NOISE", -1.0)
+    frontier("--temp", "inf", "--limit", 1)
+    assert json.loads((tmp_path / "out" / "frontier.json").read_text())["at_noise"] == []
+
+
+@pytest.mark.slow
+def test_recorded_answers_of_the_reference_are_texts(
+    mink_eval: MinkEval, frontier: Frontier, finished: Callable[..., Finished], tiny_path: Path,
+    here: list[object],
+) -> None:  # fmt: skip
+    mink_eval.run(*here, "-s", "top-k", "-t", 1, "--max-tokens", 5, "--limit", 2, "--out", "run")
+    records = [json.loads(line) for line in Path("run/records.jsonl").read_text().splitlines()]
+    rows = frontier("--temp", 1, text=["--texts", "run"])
+    assert len(rows) == 2 * len(sweep([1.0]))  # greedy's records are no texts
+    assert sum(record["sampler"] != "greedy" for record in records) == 2
+    Path("other.gguf").write_bytes(tiny_path.read_bytes() + b"\0")
+    refused = finished("--texts", "run", "--reference", "other.gguf", "--out", "other")
+    assert (refused.status, "run" in refused.stderr) == (1, True)
+
+
+def test_the_positions_are_those_of_the_answer(tiny_path: Path) -> None:
+    """Each is the row after the prompt and the answer's tokens before it, beside rows of single calls."""
+    settings = sweep([2.0])
+    path = str(tiny_path)
+    answer = MeasuredText("", "A river that is long.", "Name a river.", ended=True)
+    cut_off = MeasuredText("", answer.text, answer.prompt, ended=False)
+    plain = MeasuredText("", answer.text)
+    assert len({text.key for text in (answer, cut_off, plain)}) == 3
+    with load_model(path, n_ctx=256, trust=True) as model:
+        tokens = model.tokenize(answer.text)
+        context = model.prompt_tokens([{"role": "user", "content": "Name a river."}])
+        assert answer.sequence(model, model) == ([*context, *tokens], len(tokens) + 1)
+        assert cut_off.sequence(model, model) == ([*context, *tokens[:-1]], len(tokens))
+        assert plain.sequence(model, model) == (tokens[:-1], len(tokens) - 1)
+        sequence, n_positions = answer.sequence(model, model)
+        figures, expected = (PositionFigures(settings, model.weights.n_vocab) for _ in range(2))
+        with model.rows(len(sequence), 1, 8) as rows:
+            for row in rows([(sequence, n_positions)]):
+                figures.add(row.logits, row.logits)
+        for i in range(n_positions):
+            logits = model.logits([{"role": "user", "content": "Name a river."}], tokens[:i])
+            expected.add(logits, logits)
+        assert figures.sums == pytest.approx(expected.sums, rel=0.02, abs=0.05)  # llama.cpp's batches differ
+        greedy = [setting.curve for setting in settings].index("greedy")
+        assert figures.sums[greedy, FIGURES.index("k")] == n_positions
+
+
+def test_vocabularies_are_compared_token_by_token(
+    tiny_path: Path, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A reference whose vocabulary is padded is taken, one with another token is not."""
+    with (
+        load_model(str(tiny_path), trust=True, n_ctx=64) as model,
+        load_model(str(tiny("padded.gguf", padding=3)), trust=True, n_ctx=64) as padded,
+        load_model(str(renamed_token(tiny_path, tmp_path)), trust=True, n_ctx=64) as differing,
+    ):
+        n = model.weights.n_vocab
+        assert padded.weights.n_vocab == n + 3
+        assert common_vocabulary(model, padded) == common_vocabulary(padded, model) == n
+        with pytest.raises(ModelError, match=r"'ĠPariz'.*'ĠParis'"):
+            common_vocabulary(model, differing)
+        figures = PositionFigures(sweep([1.0]), n)
+        figures.add(model.logits("A river"), padded.logits("A river"))
+        assert np.isfinite(figures.sums).all()
+
+
+def renamed_token(model: Path, folder: Path) -> Path:
+    """Write a copy of a model with another token."""
+    other = folder / "other.gguf"
+    other.write_bytes(model.read_bytes().replace("ĠParis".encode(), "ĠPariz".encode()))
+    return other
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "named", "status"),
+    [
+        ([], "", "--texts", 2),
+        (["--texts", ".", "--text", "x"], "", "--texts", 2),
+        (["--texts", "no-such-folder"], "", "no-such-folder", 2),
+        (["--texts", "."], "", "mink-eval run", 1),
+        (["--text", "no-such-file"], "", "no-such-file", 1),
+        (["--text", "x", "--temp", "0"], "", "0", 2),
+        (["--text", "x", "--temp", "nan"], "", "nan", 2),
+        (["--text", "file.txt"], "\n \n\n", "file.txt", 1),
+        (["--text", "file.txt"], "word " * 3000, "paragraph 1", 1),
+        (["--text", "file.txt", "-t", 1], "a", "two tokens", 1),
+    ],
+)
+def test_what_is_refused(
+    finished: Callable[..., Finished], options: list[object], text: str, named: str, status: int
+) -> None:
+    Path("file.txt").write_text(text)
+    refused = finished(*options)
+    assert named in refused.stderr
+    assert refused.status == status
+    assert "Traceback" not in refused.stderr
+
+
+def test_another_model_or_text_in_a_folder_is_refused(
+    frontier: Frontier, finished: Callable[..., Finished], tiny_path: Path, tmp_path: Path
+) -> None:
+    frontier("--temp", 1, "--limit", 1)
+    Path("other.txt").write_text("Another text.")
+    other = ["--reference", renamed_token(tiny_path, tmp_path)]
+    for options, named in (
+        (["--text", "other.txt", "--out", "out"], "other"),
+        (["--text", "text.txt", "--out", "out", *other], "other"),
+        (["--text", "text.txt", "--out", "new", *other], "ĠPariz"),
+    ):
+        refused = finished(*options)
+        assert (refused.status, named in refused.stderr) == (1, True)

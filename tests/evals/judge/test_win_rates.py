@@ -1,0 +1,167 @@
+"""Pairs of responses, win rates and Fleiss' κ: against SciPy and published figures."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from mink_local.errors import ReportError
+from mink_local.evals.judge.pairs import response_pairs, samplers_of
+from mink_local.evals.judge.report import CELL, kappa, win_rates
+from mink_local.evals.report.recorded_run import read_run
+from tests.support.made_run import write_run
+
+
+def votes(outcomes: Sequence[tuple[str | int, int]], judge: str = "Ann") -> pd.DataFrame:
+    """Return judged pairs from questions and outcomes, the n-th pair of a question as its n-th repeat."""
+    seen: dict[str | int, int] = {}
+    rows = []
+    for question, outcome in outcomes:
+        seen[question] = seen.get(question, -1) + 1
+        cell = dict(zip(CELL, ("gsm8k", "tiny", "min-k", "greedy", 5.0), strict=True))
+        rows.append(cell | {"judge": judge, "repeat": seen[question], "question_id": str(question)})
+        rows[-1]["outcome"] = outcome
+    return pd.DataFrame(rows)
+
+
+def win_rate(outcomes: Sequence[tuple[str | int, int]]) -> pd.Series:
+    return win_rates(votes(outcomes), CELL).iloc[0]
+
+
+def test_the_papers_human_evaluation() -> None:
+    """75 of 200 pairs for Min-k, 67 for top-nσ, 58 ties: its binomial test finds no difference."""
+    found = win_rate(list(enumerate(75 * [1] + 58 * [0] + 67 * [-1])))
+    assert found["won:tied:lost"] == "75:58:67"
+    assert found.win_rate.value == pytest.approx((75 + 29) / 200)
+    assert found.p == pytest.approx(stats.binomtest(75, 142).pvalue)
+    assert found.p == pytest.approx(0.557, abs=5e-4)
+
+
+@pytest.mark.parametrize("counts", [(0, 0, 1), (0, 5, 0), (9, 1, 0), (3, 0, 3), (10, 20, 2), (500, 1, 420)])
+def test_p_is_the_exact_binomial(counts: tuple[int, int, int]) -> None:
+    won, tied, lost = counts
+    found = win_rate(list(enumerate(won * [1] + tied * [0] + lost * [-1])))
+    assert found.p == pytest.approx(stats.binomtest(won, won + lost).pvalue if won + lost else 1)
+
+
+def test_the_pairs_of_one_question_change_sign_together() -> None:
+    outcomes = [("a", 1)] * 3 + [("b", 1), ("b", -1), ("b", 1)] + [("c", -1)] * 3
+    totals = [abs(sum(signs)) for signs in itertools.product((3, -3), (1, -1), (3, -3))]
+    found = win_rate(outcomes)
+    assert (found["won:tied:lost"], found.questions) == ("5:0:4", 3)
+    assert found.p == pytest.approx(sum(total >= 1 for total in totals) / 8)
+    assert found.win_rate.value == pytest.approx((1 + 2 / 3 + 0) / 3)
+
+
+def test_rate_and_p_test_the_same_mean() -> None:
+    """8 questions won by 5 votes and 20 lost by 1: fewer than half of the questions are won."""
+    unequal = win_rate([(i, 1) for i in range(8) for _ in range(5)] + [(i, -1) for i in range(8, 28)])
+    equal = win_rate([(i, 1 if i < 8 else -1) for i in range(28)])
+    assert unequal.win_rate.value == pytest.approx(8 / 28)
+    assert (unequal.p, *unequal.win_rate) == pytest.approx((equal.p, *equal.win_rate))
+    assert unequal.p == pytest.approx(stats.binomtest(8, 28).pvalue)
+
+
+def test_intervals_cover_the_true_win_rate() -> None:
+    """With 2 pairs a question that depend on each other; an interval over pairs would cover far less."""
+    rng = np.random.default_rng(0)
+    trials = []
+    for trial in range(100):
+        chance = rng.beta(0.6, 0.4, 60)  # of each question; its mean is 0.6
+        wins = rng.random((2, 60)) < chance
+        outcomes = [(i, 2 * int(won) - 1) for row in wins for i, won in enumerate(row)]
+        trials.append(votes(outcomes).assign(model=str(trial)))
+    found = win_rates(pd.concat(trials), CELL).win_rate
+    assert 90 <= sum(rate.low <= 0.6 <= rate.high for rate in found) <= 99
+
+
+def test_missing_judgements_are_left_out_and_p_is_corrected() -> None:
+    pairs = pd.concat([votes([(i, 1) for i in range(10)]), votes([(i, 1) for i in range(5)])])
+    pairs["model"] = ["one"] * 10 + ["two"] * 5
+    pairs["outcome"] = pairs.outcome.astype(float).where(pairs.question_id != "0")
+    found = win_rates(pairs, CELL)
+    assert list(found.missing) == [1, 1]
+    assert list(found.p) == pytest.approx([2 * 0.5**9, 2 * 0.5**4])
+    assert list(found.p_holm) == pytest.approx([4 * 0.5**9, 2 * 0.5**4])
+
+
+def ballots(table: Sequence[Sequence[int]], per_question: int = 1) -> pd.DataFrame:
+    """Return the votes of raters from the counts of each category, of which there may be more than three."""
+    by_rater = zip(*([c for c, n in enumerate(counts) for _ in range(n)] for counts in table), strict=True)
+    return pd.concat(
+        votes([(row // per_question, category) for row, category in enumerate(chosen)], f"rater {i}")
+        for i, chosen in enumerate(by_rater)
+    )
+
+
+FLEISS_1971 = [  # as in Wikipedia's article on his kappa: 10 subjects, 14 raters, 5 categories
+    [0, 0, 0, 0, 14],
+    [0, 2, 6, 4, 2],
+    [0, 0, 3, 5, 6],
+    [0, 3, 9, 2, 0],
+    [2, 2, 8, 1, 1],
+    [7, 7, 0, 0, 0],
+    [3, 2, 6, 3, 0],
+    [2, 5, 3, 2, 2],
+    [6, 5, 2, 1, 0],
+    [0, 2, 2, 3, 7],
+]
+
+
+def test_kappa_of_the_textbook() -> None:
+    found = kappa(ballots(FLEISS_1971))
+    assert found
+    assert found.value == pytest.approx(0.210, abs=5e-4)
+    assert found.low < found.value < found.high
+
+
+THREE = [[3, 0, 0], [0, 3, 0], [1, 2, 0], [0, 1, 2], [1, 1, 1]] * 2  # 3 raters, 3 categories
+
+
+def test_the_pairs_of_one_question_are_resampled_together() -> None:
+    """So the interval is that of 10 observations, however many pairs a question has."""
+    alone = kappa(ballots(THREE))
+    often = kappa(ballots([row for row in THREE for _ in range(5)], per_question=5))
+    assert alone == pytest.approx(often)
+
+
+def test_kappa_counts_the_pairs_on_which_all_have_voted() -> None:
+    more = pd.concat([ballots(THREE), votes([(99, 1)], "rater 0")])
+    assert kappa(more) == kappa(ballots(THREE))
+
+
+@pytest.mark.parametrize("table", [[[1, 1, 0]], [[2, 0, 0]] * 5, [[1, 0, 0], [0, 1, 0]]])
+def test_kappa_is_not_defined(table: list[list[int]]) -> None:
+    assert kappa(ballots(table)) is None
+
+
+def test_pairs_of_a_run(tmp_path: Path) -> None:
+    """The same model, question, temperature and repeat; greedy, which is generated once, with all."""
+    write_run(
+        tmp_path,
+        models=("one", "two"),
+        tasks=("gsm8k",),
+        samplers=("min-k:tau=3", "top-k:k=20", "greedy"),
+        temperatures=(1.0, 5.0),
+        n_questions=3,
+    )
+    run = read_run(tmp_path)
+    run.responses[0] = replace(run.responses[0], response="<think>hm</think> So: 5")
+    texts = {tuple(r.key): r.response.removeprefix("<think>hm</think>").strip() for r in run.responses}
+    keys = set(itertools.product(("one", "two"), ("gsm8k",), (1.0, 5.0), (0, 1), "012"))
+    for samplers in itertools.permutations(("min-k:tau=3", "top-k:k=20", "greedy"), 2):
+        pairs = list(response_pairs(run, *samplers))
+        assert len(pairs) == len(keys)
+        assert {astuple(pair.key) for pair in pairs} == keys
+        for pair in pairs:
+            model, task, t, repeat, question = astuple(pair.key)
+            for sampler, text in zip(samplers, pair.texts, strict=True):
+                at = (0.0, 0) if sampler == "greedy" else (t, repeat)
+                assert text == texts[model, task, sampler, *at, question]
+    with pytest.raises(ReportError, match="eta"):
+        samplers_of(run, ["eta"])

@@ -1,0 +1,178 @@
+"""The tables and sentences of a report."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mink_local.evals.report.document import Document, made_with_table, make_document
+from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.report.summary import summarise
+from mink_local.evals.tables import Cell, Table, percent
+from tests.support.made_run import change, judge, write_run
+
+MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
+LAST = "top-p:p=0.9,order=temperature-last"
+SMALL: dict[str, Any] = {"tasks": ("gsm8k",), "samplers": (MIN_K, SIGMA), "temperatures": (1.0, 10.0)}
+
+
+def document_of(folder: Path, against: str | None = None) -> Document:
+    run = read_run(folder)
+    return make_document(run, summarise(run, against), [])
+
+
+def sentences(folder: Path, against: str | None = None) -> str:
+    document = document_of(folder, against)
+    return "\n".join(
+        [*(one for section in document.sections for one in section.findings), *document.findings]
+    )
+
+
+def table_of(document: Document, title: str) -> Table:
+    [found] = [
+        part
+        for section in document.sections
+        for part in (*section.tables, *section.more)
+        if title in part.title
+    ]
+    return found
+
+
+def test_accuracies_have_intervals_marks_and_bold_winners(tmp_path: Path) -> None:
+    """Top-nσ is better at T = 10, and loses like all others to Min-k at T = 1."""
+    write_run(tmp_path, **SMALL | {"samplers": (MIN_K, SIGMA, LAST)})
+
+    def right(r: dict[str, Any]) -> bool:
+        if r["temperature"] == 1:
+            return bool(r["sampler"] == MIN_K)
+        return int(r["question_id"]) < 15 or bool(r["sampler"] == SIGMA)
+
+    document = document_of(judge(tmp_path, right))
+    table = table_of(document, "flexible accuracy, %")
+    assert table.columns == ["method", "T = 1", "T = 10"]
+    rows = {row[0].text: [(cell.text, cell.bold) for cell in row[1:]] for row in table.rows}
+    assert rows == {
+        MIN_K: [("100.0±0.0", True), ("50.0±0.0", False)],
+        "top-p:p=0.9 (T last)": [("0.0±0.0▼", False), ("50.0±0.0", False)],
+        SIGMA: [("0.0±0.0▼", False), ("100.0±0.0▲", True)],
+    }
+    assert table.rows[0][2].below == "33.2–66.8"  # Wilson's interval of 15 in 30
+    said = sentences(tmp_path)
+    assert f"better than {MIN_K}: {SIGMA} at T = 10." in said
+    assert f"worse than {MIN_K}: top-p:p=0.9 (T last) at T = 1; {SIGMA} at T = 1." in said
+    assert "of 4 comparisons" in said
+    assert "strict" not in document.markdown().partition("How to read")[0]  # it is the same
+
+
+def test_strict_scoring_is_among_more_tables(tmp_path: Path) -> None:
+    write_run(tmp_path, **SMALL | {"n_questions": 4})
+    change(tmp_path, lambda r: r.update(strict={"answer": None, "correct": False}))
+    [section] = document_of(tmp_path).sections
+    assert not any("strict" in table.title for table in section.tables)
+    assert any("strict accuracy" in table.title for table in section.more)
+    assert "100.0%" in sentences(tmp_path)
+
+
+def test_models_are_side_by_side_with_their_difference(tmp_path: Path) -> None:
+    write_run(tmp_path, **SMALL | {"models": ("q8", "q4")})
+    judge(tmp_path, lambda r: r["model"] == "q8" or int(r["question_id"]) < 15)
+    document = document_of(tmp_path)
+    table = table_of(document, "difference from q8")
+    assert table.columns == ["method", "T", "q8", "q4", "q4 − q8", "p, Holm (q4)"]
+    assert len(table.rows) == 4
+    assert [cell.text for cell in table.rows[0]][:5] == [MIN_K, "1", "100.0", "50.0", "−50.0▼"]
+    assert "q8" in document.sections[0].findings[0]
+    assert len(document_of(tmp_path, SIGMA).sections) == 2  # nothing else than what is asked for
+
+
+@pytest.mark.parametrize(
+    ("temperatures", "edit", "said"),
+    [
+        ((1.0, 10.0), {}, "30 questions, 2 responses each, 2 methods at T = 1 and 10."),
+        ((1.0,), {"n_questions": 5}, "5 questions are few"),
+        ((1.0,), {"repeats": 1}, "--repeats 2"),
+        ((1.0,), {"tasks": ("aqua",)}, "Guessing gets 20.0%"),
+        ((1.0,), {"tasks": ("essay",)}, "Open-ended"),
+        ((1.0,), {"samplers": (SIGMA, LAST)}, "no Min-k"),
+    ],
+)
+def test_what_to_know_before_the_numbers_is_said(
+    tmp_path: Path, temperatures: tuple[float, ...], edit: dict[str, Any], said: str
+) -> None:
+    write_run(tmp_path, **SMALL | {"temperatures": temperatures} | edit)
+    assert said in sentences(tmp_path)
+
+
+def test_incomplete_cells_are_marked_and_counted(tmp_path: Path) -> None:
+    write_run(tmp_path, **SMALL | {"n_questions": 10})
+    change(tmp_path, lambda r: r["sampler"] != SIGMA or int(r["question_id"]) < 4)
+    assert "2 of 4 cells" in sentences(tmp_path)
+    assert "*" in table_of(document_of(tmp_path), "flexible accuracy, %").rows[1][1].text
+
+
+def test_nothing_to_compare_with_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path, **SMALL | {"n_questions": 2})
+    change(tmp_path, lambda r: (r["sampler"] == SIGMA) == (r["temperature"] == 10))
+    assert sentences(tmp_path).splitlines()[-1].endswith(f"{MIN_K}.")
+
+
+def test_responses_that_are_still_to_come_are_counted(tmp_path: Path) -> None:
+    write_run(tmp_path, **SMALL | {"samplers": (MIN_K, "greedy"), "n_questions": 5})
+    wanted = {"models": ["tiny-model"], "samplers": [MIN_K], "temperatures": [1.0, 10.0], "repeats": 2}
+    for n, is_said in ((5, False), (12, True)):
+        asked = [{**wanted, "limit": n, "questions": {"gsm8k": n}}]
+        (tmp_path / "manifest.json").write_text(json.dumps({"asked": asked}))
+        assert ("25 of 60 responses" in sentences(tmp_path)) == is_said
+
+
+def test_a_model_that_is_cut_off_in_most_responses_is_warned_of(tmp_path: Path) -> None:
+    """At the lowest temperature: at high ones, samplers are cut off and not the model."""
+    write_run(tmp_path, **SMALL | {"n_questions": 10})
+
+    def cut_off(hot: int, cold: int) -> str:
+        def edit(r: dict[str, Any]) -> None:
+            last = hot if r["temperature"] > 1 else cold
+            r.update(finish_reason="length" if int(r["question_id"]) < last else "stop")
+
+        return sentences(change(tmp_path, edit))
+
+    assert "--max-tokens" not in cut_off(hot=10, cold=5)
+    assert "60.0%" in cut_off(hot=0, cold=6)
+
+
+def test_attempts_and_diversity_have_tables(tmp_path: Path) -> None:
+    write_run(tmp_path, **SMALL | {"samplers": (MIN_K, "greedy")})
+    document = document_of(tmp_path)
+    run = summarise(read_run(tmp_path))
+    attempts = table_of(document, "flexible accuracy of k responses")
+    assert attempts.columns == ["method", "k = 1", "k = 2"]
+    assert len(attempts.rows) == 4
+    last = run.attempts[(run.attempts["k"] == 2) & (run.attempts["scoring"] == "flexible")].iloc[0]
+    shown = f"{percent(last['pass'].value)} / {percent(last['maj'].value)}"
+    assert attempts.rows[0][2].text == table_of(document, "accuracy of 2 responses").rows[0][1].text == shown
+    assert table_of(document, "self-BLEU").rows[1][1] == Cell("100.0", "50.0")
+
+
+def test_settings_are_a_row_each_and_starts_of_one_environment_one_row() -> None:
+    local = {"model": "q4", "executor": "local", "n_parallel": 4}
+    starts = [{"started": f"2026-01-0{day}", **local} for day in (1, 2, 3)]
+    manifest = {
+        "format": 1,
+        "versions": {"mink-local": "0.1.0", "llama.cpp": "b1"},
+        "ctx": None,
+        "models": {"q4": {"sha256": "ab", "template_sha256": "cd"}},
+        "tasks": {"gsm8k": {"max_tokens": 64}},
+        "asked": [{"samplers": [MIN_K, "greedy"], "limit": None, "questions": {"gsm8k": 4}}],
+        "sessions": [*starts, {**starts[2], "n_parallel": 8}],
+    }
+    table = made_with_table(manifest)
+    rows = {row[0].text: row[1].text for row in table.rows}
+    assert list(rows) == [
+        *("versions", "ctx", "model q4", "task gsm8k", "wanted", "started 3 times", "started 1 time")
+    ]
+    assert "b1" in rows["versions"]
+    assert "cd" in rows["model q4"]
+    assert rows["started 3 times"].startswith("2026-01-01 to 2026-01-03: ")
+    assert rows["started 1 time"].endswith("8")
+    assert made_with_table({"sessions": [None, 1], "models": 3, "asked": {}}).rows  # a damaged manifest

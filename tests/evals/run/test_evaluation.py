@@ -1,0 +1,269 @@
+"""`mink-eval run` with a real model: what is asked for is recorded once, however the run is stopped."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from mink_local.evals.run.records import RECORDS, seed_of
+from tests.support.mink_eval import MINK_EVAL, MinkEval, count_lines, read_responses, responses
+from tests.support.records import disk_of
+
+GRID = ["--sampler", "min-k", "--sampler", "top-p", "--temp", "1", "--temp", "5", "--max-tokens", "24"]
+
+
+def run_and_kill(arguments: Sequence[object], out: Path, n_lines: int, seconds: float) -> None:
+    """Start `mink-eval run` in a process of its own, and kill it after it has recorded `n_lines`."""
+    command = [*MINK_EVAL, "run", "gsm8k", *map(str, arguments), "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    while process.poll() is None and count_lines(out) < n_lines:
+        time.sleep(0.002)
+    time.sleep(seconds)
+    assert process.poll() is None, "it ended before it was killed"
+    process.kill()
+    process.wait()
+
+
+def test_a_killed_run_loses_and_repeats_nothing(
+    tmp_path: Path, here: list[object], mink_eval: MinkEval
+) -> None:
+    command = [*here, "-t", 5, "-n", 25, "--limit", 6, "--repeats", 4]
+    run_and_kill(command, tmp_path / "killed", 4, 0.0)
+    assert 4 <= count_lines(tmp_path / "killed") < 30
+    mink_eval.run(*command, "--out", tmp_path / "killed")
+    mink_eval.run(*command, "--out", tmp_path / "whole")
+    assert responses(tmp_path / "killed") == responses(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_runs_killed_at_any_moment_lose_and_repeat_nothing(
+    tmp_path: Path, questions: list[object], mink_eval: MinkEval
+) -> None:
+    """With the embedded model, unlike one of a single layer, what was in the KV cache before would show."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    command = [*questions, "-s", "min-k", "-s", "top-p", "-t", 5, "-n", 20]
+    mink_eval.run(*command, "--out", whole)
+    assert len(responses(whole)) == 36
+    chance = random.Random(1)
+    for n_lines in (0, 4, 12, 13, 25):
+        run_and_kill(command, killed, n_lines, chance.uniform(0, 0.3) if n_lines else 0.5)
+    assert 25 <= count_lines(killed) < 36
+    mink_eval.run(*command, "--out", killed)
+    assert responses(killed) == responses(whole)
+    again = mink_eval.run(*command, "--out", killed)
+    assert "36" in again.stdout
+    assert "tokens/s" not in again.stdout  # nothing was generated
+
+
+def test_only_what_is_added_runs(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
+    out = tmp_path / "run"
+    steps: list[tuple[list[object], int]] = [
+        (["--limit", 2], 4),
+        (["--limit", 5], 6),
+        (["--limit", 2, "--sampler", "min-k:tau=3", "--sampler", "greedy", "--sampler", "top-p"], 2),
+        (["--limit", 2, "--temp", 1, "--temp", 5, "--temp", 5.0, "--temp", 0], 2),
+        (["--limit", 2, "--temp", 2, "--repeats", 3], 6),
+    ]
+    for options, n_new in steps:
+        assert f"{n_new} responses of" in mink_eval.run(*here, "-n", 4, "--out", out, *options).stdout
+    records = list(read_responses(out))
+    assert Counter((r.sampler, r.temperature, r.repeat) for r in records) == {
+        ("min-k:tau=3", 1.0, 0): 5, ("greedy", 0.0, 0): 5, ("min-k:tau=3", 5.0, 0): 2,
+        ("top-p:p=0.9,order=temperature-first", 1.0, 0): 2,
+        ("min-k:tau=3", 2.0, 0): 2, ("min-k:tau=3", 2.0, 1): 2, ("min-k:tau=3", 2.0, 2): 2,
+    }  # fmt: skip
+    seeds = {(r.question_id, r.repeat, r.seed) for r in records}
+    assert len(seeds) == len({(r.question_id, r.repeat) for r in records})  # one for all methods
+    assert len(seeds) == len({r.seed for r in records})
+
+
+def test_responses_of_another_run_do_not_count_as_done(
+    tmp_path: Path, here: list[object], mink_eval: MinkEval
+) -> None:
+    command, out = [*here, "-n", 4, "--limit", 2], tmp_path / "run"
+    mink_eval.run(*command, "--seed", 5, "--out", tmp_path / "other")
+    mink_eval.run(*command, "--limit", 1, "--out", out)
+    n_before = count_lines(out)
+    shutil.copy(tmp_path / "other" / RECORDS, out / "other.jsonl")
+    mink_eval.run(*command, "--out", out)
+    assert count_lines(out) == 2 * n_before == count_lines(tmp_path / "other")
+    assert "tokens/s" not in mink_eval.run(*command, "--out", out).stdout  # all responses are there
+
+
+def test_fields_of_a_record(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
+    mink_eval.run(*here, "-n", 4, "--limit", 1, "-s", "top-p:order=temperature-last", "-o", tmp_path / "run")
+    greedy, record = read_responses(tmp_path / "run")
+    assert (greedy.sampler, greedy.temperature, greedy.order) == ("greedy", 0.0, None)
+    assert (record.model, record.task, record.question_id) == ("tiny", "gsm8k", "0")
+    assert record.sampler == "top-p:p=0.9,order=temperature-last"
+    assert record.order == "temperature-last"
+    assert record.seed == seed_of(0, "gsm8k", "0", 0)
+    assert (record.n_tokens, record.finish_reason, len(record.k)) == (4, "length", 4)
+    assert record.prompt_tokens > 20
+    assert record.strict
+    assert not record.strict.correct
+    assert record.flexible
+    assert not record.flexible.correct
+
+
+def test_the_report_reads_the_run(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
+    command = [*here, "-s", "min-k", "-s", "top-p", "-s", "greedy", "-t", 1, "-n", 4, "-o", tmp_path / "run"]
+    mink_eval.run(*command)
+    report = mink_eval("report", tmp_path / "run")
+    assert report.status == 0, report.stderr
+    assert "gsm8k with tiny" in report.stdout
+    assert "12 questions" in report.stdout
+    assert (tmp_path / "run" / "report" / "report.html").exists()
+    assert "All 36 responses" in mink_eval.run(*command).stdout  # the report's files do no harm
+
+
+def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_continues(
+    tmp_path: Path, tiny_path: Path, mink_eval: MinkEval
+) -> None:
+    data = tmp_path / "gsm8k.jsonl"
+    rows = [{"question": "word " * n, "answer": "#### 1"} for n in (5, 600, 6)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["--model", tiny_path, "--data", data, "-n", 8, "--ctx", 256, "--parallel", 2]
+    finished = mink_eval.run(*command, "-o", tmp_path / "run")
+    assert "2 responses are empty" in finished.stdout
+    by_id = {record.question_id: record for record in read_responses(tmp_path / "run")}
+    assert [by_id[i].finish_reason for i in "012"] == ["length", "overflow", "length"]
+    assert (by_id["1"].response, by_id["1"].n_tokens) == ("", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_a_full_disk_stops_the_run_and_a_later_one_continues(
+    tmp_path: Path, here: list[object], mink_eval: MinkEval
+) -> None:
+    command = [*here, *GRID, "--limit", 6]
+    with disk_of(6000):
+        full = mink_eval("run", "gsm8k", *command, "--out", tmp_path / "run")
+    assert full.status == 1
+    assert RECORDS in full.stderr
+    assert 4 < len(responses(tmp_path / "run")) < 30
+    mink_eval.run(*command, "--out", tmp_path / "run")
+    mink_eval.run(*command, "--out", tmp_path / "whole")
+    assert responses(tmp_path / "run") == responses(tmp_path / "whole")
+
+
+def test_a_broken_model_ends_the_run_and_what_was_recorded_is_kept(
+    tmp_path: Path, questions: list[object], tiny_path: Path, tiny: Callable[..., Path], mink_eval: MinkEval
+) -> None:
+    broken = tiny("broken.gguf", scale=float("nan"))
+    options = ["--model", tiny_path, "--model", broken, "-n", 2, "--out", tmp_path / "run"]
+    finished = mink_eval("run", "gsm8k", *questions, *options)
+    assert finished.status == 1
+    assert "NaN" in finished.stderr.splitlines()[-1]
+    assert "24 of 48" in finished.stdout
+    assert {record.model for record in read_responses(tmp_path / "run")} == {"tiny"}
+
+
+def test_a_task_from_an_own_file(tmp_path: Path, tiny_path: Path, mink_eval: MinkEval) -> None:
+    """Asked with its ids, scored, and open-ended without answers."""
+    mine, talk = tmp_path / "mine.jsonl", tmp_path / "talk.jsonl"
+    mine.write_text('{"question": "1 + 1?", "answer": 2, "id": "sum"}\n')
+    talk.write_text('{"instruction": "Tell me a story."}\n')
+    command = ["--model", tiny_path, "-n", 4, "--parallel", 1, "--threads", 1, "-o", tmp_path / "run"]
+    finished = mink_eval("run", mine, talk, *command)
+    assert finished.status == 0, finished.stderr
+    by_task = {record.task: record for record in read_responses(tmp_path / "run")}
+    assert by_task["mine"].question_id == "sum"
+    assert by_task["mine"].strict
+    assert by_task["talk"].open_ended
+    tasks = json.loads((tmp_path / "run" / "manifest.json").read_text())["tasks"]
+    assert {name: task["rule"] for name, task in tasks.items()} == {"mine": "question", "talk": "open"}
+    again = mink_eval("report", tmp_path / "run")
+    assert again.status == 0, again.stderr
+    mine.write_text('{"question": "1 + 1?", "answer": "two", "id": "sum"}\n')
+    assert "mine data_sha256" in mink_eval("run", mine, *command).stderr
+
+
+def test_a_run_of_0_1_is_read_and_continued(
+    tmp_path: Path, here: list[object], mink_eval: MinkEval, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "run"
+    shutil.copytree(Path(__file__).with_name("of_0_1"), out)
+    assert mink_eval("report", out).status == 0
+    records = (out / RECORDS).read_bytes()
+    mink_eval.run(*here, "-n", 4, "--limit", 3, "-t", 5, "--out", out)
+    assert (out / RECORDS).read_bytes().startswith(records)
+    assert len(responses(out)) == 6
+    assert any(len(response.k) == response.n_tokens + 1 for response in read_responses(out)), "an end's k"
+    assert caplog.text == ""
+    refused = mink_eval("run", "gsm8k", *here, "-n", 4, "--limit", 3, "--shots", 1, "--out", out)
+    assert refused.status == 1
+    assert "gsm8k shots" in refused.stderr
+
+
+def test_without_greedy(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
+    mink_eval.run(*here, "-n", 2, "--limit", 2, "--no-greedy", "--out", tmp_path / "run")
+    assert {record.sampler for record in read_responses(tmp_path / "run")} == {"min-k:tau=3"}
+
+
+def test_another_question_or_template_is_refused(
+    tmp_path: Path, questions: list[object], tiny: Callable[..., Path], mink_eval: MinkEval
+) -> None:
+    out = tmp_path / "run"
+    command = [*questions, "--model", tiny(), "--threads", 1, "-n", 2, "--limit", 1, "--out", out]
+    mink_eval.run(*command)
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["models"]["tiny"]["template_sha256"] = "ab"
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    refused = mink_eval("run", "gsm8k", *command, "-t", 2)
+    assert "template_sha256" in refused.stderr
+    text = (out / "questions.jsonl").read_text()
+    (out / "questions.jsonl").write_text(text.replace("0 + 0", "0 + 1"))
+    refused = mink_eval("run", "gsm8k", *command, "-t", 2)
+    assert (refused.status, "question 0" in refused.stderr) == (1, True)
+
+
+@pytest.mark.terminal
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, here: list[object]) -> None:
+    out = tmp_path / "run"
+    arguments = ["run", "gsm8k", *map(str, here), "--repeats", "40", "-n", "48", "-o", str(out)]
+    pexpect = pytest.importorskip("pexpect")
+    terminal = pexpect.spawn(
+        MINK_EVAL[0], [*MINK_EVAL[1:], *arguments], dimensions=(24, 80), encoding="utf-8", timeout=60
+    )
+    terminal.expect(r"[1-9]\d* of 492")
+    terminal.sendintr()
+    terminal.expect(r"(\d+) of 492 responses")
+    assert terminal.match is not None
+    recorded = int(terminal.match[1])
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 130
+    assert recorded == len(responses(out)) > 0
+    assert all(record.finish_reason != "interrupted" for record in read_responses(out))
+
+
+@pytest.mark.posix
+def test_a_run_that_is_terminated_keeps_its_records(tmp_path: Path, here: list[object]) -> None:
+    out = tmp_path / "run"
+    command = [*MINK_EVAL, "run", "gsm8k", *map(str, here), "--repeats", "40", "-n", "48", "-o", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not count_lines(out):
+        time.sleep(0.01)
+    process.terminate()
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert f"{len(responses(out))} of 492 responses" in output
+    assert str(out) in output
+    assert "Traceback" not in errors
+
+
+def test_a_log_is_plain_lines(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
+    loud = mink_eval("run", "gsm8k", *here, "-n", 2, "-o", tmp_path / "run")
+    assert "24 of 24 responses, " in loud.stderr
+    assert re.search(r"greedy .* 0 .* 12 .* 0.0", loud.stdout)
+    assert f"mink-eval report {tmp_path / 'run'}" in loud.stdout
+    assert "\x1b" not in loud.stdout + loud.stderr
+    assert mink_eval("run", "gsm8k", *here, "-n", 2, "-o", tmp_path / "other", "--quiet").stderr == ""

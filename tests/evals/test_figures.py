@@ -1,0 +1,53 @@
+"""The looks of methods and the bytes of pictures."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from matplotlib.figure import Figure
+
+from mink_local.evals.figures import look, to_svg
+from mink_local.samplers import SAMPLERS, Sampler, default_samplers, kernels, label
+
+
+def test_every_method_has_a_look_of_its_own() -> None:
+    looks = {name: look(name) for name in SAMPLERS}
+    assert len({one["color"] for one in looks.values()}) == len(SAMPLERS)
+    assert len({one["marker"] for one in looks.values()}) == len(SAMPLERS)
+    for sampler in map(str, default_samplers()):
+        assert look(sampler)["color"] == looks[sampler.partition(":")[0]]["color"]
+        assert (look(sampler)["linestyle"] == "--") == ("temperature-first" in sampler)
+        assert look(label(sampler)) == look(sampler)
+    assert look("top-p (T last)")["color"] == looks["top-p"]["color"]
+
+
+@pytest.fixture
+def added() -> Iterator[str]:
+    """A sampler that is added at run time."""
+
+    @dataclass(frozen=True)
+    class Added(Sampler):
+        name = "added"
+        keeps = "everything"
+        kernel = staticmethod(kernels.every_finite)
+
+    yield "added"
+    del SAMPLERS["added"]
+
+
+def test_an_added_sampler_has_a_look_of_its_own(added: str) -> None:
+    others = [look(name) for name in SAMPLERS if name != added]
+    assert all(look(added)["color"] != other["color"] for other in others)
+
+
+def test_the_same_figure_is_the_same_bytes() -> None:
+    def draw() -> Figure:
+        figure = Figure()
+        figure.suptitle("costs $1 and $2")
+        return figure
+
+    svg = to_svg(draw)
+    assert svg == to_svg(draw)
+    assert b"<svg" in svg
+    assert re.search(rb"<!-- costs \$1 and \$2 -->", svg)

@@ -1,0 +1,104 @@
+"""A measurement carried out in a folder: what is missing is measured, whatever ended the session before."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mink_local.errors import ModelError, ReportError
+from mink_local.evals.measurement import Measurement, Results, carry_out, read_results
+from mink_local.evals.store import ROWS, Store
+
+
+class Square(msgspec.Struct, frozen=True):
+    number: int
+    square: int
+
+    @property
+    def key(self) -> int:
+        return self.number
+
+
+class Squares(Measurement[Square]):
+    """The squares of the numbers below n; `fails_at` raises an error, and `kills_at` sends a signal."""
+
+    measures, noun, row_type = "squares", "numbers", Square
+
+    def __init__(self, n: int, fails_at: int = -1, kills_at: int = -1, number: int = signal.SIGINT) -> None:
+        super().__init__()
+        self.settings = {"power": 2}
+        self.n, self.fails_at, self.kills_at, self.signal = n, fails_at, kills_at, number
+        self.measured: list[int] = []
+
+    def plan(self) -> Sequence[int]:
+        return range(self.n)
+
+    def measure(self, keys: Sequence[int], store: Store[Square]) -> Iterator[Square]:
+        store.begin_session(threads=1)
+        for key in keys:
+            if key == self.fails_at:
+                raise ModelError(f"{key} is no number")
+            if key == self.kills_at:
+                os.kill(os.getpid(), self.signal)
+                while not self.interrupted:
+                    time.sleep(0.001)
+            if self.interrupted:
+                return
+            self.measured.append(key)
+            yield Square(key, key * key)
+
+    @classmethod
+    def report(cls, results: Results) -> None:
+        results.write("squares.txt", str(results.frame["square"].sum()))
+        print("report")
+
+    def status(self, row: Square) -> str:
+        return f"last {row.square}"
+
+
+def test_only_what_is_missing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for n, measured in ((3, [0, 1, 2]), (5, [3, 4]), (2, [])):
+        squares = Squares(n)
+        carry_out(squares, tmp_path)
+        assert squares.measured == measured
+    assert (tmp_path / "squares.txt").read_text() == "30"  # of all that the folder holds
+    out, err = capsys.readouterr()
+    assert out == "report\n" * 3
+    assert "5 of 5 numbers, last 16" in err
+    carry_out(Squares(6), tmp_path, quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_and_the_same_command_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(Squares(5, kills_at=3, number=number), tmp_path)
+    assert "3 of 5" in capsys.readouterr().out
+    squares = Squares(5)
+    carry_out(squares, tmp_path)
+    assert squares.measured == [3, 4]
+
+
+def test_an_error_keeps_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError):
+        carry_out(Squares(5, fails_at=2), tmp_path)
+    assert "2 of 5" in capsys.readouterr().out
+    results = read_results(tmp_path, Squares)
+    assert results.frame.to_dict("list") == {"number": [0, 1], "square": [0, 1]}
+    assert results.manifest["power"] == 2
+    assert len(results.manifest["sessions"]) == 1
+
+
+def test_a_folder_without_rows_has_no_results(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=str(tmp_path)):
+        read_results(tmp_path, Squares)
+    (tmp_path / ROWS).write_text('{"number": 1}\n')
+    with pytest.raises(ReportError, match="line 1"):
+        read_results(tmp_path, Squares)

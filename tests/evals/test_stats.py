@@ -1,0 +1,179 @@
+"""The statistics against SciPy's and statsmodels' own, against simulation, and small cases worked by hand."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest, permutation_test, ttest_1samp
+from statsmodels.stats.contingency_tables import mcnemar
+
+from mink_local.evals.stats import ALPHA, FEW, bootstrap, few_clusters, holm, paired_test, resample, share
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60))
+def test_one_outcome_a_cluster_has_the_interval_of_a_proportion(rights: list[bool]) -> None:
+    wilson = binomtest(sum(rights), len(rights)).proportion_ci(method="wilson")
+    expected = sum(rights) / len(rights), wilson.low, wilson.high
+    assert tuple(share(rights)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_interval_covers_where_repeats_depend_on_each_other() -> None:
+    """40 questions of uniformly sampled difficulty, three responses each: the mean accuracy is 1/2."""
+    rng = np.random.default_rng(1)
+    covered = 0
+    for _ in range(400):
+        found = share((rng.random((3, 40)) < rng.random(40)).mean(axis=0).tolist())
+        covered += found.low <= 0.5 <= found.high
+    assert covered / 400 == pytest.approx(0.95, abs=0.025)  # not too wide either
+
+
+def test_no_values_have_no_mean() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        share([])
+
+
+def test_few_clusters_are_warned_of() -> None:
+    assert few_clusters(FEW, "texts") is None
+    assert "19 texts" in (few_clusters(FEW - 1, "texts") or "")
+
+
+def test_the_bootstrap_covers_a_ratio_of_sums() -> None:
+    """Texts of different lengths, whose positions depend on each other: 60 texts, a mean of 2 a position."""
+    rng = np.random.default_rng(8)
+    covered = 0
+    for _ in range(100):
+        lengths = rng.integers(5, 50, 60)
+        clusters = np.column_stack([lengths * rng.normal(2, 1, 60), lengths]).astype(float)
+        found = bootstrap(clusters, lambda sums: sums[:, 0] / sums[:, 1])
+        assert found.value == pytest.approx(clusters[:, 0].sum() / lengths.sum())
+        covered += found.low <= 2 <= found.high
+    assert covered > 88
+
+
+def test_resamples_are_the_same_for_all_statistics() -> None:
+    clusters = np.random.default_rng(9).normal(size=(10, 2, 3))
+    assert np.allclose(resample(clusters)[:, 1], resample(clusters[:, 1]))
+
+
+def gains_of(first: Any, second: Any) -> list[int]:
+    return [int(gain) for gain in np.subtract(first, second, dtype=int)]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
+def test_one_outcome_a_cluster_is_mcnemars_exact_test(pairs: list[tuple[bool, bool]]) -> None:
+    table = [[sum(pair == (a, b) for pair in pairs) for b in (True, False)] for a in (True, False)]
+    found = paired_test(gains_of(*zip(*pairs, strict=True)))
+    assert (found.n, found.won, found.lost) == (len(pairs), table[0][1], table[1][0])
+    assert found.p == pytest.approx(mcnemar(table, exact=True).pvalue if found.won + found.lost else 1.0)
+    assert found.difference.value == pytest.approx((found.won - found.lost) / len(pairs))
+
+
+def test_nothing_in_common_shows_nothing() -> None:
+    nothing = paired_test([])
+    assert (nothing.n, nothing.p, nothing.difference) == (0, 1, (0, -1, 1))
+
+
+@given(st.lists(st.integers(-3, 3), min_size=2, max_size=9))
+def test_p_is_that_of_all_flips_of_signs(gains: list[int]) -> None:
+    found = paired_test(gains, 3)
+    sums = [np.dot(signs, gains) for signs in itertools.product((-1, 1), repeat=len(gains))]
+    assert found.p == pytest.approx(np.mean([abs(one) >= abs(sum(gains)) for one in sums]))
+    scipy = permutation_test((np.array(gains),), np.sum, permutation_type="samples", n_resamples=10**4)
+    assert found.p == pytest.approx(scipy.pvalue)
+    assert found.difference.value == pytest.approx(sum(gains) / 3 / len(gains))
+
+
+@given(st.lists(st.integers(1, 6).flatmap(lambda n: st.tuples(st.integers(-n, n), st.just(n))), max_size=8))
+def test_clusters_of_any_size_count_the_same(clusters: list[tuple[int, int]]) -> None:
+    """The test is of the mean over clusters, as the difference is, and not of the sum of all outcomes."""
+    gains, sizes = [gain for gain, _ in clusters], [size for _, size in clusters]
+    shares = np.divide(gains, sizes)
+    sums = [np.dot(signs, shares) for signs in itertools.product((-1, 1), repeat=len(shares))]
+    expected = np.mean([abs(one) >= abs(shares.sum()) - 1e-9 for one in sums])
+    assert paired_test(gains, sizes).p == pytest.approx(expected)
+
+
+def test_unequal_votes_do_not_turn_the_test_around() -> None:
+    """8 prompts won by 5 votes and 20 lost by 1: most prompts are lost, though most votes are won."""
+    found = paired_test([5] * 8 + [-1] * 20, [5] * 8 + [1] * 20)
+    assert found.difference.value < 0
+    assert found.p == pytest.approx(binomtest(8, 28).pvalue)
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 200))
+def test_one_outcome_a_cluster_has_bonett_and_prices_interval(won: int, lost: int, same: int) -> None:
+    n = won + lost + same
+    first, second = (won + 1) / (n + 2), (lost + 1) / (n + 2)
+    half = 1.959964 * ((first + second - (first - second) ** 2) / (n + 2)) ** 0.5
+    expected = max(-1, first - second - half), min(1, first - second + half)
+    found = paired_test([1] * won + [-1] * lost + [0] * same).difference
+    assert (found.low, found.high) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_interval_is_the_means_if_there_are_many_clusters() -> None:
+    gains = np.random.default_rng(4).integers(-3, 4, 2000)
+    interval = ttest_1samp(gains / 3, 0).confidence_interval()
+    assert paired_test(gains.tolist(), 3).difference[1:] == pytest.approx(tuple(interval), abs=2e-4)
+
+
+def skewed(n: int, rounds: int) -> Any:
+    """Yield tests of two methods of equal true accuracy, of which one mostly loses a question, but by less.
+
+    A method is correct on half of the questions. The other one, asked three times, is correct 97% of the
+    time on that half, and always on 3% of the others.
+    """
+    rng = np.random.default_rng(5)
+    for _ in range(rounds):
+        easy, lucky = rng.random(n) < 0.5, rng.random(n) < 0.03
+        yield paired_test(np.where(easy, rng.binomial(3, 0.97, n) - 3, 3 * lucky).tolist(), 3)
+
+
+def test_methods_of_equal_accuracy_are_seldom_told_apart_however_many_questions_one_loses() -> None:
+    tests = list(skewed(1319, 300))
+    assert np.mean([test.p <= ALPHA for test in tests]) == pytest.approx(ALPHA, abs=0.03)
+    sign_test = np.mean([binomtest(t.won, t.won + t.lost).pvalue <= ALPHA for t in tests])
+    assert sign_test > 0.9  # the questions won and lost differ, but not the accuracies
+
+
+@pytest.mark.parametrize("n", [60, 1319])
+def test_the_interval_of_a_difference_covers_skewed_gains(n: int) -> None:
+    tests = list(skewed(n, 300))
+    assert np.mean([t.difference.low <= 0 <= t.difference.high for t in tests]) > 0.92
+
+
+@pytest.mark.parametrize("n_repeats", [1, 3])
+@pytest.mark.parametrize("n", [10, 100])
+def test_the_interval_of_a_difference_covers_it(n: int, n_repeats: int) -> None:
+    """Questions of sampled difficulty; the second method is correct 30% less often: 15 points in all."""
+    rng = np.random.default_rng(6)
+    covered = 0
+    for _ in range(500):
+        chance = rng.beta(0.5, 0.5, n)
+        gains = rng.binomial(n_repeats, chance) - rng.binomial(n_repeats, 0.7 * chance)
+        found = paired_test(gains.tolist(), n_repeats).difference
+        covered += found.low <= 0.15 <= found.high
+    assert covered / 500 > 0.93
+
+
+def test_equal_methods_are_seldom_told_apart_however_alike_the_repeats() -> None:
+    """The null hypothesis with every response given three times, which counted singly would be three
+    times the evidence: at most one run in twenty may be significant."""
+    rng = np.random.default_rng(2)
+    found = pooled = 0
+    for _ in range(400):
+        difficulty = rng.random(60)
+        first, second = rng.random(60) < difficulty, rng.random(60) < difficulty
+        found += paired_test([3 * gain for gain in gains_of(first, second)], 3).p <= ALPHA
+        won, lost = 3 * int((first & ~second).sum()), 3 * int((second & ~first).sum())
+        pooled += binomtest(won, won + lost).pvalue <= ALPHA
+    assert found / 400 <= ALPHA
+    assert pooled / 400 > 2 * ALPHA  # what this test would have to find if questions were counted thrice
+
+
+def test_holm() -> None:
+    adjusted = holm([0.01, 0.04, 0.03])  # 3 × 0.01, then 2 × 0.03, which 1 × 0.04 may not undercut
+    assert adjusted == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []

@@ -1,0 +1,101 @@
+"""Tables: every number on a terminal of any width, Markdown, CSV and JSON."""
+
+import csv
+import io
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from mink_local.evals.stats import Interval
+from mink_local.evals.tables import (
+    Cell,
+    Table,
+    count,
+    escape_markdown,
+    grid,
+    listed,
+    p_value,
+    percent,
+    points,
+    temperature_name,
+    to_csv,
+    to_json,
+    with_interval,
+)
+
+HALF = Interval(0.5, 0.25, 0.75)
+
+
+def test_numbers_and_lists() -> None:
+    assert (percent(0.41), percent(1), percent(0.0004)) == ("41.0", "100.0", "0.0")
+    assert (points(0.05), points(-0.5), points(0)) == ("+5.0", "−50.0", "+0.0")
+    assert (p_value(0.0312), p_value(0.001), p_value(0.00002)) == ("0.031", "0.001", "2e-05")
+    assert (count(1, "question"), count(1319, "question")) == ("1 question", "1,319 questions")
+    assert [listed(items) for items in ("1", "12", "125")] == ["1", "1 and 2", "1, 2 and 5"]
+    assert (temperature_name(5.0), temperature_name(math.inf)) == ("5", "∞")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("a|b_c<i>*x*\n`y`[z]", "a\\|b\\_c\\<i\\>\\*x\\* \\`y\\`\\[z\\]"), ("a\\", "a\\\\")]
+)
+def test_markdown_shows_what_was_written(text: str, shown: str) -> None:
+    assert escape_markdown(text) == shown
+
+
+@pytest.mark.parametrize(("width", "n_tables"), [(46, 8), (60, 3), (80, 2), (200, 1)])
+def test_a_narrow_terminal_gets_more_tables_with_every_key_and_number(width: int, n_tables: int) -> None:
+    numbers = {f"T = {t}": [Cell(f"{t}2.3±4.{t}▼", f"{t}0.1–{t}9.9")] for t in range(1, 9)}
+    table = Table("a title", pd.DataFrame({"method": ["top-p:p=0.9"], "task": ["gsm8k"], **numbers}), keys=2)
+    console = Console(width=width, file=io.StringIO(), record=True)
+    table.print(console)
+    printed = console.export_text()
+    assert max(map(len, printed.split("\n"))) <= width
+    assert printed.count("a title") == 1
+    assert printed.count("top-p:p=0.9") == printed.count("gsm8k") == n_tables
+    for [cell] in numbers.values():
+        assert cell.text in printed
+        assert cell.below in printed
+
+
+def test_markdown_has_formats_and_escapes() -> None:
+    frame = pd.DataFrame(
+        {"name": ["a|b", "c"], "share": [HALF, None], "best": [Cell("1", bold=True), Cell()]}
+    )
+    table = Table("t", frame, formats={"share": with_interval(percent)})
+    assert table.markdown().splitlines() == [
+        "| name | share | best |",
+        "| --- | --: | --: |",
+        "| a\\|b | 50.0 (25.0–75.0) | **1** |",
+        "| c |  |  |",
+    ]
+    difference = Table("t", frame[["name", "share"]], formats={"share": with_interval(points)})
+    assert difference.rows[0][1] == Cell("+50.0", "+25.0 to +75.0")
+
+
+def test_a_grid_keeps_the_order_of_its_rows() -> None:
+    frame = pd.DataFrame({"m": ["b", "a", "b"], "T": [5.0, 1.0, 1.0], "v": [HALF, HALF, None]})
+    wide = grid(frame, "m", "T", "v")
+    assert list(wide.columns) == ["m", 1.0, 5.0]
+    assert wide.to_numpy().tolist() == [["b", None, HALF], ["a", HALF, None]]
+
+
+def test_intervals_are_three_columns_of_csv() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(pd.DataFrame({"n": ["a", "b"], "x": [HALF, None]})))))
+    assert rows == [
+        {"n": "a", "x": "0.5", "x_low": "0.25", "x_high": "0.75"},
+        {"n": "b", "x": "", "x_low": "", "x_high": ""},
+    ]
+
+
+def test_json_has_a_line_for_every_row() -> None:
+    frame = pd.DataFrame({"x": [HALF, None], "t": [math.inf, math.nan], "n": np.array([1, 2])})
+    text = to_json({"about": {"model": "m", "temperatures": (1.0, math.inf)}}, rows=frame)
+    assert json.loads(text) == {
+        "about": {"model": "m", "temperatures": [1.0, "inf"]},
+        "rows": [{"x": [0.5, 0.25, 0.75], "t": "inf", "n": 1}, {"x": None, "t": None, "n": 2}],
+    }
+    assert sum('"n"' in line for line in text.splitlines()) == 2
