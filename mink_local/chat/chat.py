@@ -1,18 +1,14 @@
 """The state of a running chat: what commands and the loop work on."""
 
-import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from mink_local.chat.answer_stream import AnswerStream
-from mink_local.chat.comparison import MethodComparison
-from mink_local.chat.options import Setting
-from mink_local.chat.progress import note_end, show_answer, show_prefill, status
-from mink_local.chat.screen import Screen, counted
-from mink_local.chat.session import ConversationChangedError, Session
-from mink_local.chat.settings import Settings
-from mink_local.errors import MinkError
-from mink_local.generation.model import Model
+from mink_local.chat.conversation.answer_stream import AnswerStream
+from mink_local.chat.conversation.comparison import Comparison
+from mink_local.chat.conversation.session import ConversationChangedError, Session
+from mink_local.chat.settings.options import Setting
+from mink_local.chat.terminal.input import InputLine
+from mink_local.chat.terminal.progress import note_end, show_answer, status
+from mink_local.chat.terminal.screen import Screen, counted
 from mink_local.interrupts import on_interrupt
 from mink_local.models import trust
 from mink_local.models.catalog import resolve
@@ -28,32 +24,44 @@ class Attachment:
 
 
 class Chat:
-    """A session, and the screen that shows it."""
+    """A session, the screen that shows it, and the line that messages are typed into.
 
-    def __init__(self, session: Session, screen: Screen, load: Callable[[Settings], Model]) -> None:
+    Attributes:
+        attached: Files for the next message.
+        prefill: What the next input line begins with.
+        replaces: The next message replaces the last one.
+        comparison: The last one of /compare.
+        leaving: The chat ends after this command.
+    """
+
+    def __init__(self, session: Session, screen: Screen, line: InputLine) -> None:
         self.session = session
         self.screen = screen
+        self.line = line
         self.attached: list[Attachment] = []
-        self.prefill = ""  # what the next input line begins with
-        self.comparison: MethodComparison | None = None  # the last one of /compare
-        self.replaces = False  # the next message replaces the last one
-        self.typed_ahead: Callable[[], str] = lambda: ""  # of the input line
-        self.stopped = False  # Ctrl-C was pressed since the last line was typed
-        self.is_unevaluated = True  # the model has not evaluated the conversation since it was loaded
-        self.has_failed: Callable[[], bool] = lambda: False  # there is no model, and none will come
-        self.leaving = False  # the chat ends after this command
-        self.read: Callable[[str], str] = lambda _: ""  # the input line, while the chat runs
-        self._load = load
+        self.prefill = ""
+        self.replaces = False
+        self.comparison: Comparison | None = None
+        self.leaving = False
+        self._is_stopped = False
 
     def note(self, text: str) -> None:
         """Print something that is not part of an answer."""
         self.screen.note(text)
 
+    def begin_turn(self) -> None:
+        """Forget Ctrl-C: what is typed now may run."""
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Stop the answer that comes next, as Ctrl-C does before its first token."""
+        self._is_stopped = True
+
     def confirmed(self, question: str) -> bool:
-        """Return if a question is answered with yes; Ctrl-C and the end of the input are a no."""
+        """Return whether a question is answered with yes; Ctrl-C and the end of the input are a no."""
         self.note(f"({question} y or n)")
         try:
-            return self.read("").strip().casefold() in ("y", "yes")
+            return self.line.read().strip().casefold() in ("y", "yes")
         except (EOFError, KeyboardInterrupt):
             return False
 
@@ -65,46 +73,33 @@ class Chat:
         except ConversationChangedError:
             self.prefill, self.replaces = text, replaces  # so that Enter sends it again
             raise
+        self.attached.clear()  # whatever becomes of the answer, they are not for the next message
         self.show(answer)
-        if answer.is_kept:
-            self.attached.clear()
 
     def show(self, answer: AnswerStream) -> None:
         """Show an answer while it is generated, then its figures."""
-        self.is_unevaluated = False
-        if dropped := answer.draft.dropped:
+        if dropped := answer.pending.dropped:
             turns = counted(dropped, "oldest turn")
             self.note(f"(the conversation outgrew the context: {turns} left out)")
+        settings, n_ctx = self.session.settings, self.session.model.n_ctx
         try:
             with on_interrupt(answer.reply.interrupt):
-                if self.stopped:
+                if self._is_stopped:
                     answer.reply.interrupt()
-                scale = self.session.settings["heat"]
-                show_answer(self.screen, answer, self.typed_ahead, None if scale == "off" else scale)
+                show_answer(self.screen, answer, settings["heat"])
         finally:
-            settings, n_ctx = self.session.settings, self.session.model.n_ctx
-            note_end(self.screen, answer, settings["max_tokens"], n_ctx, self._against_loops(answer))
+            hotter = max(2.0, 2 * answer.pending.sampling_info.temperature)
+            against_loops = f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"
+            note_end(self.screen, answer, settings["max_tokens"], n_ctx, against_loops)
             if answer.outcome and answer.reply.n_tokens and settings["status"]:
-                self.note(status(answer.outcome, n_ctx, answer.reply.n_tokens, self.screen.width))
+                self.note(status(answer.outcome, n_ctx, answer.reply.n_tokens))
             self.screen.show("")
-
-    def _against_loops(self, answer: AnswerStream) -> str:
-        """Return what to type after an answer that repeats itself."""
-        hotter = max(2.0, 2 * answer.draft.how.temperature)
-        return f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"
 
     def note_alternatives(self) -> None:
         """Say that there are several answers to the last message, if there are."""
         answers = self.session.alternatives()
         if len(answers) > 1:
             self.note(f"(answer {len(answers)} to this message: /pick goes back to another)")
-
-    def evaluate(self) -> None:
-        """Have the model evaluate the conversation, so that the next answer begins at once."""
-        self.is_unevaluated = False
-        if self.session.branch:
-            with contextlib.suppress(MinkError):  # the next message meets the same error, and shows it
-                show_prefill(self.screen, self.session.prefill())
 
     def change(self, setting: Setting, text: str) -> None:
         """Set a setting from text, and apply it; after an error, settings and model are as before."""
@@ -116,14 +111,13 @@ class Chat:
             trust.check(resolve(settings["model"]))
             session.model.close()  # there may not be enough memory for both
             try:
-                session.model = self._load(settings)
+                session.model = settings.load_model()
             except BaseException:
-                session.model = self._load(before)
+                session.model = before.load_model()
                 raise
         session.settings = settings
         if setting.reloads:
             session.changed_model()
-            self.is_unevaluated = True
             self.note(f"{session.model.name} {session.model.placement}")
         if setting.key == "system":
             session.set_system(settings["system"], settings.sources["system"])

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from mink_local.chat.options import SETTINGS, command_line_text, config_path, read_config
-from mink_local.chat.store import ConversationStore, default_path
+from mink_local.chat.settings.options import SETTINGS, command_line_text, config_path, read_config
 from mink_local.cli import run
 from mink_local.version import __version__
 
@@ -64,6 +63,8 @@ class GroupedCommand(click.Command):
 
 
 def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
+    from mink_local.chat.conversation.store import ConversationStore, default_path
+
     if not default_path().exists():
         return []
     names = [conversation.name for conversation in ConversationStore(default_path()).conversations()]
@@ -94,7 +95,9 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     shell_complete=_complete_conversation,
     help="Continue a conversation, by the name or number that --list shows.",
 )
-@click.option("--list", "listed", is_flag=True, help="List the conversations and exit.")
+@click.option(
+    "--list", "listed", is_flag=True, help="List the conversations, or those with PROMPT, and exit."
+)
 @click.option(
     "--export",
     "export_path",
@@ -124,40 +127,45 @@ def cli(
     resume: str | None,
     listed: bool,
     export_path: Path | None,
-    verbose: bool,
     **_: Any,
 ) -> None:
     """Chat with a GGUF model. Min-k chooses the candidates of each token before temperature is applied.
 
     Temperature does not change the candidates: at --temp 5 or 10 the text stays coherent. Ctrl-C stops an
-    answer, Ctrl-D or /exit leaves, /help lists the commands. Conversations are kept; the answer to --prompt
-    is kept only with --continue or --resume.
+    answer, Ctrl-D or /exit leaves, /help lists the commands. Conversations are kept; a one-shot answer only
+    with --continue or --resume.
     """
     if continued and resume:
         raise click.UsageError("--continue and --resume exclude each other.")
+    if text is not None and prompt is not None:
+        raise click.UsageError(f"{text!r} and --prompt exclude each other.")
     if listed:
-        from mink_local.chat.lists import show_conversations
-        from mink_local.chat.screen import Screen
+        from mink_local.chat.commands.conversations import show_conversations
+        from mink_local.chat.conversation.store import ConversationStore, default_path
+        from mink_local.chat.terminal.screen import Screen
 
-        show_conversations(Screen(), ConversationStore(default_path()).conversations())
+        show_conversations(Screen(), ConversationStore(default_path()), text or prompt or "")
     elif export_path:
-        from mink_local.chat.export import FORMATS, export
+        from mink_local.chat.conversation.export import FORMATS, export
+        from mink_local.chat.conversation.store import ConversationStore, default_path
 
         if export_path.suffix not in FORMATS:
             raise click.UsageError(f"--export {export_path}: the file must end in {' or '.join(FORMATS)}.")
         store = ConversationStore(default_path())
         export(store, store.latest() if resume is None else store.find(resume), export_path)
     else:
-        if text is not None and prompt is not None:
-            raise click.UsageError(f"{text!r} and --prompt exclude each other.")
         prompt = _with_standard_input(prompt if text is None else text)
         if prompt is not None and not prompt.strip():
             raise click.UsageError("the prompt is empty.")
         if as_json and prompt is None:
             raise click.UsageError("--json needs a prompt.")
-        from mink_local.chat.start import start
+        from mink_local.chat.startup import Startup
 
-        start(ctx, prompt, as_json, continued, resume, verbose)
+        startup = Startup(ctx, "" if continued else resume, is_chat=prompt is None)
+        if prompt is None:
+            startup.chat()
+        else:
+            startup.answer(prompt, as_json)
 
 
 def main() -> None:

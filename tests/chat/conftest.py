@@ -12,11 +12,11 @@ import pytest
 
 from mink_local.chat.chat import Chat
 from mink_local.chat.cli import cli, main
-from mink_local.chat.repl import run
-from mink_local.chat.screen import Screen
-from mink_local.chat.session import Session
-from mink_local.chat.settings import Settings
-from mink_local.chat.store import ConversationStore
+from mink_local.chat.conversation.session import Session
+from mink_local.chat.conversation.store import ConversationStore
+from mink_local.chat.loop import run
+from mink_local.chat.settings.values import Settings
+from mink_local.chat.terminal.screen import Screen
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from tests.conftest import forget
@@ -91,13 +91,13 @@ def new_session(model: Model, *arguments: str, store: ConversationStore | None =
 class Typist:
     """Types lines into a chat and returns what is shown, both streams together."""
 
-    def __init__(self, chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
-        self.chat = chat
+    def __init__(self, session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+        self.chat = Chat(session, Screen(), self)
         self._capsys = capsys
         self._lines: list[str] = []
         self.offered = ""  # what the last input line began with
 
-    def read(self, default: str) -> str:
+    def read(self, default: str = "") -> str:
         """Return the next line."""
         if not self._lines:
             raise EOFError
@@ -108,7 +108,8 @@ class Typist:
         """Type lines; return what was shown until the next prompt."""
         self._capsys.readouterr()
         self._lines = list(lines)
-        run(self.chat, self.read)
+        self.chat.leaving = False
+        run(self.chat)
         out, err = self._capsys.readouterr()
         return out + err
 
@@ -123,7 +124,7 @@ def typist(
 
     def begin(*arguments: str, model: Model | None = None) -> Typist:
         session = new_session(model or forget(smollm2), *arguments)
-        return Typist(Chat(session, Screen(), lambda settings: load_model(settings["model"])), capsys)
+        return Typist(session, capsys)
 
     return begin
 

@@ -1,25 +1,17 @@
-"""What `mink-chat` advises is what was measured."""
+"""The figures that /help advice prints are those of docs/results."""
 
-import re
-from collections.abc import Callable
+import csv
+from pathlib import Path
 
 import pytest
 
-from mink_local.chat.advice import ADVICE, Advice
-from mink_local.samplers import LlamaDefault
-from scripts.measured import frontier
-from tests.chat.conftest import Typist
+from mink_local.chat.commands.table import ADVICE, Advice
 
 
 @pytest.mark.parametrize("advice", ADVICE, ids=lambda one: one.kind)
 def test_the_figures_are_those_of_the_results(advice: Advice) -> None:
-    for sampler, shown in ((advice.sampler, advice.noise), (LlamaDefault(), advice.usual)):
-        found = frontier(advice.results, sampler, advice.temperature or 1.0)["noise_0.01"][0]
-        assert shown == round(100 * found, 1)
-
-
-def test_a_row_can_be_typed(typist: Callable[..., Typist]) -> None:
-    say = typist().say
-    assert re.search(r"prose +/floor 1\.8, /temp 1 +5\.5% +8\.0%", say("/help advice"))
-    assert "floor is 1.8" in say("/floor 1.8")
-    assert "temp is 1" in say("/temp 1")
+    with (Path(__file__).parents[2] / "docs" / "results" / "advice.csv").open(encoding="utf-8") as lines:
+        measured = {row["for"]: row for row in csv.DictReader(lines)}[advice.kind]
+    assert f"{advice.noise:.1f}" == measured["noise, %"]
+    assert f"{advice.usual:.1f}" == measured["noise of llama.cpp's default cuts, %"]
+    assert f"`{advice.options}`" == measured["options"]

@@ -1,12 +1,15 @@
 """The command line of `mink-chat`: what is refused before an answer, and what needs no model."""
 
+import re
+import time
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from mink_local import __version__
 from mink_local.chat.cli import main
-from mink_local.chat.store import ConversationStore, Outcome, SamplingInfo, default_path
+from mink_local.chat.conversation.store import ConversationStore, Outcome, SamplingInfo, default_path
 from tests.chat.conftest import MinkChat
 
 pytestmark = pytest.mark.usefixtures("own_files")
@@ -19,44 +22,40 @@ def test_version(mink_chat: MinkChat) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "complaint"),
     [
-        (["--temp", "-1"], 2, "-1.0 is not in the range x>=0"),
-        (["--temp", "nan"], 2, "nan is not a finite number"),
-        (["--temp", "inf"], 2, "inf is not a finite number"),
-        (["--temp", "hot"], 2, "'hot' is not a valid number"),
-        (["--tau", "-1"], 2, "-1.0 is not in the range x>=0"),
-        (["--tau", "1", "--sampler", "greedy"], 2, "tau is an option of min-k, not of greedy"),
-        (["--floor", "nan"], 2, "nan is not a finite number"),
-        (["--floor", "1", "--sampler", "greedy"], 2, "floor is an option of min-k, not of greedy"),
-        (["--sampler", "max-k"], 2, "unknown sampler 'max-k': the samplers are min-k"),
-        (["--max-tokens", "0"], 2, "0 is not in the range x>=1"),
-        (["--seed", "-1"], 2, "-1 is not in the range"),
-        (["--ctx", "0"], 2, "0 is not in the range x>=1"),
-        (["--gpu-layers", "some"], 2, "'some' is neither auto nor a number"),
-        (["--repeat-penalty", "0"], 2, "0.0 is not in the range x>0"),
-        (["--dry-multiplier", "-1"], 2, "dry_multiplier must be a number from 0"),
-        (["--logit-bias", "x"], 2, "'x' is not TOKEN=BIAS"),
-        (["--logit-bias", "99999=1"], 2, "logit_bias names token 99999: the model's are 0 to 49151"),
-        (["--grammar", "no/such"], 2, "'no/such': No such file"),
-        (["--grammar", __file__], 2, "the grammar does not parse: "),
-        (["--json-schema", __file__], 2, "json_schema cannot be made into a grammar"),
-        (["--model", "parrot"], 2, "unknown model 'parrot': name a .gguf file or one of smollm2-135m"),
-        (["--model", "no/such.gguf"], 2, "there is no file no/such.gguf"),
-        (["--model", "/"], 2, "/ is a folder"),
-        (["--prompt", "  "], 2, "the prompt is empty"),
-        (["--continue", "--resume", "x"], 2, "--continue and --resume exclude each other"),
-        (["--continue"], 1, "there is no conversation to continue yet"),
-        (
-            ["--resume", "x"],
-            1,
-            "there is no conversation 'x': see --list, or /list in a chat",
-        ),
-        (["--export", "x.txt"], 2, "--export x.txt: the file must end in .md or .json"),
-        (["--config", "no/such"], 2, "'no/such' does not exist"),
-        (["--parrot"], 2, "No such option"),
-        (["parrot"], 2, "'parrot' and --prompt exclude each other"),
-        (["parrot", "parrot"], 2, "unexpected extra argument"),
-        (["--prompt", "word " * 900, "--ctx", "512"], 1, "and the context holds 512: shorten it"),
-        (["--model", __file__], 1, "is not a GGUF file"),
+        (["--temp", "-1"], 2, "-1.0"),
+        (["--temp", "nan"], 2, "nan"),
+        (["--temp", "inf"], 2, "inf"),
+        (["--temp", "hot"], 2, "'hot'"),
+        (["--tau", "-1"], 2, "-1.0"),
+        (["--tau", "1", "--sampler", "greedy"], 2, "tau"),
+        (["--floor", "nan"], 2, "nan"),
+        (["--floor", "1", "--sampler", "greedy"], 2, "floor"),
+        (["--sampler", "max-k"], 2, "'max-k'"),
+        (["--max-tokens", "0"], 2, "x>=1"),
+        (["--seed", "-1"], 2, "-1 "),
+        (["--ctx", "0"], 2, "x>=1"),
+        (["--gpu-layers", "some"], 2, "'some'"),
+        (["--repeat-penalty", "0"], 2, "x>0"),
+        (["--dry-multiplier", "-1"], 2, "dry_multiplier"),
+        (["--logit-bias", "x"], 2, "'x'"),
+        (["--logit-bias", "99999=1"], 2, "99999"),
+        (["--grammar", "no/such"], 2, "'no/such'"),
+        (["--grammar", __file__], 2, "grammar"),
+        (["--json-schema", __file__], 2, "json_schema"),
+        (["--model", "parrot"], 2, "'parrot'"),
+        (["--model", "no/such.gguf"], 2, "no/such.gguf"),
+        (["--model", "/"], 2, "/ "),
+        (["--prompt", "  "], 2, "empty"),
+        (["--continue", "--resume", "x"], 2, "--resume"),
+        (["--continue"], 1, "no conversation"),
+        (["--resume", "x"], 1, "'x'"),
+        (["--export", "x.txt"], 2, "x.txt"),
+        (["--config", "no/such"], 2, "'no/such'"),
+        (["--parrot"], 2, "--parrot"),
+        (["parrot"], 2, "'parrot'"),
+        (["parrot", "parrot"], 2, "parrot"),
+        (["--prompt", "word " * 900, "--ctx", "512"], 1, "512"),
+        (["--model", __file__], 1, "GGUF"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -70,11 +69,13 @@ def test_bad_input_is_one_sentence(
 
 
 def test_json_needs_a_prompt(mink_chat: MinkChat) -> None:
-    assert mink_chat("--json", typed=["Hi"]).complaints == ["mink-chat: --json needs a prompt."]
+    result = mink_chat("--json", typed=["Hi"])
+    assert (result.status, len(result.complaints)) == (2, 1)
 
 
 def test_the_list_and_exports_need_no_model(mink_chat: MinkChat, tmp_path: Path) -> None:
-    assert "there is no conversation" in mink_chat("--list").err
+    empty = mink_chat("--list")
+    assert (empty.out, len(empty.err.splitlines())) == ("", 1)
     store = ConversationStore(default_path())
     conversation = store.begin("parrot", "Be brief.")
     user = store.add(conversation, None, "user", "Say `hi` \x1b[31m日本語 " + "long " * 50)
@@ -85,6 +86,8 @@ def test_the_list_and_exports_need_no_model(mink_chat: MinkChat, tmp_path: Path)
     assert listed.status == 0
     assert "birds" in listed.out
     assert "\x1b" not in listed.out
+    assert "birds" in mink_chat("--list", "日本語").out
+    assert mink_chat("--list", "fish").out == ""
     assert mink_chat("--resume", "birds", "--export", str(tmp_path / "b.md")).status == 0
     assert "# birds" in (tmp_path / "b.md").read_text(encoding="utf-8")
     assert mink_chat("--export", str(tmp_path / "b.json")).status == 0
@@ -99,3 +102,18 @@ def test_main_is_the_program() -> None:
     import mink_local.chat
 
     assert mink_local.chat.main is main
+
+
+@pytest.mark.parametrize("columns", [30, 40, 60, 80, 100])
+def test_the_list_at_any_width(mink_chat: MinkChat, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    """A long name takes nothing from the texts, and each conversation takes one row."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    store = ConversationStore(default_path())
+    for text in ("日本語" * 5, "Write two sentences about the sea and the wind.", "Hello"):
+        store.add(store.begin("models/Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf", None), None, "user", text)
+    store.change(2, name="notes on the migration of the database to postgres", updated=time.time() - 1e6)
+    rows = mink_chat("--list").out.splitlines()
+    assert len(rows) == 4
+    assert all(cell_len(row) <= columns for row in rows)
+    assert re.search(r" notes.*… .*Write two", rows[3])
+    assert [word in rows[0] for word in ("turns", "last", "model")] == [columns >= 60] * 2 + [columns >= 100]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mink_local.chat.answer_steps import AnswerSteps
-from mink_local.chat.commands import COMMANDS
-from mink_local.chat.options import SETTINGS
-from mink_local.chat.store import ConversationStore
+from mink_local.chat.commands.registry import COMMANDS
+from mink_local.chat.conversation.answer_steps import AnswerSteps
+from mink_local.chat.conversation.store import ConversationStore
+from mink_local.chat.settings.options import BY_KEY, SETTINGS
 from mink_local.generation.loading import load_model
 from tests.chat.conftest import Typist, load_once
 
@@ -19,25 +19,112 @@ pytestmark = pytest.mark.usefixtures("own_files")
 Begin = Callable[..., Typist]
 
 
-def test_settings(typist: Begin) -> None:
-    say = typist().say
-    assert "(temp is 5, set in this chat)" in say("/temp 5")
-    assert "(tau is 2, set in this chat)" in say("/tau 2")
-    assert "(floor is 0, default)" in say("/floor")
-    assert "-1.0 is not in the range x>=0" in say("/floor -1")
-    assert "'hot' is not a valid number" in say("/temp hot")
-    assert "there is no setting 'parrot'; /show lists them" in say("/set parrot 1")
-    assert "there is no setting 'max-token'; did you mean max-tokens?" in say("/set max-token 1")
-    assert "(max-tokens is until the context is full, default)" in say("/set max-tokens default")
-    assert "usage: /set SETTING VALUE" in say("/set")
-    assert "(sampler is min-p:p=0.2,order=temperature-first, set in this chat)" in say("/sampler min-p:p=0.2")
-    assert "(tau is an option of min-k, not of min-p" in say("/tau 1")
-    assert "(floor is an option of min-k, not of min-p" in say("/floor 1")
-    assert "(sampler is min-k:tau=2, default)" in say("/set sampler default")
-    assert "keys can only be set at the start: --keys, MINK_KEYS" in say("/set keys vi")
-    assert "has no switch for reasoning" in say("/think off")
-    assert say("/think foo").strip() == "('foo' is neither on nor off)"
-    assert "(thoughts is line, set in this chat)" in say("/think line")
+def questions(typed: Typist) -> list[str]:
+    """Return the user's messages of the current branch."""
+    return [message.content for message in typed.chat.session.branch[::2]]
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "shown"),
+    [
+        (["/temp 5"], "temp", "5"),
+        (["/temp 5", "/set temp default"], "temp", "1"),
+        (["/set tau 2"], "sampler", "min-k:tau=2"),
+        (["/set tau 5", "/sampler min-k"], "sampler", "min-k:tau=5"),
+        (["/set tau 5", "/sampler min-k:tau=1"], "tau", "1"),
+        (["/set floor 7", "/sampler min-k"], "sampler", "min-k:tau=3,floor=7"),
+        (["/set floor 7", "/set floor 0"], "sampler", "min-k:tau=3"),
+        (["/sampler min-k:floor=2"], "floor", "2"),
+        (["/sampler min-p:p=0.2"], "sampler", "min-p:p=0.2,order=temperature-first"),
+        (["/sampler min-p:p=0.2", "/set sampler default"], "sampler", "min-k:tau=3"),
+        (["/think line"], "thoughts", "line"),
+        (["/think off"], "think", "off"),
+    ],
+)
+def test_settings_change(typist: Begin, lines: list[str], key: str, shown: str) -> None:
+    typed = typist()
+    typed.say(*lines)
+    assert typed.chat.session.settings.shown(BY_KEY[key]) == shown
+    assert f"{key} {shown}\n" in typed.say(f"/show {key}")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/set floor -1", ["-1.0"]),
+        ("/temp hot", ["'hot'"]),
+        ("/set parrot 1", ["'parrot'", "/show"]),
+        ("/set max-token 1", ["'max-token'", "max-tokens?"]),
+        ("/set", ["/set SETTING VALUE"]),
+        ("/set store off", ["--store", "MINK_STORE"]),
+        ("/think foo", ["'foo'"]),
+        ("/show parrot", ["'parrot'"]),
+        ("/parrot", ["/parrot", "/help"]),
+        ("/regn", ["/regn", "/regen?"]),
+        ("/help parrot", ["/parrot"]),
+        ("/regen hot", ["'hot'"]),
+        ("/regen 1 1.5", ["'1.5'"]),
+        ("/regen 1 2 3", ["/regen [T] [SEED]"]),
+        ("/pick 3", ["1 answer"]),
+        ("/redo", ["nothing"]),
+        ("/file /no/such", ["/no/such"]),
+        ("/file ~nobody-by-name/x", ["~nobody-by-name/x"]),
+        ("/file {bytes}", ["UTF-8"]),
+        ("/file {long}", ["1024"]),
+        ("/save", ["/save"]),
+        ("/save 1", ["1 "]),
+        ("/save \x1b\x07", ["/save NAME"]),
+        ("/load", ["/load"]),
+        ("/load parrot", ["'parrot'"]),
+        ("/delete", ["/delete"]),
+        ("/delete parrot", ["'parrot'"]),
+        ("/export", ["/export"]),
+        ("/export c.txt", [".md", ".json"]),
+        ("/history x", ["'x'"]),
+        ("/copy", ["/export"]),
+        ("/model parrot", ["'parrot'"]),
+    ],
+)
+def test_a_bad_command_names_what_is_wrong(
+    typist: Begin, tmp_path: Path, line: str, words: list[str]
+) -> None:
+    """In one sentence; conversation, settings and model are as before."""
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    (tmp_path / "long").write_text("word " * 2000)
+    typed = typist("-n", "1")
+    typed.say("Hello")
+    session, before = typed.chat.session, typed.chat.session.branch
+    settings, model = session.settings, session.model
+    said = typed.say(line.format(bytes=tmp_path / "bytes", long=tmp_path / "long")).strip()
+    assert said.startswith("(")
+    assert len(said.splitlines()) == 1
+    assert [word for word in words if word not in said] == []
+    assert (session.branch, session.settings, session.model) == (before, settings, model)
+    assert typed.chat.attached == []
+    assert session.store.latest().name is None
+
+
+@pytest.mark.parametrize("option", ["tau", "floor"])
+def test_options_of_min_k_suit_no_other_sampler(typist: Begin, option: str) -> None:
+    typed = typist("--sampler", "min-p")
+    said = typed.say(f"/set {option} 1")
+    assert option in said
+    assert "min-p" in said
+    assert typed.chat.session.settings[option] is None
+    assert "greedy" in typed.say("/sampler greedy", f"/show {option}")
+
+
+@pytest.mark.parametrize(
+    "line", ["/regen", "/heat", "/undo", "/history", "/save fruit", "/export c.md", "/continue", "/edit"]
+)
+def test_commands_that_need_an_answer(typist: Begin, line: str) -> None:
+    typed = typist()
+    assert len(typed.say(line).strip().splitlines()) == 1
+    assert typed.chat.session.branch == []
+    assert typed.chat.prefill == ""
 
 
 def test_show_begins_with_what_was_changed(typist: Begin) -> None:
@@ -45,40 +132,35 @@ def test_show_begins_with_what_was_changed(typist: Begin) -> None:
     say = typist("--system", "Be brief. " * 30).say
     say("/temp 5")
     shown = say("/show")
-    assert re.search(r"^temp +5 +set in this chat *$", shown, re.M)
-    assert re.search(r"^max-tokens +8 +command line *$", shown, re.M)
+    rows = [row.split() for row in shown.splitlines()]
+    assert ["temp", "5", "set", "in", "this", "chat"] in rows
+    assert ["max-tokens", "8", "command", "line"] in rows
     assert shown.index("max-tokens") < shown.index("Sampling") < shown.index("Model")
-    for value in (
-        "sampler +min-k:tau=3",
-        "tau +3",
-        "floor +0",
-        "seed +random",
-        "repeat-penalty +1",
-        "ctx +1024",
-        "store +on",
-    ):
-        assert re.search(rf"\b{value}\b", shown)
+    for key, value in {"sampler": "min-k:tau=3", "tau": "3", "seed": "random", "ctx": "1024"}.items():
+        assert re.search(rf"\b{key} +{value}\b", shown)
     for setting in SETTINGS:
         assert len(re.findall(rf"(?:^|  ){setting.key} ", shown, re.M)) == 1
-    assert re.search(r"max-tokens 8\n+\(command line\) The longest answer", say("/show max-tokens"))
-    assert "auto (on the host: the model is not on a GPU)" in " ".join(say("/show sampling").split())
+    assert re.search(r"^max-tokens 8\n", say("/show max-tokens"))
     assert " ".join(say("/show system").split()).count("Be brief.") == 30
-    assert re.search(r"tau +not used by greedy", say("/sampler greedy", "/show tau"))
-    assert re.search(r"floor +not used by greedy", say("/show floor"))
-    assert "there is no setting 'parrot'" in say("/show parrot")
+    assert "min-k, " in say("/show sampler")
 
 
 def test_the_system_prompt(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """`/system -` removes it, also if a variable or a file sets one."""
     monkeypatch.setenv("MINK_SYSTEM", "Be brief.")
     typed = typist()
-    assert "(system is Be brief., MINK_SYSTEM)" in typed.say("/system")
-    assert "(system is You are a pirate., set in this chat)" in typed.say("/system You are a pirate.")
-    assert "(system is none, set in this chat)" in typed.say("/system -")
+    session = typed.chat.session
+    for line, prompt, source in (
+        ("/system", "Be brief.", "MINK_SYSTEM"),
+        ("/system You are a pirate.", "You are a pirate.", "set in this chat"),
+        ("/system -", None, "set in this chat"),
+    ):
+        assert source in typed.say(line)
+        assert session.settings["system"] == prompt
     typed.say("Hello")
-    assert typed.chat.session.prompt([]) == []
-    assert "(system is Be brief., MINK_SYSTEM)" in typed.say("/set system default")
-    assert typed.chat.session.store.latest().system == "Be brief."
+    assert session.prompt([]) == []
+    typed.say("/set system default")
+    assert session.settings["system"] == session.store.latest().system == "Be brief."
 
 
 def test_every_setting_can_be_reset_and_an_answer_follows(typist: Begin) -> None:
@@ -89,94 +171,144 @@ def test_every_setting_can_be_reset_and_an_answer_follows(typist: Begin) -> None
     assert "tokens" in typed.say("Hello")
 
 
+def test_another_model(typist: Begin, tiny: Callable[..., Path]) -> None:
+    """If it cannot be loaded, the one before answers on."""
+    one, other = str(tiny("one.gguf")), str(tiny("other.gguf"))
+    typed = typist("--model", one, model=load_model(one, n_ctx=512))
+    session = typed.chat.session
+    typed.say("Hello", "/model parrot")
+    assert session.settings["model"] == one
+    assert "tokens" in typed.say("Hello", f"/model {other}")
+    assert session.model.name == "other"
+    assert "tokens" in typed.say("Hello")
+    assert session.store.latest().model == other
+    assert len(session.branch) == 6
+
+
+def test_a_floor_gives_more_candidates(typist: Begin) -> None:
+    typed = typist("--temp", "5", "--floor", "0", "--seed", "1", "-n", "12")
+
+    def total() -> int:
+        return sum(AnswerSteps(typed.chat.session, typed.chat.session.last_answer()).k)
+
+    typed.say("Tell me a story.")
+    before = total()
+    typed.say("/set floor 7", "/regen")
+    assert total() > 10 * before
+
+
+# Answers
+
+
 def test_answers_and_branches(typist: Begin) -> None:
     typed = typist()
-    say = typed.say
-    assert "there is no answer yet" in say("/regen")
-    assert "there is no answer yet" in say("/heat")
-    assert "Hello" in say("Say hello.")
-    assert "answer 2 to this message" in say("/regen 10 7")
-    assert "'hot' is not a valid number" in say("/regen hot")
-    assert "'1.5' is not a valid whole number" in say("/regen 1 1.5")
-    assert "usage: /regen [T] [SEED]" in say("/regen 1 2 3")
+    say, session = typed.say, typed.chat.session
+    first = say("Say hello.")
+    assert "Hello" in first
+    assert "answer 2 " in say("/regen 10 7")
     assert re.search(r"  1  Hello.*\n\* 2  ", say("/pick"))
     assert "Hello" in say("/pick 1")
-    assert "the last message has 2 answers" in say("/pick 3")
-    assert "(taken back: Say hello.; /redo brings it back)" in say("/undo")
-    assert "there is nothing to take back" in say("/undo")
-    assert "Hello" in say("/redo")
-    assert "there is nothing to bring back" in say("/redo")
-    assert "(stopped after 8 tokens" in say("/continue")
+    assert "/redo" in say("/undo")
+    assert session.branch == []
+    assert "Hello" in say("/redo")  # as the note advises: the input line is empty
+    assert questions(typed) == ["Say hello."]
+    assert "8 tokens" in say("/continue")
     assert "tokens/s" in say("/edit", "Say hello. Twice.")
-    assert [message.content for message in typed.chat.session.branch[::2]] == ["Say hello. Twice."]
+    assert questions(typed) == ["Say hello. Twice."]
     assert typed.offered == "Say hello."
     say("/edit", "/stats", "Say bye.")  # a command in between leaves the message as it was
-    sent = [message.content for message in typed.chat.session.branch[::2]]
-    assert sent == ["Say hello. Twice.", "Say bye."]
-    say("/undo", "")
-    assert typed.offered == "Say bye."
+    assert questions(typed) == ["Say hello. Twice.", "Say bye."]
 
 
 def test_files(typist: Begin, tmp_path: Path) -> None:
-    typed = typist()
+    typed = typist("-n", "2")
     (tmp_path / "notes.txt").write_text("The password is ``` swordfish.\n")
-    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
-    (tmp_path / "long.txt").write_text("word " * 2000)
     (tmp_path / "a b.txt").write_text("Two words.")
-    assert "(no file is attached)" in typed.say("/file")
-    assert "/no': No such file" in typed.say(f"/file {tmp_path}/no")
-    assert "~nobody-of-this-name/no': No such file" in typed.say("/file ~nobody-of-this-name/no")
-    assert "is not UTF-8 text" in typed.say(f"/file {tmp_path}/bytes.txt")
-    assert "and the context holds 1024" in typed.say(f"/file {tmp_path}/long.txt")
-    assert "(a b.txt (3 tokens) goes with your next message; /file - removes it)" in typed.say(
-        f'/file "{tmp_path}/a b.txt"'
-    )
-    assert "(no file is attached)" in typed.say("/file -")
-    assert "goes with your next message" in typed.say(f"/file {tmp_path}/notes.txt")
-    assert re.search(
-        r"notes.txt \(\d+ tokens\), a b.txt .* go with", typed.say(f"/file '{tmp_path}/a b.txt'")
-    )
+    assert "a b.txt (3 tokens)" in typed.say(f'/file "{tmp_path}/a b.txt"')
+    typed.say("/file -")
+    assert typed.chat.attached == []
+    typed.say(f"/file {tmp_path}/notes.txt", f"/file '{tmp_path}/a b.txt'")
+    assert [file.name for file in typed.chat.attached] == ["notes.txt", "a b.txt"]
     typed.chat.attached.pop()
-    typed.say("What is the password?")
-    sent = typed.chat.session.branch[0].content
-    assert sent == "notes.txt:\n````\nThe password is ``` swordfish.\n````\n\nWhat is the password?"
-    typed.say("And now?")
-    assert typed.chat.session.branch[2].content == "And now?"
+    typed.say("What is it?", "And now?")
+    assert questions(typed) == [
+        "notes.txt:\n````\nThe password is ``` swordfish.\n````\n\nWhat is it?",
+        "And now?",
+    ]
+
+
+def test_a_file_goes_with_one_message_even_if_it_is_interrupted(typist: Begin, tmp_path: Path) -> None:
+    typed = typist("-n", "2")
+    (tmp_path / "notes.txt").write_text("swordfish")
+    typed.say(f"/file {tmp_path}/notes.txt")
+    typed.chat.stop()
+    typed.chat.ask("What is it?")
+    assert typed.chat.session.branch == []
+    typed.say("Hello")
+    assert questions(typed) == ["Hello"]
+
+
+def test_errors_cost_only_the_message(typist: Begin) -> None:
+    typed = typist()
+    assert "1024" in typed.say("word " * 1200)
+    assert "Hello" in typed.say("Say hello.")
+
+
+def test_stats_count_what_the_context_holds(typist: Begin) -> None:
+    """As the status line does: turns are left out when the next message comes."""
+    typed = typist("-n", "4", model=load_once("smollm2-135m", n_ctx=256))
+    typed.say("Name a colour.", "/set max-tokens 60")
+    shown = typed.say("Tell me a long story about dogs. " * 16)
+    [used] = re.findall(r"context (\d+)/256", shown)
+    assert int(used) > 196  # so that the next message leaves out a turn
+    [counted] = re.findall(r"context +(\d+) of 256", typed.say("/stats"))
+    assert abs(int(used) - int(counted)) < 10  # the template ends the turn
+    assert re.search(r"candidates: 1 usually, at most \d+", typed.say("/stats"))
+
+
+@pytest.mark.slow
+def test_a_loop_says_what_to_do(typist: Begin) -> None:
+    typed = typist("-n", "300")
+    session = typed.chat.session
+    [word] = session.model.tokenize(" again")
+    typed.say(f"/set logit-bias {word}=1000")
+    said = typed.say("Hello")
+    assert [
+        hint for hint in ("token 2", "/regen 2", "dry-multiplier", "loop-guard") if hint not in said
+    ] == []
+    outcome = session.last_answer().outcome
+    assert outcome
+    assert outcome.finish_reason == "repetition"
+    assert [message["content"] for message in session.messages(session.branch)] == ["Hello", " again"]
+    assert session.last_answer().content == " again" * len(outcome.tokens)
+    assert "/regen 10" in typed.say("/regen 5")
+    assert "150 tokens" in typed.say("/set loop-guard off", "/set max-tokens 150", "/regen")
+
+
+# Conversations
 
 
 def test_stored_conversations(typist: Begin, tmp_path: Path) -> None:
     typed = typist()
-    say = typed.say
-    assert "there is no message in this conversation yet" in say("/save fruit")
-    say("Name a fruit.", "And another.")
-    assert "(this conversation is now fruit)" in say("/save fruit")
-    assert "(a new conversation)" in say("/clear")
-    assert re.search(r"fruit +2 +\d\d:\d\d +smollm2-135m +Name a", say("/list"))
-    assert "(conversation fruit, 2 messages: /history shows them)" in say("/load fruit")
+    say, session = typed.say, typed.chat.session
+    say("Name a fruit.", "And another.", "/save fruit", "/clear")
+    assert session.branch == []
+    assert re.search(r"fruit +2 +\d\d:\d\d +Name a", say("/list"))
+    assert "fruit, 2 messages" in say("/load fruit")
     assert re.search(r"^\* +fruit", say("/list"), re.M)
-    assert "(conversation fruit, 1 message)" in say("/undo", "/load fruit")
-    for usage in ("/save", "/load", "/delete", "/export"):
-        assert f"usage: {usage}" in say(usage)
-    assert "ends in neither .md nor .json" in say(f"/export {tmp_path}/c.txt")
-    assert f"(written to {tmp_path}/c.json)" in say(f"/export {tmp_path}/c.json")
+    assert "fruit, 1 message)" in say("/undo", "/load fruit")
+    say(f"/export {tmp_path}/c.json")
     whole = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     assert (whole["name"], len(whole["messages"]), len(whole["other_branches"])) == ("fruit", 2, 2)
-    assert "no conversation 'ruit'" in say("/delete ruit")
     asked = say("/delete fruit", "n")
-    assert "(delete fruit for good, with 1 message, beginning with 'Name a fruit.'? y or n)" in asked
-    assert "(nothing is deleted)" in asked
-    assert "(nothing is deleted)" in say("/delete fruit")  # at the end of the input
-    assert "fruit is deleted" in say("/delete fruit", "y")
-    assert typed.chat.session.conversation is None
-    assert "there is no conversation" in say("/list")
-
-
-def test_a_number_is_no_name(typist: Begin) -> None:
-    """It is the number of a conversation, which could not be found any more."""
-    typed = typist("-n", "1")
-    typed.say("Hello")
-    assert "could be the number of a conversation" in typed.say("/save 1")
-    assert typed.chat.session.store.latest().name is None
+    assert [part for part in ("fruit", "1 message", "'Name a fruit.'") if part not in asked] == []
+    say("/delete fruit")  # the end of the input is a no
+    assert session.store.find("fruit")
+    say("/delete fruit", "y")
+    assert session.conversation is None
+    assert session.store.conversations() == []
+    say("Hello", "/save \x1b]0;PWN\x07 of  mine")
+    assert session.store.latest().name == "]0;PWN of mine"
 
 
 def test_conversations_are_searched(typist: Begin) -> None:
@@ -189,19 +321,18 @@ def test_conversations_are_searched(typist: Begin) -> None:
     found = typed.say("/list Pear")
     assert re.search(r"pears .* pears *$", found, re.M)
     assert re.search(r"1 .* And a pear\. *$", found, re.M)
-    assert "Name a dog" not in found
-    assert "FRÜHLING flower that" in typed.say("/list frühling")
-    assert "there is no conversation" in typed.say("/list parrot")
+    assert "a dog" not in found
+    assert "FRÜHLING" in typed.say("/list frühling")
+    assert "pears" not in typed.say("/list parrot")
 
 
 def test_history(typist: Begin) -> None:
     typed = typist("-n", "2")
-    assert "there is no message in this conversation" in typed.say("/history")
-    typed.say("Name a fruit.", "And another.", "And a third.")
-    shown = typed.say("/history")
-    assert re.findall(r"^> .*", shown, re.M) == ["> Name a fruit.", "> And another.", "> And a third."]
-    assert re.findall(r"^> .*", typed.say("/history 2"), re.M) == ["> And another.", "> And a third."]
-    assert "(conversation number 1, 3 messages: /history shows them)" in typed.say("/load 1")
+    messages = ["Name a fruit.", "And another.", "And a third."]
+    typed.say(*messages)
+    assert re.findall(r"^> (.*)", typed.say("/history"), re.M) == messages
+    assert re.findall(r"^> (.*)", typed.say("/history 2"), re.M) == messages[1:]
+    assert "number 1, 3 messages" in typed.say("/load 1")
 
 
 def test_two_windows_with_one_conversation(typist: Begin, own_files: Path) -> None:
@@ -213,18 +344,15 @@ def test_two_windows_with_one_conversation(typist: Begin, own_files: Path) -> No
     other = ConversationStore(own_files / "conversations.db")
     other.add(1, other.latest().head, "user", "from elsewhere")
     said = typed.say("And another.", "")  # the second line is the one that is offered again
-    assert "continued in another window: /load 1 goes on from there" in said
+    assert "/load 1" in said
     assert "2 tokens" in said
-    assert [message.content for message in typed.chat.session.branch[::2]] == [
-        "Name a fruit.",
-        "And another.",
-    ]
+    assert questions(typed) == ["Name a fruit.", "And another."]
     other.add(1, other.latest().head, "user", "again")
     for command in ("/regen", "/undo"):
-        assert "continued in another window" in typed.say(command)
+        assert "/load 1" in typed.say(command)
         other.add(1, other.latest().head, "user", "and again")
     other.delete(1)
-    assert "was deleted in another window: /clear begins a new one" in typed.say("Hello")
+    assert "/clear" in typed.say("Hello")
     assert "2 tokens" in typed.say("/clear", "Hello")
 
 
@@ -233,7 +361,7 @@ def test_an_unfinished_answer_is_continued(typist: Begin) -> None:
     store = typed.chat.session.store
     store.add(store.begin("smollm2-135m", None), None, "user", "Count.")
     store.append(store.add(1, 1, "assistant"), "One, two,")
-    assert "cut off when the program ended" in typed.say("/load 1")
+    assert "/continue" in typed.say("/load 1")
     typed.say("/continue")
     answer = typed.chat.session.last_answer()
     assert answer.content.startswith("One, two,")
@@ -241,131 +369,30 @@ def test_an_unfinished_answer_is_continued(typist: Begin) -> None:
     assert len(answer.outcome.tokens) > 8
 
 
-def test_another_model(typist: Begin, tiny: Callable[..., Path]) -> None:
-    """If it cannot be loaded, the one before answers on."""
-    one, other = str(tiny("one.gguf")), str(tiny("other.gguf"))
-    typed = typist("--model", one, model=load_model(one, n_ctx=512))
-    typed.say("Hello")
-    assert "unknown model 'parrot'" in typed.say("/model parrot")
-    assert f"(model is {one}, command line)" in typed.say("/model")
-    assert "tokens" in typed.say("Hello")
-    assert f"(model is {other}, set in this chat)" in typed.say(f"/model {other}")
-    assert typed.chat.session.model.name == "other"
-    assert "tokens" in typed.say("Hello")
-    assert typed.chat.session.store.latest().model == other
-
-
-def test_views(typist: Begin, tmp_path: Path) -> None:
-    typed = typist("--temp", "5", "--seed", "1")
-    typed.say("Name three animals.")
-    text = typed.chat.session.last_answer().content
-    assert re.sub(r"\[\d+\]", "", typed.say("/heat")).startswith(text)
-    explained = typed.say(f"/explain 1 --plot {tmp_path}/step.svg")
-    assert "token 1 of 8" in explained
-    assert "◀ was sampled" in explained
-    assert re.search(r"min-k +\d+", explained)
-    assert (tmp_path / "step.svg").read_text(encoding="utf-8").startswith("<?xml")
-    assert "token 8 of 8" in typed.say("/explain -1")
-    assert "'xyzzy' is not in the last answer" in typed.say("/explain xyzzy")
-    assert "the last answer has 8 tokens" in typed.say("/explain 99")
-    assert "--plot needs a file" in typed.say("/explain --plot")
-    stats = typed.say("/stats")
-    assert re.search(r"conversation +1 answer +$", stats, re.M)
-    assert "sampler       min-k:tau=3, temperature 5" in stats
-    assert re.search(r"candidates: 1 usually, at most [\d,]+; \d+% of tokens had no alternative", stats)
-
-
-def test_the_scales_of_heat(typist: Begin) -> None:
-    """The tokens with the largest numbers are listed, with what else could have been sampled."""
-    typed = typist("--temp", "5", "--tau", "90", "--seed", "1", "-n", "12")
-    typed.say("Name three animals.")
-    steps = AnswerSteps(typed.chat.session, typed.chat.session.last_answer())
-    shown = typed.say("/heat")
-    most = max(steps.k)
-    at = steps.k.index(most)
-    assert f"token {at + 1} {steps.texts[at]!r}, candidates {most}, of " in shown
-    assert repr(steps.text(int(steps.step(at).ids[0]))) in shown
-    assert shown.count("token ") == min(5, sum(k > 1 for k in steps.k))
-    assert re.search(r"\[\d+\.\d\]", typed.say("/heat surprise"))
-    assert re.search(r"token \d+ .*, entropy in bits \d+\.\d, of", typed.say("/heat entropy"))
-    assert re.search(r"\[\d+\]", typed.say("/heat rank"))
-    typed.say("/sampler top-k:k=100", "/regen 9")
-    assert "[cut]" in typed.say("/heat top-p")
-    assert "there is no scale 'parrot': the scales are k, surprise" in typed.say("/heat parrot")
-
-
-def test_views_of_an_answer_by_another_model(typist: Begin, tiny: Callable[..., Path]) -> None:
-    typed = typist("-n", "4")
-    typed.say("Hello")
-    typed.chat.session.model = load_model(str(tiny()), n_ctx=512)
-    for view in ("/explain", "/heat", "/heat entropy"):
-        assert "tiny did not write this answer: " in typed.say(view)
-    assert "temperature 0" in typed.say("/stats")
-
-
-def test_stats_count_what_the_context_holds(typist: Begin) -> None:
-    """As the status line does: turns are left out when the next message comes."""
-    typed = typist("-n", "4", model=load_once("smollm2-135m", n_ctx=256))
-    typed.say("Name a colour.", "/set max-tokens 60")
-    shown = typed.say("Tell me a long story about dogs. " * 16)
-    [used] = re.findall(r"context (\d+)/256", shown)
-    assert int(used) > 196  # so that the next message leaves out a turn
-    [counted] = re.findall(r"context +(\d+) of 256 tokens", typed.say("/stats"))
-    assert abs(int(used) - int(counted)) < 10  # the template ends the turn
-
-
-def test_the_last_tau_counts(typist: Begin) -> None:
-    say = typist().say
-    assert "(tau is 3, default)" in say("/tau")
-    say("/tau 5")
-    assert "(sampler is min-k:tau=5, set in this chat)" in say("/sampler min-k")
-    assert "(sampler is min-k:tau=1, set in this chat)" in say("/sampler min-k:tau=1")
-    assert "(tau is 1, " in say("/tau")
-    assert "(tau is 2, set in this chat)" in say("/tau 2")
-    assert "(sampler is min-k:tau=2, " in say("/sampler")
-
-
-def test_a_floor_gives_more_candidates(typist: Begin) -> None:
-    typed = typist("--temp", "5", "--floor", "0", "--seed", "1", "-n", "12")
-
-    def total() -> int:
-        return sum(AnswerSteps(typed.chat.session, typed.chat.session.last_answer()).k)
-
-    typed.say("Tell me a story.")
-    before = total()
-    assert "(floor is 7, set in this chat)" in typed.say("/floor 7")
-    assert "(sampler is min-k:tau=3,floor=7, set in this chat)" in typed.say("/sampler min-k")
-    typed.say("/regen")
-    assert total() > 10 * before
-    assert "(floor is 2, " in typed.say("/sampler min-k:floor=2", "/floor")
-    assert "(sampler is min-k:tau=3, " in typed.say("/floor 0", "/sampler")
+# The rest
 
 
 def test_words_that_are_no_commands(typist: Begin) -> None:
     typed = typist("-n", "1")
-    assert "there is no command /parrot; /help lists them." in typed.say("/parrot")
-    assert "there is no command /regn; did you mean /regen?" in typed.say("/regn")
-    typed.say(" /usr is a folder", "/usr/bin is one as well")  # neither is a command
-    assert [message.content for message in typed.chat.session.branch[::2]] == [
-        "/usr is a folder",
-        "/usr/bin is one as well",
-    ]
+    messages = ["/usr is a folder", "/usr/bin is too", "exit"]
+    typed.say(f" {messages[0]}", messages[1], " exit")
+    assert questions(typed) == messages
 
 
 def test_help(typist: Begin) -> None:
-    text = typist().say("/help")
+    say = typist().say
+    text = say("/help")
     for name, command in COMMANDS.items():
         assert re.search(rf"(^|  )/{name}  +{re.escape(command.about)}", text, re.M)
         assert len(command.about) <= 27
         assert len(command.details) > len(command.about)
+        assert say(f"/help {name}").startswith(f"/{command.usage}\n")
     for group in ("Settings", "Answers", "Chats", "More"):
         assert re.search(rf"^{group} *$", text, re.M)
-    more = typist().say("/help regen")
-    assert more.startswith("/regen [T] [SEED]\n")
-    assert "/pick lists them" in more
-    assert "takes the most probable token" in typist().say("/help /temp")
-    assert typist().say("/help bye").startswith("/exit")
-    assert "there is no command /parrot" in typist().say("/help parrot")
+    assert say("/?") == text
+    assert "min-k, " in say("/help /sampler")
+    assert say("/help bye").startswith("/exit")
+    assert re.search(r"prose +/set floor 1\.8, /set temp 1 ", say("/help advice"))
 
 
 @pytest.mark.parametrize("words", ["/exit", "/quit", "/bye", "/q", "exit", "quit"])
@@ -380,7 +407,7 @@ def test_a_bug_ends_the_command_and_not_the_chat(typist: Begin, monkeypatch: pyt
     typed = typist()
     monkeypatch.setattr(typed.chat.session.store, "conversations", None)
     shown = typed.say("/list", "Say hello.")
-    found = re.search(r"\(this is a bug: TypeError: .* Its traceback is in (.+); the chat goes on\)", shown)
+    found = re.search(r"TypeError: .* is in (.+); ", shown)
     assert found
     assert "tokens/s" in shown
     path = Path(found[1])
@@ -388,48 +415,24 @@ def test_a_bug_ends_the_command_and_not_the_chat(typist: Begin, monkeypatch: pyt
     path.unlink()
 
 
-def test_names_hold_no_control_characters(typist: Begin) -> None:
-    typed = typist()
-    typed.say("Hello")
-    assert "usage: /save NAME" in typed.say("/save \x1b\x07")
-    typed.say("/save \x1b]0;PWN\x07 of  mine")
-    assert typed.chat.session.store.latest().name == "]0;PWN of mine"
-
-
-def test_words_of_other_programs(typist: Begin) -> None:
-    typed = typist("-n", "1")
-    assert "/sampler" in typed.say("/?")
-    typed.say(" exit", "Hello")
-    assert "answer 2 to this message" in typed.say("/retry")
-    assert [message.content for message in typed.chat.session.branch[::2]] == ["exit", "Hello"]
-    assert "(a new conversation)" in typed.say("/new")
-
-
 @pytest.mark.slow
-def test_a_loop_says_what_to_do(typist: Begin) -> None:
-    typed = typist("-n", "300")
-    [word] = typed.chat.session.model.tokenize(" again")
-    typed.say(f"/set logit-bias {word}=1000")
-    stopped = (
-        "(repeats itself since token 2: stopped; /regen 2, /set dry-multiplier 0.8 or /set loop-guard off)"
-    )
-    assert stopped in typed.say("Hello").replace("\n", " ")
-    outcome = typed.chat.session.last_answer().outcome
-    assert outcome
-    assert outcome.finish_reason == "repetition"
-    told = typed.chat.session.messages(typed.chat.session.branch)
-    assert [message["content"] for message in told] == ["Hello", " again"]
-    assert typed.chat.session.last_answer().content == " again" * len(outcome.tokens)
-    assert "stopped; /regen 10," in typed.say("/regen 5")
-    typed.say("/set loop-guard off", "/set max-tokens 150")
-    assert "(stopped after 150 tokens" in typed.say("/regen")
+@pytest.mark.parametrize("columns", [30, 40, 80, 100])
+@pytest.mark.parametrize("command", ["/help", "/show", "/stats", "/list", "/history"])
+def test_no_row_is_wider_than_the_window(
+    typist: Begin, monkeypatch: pytest.MonkeyPatch, columns: int, command: str
+) -> None:
+    from rich.cells import cell_len
+
+    monkeypatch.setenv("COLUMNS", str(columns))
+    typed = typist("-n", "1")
+    typed.say("Hello", "/save notes on the migration of the database to postgres")
+    rows = typed.say(command).split("\nEnter sends")[0].splitlines()  # notes are wrapped on a terminal only
+    assert all(cell_len(row) <= columns for row in rows)
 
 
-def test_errors_cost_only_the_message(typist: Begin) -> None:
-    typed = typist()
-    assert "and the context holds 1024" in typed.say("word " * 1200)
-    assert "Hello" in typed.say("Say hello.")
-
-
-def test_copy_needs_a_terminal(typist: Begin) -> None:
-    assert "not a terminal that can copy" in typist().say("Hello", "/copy")
+def test_help_fits_a_window_of_24_rows(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the line where it was typed, the note of two rows, and the next prompt."""
+    monkeypatch.setenv("COLUMNS", "80")
+    *rows, note = typist().say("/help").splitlines()
+    assert len(rows) + 4 <= 24
+    assert len(note) < 160

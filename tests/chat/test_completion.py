@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from mink_local.chat.commands import COMMANDS
-from mink_local.chat.options import BY_KEY
-from mink_local.chat.repl import complete
-from mink_local.chat.screen import one_line
+from mink_local.chat.commands.registry import COMMANDS
+from mink_local.chat.commands.table import CommandCompleter
+from mink_local.chat.settings.options import BY_KEY
+from mink_local.chat.terminal.screen import one_line
 from tests.chat.conftest import Typist
 
 
@@ -16,22 +16,26 @@ from tests.chat.conftest import Typist
 def completed(typist: Callable[..., Typist]) -> Callable[[str], list[str]]:
     """`completed(line)` returns the lines that a line can become."""
     chat = typist().chat
+    completer = CommandCompleter(chat)
     store = chat.session.store
     store.change(store.begin("model", None), name="fruit")
-    return lambda line: [line[: len(line) - one.replaces] + one.text for one in complete(chat, line)]
+
+    def complete(line: str) -> list[str]:
+        return [line[: len(line) + one.start_position] + one.text for one in completer.complete(line)]
+
+    return complete
 
 
 def test_what_completions_mean(typist: Callable[..., Typist]) -> None:
-    """Commands, settings, scales, conversations, answers, seeds and tokens say what they are."""
+    """Commands, settings, conversations, answers, seeds and tokens say what they are."""
     typed = typist("--temp", "5", "--seed", "1")
     typed.say("Name three animals.", "/regen")
 
     def meaning(line: str) -> dict[str, str]:
-        return {one.text: one.about for one in complete(typed.chat, line)}
+        return {one.text: one.display_meta_text for one in CommandCompleter(typed.chat).complete(line)}
 
     assert meaning("/reg") == {"/regen ": COMMANDS["regen"].about}
     assert meaning("/set te") == {"temp ": BY_KEY["temp"].about}
-    assert meaning("/heat su") == {"surprise": "surprise in bits"}
     assert meaning("/load ") == {"1": "Name three animals."}
     assert meaning("/regen 5 ") == {"1": "of answer 1", "2": "of answer 2"}
     answers = [answer.content for answer in typed.chat.session.alternatives()]
@@ -79,6 +83,6 @@ def test_paths(
     assert completed(f"/file {tmp_path}/.h") == [f"/file {tmp_path}/.hidden"]
     assert completed(f"/set grammar {tmp_path}/note") == [f"/set grammar {tmp_path}/notes.txt"]
     assert completed(f"/file {tmp_path}/no/such/") == []
-    assert completed("/file ~nobody-of-this-name/") == []
+    assert completed("/file ~nobody-by-name/") == []
     monkeypatch.chdir(tmp_path)
     assert completed("/file note") == ["/file notes.txt"]

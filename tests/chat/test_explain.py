@@ -1,44 +1,211 @@
-"""The table and the picture of /explain."""
+"""/explain: the keys of its walk, its lines at any width, and the view in a real terminal."""
 
-import numpy as np
+import re
+from collections.abc import Callable
+from typing import Any
+
 import pytest
-from numpy.typing import NDArray
-from rich.console import Console
 
-from mink_local.chat import explain
-from mink_local.generation.sampling_step import sampling_step
+from mink_local.chat.commands.explain import MIN_COLUMNS, MIN_ROWS, TEMPERATURES, Walk, lines, step_lines
+from mink_local.chat.conversation.answer_steps import AnswerSteps
+from mink_local.chat.conversation.session import Session
+from mink_local.errors import ContextOverflowError
+from mink_local.generation.model import Model
+from tests.chat.conftest import Typist, new_session
 
-
-@pytest.mark.parametrize("width", [30, 40, 60, 80, 100])
-def test_the_table_fits(logits: NDArray[np.float32], width: int) -> None:
-    """The rank, the token and its probability are always there, and every method with its number."""
-    row = logits[0].copy()
-    row[0] = row.max() - 1  # biased, so that the model's own logits are another column
-    sampled = int(row.argsort()[-20_000])
-    step = sampling_step(row, sampled, 5.0, own=logits[0])
-    texts = [" antidisestablishmentarianism", "日本語日本語日本語", "\n", "<0xE7>", *["'"] * 8]
-    console = Console(width=width, color_system=None, force_terminal=False)
-    with console.capture() as captured:
-        console.print(explain.table(step, texts, width))
-    lines = captured.get().splitlines()
-    assert max(len(line.rstrip()) for line in lines) <= width
-    assert sum("◀" in line for line in lines) == 1
-    assert any("20,000" in line and line.rstrip().count("%") for line in lines)
-    assert "…" not in "".join(lines[1:2])  # the titles
-    for name, kept in step.cuts:
-        assert any(name in line and line.rstrip().endswith(f"{kept:,}") for line in lines)
-    assert ("weight" in lines[0]) == (width >= 80)
+pytestmark = pytest.mark.usefixtures("own_files")
 
 
-def test_what_is_said_below_the_table(logits: NDArray[np.float32]) -> None:
-    best, other = (int(token) for token in logits[0].argsort()[[-1, -400]])
-    said = explain.sentences(sampling_step(logits[0], best, 1.0))
-    assert said[0].startswith("min-k:tau=3 at temperature 1 keeps ")
-    assert len(said) == 2
-    biased = logits[0].copy()
-    biased[best] = -np.inf
-    said = explain.sentences(sampling_step(biased, other, 1.0, own=logits[0]))
-    assert said[2:] == [
-        "Logits are those under bias, penalties and grammar; own is the model's.",
-        "The sampled token is not among those that are kept.",
-    ]
+@pytest.fixture
+def session(smollm2: Model) -> Session:
+    """A conversation with an answer of 16 tokens at temperature 5, some with several candidates."""
+    session = new_session(smollm2, "--temp", "5", "--seed", "3", "-n", "16")
+    list(session.ask("Tell me a story about a dog."))
+    return session
+
+
+@pytest.fixture
+def walk(session: Session) -> Walk:
+    walk = Walk(AnswerSteps(session, session.last_answer()))
+    walk.rows = 6
+    walk.compute()
+    return walk
+
+
+def test_tokens_and_forks(walk: Walk) -> None:
+    forks = walk.steps.forks
+    assert forks
+    assert all(walk.steps.k[at] > 1 for at in forks)
+    walk.go(-5)
+    assert walk.at == 0
+    walk.go(99)
+    assert walk.at == 15
+    seen = []
+    while not walk.message:
+        walk.go_to_fork(-1)
+        seen.append(walk.at)
+    assert seen[:-1] == [at for at in forks[::-1] if at < 15]
+
+
+def test_the_step_follows_the_place(walk: Walk) -> None:
+    for at in (3, 15, 0):
+        walk.go(at)
+        assert not walk.is_computed
+        assert walk.fork() is None
+        walk.compute()
+        assert walk.step
+        assert walk.step.ids[walk.step.sampled] == walk.steps.tokens[at]
+        assert walk.step.k == walk.steps.k[at]
+
+
+def test_temperature_moves_the_cuts_of_others(walk: Walk) -> None:
+    kept = []
+    for _ in TEMPERATURES:
+        walk.change_temperature(-1)
+    assert walk.temperature == TEMPERATURES[0]
+    for _ in TEMPERATURES:
+        walk.compute()
+        assert walk.step
+        kept.append(walk.step.cuts)
+        walk.change_temperature(1)
+    assert walk.temperature == TEMPERATURES[-1]
+    assert {one["min-k"] for one in kept} == {walk.steps.k[0]}
+    top_p = [one.get("top-p, T first") or one["top-p"] for one in kept]
+    assert top_p == sorted(top_p)
+    assert top_p[-1] > 100 * top_p[0]
+
+
+def test_selecting(walk: Walk) -> None:
+    assert walk.fork() is None
+    assert walk.message
+    assert walk.step
+    sampled = walk.shown.index(walk.step.sampled)
+    walk.select_next(1)
+    assert walk.selected == walk.shown[(sampled + 1) % 6]
+    walk.select(0)
+    walk.select_next(-1)
+    assert walk.selected == walk.shown[5]
+    assert walk.fork() == walk.step.ids[walk.shown[5]]
+
+
+def test_a_step_that_cannot_be_computed(session: Session) -> None:
+    session.store._write(("UPDATE message SET content = 'Hi' WHERE role = 'user'", ()))
+    broken = Walk(AnswerSteps(session, session.last_answer()))
+    broken.compute()
+    assert (broken.step, broken.selected, broken.shown, broken.fork()) == (None, None, [], None)
+    assert broken.is_computed
+    assert any("/regen" in line.plain for line in lines(broken, MIN_COLUMNS, MIN_ROWS))
+
+
+def test_a_fork_is_a_branch(session: Session) -> None:
+    first = session.last_answer()
+    at = 4
+    step = AnswerSteps(session, first).step(at)
+    token = int(step.ids[1 if step.sampled == 0 else 0])
+    stream = session.fork(at, token)
+    text = "".join(part.text for part in stream)
+    answer = session.last_answer()
+    assert answer.parent == first.parent
+    assert [one.id for one in session.alternatives()] == [first.id, answer.id]
+    assert answer.content == text
+    tokens = session.answer_tokens(first)
+    assert answer.outcome
+    assert first.outcome
+    assert answer.outcome.tokens[: at + 1] == [*tokens[:at], token]
+    assert answer.outcome.k[: at + 1] == first.outcome.k[: at + 1]
+    assert len(answer.outcome.tokens) == at + 1 + 16
+    assert text == "".join(session.model.token_texts(answer.outcome.tokens))
+    again = AnswerSteps(session, answer)
+    assert [again.step(i).k for i in range(at, at + 4)] == answer.outcome.k[at : at + 4]
+
+
+def test_a_fork_that_fails_changes_nothing(session: Session) -> None:
+    before = session.last_answer().id
+    session.set_system("word " * 3000, "here")
+    with pytest.raises(ContextOverflowError):
+        session.fork(2, 5)
+    assert session.last_answer().id == before
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (100, 30), (MIN_COLUMNS, MIN_ROWS), (200, 60)])
+def test_lines_fit_the_window(walk: Walk, columns: int, rows: int) -> None:
+    for at in (0, walk.steps.forks[0], 15):
+        walk.go(at)
+        walk.compute()
+        assert walk.step
+        shown = lines(walk, columns, rows)
+        assert len(shown) == rows
+        assert max(line.cell_len for line in shown) <= columns
+        text = "\n".join(line.plain for line in shown)
+        assert f"token {at + 1} of 16" in text
+        for name, kept in walk.step.cuts.items():
+            assert re.search(rf" {name} +{kept:,}$", text, re.M)
+        assert text.count("▸") == text.count("◀") == 1
+        assert "q" in shown[-1].plain
+    assert str(MIN_COLUMNS) in lines(walk, MIN_COLUMNS - 1, rows)[0].plain
+
+
+@pytest.mark.parametrize("columns", [36, 60, 80, 100])
+def test_a_printed_step_fits(walk: Walk, columns: int) -> None:
+    """The rank, the token and its probability are always there, and every sampler with its number."""
+    assert walk.step
+    shown = [line.plain.rstrip() for line in step_lines(walk.steps, walk.step, columns, 14)]
+    assert max(map(len, shown)) <= columns
+    assert sum("◀" in line for line in shown) == 1
+    assert sum("%" in line for line in shown) == 12
+    assert ("logit" in shown[0]) == (columns >= 60)
+    for name, kept in walk.step.cuts.items():
+        assert any(re.search(rf"{name} +{kept:,}$", line) for line in shown)
+
+
+def test_a_step_is_printed(typist: Callable[..., Typist]) -> None:
+    """Where there is no full screen, and for a number or a word of the answer."""
+    typed = typist("--temp", "5", "--seed", "1")
+    typed.say("Name three animals.")
+    steps = AnswerSteps(typed.chat.session, typed.chat.session.last_answer())
+    shown = typed.say("/explain")
+    at = steps.k.index(max(steps.k))
+    assert f"token {at + 1} of 8: {steps.texts[at]!r}" in shown
+    assert re.search(r"^min-k +\d+$|  min-k +\d+$", shown, re.M)
+    assert "min-k:tau=3" in shown
+    assert "token 8 of 8" in typed.say("/explain -1")
+    word = "".join(steps.texts[4:]).split()[0]
+    assert f"{steps.texts[5]!r}"[1:-1].strip() in typed.say(f"/explain {word}")
+    assert "'xyzzy'" in typed.say("/explain xyzzy")
+    assert "8 tokens" in typed.say("/explain 99")
+
+
+@pytest.mark.slow
+@pytest.mark.terminal
+@pytest.mark.posix
+def test_in_a_terminal(opened: Callable[..., Any]) -> None:
+    terminal = opened("--temp", "5", "--seed", "3", "-n", "16", rows=24, columns=80)
+    terminal.say("Tell me a story about a dog.")
+
+    def shows(pattern: str) -> None:
+        terminal.until(lambda: re.search(pattern, terminal.screen))
+
+    terminal.send("/explain\r")
+    shows(r"token \d+ of 16(.|\n)*◀")
+    terminal.send("\x1b[H")
+    shows(r"token 1 of 16")
+    terminal.send("\x1b[C")
+    shows(r"token 2 of 16(.|\n)*◀")
+    terminal.send("\x1b[A")
+    shows(r"T = 7 \(sampled at 5\)(.|\n)*keeps")
+    terminal.send("\r")
+    shows("Tab")
+    terminal.send("\x1b[Z\r" if "▸ 2" in terminal.screen else "2\r")
+    shows(r"answer 2 to this message(.|\n)*\n>$")
+    terminal.settle()
+    assert terminal.say("/pick").count("\n") >= 2
+    assert re.search(r"token 1 of \d+", terminal.say("/explain 1"))
+    terminal.send("/explain\r")
+    shows(r"q leave\s*$")  # the last line: what /explain 1 has printed is still on the screen
+    terminal.send("q")
+    shows(r"\n>$")
+    terminal.resize(24, 36)
+    terminal.settle()
+    terminal.send("/explain\r")
+    shows(rf"needs {MIN_COLUMNS}(.|\n)*\n>$")
+    assert terminal.leave() == 0

@@ -3,18 +3,14 @@
 import ast
 import io
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-import pyte
 import pytest
 from rich.panel import Panel
 from rich.text import Text
 
 import mink_local.chat
-from mink_local.chat.progress import show_prefill
-from mink_local.chat.screen import Screen, of_sure_width, one_line
+from mink_local.chat.terminal.screen import Screen, of_sure_width, one_line
 from mink_local.cli import printable
 
 EVIL = "a\x1b[31mb\x07\x9b\u202ec\td"
@@ -58,7 +54,6 @@ def test_nothing_reaches_the_terminal_unseen(monkeypatch: pytest.MonkeyPatch, pl
     screen.write(EVIL)
     screen.note(EVIL)
     screen.progress(EVIL)
-    screen.queue(EVIL)
     shown = out.shown + err.shown
     assert [code for code in ("\x1b[31m", "\x07", "\x9b", "\u202e") if code in shown] == []
     assert out.shown.count("␛[31mb") > 4
@@ -68,7 +63,7 @@ def test_nothing_reaches_the_terminal_unseen(monkeypatch: pytest.MonkeyPatch, pl
 def test_only_the_screen_writes() -> None:
     """No other module of the chat prints, or writes to a stream."""
     folder = Path(mink_local.chat.__file__).parent
-    for path in folder.glob("*.py"):
+    for path in folder.rglob("*.py"):
         if path.name == "screen.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -88,28 +83,6 @@ def test_a_terminal_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     screen.show("◀ 日")
     assert err.shown == "8 tokens - _-# ~\n\r??"
     assert out.shown == "< ?\n"
-
-
-def test_what_is_typed_ahead_is_below_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in the last row of the window."""
-    out = FakeTerminal()
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setenv("COLUMNS", "30")
-    screen = Screen()
-
-    def rows() -> list[str]:
-        window = pyte.Screen(30, 3)
-        pyte.Stream(window).feed(out.shown.replace("\n", "\r\n"))
-        return [line.rstrip() for line in window.display]
-
-    screen.show("one\ntwo")
-    screen.write("three")
-    screen.queue("and then")
-    screen.queue("and then?")
-    assert rows() == ["two", "three", "(queued: and then?)"]
-    screen.queue()
-    screen.write(" four")
-    assert rows() == ["two", "three four", ""]
 
 
 def test_progress_overwrites_itself_and_clears(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,37 +108,6 @@ def test_notes_are_wrapped_and_stripped(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("COLUMNS", "20")
     Screen(plain=True).note("a note that is longer \x1b]0;title\x07 than the window")
     assert stream.shown.splitlines() == ["a note that is", "longer ␛]0;title␇", "than the window"]
-
-
-class SlowReply:
-    """A reply that waits until half of its prompt was asked for."""
-
-    def __init__(self) -> None:
-        self._asked = 0
-        self._half = threading.Event()
-
-    @property
-    def unread_tokens(self) -> int:
-        self._asked += 1
-        if self._asked > 1:
-            self._half.set()
-        return 100 if self._asked == 1 else 50
-
-    def __iter__(self) -> Iterator[str]:
-        self._half.wait(10)
-        yield "x"
-
-    def interrupt(self) -> None: ...
-
-
-def test_the_progress_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = FakeTerminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("mink_local.interrupts._PATIENCE", 0.01)
-    show_prefill(Screen(), SlowReply())  # type: ignore[arg-type]
-    assert "\rprompt: 50 of 100 tokens" in stream.shown
-    assert stream.shown.endswith("\r")
 
 
 def test_characters_that_may_be_wider_than_they_say() -> None:

@@ -1,16 +1,18 @@
 """A conversation and its branches, with a real model and without a terminal."""
 
+import contextlib
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mink_local import load_model
-from mink_local.chat.answer_stream import AnswerStream
-from mink_local.chat.background import ConversationEvaluation
-from mink_local.chat.session import Session, drop_oldest_turns
-from mink_local.chat.store import ConversationStore, StoredMessage
-from mink_local.errors import ContextOverflowError, GenerationError
+from mink_local.chat.conversation.answer_steps import AnswerSteps
+from mink_local.chat.conversation.answer_stream import AnswerStream
+from mink_local.chat.conversation.session import ConversationChangedError, Session, drop_oldest_turns
+from mink_local.chat.conversation.store import ConversationStore, StoredMessage
+from mink_local.errors import ContextOverflowError, GenerationError, MinkError
 from mink_local.generation.model import Model
 from tests.chat.conftest import new_session
 
@@ -35,7 +37,7 @@ def test_a_conversation_is_kept(smollm2: Model) -> None:
     second = "".join(piece.text for piece in answer)
     assert said(chat) == ["Hello", first, "And now?", second]
     messages = chat.prompt(chat.branch[:-1])
-    assert answer.draft.dropped == 0
+    assert answer.pending.dropped == 0
     assert messages[0] == {"role": "system", "content": "Be brief."}
     assert answer.outcome
     assert answer.outcome.prompt_tokens == smollm2.count_tokens(messages)
@@ -66,7 +68,7 @@ def test_branches(smollm2: Model) -> None:
     chat.redo()
     chat.redo()
     assert said(chat) == ["Hello", one, "Tell me a joke.", edited]
-    with pytest.raises(ValueError, match="nothing to bring back"):
+    with pytest.raises(ValueError, match="nothing"):
         chat.redo()
     assert chat.conversation is not None
     kept = [message.content for message in chat.store.messages(chat.conversation)]
@@ -140,34 +142,11 @@ def test_another_process_goes_on(smollm2: Model) -> None:
     assert said(third) == said(chat)
 
 
-def test_the_next_answer_is_read_for(smollm2: Model) -> None:
-    """What `prefill` has evaluated need not be evaluated again."""
-    chat = session(smollm2)
-    ask(chat, "Tell me a story about a dog.")
-    list(smollm2.chat([{"role": "user", "content": "Something else"}], max_tokens=1))
-    with ConversationEvaluation(chat) as evaluation:
-        evaluation.join()
-    answer = chat.ask("And now?")
-    list(answer)
-    assert answer.reply.evaluated_tokens < 20 < answer.reply.prompt_tokens
-
-
-@pytest.mark.slow
-def test_an_evaluation_can_be_stopped_at_any_time(smollm2: Model) -> None:
-    chat = session(smollm2, "--system", "one two three four five six " * 100, "-n", "3")
-    for _ in range(2):
-        with ConversationEvaluation(chat):
-            pass
-        answer = chat.ask("Hello")
-        list(answer)
-        assert answer.reply.finish_reason in ("stop", "length")
-
-
 def test_answers_of_another_model_are_read_as_text(smollm2: Model) -> None:
     chat = session(smollm2)
     text = ask(chat, "Hello")
     other = StoredMessage(**{**vars(chat.last_answer()), "how": None})
-    assert "".join(smollm2.texts(chat.answer_tokens(other))) == text
+    assert "".join(smollm2.token_texts(chat.answer_tokens(other))) == text
 
 
 def turns(n: int) -> list[dict[str, str]]:
@@ -199,10 +178,62 @@ def test_many_turns_in_a_small_context(tiny: Callable[..., Path]) -> None:
     for i in range(20):
         answer = chat.ask(f"Tell me of the number {i}.")
         list(answer)
-        drops += answer.draft.dropped
-        if not answer.draft.dropped:
+        drops += answer.pending.dropped
+        if not answer.pending.dropped:
             evaluated = max(evaluated, answer.reply.evaluated_tokens) if i else 0
         assert answer.reply.prompt_tokens + answer.reply.n_tokens <= 256
     assert len(chat.branch) == 40
     assert 10 < drops < 20
     assert evaluated < 60
+
+
+def test_a_file_of_version_0_1_is_read(smollm2: Model, tmp_path: Path) -> None:
+    """Written by 0.1: answers that were continued, forked, and cut off while they were continued."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "c.db")) as db:
+        db.executescript((Path(__file__).parent / "data" / "conversations.sql").read_text(encoding="utf-8"))
+    store = ConversationStore(tmp_path / "c.db")
+    chat = session(smollm2, store=store)
+    assert chat.load(store.find("fruit")) is None
+    assert chat.settings["system"] == "Be brief."
+    before = said(chat)
+    assert before[0] == "Name a fruit."
+    assert before[1].endswith("iconic and more")  # the answer, and a piece of its continuation
+    continued, other, cut_off = chat.alternatives()
+    assert [part.first_token for part in continued.parts] == [0, 6]
+    assert AnswerSteps(chat, continued).step(7).k == 1
+    assert other.outcome
+    assert (other.outcome.k[:2], other.outcome.finish_reason) == ([2, 3], "length")
+    assert cut_off.outcome is None
+    list(chat.extend())
+    assert said(chat)[-1].startswith(before[1])
+    assert store.latest().id == 1
+
+
+def test_continuing_overwrites_nothing(smollm2: Model) -> None:
+    """Two windows may continue the same answer: both get an answer of their own."""
+    store = ConversationStore()
+    one, two = session(smollm2, "-n", "3", store=store), session(smollm2, "-n", "3", store=store)
+    ask(one, "Tell me a story.")
+    two.load(store.latest())
+    cut = said(one)[-1]
+    list(one.extend())
+    with pytest.raises(ConversationChangedError):
+        two.extend()
+    list(two.extend())
+    texts = [answer.content for answer in two.alternatives()]
+    assert texts[0] == cut
+    assert texts[1] == texts[2] == said(two)[-1] == said(one)[-1] != cut
+
+
+def test_a_conversation_that_is_deleted_while_an_answer_comes(smollm2: Model) -> None:
+    chat = session(smollm2)
+    parts = chat.ask("Tell me a story.").parts()
+    next(parts)
+    assert chat.conversation
+    chat.store.delete(chat.conversation)
+    with pytest.raises(MinkError):
+        list(parts)
+    with pytest.raises(MinkError):
+        chat.ask("And now?")
+    chat.clear()
+    assert ask(chat, "Hello")

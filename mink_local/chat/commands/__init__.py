@@ -1,0 +1,1 @@
+"""The commands of the chat, which begin with a slash."""

@@ -1,0 +1,144 @@
+"""The commands for messages and answers: the tree of answers, files, the clipboard, reasoning."""
+
+import os
+from functools import partial
+from pathlib import Path
+
+from mink_local.chat.chat import Attachment, Chat
+from mink_local.chat.commands import completion
+from mink_local.chat.commands.completion import Completions
+from mink_local.chat.commands.registry import command
+from mink_local.chat.commands.settings import change_setting
+from mink_local.chat.settings.options import BY_KEY, file_text
+from mink_local.chat.terminal.screen import counted, one_line
+from mink_local.cli import WholeNumber
+from mink_local.files import user_path
+
+_command = partial(command, group="Answers")
+
+
+@_command("regen [T] [SEED]", "Answer again", completion.temperature_and_seed)
+def regen(chat: Chat, argument: str) -> None:
+    """Answer the last message again, with temperature T and SEED if they are given: /regen 5, /regen 5 42.
+
+    All answers are kept: /pick lists them and goes back to another. With a seed in the settings, every
+    further answer takes the next seed.
+    """
+    words = argument.split()
+    if len(words) > 2:
+        raise ValueError("usage: /regen [T] [SEED]")
+    temperature = BY_KEY["temp"].type(words[0]) if words else None
+    seed = BY_KEY["seed"].type(words[1]) if len(words) > 1 else None
+    chat.show(chat.session.regenerate(temperature, seed))
+    chat.note_alternatives()
+
+
+@_command("pick [N]", "Take another answer", completion.answers)
+def pick(chat: Chat, argument: str) -> None:
+    """Go on from the Nth answer to the last message. Without N: list the answers, the present one with *."""
+    answers = chat.session.alternatives()
+    if not argument:
+        current = chat.session.last_answer().id
+        for number, answer in enumerate(answers, start=1):
+            mark = "*" if answer.id == current else " "
+            chat.screen.show(f"{mark}{number:>2}  {one_line(answer.content, chat.screen.width - 5)}")
+        return
+    number = WholeNumber()(argument)
+    if not 1 <= number <= len(answers):
+        raise ValueError(f"the last message has {counted(len(answers), 'answer')}: /pick lists them")
+    chat.session.choose(answers[number - 1])
+    chat.screen.text(answers[number - 1].content)
+
+
+@_command("undo", "Take back the last message")
+def undo(chat: Chat, _: str) -> None:
+    """Take back the last message and its answer. /redo brings both back until you send another message."""
+    message = chat.session.undo()
+    chat.note(f"(taken back: {one_line(message.content, chat.screen.width - 30)}; /redo brings it back)")
+
+
+@_command("redo", "Bring it back")
+def redo(chat: Chat, _: str) -> None:
+    """Bring back the message and the answer that the last /undo took."""
+    chat.session.redo()
+    message, answer = chat.session.branch[-2:]
+    chat.note(f"> {one_line(message.content, chat.screen.width - 2)}")
+    chat.screen.text(answer.content)
+
+
+@_command("edit", "Change the last message")
+def edit(chat: Chat, _: str) -> None:
+    """Put the last message into the input line; when you send it, it replaces the one before.
+
+    Ctrl-X Ctrl-E opens $EDITOR. The message before is kept with its answers.
+    """
+    chat.session.last_answer()
+    chat.prefill, chat.replaces = chat.session.branch[-2].content, True
+    editor = ", Ctrl-X Ctrl-E opens an editor" if chat.screen.has_line_input else ""
+    chat.note(f"(Enter sends the changed message{editor}, Ctrl-C leaves it as it was)")
+
+
+@_command("continue", "Complete a cut answer")
+def continue_(chat: Chat, _: str) -> None:
+    """Continue the last answer if it was cut short by Ctrl-C, by max-tokens or by the end of the program."""
+    chat.show(chat.session.extend())
+
+
+@partial(command, group="Chats")("file [PATH]", "Attach a text file", completion.files)
+def file(chat: Chat, argument: str) -> None:
+    """Attach a text file to the next message; the path may be in quotes.
+
+    Without PATH: list the attached files. /file - removes them.
+    """
+    if argument == "-":
+        chat.attached.clear()
+    elif argument:
+        chat.attached.append(_attachment(chat, user_path(unquoted(argument))))
+    files = ", ".join(f"{one.name} ({counted(one.tokens, 'token')})" for one in chat.attached)
+    chat.note(f"(with your next message: {files}; /file - removes)" if files else "(no file is attached)")
+
+
+def unquoted(path: str) -> str:
+    """Return a path without the quotes around it; backslashes stay, which paths of Windows have."""
+    return path[1:-1] if len(path) > 2 and path[0] in "\"'" and path[0] == path[-1] else path
+
+
+def _attachment(chat: Chat, path: Path) -> Attachment:
+    """Return a text file for the next message. Raises ValueError if the context cannot hold it."""
+    text = file_text(os.path.abspath(path))
+    tokens, n_ctx = len(chat.session.model.tokenize(text)), chat.session.model.n_ctx
+    if tokens >= n_ctx:
+        raise ValueError(f"{path} has {tokens} tokens, and the context holds {n_ctx}: use a shorter file")
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return Attachment(path.name, tokens, f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}")
+
+
+@_command("copy", "Copy the last answer")
+def copy(chat: Chat, _: str) -> None:
+    """Copy the last answer to the clipboard, also over ssh, if the terminal supports OSC 52."""
+    text = chat.session.last_answer().content
+    chat.screen.copy(text)
+    chat.note(f"(copied {counted(len(text), 'character')}, if your terminal supports OSC 52)")
+
+
+def _complete_think(_: Chat, text: str) -> Completions:
+    return completion.starting_with(text, ("on", "off", "default", "show", "line"))
+
+
+@_command("think [on|off|show|line]", "Show or switch reasoning", _complete_think)
+def think(chat: Chat, argument: str) -> None:
+    """Show the reasoning of the last answer. on, off: have the model reason before it answers, or not.
+
+    show, line: show the reasoning of the next answers, or one line that says how long it is.
+    """
+    if argument in ("show", "line"):
+        change_setting(chat, "thoughts", argument)
+    elif argument:
+        change_setting(chat, "think", argument)
+        model = chat.session.model
+        if not model.has_thinking_switch:
+            chat.note(f"(the chat template of {model.name} has no switch for reasoning: nothing changes)")
+    else:
+        chat.screen.text(chat.session.last_answer().thinking or "(there is no reasoning)")

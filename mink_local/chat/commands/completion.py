@@ -1,0 +1,84 @@
+"""Tab completion of command arguments."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prompt_toolkit.completion import Completion
+
+from mink_local.chat.chat import Chat
+from mink_local.chat.conversation.answer_steps import AnswerSteps
+from mink_local.chat.settings.options import BY_KEY
+from mink_local.chat.terminal.screen import one_line
+from mink_local.files import user_path
+
+Completions = Iterator[Completion]
+ArgumentCompleter = Callable[[Chat, str], Completions]
+
+
+def starting_with(text: str, names: Iterable[str] | Mapping[str, str]) -> Completions:
+    """Yield the names that begin with a text; a mapping says what each means."""
+    about = names if isinstance(names, Mapping) else {}
+    for name in names:
+        if name.startswith(text):
+            yield Completion(name, -len(text), display_meta=about.get(name) or None)
+
+
+def files(_: Chat, text: str) -> Completions:
+    """Complete a path."""
+    folder, slash, start = text.rpartition("/")
+    with contextlib.suppress(OSError):
+        for path in sorted(user_path(folder + slash).iterdir()):
+            if path.name.startswith(start) and (start or not path.name.startswith(".")):
+                yield Completion(path.name + ("/" if path.is_dir() else ""), -len(start))
+
+
+def conversations(chat: Chat, text: str) -> Completions:
+    """Complete the name of a conversation, or its number if it has none."""
+    found = chat.session.store.conversations()
+    return starting_with(
+        text, {one.name or str(one.id): one_line(one.title, 50) for one in found if one.name or one.turns}
+    )
+
+
+def settings(chat: Chat, text: str) -> Completions:
+    """Complete a setting, then its value."""
+    key, blank, value = text.partition(" ")
+    if not blank:
+        yield from starting_with(text, {f"{key} ": setting.about for key, setting in BY_KEY.items()})
+    elif key in BY_KEY:
+        yield from values(chat, key, value)
+
+
+def values(chat: Chat, key: str, text: str) -> Completions:
+    """Complete a value of a setting as a shell does."""
+    names = ["on", "off"] if BY_KEY[key].is_flag else []
+    for item in BY_KEY[key].shell_complete(chat.session.settings.context, text):
+        if item.type == "file":
+            return files(chat, text)
+        names.append(item.value)
+    return starting_with(text, {**dict.fromkeys(names, ""), "default": "reset it"})
+
+
+def temperature_and_seed(chat: Chat, text: str) -> Completions:
+    """Complete a temperature, then the seed of an answer to the last message."""
+    temperature, blank, seed = text.partition(" ")
+    if not blank:
+        yield from starting_with(
+            temperature, {"0": "the most probable tokens", "1": "", "2": "", "5": "", "10": ""}
+        )
+        return
+    answers = enumerate(chat.session.alternatives(), start=1)
+    yield from starting_with(seed, {str(one.how.seed): f"of answer {n}" for n, one in answers if one.how})
+
+
+def answers(chat: Chat, text: str) -> Completions:
+    """Complete the number of an answer to the last message."""
+    found = enumerate(chat.session.alternatives(), start=1)
+    return starting_with(text, {str(number): one_line(answer.content, 50) for number, answer in found})
+
+
+def tokens(chat: Chat, text: str) -> Completions:
+    """Complete the number of a token of the last answer that had more than one candidate."""
+    steps = AnswerSteps(chat.session, chat.session.last_answer())
+    forks = enumerate(zip(steps.texts, steps.k, strict=True), start=1)
+    return starting_with(text, {str(at): f"{one!r}, {k} candidates" for at, (one, k) in forks if k > 1})

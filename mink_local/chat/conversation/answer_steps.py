@@ -1,0 +1,117 @@
+"""The steps of a stored answer, recomputed with the settings it was sampled with."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mink_local.chat.conversation.session import Session, as_messages, prompt_digest
+from mink_local.chat.conversation.store import SamplingInfo, StoredMessage
+from mink_local.generation.sampling_step import ConstrainedRows, SamplingStep, sampling_step
+from mink_local.generation.text_stream import token_name
+from mink_local.llama.constraints import Constraints
+from mink_local.samplers import parse
+
+
+class AnswerSteps:
+    """The steps of an answer: of its model, prompt, sampler and constraints, not of today's settings.
+
+    Attributes:
+        tokens: Token ids of the answer, without the one that ended it.
+        texts: The text of each token, bytes that are part of a character as `<0xE7>`.
+        k: How many candidates each token had when it was sampled, 0 if unknown.
+        forks: The indices of the tokens that had several candidates.
+
+    Raises:
+        ValueError: The answer is empty, or another model wrote it.
+    """
+
+    def __init__(self, session: Session, answer: StoredMessage) -> None:
+        self.answer = answer
+        self.model = session.model
+        self._branch = session.store.branch(answer.parent)  # now: the store belongs to one thread
+        self._require_model(answer.parts[-1], "this answer")
+        self.tokens = session.answer_tokens(answer)
+        if not self.tokens:
+            raise ValueError("the answer is empty")
+        outcome = answer.outcome
+        known = outcome.k if outcome and self.tokens is outcome.tokens else []
+        self.k = [*known, *[0] * len(self.tokens)][: len(self.tokens)]
+        self.texts = [self.text(token) for token in self.tokens]
+        self.forks = [at for at, k in enumerate(self.k) if k > 1]
+        self._prompts: dict[int, tuple[list[int], ConstrainedRows | None]] = {}
+
+    def text(self, token: int) -> str:
+        """Return the text of any token of the vocabulary, as in `texts`."""
+        return token_name(self.model.weights, token)
+
+    def sampling_info(self, at: int) -> SamplingInfo:
+        """Return how a token was sampled: the parts of a continued answer may differ."""
+        return [part for part in self.answer.parts if part.first_token <= at][-1]
+
+    def step(self, at: int) -> SamplingStep:
+        """Return a step, evaluating the tokens before it.
+
+        Raises:
+            ValueError: The step cannot be recomputed; the message says why.
+            GenerationError: The model is in use by another thread, or was interrupted.
+        """
+        part = self.sampling_info(at)
+        prompt, constrained = self._prompt(part)
+        if len(prompt) + at > self.model.n_ctx:
+            raise ValueError(f"the answer needs a context of more than {self.model.n_ctx} tokens: /set ctx N")
+        token, logits = self.tokens[at], self.model.logits(prompt, self.tokens[:at])
+        if constrained:
+            logits = constrained.row(logits, at - part.first_token)
+        if not np.isfinite(logits[token]):
+            raise ValueError(f"token {at + 1} cannot be sampled with the stored settings")
+        return sampling_step(
+            logits, token, part.temperature, sampler=parse(part.sampler), k=self.k[at] or None
+        )
+
+    def remarks(self, at: int, step: SamplingStep) -> list[str]:
+        """Return what there is to say of a step: first where it differs from when it was sampled."""
+        part, k, outcome = self.sampling_info(at), self.k[at], self.answer.outcome
+        remarks = []
+        if outcome and at in outcome.chosen:
+            remarks.append("You chose this token, not the sampler.")
+        if k == 0:
+            remarks.append("The program ended during this answer: its tokens are read back from the text.")
+        elif k != step.k and step.temperature == (part.temperature or 1):
+            remarks.append(f"The sampler kept {k:,} when the token was sampled, and {step.k:,} now.")
+        if part.constraints:
+            remarks.append("Logits are after bias, penalties and grammar.")
+        remarks.append(f"{step.sampler} keeps {step.k:,} of {len(step.ids):,} tokens.")
+        remarks.append(f"Surprise {step.surprise:.1f} bits, entropy {step.entropy:.1f} bits.")
+        return remarks
+
+    def _prompt(self, part: SamplingInfo) -> tuple[list[int], ConstrainedRows | None]:
+        """Return the prompt of a part of the answer, and its rows under constraints if it has any."""
+        if part.first_token not in self._prompts:
+            self._require_model(part, "this part of the answer")
+            messages = as_messages(part.system, self._branch[part.first_message :])
+            prompt = self.model.prompt_tokens(messages, part.thinking)
+            if prompt_digest(prompt) != part.prompt:
+                raise ValueError(
+                    "the prompt of this answer cannot be rebuilt: the chat template has changed, or contains "
+                    "the date; /regen answers again"
+                )
+            rows = None
+            if part.constraints:
+                before = [*prompt, *self.tokens[: part.first_token]]
+                constraints = _constraints(part.constraints)
+                rows = ConstrainedRows(
+                    constraints, self.model.weights, before, self.tokens[part.first_token :]
+                )
+            self._prompts[part.first_token] = prompt, rows
+        return self._prompts[part.first_token]
+
+    def _require_model(self, part: SamplingInfo, what: str) -> None:
+        if part.model != self.model.name:
+            raise ValueError(f"{part.model} wrote {what}, not {self.model.name}: /model loads it")
+
+
+def _constraints(stored: Mapping[str, Any]) -> Constraints:
+    """Return constraints from what `SamplingInfo` stores: JSON keys are strings, also token ids."""
+    bias = {int(token): value for token, value in stored.get("logit_bias", {}).items()}
+    return Constraints(**{**stored, "logit_bias": bias})

@@ -1,0 +1,71 @@
+"""Export of a conversation: Markdown for people, JSON for programs."""
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage
+from mink_local.cli import UNPRINTABLE, printable
+from mink_local.errors import MinkError
+from mink_local.files import write_atomic
+
+FORMATS = (".md", ".json")
+_ESCAPES = {code: f"\\u{code:04x}" for code in UNPRINTABLE}
+
+
+def export(store: ConversationStore, conversation: Conversation, path: Path) -> None:
+    """Write a conversation to a file whose ending names the format. Raises MinkError."""
+    if path.suffix not in FORMATS:
+        raise MinkError(f"{path} ends in neither .md nor .json")
+    as_text = as_markdown if path.suffix == ".md" else as_json
+    try:
+        write_atomic(path, as_text(store, conversation))
+    except OSError as error:
+        raise MinkError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def as_markdown(store: ConversationStore, conversation: Conversation) -> str:
+    """Return the current branch as Markdown, with the reasoning folded."""
+    parts = [f"# {conversation.name or f'Conversation {conversation.id}'}"]
+    if conversation.system:
+        parts.append(f"**System**\n\n{conversation.system}")
+    for message in store.branch(conversation.head):
+        if message.role == "user":
+            parts.append(f"## User\n\n{message.content}")
+            continue
+        how = message.how
+        parts.append(f"## {how.model if how else 'Assistant'}")
+        if message.thinking:
+            parts.append(f"<details><summary>Reasoning</summary>\n\n{message.thinking}\n\n</details>")
+        parts.append(message.content)
+        if how:
+            parts.append(f"*{how.sampler}, temperature {how.temperature:g}, seed {how.seed}*")
+    return printable("\n\n".join(parts)) + "\n"
+
+
+def as_json(store: ConversationStore, conversation: Conversation) -> str:
+    """Return the current branch as `messages`, and all other messages as `other_branches`."""
+    branch = store.branch(conversation.head)
+    current = {message.id for message in branch}
+    others = [message for message in store.messages(conversation.id) if message.id not in current]
+    whole = {
+        "name": conversation.name,
+        "id": conversation.id,
+        "model": conversation.model,
+        "system": conversation.system,
+        "messages": [_fields(message) for message in branch],
+        "other_branches": [_fields(message) for message in others],
+    }
+    return dumps(whole, indent=1) + "\n"
+
+
+def dumps(value: Any, indent: int | None = None) -> str:
+    """Return a value as JSON in which characters that a terminal obeys are escaped."""
+    return json.dumps(value, ensure_ascii=False, indent=indent).translate(_ESCAPES)
+
+
+def _fields(message: StoredMessage) -> dict[str, Any]:
+    created = datetime.fromtimestamp(message.created).astimezone().isoformat(timespec="seconds")
+    return {**asdict(message), "created": created}

@@ -1,0 +1,1 @@
+"""The settings of `mink-chat`: options, and their values in a chat."""

@@ -1,0 +1,282 @@
+"""The settings of `mink-chat`: options that are also environment variables and keys of a TOML file.
+
+Click keeps the precedence: command line, environment, file, default.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+from platformdirs import user_config_path
+
+from mink_local.cli import FiniteFloat, Number
+from mink_local.models.options import (
+    SamplerOption,
+    ctx_option,
+    gpu_layers_option,
+    kv_type_option,
+    max_tokens_option,
+    model_option,
+    rpc_option,
+    sampler_option,
+    seed_option,
+    temp_option,
+    threads_option,
+)
+
+COMMAND_LINE, DEFAULT = "command line", "default"  # two of the sources of values
+MIN_K = ("tau", "floor")  # the settings that are options of Min-k
+CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints` are made from
+
+
+class Setting(SamplerOption):
+    """An option that is also the variable MINK_NAME and a key of the TOML file.
+
+    Args:
+        group: Its title in the help.
+        fixed: /set cannot change it.
+        reloads: A change loads the model again.
+    """
+
+    def __init__(
+        self, *names: str, group: str, fixed: bool = False, reloads: bool = False, **attributes: Any
+    ) -> None:
+        super().__init__(names, **attributes)
+        self.group, self.fixed, self.reloads = group, fixed, reloads
+        self.envvar = f"MINK_{self.name.upper()}"
+        self.key = self.name.replace("_", "-")
+
+    @property
+    def unset(self) -> str:
+        """What holds if it is not set."""
+        return self.show_default if isinstance(self.show_default, str) else "none"
+
+    @property
+    def about(self) -> str:
+        """The first sentence of the help."""
+        return (self.help or "").partition(". ")[0].removesuffix(".") + "."
+
+    def source(self, ctx: click.Context) -> str:
+        """Return where the value comes from: a variable, the path of a file, or in words."""
+        sources = {
+            ParameterSource.COMMANDLINE: COMMAND_LINE,
+            ParameterSource.ENVIRONMENT: str(self.envvar),
+            ParameterSource.DEFAULT_MAP: str(ctx.meta.get("config")),
+        }
+        return sources.get(ctx.get_parameter_source(self.name) or ParameterSource.DEFAULT, DEFAULT)
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Convert a value; name the words of the chat if a switch gets another."""
+        try:
+            return super().type_cast_value(ctx, value)
+        except click.BadParameter:
+            if not self.is_flag:
+                raise
+            raise click.BadParameter(f"{value!r} is neither on nor off.", ctx, self) from None
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        """Parse the value; name the variable or the file that a bad one comes from."""
+        try:
+            return super().handle_parse_result(ctx, opts, args)
+        except click.BadParameter as error:
+            if (source := self.source(ctx)) == COMMAND_LINE:
+                raise
+            raise click.BadParameter(f"{error.message} (in {source})", ctx, self) from None
+
+
+def command_line_text(text: str) -> str:
+    """Return a command line argument, with U+FFFD for bytes that are not UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+class FileText(str):
+    """The text of a file, and its `path`."""
+
+    path: str
+
+
+def file_text(path: str) -> FileText:
+    """Return the text of a UTF-8 file; - is standard input."""
+    try:
+        with click.open_file(path, encoding="utf-8") as stream:
+            text = FileText(stream.read())
+    except UnicodeDecodeError:
+        raise click.BadParameter(f"{path!r} is not UTF-8 text.") from None
+    except OSError as error:
+        raise click.BadParameter(f"{path!r}: {error.strerror}.") from None
+    text.path = path
+    return text
+
+
+def _token_bias(text: str) -> tuple[int, float]:
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not TOKEN=BIAS, such as 198=-inf.") from None
+
+
+def _complete_file(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
+
+
+_sampling = partial(Setting, group="Sampling")
+_constraint = partial(Setting, group=CONSTRAINTS)
+_model = partial(Setting, group="Model", reloads=True)
+_screen = partial(Setting, group="Screen and store")
+
+SETTINGS: tuple[Setting, ...] = (
+    temp_option.build(_sampling),
+    # Not parsed by default: that would import Numba before the model is loaded.
+    sampler_option.build(_sampling, default=None, show_default="min-k"),
+    _sampling(
+        "--tau",
+        type=FiniteFloat(min=0),
+        metavar="TAU",
+        show_default="3",
+        help="Min-k keeps at least TAU / (largest - smallest logit) candidates; 0 turns that off.",
+    ),
+    _sampling(
+        "--floor",
+        type=FiniteFloat(min=0),
+        metavar="NATS",
+        show_default="0",
+        help="Min-k also keeps the tokens whose logit is at most NATS below the largest, for more variety. "
+        "With 1 they have at least 37% of the largest probability.",
+    ),
+    seed_option.build(_sampling),
+    max_tokens_option.build(_sampling),
+    _sampling("--loop-guard/--no-loop-guard", default=True, help="Stop an answer that repeats itself."),
+    _sampling("--system", type=command_line_text, metavar="TEXT", help="System prompt."),
+    _sampling(
+        "--think/--no-think",
+        default=None,
+        show_default="the model's",
+        help="Have the model reason before it answers, or not, if its chat template has a switch for that.",
+    ),
+    _constraint(
+        "--repeat-penalty",
+        type=FiniteFloat(min=0, min_open=True),
+        metavar="X",
+        show_default="1",
+        help="Above 1: lower the logits of tokens that have occurred.",
+    ),
+    _constraint(
+        "--frequency-penalty",
+        type=Number(),
+        metavar="X",
+        show_default="0",
+        help="Subtract X from the logit of a token for each time it has occurred.",
+    ),
+    _constraint(
+        "--presence-penalty",
+        type=Number(),
+        metavar="X",
+        show_default="0",
+        help="Subtract X from the logit of each token that has occurred.",
+    ),
+    _constraint(
+        "--dry-multiplier",
+        type=Number(),
+        metavar="X",
+        show_default="0",
+        help="DRY: penalise tokens that would repeat a phrase; 0 is off.",
+    ),
+    _constraint(
+        "--logit-bias",
+        type=_token_bias,
+        multiple=True,
+        metavar="TOKEN=BIAS",
+        help="Add BIAS to the logit of a token id; -inf bans the token. May be given several times.",
+    ),
+    _constraint(
+        "--grammar",
+        type=file_text,
+        metavar="FILE",
+        shell_complete=_complete_file,
+        help="Restrict the answer to a GBNF grammar.",
+    ),
+    _constraint(
+        "--json-schema",
+        type=file_text,
+        metavar="FILE",
+        shell_complete=_complete_file,
+        help="Restrict the answer to JSON that follows this schema.",
+    ),
+    model_option.build(_model),
+    ctx_option.build(_model),
+    gpu_layers_option.build(_model),
+    _model(
+        "--sampling",
+        type=click.Choice(["auto", "host", "backend"]),
+        default="auto",
+        help="Where tokens are sampled. backend: in llama.cpp's graph, so that no logits leave the GPU; "
+        "host: on the CPU; auto: backend if the model is on a GPU and that is faster. Before its first use "
+        "the backend is compared with the host, which is used if they differ.",
+    ),
+    kv_type_option.build(_model),
+    threads_option.build(_model),
+    rpc_option.build(_model, fixed=True),
+    _screen(
+        "--plain/--rich",
+        default=False,
+        help="Plain text without colours and Markdown, and a simple input line; always if NO_COLOR is set or "
+        "the output is not a terminal.",
+    ),
+    _screen(
+        "--thoughts",
+        type=click.Choice(["show", "line"]),
+        default="show",
+        help="Show the model's reasoning, or one line that says how long it is.",
+    ),
+    _screen(
+        "--heat/--no-heat",
+        default=False,
+        help="Colour the tokens of answers by how many candidates each had; without Markdown.",
+    ),
+    _screen("--status/--no-status", default=True, help="Print figures after every answer."),
+    _screen("--store/--no-store", fixed=True, default=True, help="Keep conversations on disk."),
+)
+BY_KEY = {setting.key: setting for setting in SETTINGS}
+
+
+def config_path() -> Path:
+    """Return the TOML file that is read unless --config names another."""
+    return user_config_path("mink-local") / "config.toml"
+
+
+def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
+    """Make the table [chat] of the TOML file click's defaults; the callback of --config."""
+    file = ctx.meta["config"] = path or config_path()
+    if path or file.exists():
+        ctx.default_map = dict(_texts(file))
+    return path
+
+
+def _texts(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a file as they would be typed, so that click parses and checks them."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{path} cannot be read: {error}.") from None
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise click.UsageError(f"{path}: {name!r} must be below the line [chat].")
+    table = tables.get("chat", {})
+    for key, value in table.items():
+        setting = BY_KEY.get(key.replace("_", "-"))
+        if setting is None:
+            raise click.UsageError(f"{path}: there is no setting {key!r} in [chat].")
+        if setting.multiple and isinstance(value, list):
+            yield setting.name, [str(item) for item in value]
+        elif isinstance(value, list | dict):
+            raise click.UsageError(f"{path}: {setting.key} must be a single value.")
+        else:
+            yield setting.name, str(value)

@@ -1,0 +1,1 @@
+"""The terminal: input lines, and everything that is shown."""

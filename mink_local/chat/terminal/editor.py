@@ -1,0 +1,125 @@
+"""The input line of prompt_toolkit: history, search, completion, several lines, an editor."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from platformdirs import user_data_path
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
+from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
+from prompt_toolkit.completion import Completer
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import Condition, has_focus
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input.typeahead import get_typeahead
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+from mink_local.chat.terminal.input import MORE, PROMPT, QuietTerminal, as_typed, is_open, unquoted_block
+from mink_local.chat.terminal.screen import Screen
+from mink_local.files import private_file
+
+
+class EditedLine:
+    """An `InputLine` that one edits with the keys of Emacs.
+
+    Enter sends the message. Alt-Enter begins a new line, and so does Enter inside a block that begins with
+    three double quotes. Pasted lines are one message.
+
+    Args:
+        terminal: What has been typed while no line was read.
+        screen: Where problems are told.
+        keep: Keep the history in a file.
+    """
+
+    def __init__(self, terminal: QuietTerminal, screen: Screen, keep: bool) -> None:
+        self._terminal = terminal
+        self._screen = screen
+        self._history = _History(user_data_path("mink-local") / "history") if keep else None
+        history: History = self._history or InMemoryHistory()
+        self._session: PromptSession[str] = PromptSession(
+            message=PROMPT,
+            multiline=False,  # Enter sends in any case, and the line of a search takes the place of this one
+            prompt_continuation=MORE,
+            key_bindings=_key_bindings(),
+            history=history,
+            enable_history_search=True,
+            # Without colours a suggestion would look like something that was typed.
+            auto_suggest=None if screen.is_plain else AutoSuggestFromHistory(),
+            complete_while_typing=False,
+            reserve_space_for_menu=6,
+            enable_suspend=True,
+            enable_open_in_editor=True,
+            tempfile_suffix=".md",
+        )
+
+    def complete_with(self, completer: Completer) -> None:
+        """Have Tab complete lines."""
+        self._session.completer = completer
+
+    def read(self, default: str = "") -> str:
+        """See `InputLine`."""
+        left = "".join(press.data for press in get_typeahead(self._session.input))
+        with self._terminal.reading() as typed:
+            text = self._session.prompt(default=default + as_typed(left) + typed)
+        if self._history and self._history.problem:
+            self._screen.note(f"(the history of the input line is not kept: {self._history.problem})")
+            self._history.problem = ""
+        return unquoted_block(text)
+
+
+class _History(FileHistory):
+    """Messages of earlier chats in a file; `problem` says why it cannot be read or written, if it cannot."""
+
+    problem = ""
+    _is_lost = False
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            private_file(path)
+        except OSError as error:
+            self._lose(error)
+
+    def load_history_strings(self) -> Iterable[str]:
+        try:
+            return super().load_history_strings()
+        except OSError as error:
+            self._lose(error)
+            return []
+
+    def store_string(self, string: str) -> None:
+        if self._is_lost:
+            return
+        try:
+            super().store_string(string)
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self.problem, self._is_lost = error.strerror or str(error), True
+
+
+def _key_bindings() -> KeyBindings:
+    bindings = KeyBindings()
+
+    @bindings.add("enter", filter=has_focus(DEFAULT_BUFFER))  # and not the line of a search
+    def send(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.complete_state and buffer.complete_state.current_completion:
+            buffer.complete_state = None  # the row of the menu is taken
+        elif is_open(buffer.text):
+            buffer.newline(copy_margin=False)
+        else:
+            buffer.validate_and_handle()
+
+    @bindings.add(
+        "c-c", filter=has_focus(DEFAULT_BUFFER) & Condition(lambda: bool(get_app().current_buffer.text))
+    )
+    def drop(event: KeyPressEvent) -> None:
+        event.app.exit(result="", style="class:aborting")
+
+    @bindings.add("escape", "enter")
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    return bindings

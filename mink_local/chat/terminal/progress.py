@@ -1,0 +1,197 @@
+"""An answer while it is generated: prompt progress, the reasoning, the text or its heat, the figures."""
+
+from collections.abc import Iterable, Sequence
+from statistics import median_low
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from mink_local.chat.conversation.answer_stream import AnswerStream
+from mink_local.chat.conversation.store import Outcome
+from mink_local.chat.terminal.screen import Screen, TextWriter, counted
+from mink_local.generation.model import Reply
+
+# The least k of each level, its name and its style; the last levels do not differ by colour alone.
+_LEVELS = {
+    1: ("1", ""),
+    2: ("2–3", "on dark_green"),
+    4: ("4–10", "on dark_goldenrod"),
+    11: ("11–50", "underline on dark_orange3"),
+    51: ("51+", "bold underline on red3"),
+}
+
+
+class _PromptProgress:
+    """Shows how much of a prompt has been evaluated, whenever it is called."""
+
+    def __init__(self, screen: Screen, reply: Reply) -> None:
+        self._screen, self._reply = screen, reply
+        self._total = 0
+
+    def __call__(self) -> None:
+        unread = self._reply.unread_tokens
+        self._total = max(self._total, unread)
+        if unread:
+            self._screen.progress(f"prompt: {self._total - unread} of {counted(self._total, 'token')}")
+
+
+def show_answer(screen: Screen, answer: AnswerStream, heat: bool = False) -> None:
+    """Show an answer while it is generated; with `heat`, its tokens coloured by their candidates."""
+    text: TextWriter = screen.writer()
+    on_token = None
+    if heat and screen.is_terminal:
+        text = heated = HeatWriter(screen)
+        on_token = heated.token
+    reasoning: _ReasoningView | None = None
+    continued = answer.pending.prefix.continued
+    try:
+        for part in answer.parts(_PromptProgress(screen, answer.reply), on_token):
+            if part.is_reasoning:
+                reasoning = reasoning or _ReasoningView(screen)
+                reasoning.feed(part.text)
+                continue
+            if reasoning:
+                reasoning.end()
+                reasoning = None
+            screen.progress()
+            if continued:
+                text.recall(continued.content)
+                continued = None
+            text.feed(part.text)
+    finally:
+        screen.progress()
+        if reasoning:
+            reasoning.end()
+        else:
+            text.end()
+
+
+class _ReasoningView:
+    """Shows reasoning, dim, or a line that counts its words.
+
+    Reasoning is not part of the answer: it is not written to a file or a pipe.
+    """
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._text = ""
+        self._writer: TextWriter | None = None
+        if screen.reasoning == "show" and screen.is_terminal:
+            screen.progress()
+            self._writer = screen.writer("dim italic")
+            if screen.is_plain:
+                screen.note("(reasoning)")
+
+    def feed(self, text: str) -> None:
+        self._text += text
+        if self._writer:
+            self._writer.feed(text)
+        else:
+            self._screen.progress(f"(reasoning: {self._words})")
+
+    def end(self) -> None:
+        if self._writer:
+            self._writer.feed("\n\n")
+            self._writer.end()
+        else:
+            self._screen.progress()
+            self._screen.note(f"(reasoning: {self._words}; /think shows it)")
+
+    @property
+    def _words(self) -> str:
+        return counted(len(self._text.split()), "word")
+
+
+def note_end(
+    screen: Screen, answer: AnswerStream, max_tokens: int | None, n_ctx: int, against_loops: str
+) -> None:
+    """Say why an answer was cut short, if it was; `against_loops` says what to do about repetition."""
+    reason = answer.outcome.finish_reason if answer.outcome else None
+    if reason == "repetition":
+        screen.note(f"(stopped: repeats itself since token {answer.repeats_since}; try {against_loops})")
+    elif reason == "interrupted":
+        screen.note("(interrupted)")
+    elif reason == "length" and max_tokens == answer.reply.n_tokens:
+        screen.note(f"(stopped after {counted(max_tokens, 'token')}: --max-tokens)")
+    elif reason == "length":
+        screen.note(f"(stopped: the context of {n_ctx} tokens is full)")
+
+
+def status(outcome: Outcome, n_ctx: int, new_tokens: int) -> str:
+    """Return the figures of an answer."""
+    seconds = max(outcome.seconds - outcome.first_token_s, 1e-9)
+    parts = [counted(new_tokens, "token")]
+    if new_tokens > 1:
+        parts.append(f"{(new_tokens - 1) / seconds:.1f} tokens/s")
+    parts.append(f"context {outcome.prompt_tokens + new_tokens}/{n_ctx}")
+    return " · ".join(parts)
+
+
+def candidates(k: Sequence[int]) -> str:
+    """Return the numbers of candidates of an answer's steps in words."""
+    certain = sum(n == 1 for n in k) / len(k)
+    return (
+        f"candidates: {median_low(k):,} usually, at most {max(k):,}; "
+        f"{certain:.0%} of tokens had no alternative"
+    )
+
+
+def coloured(texts: Iterable[str], k: Iterable[int], plain: bool = False) -> Text:
+    """Return an answer with its tokens `marked`, and the legend below."""
+    shown = Text().join(marked(text, n, plain) for text, n in zip(texts, k, strict=False))
+    return shown if plain else shown.append("\n\n").append(legend())
+
+
+def marked(text: str, k: int, plain: bool) -> Text:
+    """Return a token with k as a colour, or in brackets if plain; as it is if it had no alternative."""
+    if k < 2:
+        return Text(text)
+    if plain:
+        return Text(f"{text}[{k:,}]")
+    level = max(least for least in _LEVELS if least <= k)
+    return Text(text.replace("\n", "↵\n"), _LEVELS[level][1])
+
+
+def legend() -> Text:
+    """Return the levels in their colours."""
+    shown = Text("candidates:")
+    for name, style in _LEVELS.values():
+        shown.append(" ").append(f" {name} ", style)
+    return shown
+
+
+class HeatWriter:
+    """Shows an answer while it is generated, its tokens coloured; a `TextWriter`.
+
+    `token` is called for each token, before its text is fed.
+    """
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._k = 0
+        self._column = 0
+
+    def token(self, k: int) -> None:
+        """Note how many candidates a token had; a character may have several tokens."""
+        self._k = max(k, self._k)
+
+    def feed(self, text: str) -> None:
+        shown = marked(text, self._k, self._screen.is_plain)
+        if text.startswith(" ") and self._column + shown.cell_len > self._screen.width:
+            self._print(Text("\n"))
+            shown = shown[1:]
+        self._print(shown)
+        self._k = 0
+
+    def recall(self, text: str) -> None:
+        self._print(Text(text.rpartition("\n")[2]))
+
+    def end(self) -> None:
+        self._screen.console.print()
+        if not self._screen.is_plain:
+            self._screen.console.print(legend())
+
+    def _print(self, text: Text) -> None:
+        self._screen.console.print(text, end="", soft_wrap=True)
+        _, newline, last = text.plain.rpartition("\n")
+        self._column = cell_len(last) if newline else self._column + cell_len(last)

@@ -1,0 +1,192 @@
+"""The terminal, pipe or file that a chat is shown on: the only way for text to get there."""
+
+import base64
+import os
+import re
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import IO, Any, Protocol
+
+import click
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Column, Table
+from rich.text import Text
+
+from mink_local.cli import printable
+
+_MOST_COPIED = 74_000  # bytes of base64; terminals that limit OSC 52 take that many
+# What is shown for our own signs in an encoding that does not have them.
+_ASCII = str.maketrans("…·–◀▸↵─│•░▁▂▃▄▅▆▇█", "~--<>$-|*._.:-=+*#")
+
+# All but Latin, Greek and Cyrillic letters, kana, Han and Hangul.
+_LETTERS = r" -~\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0482\u048a-\u052f"
+_WIDE_LETTERS = r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff\uac00-\ud7a3"
+_UNSURE = re.compile(f"[^{_LETTERS}{_WIDE_LETTERS}]")
+
+
+def _gated(text: str, stream: IO[str]) -> str:
+    """Return a text as a stream shows it: `printable`, in characters of its encoding."""
+    text, encoding = printable(text), getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+    return text
+
+
+def of_sure_width(text: str) -> str:
+    """Return a text with a dot for each character whose width terminals do not agree on.
+
+    A row that is wider than was counted cannot be overwritten.
+    """
+    return _UNSURE.sub("·", text)
+
+
+def one_line(text: str, width: int) -> str:
+    """Return the beginning of a text on one line of `width` columns."""
+    line = " ".join(printable(text).split())
+    return line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 token`, `2 tokens`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+class _GatedConsole(Console):
+    """A console that shows nothing a terminal obeys, whatever text a renderable or a link holds."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            if style and style.link and style.link != printable(style.link):
+                style = style.update_link(None)
+            yield Segment(text if control else _gated(text, self.file), style, control)
+
+
+def wrapped_rows(text: Text, columns: int) -> list[Text]:
+    """Return the rows of a text in a window of so many columns."""
+    return list(text.wrap(Console(width=columns), columns))
+
+
+class TextWriter(Protocol):
+    """Shows one text piece by piece."""
+
+    def feed(self, text: str) -> None: ...
+
+    def recall(self, text: str) -> None:
+        """Continue a text that was shown before, whose last line is shown again."""
+
+    def end(self) -> None:
+        """Show the rest; the cursor is at the beginning of a line afterwards."""
+
+
+class Screen:
+    """Shows text, tables and notes, with Markdown and colours unless it `is_plain`.
+
+    Args:
+        plain: Show text as it is, also on a terminal that has colours.
+        reasoning: "show" the reasoning of a model, or "line": only count its words.
+    """
+
+    def __init__(self, plain: bool = False, reasoning: str = "show") -> None:
+        self.is_terminal = sys.stdout.isatty()
+        self.is_dumb = os.environ.get("TERM") in ("dumb", "unknown")
+        self.is_plain = plain or self.is_dumb or not self.is_terminal or bool(os.environ.get("NO_COLOR"))
+        self.reasoning = reasoning
+        self._is_asked_plain = plain
+        options: dict[str, Any] = {"color_system": None} if self.is_plain else {}
+        self.console: Console = _GatedConsole(highlight=False, markup=False, emoji=False, **options)
+        self._progress = ""  # the line of standard error that is overwritten next
+
+    @property
+    def has_line_input(self) -> bool:
+        """If the terminal can show an input line that is edited."""
+        return self.is_terminal and not self.is_dumb and not self._is_asked_plain
+
+    @property
+    def width(self) -> int:
+        return self.console.width
+
+    def show(self, *renderables: Any) -> None:
+        """Print texts and tables."""
+        for renderable in renderables:
+            self.console.print(renderable)
+
+    def table(self, rows: Iterable[Sequence[str | Text]], *titles: str) -> None:
+        """Print a table of any texts."""
+        columns = (Column(title, overflow="fold") for title in titles)
+        table = Table(*columns, box=None, pad_edge=False, show_header=bool(titles))
+        for row in rows:
+            table.add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in row))
+        self.console.print(table)
+
+    def text(self, text: str) -> None:
+        """Show a whole text as an answer is shown."""
+        writer = self.writer(streams=False)
+        writer.feed(text)
+        writer.end()
+
+    def write(self, text: str) -> None:
+        """Write a text to standard output as it is, or `printable` to a terminal."""
+        sys.stdout.write(_gated(text, sys.stdout) if self.is_terminal else text)
+        sys.stdout.flush()
+
+    def copy(self, text: str) -> None:
+        """Have the terminal put a text on the clipboard, by OSC 52. Raises ValueError if it cannot."""
+        if not self.is_terminal or self.console.legacy_windows:
+            raise ValueError("this is not a terminal that can copy: /export FILE.md writes a file")
+        data = base64.b64encode(text.encode()).decode()
+        if len(data) > _MOST_COPIED:
+            raise ValueError(f"the answer has {len(text)} characters, too many to copy: /export FILE.md")
+        sys.stdout.write(f"\x1b]52;c;{data}\x07")
+        sys.stdout.flush()
+
+    def note(self, text: str) -> None:
+        """Print something that is not part of an answer, to standard error."""
+        text = _gated(text, sys.stderr)
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns
+            text = "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
+        click.echo(text if self.is_plain else click.style(text, dim=True), err=True)
+
+    def progress(self, text: str = "") -> None:
+        """Replace the last line of standard error by a text, or clear it; only on a terminal."""
+        if not sys.stderr.isatty() or not (text or self._progress):
+            return
+        text = _gated(one_line(text, shutil.get_terminal_size().columns - 1), sys.stderr)
+        blanks = " " * (cell_len(self._progress) - cell_len(text))
+        sys.stderr.write("\r" + text + blanks + ("" if text else "\r"))
+        sys.stderr.flush()
+        self._progress = text
+
+    def writer(self, style: str = "", streams: bool = True) -> TextWriter:
+        """Return a writer for one text, in a rich style; it shows text at once if it `streams`."""
+        if self.is_plain:
+            return _PlainWriter(self)
+        from mink_local.chat.terminal.markdown import MarkdownWriter
+
+        return MarkdownWriter(self.console, style, streams)
+
+
+class _PlainWriter:
+    """Shows a text as it is, with a newline at the end."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._last = ""
+        self._screen = screen
+
+    def feed(self, text: str) -> None:
+        self._screen.write(text)
+        self._last = text
+
+    def recall(self, text: str) -> None:
+        if self._screen.is_terminal:
+            self.feed(text.rpartition("\n")[2])
+
+    def end(self) -> None:
+        if self._screen.is_terminal or (self._last and not self._last.endswith("\n")):
+            self.feed("\n")
