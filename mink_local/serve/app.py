@@ -1,32 +1,75 @@
-"""The paths of the server, and what answers each."""
+"""The application and its process: paths, socket, model, start and end."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import asyncio
+import gc
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import Literal
 
+import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 from starlette.routing import Route
 
-from mink_local.serve.candidates import find_candidates
-from mink_local.serve.chat import create_chat_completion
-from mink_local.serve.completions import create_completion
-from mink_local.serve.guard import EXCEPTION_HANDLERS
-from mink_local.serve.metrics import CONTENT_TYPE
-from mink_local.serve.models import list_models, retrieve_model
-from mink_local.serve.openapi import openapi
-from mink_local.serve.playground import playground_response
-from mink_local.serve.respond import json_response
-from mink_local.serve.service import Service, down
-from mink_local.serve.tokens import count_input_tokens, detokenize, tokenize, tokenizer_info
+from mink_local.errors import MinkError, ModelError
+from mink_local.files import size_in_words
+from mink_local.generation.loading import load_model
+from mink_local.generation.model import Model
+from mink_local.interrupts import on_interrupt
+from mink_local.models.catalog import read_catalog
+from mink_local.models.gguf import read_metadata
+from mink_local.models.memory import kv_bytes_per_layer
+from mink_local.samplers import Sampler
+from mink_local.serve.endpoints import information
+from mink_local.serve.endpoints.candidates import find_candidates
+from mink_local.serve.endpoints.completions import create_chat_completion, create_completion
+from mink_local.serve.endpoints.information import openapi
+from mink_local.serve.guard import EXCEPTION_HANDLERS, UVICORN, AllowedHosts, Guard
+from mink_local.serve.protocol.sampling import Preset, Presets
+from mink_local.serve.service import Metrics, Service
+from mink_local.version import __version__
+
+N_OUTPUTS = 64  # logits rows of a batch: with `echo` and `logprobs` a prompt needs one for each of its tokens
+
+log = logging.getLogger("mink_local")
+
+# OpenAI's paths exist without /v1 as well: clients differ in what they call the base address.
+_ROUTES = [
+    Route(f"{prefix}{path}", endpoint, methods=[method])
+    for prefix in ("/v1", "")
+    for method, path, endpoint in (
+        ("GET", "/models", information.list_models),
+        ("GET", "/models/{model_id:path}", information.retrieve_model),
+        ("POST", "/chat/completions", create_chat_completion),
+        ("POST", "/chat/completions/input_tokens", information.count_input_tokens),
+        ("POST", "/completions", create_completion),
+        ("GET", "/health", information.health),
+    )
+]
+_ROUTES += [
+    Route(path, endpoint, methods=[method])
+    for method, path, endpoint in (
+        ("GET", "/", information.playground),
+        ("POST", "/candidates", find_candidates),
+        ("POST", "/tokenize", information.tokenize),
+        ("POST", "/detokenize", information.detokenize),
+        ("GET", "/tokenizer_info", information.tokenizer_info),
+        ("GET", "/metrics", information.metrics),
+        ("GET", "/openapi.json", openapi),
+    )
+]
+PATHS = [route.path for route in _ROUTES]
 
 
 def make_app(service: Service, on_failure: Callable[[], None]) -> Starlette:
     """Return the application, which starts and stops the service.
 
     Args:
-        service: What answers requests; it is not started yet.
+        service: Answers the requests; it is not started yet.
         on_failure: Called if the engine ends or is stuck.
     """
 
@@ -38,59 +81,199 @@ def make_app(service: Service, on_failure: Callable[[], None]) -> Starlette:
         finally:
             await service.stop()
 
-    app = Starlette(
-        routes=_ROUTES,
-        exception_handlers={**EXCEPTION_HANDLERS, ClientDisconnect: _nobody},
-        lifespan=lifespan,
-    )
+    app = Starlette(routes=_ROUTES, exception_handlers=EXCEPTION_HANDLERS, lifespan=lifespan)
     app.state.service = service
     return app
 
 
-async def _nobody(_: HttpRequest, __: Exception) -> Response:
-    """Return the response that nobody reads, because the client has left."""
-    return Response(status_code=499)
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address; nobody can connect to it yet.
+
+    Raises:
+        MinkError: The address is in use, or is not one of this machine's.
+    """
+    with _address_errors(host, port), ExitStack() as on_error:
+        [family, kind, protocol, _, address], *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        bound = on_error.enter_context(socket.socket(family, kind, protocol))
+        if os.name == "posix":  # elsewhere it would let two servers have one port
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        on_error.pop_all()
+    return bound
 
 
-async def _playground(_: HttpRequest) -> Response:
-    return playground_response()
+@contextmanager
+def _address_errors(host: str, port: int) -> Iterator[None]:
+    """Turn an OSError into a MinkError about the address."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise MinkError(
+            f"cannot listen on {host}, port {port}: {reason}: choose another with --port"
+        ) from None
 
 
-async def _health(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
+def serve(
+    bound: socket.socket,
+    *,
+    model: str,
+    alias: str | None,
+    host: str,
+    sampler: Sampler,
+    temp: float,
+    ignore_client_sampling: bool,
+    presets: Mapping[str, Preset],
+    any_model: bool,
+    ctx: int | None,
+    parallel: int,
+    max_tokens: int | None,
+    queue: int,
+    gpu_layers: int | Literal["auto"],
+    threads: int | None,
+    kv_type: str,
+    rpc: Sequence[str] | None,
+    keys: Sequence[str],
+    hosts: Sequence[str],
+    origins: Sequence[str],
+    drain: float,
+    watchdog: float,
+    verbose: bool,
+) -> None:
+    """Load a model and serve it until Ctrl-C or SIGTERM.
+
+    The arguments are the options of `mink-serve`.
+
+    Raises:
+        MinkError: The model cannot be loaded, or its engine has ended.
+    """
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    loaded = load_model(
+        model,
+        n_ctx=ctx,
+        n_parallel=parallel,
+        n_gpu_layers=gpu_layers,
+        n_threads=threads,
+        kv_type=kv_type,
+        rpc=rpc,
+        verbose=verbose,
+    )
+    loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
+    _in_thread(lambda: _warm_up(loaded, sampler))
+    name = alias or model_id(model, loaded.name)
+    default = Preset(sampler, temp, name, is_fixed=ignore_client_sampling)
+    metrics = Metrics({"model": name, "version": __version__}, PATHS)
+    service = Service(
+        loaded,
+        Presets(default, presets, any_model=any_model),
+        metrics,
+        max_waiting=queue,
+        max_tokens=max_tokens,
+        stall_seconds=watchdog,
+    )
+    app = Guard(
+        make_app(service, lambda: server.stop()),
+        hosts=AllowedHosts(host, hosts),
+        origins=origins,
+        keys=keys,
+        on_response=metrics.count_response,
+    )
+    server = _Server(app, service, drain, _welcome(service, bound, has_key=bool(keys)))
+    gc.freeze()  # without this a full collection takes 70 ms, in which no client gets a token
+    with _address_errors(host, bound.getsockname()[1]):  # two servers that start together can both bind
+        bound.listen()
+    server.run(sockets=[bound])
     if service.failure is not None:
-        raise down(service.failure)
-    return json_response({"status": "ok"})
+        sys.stderr.flush()
+        os._exit(1)  # the engine's thread may be stuck inside llama.cpp, which no exit of Python's survives
 
 
-async def _metrics(http: HttpRequest) -> Response:
-    service: Service = http.app.state.service
-    return Response(service.metrics_text(), media_type=CONTENT_TYPE)
+def _warm_up(model: Model, sampler: Sampler) -> None:
+    """Generate a few tokens, so that no client waits for child processes and compiled kernels."""
+    try:
+        model.chat([{"role": "user", "content": "Hello"}], sampler=sampler, max_tokens=2).read()
+    except MinkError as error:  # completions of text need no chat template
+        log.warning("%s", error)
+    model.forget()
 
 
-# OpenAI's paths are there without /v1 as well: clients differ in what they call the base address.
-_ROUTES = [
-    Route(f"{prefix}{path}", endpoint, methods=[method])
-    for prefix in ("/v1", "")
-    for method, path, endpoint in (
-        ("GET", "/models", list_models),
-        ("GET", "/models/{model_id:path}", retrieve_model),
-        ("POST", "/chat/completions", create_chat_completion),
-        ("POST", "/chat/completions/input_tokens", count_input_tokens),
-        ("POST", "/completions", create_completion),
-        ("GET", "/health", _health),
+def _in_thread(action: Callable[[], None]) -> None:
+    """Call a function in a thread that ends with it.
+
+    OpenMP keeps workers for every thread that has computed, as long as the thread lives. With more workers
+    than processors they no longer spin at the barriers within a step but sleep, and each step takes longer.
+    """
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join()
+
+
+class _Server(uvicorn.Server):
+    """A uvicorn server that prints a text when it is ready, drains, and ends with status 0.
+
+    Args:
+        app: The application.
+        service: Its service.
+        drain: Time for running answers to end, in seconds.
+        welcome: The text.
+    """
+
+    def __init__(self, app: Guard, service: Service, drain: float, welcome: str) -> None:
+        # Answers that are still running are interrupted after the drain; 5 s are for sending that.
+        super().__init__(
+            uvicorn.Config(app, **UVICORN, timeout_graceful_shutdown=round(drain) + 5, lifespan="on")
+        )
+        self._service = service
+        self._drain = drain
+        self._welcome = welcome
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(self._welcome, file=sys.stderr, flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(self._drain, self._service.interrupt)
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        with on_interrupt(self.stop, terminate=True):
+            yield
+
+    def stop(self) -> None:
+        """Let running answers end, for at most --drain seconds; the second time, end at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def model_id(given: str, file_name: str) -> str:
+    """Return the name of a model for clients: that of the catalogue, or the file's."""
+    return given if given in read_catalog() else file_name.removesuffix(".gguf")
+
+
+def _welcome(service: Service, bound: socket.socket, *, has_key: bool) -> str:
+    """Return the text that the program prints when it is ready."""
+    host, port = bound.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    model = service.model
+    return (
+        f"{model.name} {model.placement}\n"
+        f"playground  {url}\n"
+        f"API         {url}/v1{', with an API key' if has_key else ''}\n"
+        f"models      {', '.join(service.presets.by_id)}\n"
+        f"context     {model.n_ctx} tokens for each of {model.n_parallel} answers at a time"
+        f"{_cache_size(model)}\n"
+        "Press Ctrl-C to stop the server."
     )
-]
-_ROUTES += [
-    Route(path, endpoint, methods=[method])
-    for method, path, endpoint in (
-        ("GET", "/", _playground),
-        ("POST", "/candidates", find_candidates),
-        ("POST", "/tokenize", tokenize),
-        ("POST", "/detokenize", detokenize),
-        ("GET", "/tokenizer_info", tokenizer_info),
-        ("GET", "/metrics", _metrics),
-        ("GET", "/openapi.json", openapi),
-    )
-]
-PATHS = [route.path for route in _ROUTES]
+
+
+def _cache_size(model: Model) -> str:
+    """Return the size of the KV caches as the end of a line; nothing if it is not known."""
+    try:
+        token = sum(kv_bytes_per_layer(read_metadata(model.weights.path), model.engine.context.kv_type))
+    except ModelError:  # llama.cpp knows formats that are unknown here
+        return ""
+    return f" ({size_in_words(token * model.n_ctx * model.n_parallel)} of KV cache)"

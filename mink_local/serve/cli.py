@@ -8,13 +8,17 @@ from typing import Any
 
 import click
 
-from mink_local.cli import FiniteFloat, run
+from mink_local.cli import FiniteFloat, WholeNumber, run
 from mink_local.models.options import (
-    SamplerType,
+    ctx_option,
     gpu_layers_option,
     kv_type_option,
+    max_tokens_option,
     model_option,
+    parallel_option,
     rpc_option,
+    sampler_option,
+    temp_option,
     threads_option,
 )
 from mink_local.version import __version__
@@ -29,9 +33,9 @@ Examples:
   mink-serve --host 0.0.0.0 --api-key-file keys.txt
 
 \b
-A client sends its requests to http://127.0.0.1:8080/v1. A browser shows the playground at
-http://127.0.0.1:8080. The ids of models are the model's name and, for each preset, NAME:PRESET:
-clients that can choose a model and nothing else choose a way of sampling so.
+Clients send requests to http://127.0.0.1:8080/v1; browsers find the playground at
+http://127.0.0.1:8080. The model ids are the model's name and NAME:PRESET for each preset, so
+that clients that can only choose a model can choose a sampler and a temperature.
 
 Exit status: 0 stopped, 1 failed, 2 wrong usage.
 """
@@ -39,63 +43,32 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
 
 @click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @model_option
-@click.option("--alias", metavar="NAME", help="Name of the model for clients.  [default: the file's]")
+@click.option("--alias", metavar="NAME", show_default="the file's", help="The model's name for clients.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free one."
+    "--port", type=WholeNumber(0, 65535), default=8080, show_default=True, help="Port; 0 is any free one."
 )
-@click.option(
-    "--sampler",
-    type=SamplerType(),
-    default="min-k",
-    show_default=True,
-    help="Method for clients that ask for none.",
-)
-@click.option(
-    "--temp",
-    type=FiniteFloat(min=0),
-    default=1.0,
-    show_default=True,
-    help="Temperature for clients that ask for none.",
-)
-@click.option(
-    "--ignore-client-sampling", is_flag=True, help="Use --sampler and --temp whatever clients ask for."
-)
+@sampler_option.replace(help="Sampler for requests that name none. One of {samplers}.")
+@temp_option.replace(help="Temperature for requests that have none.")
+@click.option("--ignore-client-sampling", is_flag=True, help="Use --sampler and --temp for all requests.")
 @click.option(
     "--preset",
     "preset_texts",
     multiple=True,
     metavar="NAME=SAMPLER@TEMP",
-    help="A model id more, NAME:PRESET, with its own method and temperature; may be given several times.",
+    help="Add a model id NAME:PRESET with its own sampler and temperature; repeatable.",
 )
-@click.option("--any-model", is_flag=True, help="Answer requests for unknown model ids as well.")
-@click.option(
-    "--ctx",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Tokens that a prompt and its answer share.  [default: by the free memory]",
-)
-@click.option(
-    "--parallel",
-    type=click.IntRange(1, 256),
-    default=4,
-    show_default=True,
-    metavar="N",
-    help="Answers that are generated at a time.",
-)
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Most tokens of an answer.  [default: what the context holds]",
-)
+@click.option("--any-model", is_flag=True, help="Accept unknown model ids.")
+@ctx_option
+@parallel_option.replace(type=WholeNumber(1, 256), default=4)
+@max_tokens_option
 @click.option(
     "--queue",
-    type=click.IntRange(min=0),
+    type=WholeNumber(min=0),
     default=64,
     show_default=True,
     metavar="N",
-    help="Answers that may wait for a slot; others get status 429.",
+    help="Answers that may wait for a slot; more are refused with status 429.",
 )
 @gpu_layers_option
 @threads_option
@@ -107,27 +80,27 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
     multiple=True,
     envvar="MINK_API_KEY",
     metavar="KEY",
-    help="A key that clients must send; may be given several times.",
+    help="Require this API key; repeatable.",
 )
 @click.option(
     "--api-key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Keys that clients may send, one a line.",
+    help="Require one of the API keys in a file, one a line.",
 )
 @click.option(
     "--allowed-host",
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="A name by which clients may call the server.",
+    help="Host name that clients may use for the server; repeatable.",
 )
 @click.option(
     "--allowed-origin",
     "origins",
     multiple=True,
     metavar="URL",
-    help="A web page's origin that may use the server, such as https://example.com.",
+    help="Origin of web pages that may use the server, such as https://example.com; repeatable.",
 )
 @click.option(
     "--drain",
@@ -135,7 +108,7 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time for answers to end after Ctrl-C or SIGTERM.",
+    help="How long running answers may take to end after Ctrl-C or SIGTERM.",
 )
 @click.option(
     "--watchdog",
@@ -143,9 +116,9 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="Time without progress after which the server ends.",
+    help="Exit if the engine makes no progress for this long.",
 )
-@click.option("--verbose", is_flag=True, help="Show the log of llama.cpp, and every request.")
+@click.option("--verbose", is_flag=True, help="Log every request, and llama.cpp's messages.")
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli(
     api_key_file: Path | None,
@@ -157,25 +130,27 @@ def cli(
 ) -> None:
     """Serve a GGUF model to programs that speak OpenAI's protocol, with Min-k at any temperature.
 
-    Only this machine can reach the server, unless --host says otherwise, which needs a key.
+    Only this machine can reach the server; other addresses (--host) require an API key.
     """
-    if not find_spec("uvicorn") or not find_spec("starlette") or not find_spec("msgspec"):
+    if any(
+        find_spec(package) is None for package in ("uvicorn", "starlette", "msgspec", "prometheus_client")
+    ):
         raise click.UsageError(
             'the server needs more packages: type  python -m pip install "mink-local[serve]"'
         )
+    from mink_local.serve.app import listen, serve
     from mink_local.serve.guard import check_start
-    from mink_local.serve.presets import BUILT_IN, Defaults
-    from mink_local.serve.start import listen, serve
+    from mink_local.serve.protocol.sampling import BUILT_IN, Preset
 
-    named = dict(BUILT_IN)
+    presets = dict(BUILT_IN)
     for text in preset_texts:
-        name, _, defaults = text.partition("=")
+        name, _, preset = text.partition("=")
         try:
-            named[name] = Defaults.parse(defaults)
+            presets[name] = Preset.parse(preset)
         except ValueError as error:
             raise click.UsageError(f"--preset {text}: {error}.") from None
         if not re.fullmatch(r"[\w.-]+", name):
-            raise click.UsageError(f"--preset {text}: a name has letters, digits, dots, - and _.")
+            raise click.UsageError(f"--preset {text}: use letters, digits, dots, - and _ in its name.")
     if api_key_file is not None:
         try:
             lines = api_key_file.read_text(encoding="utf-8").splitlines()
@@ -185,8 +160,8 @@ def cli(
         if not keys:
             raise click.UsageError(f"--api-key-file {api_key_file}: the file has no key.")
     check_start(host, keys)
-    with listen(host, port) as socket:  # before the model is loaded: a port in use is told at once
-        serve(socket, host=host, keys=keys, presets=named, **options)
+    with listen(host, port) as socket:  # before the model is loaded: a port in use is reported at once
+        serve(socket, host=host, keys=keys, presets=presets, **options)
 
 
 def main() -> None:

@@ -1,48 +1,271 @@
-"""The model behind all endpoints, and the way from requests to the events of their answers."""
+"""The model behind all endpoints: admission, the thread that uses llama.cpp, its events, metrics."""
 
 import asyncio
 import hashlib
 import logging
+import queue
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import llama_cpp
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 
 from mink_local.errors import MinkError
+from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.decoding import Decoding
+from mink_local.generation.engine import Engine, Step
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.sandbox import ChildStartError
-from mink_local.serve.answers import has_grammar
-from mink_local.serve.api_errors import ApiError
-from mink_local.serve.engine_thread import EngineDownError, EngineThread, EventStream
-from mink_local.serve.metrics import Metrics
-from mink_local.serve.presets import Presets
-from mink_local.serve.sampling import Limits
+from mink_local.serve.protocol.responses import ApiError, EngineDownError
+from mink_local.serve.protocol.sampling import Limits, Presets
 from mink_local.version import __version__
 
 T = TypeVar("T")
 
-_PREPARERS = 4  # threads that render and tokenize prompts; llama.cpp's own threads want the cores
+_PREPARERS = 4  # threads that render and tokenize prompts; llama.cpp's own threads need the cores
 _GRAMMAR_PREPARERS = 2  # others for requests with a grammar: trying a hostile one can take 20 s
 _WATCH_SECONDS = 0.5  # between two looks at the engine
 _USUAL_SECONDS = 5.0  # an answer's time before one is finished
+_FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 log = logging.getLogger("mink_local")
+
+
+@dataclass(frozen=True)
+class AnswerEvent:
+    """What one step adds to an answer.
+
+    Attributes:
+        answer: The answer, which keeps growing in the engine's thread.
+        piece: The new text, with its token.
+        finish_reason: Set with the last piece.
+    """
+
+    answer: Answer
+    piece: Piece
+    finish_reason: FinishReason | None
+
+
+class EventStream:
+    """The events of one client's answers: an asynchronous iterator that ends with the last answer.
+
+    It raises EngineDownError if the engine fails, and another ApiError if an answer does.
+    """
+
+    def __init__(self, decodings: Sequence[Decoding]) -> None:
+        self.decodings = decodings
+        self._open = len(decodings)
+        self._arrived: asyncio.Queue[AnswerEvent | EngineDownError] = asyncio.Queue()
+
+    def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+        return self
+
+    async def __anext__(self) -> AnswerEvent:
+        if not self._open:
+            raise StopAsyncIteration
+        event = await self._arrived.get()
+        if isinstance(event, EngineDownError):
+            raise event
+        self._open -= event.finish_reason is not None
+        if event.finish_reason in ("error", "interrupted"):
+            raise _error(event.answer)
+        return event
+
+    def put(self, event: AnswerEvent | EngineDownError) -> None:
+        """Add an event, or the error that ends the iteration. A slow reader finds all of them later."""
+        self._arrived.put_nowait(event)
+
+
+def _error(answer: Answer) -> ApiError:
+    """Return the error of an answer that has failed."""
+    if answer.finish_reason == "interrupted":
+        return ApiError(503, "the server is stopping", kind="unavailable_error", code="stopping")
+    if answer.no_token_left:  # the client's: it must not try again
+        return ApiError(400, str(answer.error), code="generation_failed")
+    return ApiError(500, str(answer.error), kind="server_error", code="generation_failed")
+
+
+class EngineThread:
+    """Steps an engine in its own thread; requests come and go between two steps.
+
+    Its methods are for the event loop in which it is made.
+
+    Args:
+        engine: The engine, which nothing else may use from now on.
+        on_step: Called in the thread after each step that adds to an answer.
+
+    Attributes:
+        failure: The reason why nothing can be generated, or None.
+    """
+
+    def __init__(self, engine: Engine, on_step: Callable[[], object] = lambda: None) -> None:
+        self._engine = engine
+        self._on_step = on_step
+        self._loop = asyncio.get_running_loop()
+        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()  # before the next step
+        self._stopping = False
+        self.failure: EngineDownError | None = None
+        self._streams: dict[Answer, EventStream] = {}
+        self._last_step = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def n_answers(self) -> int:
+        """Number of answers that are not finished."""
+        return len(self._streams)
+
+    @property
+    def seconds_without_step(self) -> float:
+        """Time since the last step, in seconds; 0 if there is nothing to generate."""
+        return time.monotonic() - self._last_step if self._streams else 0.0
+
+    def generate(self, decodings: Sequence[Decoding]) -> EventStream:
+        """Generate prepared answers; `cancel` the stream if it is not read to its end.
+
+        Raises EngineDownError if the engine has failed.
+        """
+        if self.failure is not None:
+            raise self.failure
+        stream = EventStream(decodings)
+        if not self._streams:
+            self._last_step = time.monotonic()
+        for decoding in decodings:
+            self._streams[decoding.answer] = stream
+            self._commands.put(partial(self._engine.enqueue, decoding))
+        return stream
+
+    def cancel(self, stream: EventStream) -> bool:
+        """End a stream's answers at the next step, which frees their slots.
+
+        Returns False if all have ended.
+        """
+        unfinished = [
+            decoding.answer for decoding in stream.decodings if self._streams.pop(decoding.answer, None)
+        ]
+        for answer in unfinished:
+            self._commands.put(partial(self._engine.cancel, answer))
+        return bool(unfinished)
+
+    def fail(self, reason: str) -> None:
+        """End all streams with an EngineDownError, and accept no more requests."""
+        self.failure = EngineDownError(reason)
+        for stream in self._streams.values():
+            stream.put(self.failure)
+        self._streams.clear()
+
+    async def stop(self, seconds: float = 10) -> bool:
+        """End all answers and the thread; return False if it does not end in time."""
+        self._stopping = True
+        self._engine.interrupt()
+        self._commands.put(lambda: None)
+        await asyncio.to_thread(self._thread.join, seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._obey()
+                self._deliver(self._engine.step())
+                self._last_step = time.monotonic()
+        except BaseException as error:
+            reason = f"the engine has ended: {type(error).__name__}: {error}"
+            self._call_soon(lambda: self.fail(reason))
+
+    def _obey(self) -> None:
+        """Run the commands; wait for one if there is nothing to generate."""
+        if self._engine.idle:
+            self._commands.get()()
+        while not self._commands.empty():
+            self._commands.get()()
+
+    def _deliver(self, step: Step) -> None:
+        events = [AnswerEvent(answer, piece, answer.finish_reason) for answer, piece in step]
+        if events:
+            self._on_step()
+            self._call_soon(lambda: self._receive(events))
+
+    def _receive(self, events: Sequence[AnswerEvent]) -> None:
+        for event in events:
+            stream = self._streams.get(event.answer)
+            if stream is None:  # cancelled
+                continue
+            if event.finish_reason is not None:
+                del self._streams[event.answer]
+            stream.put(event)
+
+    def _call_soon(self, callback: Callable[[], object]) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback)
+
+
+class Metrics:
+    """Requests, tokens and times since the start, for Prometheus.
+
+    Args:
+        info: Labels that identify the server, such as the model and the version.
+        endpoints: The paths with a counter each; other paths share one.
+    """
+
+    def __init__(self, info: Mapping[str, str], endpoints: Collection[str]) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._endpoints = frozenset(endpoints)
+        Info("mink", "The server.", registry=registry).info(dict(info))
+        self._responses = Counter("mink_responses", "Responses.", ("endpoint", "status"), registry=registry)
+        self.prompt_tokens = Counter(
+            "mink_prompt_tokens", "Tokens of prompts, including cached ones.", registry=registry
+        )
+        self.cached_tokens = Counter(
+            "mink_cached_tokens", "Tokens of prompts found in the KV cache.", registry=registry
+        )
+        self.generated_tokens = Counter("mink_generated_tokens", "Tokens of answers.", registry=registry)
+        self.cancelled = Counter(
+            "mink_requests_cancelled", "Requests whose client left before the end.", registry=registry
+        )
+        self.first_token_seconds = Histogram(
+            "mink_first_token_seconds",
+            "Time from a request to its first token.",
+            buckets=_FIRST_TOKEN_SECONDS,
+            registry=registry,
+        )
+        self.token_seconds = Histogram(
+            "mink_token_seconds",
+            "Time from one token of an answer to the next.",
+            buckets=_TOKEN_SECONDS,
+            registry=registry,
+        )
+        self.running = Gauge("mink_requests_running", "Requests that have a slot.", registry=registry)
+        self.waiting = Gauge("mink_requests_waiting", "Requests that wait for a slot.", registry=registry)
+        self.slots = Gauge("mink_slots", "Slots of the engine.", registry=registry)
+        self.busy_slots = Gauge("mink_slots_busy", "Slots in use.", registry=registry)
+        self.steps = Counter("mink_engine_steps", "Batches that gave tokens.", registry=registry)
+
+    def count_response(self, path: str, status: int) -> None:
+        """Count a response."""
+        self._responses.labels(path if path in self._endpoints else "other", status).inc()
+
+    def text(self) -> bytes:
+        """Return all numbers in Prometheus's text format."""
+        return generate_latest(self.registry)
 
 
 class Service:
     """Answers the requests of all clients with one model.
 
     Args:
-        model: The model, which nobody else uses from now on.
-        presets: The ids under which clients know it.
+        model: The model, which nothing else may use from now on.
+        presets: Its model ids.
         metrics: Counts what is generated.
-        max_waiting: Most answers that may wait for a slot; one more is refused.
-        max_tokens: Most tokens of an answer, whatever the client asks for; None is the context's length.
+        max_waiting: Maximum number of answers that wait for a slot; more are refused.
+        max_tokens: Maximum length of an answer, whatever the client asks for; None is the context's.
         stall_seconds: Time without a step after which the engine counts as stuck.
     """
 
@@ -74,8 +297,12 @@ class Service:
 
     async def start(self, on_failure: Callable[[], None]) -> None:
         """Start the engine's thread; `on_failure` is called if it ends or is stuck, and not by `stop`."""
-        self._engine = EngineThread(self.model.engine)
+        self._engine = EngineThread(self.model.engine, self.metrics.steps.inc)
         self._watch = asyncio.create_task(self._watch_engine(on_failure))
+
+    def interrupt(self) -> None:
+        """End all answers now; their clients get an error."""
+        self.model.engine.interrupt()
 
     async def stop(self) -> None:
         """End all answers and the engine's thread, and free the model, unless the thread is stuck."""
@@ -88,94 +315,89 @@ class Service:
             self.model.close()
 
     @property
-    def failure(self) -> str | None:
+    def failure(self) -> EngineDownError | None:
         """The reason why nothing can be generated, or None."""
-        return "the server is not started" if self._engine is None else self._engine.failure
+        return EngineDownError("the server is not started") if self._engine is None else self._engine.failure
 
-    def metrics_text(self) -> str:
-        """Return the numbers about the server in Prometheus's text format."""
-        engine = self._live()
-        n_waiting = self._n_preparing + self.model.engine.n_waiting
-        return self.metrics.text(
-            running=engine.n_answers + self._n_preparing - n_waiting,
-            waiting=n_waiting,
-            slots=self.model.n_parallel,
-            busy_slots=self.model.engine.n_busy,
-            steps=engine.n_steps,
-        )
+    def metrics_text(self) -> bytes:
+        """Return the numbers about the server in Prometheus's text format, also if the engine is down."""
+        engine, metrics = self.model.engine, self.metrics
+        n_waiting = self._n_preparing + engine.n_waiting
+        n_answers = self._engine.n_answers if self._engine else 0
+        metrics.running.set(n_answers + self._n_preparing - n_waiting)
+        metrics.waiting.set(n_waiting)
+        metrics.slots.set(self.model.n_parallel)
+        metrics.busy_slots.set(engine.n_busy)
+        return metrics.text()
 
-    @staticmethod
-    def now() -> int:
-        """Return the time of a response, in seconds since 1970."""
-        return int(time.time())
+    async def begin(
+        self, n: int, make: Callable[[], Sequence[Request]], *, has_grammar: bool = False
+    ) -> EventStream:
+        """Prepare n requests off the event loop, and have them answered.
 
-    async def begin(self, requests: Sequence[Request]) -> EventStream:
-        """Prepare requests off the event loop, and have their answers generated.
+        Args:
+            n: Number of requests.
+            make: Returns the requests; called in a thread, after admission.
+            has_grammar: Whether preparing them includes trying a grammar.
 
         Raises:
             ApiError: A request cannot be answered by this model, the queue is full, or the engine is down.
         """
-        if len(requests) > self._capacity:
-            message = f"{len(requests)} answers are more than the {self._capacity} that fit: ask for fewer"
-            raise ApiError(400, message, param="n")
+        if n > self._capacity:
+            raise ApiError(400, f"{n} answers: this server takes at most {self._capacity}", param="n")
         n_present = self._n_preparing + self._live().n_answers
-        if n_present + len(requests) > self._capacity:
+        if n_present + n > self._capacity:
             seconds = max(1, round(n_present / self.model.n_parallel * self._seconds))
             raise ApiError(
                 429,
-                f"{n_present} of at most {self._capacity} answers are generated or wait: try again later",
+                f"the server is busy with {n_present} of at most {self._capacity} answers: try again later",
                 code="queue_full",
                 kind="rate_limit_error",
                 headers={"retry-after": str(seconds)},
             )
-        self._n_preparing += len(requests)
+        self._n_preparing += n
         try:
+            requests = await self.off_loop(make, has_grammar=has_grammar)
             decodings = [
-                await self.off_loop(self._prepare, request, is_slow=has_grammar(request.params))
-                for request in requests
+                await self.off_loop(self._prepare, request, has_grammar=has_grammar) for request in requests
             ]
         finally:
-            self._n_preparing -= len(requests)
-        try:
-            return self._live().generate(decodings)
-        except EngineDownError as error:
-            raise down(str(error)) from None
+            self._n_preparing -= n
+        return self._live().generate(decodings)
 
     def cancel(self, stream: EventStream) -> None:
-        """End what a stream waits for; other answers go on."""
+        """End a stream's answers; others go on."""
         if self._engine is not None and self._engine.cancel(stream):
-            self.metrics.count_cancelled()
+            self.metrics.cancelled.inc()
 
     def finished(self, seconds: float) -> None:
-        """Note the time that an answer took, for the advice to clients that are refused."""
+        """Note the time that an answer took, for the Retry-After of clients that are refused."""
         self._seconds += 0.1 * (seconds - self._seconds)
 
-    async def off_loop(self, function: Callable[..., T], *arguments: Any, is_slow: bool = False) -> T:
+    async def off_loop(self, function: Callable[..., T], *arguments: Any, has_grammar: bool = False) -> T:
         """Call a function in a thread, so that other clients are served meanwhile."""
-        pool = self._grammar_pool if is_slow else self._pool
+        pool = self._grammar_pool if has_grammar else self._pool
         return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
     def _live(self) -> EngineThread:
-        if self._engine is None or self._engine.failure is not None:
-            raise down(self.failure)
+        if (failure := self.failure) is not None:
+            raise failure
+        assert self._engine is not None
         return self._engine
 
     def tokens(self, request: Request) -> list[int]:
         """Return the token ids of a request's prompt. Raises ApiError if the model refuses it."""
         self._refuse_giant(request.prompt)
         with _api_errors():
-            return self.model.tokens(request.prompt, request.enable_thinking, request.tools)
+            return self.model.prompt_tokens(request.prompt, request.enable_thinking, request.tools)
 
     def _prepare(self, request: Request) -> Decoding:
         """Render, tokenize, and make the constraints of a request."""
         self._refuse_giant(request.prompt)
         with _api_errors():
             decoding = self.model.engine.prepare(request)
-        answer = decoding.answer
-        if answer.finish_reason == "overflow":
-            is_completion = isinstance(request.prompt, str) or is_token_ids(request.prompt)
-            param = "prompt" if is_completion else "messages"
-            raise _overflow(param, answer.prompt_tokens, self.model.n_ctx)
+        if decoding.answer.finish_reason == "overflow":
+            raise _overflow(request.prompt, decoding.answer.prompt_tokens, self.model.n_ctx)
         return decoding
 
     def _refuse_giant(self, prompt: Prompt) -> None:
@@ -187,14 +409,14 @@ class Service:
             texts = [part.get("content") or "" for part in prompt if isinstance(part, Mapping)]
             n_least = sum(map(len, texts)) // longest_token
         if n_least > self.model.n_ctx:
-            raise _overflow("prompt" if isinstance(prompt, str) else "messages", n_least, self.model.n_ctx)
+            raise _overflow(prompt, n_least, self.model.n_ctx)
 
     def n_control_tokens(self, text: str) -> int:
         """Return the number of control tokens in a text; llama.cpp's time grows with its square."""
         return sum(text.count(token) for token in self.model.weights.control_tokens if token)
 
     async def _watch_engine(self, on_failure: Callable[[], None]) -> None:
-        """Wait until the engine ends or is stuck; then tell all clients, and the program."""
+        """Wait until the engine ends or is stuck; then fail all requests and call `on_failure`."""
         engine = self._engine
         assert engine is not None
         while engine.failure is None:
@@ -216,18 +438,14 @@ def _api_errors() -> Iterator[None]:
         raise ApiError(400, str(error)) from None
 
 
-def _overflow(param: str, n_tokens: int, n_ctx: int) -> ApiError:
-    """Return the error for a prompt that does not fit, in the words that LiteLLM and LangChain look for."""
+def _overflow(prompt: Prompt, n_tokens: int, n_ctx: int) -> ApiError:
+    """Return the error for a prompt that does not fit; LiteLLM and LangChain look for its words."""
     return ApiError(
         400,
-        f"This model's maximum context length is {n_ctx} tokens and the prompt is too long with {n_tokens}: "
+        f"This model's maximum context length is {n_ctx} tokens, and the prompt is too long with {n_tokens}: "
         "shorten it, or start mink-serve with a larger --ctx",
-        param=param,
+        param="prompt" if isinstance(prompt, str) or is_token_ids(prompt) else "messages",
         code="context_length_exceeded",
+        kind="exceed_context_size_error",
         details={"n_prompt_tokens": n_tokens, "n_ctx": n_ctx},
     )
-
-
-def down(reason: str | None) -> ApiError:
-    """Return the error for a request that no engine is left for."""
-    return ApiError(503, f"{reason}: start mink-serve again", code="engine_down", kind="server_error")

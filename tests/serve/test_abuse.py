@@ -4,15 +4,14 @@ import json
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from tests.support.http import connect, receive, request
+from tests.support.http import connect, receive, request, until
 from tests.support.server import RunningServer, running_server
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -138,7 +137,7 @@ def test_what_is_refused(server: RunningServer, name: str) -> None:
     response = post(server, *REFUSED[name])
     assert response.status_code == 400
     error = response.json()["error"]
-    assert error["type"] == "invalid_request_error"
+    assert error["type"] in ("invalid_request_error", "exceed_context_size_error")
     assert 0 < len(error["message"]) < 1000
 
 
@@ -216,59 +215,41 @@ def test_a_killed_template_child_is_started_again(server: RunningServer) -> None
     assert response.status_code == 200
 
 
-def metric(server: RunningServer, name: str) -> float:
-    text = httpx.get(f"{server.url}/metrics", timeout=60).text
-    return float(next(line for line in text.splitlines() if line.startswith(f"mink_{name} ")).split()[1])
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "stream"])
 def test_clients_that_leave_while_they_wait_or_are_answered_free_everything(
     server: RunningServer, is_stream: bool
 ) -> None:
-    port = httpx.URL(server.url).port
-    assert port is not None
     body = json.dumps(chat(max_tokens=400, ignore_eos=True, n=1, stream=is_stream)).encode()
-    clients = [connect(port) for _ in range(12)]
+    clients = [connect(server.port) for _ in range(12)]
     for client in clients:
         client.sendall(request("POST", CHAT, body))
-    until(lambda: metric(server, "slots_busy") > 0)
+    until(lambda: server.metric("slots_busy") > 0)
     for client in clients:
         client.close()
-    until(lambda: metric(server, "requests_running") + metric(server, "requests_waiting") == 0)
-    until(lambda: metric(server, "slots_busy") == 0)
+    until(lambda: server.metric("requests_running") + server.metric("requests_waiting") == 0)
+    until(lambda: server.metric("slots_busy") == 0)
 
 
 @pytest.mark.slow
 def test_who_leaves_while_the_grammar_is_tried_is_not_counted_any_more(server: RunningServer) -> None:
-    port = httpx.URL(server.url).port
-    assert port is not None
-    with connect(port) as client:
+    with connect(server.port) as client:
         client.sendall(request("POST", CHAT, json.dumps(chat(grammar='root ::= "a"{3,1}')).encode()))
-        until(lambda: metric(server, "requests_waiting") == 1)
-    until(lambda: metric(server, "requests_waiting") == 0)
+        until(lambda: server.metric("requests_waiting") == 1)
+    until(lambda: server.metric("requests_waiting") == 0)
 
 
 def test_a_full_queue_refuses_and_takes_requests_again() -> None:
     with running_server("--queue", "1", "--parallel", "1") as server:
-        port = httpx.URL(server.url).port
-        assert port is not None
         body = request("POST", CHAT, json.dumps(chat(max_tokens=400, ignore_eos=True)).encode())
-        with connect(port) as first, connect(port) as second:
+        with connect(server.port) as first, connect(server.port) as second:
             for client in (first, second):
                 client.sendall(body)
-            until(lambda: metric(server, "requests_running") + metric(server, "requests_waiting") == 2)
+            until(lambda: server.metric("requests_running") + server.metric("requests_waiting") == 2)
             response = post(server, CHAT, chat())
             assert response.status_code == 429
             assert response.json()["error"]["code"] == "queue_full"
             assert int(response.headers["retry-after"]) >= 1
-        until(lambda: metric(server, "requests_running") + metric(server, "requests_waiting") == 0)
+        until(lambda: server.metric("requests_running") + server.metric("requests_waiting") == 0)
         assert post(server, CHAT, chat()).status_code == 200
 
 
@@ -283,13 +264,11 @@ def test_a_full_queue_refuses_and_takes_requests_again() -> None:
 def test_a_page_elsewhere_cannot_use_the_server(
     server: RunningServer, headers: dict[str, str], status: int
 ) -> None:
-    port = httpx.URL(server.url).port
-    assert port is not None
-    before = metric(server, "engine_steps_total")
-    with connect(port) as client:
+    before = server.metric("engine_steps_total")
+    with connect(server.port) as client:
         client.sendall(request("POST", CHAT, json.dumps(chat()).encode(), **headers))
         assert receive(client).status == status
-    assert metric(server, "engine_steps_total") == before
+    assert server.metric("engine_steps_total") == before
 
 
 @pytest.mark.parametrize(
@@ -308,9 +287,7 @@ def test_a_page_elsewhere_cannot_use_the_server(
     ],
 )
 def test_a_path_leads_to_no_file(server: RunningServer, path: str) -> None:
-    port = httpx.URL(server.url).port
-    assert port is not None
-    with connect(port) as client:
+    with connect(server.port) as client:
         client.sendall(request("GET", path))
         response = receive(client)
     assert response.status in (307, 404, 405)
@@ -332,7 +309,8 @@ def test_of_two_servers_on_one_port_the_second_says_so() -> None:
         assert refused.returncode == 1
         assert refused.stderr is not None
         [line] = refused.stderr.read().splitlines()[-1:]
-        assert line.startswith("mink-serve: cannot listen on 127.0.0.1")
+        assert line.startswith("mink-serve: ")
+        assert str(port) in line
     finally:
         for server in servers:
             server.kill()

@@ -1,73 +1,259 @@
-"""Messages from pieces of answers: reasoning first, then text and calls."""
+"""POST /v1/chat/completions and /v1/completions of a real mink-serve."""
 
+import json
 from typing import Any
 
+import httpx
 import pytest
 
-from mink_local.generation.answer import FinishReason, Piece
-from mink_local.generation.reasoning import ReasoningSplitter
-from mink_local.serve.answers import MessageBuilder
-from mink_local.serve.tool_calls import ToolParser
+from mink_local import MinK, TopP, load_model
+from tests.support.server import RunningServer
 
-REASONING = "Shall I write <tool_call>? Yes."
-CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-TEXT = f"<think>\n{REASONING}\n</think>\n\nOne moment.\n{CALL}"
+MESSAGES = [{"role": "user", "content": "Name three colours."}]
+KIND = "invalid_request_error"
 
 
-def built(text: str, length: int, finish_reason: FinishReason) -> tuple[MessageBuilder, list[dict[str, Any]]]:
-    """Return what becomes of a text whose tokens all have one length."""
-    builder = MessageBuilder(ReasoningSplitter("start"), ToolParser(["now"]))
-    pieces = [Piece(text[start : start + length]) for start in range(0, len(text), length)]
-    deltas = []
-    for piece in pieces:
-        piece.token = 1
-        deltas += builder.deltas(piece, finish_reason if piece is pieces[-1] else None)
-    return builder, deltas
+@pytest.fixture
+def client(server: RunningServer) -> Any:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
 
 
-@pytest.mark.parametrize("length", [1, 5, 1000])
-def test_reasoning_comes_before_text_and_calls(length: int) -> None:
-    builder, deltas = built(TEXT, length, "stop")
-    message = builder.message()
-    [call] = message.pop("tool_calls")
-    assert message == {
-        "role": "assistant",
-        "content": "One moment.",
-        "reasoning_content": REASONING,
-        "reasoning": REASONING,
-    }
-    assert call["function"] == {"name": "now", "arguments": "{}"}
-    assert builder.finish_reason == "tool_calls"
-    assert deltas[0] == {"role": "assistant", "content": ""}
-    kinds = [next(iter(delta)) for delta in deltas[1:]]
-    assert kinds == sorted(kinds, key=["reasoning_content", "content", "tool_calls"].index)
+def ask(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    body = {"messages": MESSAGES, "max_tokens": 12, "seed": 7, **fields}
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
 
 
-def test_tokens_of_reasoning_are_counted() -> None:
-    builder, _ = built(TEXT, 1, "stop")
-    assert builder.n_reasoning == TEXT.index("</think>") + len("</think>") - len("<think>")
-    assert built("No reasoning.", 1, "stop")[0].n_reasoning == 0
+def streamed(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
+    body = {"messages": MESSAGES, "max_tokens": 12, "seed": 7, "stream": True, **fields}
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert response.status_code == 200
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
 
 
-def test_a_call_that_is_cut_off_is_text() -> None:
-    builder, _ = built(TEXT[:-20], 3, "length")
-    assert builder.finish_reason == "length"
-    assert builder.message()["content"] == TEXT[TEXT.index("One") : -20]
+def test_the_answer_is_the_models_own(client: httpx.Client) -> None:
+    answer = ask(client, temperature=5, sampler="min-k:tau=3", return_tokens=True)
+    with load_model("smollm2-135m", n_ctx=512) as model:
+        reply = model.chat(MESSAGES, sampler=MinK(), temperature=5.0, max_tokens=12, seed=7)
+        text = reply.read()
+    [choice] = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": text}
+    assert (choice["k"], choice["tokens"]) == (reply.k, reply.tokens)
+    assert choice["finish_reason"] == "length"
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == "smollm2-135m"
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (reply.prompt_tokens, 12)
+    assert usage["total_tokens"] == reply.prompt_tokens + 12
+    assert answer["timings"]["predicted_n"] == 12
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stream_is_the_whole_in_pieces(client: httpx.Client, n: int) -> None:
+    whole = ask(client, n=n, temperature=2, logprobs=True, top_logprobs=2, return_tokens=True)
+    chunks = streamed(
+        client,
+        n=n,
+        temperature=2,
+        logprobs=True,
+        top_logprobs=2,
+        return_tokens=True,
+        stream_options={"include_usage": True},
+    )
+    usage = chunks.pop()
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert len({chunk["id"] for chunk in [*chunks, usage]}) == 1
+    for expected in whole["choices"]:
+        mine = [
+            choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == expected["index"]
+        ]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert [choice["finish_reason"] for choice in mine[:-1]] == [None] * (len(mine) - 1)
+        assert mine[-1]["finish_reason"] == expected["finish_reason"]
+        text = "".join(choice["delta"].get("content", "") for choice in mine)
+        assert text == expected["message"]["content"]
+        assert [k for choice in mine for k in choice.get("k", [])] == expected["k"]
+        assert [token for choice in mine for token in choice.get("tokens", [])] == expected["tokens"]
+        entries = [entry for choice in mine for entry in (choice["logprobs"] or {}).get("content", [])]
+        assert [entry["token"] for entry in entries] == [
+            entry["token"] for entry in expected["logprobs"]["content"]
+        ]
+        assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+
+
+def test_several_answers_have_seeds_that_follow_each_other(client: httpx.Client) -> None:
+    several = ask(client, n=3, temperature=5)
+    texts = [choice["message"]["content"] for choice in several["choices"]]
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
+    assert len(set(texts)) == 3
+    assert texts[0] == ask(client, temperature=5)["choices"][0]["message"]["content"]
+    assert several["usage"]["prompt_tokens"] < 60  # one prompt, counted once
+
+
+def test_a_preset_wins_over_the_clients_sampling(client: httpx.Client) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 8, "seed": 1, "temperature": 0, "top_p": 0.5}
+    response = client.post("/v1/chat/completions", json={**body, "model": "smollm2-135m:min-k-t5"})
+    assert response.headers["x-mink-ignored"] == "temperature,top_p"
+    with load_model("smollm2-135m", n_ctx=512) as model:
+        expected = model.chat(MESSAGES, sampler=MinK(), temperature=5.0, max_tokens=8, seed=1).read()
+        cut = model.chat(
+            MESSAGES, sampler=TopP(p=0.5, order="temperature-last"), temperature=1.5, max_tokens=8, seed=1
+        ).read()
+    assert response.json()["choices"][0]["message"]["content"] == expected
+    own = ask(client, max_tokens=8, seed=1, temperature=1.5, top_p=0.5)
+    assert own["choices"][0]["message"]["content"] == cut
+
+
+def test_a_second_turn_finds_the_first_in_the_cache(client: httpx.Client) -> None:
+    first = ask(client, temperature=0)
+    messages = [*MESSAGES, first["choices"][0]["message"], {"role": "user", "content": "And three more?"}]
+    details = ask(client, messages=messages, temperature=0)["usage"]["prompt_tokens_details"]
+    assert details["cached_tokens"] >= first["usage"]["prompt_tokens"]
+
+
+def test_json_schemas_and_stop_strings_are_kept(client: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
+    form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": schema}}
+    answer = ask(client, response_format=form, temperature=5, max_tokens=60)
+    assert json.loads(answer["choices"][0]["message"]["content"])["colour"] in ("red", "blue")
+    stopped = ask(client, messages=[*MESSAGES], temperature=0, stop=["e"], max_tokens=60)
+    assert "e" not in stopped["choices"][0]["message"]["content"]
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_answer_goes_on_after_other_tokens(client: httpx.Client) -> None:
+    first = ask(client, temperature=0, return_tokens=True)["choices"][0]
+    prefix = first["tokens"][:4]
+    rest = ask(client, temperature=0, return_tokens=True, prefix_tokens=prefix, max_tokens=8)["choices"][0]
+    assert rest["tokens"] == first["tokens"][4:]
 
 
 @pytest.mark.parametrize(
-    ("has", "gets", "reasoning", "content"),
+    ("fields", "status", "param", "code"),
     [
-        ("<think>\nI see", " that.\n</think>\n\nYes.", " that.", "Yes."),
-        ("<think>\nI see\n</think>\n\nOf", " course.", "", " course."),
-        ("", "Yes.", "", "Yes."),
+        (
+            {"messages": [{"role": "user", "content": "word " * 900}]},
+            400,
+            "messages",
+            "context_length_exceeded",
+        ),
+        ({"model": "gpt-4"}, 404, "model", "model_not_found"),
+        ({"top_p": 0.5, "top_n_sigma": 1}, 400, "top_p", None),
+        ({"grammar": "root ::= ("}, 400, None, None),
+        ({"logit_bias": {"999999": 1}}, 400, None, None),
+        ({"temperature": -1}, 400, "temperature", None),
     ],
 )
-def test_a_message_that_goes_on_after_what_the_client_has(
-    has: str, gets: str, reasoning: str, content: str
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_answered_has_a_status(
+    client: httpx.Client, fields: dict[str, Any], status: int, param: str, code: str, stream: bool
 ) -> None:
-    builder = MessageBuilder(ReasoningSplitter("start"), ToolParser(["now"]))
-    builder.skip(has)
-    builder.deltas(Piece(gets), "stop")
-    message = builder.message()
-    assert (message.get("reasoning", ""), message["content"]) == (reasoning, content)
+    response = client.post("/v1/chat/completions", json={"messages": MESSAGES, "stream": stream, **fields})
+    assert response.status_code == status
+    error = response.json()["error"]
+    assert error["message"]
+    assert "\n" not in error["message"]
+    assert error["type"] == ("exceed_context_size_error" if code == "context_length_exceeded" else KIND)
+    assert param is None or error["param"] == param
+    assert error["code"] == code
+
+
+TEXT = "The capital of France is Paris. The capital of Italy is"
+
+
+def complete(server: RunningServer, **fields: Any) -> dict[str, Any]:
+    body = {"prompt": TEXT, "max_tokens": 6, "temperature": 0, **fields}
+    response = server.post("/v1/completions", **body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def test_every_prompt_is_continued_n_times_in_order(server: RunningServer) -> None:
+    answer = complete(server, prompt=["One, two, three,", "A, B, C,"], n=2)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts[0] == texts[1] != texts[2] == texts[3]
+    assert answer["object"] == "text_completion"
+    assert answer["usage"]["completion_tokens"] == 24
+
+
+def test_token_ids_are_continued_as_their_text(server: RunningServer) -> None:
+    tokens = httpx.post(f"{server.url}/tokenize", json={"content": TEXT, "add_special": True}).json()[
+        "tokens"
+    ]
+    as_text, as_tokens, as_list = (complete(server, prompt=prompt) for prompt in (TEXT, tokens, [tokens]))
+    assert as_text["choices"] == as_tokens["choices"] == as_list["choices"]
+
+
+def test_a_streamed_completion_is_the_whole_in_pieces(server: RunningServer) -> None:
+    whole = complete(server, logprobs=2, echo=True)["choices"][0]
+    body = {"prompt": TEXT, "max_tokens": 6, "temperature": 0, "logprobs": 2, "echo": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    choices = [json.loads(line)["choices"][0] for line in lines]
+    assert "".join(choice["text"] for choice in choices) == whole["text"]
+    assert whole["text"].startswith(TEXT)
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        joined = [value for choice in choices for value in choice["logprobs"][name]]
+        if name == "token_logprobs":
+            assert joined[1:] == pytest.approx(whole["logprobs"][name][1:], abs=1e-3)
+        elif name != "top_logprobs":
+            assert joined == whole["logprobs"][name]
+        assert len(joined) == len(whole["logprobs"]["tokens"])
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_echo_gives_the_prompts_log_probabilities(server: RunningServer, max_tokens: int) -> None:
+    with load_model("smollm2-135m", n_ctx=512) as model:
+        context, continuation = model.tokenize(TEXT)[:-3], model.tokenize(TEXT)[-3:]
+        [expected] = model.logprobs([(context, continuation)])
+    answer = complete(server, prompt=[*context, *continuation], echo=True, logprobs=1, max_tokens=max_tokens)
+    choice = answer["choices"][0]
+    n_prompt = len(context) + len(continuation)
+    logprobs = choice["logprobs"]
+    assert len(logprobs["tokens"]) == n_prompt + max_tokens
+    assert logprobs["token_logprobs"][0] is None
+    scored = logprobs["token_logprobs"][len(context) : n_prompt]
+    assert scored == pytest.approx(expected.logprobs, abs=2e-2)
+    greedy = [
+        max(top.values()) == logprob
+        for top, logprob in zip(logprobs["top_logprobs"][len(context) : n_prompt], scored, strict=True)
+    ]
+    assert all(greedy) == expected.is_greedy
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert choice["text"][offset:].startswith(token)
+
+
+def test_a_token_that_ends_the_answer_has_its_log_probability_too(server: RunningServer) -> None:
+    [end] = server.post("/tokenize", content="<|im_end|>").json()["tokens"]
+    answer = complete(
+        server, prompt=[1, 2, 3], echo=True, logprobs=1, max_tokens=1, logit_bias={str(end): 100}
+    )
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert len(answer["choices"][0]["logprobs"]["token_logprobs"]) == 4
+
+
+def test_tokenize_and_detokenize_are_inverse(server: RunningServer) -> None:
+    def post(path: str, **body: Any) -> Any:
+        return httpx.post(f"{server.url}{path}", json=body).json()
+
+    text = "naïve 東京 <|im_end|>"
+    tokens = post("/tokenize", content=text, parse_special=False)["tokens"]
+    assert post("/detokenize", tokens=tokens)["content"] == text
+    assert post("/tokenize", prompt=text)["count"] < len(tokens)  # <|im_end|> is one token
+    pieces = post("/tokenize", content=text, parse_special=False, with_pieces=True)["tokens"]
+    assert [piece["id"] for piece in pieces] == tokens
+    refused = httpx.post(f"{server.url}/detokenize", json={"tokens": [10**6]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
+    messages = [{"role": "user", "content": "Hi"}]
+    counted = post("/v1/chat/completions/input_tokens", messages=messages)["input_tokens"]
+    with load_model("smollm2-135m", n_ctx=512) as model:
+        assert counted == model.count_tokens(messages)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mink_local.generation.model import Model
 from mink_local.samplers import MinK, MinP, PLess, Sampler, TopK, TopNSigma, TopP
-from mink_local.serve.candidates import step_candidates
+from mink_local.serve.endpoints.candidates import step_candidates
 from tests.support import reference
 from tests.support.methods import METHODS
 from tests.support.server import RunningServer
@@ -41,7 +41,9 @@ def test_the_first_candidates_are_the_largest_logits(row: NDArray[np.float32], s
     assert [c.logit for c in step.candidates] == logits[:200].tolist()
     assert [c.p for c in step.candidates] == pytest.approx(p[:200])
     assert step.entropy == pytest.approx(-(p[p > 0] * np.log2(p[p > 0])).sum())
-    assert [c.text for c in step.candidates[:10]] == [smollm2.texts([c.id])[0] for c in step.candidates[:10]]
+    assert [c.text for c in step.candidates[:10]] == [
+        smollm2.token_texts([c.id])[0] for c in step.candidates[:10]
+    ]
 
 
 def test_cuts_are_those_of_the_reference(row: NDArray[np.float32], smollm2: Model) -> None:
@@ -104,9 +106,9 @@ def test_what_cannot_be_answered_is_refused(row: NDArray[np.float32], smollm2: M
     banned = row.copy()
     banned[5] = -np.inf
     for sampled in (-1, row.size, 5):
-        with pytest.raises(ValueError, match="sampled must be a token that can be chosen"):
+        with pytest.raises(ValueError, match="sampled"):
             step_candidates(banned, smollm2.weights, [], [1.0], top=5, sampled=sampled)
-    with pytest.raises(ValueError, match="no logit is finite"):
+    with pytest.raises(ValueError, match="finite"):
         step_candidates(np.full_like(row, -np.inf), smollm2.weights, [], [1.0], top=5)
 
 
@@ -116,7 +118,7 @@ def test_the_answer_is_json_at_any_temperature(row: NDArray[np.float32], smollm2
 
 
 def post(server: RunningServer, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}/candidates", json={"messages": MESSAGES, **fields}, timeout=60)
+    return server.post("/candidates", **{"messages": MESSAGES, **fields})
 
 
 def test_the_endpoint_tells_the_next_token_of_a_conversation(server: RunningServer, smollm2: Model) -> None:
@@ -144,27 +146,34 @@ def test_the_endpoint_tells_the_next_token_of_a_conversation(server: RunningServ
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "says"),
+    ("fields", "param", "value"),
     [
-        ({"samplers": ["parrot"]}, "samplers", "unknown sampler 'parrot'"),
-        ({"samplers": ["min-k"] * 9}, "samplers", "at most 8"),
-        ({"temperatures": [0]}, "temperatures", "must be"),
-        ({"temperatures": [1.0] * 33}, "temperatures", "must be"),
-        ({"top": 201}, "top", "must be"),
-        ({"sampled": 10**6}, "sampled", "must be a token"),
-        ({"prefix_tokens": [10**6]}, None, "token"),
-        ({"messages": []}, "messages", "must be"),
+        ({"samplers": ["parrot"]}, "samplers", "parrot"),
+        ({"samplers": ["min-k"] * 9}, "samplers", "8"),
+        ({"temperatures": [0]}, "temperatures", "0"),
+        ({"temperatures": [1.0] * 33}, "temperatures", "32"),
+        ({"top": 201}, "top", "200"),
+        ({"sampled": 10**6}, "sampled", "1000000"),
+        ({"prefix_tokens": [10**6]}, None, "1000000"),
+        ({"messages": []}, "messages", "1"),
         ({"model": "parrot"}, "model", "parrot"),
     ],
 )
 def test_a_wrong_field_is_named(
-    server: RunningServer, fields: dict[str, Any], param: str | None, says: str
+    server: RunningServer, fields: dict[str, Any], param: str | None, value: str
 ) -> None:
     answer = post(server, **fields)
     assert answer.status_code in (400, 404)
     error = answer.json()["error"]
-    assert says in error["message"]
+    assert value in error["message"]
     assert param is None or error["param"].startswith(param)
+
+
+def test_the_tools_are_part_of_the_prompt(server: RunningServer) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    counts = [post(server, tools=given, top=0).json()["prompt_tokens"] for given in ([], tools)]
+    counted = server.post("/v1/chat/completions/input_tokens", messages=MESSAGES, tools=tools).json()
+    assert counts[0] < counts[1] == counted["input_tokens"]
 
 
 def test_a_conversation_that_is_too_long_is_refused(server: RunningServer) -> None:

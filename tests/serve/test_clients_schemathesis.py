@@ -9,8 +9,9 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import response_schema_conformance
 
-from mink_local.serve.openapi import document
+from mink_local.serve.endpoints.information import document
 from tests.support.server import RunningServer, running_server
 
 OPERATIONS = {
@@ -47,6 +48,7 @@ def test_every_answer_is_a_result_or_an_error_body(brief: RunningServer, operati
     )  # shrinking takes minutes
     def check(case: Case[Any]) -> None:
         response = case.call(base_url=brief.url)
+        case.validate_response(response, checks=[response_schema_conformance])
         if response.status_code < 400:
             return
         assert response.status_code < 500 or response.status_code == 501, response.text

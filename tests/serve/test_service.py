@@ -1,23 +1,80 @@
-"""The service behind the endpoints: requests that a model refuses, and the end while one is prepared."""
+"""The service behind the endpoints: the engine's thread, refusals, streams that wait, the end, metrics."""
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.responses import StreamingResponse
+from starlette.types import Message
 
 from mink_local import Constraints, MinK, Request, SamplingParams, load_model
+from mink_local.generation.model import Model
 from mink_local.llama import grammar
-from mink_local.serve.api_errors import ApiError
-from mink_local.serve.metrics import Metrics
-from mink_local.serve.presets import Defaults, Presets
-from mink_local.serve.service import Service
+from mink_local.serve.endpoints import completions
+from mink_local.serve.endpoints.completions import CompletionExchange
+from mink_local.serve.protocol.responses import ApiError
+from mink_local.serve.protocol.sampling import Preset, Presets
+from mink_local.serve.service import AnswerEvent, EngineThread, EventStream, Metrics, Service
+
+PROMPTS = ["One, two,", "The sun", "In a village", "Once upon a time", "She said"]
+
+
+@pytest.fixture
+def model(tiny_path: Path) -> Iterator[Model]:
+    with load_model(str(tiny_path), n_ctx=64, n_parallel=2, trust=True) as model:
+        yield model
+
+
+def request(prompt: str, max_tokens: int = 10) -> Request:
+    return Request(prompt, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True))
+
+
+def begin(thread: EngineThread, model: Model, *requests: Request) -> EventStream:
+    return thread.generate([model.engine.prepare(request) for request in requests])
+
+
+async def read(stream: EventStream) -> list[AnswerEvent]:
+    return [event async for event in stream]
+
+
+def test_each_client_gets_the_events_of_its_own_answers(model: Model) -> None:
+    expected = [
+        answer.text for answer in sorted(model.answer_all(map(request, PROMPTS)), key=lambda a: a.index)
+    ]
+
+    async def run() -> list[list[AnswerEvent]]:
+        thread = EngineThread(model.engine)
+        streams = [begin(thread, model, request(prompt)) for prompt in PROMPTS]
+        events = await asyncio.gather(*map(read, streams))
+        assert thread.n_answers == 0
+        assert await thread.stop()
+        return events
+
+    for events, text in zip(asyncio.run(run()), expected, strict=True):
+        assert "".join(event.piece for event in events) == text
+        assert [event.finish_reason for event in events] == [None] * 9 + ["length"]
+
+
+def test_a_reader_that_is_slow_finds_everything_later(model: Model) -> None:
+    async def run() -> None:
+        thread = EngineThread(model.engine)
+        slow = begin(thread, model, request(PROMPTS[0]))
+        await read(begin(thread, model, request(PROMPTS[1]), request(PROMPTS[2])))
+        while thread.n_answers:
+            await asyncio.sleep(0.01)
+        assert len(await read(slow)) == 10
+        await thread.stop()
+
+    asyncio.run(run())
 
 
 def service(path: Path) -> Service:
     model = load_model(str(path), n_ctx=64, n_parallel=2)
-    return Service(model, Presets("tiny", Defaults(MinK(), 1.0), {}), Metrics({}, []))
+    return Service(model, Presets(Preset(MinK(), model_id="tiny"), {}), Metrics({}, []))
 
 
 def test_a_conversation_that_the_template_refuses(tiny: Callable[..., Path]) -> None:
@@ -26,13 +83,54 @@ def test_a_conversation_that_the_template_refuses(tiny: Callable[..., Path]) -> 
 
     async def run() -> None:
         await one.start(lambda: None)
-        for refused in (one.off_loop(one.tokens, request), one.begin([request])):
-            with pytest.raises(ApiError, match="refuses this conversation: no system prompt") as raised:
+        for refused in (one.off_loop(one.tokens, request), one.begin(1, lambda: [request])):
+            with pytest.raises(ApiError, match="no system prompt") as raised:
                 await refused
             assert raised.value.status == 400
         await one.stop()
 
     asyncio.run(run())
+
+
+def test_nan_logits_are_the_servers_fault_even_under_constraints(tiny: Callable[..., Path]) -> None:
+    one = service(tiny(scale=float("nan")))
+    request = Request("Hello", SamplingParams(constraints=Constraints(repeat_penalty=1.1)))
+
+    async def run() -> None:
+        await one.start(lambda: None)
+        with pytest.raises(ApiError, match="NaN") as raised:
+            await anext(await one.begin(1, lambda: [request]))
+        assert (raised.value.status, raised.value.code) == (500, "generation_failed")
+        await one.stop()
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_waits_sends_comments(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = service(tiny_path)
+    step, release = one.model.engine.step, threading.Event()
+    monkeypatch.setattr(one.model.engine, "step", lambda: release.wait(30) and step())
+    monkeypatch.setattr(completions, "KEEP_ALIVE_SECONDS", 0.02)
+
+    async def receive() -> Message:
+        await asyncio.sleep(60)
+        return {"type": "http.disconnect"}
+
+    async def run() -> list[Any]:
+        await one.start(lambda: None)
+        body = b'{"prompt": "Hello", "max_tokens": 2, "stream": true}'
+        response = await CompletionExchange(one, body).respond(receive)
+        assert isinstance(response, StreamingResponse)
+        sent = []
+        async for part in response.body_iterator:
+            sent.append(part)
+            release.set()
+        await one.stop()
+        return sent
+
+    first, *_, last = asyncio.run(run())
+    assert first.startswith(b": ")
+    assert last == b"data: [DONE]\n\n"
 
 
 def test_the_model_is_not_freed_under_a_request_in_preparation(
@@ -50,10 +148,11 @@ def test_the_model_is_not_freed_under_a_request_in_preparation(
 
     monkeypatch.setattr(grammar, "ask", slow)
     constraints = Constraints(grammar='root ::= "while the server ends"')
+    request = Request("Hello", SamplingParams(constraints=constraints))
 
     async def run() -> None:
         await one.start(lambda: None)
-        task = asyncio.create_task(one.begin([Request("Hello", SamplingParams(constraints=constraints))]))
+        task = asyncio.create_task(one.begin(1, lambda: [request], has_grammar=True))
         await asyncio.to_thread(trying.wait, 30)
         task.cancel()
         stopping = asyncio.create_task(one.stop())
@@ -65,3 +164,37 @@ def test_the_model_is_not_freed_under_a_request_in_preparation(
     [handle] = weights
     assert handle is not None
     assert one.model.weights.handle is None
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    """Return the values by the name and the values of the labels."""
+    families = text_string_to_metric_families(metrics.text().decode())
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def test_responses_are_counted_by_endpoint_and_status_and_unknown_paths_together() -> None:
+    metrics = Metrics({}, ["/v1/models"])
+    for path, status in [
+        ("/v1/models", 200),
+        ("/v1/models", 200),
+        ("/v1/models", 401),
+        ("/a", 404),
+        ("/b", 404),
+    ]:
+        metrics.count_response(path, status)
+    found = samples(metrics)
+    assert found["mink_responses_total", "/v1/models", "200"] == 2
+    assert found["mink_responses_total", "/v1/models", "401"] == 1
+    assert found["mink_responses_total", "other", "404"] == 2
+
+
+def test_each_server_has_its_own_numbers_from_zero_and_any_name_as_a_label() -> None:
+    name = 'C:\\models\\"new"\n} 1\nevil 2'
+    used, new = Metrics({"model": "m"}, []), Metrics({"model": name}, [])
+    used.prompt_tokens.inc(100)
+    used.token_seconds.observe(0.0025)
+    assert samples(used)["mink_prompt_tokens_total",] == 100
+    assert samples(used)["mink_token_seconds_bucket", "0.0025"] == 1
+    assert samples(used)["mink_token_seconds_bucket", "0.001"] == 0
+    assert samples(new)["mink_prompt_tokens_total",] == samples(new)["mink_token_seconds_count",] == 0
+    assert samples(new)["mink_info", name] == 1

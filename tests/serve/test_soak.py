@@ -73,7 +73,7 @@ def counting_questions(model: Model) -> list[Question]:
     prompts: list[Any] = [*texts, *chats]
     params = SamplingParams(sampler=Greedy(), max_tokens=N_TOKENS, logprobs=2)
     questions = []
-    for answer in model.complete(Request(prompt, params) for prompt in prompts):
+    for answer in model.answer_all(Request(prompt, params) for prompt in prompts):
         if min(best[1] - second[1] for best, second in answer.top_logprobs) < MARGIN:
             continue
         prompt = answer.request.prompt

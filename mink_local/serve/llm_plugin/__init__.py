@@ -1,4 +1,4 @@
-"""Plugin of the program `llm`: models `mink/NAME`, in its own process or on a running `mink-serve`."""
+"""Plugin for `llm`: the models on this machine, as `mink/NAME`."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -8,10 +8,10 @@ import llm
 
 @llm.hookimpl
 def register_models(register: Callable[..., None]) -> None:
-    """Register the models that are on this machine, and those of a running server."""
+    """Register the catalogue's models that are on this machine."""
     if find_spec("llm.parts") is None:
         return  # an `llm` before 0.32, which an ImportError would end
     from mink_local.serve.llm_plugin.models import AsyncMinkModel, MinkModel, names  # not for `llm --help`
 
-    for name, is_here in names().items():
-        register(MinkModel(name, is_here), AsyncMinkModel(name, is_here))
+    for name in names():
+        register(MinkModel(name), AsyncMinkModel(name))

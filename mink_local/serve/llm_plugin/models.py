@@ -1,38 +1,25 @@
-"""The models of `llm`: each answers in this process, or on a running `mink-serve`."""
+"""The models and options that `llm` shows; the models answer in this process."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import aclosing, closing, contextmanager
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 import llm
 from llm.parts import StreamEvent
+from pydantic import Field, ValidationInfo, field_validator
 
 from mink_local.errors import MinkError, ModelNotFoundError
 from mink_local.models.catalog import locate, read_catalog
-from mink_local.serve.llm_plugin.answer_log import AnswerLog
-from mink_local.serve.llm_plugin.messages import chat_request
-from mink_local.serve.llm_plugin.options import PromptOptions
-from mink_local.serve.llm_plugin.server_client import ServerClient
 
-_LISTING_SECONDS = 0.5  # for a server to say which models it has, while models are listed
-_SECONDS = 5.0  # the same before a prompt: loading the model here takes long, too
-_KEY_NAME, _KEY_VARIABLE = "mink", "MINK_API_KEY"
+if TYPE_CHECKING:
+    from mink_local.samplers import Sampler
+    from mink_local.serve.llm_plugin.in_process import PromptAnswer
 
 
-def names() -> dict[str, bool]:
-    """Return the names of the models that can be used now, and whether each is on this machine."""
-    found = dict.fromkeys(_downloaded(), True)
-    key = llm.get_key(alias=_KEY_NAME, env=_KEY_VARIABLE)
-    try:
-        served = ServerClient(key).models(_LISTING_SECONDS)
-    except MinkError:  # said when the server is asked to answer
-        served = []
-    return dict.fromkeys(served, False) | found
-
-
-def _downloaded() -> Iterator[str]:
+def names() -> Iterator[str]:
     """Yield the names of the catalogue's models that are on this machine."""
     for model, (usual, *others) in read_catalog().items():
         for name, entry in ((model, usual), *((other.name, other) for other in others)):
@@ -43,75 +30,86 @@ def _downloaded() -> Iterator[str]:
             yield name
 
 
-class Source(Protocol):
-    """Answers chat requests in OpenAI's protocol."""
+class PromptOptions(llm.Model.Options):
+    """Options that a prompt can have; `llm models --options` lists them."""
 
-    def chunks(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """Yield the chunks of a chat completion as they come."""
+    temperature: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="Temperature; 0 is greedy. There is no upper bound."
+    )
+    sampler: str | None = Field(None, description="Sampler, such as min-k:tau=3 or top-p:p=0.9.")
+    tau: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="Min-k keeps at least tau / (range of the logits)."
+    )
+    floor: float | None = Field(
+        None, ge=0, allow_inf_nan=False, description="Min-k also keeps logits within floor of the largest."
+    )
+    max_tokens: int | None = Field(None, ge=1, description="Maximum length of the answer in tokens.")
+    seed: int | None = Field(None, ge=0, description="Seed; the same seed gives the same answer.")
+    stop: str | list[str] | None = Field(None, description="A string that ends the answer, or several.")
+    think: bool | None = Field(None, description="Whether to reason first, if the model has a switch for it.")
+    n_ctx: int | None = Field(None, ge=1, description="Tokens that a prompt and its answer share.")
 
-    def async_chunks(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the chunks of a chat completion as they come."""
+    @field_validator("sampler")
+    @classmethod
+    def _check_sampler(cls, sampler: str | None) -> str | None:
+        _parsed(sampler)
+        return sampler
+
+    @field_validator("tau", "floor")
+    @classmethod
+    def _check_option(cls, value: float | None, info: ValidationInfo) -> float | None:
+        _parsed(info.data.get("sampler"), **{str(info.field_name): value})
+        return value
+
+    def parsed_sampler(self) -> "Sampler | None":
+        """Return the sampler of the options `sampler`, `tau` and `floor`, or None."""
+        return _parsed(self.sampler, tau=self.tau, floor=self.floor)
+
+
+def _parsed(sampler: str | None, **options: float | None) -> "Sampler | None":
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if sampler is None and not given:
+        return None
+    from mink_local.samplers import MinK, parse  # takes a third of a second
+
+    parsed = parse(sampler or MinK.name)
+    if not given:
+        return parsed
+    if not isinstance(parsed, MinK):
+        raise ValueError(f"{next(iter(given))} is an option of min-k, not of {parsed.name}")
+    return replace(parsed, **given)
 
 
 class PromptError(llm.ModelError, click.ClickException):
-    """A prompt cannot be answered; `llm` shows its sentence, and `llm chat` too because it is click's."""
+    """A prompt cannot be answered; as click's exception it is one line in `llm chat` too."""
 
 
 class _AnyMinkModel:
-    """Has in common what the models for synchronous and for asynchronous use have.
+    """The common part of the models for synchronous and for asynchronous use.
 
     Args:
-        name: Its name in the catalogue, or its id on the server.
-        is_here: Whether it is on this machine.
+        name: Its name in the catalogue.
     """
 
     can_stream = True
     supports_schema = True
     supports_tools = True
-    needs_key: str | None = _KEY_NAME
-    key_env_var: str | None = _KEY_VARIABLE
     Options = PromptOptions
 
-    def __init__(self, name: str, is_here: bool) -> None:
+    def __init__(self, name: str) -> None:
         self.model_id = f"mink/{name}"
         self._name = name
-        self._is_here = is_here
 
     def __str__(self) -> str:
         return f"mink-local: {self.model_id}"
 
-    def get_key(self, explicit_key: str | None = None) -> str | None:
-        """Return the key for the server, or None: most servers ask for none."""
-        return llm.get_key(explicit_key, _KEY_NAME, _KEY_VARIABLE)
+    def _answer(self, prompt: llm.Prompt) -> "PromptAnswer":
+        from mink_local.serve.llm_plugin.in_process import PromptAnswer  # llama.cpp and Numba take a second
 
-    def _prepare(self, prompt: llm.Prompt, key: str | None) -> tuple[Source, dict[str, Any], AnswerLog]:
-        """Return what answers a prompt, the request for it, and the log of the answer."""
-        options = prompt.options
-        assert isinstance(options, PromptOptions)
-        body = chat_request(self._name, prompt, options)
-        server = self._server(key)
-        log = AnswerLog(self._name, body["seed"], server.url if server else None)
-        if server is not None:
-            return server, body, log
-        from mink_local.serve.llm_plugin.in_process import InProcess  # llama.cpp and Numba take a second
-
-        return InProcess(options.n_ctx), body, log
-
-    def _server(self, key: str | None) -> ServerClient | None:
-        """Return the server, or None if it does not have the model and this machine does."""
-        server = ServerClient(key)
-        served = server.models(_SECONDS)
-        if self._name in served:
-            return server
-        if not self._is_here:
-            has = f"it has {', '.join(served)}" if served else "start mink-serve, or set MINK_URL"
-            raise MinkError(f"no mink-serve at {server.url} has {self._name}: {has}")
-        if server.is_chosen:
-            click.echo(f"mink: no mink-serve at {server.url} has {self._name}: it is loaded here", err=True)
-        return None
+        return PromptAnswer(self._name, prompt)
 
 
-class MinkModel(_AnyMinkModel, llm.KeyModel):
+class MinkModel(_AnyMinkModel, llm.Model):
     """A model for synchronous use."""
 
     def execute(
@@ -120,18 +118,16 @@ class MinkModel(_AnyMinkModel, llm.KeyModel):
         stream: bool,  # noqa: ARG002  # an answer comes in pieces in any case, and llm joins them
         response: llm.Response,
         conversation: llm.Conversation | None,  # noqa: ARG002  # prompt.messages has it
-        key: str | None,
     ) -> Generator[StreamEvent, None, None]:
         """Answer a prompt: yield its events as they come."""
         with _prompt_errors():
-            source, body, log = self._prepare(prompt, key)
-            with closing(source.chunks(body)) as chunks:
-                for chunk in chunks:
-                    yield from log.events(chunk)
-            log.finish(response)
+            answer = self._answer(prompt)
+            with closing(answer.events()) as events:
+                yield from events
+            answer.finish(response)
 
 
-class AsyncMinkModel(_AnyMinkModel, llm.AsyncKeyModel):
+class AsyncMinkModel(_AnyMinkModel, llm.AsyncModel):
     """A model for asynchronous use."""
 
     async def execute(
@@ -140,16 +136,14 @@ class AsyncMinkModel(_AnyMinkModel, llm.AsyncKeyModel):
         stream: bool,  # noqa: ARG002
         response: llm.AsyncResponse,
         conversation: llm.AsyncConversation | None,  # noqa: ARG002
-        key: str | None,
     ) -> AsyncGenerator[StreamEvent, None]:
         """Answer a prompt: yield its events as they come."""
         with _prompt_errors():
-            source, body, log = await asyncio.to_thread(self._prepare, prompt, key)
-            async with aclosing(source.async_chunks(body)) as chunks:
-                async for chunk in chunks:
-                    for event in log.events(chunk):
-                        yield event
-            log.finish(response)
+            answer = await asyncio.to_thread(self._answer, prompt)
+            async with aclosing(answer.async_events()) as events:
+                async for event in events:
+                    yield event
+            answer.finish(response)
 
 
 @contextmanager

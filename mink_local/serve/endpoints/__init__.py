@@ -1,0 +1,1 @@
+"""The endpoints of mink-serve, a module for each group."""

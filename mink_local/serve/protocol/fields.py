@@ -1,0 +1,540 @@
+"""Requests as clients send them: types, ranges and limits, checked while the JSON is decoded.
+
+Fields of OpenAI's that have no use here (`user`, `store`, `metadata`, …) are ignored silently, unsupported
+sampling fields are ignored and reported, and unsupported constraints are refused.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from mink_local.samplers import SAMPLERS
+from mink_local.serve.protocol.responses import ApiError
+
+MAX_TOKENS = 2**31 - 1
+MAX_ANSWERS = 128  # of one request: prompts times n
+MAX_BIAS = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_SCHEMA_DEPTH = 32
+MAX_SCHEMA_NODES = 5_000
+MAX_TEXT_CHARACTERS = 1 << 20  # to tokenize
+
+Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+CountOrRest = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]  # -1: as many as there is room for
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
+TopLogprobsCount = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+Temperature = Annotated[float, Meta(gt=0)]
+StopString = Annotated[str, Meta(max_length=1024)]
+LongText = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
+Breaker = Annotated[str, Meta(max_length=40)]  # llama.cpp reads no more
+BiasedText = Annotated[str, Meta(max_length=64)]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Grammar = Annotated[str, Meta(max_length=65_536)]
+Schema = dict[str, Any]
+
+UNSUPPORTED = {
+    *("adaptive_decay", "adaptive_target", "best_of", "diversity_penalty", "dynatemp_exponent"),
+    *("dynatemp_range", "early_stopping", "epsilon_cutoff", "eta_cutoff", "length_penalty", "min_keep"),
+    *("no_repeat_ngram_size", "num_beams", "penalty_alpha", "samplers", "smoothing_curve"),
+    *("smoothing_factor", "temperature_last", "tfs", "tfs_z", "top_a", "typical", "typical_p"),
+    *("use_beam_search", "vllm_xargs", "xtc_probability", "xtc_threshold"),
+}
+"""Sampling fields of other servers that are ignored here, and reported to the client."""
+
+REFUSED = {
+    "allowed_token_ids": "use grammar",
+    "bad_words": "use logit_bias",
+    "chat_template": "the model's own template is used",
+    "ebnf": "use grammar",
+    "format": "use response_format",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "guided_choice": "use json_schema with an enum",
+    "guided_decoding": "use json_schema or grammar",
+    "guided_grammar": "use grammar",
+    "guided_json": "use json_schema",
+    "guided_regex": "use json_schema with a pattern",
+    "regex": "use json_schema with a pattern",
+    "structured_outputs": "use json_schema or grammar",
+    "suffix": "put the text after the gap into the prompt",
+}
+"""Fields that change what an answer may contain and are not supported, with what to use instead."""
+
+
+class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base class of what a client sends; a field that is null or absent is None."""
+
+
+class ContentPart(Fields, frozen=True):
+    """A part of a message's content; only text is supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Fields, frozen=True):
+    """A function and the arguments with which the model called it, as JSON text or as an object."""
+
+    name: Name
+    arguments: str | dict[str, Any]
+
+
+class ToolCall(Fields, frozen=True):
+    """A call in an assistant's message."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(Fields, frozen=True):
+    """A message of a conversation.
+
+    Attributes:
+        role: `developer` is the same as `system`.
+        content: Required unless the role is `assistant`.
+        name: The name of the tool whose result this is.
+        tool_calls: The calls that the assistant made.
+        tool_call_id: The call whose result this is.
+        reasoning_content: The assistant's reasoning.
+        reasoning: The same as `reasoning_content`.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Meta(max_length=1024)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=128)] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.content is None and self.role != "assistant":
+            raise ValueError("content is missing")
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message for a chat template: its content is a text, None beside tool calls."""
+        content = self.content or ""
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
+        message: dict[str, Any] = {"role": role, "content": content}
+        if self.tool_calls:
+            calls = [{"type": "function", **msgspec.to_builtins(call)} for call in self.tool_calls]
+            message |= {"tool_calls": calls, "content": content or None}
+        if reasoning := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = reasoning
+        for field in ("name", "tool_call_id"):
+            if (value := getattr(self, field)) is not None:
+                message[field] = value
+        return message
+
+
+class FunctionDefinition(Fields, frozen=True):
+    """A function that the model may call.
+
+    Attributes:
+        parameters: A JSON schema of type `object`.
+    """
+
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Fields, frozen=True):
+    """A tool that the model may call; only functions are supported."""
+
+    function: FunctionDefinition
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(Fields, frozen=True):
+    """The name of a function."""
+
+    name: Name
+
+
+class NamedToolChoice(Fields, frozen=True):
+    """The tool that the model must call."""
+
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+class JsonSchemaFormat(Fields, frozen=True):
+    """A JSON schema with a name."""
+
+    schema: Schema
+    name: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Fields, frozen=True):
+    """The form of an answer: any text, any JSON object, or JSON that conforms to a schema.
+
+    Attributes:
+        schema: For `json_object`: the object's JSON schema.
+        json_schema: Required for `json_schema`.
+    """
+
+    type: Literal["text", "json_object", "json_schema"]
+    schema: Schema | None = None
+    json_schema: JsonSchemaFormat | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("json_schema is missing")
+
+    @property
+    def answer_schema(self) -> Schema | None:
+        """The JSON schema of the answer; None for text."""
+        if self.type == "json_schema" and self.json_schema is not None:
+            return self.json_schema.schema
+        return None if self.type == "text" else self.schema or {"type": "object"}
+
+
+class StreamOptions(Fields, frozen=True):
+    """Options of a stream.
+
+    Attributes:
+        include_usage: Whether a last chunk has `usage` and `timings`.
+    """
+
+    include_usage: bool | None = None
+
+
+class ReasoningOptions(Fields, frozen=True):
+    """Options for the reasoning before an answer.
+
+    Attributes:
+        effort: `none` switches reasoning off, anything else on.
+    """
+
+    effort: str | None = None
+
+
+class SamplingFields(Fields, frozen=True):
+    """The fields that chat and completion requests share.
+
+    Attributes:
+        model: A model id; by default the model without a preset.
+        stream: Whether to send the answer as server-sent events.
+        n: Number of answers; their seeds are consecutive.
+        seed: The same seed gives the same answer as long as no other requests run; -1 is a random one.
+        stop: Strings that end the answer and are not part of it.
+        stop_token_ids: Tokens that end the answer and are not part of it.
+        ignore_eos: Never end the answer before it is as long as it may be.
+        max_tokens: Maximum length of the answer in tokens; -1 is the rest of the context.
+        max_completion_tokens: The same as `max_tokens`, and wins over it.
+        n_predict: The same as `max_tokens`.
+        min_tokens: Minimum length of the answer in tokens.
+        return_tokens: Whether choices have `tokens`.
+        temperature: Applied to the candidates that the sampler keeps; 0 is greedy. There is no upper bound.
+        sampler: A sampler such as `min-k:tau=3`; it wins over the samplers' own fields.
+        min_k: Use Min-k, with `min_k_tau` and `min_k_floor`.
+        logit_bias: By token id, or a list of pairs of token id or text and bias, as in llama-server; -100 and
+            `false` ban a token.
+        repeat_penalty: As in llama-server; `repetition_penalty` is the same.
+        repeat_last_n: Number of last tokens that penalties look at; -1 is the context size.
+        response_format: The form of the answer.
+        json_schema: A JSON schema that the answer conforms to.
+        grammar: A grammar in llama.cpp's GBNF that the answer conforms to.
+    """
+
+    model: Name | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=64)] | None = None
+    seed: int | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    max_tokens: CountOrRest | None = None
+    max_completion_tokens: CountOrRest | None = None
+    n_predict: CountOrRest | None = None
+    min_tokens: Count | None = None
+    return_tokens: bool | None = None
+
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    sampler: Name | None = None
+    min_k: bool | None = None
+
+    logit_bias: (
+        Annotated[dict[BiasedText, float], Meta(max_length=MAX_BIAS)]
+        | Annotated[list[tuple[int | BiasedText, float | bool]], Meta(max_length=MAX_BIAS)]
+        | None
+    ) = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repeat_penalty: float | None = None
+    repetition_penalty: float | None = None
+    repeat_last_n: CountOrRest | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: Count | None = None
+    dry_penalty_last_n: CountOrRest | None = None
+    dry_sequence_breakers: Annotated[list[Breaker], Meta(max_length=16)] | None = None
+
+    response_format: ResponseFormat | None = None
+    json_schema: Schema | None = None
+    grammar: Grammar | None = None
+
+    def __post_init__(self) -> None:
+        forms = {
+            "response_format": self.response_format and self.response_format.answer_schema,
+            "json_schema": self.json_schema,
+            "grammar": self.grammar or None,
+        }
+        given = [name for name, form in forms.items() if form is not None]
+        if len(given) > 1:
+            raise ApiError(400, f"{given[1]} cannot be combined with {given[0]}: send one", param=given[1])
+        if self.answer_schema is not None:
+            check_schema(self.answer_schema, given[0])
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def token_limit(self) -> int | None:
+        """Maximum length of an answer in tokens; None for the rest of the context."""
+        given = (self.max_completion_tokens, self.max_tokens, self.n_predict)
+        limit = next((value for value in given if value is not None), -1)
+        return None if limit == -1 else limit
+
+    @property
+    def answer_schema(self) -> Schema | None:
+        """The JSON schema of the answer, if there is one."""
+        form = self.response_format
+        return self.json_schema if form is None or form.type == "text" else form.answer_schema
+
+
+class ChatRequest(SamplingFields, frozen=True, kw_only=True):
+    """Body of `POST /v1/chat/completions`.
+
+    Attributes:
+        messages: If the last one is the assistant's, the answer continues it.
+        logprobs: Whether to return log-probabilities: the model's own, at temperature 1, before the cut.
+        top_logprobs: Number of most probable tokens to return for each token.
+        tools: Functions that the model may call.
+        tool_choice: With `required` or a named tool, a grammar makes the answer a valid call.
+        parallel_tool_calls: Whether an answer may have several calls.
+        reasoning_effort: `none` switches reasoning off, anything else on.
+        reasoning_format: `none` leaves `<think>…</think>` in the content.
+        chat_template_kwargs: `enable_thinking` is the switch for reasoning.
+        prefix_tokens: Token ids with which the answer begins; it continues from there.
+    """
+
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=2048)]
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobsCount | None = None
+    tools: Annotated[list[FunctionTool], Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    reasoning: ReasoningOptions | None = None
+    reasoning_format: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    prefix_tokens: TokenIds | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [tool.function.name for tool in self.tools or ()]
+        for i, tool in enumerate(self.tools or ()):
+            parameters, path = tool.function.parameters or {}, f"tools[{i}].function"
+            if tool.function.name in names[:i]:
+                raise ApiError(400, f"there are two tools {tool.function.name!r}", param=f"{path}.name")
+            if parameters.get("type", "object") != "object":
+                path = f"{path}.parameters.type"
+                raise ApiError(400, f"{path} must be object, for tool {tool.function.name!r}", param=path)
+            check_schema(parameters, f"{path}.parameters")
+        choice = self.tool_choice
+        if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+            raise ApiError(400, f"there is no tool {choice.function.name!r}", param="tool_choice")
+
+    @property
+    def enable_thinking(self) -> bool | None:
+        """The switch for reasoning, or None if the client leaves it to the model."""
+        given = (self.chat_template_kwargs or {}).get("enable_thinking")
+        effort = self.reasoning_effort or (self.reasoning and self.reasoning.effort)
+        if given is None and effort:
+            return effort != "none"
+        return given if given is None else bool(given)
+
+    @property
+    def logprobs_count(self) -> int | None:
+        """Number of most probable tokens to return for each token, or None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def template_messages(self) -> list[dict[str, Any]]:
+        """Return the messages for a chat template."""
+        return [message.for_template() for message in self.messages]
+
+    def template_tools(self) -> list[dict[str, Any]]:
+        """Return the tools for a chat template."""
+        return [{"type": "function", **msgspec.to_builtins(tool)} for tool in self.tools or ()]
+
+
+class CandidatesRequest(ChatRequest, frozen=True, kw_only=True):
+    """Body of `POST /candidates`: a conversation, and what to return about the next token of its answer.
+
+    Attributes:
+        samplers: Samplers such as `min-k:tau=3`, whose cuts to return.
+        temperatures: The temperatures for which to return cuts; by default 1.
+        top: Number of candidates to return.
+        sampled: Id of a token to describe, whatever its rank.
+    """
+
+    samplers: Annotated[list[Name], Meta(max_length=8)] = []
+    temperatures: Annotated[list[Temperature], Meta(min_length=1, max_length=32)] | None = None
+    top: Annotated[int, Meta(ge=0, le=200)] = 50
+    sampled: TokenId | None = None
+
+
+class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
+    """Body of `POST /v1/completions`.
+
+    Attributes:
+        prompt: A text, token ids, or a list of either.
+        echo: Whether the answer begins with the prompt; with `logprobs`, with the prompt's log-probabilities.
+        logprobs: Number of most probable tokens to return for each token.
+    """
+
+    prompt: str | list[str | TokenId | TokenIds]
+    echo: bool | None = None
+    logprobs: TopLogprobsCount | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.prompt, list) and len({type(part) for part in self.prompt}) != 1:
+            raise ApiError(400, "prompt must be a text, token ids, or a list of either", param="prompt")
+        if not all(self.prompts()):
+            raise ApiError(400, "prompt is empty", param="prompt")
+        if (answers := len(self.prompts()) * (self.n or 1)) > MAX_ANSWERS:
+            message = f"prompt and n ask for {answers} answers: ask for at most {MAX_ANSWERS}"
+            raise ApiError(400, message, param="prompt")
+
+    @property
+    def logprobs_count(self) -> int | None:
+        """Number of most probable tokens to return for each token, or None for no log-probabilities."""
+        return self.logprobs
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return the prompts: texts or lists of token ids."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]  # `__post_init__` made sure that all are ints
+        return self.prompt  # type: ignore[return-value]
+
+
+class TokenizeRequest(Fields, frozen=True):
+    """Body of `POST /tokenize`, with llama-server's names or vLLM's.
+
+    Attributes:
+        content: The text; with this name no token is added at the beginning by default, as in llama-server.
+        prompt: The text; with this name one is, as in vLLM.
+        add_special: Whether to add the token that begins texts.
+        add_special_tokens: The same as `add_special`, which wins over it.
+        parse_special: Whether control tokens in the text are read as such.
+        with_pieces: Whether to return the text of every token.
+    """
+
+    content: LongText | None = None
+    prompt: LongText | None = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None
+    parse_special: bool = True
+    with_pieces: bool = False
+
+    def __post_init__(self) -> None:
+        if self.content is None and self.prompt is None:
+            raise ApiError(400, "content is missing", param="content")
+
+
+class DetokenizeRequest(Fields, frozen=True):
+    """Body of `POST /detokenize`."""
+
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TEXT_CHARACTERS)]
+
+
+RequestT = TypeVar("RequestT", bound=Fields)
+SamplerOptions = dict[str, float]
+"""Options of samplers by the fields of a request that set them (`Sampler.request_fields`)."""
+
+_PATH = re.compile(r" - at `\$\.?(.*)`$")
+
+
+def sampler_fields() -> list[str]:
+    """Return the fields that set an option of a sampler, of all samplers that are registered."""
+    return [field for sampler in SAMPLERS.values() for field in sampler.request_fields]
+
+
+def parse(body: bytes, kind: type[RequestT]) -> tuple[RequestT, SamplerOptions, list[str]]:
+    """Decode the JSON body of a request.
+
+    Returns:
+        The request; its sampler options; its sampling fields that are not supported.
+
+    Raises:
+        ApiError: The body is no JSON object, a field has the wrong type or is out of range, or it asks for a
+            constraint that is not supported.
+    """
+    try:
+        request = msgspec.json.decode(body, type=kind)
+        options = msgspec.to_builtins(msgspec.json.decode(body, type=sampler_options_type()))
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.ValidationError as error:
+        text, found = str(error), _PATH.search(str(error))
+        if found is None:
+            raise ApiError(400, text) from None
+        path = found[1].replace("[...]", "")
+        raise ApiError(400, f"{path}: {text[: found.start()]}", param=path) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    given = {name for name, value in fields.items() if bytes(value) not in (b"null", b'""', b"[]", b"{}")}
+    for name in sorted(given & REFUSED.keys()):
+        message = f"{name} is not supported: {REFUSED[name]}"
+        raise ApiError(400, message, param=name, code="unsupported_parameter")
+    ignored = given & UNSUPPORTED - set(sampler_fields()) - set(kind.__struct_fields__)
+    return request, options, sorted(ignored)
+
+
+def sampler_options_type() -> type[Struct]:
+    """Return the type of a request's sampler options; it has the fields of `sampler_fields`."""
+    return _options_type(tuple(sampler_fields()))
+
+
+@cache
+def _options_type(names: tuple[str, ...]) -> type[Struct]:
+    fields = [(name, int | float | None, None) for name in names]
+    return msgspec.defstruct("SamplerOptions", fields, omit_defaults=True)
+
+
+def check_schema(schema: Schema, path: str) -> None:
+    """Raise ApiError if a JSON schema is larger or deeper than is accepted."""
+    for nodes, depth in enumerate(_depths(schema), 1):
+        if depth > MAX_SCHEMA_DEPTH:
+            raise ApiError(400, f"{path} is nested deeper than {MAX_SCHEMA_DEPTH} levels", param=path)
+        if nodes > MAX_SCHEMA_NODES:
+            raise ApiError(400, f"{path} has more than {MAX_SCHEMA_NODES} values", param=path)
+
+
+def _depths(value: Any) -> Iterator[int]:
+    """Yield the depth of every value in a JSON value."""
+    left = [(1, value)]
+    while left:
+        depth, value = left.pop()
+        yield depth
+        children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        left += [(depth + 1, child) for child in children]

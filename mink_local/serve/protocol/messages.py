@@ -1,0 +1,308 @@
+"""Chat: messages and tools as the engine takes them, and answers as messages and usage."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from msgspec import UNSET
+
+from mink_local.generation.answer import Answer, FinishReason, Piece
+from mink_local.generation.model import Model
+from mink_local.generation.reasoning import ReasoningSplitter, TextPart
+from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, whole_calls
+from mink_local.generation.tool_forms import HERMES, LLAMA, CallForm, calls_grammar, form_of
+from mink_local.llama.constraints import Constraints
+from mink_local.serve.protocol.fields import ChatRequest, NamedToolChoice
+from mink_local.serve.protocol.responses import (
+    ApiError,
+    AssistantMessage,
+    CompletionTokensDetails,
+    FunctionCall,
+    MessageDelta,
+    PromptTokensDetails,
+    ResponseToolCall,
+    TokenUsage,
+)
+
+Message = Mapping[str, Any]
+
+_INSTRUCTIONS = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> \
+XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""  # as in Qwen's templates
+
+
+@dataclass(frozen=True)
+class ToolPlan:
+    """How a request's tools change its prompt, its constraints and its answer.
+
+    Attributes:
+        messages: The prompt's messages.
+        tools: The tools for the chat template.
+        grammar: If a call is forced, the grammar of a call; if the request has a schema for the answer, the
+            grammar of a call or such an answer, in place of the schema. It leaves no room for reasoning:
+            `enable_thinking` must be False, and the parser gets the whole text.
+        names: Names of the tools that may be called.
+        is_parallel: Whether an answer may have several calls.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    grammar: str | None = None
+    names: Sequence[str] = ()
+    is_parallel: bool = True
+
+    def parser(self) -> ToolParser | None:
+        """Return a parser for one answer; None if the answer is text."""
+        if not self.names:
+            return None
+        return ToolParser(self.names, is_constrained=bool(self.grammar), is_parallel=self.is_parallel)
+
+
+def needs_grammar(request: ChatRequest) -> bool:
+    """Return whether `plan_tools` makes a grammar, which takes seconds for the largest schemas."""
+    if not request.tools or request.tool_choice == "none":
+        return False
+    return request.tool_choice not in (None, "auto") or request.answer_schema is not None
+
+
+def plan_tools(request: ChatRequest, chat_template: str | None, supports_tools: bool) -> ToolPlan:
+    """Decide how a request's tools are shown to the model, and whether it must call one.
+
+    With tool_choice "none" the tools are not shown. If the template has no tools, or writes calls in an
+    unknown form, a system message shows them, and calls are text in the form of Hermes.
+
+    Args:
+        request: The request.
+        chat_template: Source of the model's chat template.
+        supports_tools: Whether the template shows tools.
+
+    Raises:
+        ApiError: A grammar is needed, and cannot be made from the tools' parameters.
+    """
+    form = form_of(chat_template) if supports_tools and chat_template else None
+    messages: Sequence[Message] = request.template_messages()
+    if form is None:
+        messages = _calls_as_text(messages)
+    elif form is LLAMA:
+        messages = list(_one_call_each(messages))
+    if not request.tools or request.tool_choice == "none":
+        return ToolPlan(messages)
+    tools = request.template_tools()
+    return ToolPlan(
+        _with_instructions(messages, tools) if form is None else messages,
+        tools if form else (),
+        _grammar(request, form or HERMES),
+        [tool.function.name for tool in request.tools],
+        request.parallel_tool_calls is not False,
+    )
+
+
+def _grammar(request: ChatRequest, form: CallForm) -> str | None:
+    """Return the grammar of a forced call, or of a call or an answer that conforms to a schema.
+
+    It allows several calls only if the client asks for them: a small model does not find the end.
+    """
+    if not needs_grammar(request):
+        return None
+    choice = request.tool_choice
+    answer = request.answer_schema if choice in (None, "auto") else None
+    parameters = {
+        tool.function.name: tool.function.parameters or {}
+        for tool in request.tools or ()
+        if not isinstance(choice, NamedToolChoice) or tool.function.name == choice.function.name
+    }
+    is_parallel = request.parallel_tool_calls is True and not isinstance(choice, NamedToolChoice)
+    try:
+        return calls_grammar(form, parameters, is_parallel=is_parallel, answer=answer)
+    except ValueError as error:
+        raise ApiError(400, f"the tools cannot be made into a grammar: {error}", param="tools") from None
+
+
+def _calls_as_text(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with calls and results written into contents, in the form of Hermes."""
+    texts: list[Message] = []
+    was_result = False
+    for message in messages:
+        if is_result := message["role"] == "tool":
+            result = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if was_result:
+                result = f"{texts.pop()['content']}\n{result}"
+            texts.append({"role": "user", "content": result})
+        elif calls := message.get("tool_calls"):
+            written = [HERMES.write(call["function"]["name"], _json(call)) for call in calls]
+            content = "\n".join(filter(None, [message["content"], *written]))
+            rest = {name: value for name, value in message.items() if name != "tool_calls"}
+            texts.append({**rest, "content": content})
+        else:
+            texts.append(message)
+        was_result = is_result
+    return texts
+
+
+def _json(call: Mapping[str, Any]) -> str:
+    arguments = call["function"]["arguments"]
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _with_instructions(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return the messages with the tools at the end of the system message."""
+    listed = _INSTRUCTIONS.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": listed}, *messages]
+    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{listed}"}, *messages[1:]]
+
+
+def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield the messages with one call in each, and its result after it, as LLaMA-3's template wants them."""
+    waiting: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "tool" and waiting:
+            ids = [call["tool_calls"][0].get("id") for call in waiting]
+            result_of = message.get("tool_call_id")
+            yield waiting.pop(ids.index(result_of) if result_of in ids else 0)
+            yield message
+            continue
+        yield from waiting
+        waiting = [{**message, "tool_calls": [call]} for call in message.get("tool_calls", ())]
+        if not waiting:
+            yield message
+    yield from waiting
+
+
+def prepare_chat(model: Model, chat: ChatRequest, params: SamplingParams) -> tuple[Request, ToolPlan]:
+    """Return a chat request for the engine, and what its tools change.
+
+    A switch for reasoning is off under a grammar, which leaves no room for reasoning.
+
+    Args:
+        model: The model.
+        chat: The request.
+        params: Its sampling parameters.
+
+    Raises:
+        ApiError: See `plan_tools`.
+    """
+    plan = plan_tools(chat, model.chat_template, model.supports_tools)
+    if plan.grammar is not None:
+        constraints = params.constraints or Constraints()
+        params = replace(params, constraints=replace(constraints, grammar=plan.grammar, json_schema=None))
+    thinking = None
+    if model.has_thinking_switch:
+        thinking = False if params.has_grammar else chat.enable_thinking
+    return Request(plan.messages, params, thinking, chat.prefix_tokens or (), tools=plan.tools), plan
+
+
+def message_builder(chat: ChatRequest, plan: ToolPlan, answer: Answer) -> "MessageBuilder":
+    """Return the builder for the message of an answer, with what its request's tools change."""
+    state = "reasoning" if answer.in_reasoning else "start"
+    if answer.request.params.has_grammar or chat.reasoning_format == "none" or not answer.can_reason:
+        state = "text"
+    return MessageBuilder(ReasoningSplitter(state), plan.parser())
+
+
+class MessageBuilder:
+    """Makes the deltas of a message from the pieces of an answer.
+
+    Args:
+        splitter: Separates reasoning from the answer.
+        parser: Separates tool calls from the answer's text; None if there are none.
+
+    Attributes:
+        n_reasoning: Number of tokens of reasoning so far.
+        finish_reason: Why the message has ended, "tool_calls" if with calls; None while it goes on.
+    """
+
+    def __init__(self, splitter: ReasoningSplitter, parser: ToolParser | None) -> None:
+        self.n_reasoning = 0
+        self.finish_reason: str | None = None
+        self._splitter = splitter
+        self._parser = parser
+        self._text, self._reasoning = "", ""
+        self._calls: list[ToolCallDelta] = []
+
+    def skip(self, text: str) -> None:
+        """Take the beginning of the message, which the client has already."""
+        for part in self._splitter.feed(text):
+            if self._parser is not None and not part.is_reasoning:
+                self._parser.feed(part.text)
+
+    def deltas(self, piece: Piece, finish_reason: FinishReason | None) -> list[MessageDelta]:
+        """Return what a piece adds to the message, perhaps nothing; the last piece has a finish_reason."""
+        parts = list(self._splitter.feed(piece))
+        if finish_reason is not None:
+            parts += self._splitter.end()
+        self.n_reasoning += piece.token is not None and self._splitter.in_reasoning
+        deltas = [delta for part in parts for delta in self._of_part(part)]
+        if finish_reason is not None:
+            deltas += self._of_answer(self._parser.end() if self._parser else ())
+            is_call = self._calls and finish_reason == "stop"
+            self.finish_reason = "tool_calls" if is_call else finish_reason
+        return deltas
+
+    def message(self) -> AssistantMessage:
+        """Return the whole message."""
+        message = AssistantMessage(content=self._text or (None if self._calls else ""))
+        if self._reasoning:
+            message.reasoning_content = message.reasoning = self._reasoning
+        if self._calls:
+            message.tool_calls = [
+                ResponseToolCall(id=call["id"], type="function", function=FunctionCall(**call["function"]))
+                for call in whole_calls(self._calls)
+            ]
+        return message
+
+    def _of_part(self, part: TextPart) -> Iterator[MessageDelta]:
+        if part.is_reasoning:
+            self._reasoning += part.text
+            yield MessageDelta(reasoning_content=part.text, reasoning=part.text)
+        else:
+            yield from self._of_answer(self._parser.feed(part.text) if self._parser else [part.text])
+
+    def _of_answer(self, pieces: Iterable[str | ToolCallDelta]) -> Iterator[MessageDelta]:
+        for piece in pieces:
+            if isinstance(piece, str):
+                self._text += piece
+                yield MessageDelta(content=piece)
+            else:
+                self._calls.append(piece)
+                yield MessageDelta(tool_calls=[_call_delta(piece)])
+
+
+def _call_delta(delta: ToolCallDelta) -> ResponseToolCall:
+    function = FunctionCall(name=delta.name or UNSET, arguments=delta.arguments)
+    first = delta.id is not None
+    return ResponseToolCall(
+        index=delta.index, id=delta.id or UNSET, type="function" if first else UNSET, function=function
+    )
+
+
+def usage_of(prompts: Sequence[Sequence[Answer]], n_reasoning: int) -> TokenUsage:
+    """Return the numbers of tokens: a prompt with several answers counts once.
+
+    Args:
+        prompts: For each prompt its answers.
+        n_reasoning: Tokens of reasoning.
+    """
+    n_prompt = sum(answers[0].prompt_tokens for answers in prompts)
+    n_evaluated = sum(max(answer.evaluated_tokens for answer in answers) for answers in prompts)
+    n_generated = sum(answer.n_tokens for answers in prompts for answer in answers)
+    return TokenUsage(
+        prompt_tokens=n_prompt,
+        completion_tokens=n_generated,
+        total_tokens=n_prompt + n_generated,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=n_prompt - n_evaluated),
+        completion_tokens_details=CompletionTokensDetails(reasoning_tokens=n_reasoning),
+    )

@@ -1,0 +1,278 @@
+"""From the fields of a request to sampling parameters, and the presets that clients choose by model id.
+
+A client that can only choose a model can so have Min-k at temperature 5: `qwen3-4b:min-k-t5`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mink_local.generation.request import SamplingParams
+from mink_local.llama.constants import RANDOM_SEED
+from mink_local.llama.constraints import Constraints
+from mink_local.samplers import SAMPLERS, Greedy, LlamaDefault, MinK, MinP, Sampler, TopK, TopP, parse
+from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest, SamplerOptions, SamplingFields
+from mink_local.serve.protocol.responses import ApiError
+
+LARGEST_BIAS = 100.0
+_ALL_TOKENS = 2**31 - 1  # as the k of top-k
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A sampler and a temperature, with the model id that selects them.
+
+    Args:
+        sampler: The sampler.
+        temperature: At least 0.
+        model_id: What clients send as `model`.
+        is_fixed: Whether they override what a client sends; otherwise they are defaults.
+    """
+
+    sampler: Sampler
+    temperature: float = 1.0
+    model_id: str = ""
+    is_fixed: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> "Preset":
+        """Return the preset of a text such as `min-k:tau=3@5`: a sampler, and a temperature after an @.
+
+        Raises:
+            ValueError: The sampler or the temperature is invalid.
+        """
+        sampler, _, temperature = text.partition("@")
+        try:
+            number = float(temperature or 1)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number < math.inf:
+            raise ValueError(f"temperature must be a finite number of at least 0, not {temperature!r}")
+        return cls(parse(sampler), number)
+
+
+BUILT_IN: Mapping[str, Preset] = {
+    "min-k": Preset(MinK()),
+    "min-k-t5": Preset(MinK(), 5.0),
+    "top-p": Preset(TopP()),
+    "min-p": Preset(MinP()),
+    "greedy": Preset(Greedy(), 0.0),
+}
+"""The presets that every server has."""
+
+
+class Presets:
+    """The model ids of a server: the model's name, and NAME:PRESET for each preset.
+
+    Args:
+        default: The preset of the first id, which is the model's name.
+        named: Presets by what follows the colon.
+        any_model: Whether an unknown id means the first.
+    """
+
+    def __init__(
+        self, default: Preset, named: Mapping[str, Preset] = BUILT_IN, *, any_model: bool = False
+    ) -> None:
+        self.default = default
+        ids = {f"{default.model_id}:{name}": preset for name, preset in named.items()}
+        self.by_id = {default.model_id: default}
+        self.by_id |= {model_id: replace(preset, model_id=model_id) for model_id, preset in ids.items()}
+        self._any_model = any_model
+
+    def find(self, model_id: str | None) -> Preset:
+        """Return the preset of a model id; None is the model's own name.
+
+        Raises:
+            ApiError: No model has the id.
+        """
+        if model_id is None:
+            return self.default
+        if (preset := self.by_id.get(model_id)) is not None:
+            return preset
+        if self._any_model:
+            return self.default
+        message = f"there is no model {model_id[:100]!r}: this server has {', '.join(self.by_id)}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The server's limits, and what is needed to read the fields of a request.
+
+    Args:
+        n_ctx: Tokens that a prompt and its answer share.
+        tokenize: Returns the token ids of a text in which control tokens are text.
+        max_tokens: Maximum length of an answer; None leaves it to the context.
+    """
+
+    n_ctx: int
+    tokenize: Callable[[str], list[int]]
+    max_tokens: int | None = None
+
+
+def sampling_params(
+    request: ChatRequest | CompletionRequest, options: SamplerOptions, preset: Preset, limits: Limits
+) -> tuple[SamplingParams, list[str]]:
+    """Return the sampling parameters of a request, and its fields that the preset overrides.
+
+    A completion with `echo` and `max_tokens: 0` samples one token, which the endpoint leaves out.
+
+    Raises:
+        ApiError: An option is out of range, or samplers cannot be combined.
+    """
+    sampler, temperature, ignored = _sampler(request, options, preset)
+    is_echo = isinstance(request, CompletionRequest) and bool(request.echo)
+    max_tokens = 1 if is_echo and request.token_limit == 0 else request.token_limit
+    if limits.max_tokens is not None:
+        max_tokens = min(limits.max_tokens, limits.max_tokens if max_tokens is None else max_tokens)
+    try:
+        params = SamplingParams(
+            sampler=sampler,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            min_tokens=request.min_tokens or 0,
+            seed=None if request.seed is None or request.seed == -1 else request.seed % RANDOM_SEED,
+            stop=_texts(request.stop),
+            stop_token_ids=request.stop_token_ids or (),
+            ignore_eos=bool(request.ignore_eos),
+            logprobs=request.logprobs_count,
+            prompt_logprobs=request.logprobs_count if is_echo else None,
+            constraints=_constraints(request, limits),
+        )
+    except ValueError as error:
+        name = str(error).split(" ", 1)[0]
+        raise ApiError(400, str(error), param=name if hasattr(request, name) else None) from None
+    return params, ignored
+
+
+def _sampler(
+    request: SamplingFields, options: SamplerOptions, preset: Preset
+) -> tuple[Sampler, float, list[str]]:
+    """Return the sampler, the temperature, and the fields that have no effect."""
+    chosen = _chosen_options(options, request.min_k)
+    fields = [field for given in chosen.values() for field in given]
+    if preset.is_fixed:
+        names = [n for n in ("sampler", "temperature", "min_k") if getattr(request, n) is not None]
+        return preset.sampler, preset.temperature, names + fields
+    temperature = preset.temperature if request.temperature is None else request.temperature
+    try:
+        if request.sampler is not None:
+            return parse(request.sampler), temperature, fields
+        return _combined(chosen) or preset.sampler, temperature, []
+    except ValueError as error:
+        param = "sampler" if request.sampler is not None else (fields or ["min_k"])[0]
+        raise ApiError(400, f"{param}: {error}", param=param) from None
+
+
+def _chosen_options(options: SamplerOptions, min_k: bool | None) -> dict[type[Sampler], SamplerOptions]:
+    """Return the samplers that a request asks for, each with the fields of its options.
+
+    A sampler's first field switches it off with a neutral value (`top_k: 0`). Without that field, Mirostat is
+    off, since clients send its other options in every request.
+    """
+    chosen = {}
+    for sampler in SAMPLERS.values():
+        given = {field: options[field] for field in sampler.request_fields if field in options}
+        switch = next(iter(sampler.request_fields), "")
+        if switch in given:
+            is_on = not _is_neutral(switch, given[switch])
+        else:
+            is_on = not sampler.is_stateful and any(not _is_neutral(*item) for item in given.items())
+        if sampler is MinK and min_k is not None:
+            is_on = min_k
+        if is_on:
+            chosen[sampler] = given
+    return chosen
+
+
+def _is_neutral(field: str, value: float) -> bool:
+    """Return whether a field's value stands for not using the sampler."""
+    if field == "top_p":
+        return value == 1
+    return value < 0 or (value == 0 and field != "min_k_tau")
+
+
+def _combined(chosen: Mapping[type[Sampler], SamplerOptions]) -> Sampler | None:
+    """Return the sampler of a request; top-k, top-p and min-p may be combined, in llama.cpp's order.
+
+    Raises:
+        ValueError: An option is out of range, or other samplers are combined.
+    """
+    if len(chosen) > 1:
+        if not chosen.keys() <= {TopK, TopP, MinP}:
+            names = ", ".join(sampler.name for sampler in chosen)
+            raise ValueError(f"{names} cannot be combined: choose one, or set sampler")
+        fields = {field: value for given in chosen.values() for field, value in given.items()}
+        k, p, min_p = fields.get("top_k", _ALL_TOKENS), fields.get("top_p", 1.0), fields.get("min_p", 0.0)
+        return LlamaDefault(k, p, min_p)  # type: ignore[arg-type]  # it checks that k is an int
+    for sampler, given in chosen.items():
+        options: dict[str, Any] = {sampler.request_fields[field]: value for field, value in given.items()}
+        if sampler.order is not None:
+            options["order"] = "temperature-last"  # as in llama.cpp
+        return sampler(**options)
+    return None
+
+
+def _texts(stop: str | list[str] | None) -> tuple[str, ...]:
+    return tuple(filter(None, [stop] if isinstance(stop, str) else stop or ()))
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _constraints(request: SamplingFields, limits: Limits) -> Constraints | None:
+    """Return what changes the logits before the cut, or None if nothing does."""
+    repeat = request.repeat_penalty if request.repeat_penalty is not None else request.repetition_penalty
+    options = _given(
+        logit_bias=_bias(request, limits),
+        repeat_penalty=repeat,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        dry_multiplier=request.dry_multiplier,
+        grammar=request.grammar or None,
+        json_schema=request.answer_schema,
+    )
+    if Constraints(**options) == Constraints():
+        return None  # the neutral values that many clients send cost nothing
+    return Constraints(
+        **options,
+        **_given(
+            penalty_last_n=_last_n(request.repeat_last_n, limits),
+            dry_base=request.dry_base,
+            dry_allowed_length=request.dry_allowed_length,
+            dry_penalty_last_n=limits.n_ctx
+            if request.dry_penalty_last_n == -1
+            else request.dry_penalty_last_n,
+            dry_sequence_breakers=_texts(request.dry_sequence_breakers) or None,
+        ),
+    )
+
+
+def _last_n(given: int | None, limits: Limits) -> int | None:
+    return limits.n_ctx if given == -1 else given
+
+
+def _bias(request: SamplingFields, limits: Limits) -> dict[int, float]:
+    """Return the logit bias by token id, within ±100; -100 and `false` ban a token."""
+    biases = {}
+    given = request.logit_bias or {}
+    for token, value in given.items() if isinstance(given, Mapping) else given:
+        if value is True:
+            raise ApiError(400, "logit_bias: true is not a bias", param="logit_bias")
+        bias = max(-LARGEST_BIAS, min(LARGEST_BIAS, value))
+        for token_id in _token_ids(token, limits, is_key=isinstance(given, Mapping)):
+            biases[token_id] = -math.inf if value is False or bias == -LARGEST_BIAS else bias
+    return biases
+
+
+def _token_ids(token: int | str, limits: Limits, is_key: bool) -> list[int]:
+    """Return the ids of a token in `logit_bias`: an id, a text, or as a key of an object digits."""
+    if isinstance(token, int):
+        return [token]
+    if not is_key:
+        return limits.tokenize(token)
+    if not token.isdecimal():
+        raise ApiError(400, f"logit_bias: {token!r} is not a token id", param="logit_bias")
+    return [int(token)]

@@ -1,0 +1,493 @@
+"""Requests: how they are decoded, which are refused, and the sampling parameters and presets they lead to."""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+
+from mink_local.generation.request import SamplingParams
+from mink_local.llama.constraints import Constraints
+from mink_local.samplers import (
+    SAMPLERS,
+    LlamaDefault,
+    MinK,
+    MinP,
+    Mirostat,
+    PLess,
+    Sampler,
+    TopK,
+    TopNSigma,
+    TopP,
+)
+from mink_local.serve.protocol.fields import REFUSED, ChatRequest, CompletionRequest, TokenizeRequest, parse
+from mink_local.serve.protocol.responses import ApiError
+from mink_local.serve.protocol.sampling import BUILT_IN, Limits, Preset, Presets, sampling_params
+
+HELLO = [{"role": "user", "content": "Hello"}]
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+ARRAY = {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse(json.dumps({"messages": HELLO} | fields).encode(), ChatRequest)[0]
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return parse(json.dumps({"prompt": "Hello"} | fields).encode(), CompletionRequest)[0]
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"a": schema}
+    return schema
+
+
+def test_unknown_fields_are_ignored_and_unsupported_sampling_fields_reported() -> None:
+    fields = {"messages": HELLO, "user": "me", "store": True, "metadata": {}, "min_k_taus": 3, "top_p": 0.9}
+    fields |= {"tfs_z": 0.5, "top_a": 1, "samplers": ["xtc"], "typical_p": None, "guided_json": None}
+    _, options, ignored = parse(json.dumps(fields).encode(), ChatRequest)
+    assert (options, ignored) == ({"top_p": 0.9}, ["samplers", "tfs_z", "top_a"])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_constraints_that_are_not_supported_are_refused(name: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(**{name: "a"})
+    assert (caught.value.status, caught.value.param, caught.value.code) == (
+        400,
+        name,
+        "unsupported_parameter",
+    )
+    assert chat(**{name: ""}) == chat()
+
+
+def test_null_is_as_good_as_absent() -> None:
+    nulls = dict.fromkeys(set(ChatRequest.__struct_fields__) - {"messages"})
+    assert chat(**nulls) == chat()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"\xff", b'{"messages": NaN}', b"[]", b'"a"', b"null", b'{"a": ' + b"[" * 100_000],
+    ids=range(8),
+)
+def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(body, ChatRequest)
+    assert (caught.value.status, caught.value.param) == (400, None)
+
+
+MANY = "x" * 10_000
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "value"),
+    [
+        ({"messages": []}, "messages", "1"),
+        ({"messages": "Hello"}, "messages", "str"),
+        ({"messages": [{"content": "a"}]}, "messages[0]", "role"),
+        ({"messages": [{"role": "user"}]}, "messages[0]", "content"),
+        ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role", "king"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content", "int"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]},
+            "messages[0].content[0].type",
+            "image_url",
+        ),
+        ({"messages": HELLO * 2049}, "messages", "2048"),
+        ({"temperature": -1}, "temperature", "0"),
+        ({"temperature": "hot"}, "temperature", "str"),
+        ({"max_tokens": 1.5}, "max_tokens", "int"),
+        ({"max_tokens": -2}, "max_tokens", "-1"),
+        ({"n": 0}, "n", "1"),
+        ({"n": 65}, "n", "64"),
+        ({"model": MANY}, "model", "256"),
+        ({"stop": ["a"] * 17}, "stop", "16"),
+        ({"stop": [MANY]}, "stop[0]", "1024"),
+        ({"stop": 5}, "stop", "int"),
+        ({"seed": "1"}, "seed", "str"),
+        ({"top_p": "high"}, "top_p", "str"),
+        ({"stream": "yes"}, "stream", "str"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "1024"),
+        ({"logit_bias": [[1, 1]] * 1025}, "logit_bias", "1024"),
+        ({"logit_bias": {"1": "a"}}, "logit_bias", "str"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "20"),
+        ({"logprobs": 5}, "logprobs", "int"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
+        ({"json_schema": {}, "grammar": 'root ::= "a"'}, "grammar", "json_schema"),
+        ({"json_schema": nested(33)}, "json_schema", "32"),
+        ({"json_schema": {"enum": ["a"] * 5_001}}, "json_schema", "5000"),
+        ({"grammar": MANY * 7}, "grammar", "65536"),
+        ({"tools": [WEATHER] * 129}, "tools", "128"),
+        ({"tools": [WEATHER] * 2}, "tools[1].function.name", "weather"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name",
+            "[a-zA-Z0-9_.-]",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": nested(33)}}]},
+            "tools[0].function.parameters",
+            "32",
+        ),
+        ({"tools": [WEATHER, ARRAY]}, "tools[1].function.parameters.type", "'f'"),
+        ({"tool_choice": "always", "tools": [WEATHER]}, "tool_choice", "always"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "time"}}},
+            "tool_choice",
+            "time",
+        ),
+        ({"prefix_tokens": [-1]}, "prefix_tokens[0]", "0"),
+        ({"min_tokens": 2**40}, "min_tokens", "2147483647"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, value: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert value in str(caught.value)
+    assert caught.value.body()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_a_number_that_no_float_holds_is_refused() -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(b'{"messages": [{"role": "user", "content": "a"}], "temperature": 1e999}', ChatRequest)
+    assert caught.value.param == "temperature"
+
+
+def test_messages_are_given_to_the_template_in_its_form() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    request = chat(
+        messages=[
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "Hm."},
+            {"role": "tool", "content": "sunny", "tool_call_id": "call_1", "name": "weather"},
+            {"role": "assistant", "content": "It is", "refusal": None, "audio": None},
+        ]
+    )
+    assert request.template_messages() == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "Hm."},
+        {"role": "tool", "content": "sunny", "tool_call_id": "call_1", "name": "weather"},
+        {"role": "assistant", "content": "It is"},
+    ]
+
+
+def test_tools_are_given_to_the_template_as_they_came() -> None:
+    assert chat(tools=[WEATHER]).template_tools() == [WEATHER]
+    assert chat(tools=[]).template_tools() == chat().template_tools() == []
+
+
+@pytest.mark.parametrize(
+    ("attribute", "fields", "value"),
+    [
+        ("enable_thinking", {}, None),
+        ("enable_thinking", {"reasoning_effort": "none"}, False),
+        ("enable_thinking", {"reasoning_effort": "low"}, True),
+        ("enable_thinking", {"reasoning": {"effort": "none"}}, False),
+        ("enable_thinking", {"reasoning": {}}, None),
+        ("enable_thinking", {"chat_template_kwargs": {"enable_thinking": False}}, False),
+        (
+            "enable_thinking",
+            {"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"},
+            True,
+        ),
+        ("token_limit", {}, None),
+        ("token_limit", {"max_tokens": 5}, 5),
+        ("token_limit", {"max_tokens": 5, "max_completion_tokens": 7}, 7),
+        ("token_limit", {"max_tokens": None}, None),
+        ("token_limit", {"n_predict": -1}, None),
+        ("token_limit", {"n_predict": 9}, 9),
+        ("answer_schema", {}, None),
+        ("answer_schema", {"response_format": {"type": "text"}}, None),
+        ("answer_schema", {"response_format": {"type": "json_object"}}, {"type": "object"}),
+        ("answer_schema", {"response_format": {"type": "json_object", "schema": {"a": 1}}}, {"a": 1}),
+        (
+            "answer_schema",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}},
+            {"a": 1},
+        ),
+        ("answer_schema", {"json_schema": {"a": 1}}, {"a": 1}),
+    ],
+)
+def test_fields_with_several_names_have_one_value(attribute: str, fields: dict[str, Any], value: Any) -> None:
+    assert getattr(chat(**fields), attribute) == value
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_a_prompt_has_four_forms(prompt: Any, prompts: Any) -> None:
+    assert completion(prompt=prompt).prompts() == prompts
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [[1], 1]}, "prompt"),
+        ({"prompt": [-1]}, "prompt[0]"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ["a"] * 65, "n": 2}, "prompt"),
+        ({"logprobs": 21}, "logprobs"),
+    ],
+)
+def test_a_wrong_completion_request_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        completion(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_tokenize_needs_a_text() -> None:
+    assert parse(b'{"prompt": "a"}', TokenizeRequest)[0].prompt == "a"
+    with pytest.raises(ApiError, match="content"):
+        parse(b"{}", TokenizeRequest)
+
+
+SERVER = Preset(MinK(tau=2.0), 1.5, "m", is_fixed=False)
+FIXED = Preset(MinK(), 5.0, "m:min-k-t5")
+LIMITS = Limits(n_ctx=4096, tokenize=lambda text: [ord(c) for c in text])
+
+
+def params_of(
+    preset: Preset = SERVER, limits: Limits = LIMITS, **fields: Any
+) -> tuple[SamplingParams, list[str]]:
+    body = {"messages": [{"role": "user", "content": "Hello"}]} | fields
+    request, options, _ = parse(json.dumps(body).encode(), ChatRequest)
+    return sampling_params(request, options, preset, limits)
+
+
+def accepted(**fields: Any) -> SamplingParams:
+    params, ignored = params_of(**fields)
+    assert ignored == []
+    return params
+
+
+NEUTRAL = {
+    "top_p": 1, "top_k": 0, "min_p": 0, "top_n_sigma": -1, "mirostat": 0, "mirostat_tau": 5, "min_k": False,
+    "min_k_tau": -1, "min_k_floor": 0, "frequency_penalty": 0, "presence_penalty": 0, "repeat_penalty": 1,
+    "repeat_last_n": 128, "dry_multiplier": 0, "dry_base": 2, "logit_bias": {}, "stop": "", "seed": -1,
+    "min_tokens": 0, "max_tokens": -1, "grammar": "",
+}  # fmt: skip
+
+
+def test_a_request_that_asks_for_nothing_is_sampled_as_the_server_says() -> None:
+    assert accepted() == SamplingParams(sampler=MinK(tau=2.0), temperature=1.5)
+
+
+@pytest.mark.parametrize("fields", [NEUTRAL, *({field: value} for field, value in NEUTRAL.items())])
+def test_neutral_values_ask_for_nothing(fields: dict[str, Any]) -> None:
+    assert accepted(**fields) == accepted()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sampler"),
+    [
+        ({"top_k": 40}, TopK(40)),
+        ({"top_p": 0.8}, TopP(0.8, order="temperature-last")),
+        ({"min_p": 0.05}, MinP(0.05, order="temperature-last")),
+        ({"top_n_sigma": 1.5}, TopNSigma(1.5)),
+        ({"mirostat": 1, "mirostat_tau": 4, "mirostat_eta": 0.2}, Mirostat(4.0, 0.2, 1)),
+        ({"min_k": True}, MinK()),
+        ({"min_k": True, "min_k_tau": 0}, MinK(tau=0.0)),
+        ({"min_k_tau": 1}, MinK(tau=1.0)),
+        ({"min_k_tau": -1}, MinK(tau=2.0)),
+        ({"min_k_floor": 1.5}, MinK(floor=1.5)),
+        ({"min_k_tau": 1, "min_k_floor": 0}, MinK(tau=1.0)),
+        ({"sampler": "min-k:floor=1"}, MinK(floor=1.0)),
+        ({"sampler": "p-less"}, PLess()),
+        ({"sampler": "min-k:tau=0.5"}, MinK(tau=0.5)),
+        ({"top_p": 0.95, "top_k": 20, "min_p": 0}, LlamaDefault(20, 0.95, 0.0)),
+        ({"top_k": 64, "top_p": 0.95}, LlamaDefault(64, 0.95, 0.0)),
+        ({"top_p": 0.5, "min_p": 0.2}, LlamaDefault(2**31 - 1, 0.5, 0.2)),
+    ],
+)
+def test_a_sampler_is_set_by_its_fields(fields: dict[str, Any], sampler: Any) -> None:
+    assert accepted(**fields) == SamplingParams(sampler=sampler, temperature=1.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "values"),
+    [
+        ({"min_k": True, "min_p": 0.1, "top_k": 2}, "top_k", ["min-k", "top-k", "min-p"]),
+        ({"min_k_floor": 1, "top_p": 0.9, "min_p": 0}, "min_k_floor", ["min-k", "top-p"]),
+        ({"sampler": "min-q"}, "sampler", ["'min-q'"]),
+        ({"sampler": "min-k:tau=-1"}, "sampler", ["tau", "-1"]),
+        ({"min_k": True, "min_k_tau": -1}, "min_k_tau", ["tau", "-1"]),
+        ({"min_k": True, "min_k_floor": -1}, "min_k_floor", ["floor", "-1"]),
+        ({"top_p": 1.5}, "top_p", ["p", "1.5"]),
+        ({"top_k": 2**31}, "top_k", ["k", "2147483648"]),
+        ({"repeat_penalty": 0}, "repeat_penalty", ["repeat_penalty", "0"]),
+        ({"max_tokens": 0}, "max_tokens", ["max_tokens", "0"]),
+        ({"logit_bias": {"cat": 1}}, "logit_bias", ["'cat'"]),
+        ({"logit_bias": [[1, True]]}, "logit_bias", ["true"]),
+    ],
+)
+def test_what_cannot_be_done_is_refused(fields: dict[str, Any], param: str, values: list[str]) -> None:
+    with pytest.raises(ApiError) as caught:
+        params_of(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert [value for value in values if value not in str(caught.value)] == []
+
+
+def test_a_named_sampler_wins_and_the_other_fields_are_reported() -> None:
+    params, ignored = params_of(sampler="min-k", top_p=0.9, min_p=0)
+    assert (params.sampler, ignored) == (MinK(), ["top_p"])
+
+
+def test_a_preset_wins_over_the_clients_sampler_and_temperature_and_nothing_else() -> None:
+    params, ignored = params_of(
+        FIXED, temperature=0, top_p=0.5, top_k=3, min_p=0, sampler="min-q", seed=5, stop="a"
+    )
+    assert params == SamplingParams(sampler=MinK(), temperature=5.0, seed=5, stop=("a",))
+    assert sorted(ignored) == ["sampler", "temperature", "top_k", "top_p"]
+
+
+def test_a_sampler_that_is_registered_later_has_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class TopA(Sampler):
+        a: float = 0.2
+
+        name = "top-a"
+        request_fields: ClassVar = {"top_a": "a"}
+
+    monkeypatch.setitem(SAMPLERS, "top-a", TopA)
+    assert accepted(top_a=0.5).sampler == TopA(0.5)
+    assert accepted(top_a=0).sampler == SERVER.sampler
+
+
+@pytest.mark.parametrize("temperature", [0, 0.5, 5, 1000])
+def test_temperature_has_no_upper_bound(temperature: float) -> None:
+    assert accepted(temperature=temperature).temperature == temperature
+
+
+@pytest.mark.parametrize(
+    ("seed", "reduced"),
+    [
+        (0, 0),
+        (5, 5),
+        (2**32 - 2, 2**32 - 2),
+        (2**32 - 1, 0),
+        (-2, 2**32 - 3),
+        (-(2**63), 2**31 - 1),
+        (-1, None),
+    ],
+)
+def test_any_whole_number_is_a_seed(seed: int, reduced: int | None) -> None:
+    assert accepted(seed=seed).seed == reduced
+
+
+def test_the_servers_limit_of_tokens_holds() -> None:
+    limits = Limits(n_ctx=4096, tokenize=lambda _: [], max_tokens=10)
+    for given, limit in ({}, 10), ({"max_tokens": 20}, 10), ({"max_tokens": 5}, 5):
+        assert params_of(SERVER, limits, **given)[0].max_tokens == limit
+
+
+def test_the_end_of_an_answer_is_the_clients() -> None:
+    params = accepted(stop=["a", ""], stop_token_ids=[3], ignore_eos=True, min_tokens=2)
+    assert (params.stop, params.stop_token_ids) == (("a",), [3])
+    assert (params.ignore_eos, params.min_tokens) == (True, 2)
+
+
+def constraints(**fields: Any) -> Constraints | None:
+    return accepted(**fields).constraints
+
+
+def test_a_bias_is_kept_within_100_and_bans_at_its_end() -> None:
+    wanted = Constraints(logit_bias={1: 2.5, 2: 100.0, 3: -math.inf})
+    assert constraints(logit_bias={"1": 2.5, "2": 500, "3": -100}) == wanted
+
+
+def test_a_bias_is_given_by_text_as_in_llama_cpp() -> None:
+    wanted = Constraints(logit_bias={7: 1.0, 97: -math.inf, 98: -math.inf})
+    assert constraints(logit_bias=[[7, 1], ["ab", False]]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"repetition_penalty": 1.2}, Constraints(repeat_penalty=1.2)),
+        ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, Constraints(repeat_penalty=1.1)),
+        (
+            {"frequency_penalty": 0.5, "presence_penalty": 1, "repeat_last_n": -1},
+            Constraints(frequency_penalty=0.5, presence_penalty=1.0, penalty_last_n=4096),
+        ),
+        (
+            {"dry_multiplier": 0.8, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 9},
+            Constraints(dry_multiplier=0.8, dry_base=2.0, dry_allowed_length=3, dry_penalty_last_n=9),
+        ),
+        (
+            {"dry_multiplier": 1, "dry_sequence_breakers": ["a"]},
+            Constraints(dry_multiplier=1.0, dry_sequence_breakers=("a",)),
+        ),
+        ({"grammar": 'root ::= "a"'}, Constraints(grammar='root ::= "a"')),
+        ({"json_schema": {"type": "string"}}, Constraints(json_schema={"type": "string"})),
+        ({"response_format": {"type": "json_object"}}, Constraints(json_schema={"type": "object"})),
+    ],
+)
+def test_constraints_have_the_names_of_llama_cpp(fields: dict[str, Any], wanted: Constraints) -> None:
+    assert constraints(**fields) == wanted
+
+
+def completion_params(**fields: Any) -> SamplingParams:
+    request, options, _ = parse(json.dumps({"prompt": "Hello"} | fields).encode(), CompletionRequest)
+    return sampling_params(request, options, SERVER, LIMITS)[0]
+
+
+def test_logprobs_are_asked_for_in_each_endpoints_way() -> None:
+    assert accepted(logprobs=True).logprobs == 0
+    assert accepted(logprobs=True, top_logprobs=3).logprobs == 3
+    assert accepted(logprobs=False).logprobs is None
+    params = completion_params(logprobs=2)
+    assert (params.logprobs, params.prompt_logprobs) == (2, None)
+    assert completion_params(logprobs=1, echo=True).prompt_logprobs == 1
+
+
+def test_no_tokens_after_an_echo_are_one_that_is_left_out() -> None:
+    assert completion_params(max_tokens=0, echo=True).max_tokens == 1
+    with pytest.raises(ApiError, match="max_tokens"):
+        completion_params(max_tokens=0)
+
+
+def test_the_first_id_is_the_models_and_each_preset_has_one() -> None:
+    presets = Presets(SERVER)
+    assert list(presets.by_id) == ["m", *(f"m:{name}" for name in BUILT_IN)]
+    assert presets.find("m:min-k-t5") == FIXED
+    assert presets.find("m") == presets.find(None) == SERVER
+
+
+def test_an_unknown_id_is_not_found_unless_any_is_accepted() -> None:
+    with pytest.raises(ApiError, match=r"'gpt-4'.* m, m:a$") as caught:
+        Presets(SERVER, {"a": FIXED}).find("gpt-4")
+    assert (caught.value.status, caught.value.code, caught.value.param) == (404, "model_not_found", "model")
+    assert Presets(SERVER, any_model=True).find("gpt-4") == SERVER
+
+
+@pytest.mark.parametrize(
+    ("text", "preset"),
+    [
+        ("min-k", Preset(MinK(), 1.0)),
+        ("min-k:tau=2@5", Preset(MinK(tau=2.0), 5.0)),
+        ("top-p:p=0.8@0.7", Preset(TopP(0.8), 0.7)),
+    ],
+)
+def test_a_presets_text_has_a_sampler_and_a_temperature(text: str, preset: Preset) -> None:
+    assert Preset.parse(text) == preset
+
+
+@pytest.mark.parametrize("text", ["min-q", "min-k:tau=x@1", "min-k@x", "min-k@-1", "min-k@inf", "min-k@nan"])
+def test_a_wrong_presets_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"sampler|tau|temperature"):
+        Preset.parse(text)
