@@ -1,14 +1,20 @@
-"""Write docs/mink-*.md from the programs' help, docs/api.md from the docstrings; with --check, only compare.
+"""Write docs/mink-*.md from the programs' help and types, docs/api.md from the docstrings,
+README's table of samplers.
+
+With --check, only compare.
 
 .venv/bin/python scripts/docs.py [--check]
 """
 
 import ast
+import dataclasses
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent, fill
+from typing import Any
 
 import click
 from platformdirs import user_config_path
@@ -16,10 +22,13 @@ from platformdirs import user_config_path
 import mink_local
 from mink_local.bench.cli import cli as bench
 from mink_local.chat.cli import cli as chat
-from mink_local.chat.commands import COMMANDS
+from mink_local.chat.commands.table import COMMANDS
 from mink_local.evals.cli import cli as evals
 from mink_local.models.cli import cli as models
+from mink_local.samplers import SAMPLERS
 from mink_local.serve.cli import cli as serve
+from mink_local.serve.endpoints import information
+from mink_local.serve.protocol import fields, responses
 
 DOCS = Path(__file__).parents[1] / "docs"
 PROGRAMS = {
@@ -29,6 +38,18 @@ PROGRAMS = {
     "mink-serve": serve,
     "mink-bench": bench,
 }
+MAIN = ("load_model", "Model", "Reply", "Answer", "Piece", "SamplingParams", "Constraints", "Request", "MinK")
+MODEL_METHODS = [
+    "chat", "complete", "generate", "tokenize", "detokenize", "close",
+    "answer_all", "apply_chat_template", "count_tokens", "logits", "logprobs", "interrupt",
+]  # fmt: skip
+FOR_PROGRAMS = (
+    "advance",
+    "has_grammar",
+    "needs_logits",
+    "unread_tokens",
+    "watch",
+)  # this package's, and of no use elsewhere
 GENERATED = "<!-- Written by scripts/docs.py: do not edit. -->\n\n"
 
 
@@ -40,9 +61,7 @@ def help_texts(command: click.Command, name: str, parent: click.Context | None =
     yield f"{level} {context.command_path}\n\n```\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
         for child in command.list_commands(context):
-            found = command.get_command(context, child)
-            if found is not None:
-                yield from help_texts(found, child, context)
+            yield from help_texts(command.commands[child], child, context)
 
 
 def chat_commands() -> str:
@@ -59,55 +78,169 @@ def paragraphs(text: str) -> str:
 
 
 def api() -> Iterator[str]:
-    """Yield a section for each class and function that `mink_local` exports."""
-    yield "# mink_local\n\nEverything here can be imported from `mink_local`.\n"
-    for name in mink_local.__all__:
+    """Yield the reference of what `mink_local` exports: `MAIN` first, then the samplers, errors last."""
+    yield "# mink_local: reference\n\nImport it from `mink_local`. By task: [python.md](python.md).\n"
+    things = [getattr(mink_local, name) for name in mink_local.__all__ if not name.startswith("_")]
+    errors = [thing for thing in things if inspect.isclass(thing) and issubclass(thing, Exception)]
+    for name in [*MAIN, *mink_local.__all__]:
         thing = getattr(mink_local, name)
-        if inspect.isclass(thing) or inspect.isfunction(thing):
+        if thing in things and thing not in errors:
+            things.remove(thing)
             yield f"## {name}\n\n{entry(thing)}"
-        if inspect.isclass(thing) and not issubclass(thing, Exception):
-            for member, value in vars(thing).items():
-                value = value.fget if isinstance(value, property) else value
-                if inspect.isfunction(value) and not member.startswith("_") and value.__doc__:
-                    yield f"### {name}.{member}\n\n{entry(value)}"
+            if inspect.isclass(thing):
+                yield from members(thing)
+    rows = [f"| `{error.__name__}` | `{error.__mro__[1].__name__}` | {error.__doc__} |" for error in errors]
+    yield "\n".join(["## Errors", "", "| error | is a | |", "|---|---|---|", *rows, ""])
+
+
+def members(kind: type) -> Iterator[str]:
+    """Yield the public methods of a class, then a list of its properties."""
+    names = [name for name in vars(kind) if not name.startswith("_") and name not in FOR_PROGRAMS]
+    public = {name: vars(kind)[name] for name in names if vars(kind)[name].__doc__}
+    methods = [name for name, value in public.items() if inspect.isfunction(value)]
+    if kind is mink_local.Model:
+        methods = MODEL_METHODS
+    for name in methods:
+        yield f"### {kind.__name__}.{name}\n\n{entry(public[name])}"
+    properties = [(name, value) for name, value in public.items() if isinstance(value, property)]
+    if properties:
+        yield f"### Properties of {kind.__name__}\n"
+        yield "".join(f"- `{name}: {returned(value.fget)}`: {value.__doc__}\n" for name, value in properties)
+
+
+def returned(function: object) -> str:
+    """Return the type that a function returns, as its source has it."""
+    node = ast.parse(dedent(inspect.getsource(function))).body[0]  # type: ignore[arg-type]
+    assert isinstance(node, ast.FunctionDef)
+    assert node.returns is not None
+    return ast.unparse(node.returns)
 
 
 def entry(thing: object) -> str:
-    """Return the signature as the source has it, and the docstring."""
-    node = ast.parse(dedent(inspect.getsource(thing))).body[0]  # type: ignore[arg-type]
+    """Return the signature with all defaults, and the docstring."""
+    source = dedent(inspect.getsource(thing))  # type: ignore[arg-type]
+    node = ast.parse(source).body[0]
     signature = ""
     if isinstance(node, ast.FunctionDef):
-        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-        signature = f"{node.name}({ast.unparse(node.args)}){returns}\n\n"
-    elif isinstance(node, ast.ClassDef) and node.bases:
-        signature = f"class {node.name}({', '.join(map(ast.unparse, node.bases))})\n\n"
-    return f"```text\n{signature}{inspect.getdoc(thing)}\n```\n"
+        lines = source.split("\n")[node.lineno - 1 : node.body[0].lineno - 1]
+        signature = "\n".join(lines).removeprefix("def ").removesuffix(":") + "\n\n"
+    elif isinstance(node, ast.ClassDef) and dataclasses.is_dataclass(thing):
+        options = "".join(f"    {option},\n" for option in dataclass_options(node, thing))
+        signature = f"{node.name}(\n{options})\n\n" if options else f"{node.name}()\n\n"
+    text = f"{signature}{inspect.getdoc(thing)}\n"
+    text = text.replace(": Unpack[SamplingOptions]", "")  # the docstring says what they are
+    for name in FOR_PROGRAMS:  # in a signature or in a docstring, where its text may go on, indented
+        text = re.sub(rf"^    {name}: .*\n(?:     .*\n)*", "", text, flags=re.MULTILINE)
+    return f"```text\n{text}```\n"
+
+
+def dataclass_options(node: ast.ClassDef, thing: Any) -> Iterator[str]:
+    """Yield the options of a dataclass with their types, as the source has them, and defaults."""
+    types = {
+        line.target.id: ast.unparse(line.annotation)
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    }
+    for field in dataclasses.fields(thing):
+        default = "" if field.default is dataclasses.MISSING else f" = {field.default!r}"
+        if dataclasses.is_dataclass(field.default):
+            default = f" = {type(field.default).__name__}()"
+        if field.default_factory is not dataclasses.MISSING:
+            default = f" = {field.default_factory()!r}"
+        yield f"{field.name}: {types[field.name]}{default}"
+
+
+def with_samplers(readme: str) -> str:
+    """Return README.md with its table of samplers as the registry has them."""
+    rows = ["| name | options and defaults | keeps |", "|---|---|---|"]
+    for name, sampler in SAMPLERS.items():
+        options = ", ".join(f"`{option}`" for option in str(sampler()).partition(":")[2].split(",") if option)
+        rows.append(f"| `{name}` | {options} | {sampler.keeps} |")
+    table = "\n".join(rows)
+    begin, end = "<!-- begin: samplers -->\n", "\n<!-- end -->"
+    before, _, rest = readme.partition(begin)
+    return f"{before}{begin}{table}{end}{rest.partition(end)[2]}"
+
+
+def server_api() -> Iterator[str]:
+    """Yield the endpoints of mink-serve, then a table of fields for each type of requests and responses."""
+    yield "# mink-serve: requests and responses\n\n| endpoint | request | response | |\n|---|---|---|---|"
+    for path, (request, response, summary) in information.ENDPOINTS.items():
+        cells = [f"`{'POST' if request else 'GET'} {path}`", type_link(request), type_link(response), summary]
+        yield f"| {' | '.join(cells)} |"
+    for path, chunk in information.CHUNKS.items():
+        yield f"\nA stream of `{path}` consists of {type_link(chunk)}s."
+    yield f"\nThe body of an error is an {type_link(responses.ErrorBody)}."
+    for name, schema in sorted(information.schemas().items()):
+        kind = getattr(fields, name, None) or getattr(responses, name)
+        summary = inspect.cleandoc(kind.__doc__).partition("\n\nAttributes:")[0].replace("\n", " ")
+        yield f"\n## {name}\n\n{summary}\n\n| field | type | |\n|---|---|---|"
+        texts = field_texts(kind)
+        for field, field_schema in schema["properties"].items():
+            is_required = name in vars(fields) and field in schema.get("required", ())
+            text = f"{'Required. ' if is_required else ''}{texts.get(field, '')}"
+            yield f"| `{field}` | {type_text(field_schema)} | {text} |"
+    yield ""
+
+
+def type_link(kind: type | None) -> str:
+    if kind in (None, str):
+        return "text" if kind is str else ""
+    return type_text({"$ref": f"#/{kind.__name__}"})
+
+
+def field_texts(kind: type) -> dict[str, str]:
+    """Return the descriptions of a type's fields, from the docstrings of its classes."""
+    texts = {}
+    for sampler in SAMPLERS.values():
+        for field, option in sampler.request_fields.items():
+            texts[field] = f"The option {option} of {sampler.name}."
+    for base in reversed(kind.__mro__):
+        _, _, attributes = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
+        for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", attributes, re.MULTILINE):
+            texts[name] = re.sub(r"\s+", " ", text)
+    return texts
+
+
+def type_text(schema: dict[str, Any]) -> str:
+    """Return the type of a JSON schema in words."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(
+            dict.fromkeys(type_text(one) for one in schema["anyOf"] if one.get("type") != "null")
+        )
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"] if value is not None)
+    if isinstance(schema.get("items"), dict):
+        return f"list of {type_text(schema['items'])}"
+    limits = [f"{schema[name]:,}" for name in ("minimum", "maximum") if name in schema]
+    return f"{schema.get('type', 'any')}{f' {limits[0]} to {limits[1]}' if len(limits) == 2 else ''}"
 
 
 def documents() -> dict[str, str]:
-    """Return every generated document by its name."""
+    """Return every generated document by its path below docs."""
     texts = {f"{name}.md": list(help_texts(command, name)) for name, command in PROGRAMS.items()}
     texts["mink-chat.md"].append(chat_commands())
     texts["api.md"] = list(api())
+    texts["mink-serve-api.md"] = list(server_api())
     here = str(user_config_path("mink-local"))
-    return {
+    pages = {
         name: GENERATED + "\n".join(sections).replace(here, "~/.config/mink-local")
         for name, sections in texts.items()
     }
+    return pages | {"../README.md": with_samplers((DOCS.parent / "README.md").read_text(encoding="utf-8"))}
 
 
 def main() -> None:
-    stale = []
-    for name, text in documents().items():
-        path = DOCS / name
-        if path.exists() and path.read_text(encoding="utf-8") == text:
-            continue
-        if "--check" in sys.argv:
-            stale.append(name)
-        else:
-            path.write_text(text, encoding="utf-8")
+    pages = documents()
+    if "--check" not in sys.argv:
+        for name, text in pages.items():
+            (DOCS / name).write_text(text, encoding="utf-8")
+    stale = [name for name, text in pages.items() if (DOCS / name).read_text(encoding="utf-8") != text]
     if stale:
-        sys.exit(f"not up to date: {', '.join(stale)}; type  .venv/bin/python scripts/docs.py")
+        sys.exit(f"out of date: {', '.join(stale)}; run  .venv/bin/python scripts/docs.py")
 
 
 if __name__ == "__main__":

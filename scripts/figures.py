@@ -1,4 +1,4 @@
-"""Write tables of figures: into README.md, by the `mink-bench` command that each marker names, or for a GPU.
+"""Measure the tables of docs/benchmarks.md again: each marker names the command whose Markdown it shows.
 
 \b
 .venv/bin/python scripts/figures.py --machine "2-core Intel Xeon virtual machine" [NAME…]
@@ -6,74 +6,66 @@
 """
 
 import datetime
-import json
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
-from mink_local.bench.batch import BatchSpeed
-from mink_local.bench.decode import DecodeSpeed
-from mink_local.bench.sampler import SamplerCost
-from mink_local.bench.serve import ServerSpeed
-from mink_local.bench.tables import Rows, batch_table, decode_table, sampler_table, serve_table
-from mink_local.evals.report.format import markdown_table
 from mink_local.llama.devices import gpu_missing, gpu_names
-from scripts.blocks import README, with_blocks
 
-DEVICES = README.parent / "docs" / "devices"
-
-TABLES: dict[str, tuple[Callable[..., Any], Callable[[Any], Rows]]] = {
-    "sampler": (SamplerCost, sampler_table),
-    "decode": (DecodeSpeed, decode_table),
-    "batch": (BatchSpeed, batch_table),
-    "serve": (ServerSpeed, serve_table),
-}
+ROOT = Path(__file__).parents[1]
+PAGE, DEVICES = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "devices"
+BLOCK = re.compile(
+    r"(<!-- begin: (mink-bench (\w+)[^\n]*|scripts/(load)\.py[^\n]*) -->\n).*?(?=<!-- end -->)", re.DOTALL
+)
 
 
-def measured(name: str, command: str) -> str:
-    """Return what a `mink-bench` command measures, as Markdown."""
-    program = [sys.executable, "-m", "mink_local.bench.cli", *shlex.split(command)[1:], "--json"]
-    printed = subprocess.run(program, stdout=subprocess.PIPE, check=True).stdout
-    result, table = TABLES[name]
-    head, *rows = table([result(**fields) for fields in json.loads(printed)])
-    return markdown_table(head, rows) + "\n"
+def measured(command: str) -> str:
+    """Return the Markdown that a command of mink-bench, or the load script, prints."""
+    program, *arguments = shlex.split(command)
+    if program == "mink-bench":
+        arguments = ["-m", "mink_local.bench.cli", *arguments, "--markdown"]
+    else:
+        arguments = [program, *arguments]
+    return subprocess.run(
+        [sys.executable, *arguments], stdout=subprocess.PIPE, check=True, cwd=ROOT, text=True
+    ).stdout
 
 
 def write_device(device: str, today: str) -> None:
-    """Write the page of a GPU: generation with tokens sampled on the host and in the graph, and batches."""
+    """Write the page of a GPU: generation with sampling on the host and on the backend, and batches."""
     if missing := gpu_missing():
         raise click.ClickException(f"there is nothing to measure: {missing}")
-    parts = [f"# Figures on {device}\n", f"{', '.join(gpu_names())}, {today}.\n"]
-    for name in ("decode", "batch", "sampler"):
-        parts += [f"`mink-bench {name}`\n", measured(name, f"mink-bench {name}")]
+    parts = [f"# {device}\n", f"{', '.join(gpu_names())}, {today}.\n"]
+    for command in ("mink-bench decode", "mink-bench batch", "mink-bench sampler"):
+        parts += [f"`{command}`\n", measured(command)]
     DEVICES.mkdir(exist_ok=True)
     (DEVICES / f"{device}.md").write_text("\n".join(parts), encoding="utf-8")
 
 
 @click.command(help=__doc__)
-@click.option("--machine", metavar="TEXT", help="What the figures in README.md are measured on.")
+@click.option("--machine", metavar="TEXT", help="What the figures are measured on.")
 @click.option("--device", metavar="NAME", help="Write the page of this machine's GPU instead.")
-@click.argument("names", nargs=-1, type=click.Choice(list(TABLES)))
+@click.argument("names", nargs=-1, type=click.Choice(["sampler", "decode", "batch", "load"]))
 def main(machine: str | None, device: str | None, names: Sequence[str]) -> None:
     today = datetime.date.today().isoformat()
     if device:
         write_device(device, today)
         return
     if not machine:
-        raise click.UsageError("say with --machine what the figures are measured on")
+        raise click.UsageError("--machine must say what the figures are measured on")
 
-    def written(command: str) -> str | None:
-        program, _, rest = command.partition(" ")
-        name = rest.partition(" ")[0]
-        if program != "mink-bench" or name not in (names or TABLES):
-            return None
-        return f"{measured(name, command)}\n`{command}`, {today}, {machine}.\n"
+    def replaced(match: re.Match[str]) -> str:
+        head, command, bench, load = match.groups()
+        if names and (bench or load) not in names:
+            return match[0]
+        return f"{head}{measured(command)}\n`{command}`, {today}, {machine}.\n"
 
-    README.write_text(with_blocks(README.read_text(encoding="utf-8"), written), encoding="utf-8")
+    PAGE.write_text(BLOCK.sub(replaced, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mink_local import MinK, Model, Sampler, SamplingParams, TopP, load_model
-from mink_local.chat.heat import heat
+from mink_local.chat.terminal.progress import coloured
 from mink_local.samplers import label
 
 SVG = Path(__file__).parents[1] / "docs" / "heat.svg"
@@ -24,7 +24,7 @@ WIDTH = 110  # columns
 LIMITS = {"min-k": 110, "top-p": 60}  # tokens; both fill about as many lines
 
 
-def coloured(model: Model, sampler: Sampler) -> tuple[str, Text]:
+def answered(model: Model, sampler: Sampler) -> tuple[str, Text]:
     """Return a heading, and an answer, coloured, with the meaning of the colours below it."""
     messages = [{"role": "user", "content": PROMPT}]
     params = SamplingParams(
@@ -35,7 +35,7 @@ def coloured(model: Model, sampler: Sampler) -> tuple[str, Text]:
     heading = (
         f"{label(str(sampler))} at temperature {TEMPERATURE:g}\n{mean(reply.k):,.1f} candidates on average"
     )
-    return heading, heat(model.texts(reply.tokens), reply.k)
+    return heading, coloured(model.token_texts(reply.tokens), reply.k)
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     answers = []
     with load_model("smollm2-135m", n_ctx=512) as model:
         for sampler in (MinK(), TopP(0.9)):
-            heading, answer = coloured(model, sampler)
+            heading, answer = answered(model, sampler)
             columns.add_column(heading, ratio=1)
             answers.append(answer)
     columns.add_row(*answers)

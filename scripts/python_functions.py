@@ -1,4 +1,4 @@
-"""Print prompts that ask for functions of Python's standard library, for `mink-eval frontier --prompts`.
+"""Print prompts that ask for functions of Python's standard library, which docs/results.md was measured on.
 
 .venv/bin/python scripts/python_functions.py > python_functions.jsonl
 """

@@ -25,8 +25,9 @@ from tests.support.logits import real_logits
 from tests.support.rpc import RpcServer
 from tests.support.tiny import write_model
 
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
-settings.load_profile("untimed")
+settings.register_profile("default", deadline=None)  # a busy machine is no failure
+settings.register_profile("nightly", deadline=None, max_examples=10_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 SHARED = Path(__file__).parents[2] / "shared"
 

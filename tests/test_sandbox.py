@@ -52,35 +52,48 @@ def gone(pid: int, seconds: float = 10) -> bool:
     return True
 
 
-@pytest.mark.parametrize("value", [None, True, "日本語 \ud800 \n\r", [1, {"a": 2.5}], {"x": None}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        "日本語 \ud800 \n\r",
+        [1, {"a": 2.5}],
+        {"x": None},
+        pytest.param("é" * 3_000_000, id="megabytes"),
+    ],
+)
 def test_questions_and_answers_are_json(server: Server, value: Any) -> None:
-    assert server.ask(["echo", value], 10) == value
+    assert server.ask(["echo", value], 30) == value
     assert server.ask(["first", None], 10) == {"told": "first"}
 
 
-def test_one_child_answers_until_one_question_is_too_much(server: Server) -> None:
+@pytest.mark.parametrize(
+    ("question", "seconds", "cause"),
+    [
+        (["sleep", 60], 0.3, r"0\.3 s"),
+        (["loop", None], 0.3, r"0\.3 s"),
+        (["loop in C", None], 0.3, r"0\.3 s"),
+        (["close", None], 0.3, r"0\.3 s"),
+        (["memory", MEMORY], 60, r"0\.29\d* GiB"),
+        (["fail", "too bad"], 10, "RuntimeError: too bad"),
+        (["exit", 0], 10, "status 0"),
+        (["exit", 3], 10, "status 3"),
+        pytest.param(["abort", None], 10, "signal 6", marks=pytest.mark.posix),
+    ],
+)
+def test_one_child_answers_until_a_question_fails(
+    server: Server, question: Any, seconds: float, cause: str
+) -> None:
     first = pid(server)
     assert pid(server) == first
-    with pytest.raises(ChildTimeoutError, match=r"^timed out after 0\.2 s$"):
-        server.ask(["sleep", 60], 0.2)
+    begin = time.monotonic()
+    with pytest.raises(SandboxError, match=cause) as failure:
+        server.ask(question, seconds)
+    assert time.monotonic() - begin < seconds + 5
+    assert isinstance(failure.value, ChildTimeoutError) is (seconds < 1)
     assert gone(first)
     assert pid(server) not in (first, os.getpid())
-
-
-@pytest.mark.parametrize("action", ["loop", "loop in C", "close"])
-def test_no_loop_is_waited_for(server: Server, action: str) -> None:
-    pid(server)
-    begin = time.monotonic()
-    with pytest.raises(ChildTimeoutError):
-        server.ask([action, None], 0.3)
-    assert time.monotonic() - begin < 5
-    assert server.ask(["echo", 1], 10) == 1
-
-
-def test_memory_is_limited(server: Server) -> None:
-    with pytest.raises(SandboxError, match=r"^took more than 0\.29\d* GiB of memory$"):
-        server.ask(["memory", MEMORY], 60)
-    assert server.ask(["echo", 1], 10) == 1
 
 
 def test_memory_that_is_only_reserved_counts_on_windows(
@@ -91,22 +104,8 @@ def test_memory_that_is_only_reserved_counts_on_windows(
 
     pid(server)
     monkeypatch.setattr(psutil.Process, "memory_info", lambda _: OfWindows)
-    with pytest.raises(SandboxError, match="of memory"):
+    with pytest.raises(SandboxError, match="memory"):
         server.ask(["sleep", 5], 10)
-
-
-@pytest.mark.parametrize(
-    ("question", "cause"),
-    [
-        (["exit", 0], "status 0"),
-        (["exit", 3], "status 3"),
-        pytest.param(["abort", None], "signal 6", marks=pytest.mark.posix),
-    ],
-)
-def test_a_crash_says_how_it_ended(server: Server, question: Any, cause: str) -> None:
-    with pytest.raises(SandboxError, match=rf"^crashed \({cause}\)$"):
-        server.ask(question, 10)
-    assert server.ask(["echo", 1], 10) == 1
 
 
 def test_a_crash_on_windows_has_a_code(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,29 +115,20 @@ def test_a_crash_on_windows_has_a_code(server: Server, monkeypatch: pytest.Monke
         server.ask(["exit", 1], 10)
 
 
-def test_an_exception_is_told_and_the_next_child_is_another(server: Server) -> None:
-    first = pid(server)
-    with pytest.raises(SandboxError, match=r"^failed \(RuntimeError: too bad\)$"):
-        server.ask(["fail", "too bad"], 10)
-    assert pid(server) != first
-
-
 def test_a_child_that_cannot_begin() -> None:
     for _ in range(2):
-        with pytest.raises(ChildStartError, match=r"does not start, it failed \(ValueError: no beginning\)"):
+        with pytest.raises(ChildStartError, match="ValueError: no beginning"):
             Server(CHILD, memory=MEMORY, first="fail").ask(["echo", 1], 10)
-    with pytest.raises(
-        ChildStartError, match=r"it crashed \(status 1\): try .* -m tests.support.no_such_module "
-    ):
-        ask("tests.support.no_such_module", 1, seconds=10, memory=MEMORY)
-    with pytest.raises(ChildStartError, match=r"it timed out after 0\.1 s"):
+    with pytest.raises(ChildStartError, match="-m no_such_module "):
+        ask("no_such_module", 1, seconds=10, memory=MEMORY)
+    with pytest.raises(ChildStartError, match=r"0\.1 s"):
         Server(CHILD, memory=MEMORY, first="sleep", start_seconds=0.1).ask(["echo", 1], 10)
 
 
 @pytest.mark.parametrize("executable", ["", "/no/such/python", None])
 def test_without_a_python_there_is_no_child(monkeypatch: pytest.MonkeyPatch, executable: str | None) -> None:
     monkeypatch.setattr(sys, "executable", executable)
-    with pytest.raises(ChildStartError, match="does not start"):
+    with pytest.raises(ChildStartError, match=CHILD):
         ask(CHILD, 1, seconds=10, memory=MEMORY)
 
 
@@ -154,9 +144,12 @@ def test_what_is_printed_is_no_answer(server: Server) -> None:
     assert server.ask(["echo", 1], 10) == 1
 
 
-def test_questions_and_answers_of_megabytes(server: Server) -> None:
-    text = "é" * 3_000_000
-    assert server.ask(["echo", text], 30) == text
+def test_secrets_in_the_environment_are_not_inherited(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert server.ask(["variable", "OPENAI_API_KEY"], 10) is None
+    assert server.ask(["variable", "PATH"], 10) == os.environ["PATH"]
 
 
 def test_a_child_that_was_killed_is_replaced(server: Server) -> None:
@@ -256,15 +249,16 @@ def test_no_child_asks_for_the_limits_that_macos_refuses(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     template = Renderer("{{ messages[0].content }}", bos_token="", eos_token="")
     assert template([{"role": "user", "content": "Hello"}]) == "Hello"
-    assert ask("mink_local.models.trial", str(tiny_path), seconds=60, memory=4 * GIB) is None
-    assert (
-        ask("mink_local.llama.grammar", [str(tiny_path), 'root ::= "a"'], seconds=60, memory=4 * GIB) is None
-    )
+    questions = {
+        "mink_local.models.trust": str(tiny_path),
+        "mink_local.llama.grammar": [str(tiny_path), 'root ::= "a"'],
+    }
     if find_spec("math_verify"):
-        assert ask("mink_local.evals.tasks.verifier", ["1/2", "0.5"], seconds=60, memory=4 * GIB) is True
+        questions["mink_local.evals.tasks.verifier"] = ["1/2", "0.5"]
+    for module, question in questions.items():
+        assert ask(module, question, seconds=60, memory=4 * GIB) in (None, True)
 
 
-def test_ctrl_c_in_the_terminal_is_not_for_the_child(server: Server) -> None:
-    if not hasattr(os, "getpgid"):
-        pytest.skip("process groups are POSIX's")
+@pytest.mark.posix
+def test_ctrl_c_in_the_terminal_does_not_reach_the_child(server: Server) -> None:
     assert os.getpgid(pid(server)) != os.getpgid(0)

@@ -1,1 +1,1 @@
-"""mink-bench: what sampling, generation, many answers at a time and a server cost."""
+"""mink-bench: what sampling costs by itself, in generation, and with many answers at a time."""

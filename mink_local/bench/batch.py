@@ -1,11 +1,10 @@
-"""Timing of several answers at a time beside llama.cpp's own work, for `mink-bench batch`."""
+"""Time several answers at a time next to the bare llama_decode calls, for `mink-bench batch`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from mink_local.bench.measuring import in_turn, median_ratio, seconds
+from mink_local.bench.measuring import Row, in_turn, median_ratio, seconds
 from mink_local.bench.sampler import PROMPT
 from mink_local.generation.engine import Engine
 from mink_local.generation.loading import make_context
@@ -16,46 +15,31 @@ from mink_local.llama.context import Context
 from mink_local.samplers import Sampler
 
 
-@dataclass
-class BatchSpeed:
-    """Speed of generation with several answers at a time: medians over rounds.
-
-    The bare speed is that of the same llama_decode calls with nothing in between. `share` is what is reached
-    of it, and `gain` is over the speed with the first number of answers: ratios within a round.
-    """
-
-    n_parallel: int
-    tokens_per_second: float
-    bare_tokens_per_second: float
-    share: float
-    gain: float
-
-
 def time_batches(
     model: Model, parallels: Sequence[int], sampler: Sampler, temperature: float, tokens: int, rounds: int
-) -> list[BatchSpeed]:
-    """Generate several answers at a time, and repeat the same llama_decode calls without anything else."""
-    batches = [_Batch(model, n, sampler, temperature, tokens) for n in parallels]
+) -> list[Row]:
+    """Generate several answers at a time, and repeat the same llama_decode calls with nothing in between."""
+    batches = [_TimedBatch(model, n, sampler, temperature, tokens) for n in parallels]
     speeds = in_turn({i: batch.time for i, batch in enumerate(batches)}, rounds)
     return compare({batch.n_parallel: speeds[i] for i, batch in enumerate(batches)})
 
 
-def compare(speeds: dict[int, list[tuple[float, float]]]) -> list[BatchSpeed]:
-    """Return the speeds of batches from their tokens a second, of generation and bare, one pair a round."""
+def compare(speeds: dict[int, list[tuple[float, float]]]) -> list[Row]:
+    """Return a row per number of answers at a time.
+
+    Args:
+        speeds: By that number, tokens per second of generation and of the bare calls, one pair per round.
+
+    Returns:
+        Medians over rounds; `share_of_bare` and `speedup` (over the first number) are ratios within a round.
+    """
     first = [ours for ours, _ in next(iter(speeds.values()))]
-    compared = []
+    rows = []
     for n_parallel, pairs in speeds.items():
         ours, bare = zip(*pairs, strict=True)
-        compared.append(
-            BatchSpeed(
-                n_parallel=n_parallel,
-                tokens_per_second=round(median(ours), 1),
-                bare_tokens_per_second=round(median(bare), 1),
-                share=round(median_ratio(ours, bare), 3),
-                gain=round(median_ratio(ours, first), 2),
-            )
-        )
-    return compared
+        ratios = {"share_of_bare": median_ratio(ours, bare), "speedup": median_ratio(ours, first)}
+        rows.append({"answers": n_parallel, "tokens_per_s": median(ours), **ratios})
+    return rows
 
 
 class _Recorder:
@@ -77,7 +61,7 @@ class _Recorder:
         return record
 
 
-class _Batch:
+class _TimedBatch:
     """Generates `n_parallel` answers at a time, in KV caches of its own."""
 
     def __init__(
@@ -85,7 +69,7 @@ class _Batch:
     ) -> None:
         # Each has a prompt of its own: what answers have in common would be evaluated once.
         prompts = [
-            model.tokens([{"role": "user", "content": f"{PROMPT} This is story {i}."}])
+            model.prompt_tokens([{"role": "user", "content": f"{PROMPT} This is story {i}."}])
             for i in range(100, 100 + n_parallel)
         ]
         n_ctx = max(map(len, prompts)) + tokens

@@ -1,49 +1,57 @@
-"""`mink-bench`: times sampling beside other things in the same run; prints a table or JSON."""
+"""`mink-bench`: time sampling against references in the same run; print a table or JSON."""
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import which
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from rich.box import MARKDOWN
+from rich.console import Console, JustifyMethod
+from rich.table import Table
 
-from mink_local.cli import FiniteFloat, json_option, run
-from mink_local.models.options import SamplerType, gpu_layers_option, model_option, rpc_option, threads_option
+from mink_local.cli import FiniteFloat, run
+from mink_local.models.options import (
+    gpu_layers_option,
+    max_tokens_option,
+    model_option,
+    rpc_option,
+    sampler_option,
+    temp_option,
+    threads_option,
+)
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
     from mink_local.bench.decode import Form
+    from mink_local.bench.measuring import Row
     from mink_local.samplers import Sampler
 
 PROGRAM = "mink-bench"
 Command = TypeVar("Command", bound=Callable[..., Any])
-_FORMS = ("host", "backend", "llama.cpp")
 
 
-def _report(results: Sequence[Any], as_json: bool, title: str, table: Callable[[Any], Any]) -> None:
-    """Print results as JSON, or the table of them."""
-    if as_json:
-        click.echo(json.dumps([asdict(result) for result in results], indent=1))
+def _report(rows: "Sequence[Row]", output: str | None, title: str) -> None:
+    """Print rows as JSON, or as a table for a terminal or in Markdown."""
+    if output == "json":
+        click.echo(json.dumps(rows, indent=1))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    headings, *rows = table(results)
-    shown = Table(title=title, title_justify="left")
-    for i, heading in enumerate(headings):
-        shown.add_column(heading, overflow="fold", justify="right" if i > 0 else "left")
+    table = Table(title=None if output else title, title_justify="left", box=MARKDOWN if output else None)
+    for name in rows[0]:
+        justify: JustifyMethod = "left" if isinstance(rows[0][name], str) else "right"
+        table.add_column(name.replace("_us", " µs").replace("_", " "), overflow="fold", justify=justify)
     for row in rows:
-        shown.add_row(*row)
-    Console().print(shown)
+        table.add_row(*map(_text, row.values()))
+    Console(width=200 if output else None).print(table, markup=False)
 
 
-def _form(_: click.Context, __: click.Parameter, forms: tuple[str, ...]) -> tuple[str, ...]:
-    """Take "graph", the former name, for "backend"."""
-    return tuple(dict.fromkeys("backend" if form == "graph" else form for form in forms))
+def _text(value: Any) -> str:
+    from mink_local.samplers import label
+
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return label(value) if isinstance(value, str) else f"{value or ''}"
 
 
 def _samplers(_: click.Context, __: click.Parameter, samplers: "tuple[Sampler, ...]") -> "Sequence[Sampler]":
@@ -55,37 +63,29 @@ def _samplers(_: click.Context, __: click.Parameter, samplers: "tuple[Sampler, .
 def _rounds_option(least: int, default: int) -> Callable[[Command], Command]:
     return click.option(
         "--rounds", type=click.IntRange(min=least), default=default, show_default=True, metavar="N",
-        help="Rounds; each times everything once.",
+        help="Rounds, each of which times everything once.",
     )  # fmt: skip
 
 
-_samplers_option = click.option(
-    "--sampler",
-    "samplers",
-    type=SamplerType(),
-    multiple=True,
-    callback=_samplers,
-    help="A method to time; may be given several times.  [default: all]",
-)
-_temp_option = click.option(
-    "--temp",
-    "-t",
-    type=FiniteFloat(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
-    metavar="T",
-    help="Temperature.",
-)
-_tokens_option = click.option(
-    "--tokens", "-n", type=click.IntRange(min=1), default=64, show_default=True, metavar="N",
-    help="Tokens of an answer.",
+_samplers_option = sampler_option.replace(
+    "samplers", default=None, multiple=True, callback=_samplers, help="A sampler to time; repeatable.",
+    show_default="all",
 )  # fmt: skip
+_temp_option = temp_option.replace(type=FiniteFloat(min=0, min_open=True), help="Temperature.")
+_tokens_option = max_tokens_option.replace("--tokens", "tokens", default=64, show_default=True)
+
+
+def _output_options(command: Command) -> Command:
+    """Add --json and --markdown, which set `output` (None: a table for the terminal)."""
+    json_option = click.option("--json", "output", flag_value="json", help="Print JSON instead of a table.")
+    markdown_option = click.option("--markdown", "output", flag_value="markdown", help="Print Markdown.")
+    return json_option(markdown_option(command))
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
-    """Time sampling by itself, in generation, with many answers at a time, and behind a server."""
+    """Time sampling by itself, in generation, and with many answers at a time."""
 
 
 @cli.command("sampler")
@@ -95,24 +95,23 @@ def cli() -> None:
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE.npz",
-    help="Logits to time on, an array named logits of shape (rows, V).  [default: the model's]",
+    help="Logits to time on: an array `logits` of shape (rows, V).  [default: the model's]",
 )
 @model_option
 @_samplers_option
 @_temp_option
 @_rounds_option(least=1, default=200)
-@json_option
+@_output_options
 def sampler_command(
     files: Sequence[Path],
     model: str,
     samplers: "Sequence[Sampler]",
     temp: float,
     rounds: int,
-    as_json: bool,
+    output: str | None,
 ) -> None:
-    """Time a step of every method on one thread, beside llama.cpp's own, np.max and np.sort."""
+    """Time one step of every sampler on one thread, next to llama.cpp's own, np.max and np.sort."""
     from mink_local.bench.sampler import logits_of_answer, read_logits, time_samplers
-    from mink_local.bench.tables import sampler_table
     from mink_local.generation.loading import load_model
 
     if files:
@@ -120,12 +119,8 @@ def sampler_command(
     else:
         with load_model(model, n_ctx=512) as loaded:
             sources = [logits_of_answer(loaded)]
-    groups = [time_samplers(logits, samplers, temp, rounds) for logits in sources]
-    if as_json:
-        groups = [[cost for costs in groups for cost in costs]]
-    for costs in groups:
-        title = f"One step at a vocabulary of {costs[0].n_vocab:,}: medians"
-        _report(costs, as_json, title, sampler_table)
+    costs = [cost for logits in sources for cost in time_samplers(logits, samplers, temp, rounds)]
+    _report(costs, output, "One step: median microseconds")
 
 
 @cli.command("decode")
@@ -138,15 +133,13 @@ def sampler_command(
     "--form",
     "forms",
     multiple=True,
-    type=click.Choice([*_FORMS, "graph"]),
-    callback=_form,
-    metavar="|".join(_FORMS),
-    help="Where tokens are sampled; may be given several times.  [default: host, and backend on a GPU]",
+    type=click.Choice(["host", "backend", "llama.cpp"]),
+    help="Where tokens are sampled; repeatable.  [default: host, and backend on a GPU]",
 )
 @gpu_layers_option
 @threads_option
 @rpc_option
-@json_option
+@_output_options
 def decode_command(
     model: str,
     samplers: "Sequence[Sampler]",
@@ -157,11 +150,10 @@ def decode_command(
     gpu_layers: Any,
     threads: int | None,
     rpc: Sequence[str] | None,
-    as_json: bool,
+    output: str | None,
 ) -> None:
-    """Generate with every method in turn and compare with greedy (the paper's latency table)."""
+    """Generate with every sampler in turn and compare with greedy (the paper's latency table)."""
     from mink_local.bench.decode import time_decoding
-    from mink_local.bench.tables import decode_table
     from mink_local.generation.loading import load_model
 
     if not find_spec("scipy"):
@@ -171,7 +163,7 @@ def decode_command(
         forms = forms or (("host", "backend") if loaded.weights.on_gpu else ("host",))
         speeds = time_decoding(loaded, samplers, forms, temp, tokens, rounds)
     title = f"{loaded.name} {loaded.placement}\n{tokens} tokens, {rounds} rounds"
-    _report(speeds, as_json, title, decode_table)
+    _report(speeds, output, title)
 
 
 @cli.command("batch")
@@ -184,16 +176,16 @@ def decode_command(
     default=(1, 4, 16),
     show_default=True,
     metavar="N",
-    help="Answers at a time; may be given several times.",
+    help="Answers at a time; repeatable.",
 )
-@click.option("--sampler", type=SamplerType(), default="min-k", show_default=True, help="The method.")
+@sampler_option
 @_temp_option
 @_tokens_option
 @_rounds_option(least=1, default=5)
 @gpu_layers_option
 @threads_option
 @rpc_option
-@json_option
+@_output_options
 def batch_command(
     model: str,
     parallels: Sequence[int],
@@ -204,11 +196,10 @@ def batch_command(
     gpu_layers: Any,
     threads: int | None,
     rpc: Sequence[str] | None,
-    as_json: bool,
+    output: str | None,
 ) -> None:
-    """Generate several answers at a time, and compare with the same llama_decode calls alone."""
+    """Generate several answers at a time and compare with the bare llama_decode calls."""
     from mink_local.bench.batch import time_batches
-    from mink_local.bench.tables import batch_table
     from mink_local.generation.loading import load_model
 
     with load_model(
@@ -216,71 +207,7 @@ def batch_command(
     ) as loaded:
         speeds = time_batches(loaded, parallels, sampler, temp, tokens, rounds)
     title = f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds"
-    _report(speeds, as_json, title, batch_table)
-
-
-@cli.command("serve")
-@click.option(
-    "--against", metavar="PROGRAM", help="A llama-server of llama.cpp to compare with.  [default: none]"
-)
-@model_option
-@click.option(
-    "--clients",
-    multiple=True,
-    type=click.IntRange(min=1, max=256),
-    default=(1, 4, 16, 32),
-    show_default=True,
-    metavar="N",
-    help="Clients at a time; may be given several times.",
-)
-@click.option(
-    "--parallel",
-    type=click.IntRange(min=1, max=256),  # LLAMA_MAX_SEQ
-    metavar="N",
-    help="Slots of a server.  [default: one for each client]",
-)
-@click.option("--sampler", type=SamplerType(), default="top-k:k=40", show_default=True, help="The method.")
-@_temp_option
-@_tokens_option
-@_rounds_option(least=1, default=3)
-@gpu_layers_option
-@threads_option
-@json_option
-def serve_command(
-    against: str | None,
-    model: str,
-    clients: Sequence[int],
-    parallel: int | None,
-    sampler: "Sampler",
-    temp: float,
-    tokens: int,
-    rounds: int,
-    gpu_layers: Any,
-    threads: int | None,
-    as_json: bool,
-) -> None:
-    """Have many clients at a time ask mink-serve, and compare with llama-server."""
-    if not find_spec("httpx"):
-        raise click.UsageError("the clients need HTTPX: type  python -m pip install httpx")
-    from mink_local.bench.serve import FIELDS, PROMPT_ROOM, request_fields, time_servers
-    from mink_local.bench.server_process import ServerOptions
-    from mink_local.bench.tables import serve_table
-    from mink_local.llama.cores import n_cores
-    from mink_local.models.catalog import resolve
-
-    if against is not None and which(against) is None:
-        raise click.UsageError(f"there is no program {against}: give the path of a llama-server")
-    if against is not None and type(sampler) not in FIELDS:
-        raise click.UsageError(f"llama-server has no {sampler}: give another --sampler")
-    n_parallel, n_ctx = parallel or max(clients), tokens + PROMPT_ROOM
-    options = ServerOptions(resolve(model).path, n_parallel, n_ctx, threads or n_cores(), gpu_layers)
-    with ExitStack() as stack:
-        servers = [stack.enter_context(options.mink_serve())]
-        if against is not None:
-            servers.append(stack.enter_context(options.llama_server(against)))
-        speeds = time_servers(servers, clients, request_fields(sampler, temp), tokens, rounds)
-    title = f"{model} in {n_parallel} slots on {options.n_threads} threads\n"
-    _report(speeds, as_json, f"{title}{sampler}, {tokens} tokens, {rounds} rounds", serve_table)
+    _report(speeds, output, title)
 
 
 def main() -> None:

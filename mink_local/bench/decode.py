@@ -1,16 +1,15 @@
-"""Timing of generation with every method, for `mink-bench decode`."""
+"""Time generation with every sampler, for `mink-bench decode`."""
 
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
 from llama_cpp import llama_cpp as C
 
-from mink_local.bench.measuring import in_turn, slowdown
+from mink_local.bench.measuring import Row, in_turn, slowdown
 from mink_local.bench.sampler import LLAMA_CPP, PROMPT
 from mink_local.errors import MinkError
 from mink_local.generation.loading import make_context
@@ -24,25 +23,6 @@ from mink_local.samplers import Greedy, Sampler
 Form = Literal["host", "backend", "llama.cpp"]
 
 
-@dataclass
-class DecodeSpeed:
-    """Speed of generation with a method: medians over rounds, and its slowdown against greedy.
-
-    `form` is "host", "backend" (inside llama.cpp's compute graph) or "llama.cpp" (its own samplers).
-    `sampling_us` has the microseconds of a step that the host takes to sample. `slowdown` is the percent by
-    which a step is longer than greedy's in the same form, with its 95% interval.
-    """
-
-    method: str
-    form: Form
-    tokens_per_second: float
-    ms_per_token: float
-    sampling_us: float
-    slowdown: float
-    slowdown_low: float
-    slowdown_high: float
-
-
 def time_decoding(
     model: Model,
     samplers: Sequence[Sampler],
@@ -50,13 +30,14 @@ def time_decoding(
     temperature: float,
     tokens: int,
     rounds: int,
-) -> list[DecodeSpeed]:
-    """Generate answers to one prompt with every method in turn; an answer that ends goes on all the same.
+) -> list[Row]:
+    """Generate answers to one prompt with every sampler in turn; generation continues past end-of-sequence.
 
-    Each method takes every one of `forms` that it has; greedy and llama.cpp's greedy come before. Raises
-    MinkError if the device cannot sample a method inside the graph.
+    Each sampler takes those of `forms` that it has: "host", "backend" (inside llama.cpp's compute graph) or
+    "llama.cpp" (its own samplers). Greedy and llama.cpp's greedy come first. Raises MinkError if the device
+    cannot sample on the backend.
     """
-    prompt = model.tokens([{"role": "user", "content": PROMPT}])
+    prompt = model.prompt_tokens([{"role": "user", "content": PROMPT}])
     n_threads = model.engine.context.n_threads
     context = make_context(model.weights, len(prompt) + tokens, 1, n_threads=n_threads)
     generation = _Generation(context, model.weights.n_vocab, prompt, temperature, tokens)
@@ -67,28 +48,33 @@ def time_decoding(
     return compare(in_turn(contestants, rounds))
 
 
-def compare(steps: Mapping[tuple[str, Form], Sequence[tuple[float, float]]]) -> list[DecodeSpeed]:
-    """Return the speeds of methods from their times.
+def compare(steps: Mapping[tuple[str, Form], Sequence[tuple[float, float]]]) -> list[Row]:
+    """Return a row per method and form: its speed, and how much longer its steps are than greedy's.
 
-    `steps` has for each method and form the seconds of a step and of its sampling, one pair a round; greedy
-    is there for each form.
+    Args:
+        steps: By method and form, the seconds of a step and of its sampling, one pair per round; each form
+            has greedy.
+
+    Returns:
+        Medians over rounds; the slowdown is in percent, with its 95% interval.
     """
-    speeds = []
+    rows = []
     for (method, form), times in steps.items():
         step, sampling = zip(*times, strict=True)
-        reference = [seconds for seconds, _ in steps["greedy", form]]
-        ms_per_token = 1e3 * float(np.median(step))
-        speeds.append(
-            DecodeSpeed(
-                method,
-                form,
-                round(1e3 / ms_per_token, 2),
-                round(ms_per_token, 4),
-                round(1e6 * float(np.median(sampling)), 2),
-                *slowdown(step, reference),
-            )
+        percent, low, high = slowdown(step, [seconds for seconds, _ in steps["greedy", form]])
+        rows.append(
+            {
+                "method": method,
+                "form": form,
+                "tokens_per_s": 1 / float(np.median(step)),
+                "ms_per_token": 1e3 * float(np.median(step)),
+                "sampling_us": 1e6 * float(np.median(sampling)),
+                "slowdown_percent": percent,
+                "low": low,
+                "high": high,
+            }
         )
-    return speeds
+    return rows
 
 
 def _has(sampler: Sampler, form: Form) -> bool:

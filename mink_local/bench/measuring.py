@@ -1,17 +1,19 @@
-"""Measuring contestants in turn and comparing them round by round.
+"""Measure contestants in turn and compare them round by round.
 
-A machine is never equally fast for long, so that only figures of the same round are compared.
+No machine keeps its speed for long, so only figures of the same round are compared.
 """
 
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 Name = TypeVar("Name", bound=Hashable)
 Measured = TypeVar("Measured")
+Row = dict[str, Any]
+"""A line of a table: a sampler's name and figures, whose keys are the headings."""
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -22,10 +24,10 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def in_turn(contestants: Mapping[Name, Callable[[int], Measured]], rounds: int) -> dict[Name, list[Measured]]:
-    """Measure every contestant once a round, and begin each round with another one.
+    """Measure every contestant once per round, starting each round with another one.
 
-    A contestant is a function of the number of the round; the result has a list of what each returned. One
-    more round comes before the others, number 0, which warms up and is dropped.
+    A contestant is a function of the round's number; the result lists what each returned. Round 0 comes
+    first, warms up and is dropped.
     """
     measured: dict[Name, list[Measured]] = {name: [] for name in contestants}
     names = list(contestants)

@@ -1,9 +1,8 @@
-"""Timing of one step of every method, for `mink-bench sampler`."""
+"""Time one step of every sampler, for `mink-bench sampler`."""
 
 import ctypes
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -13,7 +12,7 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local.bench.measuring import in_turn, seconds
+from mink_local.bench.measuring import Row, in_turn, seconds
 from mink_local.errors import MinkError
 from mink_local.generation.model import Model
 from mink_local.llama.token_data import TOKEN_DATA
@@ -25,6 +24,8 @@ PROMPT = "Tell me a long story about a dog named Max who went to the sea."
 Logits = NDArray[np.float32]
 Timed = Callable[[Logits], float]  # a row of logits (V,) to seconds
 
+FORMS = ("cut_us", "step_us", "llama_cpp_us", "processor_us")
+
 LLAMA_CPP: dict[type[Sampler], Callable[[Any], Any]] = {
     Greedy: lambda _: C.llama_sampler_init_greedy(),
     TopK: lambda sampler: C.llama_sampler_init_top_k(sampler.k),
@@ -35,46 +36,36 @@ LLAMA_CPP: dict[type[Sampler], Callable[[Any], Any]] = {
 """llama.cpp's own sampler of a method, if llama.cpp has one."""
 
 
-@dataclass
-class SamplerCost:
-    """Median time of one step of a method, in microseconds; None if a method has no such form.
+def time_samplers(logits: Logits, samplers: Sequence[Sampler], temperature: float, rounds: int) -> list[Row]:
+    """Time samplers on one thread, next to np.max and a full np.sort.
 
-    The method is a sampler, or a NumPy function to compare with. `select` is the cut alone; `step` is cut,
-    temperature and sampling, as generation does them; `llama_cpp` is llama.cpp's own sampler, on candidates
-    that are in place already; `processor` is a logits processor in Python.
-    """
+    Args:
+        logits: Raw logits (n, V); round i takes row i modulo n.
+        samplers: The samplers.
+        temperature: Above 0.
+        rounds: Rounds, each of which times everything once.
 
-    n_vocab: int
-    method: str
-    select: float | None = None
-    step: float | None = None
-    llama_cpp: float | None = None
-    processor: float | None = None
-
-
-def time_samplers(
-    logits: Logits, samplers: Sequence[Sampler], temperature: float, rounds: int
-) -> list[SamplerCost]:
-    """Time samplers on one thread, beside np.max and a full np.sort.
-
-    `logits` are raw, (n, V); round i takes row i modulo n.
+    Returns:
+        A row per method with median microseconds of one step, None for a form that a method lacks: `cut`
+        alone; `step`, which is cut, temperature and sampling as in generation; `llama_cpp`, its own sampler
+        on candidates already in place; `processor`, a logits processor in Python.
     """
     n_vocab = logits.shape[1]
-    contestants: dict[tuple[str, str], Timed] = {("np.max", "select"): _timed(np.max)}
+    contestants: dict[tuple[str, str], Timed] = {("np.max", "cut_us"): _timed(np.max)}
     for sampler in samplers:
         name = str(sampler)
-        contestants[name, "select"] = _timed(sampler.selector(temperature, Workspace(n_vocab)))
-        contestants[name, "step"] = _timed(partial(TokenSampler(sampler, temperature, 1, n_vocab), step=1))
-        contestants[name, "processor"] = _processor(sampler, temperature)
+        contestants[name, "cut_us"] = _timed(sampler.selector(temperature, Workspace(n_vocab)))
+        contestants[name, "step_us"] = _timed(partial(TokenSampler(sampler, temperature, 1, n_vocab), step=1))
+        contestants[name, "processor_us"] = _processor(sampler, temperature)
         if type(sampler) in LLAMA_CPP:
-            contestants[name, "llama_cpp"] = _llama_cpp(sampler, n_vocab)
-    contestants["np.sort", "select"] = _timed(np.sort)
+            contestants[name, "llama_cpp_us"] = _llama_cpp(sampler, n_vocab)
+    contestants["np.sort", "cut_us"] = _timed(np.sort)
     rows = [np.ascontiguousarray(row) for row in logits]
     timed = in_turn({key: _warm(contestant, rows) for key, contestant in contestants.items()}, rounds)
-    costs: dict[str, SamplerCost] = {}
+    costs: dict[str, Row] = {}
     for (method, form), times in timed.items():
-        cost = costs.setdefault(method, SamplerCost(n_vocab, method))
-        setattr(cost, form, round(1e6 * median(times), 2))
+        empty = {"method": method, "vocabulary": n_vocab, **dict.fromkeys(FORMS)}
+        costs.setdefault(method, empty)[form] = 1e6 * median(times)
     return list(costs.values())
 
 

@@ -47,11 +47,11 @@ def test_every_method_is_timed_in_every_form_it_has(bench: Callable[..., Finishe
     assert list(costs) == ["np.max", *(str(sampler()) for sampler in SAMPLERS.values()), "np.sort"]
     for sampler in SAMPLERS.values():
         cost = costs[str(sampler())]
-        assert cost["n_vocab"] == 5000
+        assert cost["vocabulary"] == 5000
         # With temperature and sampling it cannot be much faster than without; 3 is for noise.
-        assert 0 < cost["select"] < 3 * cost["step"]
-        assert cost["processor"] > 0
-        assert (cost["llama_cpp"] is not None) == (sampler in LLAMA_CPP)
+        assert 0 < cost["cut_us"] < 3 * cost["step_us"]
+        assert cost["processor_us"] > 0
+        assert (cost["llama_cpp_us"] is not None) == (sampler in LLAMA_CPP)
 
 
 def test_json_of_several_files_is_one_list(bench: Callable[..., Finished], npz: Path) -> None:
@@ -64,7 +64,7 @@ def test_json_of_several_files_is_one_list(bench: Callable[..., Finished], npz: 
 def test_table_on_given_logits(bench: Callable[..., Finished], npz: Path) -> None:
     result = bench("sampler", "--logits", npz, "--rounds", 1, "--sampler", "min-k", "--sampler", "top-k:k=5")
     assert result.status == 0, result.stderr
-    assert "vocabulary of 5,000" in result.stdout
+    assert "5000" in result.stdout
     assert "min-k:tau=3" in result.stdout
     assert "top-k:k=5" in result.stdout
     assert "mirostat" not in result.stdout
@@ -83,7 +83,7 @@ def test_logits_are_those_of_the_steps_of_an_answer(smollm2: Model) -> None:
 
 def test_decoding_is_compared_with_greedy(bench: Callable[..., Finished], tiny_path: Path) -> None:
     arguments = ["decode", "--model", tiny_path, "--tokens", 3, "--rounds", 6, "--sampler", "min-k"]
-    forms = ["--sampler", "mirostat", "--form", "host", "--form", "graph", "--json"]
+    forms = ["--sampler", "mirostat", "--form", "host", "--form", "backend", "--json"]
     result = bench(*arguments, *forms)
     assert result.status == 0, result.stderr
     speeds = {(speed["method"], speed["form"]): speed for speed in json.loads(result.stdout)}
@@ -97,11 +97,10 @@ def test_decoding_is_compared_with_greedy(bench: Callable[..., Finished], tiny_p
         (min_k, "backend"),
     ]
     for speed in speeds.values():
-        assert speed["slowdown_low"] <= speed["slowdown"] <= speed["slowdown_high"]
+        assert speed["low"] <= speed["slowdown_percent"] <= speed["high"]
         assert 0 < speed["sampling_us"] < 1000 * speed["ms_per_token"]
     table = bench(*arguments)
-    assert "interval" in table.stdout
-    assert "3 tokens, 6 rounds" in table.stdout
+    assert table.stdout.count("min-k") == 1
 
 
 def test_what_a_gpu_still_computes_is_not_sampling_time(
@@ -119,8 +118,8 @@ def test_what_a_gpu_still_computes_is_not_sampling_time(
         speeds = time_decoding(model, [], ["host", "backend"], 1.0, tokens=3, rounds=2)
     assert len(speeds) == 3
     for speed in speeds:
-        assert speed.ms_per_token > 30
-        assert speed.sampling_us < 30_000
+        assert speed["ms_per_token"] > 30
+        assert speed["sampling_us"] < 30_000
 
 
 def test_steppers_of_a_method_sample_the_same_tokens(tiny_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_steppers_of_a_method_sample_the_same_tokens(tiny_path: Path) -> None:
             stepper: Stepper = BackendStepper(backend, host, slot)
         else:
             stepper = host if form == "host" else LlamaCppStepper(Greedy(), 1.0, 1)
-        slot.queue(model.tokens("Once upon a time"))
+        slot.queue(model.prompt_tokens("Once upon a time"))
         tokens = []
         for _ in range(5):
             evaluate(context, slot)
@@ -152,9 +151,9 @@ def test_steppers_of_a_method_sample_the_same_tokens(tiny_path: Path) -> None:
 def test_as_many_answers_are_generated_as_are_asked_for(tiny_path: Path) -> None:
     with load_model(str(tiny_path), n_ctx=256, n_parallel=1) as model:
         one, two = time_batches(model, [1, 2], MinK(), 1.0, tokens=4, rounds=2)
-    assert (one.n_parallel, two.n_parallel) == (1, 2)
-    assert one.gain == 1
-    assert min(one.share, two.share, two.gain) > 0
+    assert (one["answers"], two["answers"]) == (1, 2)
+    assert one["speedup"] == 1
+    assert min(one["share_of_bare"], two["share_of_bare"], two["speedup"]) > 0
 
 
 @pytest.mark.parametrize(

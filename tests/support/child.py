@@ -66,6 +66,7 @@ ACTIONS: dict[str, Callable[[Any], Any]] = {
     "close": close_stdout,
     "print": write_to_stdout,
     "fail": fail,
+    "variable": os.environ.get,
 }
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ class RawResponse:
 @contextlib.contextmanager
 def serving(app: ASGIApp, **options: Any) -> Iterator[int]:
     """Serve `app` in a thread, as mink-serve does; gives the port."""
-    server = uvicorn.Server(uvicorn.Config(app, **UVICORN, timeout_graceful_shutdown=5, **options))
+    server = uvicorn.Server(uvicorn.Config(app, **{**UVICORN, "timeout_graceful_shutdown": 5, **options}))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -50,6 +50,14 @@ def serving(app: ASGIApp, **options: Any) -> Iterator[int]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what another thread or process does."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def connect(port: int) -> socket.socket:

@@ -28,8 +28,8 @@ def says(content: str | None) -> Said:
     return Said(200, {"choices": [{"message": {"role": "assistant", "content": content}}]})
 
 
-def fails(status: int, message: str = "it is broken", **headers: str) -> Said:
-    return Said(status, {"error": {"message": message}}, headers)
+def fails(status: int, message: str = "it is broken", code: str | None = None, **headers: str) -> Said:
+    return Said(status, {"error": {"message": message, "code": code}}, headers)
 
 
 def shown_answers(body: Body) -> tuple[str, str]:

@@ -11,8 +11,6 @@ from llm.plugins import load_plugins, pm
 from mink_local.serve import llm_plugin
 from tests.support.scripted import write_scripted
 
-NOBODY = "http://127.0.0.1:1"
-
 # Calls the tool, says what it gave, and reasons first if it is told to.
 TEMPLATE = """{# <think> <tool_call> #}{{ tools | tojson if tools else '' }}
 {% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.tool_calls | tojson if m.tool_calls else '' }}

@@ -1,9 +1,5 @@
-"""Write folders like those of `mink-eval run`, with responses that no model generated, to test the report.
+"""Folders like those of `mink-eval run`, with responses that no model generated, to test the report."""
 
-python -m tests.support.made_run FOLDER [--responses 20000]
-"""
-
-import argparse
 import json
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -165,17 +161,3 @@ def _ending(question: dict[str, Any], right: bool, rng: random.Random) -> str:
         return f"The answer is **{letter}**." if boxed else f"The answer is ({letter})."
     number = question["gold"] if right else rng.randint(0, 2000)
     return f"The final answer is \\(\\boxed{{{number}}}\\)" if boxed else f"The final answer is {number}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--responses", type=int, default=2000)
-    arguments = parser.parse_args()
-    models = ("smollm2-135m", "Qwen3-4B-Q4_K_M")
-    cells = len(models) * 2 * len(SAMPLERS) * len(TEMPERATURES) * 2
-    write_run(arguments.folder, models, n_questions=max(1, arguments.responses // cells))
-
-
-if __name__ == "__main__":
-    main()

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import pytest
 
 from mink_local.evals.cli import main
-from mink_local.evals.run.folder import RECORDS
-from mink_local.evals.run.records import read_responses
+from mink_local.evals.run.records import RECORDS, Response, record_files
+from mink_local.evals.store import Rows
 
 MINK_EVAL = [sys.executable, "-m", "mink_local.evals.cli"]  # in a process of its own
 
@@ -38,9 +38,17 @@ class MinkEval:
         return finished
 
 
+def read_responses(folder: Path) -> list[Response]:
+    """Return the responses in all record files of a folder, each key once."""
+    found: Rows[Response] = Rows()
+    for path in record_files(folder):
+        found.read(path, Response, lambda _: None)
+    return list(found.by_key.values())
+
+
 def responses(folder: Path) -> dict[object, tuple[object, ...]]:
     """Return what does not depend on the clock, by key; fail if a key is there twice."""
-    records = list(read_responses(folder))
+    records = read_responses(folder)
     assert len(records) == count_lines(folder)
     return {record.key: (record.response, record.k, record.seed, record.finish_reason) for record in records}
 

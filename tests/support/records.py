@@ -1,15 +1,11 @@
-"""Records, and folders that hold them, without a model."""
+"""Records without a model, and full disks."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from mink_local.evals.run.folder import RunFolder
-from mink_local.evals.run.manifest import Manifest
 from mink_local.evals.run.records import Response
-from mink_local.evals.tasks.base import Question, Verdict
+from mink_local.evals.tasks.base import Verdict
 
 RESPONSE = Response(
     model="tiny",
@@ -31,30 +27,6 @@ RESPONSE = Response(
     flexible=Verdict("20", True),
 )
 FOUR = [replace(RESPONSE, question_id=str(i)) for i in range(4)]
-QUESTION = Question("0", "What is 1 + 1?", "2")
-WANTED: dict[str, Any] = {
-    "seed": 0,
-    "ctx": None,
-    "stop": [],
-    "asked": {
-        "models": ["tiny"],
-        "samplers": ["min-k:tau=3"],
-        "temperatures": [5.0],
-        "repeats": 1,
-        "limit": None,
-        "questions": {"gsm8k": 4},
-    },
-    "models": {"tiny": {"path": "/models/tiny.gguf", "sha256": "aa"}},
-    "tasks": {"gsm8k": {"data": "gsm8k.jsonl", "data_sha256": "bb", "max_tokens": 64}},
-}
-
-
-def write_records(folder: Path, responses: Sequence[Response]) -> None:
-    """Open the folder as a run does, and append the responses."""
-    with closing(RunFolder(folder)) as opened:
-        Manifest(opened, WANTED, {"gsm8k": [QUESTION]})
-        for response in responses:
-            opened.append(response)
 
 
 @contextmanager

@@ -6,6 +6,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from tests.support.tiny import write_table_model
+
 END = "<|end|>"
 
 
@@ -32,34 +34,12 @@ def write_scripted(path: Path, template: str, scripts: Mapping[str, Sequence[str
     for start, script in scripts.items():
         for piece, following in zip((start, *script), (*script, END), strict=True):
             output[number[following], number[piece]] = 8
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(4096)
-    writer.add_embedding_length(width)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(2)
-    writer.add_layer_norm_rms_eps(0.0)
-    writer.add_rope_dimension_count(width // 2)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types(types)
-    writer.add_eos_token_id(number[END])
-    writer.add_add_bos_token(False)
-    writer.add_add_space_prefix(False)
-    writer.add_chat_template(template)
-    writer.add_tensor("token_embd.weight", embeddings)
-    writer.add_tensor("output.weight", output)
-    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
-        writer.add_tensor(f"{name}.weight", np.ones(width, np.float32))
-    for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
-        writer.add_tensor(f"blk.0.{name}.weight", np.zeros((width, width), np.float32))
-    writer.add_tensor("blk.0.ffn_gate.weight", np.zeros((64, width), np.float32))
-    writer.add_tensor("blk.0.ffn_up.weight", np.zeros((64, width), np.float32))
-    writer.add_tensor("blk.0.ffn_down.weight", np.zeros((width, 64), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    tokenizer = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [int(kind) for kind in types],
+        "tokenizer.ggml.eos_token_id": number[END],
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": template,
+    }
+    return write_table_model(path, embeddings, output, tokenizer)

@@ -8,6 +8,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
 
 
 @dataclass
@@ -23,6 +26,20 @@ class RunningServer:
     url: str
     process: "subprocess.Popen[str]"
     said: deque[str] = field(default_factory=lambda: deque(maxlen=200))
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self.url.rpartition(":")[2])
+
+    def post(self, path: str, **fields: Any) -> httpx.Response:
+        """Send a JSON object to a path."""
+        return httpx.post(f"{self.url}{path}", json=fields, timeout=120)
+
+    def metric(self, name: str) -> float:
+        """Return one of the numbers of /metrics."""
+        text = httpx.get(f"{self.url}/metrics", timeout=60).text
+        return float(next(line for line in text.splitlines() if line.startswith(f"mink_{name} ")).split()[1])
 
 
 @contextmanager

@@ -22,6 +22,7 @@ class Terminal:
         columns: Of the terminal.
         plain: The prompt is Python's own: only the screen shows it.
         program: What Python is given to run the program.
+        waits: Wait for the first prompt.
         env: Variables besides those of this process.
     """
 
@@ -32,6 +33,7 @@ class Terminal:
         columns: int = 80,
         plain: bool = False,
         program: Sequence[str] = MINK_CHAT,
+        waits: bool = True,
         **env: str,
     ) -> None:
         self._screen = pyte.HistoryScreen(columns, rows, history=2000)
@@ -43,9 +45,8 @@ class Terminal:
             env={**os.environ, "TERM": "xterm-256color", **env},
         )  # fmt: skip
         self._screen.write_process_input = self.child.send
-        self.until(lambda: self.screen.endswith("\n>") if plain else _PROMPT_BEGINS in self.raw)
-        if program == MINK_CHAT and not plain:  # the line is shown again below that about the loaded model
-            self.until(lambda: self.raw.count(_PROMPT_BEGINS) > 1 or not self.child.isalive())
+        if waits:
+            self.until(lambda: self.screen.endswith("\n>") if plain else _PROMPT_BEGINS in self.raw)
 
     @property
     def text(self) -> str:

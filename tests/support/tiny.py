@@ -1,10 +1,8 @@
-"""Writes GGUF models with random weights and the vocabulary of another GGUF file: small ones for the
-tests, full-size ones for benchmarks, where the weights' values change nothing."""
+"""Writes small GGUF models: with random weights and another file's vocabulary, or as a table of logits."""
 
-import math
 import mmap
 import struct
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +11,8 @@ from typing import Any
 import gguf
 import numpy as np
 from numpy.typing import NDArray
+
+Tensors = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,6 @@ class Shape:
     heads_kv: int = 2
     head_width: int = 32
     tied: bool = True
-
-
-SHAPES = {
-    "llama-3-8b": Shape("llama", 32, 4096, 14336, 32, 8, 128, tied=False),
-    "qwen3-4b": Shape("qwen3", 36, 2560, 9728, 32, 8, 128),
-}
 
 
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of GGUF's value types
@@ -50,17 +44,34 @@ class _Writer(gguf.GGUFWriter):  # type: ignore[misc]
         return val if isinstance(val, _Packed) else super()._pack_val(val, *arguments, **options)
 
 
-@dataclass(frozen=True)
-class _Tokenizer:
-    """The entries of a GGUF file that make up its tokenizer, without the chat template."""
+def write_gguf(path: Path, arch: str, keys: Mapping[str, Any], tensors: Tensors) -> Path:
+    """Write a GGUF file.
 
-    entries: dict[str, _Packed]
-    n_vocab: int
-    template: str
+    Args:
+        keys: Metadata; a key that does not begin with `tokenizer.` is one of the architecture's own.
+        tensors: By name.
+    """
+    types = gguf.GGUFValueType
+    writer = _Writer(path, arch)
+    for key, value in keys.items():
+        name = key if key.startswith("tokenizer.") else f"{arch}.{key}"
+        if isinstance(value, _Packed):
+            kind = types(struct.unpack_from("<I", value)[0])
+        else:
+            kind = types.UINT32 if type(value) is int else types.get_type(value)
+        writer.add_key_value(name, value, kind)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 @cache
-def _tokenizer(path: Path) -> _Tokenizer:
+def _tokenizer(path: Path) -> dict[str, _Packed]:
+    """Return the entries of a GGUF file that make up its tokenizer."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
 
         def end_of(kind: int, at: int) -> int:
@@ -84,8 +95,22 @@ def _tokenizer(path: Path) -> _Tokenizer:
             at = end_of(struct.unpack_from("<I", data, at)[0], at + 4)
             if key.startswith("tokenizer."):
                 entries[key] = _Packed(data[begin:at])
+    return entries
+
+
+def _padded(entries: dict[str, _Packed], n: int) -> tuple[dict[str, Any], int]:
+    """Return a tokenizer with n more tokens, named as llama.cpp's converter does, and their new number."""
     n_vocab = struct.unpack_from("<Q", entries["tokenizer.ggml.tokens"], 8)[0]
-    return _Tokenizer(entries, n_vocab, entries.pop("tokenizer.chat_template", b"")[12:].decode())
+    names = [f"[PAD{n_vocab + i}]".encode() for i in range(n)]
+    more = {
+        "tokenizer.ggml.tokens": b"".join(struct.pack("<Q", len(name)) + name for name in names),
+        "tokenizer.ggml.token_type": struct.pack("<i", gguf.TokenType.UNUSED) * n,
+    }
+    entries = dict(entries)
+    for key in more.keys() & entries.keys():
+        count = struct.pack("<Q", n_vocab + n)
+        entries[key] = _Packed(entries[key][:8] + count + entries[key][16:] + more[key])
+    return dict(entries), n_vocab + n
 
 
 def write_model(
@@ -98,197 +123,184 @@ def write_model(
     shape: Shape | None = None,
     padding: int = 0,
 ) -> Path:
-    """Write a model to `path`, by default of one small layer.
+    """Write a model with random weights to `path`, by default of one small layer.
 
-    vocabulary: the GGUF file whose tokenizer it takes. template: a chat template, None for none, ""
-    for that of `vocabulary`. scale: of the weights of the output norm; NaN makes every logit NaN. padding:
-    so many tokens more, named as llama.cpp's converter does.
+    Args:
+        vocabulary: The GGUF file whose tokenizer it takes.
+        template: A chat template, None for none, "" for that of `vocabulary`.
+        scale: Of the weights of the output norm; NaN makes every logit NaN.
+        padding: Number of unused tokens to add.
     """
     shape = shape or Shape(arch)
-    tokenizer = _padded(_tokenizer(vocabulary), padding)
-    writer = _Writer(path, shape.arch)
-    writer.add_block_count(shape.layers)
-    writer.add_context_length(n_ctx_train)
-    writer.add_embedding_length(shape.width)
-    writer.add_feed_forward_length(shape.feed_forward)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.heads_kv)
-    writer.add_key_length(shape.head_width)
-    writer.add_value_length(shape.head_width)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(shape.head_width)
-    writer.add_vocab_size(tokenizer.n_vocab)
-    _add_tokenizer(writer, tokenizer)
-    template = tokenizer.template if template == "" else template
-    if template:
-        writer.add_chat_template(template)
-    return _finish(writer, path, _tensors(shape, tokenizer.n_vocab, scale))
-
-
-def _padded(tokenizer: _Tokenizer, n: int) -> _Tokenizer:
-    names = [f"[PAD{tokenizer.n_vocab + i}]".encode() for i in range(n)]
-    more = {
-        "tokenizer.ggml.tokens": b"".join(struct.pack("<Q", len(name)) + name for name in names),
-        "tokenizer.ggml.token_type": struct.pack("<i", gguf.TokenType.UNUSED) * n,
+    tokenizer, n_vocab = _padded(_tokenizer(vocabulary), padding)
+    if template != "":
+        tokenizer.pop("tokenizer.chat_template", None)
+    keys: dict[str, Any] = {
+        "block_count": shape.layers,
+        "context_length": n_ctx_train,
+        "embedding_length": shape.width,
+        "feed_forward_length": shape.feed_forward,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.heads_kv,
+        "attention.key_length": shape.head_width,
+        "attention.value_length": shape.head_width,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": shape.head_width,
+        "vocab_size": n_vocab,
+        **tokenizer,
+        **({"tokenizer.chat_template": template} if template else {}),
     }
-    entries = dict(tokenizer.entries)
-    for key in more.keys() & entries.keys():
-        count = struct.pack("<Q", tokenizer.n_vocab + n)
-        entries[key] = _Packed(entries[key][:8] + count + entries[key][16:] + more[key])
-    return _Tokenizer(entries, tokenizer.n_vocab + n, tokenizer.template)
+    return write_gguf(path, shape.arch, keys, _decoder(shape, n_vocab, scale))
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: _Tokenizer) -> None:
-    for key, value in tokenizer.entries.items():
-        writer.add_key_value(key, value, gguf.GGUFValueType(struct.unpack_from("<I", value)[0]))
-
-
-def _tensors(shape: Shape, n_vocab: int, scale: float) -> dict[str, tuple[tuple[int, ...], float]]:
-    """Shape of every tensor, and its value where it is a norm, NaN excepted: 0 for a random matrix."""
+def _decoder(shape: Shape, n_vocab: int, scale: float) -> Tensors:
     queries, keys = shape.heads * shape.head_width, shape.heads_kv * shape.head_width
-    tensors: dict[str, tuple[tuple[int, ...], float]] = {
-        "token_embd.weight": ((n_vocab, shape.width), 0),
-        "output_norm.weight": ((shape.width,), scale),
+    tensors: Tensors = {
+        "token_embd.weight": _noise(n_vocab, shape.width),
+        "output_norm.weight": np.full(shape.width, scale, np.float32),
     }
     if not shape.tied:
-        tensors["output.weight"] = ((n_vocab, shape.width), 0)
+        tensors["output.weight"] = _noise(n_vocab, shape.width, part=len(tensors))
     for i in range(shape.layers):
-        block = {
-            "attn_norm": ((shape.width,), 0.3),  # so that a token attends to all others, not to one
-            "ffn_norm": ((shape.width,), 1),
-            "attn_q": ((queries, shape.width), 0),
-            "attn_k": ((keys, shape.width), 0),
-            "attn_v": ((keys, shape.width), 0),
-            "attn_output": ((shape.width, queries), 0),
-            "ffn_gate": ((shape.feed_forward, shape.width), 0),
-            "ffn_up": ((shape.feed_forward, shape.width), 0),
-            "ffn_down": ((shape.width, shape.feed_forward), 0),
+        matrices = {
+            "attn_q": (queries, shape.width),
+            "attn_k": (keys, shape.width),
+            "attn_v": (keys, shape.width),
+            "attn_output": (shape.width, queries),
+            "ffn_gate": (shape.feed_forward, shape.width),
+            "ffn_up": (shape.feed_forward, shape.width),
+            "ffn_down": (shape.width, shape.feed_forward),
         }
+        norms = {"attn_norm": 0.3, "ffn_norm": 1.0}  # 0.3: a token attends to all others, not to one
+        for name, value in norms.items():
+            tensors[f"blk.{i}.{name}.weight"] = np.full(shape.width, value, np.float32)
+        for name, sizes in matrices.items():
+            tensors[f"blk.{i}.{name}.weight"] = _noise(*sizes, part=len(tensors))
         if shape.arch == "qwen3":
-            block |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), ((shape.head_width,), 1))
-        tensors |= {f"blk.{i}.{name}.weight": tensor for name, tensor in block.items()}
+            for name in ("attn_q_norm", "attn_k_norm"):
+                tensors[f"blk.{i}.{name}.weight"] = np.ones(shape.head_width, np.float32)
     return tensors
 
 
-def _fill(number: int, shape: tuple[int, ...], value: float) -> NDArray[Any]:
-    if len(shape) == 1:
-        return np.full(shape, value, np.float32)
-    noise = _noise()[100_003 * number :]  # if keys were queries, a token would attend to nothing but itself
-    return np.resize(noise, math.prod(shape)).reshape(shape)
+def _noise(*sizes: int, part: int = 0) -> NDArray[np.float16]:
+    """Return a random matrix; were keys equal to queries, a token would attend to nothing but itself."""
+    return np.resize(_random_numbers()[100_003 * (part % 30) :], sizes)
 
 
 @cache
-def _noise() -> NDArray[np.float16]:
+def _random_numbers() -> NDArray[np.float16]:
     return np.random.default_rng(0).normal(0, 0.3, 4_000_037).astype(np.float16)
+
+
+def write_table_model(
+    path: Path, embeddings: NDArray[Any], output: NDArray[Any], tokenizer: Mapping[str, Any]
+) -> Path:
+    """Write a model to `path` whose layer and norms do nothing: the logits are `output @ embedding`.
+
+    Args:
+        embeddings: (V, width): 8 times unit vectors, which the norms leave as they are.
+        output: (V, width).
+        tokenizer: Metadata, from `tokens`, `scores` and `token_type` on.
+    """
+    n_vocab, width = embeddings.shape
+    keys = {
+        "block_count": 1,
+        "context_length": 4096,
+        "embedding_length": width,
+        "feed_forward_length": 64,
+        "attention.head_count": 2,
+        "attention.layer_norm_rms_epsilon": 0.0,
+        "rope.dimension_count": width // 2,
+        "vocab_size": n_vocab,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.scores": [0.0] * n_vocab,
+        **tokenizer,
+    }
+    square, wide, tall = (np.zeros(sizes, np.float32) for sizes in ((width, width), (64, width), (width, 64)))
+    layer = {
+        **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), square),
+        **dict.fromkeys(("ffn_gate", "ffn_up"), wide),
+        "ffn_down": tall,
+        **dict.fromkeys(("attn_norm", "ffn_norm"), np.ones(width, np.float32)),
+    }
+    tensors = {f"blk.0.{name}.weight": tensor for name, tensor in layer.items()}
+    ends = {"token_embd": embeddings, "output": output, "output_norm": np.ones(width, np.float32)}
+    tensors |= {f"{name}.weight": tensor for name, tensor in ends.items()}
+    return write_gguf(path, "llama", keys, tensors)
 
 
 def write_recurrent_model(path: Path, vocabulary: Path) -> Path:
     """Write a Mamba of two layers, which cannot forget just the end of a sequence, to `path`."""
     width, inner, state, rank, kernel = 64, 128, 16, 4, 4
-    tokenizer = _tokenizer(vocabulary)
-    writer = _Writer(path, "mamba")
-    writer.add_block_count(2)
-    writer.add_context_length(2048)
-    writer.add_embedding_length(width)
-    writer.add_feed_forward_length(0)
-    writer.add_head_count(0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_ssm_conv_kernel(kernel)
-    writer.add_ssm_inner_size(inner)
-    writer.add_ssm_state_size(state)
-    writer.add_ssm_time_step_rank(rank)
-    _add_tokenizer(writer, tokenizer)
+    tokenizer, n_vocab = _padded(_tokenizer(vocabulary), 0)
+    del tokenizer["tokenizer.chat_template"]
+    keys = {
+        "block_count": 2,
+        "context_length": 2048,
+        "embedding_length": width,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "ssm.conv_kernel": kernel,
+        "ssm.inner_size": inner,
+        "ssm.state_size": state,
+        "ssm.time_step_rank": rank,
+        **tokenizer,
+    }
     random = np.random.default_rng(0)
-
-    def add(name: str, *shape: int) -> None:
-        writer.add_tensor(name, random.normal(0, 0.3, shape).astype(np.float32))
-
-    add("token_embd.weight", tokenizer.n_vocab, width)
-    writer.add_tensor("output_norm.weight", np.ones(width, np.float32))
-    for i in range(2):
-        writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(width, np.float32))
-        add(f"blk.{i}.ssm_in.weight", 2 * inner, width)
-        add(f"blk.{i}.ssm_conv1d.weight", inner, kernel)
-        add(f"blk.{i}.ssm_conv1d.bias", inner)
-        add(f"blk.{i}.ssm_x.weight", rank + 2 * state, inner)
-        add(f"blk.{i}.ssm_dt.weight", inner, rank)
-        add(f"blk.{i}.ssm_dt.bias", inner)
-        writer.add_tensor(f"blk.{i}.ssm_a", -random.uniform(0.1, 1, (inner, state)).astype(np.float32))
-        add(f"blk.{i}.ssm_d", inner)
-        add(f"blk.{i}.ssm_out.weight", width, inner)
-    return _finish(writer, path)
+    tensors = {
+        "token_embd.weight": random.normal(0, 0.3, (n_vocab, width)).astype(np.float32),
+        "output_norm.weight": np.ones(width, np.float32),
+    }
+    sizes: dict[str, tuple[int, ...]] = {
+        "ssm_in.weight": (2 * inner, width),
+        "ssm_conv1d.weight": (inner, kernel),
+        "ssm_conv1d.bias": (inner,),
+        "ssm_x.weight": (rank + 2 * state, inner),
+        "ssm_dt.weight": (inner, rank),
+        "ssm_dt.bias": (inner,),
+        "ssm_d": (inner,),
+        "ssm_out.weight": (width, inner),
+    }
+    for block in ("blk.0", "blk.1"):
+        for name, size in sizes.items():
+            tensors[f"{block}.{name}"] = random.normal(0, 0.3, size).astype(np.float32)
+        tensors[f"{block}.ssm_a"] = -random.uniform(0.1, 1, (inner, state)).astype(np.float32)
+        tensors[f"{block}.attn_norm.weight"] = np.ones(width, np.float32)
+    return write_gguf(path, "mamba", keys, tensors)
 
 
 def write_embedding_model(path: Path) -> Path:
-    """Write a one-layer BERT, which embeds text and writes none, to `path`."""
+    """Write a one-layer BERT, which embeds text and generates none, to `path`."""
     width = 64
-    writer = gguf.GGUFWriter(path, "bert")
-    writer.add_block_count(1)
-    writer.add_context_length(512)
-    writer.add_embedding_length(width)
-    writer.add_feed_forward_length(width)
-    writer.add_head_count(2)
-    writer.add_layer_norm_eps(1e-5)
-    writer.add_causal_attention(False)
-    writer.add_pooling_type(gguf.PoolingType.MEAN)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2581hello"]
-    writer.add_tokenizer_model("bert")
-    writer.add_token_list(words)
-    writer.add_token_types([3] * 5 + [1])
-    writer.add_token_type_count(2)
-    writer.add_unk_token_id(1)
-    writer.add_bos_token_id(2)
-    writer.add_sep_token_id(3)
-    writer.add_pad_token_id(0)
-
-    def add(name: str, *shape: int) -> None:
-        writer.add_tensor(name, np.full(shape, 0.1, np.float32))
-
-    add("token_embd.weight", len(words), width)
-    add("token_types.weight", 2, width)
-    add("position_embd.weight", 512, width)
-    for name in ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"):
-        add(f"{name}.weight", width)
-        add(f"{name}.bias", width)
-    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"):
-        add(f"blk.0.{name}.weight", width, width)
-        add(f"blk.0.{name}.bias", width)
-    return _finish(writer, path)
-
-
-def _finish(
-    writer: gguf.GGUFWriter, path: Path, tensors: dict[str, tuple[tuple[int, ...], float]] | None = None
-) -> Path:
-    """Write the file; `tensors` one by one, since those of a full-size model do not fit memory."""
-    for name, (shape, _) in (tensors or {}).items():
-        kind = np.dtype(np.float16 if len(shape) > 1 else np.float32)
-        writer.add_tensor_info(name, shape, kind, math.prod(shape) * kind.itemsize)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    if tensors is None:
-        writer.write_tensors_to_file()
-    else:
-        writer.write_ti_data_to_file()
-        for number, (shape, value) in enumerate(tensors.values()):
-            writer.write_tensor_data(_fill(number % 30, shape, value))
-    writer.close()
-    return path
-
-
-def quantize(source: Path, target: Path) -> None:
-    """Write `target`, the model in `source` with Q4_K_M weights."""
-    from llama_cpp import llama_cpp as C
-
-    params = C.llama_model_quantize_default_params()
-    params.ftype = C.LLAMA_FTYPE_MOSTLY_Q4_K_M
-    unfinished = target.with_suffix(".part")
-    if C.llama_model_quantize(bytes(source), bytes(unfinished), params):
-        raise RuntimeError(f"llama.cpp could not quantize {source}")
-    unfinished.replace(target)
-
-
-if __name__ == "__main__":  # SHAPE VOCABULARY.gguf TARGET.gguf: a full-size model, quantized
-    shape_name, vocabulary_path, target_path = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    whole = write_model(target_path.with_suffix(".f16"), vocabulary_path, shape=SHAPES[shape_name])
-    quantize(whole, target_path)
-    whole.unlink()
+    keys = {
+        "block_count": 1,
+        "context_length": 512,
+        "embedding_length": width,
+        "feed_forward_length": width,
+        "attention.head_count": 2,
+        "attention.layer_norm_epsilon": 1e-5,
+        "attention.causal": False,
+        "pooling_type": int(gguf.PoolingType.MEAN),
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.token_type": [3] * 5 + [1],
+        "tokenizer.ggml.token_type_count": 2,
+        "tokenizer.ggml.unknown_token_id": 1,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.seperator_token_id": 3,
+        "tokenizer.ggml.padding_token_id": 0,
+    }
+    norms = ("token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm")
+    matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
+    sizes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (len(words), width),
+        "token_types.weight": (2, width),
+        "position_embd.weight": (512, width),
+    }
+    sizes |= {f"{name}.{part}": (width,) for name in norms for part in ("weight", "bias")}
+    sizes |= {f"blk.0.{name}.bias": (width,) for name in matrices}
+    sizes |= {f"blk.0.{name}.weight": (width, width) for name in matrices}
+    tensors = {name: np.full(size, 0.1, np.float32) for name, size in sizes.items()}
+    return write_gguf(path, "bert", keys, tensors)

@@ -1,0 +1,156 @@
+"""Load mink-serve with many clients at a time, and llama-server with the same requests.
+
+\b
+.venv/bin/python scripts/load.py --clients 1 --clients 16 --against ~/llama.cpp/build/bin/llama-server
+"""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from shutil import which
+from statistics import median
+from typing import Any
+
+import click
+import httpx
+import numpy as np
+
+from mink_local.llama.devices import n_cores
+from mink_local.models.catalog import resolve
+from mink_local.models.options import model_option
+
+START_SECONDS, ANSWER_SECONDS = 300, 600
+PROMPT = "Tell me a long story about a dog named Max who went to the sea. " * 16  # some 300 tokens
+PROMPT_ROOM = 512  # tokens of a prompt, at most
+
+
+@dataclass
+class Load:
+    """What one server did in one round; the times are in seconds."""
+
+    tokens_per_second: float
+    first_token: list[float]
+    between_tokens: list[float]
+
+
+@contextmanager
+def running(name: str, command: Sequence[object]) -> Iterator[str]:
+    """Start a server on a free port and yield its address."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    words = [*map(str, command), "--port", str(port)]
+    server = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + START_SECONDS
+        while not healthy(url):
+            if server.poll() is not None or time.monotonic() > end:
+                raise click.ClickException(f"{name} does not start; to see why: {' '.join(words)}")
+            time.sleep(0.1)
+        yield url
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
+
+
+async def ask(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[float, list[float]]:
+    """Return when a request was sent and when each token of its answer arrived."""
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": prompt}], "stream": True, "max_tokens": tokens,
+        "ignore_eos": True, "temperature": 1.0, "top_k": 40, "top_p": 1.0, "min_p": 0.0, "seed": 1,
+    }  # fmt: skip
+    sent, times = time.perf_counter(), []
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != httpx.codes.OK:
+            raise click.ClickException(f"status {response.status_code}: {(await response.aread()).decode()}")
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
+                    raise click.ClickException(f"an answer broke off: {event['error']}")
+                if any(choice["delta"].get("content") for choice in event["choices"]):
+                    times.append(time.perf_counter())
+    if not times:
+        raise click.ClickException("an answer has no text")
+    return sent, times
+
+
+async def load(url: str, clients: int, tokens: int, round_number: int) -> Load:
+    """Have `clients` send two requests each, one after the other (8 in all, if they are few)."""
+    numbers = iter(range(max(8, 2 * clients)))
+    limits = httpx.Limits(max_connections=clients, max_keepalive_connections=0)
+    async with httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, limits=limits) as client:
+
+        async def one_client() -> list[tuple[float, list[float]]]:
+            # No two prompts share more than the chat template's beginning.
+            return [await ask(client, f"Story {round_number}.{n}. {PROMPT}", tokens) for n in numbers]
+
+        began = time.perf_counter()
+        by_client = await asyncio.gather(*(one_client() for _ in range(clients)))
+        seconds = time.perf_counter() - began
+    answers = list(chain.from_iterable(by_client))
+    first = [times[0] - sent for sent, times in answers]
+    between = np.concatenate([np.diff(times) for _, times in answers])
+    return Load(len(answers) * tokens / seconds, first, between.tolist())
+
+
+def row(name: str, clients: int, rounds: Sequence[Load], reference: Sequence[Load]) -> str:
+    """Return a line of the table; ratios are medians over rounds of the ratio within a round."""
+    first = 1e3 * np.percentile([seconds for one in rounds for seconds in one.first_token], [50, 99])
+    between = 1e3 * np.percentile([seconds for one in rounds for seconds in one.between_tokens], [50, 99])
+    speed = median(one.tokens_per_second for one in rounds)
+    pairs = list(zip(rounds, reference, strict=True))
+    throughput = median(ours.tokens_per_second / theirs.tokens_per_second for ours, theirs in pairs)
+    latency = median(median(ours.first_token) / median(theirs.first_token) for ours, theirs in pairs)
+    times = f"{first[0]:.0f} / {first[1]:.0f} | {latency:.2f} | {between[0]:.0f} / {between[1]:.0f}"
+    return f"| {clients} | {name} | {speed:.1f} | {throughput:.2f} | {times} |"
+
+
+@click.command(help=__doc__, context_settings={"show_default": True})
+@model_option
+@click.option("--against", metavar="PROGRAM", help="A llama-server to compare with.")
+@click.option("--clients", multiple=True, type=click.IntRange(1, 256), default=[1, 4, 16, 32])
+@click.option("--tokens", "-n", type=click.IntRange(2), default=64, help="Tokens of an answer.")
+@click.option("--rounds", type=click.IntRange(1), default=3)
+def main(model: str, against: str | None, clients: Sequence[int], tokens: int, rounds: int) -> None:
+    slots, n_ctx, path = max(clients), tokens + PROMPT_ROOM, resolve(model).path
+    common: list[object] = ["--model", path, "--parallel", slots, "--threads", n_cores()]
+    commands: dict[str, list[object]] = {
+        "mink-serve": [sys.executable, "-m", "mink_local.serve.cli", *common, "--ctx", n_ctx]
+    }
+    if against and which(against) is None:
+        raise click.UsageError(f"there is no program {against}: give the path of a llama-server")
+    if against:
+        commands["llama-server"] = [against, *common, "--ctx-size", slots * n_ctx, "--cache-ram", 0]
+    print("Median / 99th percentile in ms; × is the ratio to the last server of a round.\n")
+    print("| clients | server | tokens/s | × | first token | × | between tokens |")
+    print("|--:|---|--:|--:|--:|--:|--:|")
+    with ExitStack() as stack:
+        urls = {name: stack.enter_context(running(name, command)) for name, command in commands.items()}
+        for n_clients in clients:
+            loads: dict[str, list[Load]] = {name: [] for name in urls}
+            for number in range(rounds + 1):  # the first one warms up
+                for name in sorted(urls, reverse=number % 2 == 1):
+                    one = asyncio.run(load(urls[name], n_clients, tokens, number))
+                    loads[name] += [one] if number else []
+            for name in urls:
+                print(row(name, n_clients, loads[name], loads[list(urls)[-1]]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""`scripts/load.py`: clients of real servers. How fast these are is not for a test."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOAD = Path(__file__).parents[2] / "scripts" / "load.py"
+STAND_IN = """#!{python}
+import os, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+options["--ctx"] = str(int(options.pop("--ctx-size")) // int(options["--parallel"]))
+del options["--cache-ram"]
+words = [word for option in options.items() for word in option]
+os.execv({python!r}, [{python!r}, "-m", "mink_local.serve.cli", *words])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_two_servers_get_the_same_requests(tiny_path: Path, tmp_path: Path) -> None:
+    llama_server = tmp_path / "llama-server"
+    llama_server.write_text(STAND_IN.format(python=sys.executable))
+    llama_server.chmod(0o700)
+    options = ["--model", tiny_path, "--against", llama_server, "--clients", 2, "--tokens", 3, "--rounds", 1]
+    command = [sys.executable, LOAD, *options]
+    done = subprocess.run([*map(str, command)], capture_output=True, encoding="utf-8", check=True)
+    rows = re.findall(r"^\| 2 \| (\S+) \| ([\d.]+) \| ([\d.]+) \|", done.stdout, re.MULTILINE)
+    assert [name for name, *_ in rows] == ["mink-serve", "llama-server"]
+    assert all(float(speed) > 0 for _, speed, _ in rows)
+    assert rows[1][2] == "1.00"

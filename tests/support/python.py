@@ -1,0 +1,20 @@
+"""Python programs in a process of their own."""
+
+import subprocess
+import sys
+from typing import Any
+
+
+def run_python(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run Python with these arguments; options are those of `subprocess.run`."""
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False, **options
+    )
+
+
+def output_of(*arguments: object, **options: Any) -> str:
+    """Return what Python with these arguments prints; it must succeed."""
+    child = run_python(*arguments, **options)
+    assert child.returncode == 0, child.stderr
+    return child.stdout
