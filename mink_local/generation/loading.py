@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
-from threading import Event
+from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
 from mink_local.errors import ModelError
@@ -28,6 +28,7 @@ from mink_local.models.memory import (
     choose_placement,
     memory_budget,
 )
+from mink_local.samplers import MinK
 
 if TYPE_CHECKING:
     from mink_local.generation.model import Model
@@ -111,24 +112,20 @@ def load_model(
         log.warning("%s: %s", file.name, placement.warning)
     allocate = partial(make_context, n_threads=threads, kv_type=kv_type, flash_attn=flash_attn)
 
-    imported = Event()
-
     def load(layers: int) -> tuple[Weights, "Context"]:
         weights = Weights(file.path, layers, verbose, trust)
         if n_ctx is not None and n_ctx > weights.n_ctx_train:
             log.warning("%s was trained on %d tokens: the context is that", file.name, weights.n_ctx_train)
-        imported.wait()
         return weights, allocate(weights, placement.n_ctx, n_parallel)
 
     renderer_process = None if trust else started_server()
-    # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback. Importing Numba takes as
-    # long as reading a small file, so it is done meanwhile.
+    # Numba takes longer to import than a small model to load: its first use waits for this.
+    Thread(target=MinK().cutoff, args=([0.0, 1.0],)).start()
+    # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback.
     with ThreadPoolExecutor(max_workers=1) as pool:
         loading = pool.submit(_load, load, placement.n_gpu_layers, n_gpu_layers, threads)
-        try:
-            from mink_local.generation.model import Model
-        finally:
-            imported.set()
+        from mink_local.generation.model import Model
+
         weights, context, where = loading.result()
     log.info("%s is %s", file.name, where)
     return Model(

@@ -1,6 +1,7 @@
 """Contexts: the KV caches over a model's weights, and the batches that llama.cpp evaluates in them."""
 
 import ctypes
+import os
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -12,8 +13,11 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError, ModelError
 from mink_local.llama.constants import N_BATCH, kv_type_number
 from mink_local.llama.log import logged, reason
-from mink_local.llama.token_data import flag_is_set
 from mink_local.llama.weights import Weights
+
+# A C function that tells whether a flag is set, as bool (*)(void *): a text of one character has length 1.
+_FLAG_IS_SET = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.pythonapi).strlen
+
 
 
 class Segment(NamedTuple):
@@ -68,9 +72,9 @@ class Context:
         params.n_threads = params.n_threads_batch = n_threads
         params.type_k = params.type_v = type_number
         params.flash_attn_type = C.LLAMA_FLASH_ATTN_TYPE_AUTO if flash_attn is None else int(flash_attn)
-        self._interrupt = ctypes.c_uint8(0)
+        self._interrupt = (ctypes.c_uint8 * 2)()  # a text of at most one character
         # llama.cpp polls this between the nodes of its graph, on a CPU: in the middle of a batch.
-        params.abort_callback = C.ggml_abort_callback(flag_is_set.address)
+        params.abort_callback = ctypes.cast(_FLAG_IS_SET, C.ggml_abort_callback)
         params.abort_callback_data = ctypes.addressof(self._interrupt)
         with logged(weights.verbose):
             self.handle = C.llama_init_from_model(weights.handle, params)
@@ -104,11 +108,11 @@ class Context:
     @property
     def interrupted(self) -> bool:
         """Whether to interrupt; any thread may set it, and on a CPU a running batch stops soon after."""
-        return self._interrupt.value != 0
+        return self._interrupt[0] != 0
 
     @interrupted.setter
     def interrupted(self, value: bool) -> None:
-        self._interrupt.value = value
+        self._interrupt[0] = value
 
     def decode(self, *segments: Segment) -> bool:
         """Evaluate a batch of at most one segment for each sequence and `n_batch` tokens.

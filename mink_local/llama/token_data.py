@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as C
-from numba import types, uint8
 
 from mink_local.samplers import Workspace
-from mink_local.samplers.compile import c_function, compiled, helper
+from mink_local.samplers.compile import compiled, helper
 
 _LARGEST = np.finfo(np.float32).max
 
@@ -92,9 +91,3 @@ def read_token_data(records, logits):
             return False
         logits[token] = records["logit"][i]
     return True
-
-
-@c_function(uint8(types.CPointer(uint8)))
-def flag_is_set(flag):
-    """C function: return whether the byte at `flag` is set; llama.cpp polls it to abort a batch."""
-    return flag[0] != 0

@@ -20,9 +20,9 @@ keep every logit above a threshold that follows from the maximum and a sum or tw
 """
 
 import math
+from functools import partial
 
 import numpy as np
-from numba import njit
 
 from mink_local.samplers.compile import compiled, helper
 
@@ -332,8 +332,8 @@ _TO_WHOLE = 1.5 * 2.0**52  # added to a float64 of ordinary size, leaves it roun
 _SMALLEST_EXPONENT = -1022.0  # 2**-1022, the smallest normal float64, also for what is below it
 _SMALLEST_TEMPERATURE = 1e-250  # two float32 logits that differ are far apart at this one already
 
-_contracted_helper = njit(nogil=True, error_model="numpy", fastmath={"contract"})
-_reordered_helper = njit(nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+_contracted_helper = partial(helper, fastmath={"contract"})
+_reordered_helper = partial(helper, fastmath={"contract", "reassoc"})
 
 
 @_contracted_helper

@@ -30,7 +30,7 @@ def here(library, name):
     function, symbol = everywhere(library, name), Symbol()
     dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(symbol))
     folder, file = os.path.split(os.fsdecode(symbol.file))
-    if os.path.basename(library._name).split(".")[0] != file.split(".")[0]:
+    if library._name and os.path.basename(library._name).split(".")[0] != file.split(".")[0]:
         raise AttributeError(name)
     return function
 
