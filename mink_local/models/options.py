@@ -68,7 +68,7 @@ class SamplerType(ParsedType):
 class SamplerOption(click.Option):
     """An option in whose help `{samplers}` stands for the names of all samplers.
 
-    They are looked up only when the help is shown: importing the samplers imports Numba.
+    They are looked up only when the help is shown: importing the samplers imports NumPy.
     """
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
