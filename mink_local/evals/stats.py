@@ -13,7 +13,7 @@ Scand. J. Statist. 6, 65-70, for the correction.
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,18 +85,6 @@ def resample(clusters: Floats) -> Floats:
     counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), N_RESAMPLES).astype(np.float64)
     sums: Floats = np.tensordot(counts, clusters, axes=1)
     return sums
-
-
-def bootstrap(clusters: Floats, statistic: Callable[[Floats], Floats]) -> Interval:
-    """Return a statistic of the sums over clusters, with its percentile bootstrap interval.
-
-    Args:
-        clusters: float64 (n, m), m sums of each cluster.
-        statistic: Takes sums, float64 (k, m), and returns float64 (k,); NaN where it is not defined.
-    """
-    resampled = statistic(resample(clusters))
-    value = statistic(clusters.sum(axis=0)[None])[0]
-    return Interval.of(value, resampled[~np.isnan(resampled)])
 
 
 @dataclass(frozen=True)

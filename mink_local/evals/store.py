@@ -185,6 +185,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def public(value: Any) -> Any:
+    """Return a manifest, or a part of it, as others may see it: without places on this machine."""
+    if isinstance(value, dict):
+        return {key: public(part) for key, part in value.items() if key not in PLACES}
+    return [public(part) for part in value] if isinstance(value, list) else value
+
+
 class Store(Generic[R]):
     """The folder of a measurement, open for this process alone; it is made if it is missing.
 

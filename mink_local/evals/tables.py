@@ -1,8 +1,8 @@
-"""Tables of all measurements: a pandas frame to a terminal, Markdown, CSV and JSON; numbers as text."""
+"""Tables of all measurements, and their page: a pandas frame to a terminal, Markdown, CSV and JSON."""
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mink_local.evals.stats import Interval
+from mink_local.evals.measurement import Results
+from mink_local.evals.stats import Interval, few_clusters
+from mink_local.evals.store import public
 
 
 class Cell(NamedTuple):
@@ -108,26 +110,24 @@ class Table:
     def parts(self, width: int) -> Iterator[RichTable]:
         """Yield the tables for a terminal of `width` columns."""
         rows = self.rows
-        entries = zip(*([Cell(name) for name in self.columns], *rows), strict=True)
-        widths = [max(len(t) for e in column for t in (e.text, e.below)) + 3 for column in entries]
-        end = self.keys
-        while True:
-            chosen, left = list(range(self.keys)), width - sum(widths[: self.keys]) - 1
-            while end < len(widths) and (len(chosen) == self.keys or left >= widths[end]):
-                left -= widths[end]
-                chosen.append(end)
-                end += 1
+        columns = zip(*([Cell(name) for name in self.columns], *rows), strict=True)
+        widths = [max(len(t) for cell in column for t in (cell.text, cell.below)) + 3 for column in columns]
+        keys = range(self.keys)
+        groups: list[list[int]] = [[]]
+        for i in range(self.keys, len(widths)):
+            if groups[-1] and sum(widths[j] for j in (*keys, *groups[-1], i)) >= width:
+                groups.append([])
+            groups[-1].append(i)
+        for group in groups:
             part = RichTable()
-            for i in chosen:
+            for i in (*keys, *group):
                 is_number = self.numbers and i >= self.keys
                 part.add_column(
                     Text(self.columns[i]), justify="right" if is_number else "left", no_wrap=self.numbers
                 )
             for row in rows:
-                part.add_row(*(_rich(row[i]) for i in chosen))
+                part.add_row(*(_rich(row[i]) for i in (*keys, *group)))
             yield part
-            if end >= len(widths):
-                return
 
     def markdown(self) -> str:
         """Return the table as Markdown, without the title."""
@@ -139,11 +139,9 @@ class Table:
 
 
 def _cell(value: Any, as_text: Format) -> Cell:
-    if isinstance(value, Cell):
-        return value
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if not isinstance(value, tuple) and pd.isna(value):
         return Cell()
-    shown = as_text(value)
+    shown = value if isinstance(value, Cell) else as_text(value)
     return shown if isinstance(shown, Cell) else Cell(shown)
 
 
@@ -171,57 +169,72 @@ def grid(frame: pd.DataFrame, row: str, column: str, value: str) -> pd.DataFrame
     return wide.astype(object).where(wide.notna(), None).reset_index()
 
 
-def flat(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame whose intervals are three columns each: NAME, NAME_low and NAME_high."""
-    columns: dict[str, Any] = {}
-    for name in frame.columns:
-        values = list(frame[name])
-        if any(isinstance(value, Interval) for value in values):
-            for i, end in enumerate(("", "_low", "_high")):
-                columns[f"{name}{end}"] = [
-                    value[i] if isinstance(value, Interval) else None for value in values
-                ]
-        else:
-            columns[name] = values
-    return pd.DataFrame(columns)
-
-
 def to_csv(frame: pd.DataFrame) -> str:
-    """Return a frame as CSV; an interval has three columns."""
-    return str(flat(frame).to_csv(index=False, lineterminator="\n"))
+    """Return a frame as CSV. An interval has three columns: NAME, NAME_low and NAME_high."""
+    columns: dict[Any, pd.Series] = {}
+    for name, column in frame.items():
+        if any(isinstance(value, Interval) for value in column):
+            for i, end in enumerate(("", "_low", "_high")):
+                columns[f"{name}{end}"] = column.str[i]
+        else:
+            columns[name] = column
+    return str(pd.DataFrame(columns).to_csv(index=False, lineterminator="\n"))
 
 
 def to_json(about: Mapping[str, Any], **frames: pd.DataFrame) -> str:
     """Return settings and frames as JSON, a line for every row; an interval is [value, low, high].
 
-    An infinite number is "inf", and one that is missing is null.
+    An infinite number of a frame is "inf", and one that is missing is null.
     """
-    parts = [f"{json.dumps(key)}: {_json(value)}" for key, value in about.items()]
+    parts = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in about.items()]
     for name, frame in frames.items():
-        rows = ",\n  ".join(map(_json, frame.to_dict("records")))
+        finite = frame.replace(math.inf, "inf")
+        lines = finite.to_json(orient="records", lines=True, double_precision=15).splitlines()
+        rows = ",\n  ".join(lines)
         parts.append(f"{json.dumps(name)}: [\n  {rows}\n ]")
     return "{\n " + ",\n ".join(parts) + "\n}\n"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it, floats with six digits."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    if hasattr(value, "item"):  # a number of NumPy
-        value = value.item()
-    if isinstance(value, float):
-        if math.isnan(value):
-            return None
-        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
-    return value
 
 
 def show_file(console: Console, path: Path) -> None:
     """Print the path of a report that was written, in one piece however long it is."""
     console.print(f"\n{path}", style="bold", highlight=False, soft_wrap=True, markup=False)
+
+
+def publish(
+    results: Results,
+    title: str,
+    text: Sequence[str],
+    tables: Iterable[Table],
+    shown: Table,
+    picture: bytes,
+    clusters: tuple[int, int, str],
+    **frames: pd.DataFrame,
+) -> None:
+    """Write NAME.md, .svg, .csv and .json for a measurement NAME, and print one table.
+
+    Args:
+        text: Paragraphs of the page, before its tables.
+        shown: The table that is printed.
+        picture: As SVG.
+        clusters: How many units the intervals are over, how many lack a setting and are left out, and what a
+            unit is called: (60, 0, "prompt").
+        frames: What the JSON holds; `settings` is the CSV too.
+    """
+    name, console = results.manifest["measures"], Console()
+    n, n_left_out, noun = clusters
+    warnings = [few_clusters(n, f"{noun}s")]
+    if n_left_out:
+        warnings.append(f"{count(n_left_out, noun)} left out: not measured with every setting yet.")
+    parts = [f"# {title}", *text, *filter(None, warnings), f"![{title}]({name}.svg)"]
+    for table in tables:
+        parts += [f"## {table.title}", table.markdown()]
+    about = {**public(results.manifest), f"n_{noun}s": n}
+    del about["sessions"]
+    results.write(f"{name}.svg", picture)
+    results.write(f"{name}.csv", to_csv(frames["settings"]))
+    results.write(f"{name}.json", to_json(about, **frames))
+    results.write(f"{name}.md", "\n\n".join(parts) + "\n")
+    shown.print(console)
+    for warning in filter(None, warnings):
+        console.print(warning)
+    show_file(console, results.folder / f"{name}.md")

@@ -93,9 +93,9 @@ def test_intervals_are_three_columns_of_csv() -> None:
 
 def test_json_has_a_line_for_every_row() -> None:
     frame = pd.DataFrame({"x": [HALF, None], "t": [math.inf, math.nan], "n": np.array([1, 2])})
-    text = to_json({"about": {"model": "m", "temperatures": (1.0, math.inf)}}, rows=frame)
+    text = to_json({"about": {"model": "m", "ctx": None}}, rows=frame)
     assert json.loads(text) == {
-        "about": {"model": "m", "temperatures": [1.0, "inf"]},
+        "about": {"model": "m", "ctx": None},
         "rows": [{"x": [0.5, 0.25, 0.75], "t": "inf", "n": 1}, {"x": None, "t": None, "n": 2}],
     }
     assert sum('"n"' in line for line in text.splitlines()) == 2

@@ -6,11 +6,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from mink_local.errors import ReportError
-from mink_local.evals.figures import look
+from mink_local.evals.figures import look, to_svg
 from mink_local.evals.measurement import Results
-from mink_local.evals.publish import publish
 from mink_local.evals.stats import share
-from mink_local.evals.tables import Format, Table, count, percent, temperature_name, with_interval
+from mink_local.evals.tables import Format, Table, count, percent, publish, temperature_name, with_interval
 from mink_local.samplers import Greedy, label
 
 _BELOW_GREEDY = (0.01, 0.05)  # how far mean validity may be below greedy's, in the tables of the best T
@@ -109,7 +108,7 @@ def report(results: Results) -> None:
         [text],
         [*tables, _table("All methods and temperatures", found, list(_HEADS))],
         tables[-1],
-        lambda: _figure(found),
+        to_svg(lambda: _figure(found)),
         (n_prompts, n_left_out, "prompt"),
         settings=found,
     )

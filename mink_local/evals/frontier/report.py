@@ -8,11 +8,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from mink_local.evals.figures import look
+from mink_local.evals.figures import look, to_svg
 from mink_local.evals.frontier.results import MOST_NOISE, YARDSTICK, FrontierResults
 from mink_local.evals.frontier.sums import NOISE_LEVELS
 from mink_local.evals.measurement import Results
-from mink_local.evals.publish import publish
 from mink_local.evals.tables import (
     Cell,
     Format,
@@ -20,6 +19,7 @@ from mink_local.evals.tables import (
     count,
     percent,
     points,
+    publish,
     temperature_name,
     with_interval,
 )
@@ -95,7 +95,7 @@ def report(results: Results) -> None:
             f"The defaults at T = {temperature_name(hottest)}",
             defaults.loc[defaults["temperature"] == hottest, columns],
         ),
-        lambda: _figure(found),
+        to_svg(lambda: _figure(found)),
         (found.n_texts, found.n_left_out, "text"),
         settings=found.figures,
         at_noise=at_noise,

@@ -19,7 +19,7 @@ from mink_local.evals.run.records import (
     Response,
     record_files,
 )
-from mink_local.evals.store import PLACES, Rows, as_run_error, read_manifest
+from mink_local.evals.store import Rows, as_run_error, public, read_manifest
 from mink_local.evals.tables import count
 from mink_local.evals.tasks.base import Question
 
@@ -78,7 +78,7 @@ def read_run(folder: Path) -> RecordedRun:
     return RecordedRun(
         {(one.task, one.question_id): one.question for one in questions.by_key.values()},
         list(found.by_key.values()),
-        _without_places(manifest),
+        public(manifest),
         _asked(manifest),
         problems,
         remarks,
@@ -125,10 +125,3 @@ def _asked(manifest: Mapping[str, Any]) -> dict[tuple[str, str], int]:
     for (model, task, *_), n in questions.items():
         totals[model, task] += n
     return dict(totals)
-
-
-def _without_places(value: Any) -> Any:
-    """Return a part of the manifest as a report may show it to others."""
-    if isinstance(value, dict):
-        return {key: _without_places(part) for key, part in value.items() if key not in PLACES}
-    return list(map(_without_places, value)) if isinstance(value, list) else value
