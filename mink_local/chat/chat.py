@@ -67,9 +67,9 @@ class Chat:
 
     def ask(self, text: str, replaces: bool = False) -> None:
         """Send a message with the attached files, or have it replace the last one; show the answer."""
-        send = self.session.edit if replaces else self.session.ask
+        message = "\n\n".join([*(file.text for file in self.attached), text])
         try:
-            answer = send("\n\n".join([*(file.text for file in self.attached), text]))
+            answer = self.session.ask(message, replaces)
         except ConversationChangedError:
             self.prefill, self.replaces = text, replaces  # so that Enter sends it again
             raise
@@ -78,8 +78,8 @@ class Chat:
 
     def show(self, answer: AnswerStream) -> None:
         """Show an answer while it is generated, then its figures."""
-        if dropped := answer.pending.dropped:
-            turns = counted(dropped, "oldest turn")
+        if answer.dropped:
+            turns = counted(answer.dropped, "oldest turn")
             self.note(f"(the conversation outgrew the context: {turns} left out)")
         settings, n_ctx = self.session.settings, self.session.model.n_ctx
         try:
@@ -88,11 +88,11 @@ class Chat:
                     answer.reply.interrupt()
                 show_answer(self.screen, answer, settings["heat"])
         finally:
-            hotter = max(2.0, 2 * answer.pending.sampling_info.temperature)
+            hotter = max(2.0, 2 * answer.message.parts[-1].temperature)
             against_loops = f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"
             note_end(self.screen, answer, settings["max_tokens"], n_ctx, against_loops)
-            if answer.outcome and answer.reply.n_tokens and settings["status"]:
-                self.note(status(answer.outcome, n_ctx, answer.reply.n_tokens))
+            if answer.reply.n_tokens and settings["status"]:
+                self.note(status(answer.message, n_ctx, answer.reply.n_tokens))
             self.screen.show("")
 
     def note_alternatives(self) -> None:

@@ -4,7 +4,6 @@ Most modules are imported after the model has been loaded, which goes on beside 
 """
 
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,11 +19,9 @@ from mink_local.interrupts import interrupt_ends_program
 from mink_local.models.catalog import DEFAULT_MODEL, resolve
 
 if TYPE_CHECKING:
-    from mink_local.chat.conversation.answer_stream import AnswerStream
     from mink_local.chat.conversation.session import Session
-    from mink_local.chat.conversation.store import Conversation
+    from mink_local.chat.conversation.store import Conversation, StoredMessage
     from mink_local.generation.model import Model
-    from mink_local.generation.reasoning import TextPart
 
 _BETTER_MODEL = "qwen3-0.6b"  # than the default
 
@@ -76,7 +73,9 @@ class Startup:
         try:
             answer = session.ask(prompt)
             if as_json:
-                fields = _as_json(answer, list(answer), model.sampling(session.params()))
+                for _ in answer:
+                    pass
+                fields = _as_json(answer.message, model.sampling(session.params()))
                 self.screen.write(dumps(fields) + "\n")
             else:
                 show_answer(self.screen, answer)
@@ -84,7 +83,7 @@ class Startup:
                 note_end(self.screen, answer, self.settings["max_tokens"], model.n_ctx, against_loops)
         except ValueError as error:  # an option that does not suit this model: a grammar, a token id
             raise click.UsageError(f"{error}.") from None
-        if answer.outcome and answer.outcome.finish_reason == "interrupted":
+        if answer.message.finish_reason == "interrupted":
             sys.exit(INTERRUPTED)
 
     def chat(self) -> None:
@@ -155,22 +154,21 @@ class Startup:
             self.screen.note(f"tokens are sampled {model.sampling(session.params())}")
 
 
-def _as_json(answer: "AnswerStream", parts: "Sequence[TextPart]", sampling: str) -> dict[str, Any]:
-    outcome, how = answer.outcome, answer.pending.sampling_info
-    assert outcome
+def _as_json(answer: "StoredMessage", sampling: str) -> dict[str, Any]:
+    how = answer.parts[-1]
     return {
         "model": how.model,
         "sampler": how.sampler,
         "temperature": how.temperature,
         "sampling": sampling,
         "seed": how.seed,
-        "text": "".join(part.text for part in parts if not part.is_reasoning),
-        "thinking": "".join(part.text for part in parts if part.is_reasoning),
-        "finish_reason": outcome.finish_reason,
-        "prompt_tokens": outcome.prompt_tokens,
-        "evaluated_tokens": outcome.evaluated_tokens,
-        "n_tokens": len(outcome.tokens),
-        "tokens": outcome.tokens,
-        "k": outcome.k,
-        "timings": {"first_token_s": round(outcome.first_token_s, 4), "total_s": round(outcome.seconds, 4)},
+        "text": answer.content,
+        "thinking": answer.thinking,
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": answer.prompt_tokens,
+        "evaluated_tokens": answer.evaluated_tokens,
+        "n_tokens": len(answer.tokens),
+        "tokens": answer.tokens,
+        "k": answer.k,
+        "timings": {"first_token_s": round(answer.first_token_s, 4), "total_s": round(answer.seconds, 4)},
     }

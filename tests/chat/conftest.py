@@ -13,7 +13,7 @@ import pytest
 from mink_local.chat.chat import Chat
 from mink_local.chat.cli import cli, main
 from mink_local.chat.conversation.session import Session
-from mink_local.chat.conversation.store import ConversationStore
+from mink_local.chat.conversation.store import ConversationStore, StoredMessage
 from mink_local.chat.loop import run
 from mink_local.chat.settings.values import Settings
 from mink_local.chat.terminal.screen import Screen
@@ -86,6 +86,19 @@ def new_session(model: Model, *arguments: str, store: ConversationStore | None =
     """Return a session with short greedy answers, unless the arguments say otherwise."""
     settings = Settings(context("--temp", "0", "-n", "8", *arguments))
     return Session(model, settings, store or ConversationStore())
+
+
+def converse(
+    store: ConversationStore, *texts: str, model: str = "smollm2-135m", system: str | None = None
+) -> list[StoredMessage]:
+    """Store a conversation: messages with their answers, in turn. Return them."""
+    conversation = store.begin(model, system)
+    messages: list[StoredMessage] = []
+    for number, text in enumerate(texts):
+        parent = messages[-1].id if messages else None
+        messages.append(StoredMessage("assistant" if number % 2 else "user", text, parent))
+        store.add(conversation, messages[-1])
+    return messages
 
 
 class Typist:

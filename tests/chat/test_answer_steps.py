@@ -1,6 +1,7 @@
 """Steps of stored answers, recomputed with the settings of the answer and not today's."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ from mink_local import load_model
 from mink_local.chat.conversation.answer_steps import AnswerSteps
 from mink_local.chat.conversation.comparison import Comparison
 from mink_local.chat.conversation.session import Session, prompt_digest
-from mink_local.chat.conversation.store import ConversationStore, Outcome, SamplingInfo, default_path
+from mink_local.chat.conversation.store import ConversationStore, SamplingInfo, StoredMessage, default_path
 from mink_local.chat.settings.options import BY_KEY
 from mink_local.generation.model import Model
 from mink_local.samplers import MinK, TopP
-from tests.chat.conftest import load_once, new_session
+from tests.chat.conftest import converse, load_once, new_session
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -59,7 +60,7 @@ def said(steps: AnswerSteps, at: int) -> str:
 )
 def test_every_step_is_as_it_was_sampled(smollm2: Model, arguments: tuple[str, ...]) -> None:
     steps = ask(new_session(smollm2, *arguments), "What is the capital of France?")
-    assert steps.k == steps.answer.outcome.k[: len(steps.tokens)]  # type: ignore[union-attr]
+    assert steps.k == steps.answer.k[: len(steps.tokens)]
     for at, token in enumerate(steps.tokens):
         step = steps.step(at)
         assert step.k == steps.k[at]
@@ -118,7 +119,7 @@ def test_an_answer_that_was_continued_otherwise(smollm2: Model, tmp_path: Path) 
     assert [steps.sampling_info(at).temperature for at in (0, 3, 4)] == [0, 0, 5]
     assert [len(steps.step(at).ids) < 100 for at in (0, 3, 4)] == [False, False, True]
     assert [steps.step(at).k for at in range(len(steps.tokens))] == steps.k
-    assert [part.first_token for part in chat.store.message(steps.answer.id).parts] == [0, 4]
+    assert [part.first_token for part in chat.store.branch(steps.answer.id)[-1].parts] == [0, 4]
 
 
 def test_another_model_is_refused(smollm2: Model, tiny: Callable[..., Path]) -> None:
@@ -149,16 +150,16 @@ def test_a_prompt_that_cannot_be_rebuilt_is_refused(smollm2: Model, rewritten: s
     steps = ask(chat, "Hello")
     chat.store._write((f"UPDATE message SET {rewritten}", ()))
     with pytest.raises(ValueError, match="/regen"):
-        AnswerSteps(chat, chat.store.message(steps.answer.id)).step(0)
+        AnswerSteps(chat, chat.store.branch(steps.answer.id)[-1]).step(0)
 
 
 def test_an_answer_that_was_cut_off(smollm2: Model) -> None:
     store = ConversationStore()
-    conversation = store.begin("smollm2-135m", None)
-    user = store.add(conversation, None, "user", "Count.")
+    [user] = converse(store, "Count.")
     prompt = prompt_digest(smollm2.prompt_tokens([{"role": "user", "content": "Count."}]))
     how = SamplingInfo(smollm2.name, "min-k", 1.0, 7, first_message=0, prompt=prompt)
-    answer = store.add(conversation, user, "assistant", how=how)
+    answer = StoredMessage("assistant", parent=user.id, parts=[how])
+    store.add(1, answer)
     store.append(answer, "One, two,")
     chat = new_session(smollm2, store=store)
     chat.load(store.latest())
@@ -175,9 +176,7 @@ def test_an_answer_that_was_cut_off(smollm2: Model) -> None:
 def test_a_token_that_the_user_chose(smollm2: Model) -> None:
     chat = new_session(smollm2)
     steps = ask(chat, "Hello")
-    outcome = Outcome("length", tokens=steps.tokens, k=[7, *steps.k[1:]], chosen=[1])
-    chat.store.finish(steps.answer.id, outcome)
-    steps = AnswerSteps(chat, chat.store.message(steps.answer.id))
+    steps = AnswerSteps(chat, replace(steps.answer, k=[7, *steps.k[1:]], chosen=[1]))
     assert ["You chose" in said(steps, at) for at in (0, 1)] == [False, True]
     assert ["kept 7 " in said(steps, at) for at in (0, 1)] == [True, False]
 

@@ -9,8 +9,8 @@ from rich.cells import cell_len
 
 from mink_local import __version__
 from mink_local.chat.cli import main
-from mink_local.chat.conversation.store import ConversationStore, Outcome, SamplingInfo, default_path
-from tests.chat.conftest import MinkChat
+from mink_local.chat.conversation.store import ConversationStore, default_path
+from tests.chat.conftest import MinkChat, converse
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -77,11 +77,8 @@ def test_the_list_and_exports_need_no_model(mink_chat: MinkChat, tmp_path: Path)
     empty = mink_chat("--list")
     assert (empty.out, len(empty.err.splitlines())) == ("", 1)
     store = ConversationStore(default_path())
-    conversation = store.begin("parrot", "Be brief.")
-    user = store.add(conversation, None, "user", "Say `hi` \x1b[31m日本語 " + "long " * 50)
-    answer = store.add(conversation, user, "assistant", "**Hi!**", SamplingInfo("parrot", "min-k", 5.0, 7))
-    store.finish(answer, Outcome("stop", [1], [2, 1]))
-    store.change(conversation, name="birds")
+    converse(store, "Say `hi` \x1b[31m日本語 " + "long " * 50, "**Hi!**", model="parrot")
+    store.change(1, name="birds")
     listed = mink_chat("--list")
     assert listed.status == 0
     assert "birds" in listed.out
@@ -110,7 +107,7 @@ def test_the_list_at_any_width(mink_chat: MinkChat, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("COLUMNS", str(columns))
     store = ConversationStore(default_path())
     for text in ("日本語" * 5, "Write two sentences about the sea and the wind.", "Hello"):
-        store.add(store.begin("models/Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf", None), None, "user", text)
+        converse(store, text, model="models/Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf")
     store.change(2, name="notes on the migration of the database to postgres", updated=time.time() - 1e6)
     rows = mink_chat("--list").out.splitlines()
     assert len(rows) == 4

@@ -3,16 +3,17 @@
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mink_local.chat.commands.registry import COMMANDS
 from mink_local.chat.conversation.answer_steps import AnswerSteps
-from mink_local.chat.conversation.store import ConversationStore
+from mink_local.chat.conversation.store import ConversationStore, StoredMessage
 from mink_local.chat.settings.options import BY_KEY, SETTINGS
 from mink_local.generation.loading import load_model
-from tests.chat.conftest import Typist, load_once
+from tests.chat.conftest import Typist, converse, load_once
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -276,11 +277,10 @@ def test_a_loop_says_what_to_do(typist: Begin) -> None:
     assert [
         hint for hint in ("token 2", "/regen 2", "dry-multiplier", "loop-guard") if hint not in said
     ] == []
-    outcome = session.last_answer().outcome
-    assert outcome
-    assert outcome.finish_reason == "repetition"
+    answer = session.last_answer()
+    assert answer.finish_reason == "repetition"
     assert [message["content"] for message in session.messages(session.branch)] == ["Hello", " again"]
-    assert session.last_answer().content == " again" * len(outcome.tokens)
+    assert answer.content == " again" * len(answer.tokens)
     assert "/regen 10" in typed.say("/regen 5")
     assert "150 tokens" in typed.say("/set loop-guard off", "/set max-tokens 150", "/regen")
 
@@ -342,15 +342,16 @@ def test_two_windows_with_one_conversation(typist: Begin, own_files: Path) -> No
     typed.chat.session.store = store
     typed.say("Name a fruit.")
     other = ConversationStore(own_files / "conversations.db")
-    other.add(1, other.latest().head, "user", "from elsewhere")
+    elsewhere = partial(StoredMessage, "user", "from elsewhere")
+    other.add(1, elsewhere(other.latest().head))
     said = typed.say("And another.", "")  # the second line is the one that is offered again
     assert "/load 1" in said
     assert "2 tokens" in said
     assert questions(typed) == ["Name a fruit.", "And another."]
-    other.add(1, other.latest().head, "user", "again")
+    other.add(1, elsewhere(other.latest().head))
     for command in ("/regen", "/undo"):
         assert "/load 1" in typed.say(command)
-        other.add(1, other.latest().head, "user", "and again")
+        other.add(1, elsewhere(other.latest().head))
     other.delete(1)
     assert "/clear" in typed.say("Hello")
     assert "2 tokens" in typed.say("/clear", "Hello")
@@ -359,14 +360,12 @@ def test_two_windows_with_one_conversation(typist: Begin, own_files: Path) -> No
 def test_an_unfinished_answer_is_continued(typist: Begin) -> None:
     typed = typist("--store")
     store = typed.chat.session.store
-    store.add(store.begin("smollm2-135m", None), None, "user", "Count.")
-    store.append(store.add(1, 1, "assistant"), "One, two,")
+    store.append(converse(store, "Count.", "")[1], "One, two,")
     assert "/continue" in typed.say("/load 1")
     typed.say("/continue")
     answer = typed.chat.session.last_answer()
     assert answer.content.startswith("One, two,")
-    assert answer.outcome
-    assert len(answer.outcome.tokens) > 8
+    assert len(answer.tokens) > 8
 
 
 # The rest

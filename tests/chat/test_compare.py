@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from mink_local.chat.commands.compare import complete, parsed
+from mink_local.chat.conversation.store import StoredMessage
 from mink_local.samplers import MinK, MinP, Mirostat, Order, Sampler, TopK, TopP
 from tests.chat.conftest import Typist
 from tests.support.terminal import Terminal
@@ -78,13 +79,12 @@ def test_an_answer_is_taken(typist: Begin) -> None:
     assert "3 answers" in typed.say("/compare take 7")
     typed.say("/compare take 3")
     user, answer = session.branch
-    assert answer.how
-    assert answer.outcome
-    assert (user.content, answer.how.sampler, answer.how.temperature) == (
+    [part] = answer.parts
+    assert (user.content, part.sampler, part.temperature) == (
         "Name a colour.", "min-p:p=0.1,order=temperature-first", 5.0,
     )  # fmt: skip
-    assert len(answer.outcome.tokens) == 6 <= len(answer.outcome.k)
-    assert max(answer.outcome.k) > 100
+    assert len(answer.tokens) == 6 <= len(answer.k)
+    assert max(answer.k) > 100
     typed.say("/compare take 1")
     assert session.branch[0].id == user.id
     assert re.search(r"  1  .*\n\* 2  ", typed.say("/pick"))
@@ -101,11 +101,10 @@ def test_the_last_message_is_answered_again(typist: Begin) -> None:
     assert session.conversation
     typed.say("/compare min-k top-k", "A third.", "/compare take 2")
     assert session.branch[:3] == before[:3]
-    assert session.branch[3].how
-    assert session.branch[3].how.sampler == "top-k:k=20"
+    assert session.branch[3].parts[0].sampler == "top-k:k=20"
     assert len(session.alternatives()) == 2
     end = session.branch[-1].id
-    session.store.add(session.conversation, end, "user", "Typed in another window.")
+    session.store.add(session.conversation, StoredMessage("user", "Typed in another window.", end))
     typed.say("/compare take 1")  # is told so, once
     assert session.branch[-1].id == end
     typed.say("/compare take 1")

@@ -40,9 +40,8 @@ def test_what_completions_mean(typist: Callable[..., Typist]) -> None:
     assert meaning("/regen 5 ") == {"1": "of answer 1", "2": "of answer 2"}
     answers = [answer.content for answer in typed.chat.session.alternatives()]
     assert meaning("/pick ") == {"1": one_line(answers[0], 50), "2": one_line(answers[1], 50)}
-    outcome = typed.chat.session.last_answer().outcome
-    assert outcome
-    forks = {str(at): n for at, n in enumerate(outcome.k[:8], start=1) if n > 1}
+    counts = typed.chat.session.last_answer().k[:8]
+    forks = {str(at): n for at, n in enumerate(counts, start=1) if n > 1}
     assert forks
     for at, about in meaning("/explain ").items():
         assert about.endswith(f", {forks.pop(at)} candidates")

@@ -109,14 +109,12 @@ def test_a_fork_is_a_branch(session: Session) -> None:
     assert [one.id for one in session.alternatives()] == [first.id, answer.id]
     assert answer.content == text
     tokens = session.answer_tokens(first)
-    assert answer.outcome
-    assert first.outcome
-    assert answer.outcome.tokens[: at + 1] == [*tokens[:at], token]
-    assert answer.outcome.k[: at + 1] == first.outcome.k[: at + 1]
-    assert len(answer.outcome.tokens) == at + 1 + 16
-    assert text == "".join(session.model.token_texts(answer.outcome.tokens))
+    assert answer.tokens[: at + 1] == [*tokens[:at], token]
+    assert answer.k[: at + 1] == first.k[: at + 1]
+    assert len(answer.tokens) == at + 1 + 16
+    assert text == "".join(session.model.token_texts(answer.tokens))
     again = AnswerSteps(session, answer)
-    assert [again.step(i).k for i in range(at, at + 4)] == answer.outcome.k[at : at + 4]
+    assert [again.step(i).k for i in range(at, at + 4)] == answer.k[at : at + 4]
 
 
 def test_a_fork_that_fails_changes_nothing(session: Session) -> None:

@@ -6,23 +6,22 @@ from pathlib import Path
 import pytest
 
 from mink_local.chat.conversation.export import export
-from mink_local.chat.conversation.store import ConversationStore, Outcome, SamplingInfo
+from mink_local.chat.conversation.store import ConversationStore, SamplingInfo, StoredMessage
 from mink_local.errors import MinkError
+from tests.chat.conftest import converse
 
 
 @pytest.fixture
 def store() -> ConversationStore:
     """One conversation with two answers to its message, the first one current."""
     store = ConversationStore()
-    conversation = store.begin("parrot", "Be brief.")
-    user = store.add(conversation, None, "user", "Say hi 日本語")
-    answer = store.add(conversation, user, "assistant", how=SamplingInfo("parrot", "min-k:tau=3", 5.0, 7))
-    store.append(answer, "They want a greeting.", thinking=True)
-    store.append(answer, "**Hi!**")
-    store.finish(answer, Outcome("stop", [1], [2, 1]))
-    store.add(conversation, user, "assistant", "Another")
-    store.change(conversation, head=answer)
-    store.change(conversation, name="birds")
+    [user] = converse(store, "Say hi 日本語", system="Be brief.")
+    info = SamplingInfo("parrot", "min-k:tau=3", 5.0, 7)
+    thinking = "They want a greeting."
+    answer = StoredMessage("assistant", "**Hi!**", user.id, thinking, [info], finish_reason="stop", k=[2, 1])
+    store.add(1, StoredMessage("assistant", "Another", user.id))
+    store.add(1, answer)
+    store.change(1, name="birds")
     return store
 
 
@@ -49,10 +48,9 @@ def test_json(store: ConversationStore, tmp_path: Path) -> None:
 def test_control_characters(store: ConversationStore, tmp_path: Path) -> None:
     """A file that is shown by `cat` does not control the terminal; JSON still holds what there was."""
     evil = "\x1b]0;pwned\x07 \x9b31m \u202e"
-    conversation = store.begin("parrot", None)
-    store.add(conversation, None, "user", evil)
+    converse(store, evil)
     for name in ("b.md", "b.json"):
-        export(store, store.get(conversation), tmp_path / name)
+        export(store, store.get(2), tmp_path / name)
         written = (tmp_path / name).read_text(encoding="utf-8")
         assert [code for code in "\x1b\x07\x9b\u202e" if code in written] == []
     assert json.loads(written)["messages"][0]["content"] == evil

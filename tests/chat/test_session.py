@@ -3,6 +3,7 @@
 import contextlib
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from mink_local.chat.conversation.session import ConversationChangedError, Sessi
 from mink_local.chat.conversation.store import ConversationStore, StoredMessage
 from mink_local.errors import ContextOverflowError, GenerationError, MinkError
 from mink_local.generation.model import Model
-from tests.chat.conftest import new_session
+from tests.chat.conftest import converse, new_session
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -37,11 +38,10 @@ def test_a_conversation_is_kept(smollm2: Model) -> None:
     second = "".join(piece.text for piece in answer)
     assert said(chat) == ["Hello", first, "And now?", second]
     messages = chat.prompt(chat.branch[:-1])
-    assert answer.pending.dropped == 0
+    assert answer.dropped == 0
     assert messages[0] == {"role": "system", "content": "Be brief."}
-    assert answer.outcome
-    assert answer.outcome.prompt_tokens == smollm2.count_tokens(messages)
-    assert answer.outcome.tokens == answer.reply.tokens == chat.answer_tokens(chat.last_answer())
+    assert answer.message.prompt_tokens == smollm2.count_tokens(messages)
+    assert answer.message.tokens == answer.reply.tokens == chat.answer_tokens(chat.last_answer())
 
 
 def test_branches(smollm2: Model) -> None:
@@ -52,14 +52,13 @@ def test_branches(smollm2: Model) -> None:
     assert said(chat) == ["Hello", one, "Tell me a story.", other]
     assert [answer.content for answer in chat.alternatives()] == [two, other]
     hot = "".join(piece.text for piece in chat.regenerate(temperature=10.0, seed=8))
-    how = chat.last_answer().how
-    assert how
-    assert (how.temperature, how.seed) == (10.0, 8)
+    [part] = chat.last_answer().parts
+    assert (part.temperature, part.seed) == (10.0, 8)
     chat.choose(chat.alternatives()[0])
     chat.undo()
     chat.redo()
     assert said(chat)[-1] == two
-    edited = "".join(piece.text for piece in chat.edit("Tell me a joke."))
+    edited = "".join(piece.text for piece in chat.ask("Tell me a joke.", replaces=True))
     assert said(chat) == ["Hello", one, "Tell me a joke.", edited]
     assert chat.undo().content == "Tell me a joke."
     assert said(chat) == ["Hello", one]
@@ -81,9 +80,8 @@ def test_going_on_gives_the_answer_in_one_piece(smollm2: Model) -> None:
     ask(chat, "Tell me a story about a dog.")
     list(chat.extend())
     assert said(chat)[-1] == whole
-    outcome = chat.last_answer().outcome
-    assert outcome
-    assert len(outcome.tokens) == len(outcome.k) == 24
+    answer = chat.last_answer()
+    assert len(answer.tokens) == len(answer.k) == 24
     finished = session(smollm2, "-n", "100")
     ask(finished, "Say hello.")
     with pytest.raises(ValueError, match="is finished"):
@@ -96,21 +94,18 @@ def test_an_answer_without_a_token_changes_nothing(
 ) -> None:
     model = load_model(str(tiny(scale=float("nan"))), n_ctx=256) if how == "fails" else smollm2
     store = ConversationStore()
-    store.add(store.begin("a model", None), None, "user", "Hello")
-    store.add(1, 1, "assistant", "Hello!")
+    converse(store, "Hello", "Hello!")
     chat = session(model, store=store)
     chat.load(store.latest())
     before = said(chat)
     text = "word " * 2000 if how == "does not fit" else "And now?"
-    acts: list[Callable[[], AnswerStream]] = [lambda: chat.ask(text), lambda: chat.edit(text)]
+    acts: list[Callable[[], AnswerStream]] = [lambda: chat.ask(text), lambda: chat.ask(text, replaces=True)]
     for act in acts if how == "does not fit" else [*acts, chat.regenerate]:
         if how == "is interrupted":
             answer = act()
             answer.reply.interrupt()
             assert list(answer) == []
-            assert not answer.is_kept
-            assert answer.outcome
-            assert answer.outcome.finish_reason == "interrupted"
+            assert (answer.message.id, answer.message.finish_reason) == (0, "interrupted")
         else:
             with pytest.raises((GenerationError, ContextOverflowError)):
                 list(act())
@@ -136,7 +131,7 @@ def test_another_process_goes_on(smollm2: Model) -> None:
     assert said(again) == said(chat)
     assert again.settings["system"] == "You are a pirate."
     assert again.conversation
-    store.add(again.conversation, again.branch[-1].id, "user", "Never answered")
+    store.add(again.conversation, StoredMessage("user", "Never answered", again.branch[-1].id))
     third = session(smollm2, store=store)
     assert third.load(store.latest()) == "Never answered"
     assert said(third) == said(chat)
@@ -145,7 +140,7 @@ def test_another_process_goes_on(smollm2: Model) -> None:
 def test_answers_of_another_model_are_read_as_text(smollm2: Model) -> None:
     chat = session(smollm2)
     text = ask(chat, "Hello")
-    other = StoredMessage(**{**vars(chat.last_answer()), "how": None})
+    other = replace(chat.last_answer(), parts=[])
     assert "".join(smollm2.token_texts(chat.answer_tokens(other))) == text
 
 
@@ -178,8 +173,8 @@ def test_many_turns_in_a_small_context(tiny: Callable[..., Path]) -> None:
     for i in range(20):
         answer = chat.ask(f"Tell me of the number {i}.")
         list(answer)
-        drops += answer.pending.dropped
-        if not answer.pending.dropped:
+        drops += answer.dropped
+        if not answer.dropped:
             evaluated = max(evaluated, answer.reply.evaluated_tokens) if i else 0
         assert answer.reply.prompt_tokens + answer.reply.n_tokens <= 256
     assert len(chat.branch) == 40
@@ -201,9 +196,8 @@ def test_a_file_of_version_0_1_is_read(smollm2: Model, tmp_path: Path) -> None:
     continued, other, cut_off = chat.alternatives()
     assert [part.first_token for part in continued.parts] == [0, 6]
     assert AnswerSteps(chat, continued).step(7).k == 1
-    assert other.outcome
-    assert (other.outcome.k[:2], other.outcome.finish_reason) == ([2, 3], "length")
-    assert cut_off.outcome is None
+    assert (other.k[:2], other.finish_reason) == ([2, 3], "length")
+    assert cut_off.finish_reason is None
     list(chat.extend())
     assert said(chat)[-1].startswith(before[1])
     assert store.latest().id == 1

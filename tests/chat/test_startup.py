@@ -12,7 +12,7 @@ import pytest
 
 from mink_local.chat.conversation.store import ConversationStore, default_path
 from mink_local.generation.model import Model
-from tests.chat.conftest import MinkChat
+from tests.chat.conftest import MinkChat, converse
 from tests.conftest import shared
 
 pytestmark = pytest.mark.usefixtures("own_files")
@@ -137,8 +137,7 @@ def test_a_prompt_continues_a_conversation(mink_chat: MinkChat, own_files: Path)
     mink_chat("-p", "Hello", "-n", "3")
     assert not own_files.exists()  # a single answer is not kept
     store = ConversationStore(default_path())
-    store.add(store.begin("smollm2-135m", None), None, "user", "My name is Max.")
-    store.add(1, 1, "assistant", "Hello Max!")
+    converse(store, "My name is Max.", "Hello Max!")
     result = mink_chat("--continue", "-p", "What is my name?", "-t", "0", "-n", "12")
     assert result.status == 0, result.err
     assert "Max" in result.out
@@ -147,8 +146,7 @@ def test_a_prompt_continues_a_conversation(mink_chat: MinkChat, own_files: Path)
 
 def test_a_new_system_prompt_is_kept_with_the_conversation(mink_chat: MinkChat) -> None:
     store = ConversationStore(default_path())
-    store.add(store.begin("smollm2-135m", "Be brief."), None, "user", "Hi")
-    store.add(1, 1, "assistant", "Hello!")
+    converse(store, "Hi", "Hello!", system="Be brief.")
     assert mink_chat("--continue", "-p", "Hi", "-n", "2", "--system", "Be long.").status == 0
     assert store.latest().system == "Be long."
 
@@ -301,7 +299,7 @@ def test_a_chat_is_kept_unless_that_is_not_wanted(mink_chat: MinkChat, own_files
 def test_an_unanswered_message_is_sent_again(mink_chat: MinkChat) -> None:
     """And the system prompt of the command line is the conversation's, from the command line."""
     store = ConversationStore(default_path())
-    store.add(store.begin("smollm2-135m", "Be long."), None, "user", "What is this?")
+    converse(store, "What is this?", system="Be long.")
     result = mink_chat("--continue", "--system", "Be brief.", typed=["/show system"])
     assert "What is this?" in result.out
     assert "system Be brief." in result.out

@@ -8,53 +8,55 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from mink_local.chat.conversation.store import ConversationStore, Outcome, SamplingInfo
+from mink_local.chat.conversation.store import ConversationStore, SamplingInfo, StoredMessage
 from mink_local.errors import MinkError
+from tests.chat.conftest import converse
 
-HOW = SamplingInfo("model", "min-k:tau=3", 5.0, 7)
+INFO = SamplingInfo("model", "min-k:tau=3", 5.0, 7)
 
 
 def test_a_message_grows_by_pieces_and_is_folded(tmp_path: Path) -> None:
+    """Another program sees every piece at once, and what a killed program left."""
     store, other = ConversationStore(tmp_path / "c.db"), ConversationStore(tmp_path / "c.db")
-    conversation = store.begin("model", "Be brief.")
-    user = store.add(conversation, None, "user", "Hello")
-    answer = store.add(conversation, user, "assistant", how=HOW)
-    for text, thinking in (("Well", True), ("Hi ", False), ("😀", False)):
-        store.append(answer, text, thinking)
-    seen = other.message(answer)  # by another program, at once
-    assert (seen.thinking, seen.content, seen.outcome, seen.how) == ("Well", "Hi 😀", None, HOW)
-    outcome = Outcome("stop", [1, 2], [3, 1, 1], 10, 4, 0.5, 1.0)
-    store.finish(answer, outcome)
-    whole = other.message(answer)
-    assert (whole.thinking, whole.content, whole.outcome) == ("Well", "Hi 😀", outcome)
-    store.append(answer, " and more")  # it is continued, and the program is killed
-    assert other.message(answer).content == "Hi 😀 and more"
-    assert other.message(answer).outcome is None
-    assert [message.id for message in other.branch(answer)] == [user, answer]
+    [user] = converse(store, "Hello", system="Be brief.")
+    answer = StoredMessage("assistant", parent=user.id, parts=[INFO, INFO])
+    store.add(1, answer)
+    for text, is_reasoning in (("Well", True), ("Hi ", False), ("😀", False)):
+        store.append(answer, text, is_reasoning)
+    assert other.branch(answer.id) == [user, replace(answer, parts=[INFO])]
+    assert (answer.thinking, answer.content, answer.finish_reason) == ("Well", "Hi 😀", None)
+    answer.finish_reason, answer.tokens, answer.k, answer.seconds = "stop", [1, 2], [3, 1, 1], 0.5
+    store.finish(answer)
+    assert other.branch(answer.id) == [user, answer]
     latest = other.latest()
     assert (latest.id, latest.system, latest.turns, latest.title, latest.head) == (
-        conversation, "Be brief.", 1, "Hello", answer,
+        1, "Be brief.", 1, "Hello", answer.id,
     )  # fmt: skip
 
 
 def test_branches() -> None:
     store = ConversationStore()
-    conversation = store.begin("model", None)
-    user = store.add(conversation, None, "user", "one")
-    answers = [store.add(conversation, user, "assistant", text) for text in ("a", "b")]
-    edited = store.add(conversation, None, "user", "two")
-    assert [message.id for message in store.children(conversation, None)] == [user, edited]
-    assert [message.content for message in store.children(conversation, user)] == ["a", "b"]
-    assert store.get(conversation).head == edited
-    store.change(conversation, head=answers[0])
-    assert [message.content for message in store.branch(answers[0])] == ["one", "a"]
-    assert len(store.messages(conversation)) == 4
-    store.delete(conversation)
-    assert store.conversations() == []
+    user, answer = converse(store, "one", "a")
+    other, edited = StoredMessage("assistant", "b", user.id), StoredMessage("user", "two")
+    store.add(1, other)
+    store.add(1, edited)
+    assert store.get(1).head == edited.id
+    assert store.children(1, None) == [user, edited]
+    assert store.children(1, user.id) == [answer, other]
+    assert store.branch(answer.id) == [user, answer]
+    assert store.messages(1) == [user, answer, other, edited]
+    store.change(1, head=answer.id)
+    assert store.get(1).turns == 1
+    store.delete(1)
+    assert (store.conversations(), store.messages(1)) == ([], [])
+    with pytest.raises(MinkError):
+        store.add(1, StoredMessage("user", "three"))
 
 
 def test_names(tmp_path: Path) -> None:
@@ -89,8 +91,7 @@ def test_a_file_that_can_only_be_read(elsewhere: Path, caplog: pytest.LogCapture
     """It is listed and continued, and what is new is kept in memory."""
     path = elsewhere / "c.db"
     store = ConversationStore(path)
-    conversation = store.begin("model", None)
-    store.add(conversation, None, "user", "Hello")
+    converse(store, "Hello")
     store.close()
     path.chmod(0o444)
     elsewhere.chmod(0o555)
@@ -99,9 +100,12 @@ def test_a_file_that_can_only_be_read(elsewhere: Path, caplog: pytest.LogCapture
     store = ConversationStore(path)
     assert [one.title for one in store.conversations()] == ["Hello"]
     assert caplog.messages == []
-    store.add(conversation, None, "user", "Hello again")
+    store.add(1, StoredMessage("user", "Hello again"))
     assert "readonly" in caplog.text
-    assert [message.content for message in store.messages(conversation)] == ["Hello", "Hello again"]
+    assert [message.content for message in store.messages(1)] == ["Hello", "Hello again"]
+    for change in (partial(store.delete, 1), partial(store.change, 1, name="fruit")):
+        with pytest.raises(MinkError):  # the file still has it
+            change()
     with pytest.raises(MinkError, match="Permission denied"):
         ConversationStore(elsewhere / "new.db")
 
@@ -127,24 +131,24 @@ def test_a_full_disk_costs_the_store_not_the_conversation(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = ConversationStore(tmp_path / "c.db")
-    conversation = store.begin("model", None)
-    answer = store.add(conversation, None, "user", "kept")
+    [message] = converse(store, "kept")
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages}")
     for _ in range(3):
-        store.append(answer, "x" * 9000)
+        store.append(message, "x" * 9000)
     assert "disk is full" in caplog.text
     assert len(caplog.records) == 1
-    assert store.message(answer).content == "kept" + "x" * 27000
+    assert store.messages(1) == [message]
+    assert message.content == "kept" + "x" * 27000
 
 
 WRITER = """
 import sys
 from pathlib import Path
-from mink_local.chat.conversation.store import ConversationStore
+from mink_local.chat.conversation.store import ConversationStore, StoredMessage
 store = ConversationStore(Path(sys.argv[1]))
-conversation = store.begin("model", None)
-message = store.add(conversation, None, "user")
+message = StoredMessage("user")
+store.add(store.begin("model", None), message)
 for i in range(10**9):
     store.append(message, f"{i} ")
     print(i, flush=True)

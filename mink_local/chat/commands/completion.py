@@ -67,8 +67,12 @@ def temperature_and_seed(chat: Chat, text: str) -> Completions:
             temperature, {"0": "the most probable tokens", "1": "", "2": "", "5": "", "10": ""}
         )
         return
-    answers = enumerate(chat.session.alternatives(), start=1)
-    yield from starting_with(seed, {str(one.how.seed): f"of answer {n}" for n, one in answers if one.how})
+    seeds = {
+        str(part.seed): f"of answer {number}"
+        for number, answer in enumerate(chat.session.alternatives(), start=1)
+        for part in answer.parts[:1]
+    }
+    yield from starting_with(seed, seeds)
 
 
 def answers(chat: Chat, text: str) -> Completions:

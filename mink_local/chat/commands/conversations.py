@@ -1,7 +1,6 @@
 """The commands for stored conversations, and the list of them."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -112,10 +111,7 @@ def show_conversations(
 
     A narrow table lacks the columns that matter least.
     """
-    conversations = [one for one in store.conversations() if one.turns]
-    if text:
-        found = store.search(text)
-        conversations = [replace(one, title=found[one.id]) for one in conversations if one.id in found]
+    conversations = [one for one in store.conversations(text) if one.turns]
     if not conversations:
         screen.note("(there is no conversation)")
         return
@@ -159,7 +155,7 @@ def _show_messages(chat: Chat, messages: Sequence[StoredMessage]) -> None:
             chat.note(f"> {one_line(message.content, 4 * chat.screen.width)}")
             continue
         chat.screen.text(message.content)
-        if message.outcome is None:
+        if message.finish_reason is None:
             chat.note(
                 "(this answer is unfinished: another window is writing it, or the program ended; "
                 "/continue completes it)"

@@ -31,18 +31,18 @@ def stats(chat: Chat, _: str) -> None:
         ("conversation", counted(len(answers), "answer")),
         ("context", f"{used} of {model.n_ctx} tokens"),
     ]
-    if answers and (outcome := answers[-1].outcome):
-        rest = outcome.seconds - outcome.first_token_s
-        tokens = counted(len(outcome.tokens), "token")
+    if answers and answers[-1].finish_reason:
+        last = answers[-1]
+        tokens, rest = counted(len(last.tokens), "token"), last.seconds - last.first_token_s
         figures = (
-            f"{tokens}; {outcome.evaluated_tokens} of {outcome.prompt_tokens} prompt "
-            f"tokens evaluated, first token after {outcome.first_token_s:.2f} s, the rest in {rest:.2f} s"
+            f"{tokens}; {last.evaluated_tokens} of {last.prompt_tokens} prompt "
+            f"tokens evaluated, first token after {last.first_token_s:.2f} s, the rest in {rest:.2f} s"
         )
         rows.append(("last answer", figures))
-        if how := answers[-1].parts:
+        if how := last.parts:
             rows.append(("", f"{how[-1].model}, {how[-1].sampler}, temperature {how[-1].temperature:g}"))
-        if k := [n for n in outcome.k if n]:
+        if k := [n for n in last.k if n]:
             rows.append(("", candidates(k)))
-    if k := [n for answer in answers if answer.outcome for n in answer.outcome.k if n]:
+    if k := [n for answer in answers for n in answer.k if n]:
         rows.append(("all answers", candidates(k)))
     chat.screen.table(rows)

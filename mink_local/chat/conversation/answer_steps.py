@@ -34,8 +34,7 @@ class AnswerSteps:
         self.tokens = session.answer_tokens(answer)
         if not self.tokens:
             raise ValueError("the answer is empty")
-        outcome = answer.outcome
-        known = outcome.k if outcome and self.tokens is outcome.tokens else []
+        known = answer.k if self.tokens is answer.tokens else []
         self.k = [*known, *[0] * len(self.tokens)][: len(self.tokens)]
         self.texts = [self.text(token) for token in self.tokens]
         self.forks = [at for at, k in enumerate(self.k) if k > 1]
@@ -71,9 +70,9 @@ class AnswerSteps:
 
     def remarks(self, at: int, step: SamplingStep) -> list[str]:
         """Return what there is to say of a step: first where it differs from when it was sampled."""
-        part, k, outcome = self.sampling_info(at), self.k[at], self.answer.outcome
+        part, k = self.sampling_info(at), self.k[at]
         remarks = []
-        if outcome and at in outcome.chosen:
+        if at in self.answer.chosen:
             remarks.append("You chose this token, not the sampler.")
         if k == 0:
             remarks.append("The program ended during this answer: its tokens are read back from the text.")

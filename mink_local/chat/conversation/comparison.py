@@ -5,12 +5,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 from mink_local.chat.conversation.session import Session
-from mink_local.chat.conversation.store import Outcome
+from mink_local.chat.conversation.store import StoredMessage
 from mink_local.errors import ContextOverflowError
 from mink_local.generation.answer import Answer
 from mink_local.generation.common_numbers import CommonNumbers
 from mink_local.generation.model import Model
-from mink_local.generation.reasoning import ReasoningSplitter
 from mink_local.generation.request import Request
 from mink_local.generation.slots import common_prefix
 from mink_local.generation.text_stream import visible
@@ -37,7 +36,7 @@ class Comparison:
     """
 
     def __init__(self, session: Session, text: str, temperature: float, samplers: Sequence[Sampler]) -> None:
-        branch, seed, model = session.branch, session.settings["seed"], session.model
+        branch, seed = session.branch, session.settings["seed"]
         if not text:
             if not branch:
                 raise ValueError("there is no message yet: /compare TEXT")
@@ -53,8 +52,6 @@ class Comparison:
         self.conversation = session.conversation
         self._parent = branch[-1].id if branch else None
         self._is_new = bool(text)  # the message is not part of the conversation, and comes after the parent
-        opened = model.opens_reasoning(self.prompt, session.settings["think"])
-        self._starts_as = "reasoning" if opened else "start" if model.can_reason else "text"
 
     def title(self, number: int) -> str:
         """Return the number of an answer, which counts from 1, and its sampler."""
@@ -97,14 +94,16 @@ class Comparison:
             settings = session.settings
             self.conversation = session.conversation = store.begin(settings["model"], settings["system"])
         if self._is_new:
-            self._parent = store.add(self.conversation, self._parent, "user", self.message)
+            message = StoredMessage("user", self.message, self._parent)
+            store.add(self.conversation, message)
+            self._parent = message.id
             self._is_new = False  # another answer that is taken later is one to the same message
-        info = replace(self.info, sampler=str(sampler))
-        message = store.add(self.conversation, self._parent, "assistant", how=info)
-        splitter = ReasoningSplitter(self._starts_as)
-        for part in [*splitter.feed(answer.text), *splitter.end()]:
-            store.append(message, part.text, part.is_reasoning)
-        outcome = Outcome(
+        taken = StoredMessage(
+            "assistant",
+            answer.content,
+            self._parent,
+            answer.reasoning,
+            [replace(self.info, sampler=str(sampler))],
             finish_reason=answer.finish_reason,
             tokens=answer.tokens,
             k=sampler.k,
@@ -112,8 +111,8 @@ class Comparison:
             evaluated_tokens=answer.evaluated_tokens,
             seconds=answer.seconds,
         )
-        store.finish(message, outcome)
-        session.adopt(message)
+        store.add(self.conversation, taken)
+        session.adopt(taken)
 
 
 def divergence(first: CommonNumbers, other: CommonNumbers, model: Model) -> str:

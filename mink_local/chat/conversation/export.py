@@ -1,7 +1,6 @@
 """Export of a conversation: Markdown for people, JSON for programs."""
 
 import json
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,12 +34,11 @@ def as_markdown(store: ConversationStore, conversation: Conversation) -> str:
         if message.role == "user":
             parts.append(f"## User\n\n{message.content}")
             continue
-        how = message.how
-        parts.append(f"## {how.model if how else 'Assistant'}")
+        parts.append(f"## {message.parts[0].model if message.parts else 'Assistant'}")
         if message.thinking:
             parts.append(f"<details><summary>Reasoning</summary>\n\n{message.thinking}\n\n</details>")
         parts.append(message.content)
-        if how:
+        for how in message.parts[:1]:
             parts.append(f"*{how.sampler}, temperature {how.temperature:g}, seed {how.seed}*")
     return printable("\n\n".join(parts)) + "\n"
 
@@ -68,4 +66,4 @@ def dumps(value: Any, indent: int | None = None) -> str:
 
 def _fields(message: StoredMessage) -> dict[str, Any]:
     created = datetime.fromtimestamp(message.created).astimezone().isoformat(timespec="seconds")
-    return {**asdict(message), "created": created}
+    return {**message.as_exported(), "created": created}

@@ -4,15 +4,13 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-from mink_local.chat.conversation.answer_stream import NO_PREFIX, AnswerStream, PendingAnswer, Prefix
+from mink_local.chat.conversation.answer_stream import AnswerStream
 from mink_local.chat.conversation.loop_guard import LoopGuard
 from mink_local.chat.conversation.store import Conversation, ConversationStore, SamplingInfo, StoredMessage
 from mink_local.chat.settings.values import Settings
 from mink_local.errors import MinkError
-from mink_local.generation.model import Model, Reply
+from mink_local.generation.model import Model
 from mink_local.generation.reasoning import joined
 from mink_local.generation.request import SamplingParams
 from mink_local.llama.constants import RANDOM_SEED
@@ -70,7 +68,7 @@ class Session:
         """Begin another conversation; the store keeps the one before."""
         self.conversation: int | None = None  # its id, from its first message on
         self.branch: list[StoredMessage] = []  # the current one, from the first message to the last
-        self._undone: list[int] = []  # the ends of the branches that `undo` left, the last one last
+        self._undone: list[list[StoredMessage]] = []  # the branches that `undo` left, the last one last
         self._start = 0  # index of the first message of the branch that still fits the context
         self._head: int | None = None  # the end of the branch in the store, as it was last known
 
@@ -80,12 +78,10 @@ class Session:
         self.conversation = conversation.id
         source = f"conversation {conversation.name or conversation.id}"
         self.settings.put("system", conversation.system, source)
-        self._go_to(conversation.head)
-        if self.branch and self.branch[-1].role == "user":
-            text = self.branch[-1].content
-            self._go_to(self.branch[-1].parent)
-            return text
-        return None
+        branch = self.store.branch(conversation.head)
+        unanswered = branch.pop().content if branch and branch[-1].role == "user" else None
+        self._go_to(branch)
+        return unanswered
 
     def changed_model(self) -> None:
         """Note that another model continues the conversation."""
@@ -112,83 +108,73 @@ class Session:
                 "the same again goes on from here, as another branch"
             )
 
-    def ask(self, text: str) -> AnswerStream:
+    def ask(self, text: str, replaces: bool = False) -> AnswerStream:
         """Return the answer to a message, which after an error is not part of the conversation.
 
-        Raises ValueError if a setting does not suit the model; MinkError if the prompt does not fit the
-        context, or the chat template refuses it; ConversationChangedError if another program went on with
-        the conversation, but not the next time, when the message begins a branch.
+        Args:
+            replaces: Whether the message replaces the last one.
+
+        Raises:
+            ValueError: A setting does not suit the model, or there is no message to replace.
+            MinkError: The prompt does not fit the context, or the chat template refuses it.
+            ConversationChangedError: Another program went on with the conversation; but not the next time,
+                when the message begins a branch.
         """
+        before = self.branch
+        if replaces:
+            self.last_answer()
+            before = before[:-2]
         self.check_unchanged()
         if self.conversation is None:
             self.conversation = self.store.begin(self.settings["model"], self.settings["system"])
-        before = self.branch[-1].id if self.branch else None
-        self._go_to(self.store.add(self.conversation, before, "user", text))
-        return self._answer(before, self.params())
-
-    def edit(self, text: str) -> AnswerStream:
-        """Return the answer to a message that replaces the last one. Raises as `ask` does."""
-        last = self.last_answer()
-        self.check_unchanged()
-        assert self.conversation is not None
-        self._go_to(self.store.add(self.conversation, self.branch[-2].parent, "user", text))
-        return self._answer(last.id, self.params())
+        message = StoredMessage("user", text, before[-1].id if before else None)
+        self.store.add(self.conversation, message)
+        return self._answer([*before, message], self.params())
 
     def regenerate(self, temperature: float | None = None, seed: int | None = None) -> AnswerStream:
         """Return another answer to the last message. Raises as `ask` does.
 
         A seed of the settings is counted up by the number of earlier answers, so that the text differs.
         """
-        last = self.last_answer()
+        params, earlier = self.params(), self.alternatives()
         self.check_unchanged()
-        if seed is None and self.settings["seed"] is not None:
-            seed = (self.settings["seed"] + len(self.alternatives())) % RANDOM_SEED
-        params = self.params()
-        if temperature is not None:
-            params = replace(params, temperature=temperature)
-        if seed is not None:
-            params = replace(params, seed=seed)
-        self._go_to(last.parent)
-        return self._answer(last.id, params)
+        if temperature is None:
+            temperature = params.temperature
+        if seed is None and params.seed is not None:
+            seed = (params.seed + len(earlier)) % RANDOM_SEED
+        return self._answer(self.branch[:-1], replace(params, temperature=temperature, seed=seed))
 
     def extend(self) -> AnswerStream:
         """Return an answer that was cut short and its rest, as another answer. Raises as `ask` does."""
         last = self.last_answer()
-        if last.outcome and last.outcome.finish_reason == "stop":
+        if last.finish_reason == "stop":
             raise ValueError("the last answer is finished: there is nothing to continue")
-        prefix = replace(self._prefix(last), continued=last)
         self.check_unchanged()
-        self._go_to(last.parent)
-        return self._answer(last.id, self.params(), prefix)
+        beginning = replace(self._tokens_of(last), content=last.content, thinking=last.thinking)
+        return self._answer(self.branch[:-1], self.params(), beginning)
 
     def fork(self, at: int, token: int) -> AnswerStream:
         """Return another answer to the last message: the last answer before token `at`, then another token.
 
         `at` counts from 0. Raises as `ask` does.
         """
-        last = self.last_answer()
-        whole = self._prefix(last)
-        tokens = [*whole.tokens[:at], token]
-        prefix = Prefix(
-            tokens=tokens,
-            k=whole.k[: at + 1],
-            parts=[part for part in whole.parts if part.first_token <= at],
-            chosen=[*(index for index in whole.chosen if index < at), at],
-            text="".join(self.model.token_texts(tokens)),
-        )
+        beginning = self._tokens_of(self.last_answer())
+        beginning.tokens[at:] = [token]
+        beginning.k = beginning.k[: at + 1]
+        beginning.parts = [part for part in beginning.parts if part.first_token <= at]
+        beginning.chosen = [*(index for index in beginning.chosen if index < at), at]
         self.check_unchanged()
-        self._go_to(last.parent)
-        return self._answer(last.id, self.params(), prefix)
+        text = "".join(self.model.token_texts(beginning.tokens))
+        return self._answer(self.branch[:-1], self.params(), beginning, text)
 
     def undo(self) -> StoredMessage:
         """Take back the last message and its answer; return the message. `redo` brings both back."""
         if not self.branch:
             raise ValueError("there is nothing to take back")
         self.check_unchanged()
-        message = self.branch[-2]
-        self._undone.append(self.branch[-1].id)
-        self._go_to(message.parent)
-        return message
+        self._undone.append(self.branch)
+        self._go_to(self.branch[:-2])
+        return self._undone[-1][-2]
 
     def redo(self) -> None:
         """Bring back the message and the answer that the last `undo` took."""
@@ -205,12 +191,12 @@ class Session:
     def choose(self, answer: StoredMessage) -> None:
         """Continue with another answer to the last message."""
         self.check_unchanged()
-        self.adopt(answer.id)
+        self.adopt(answer)
 
-    def adopt(self, answer: int) -> None:
-        """Continue with the answer of an id, which was added to the conversation in the store."""
+    def adopt(self, answer: StoredMessage) -> None:
+        """Continue with an answer that the store has."""
         self._undone.clear()
-        self._go_to(answer)
+        self._go_to([*self.store.branch(answer.parent), answer])
 
     def last_answer(self) -> StoredMessage:
         """Return the last answer. Raises ValueError if there is none."""
@@ -232,19 +218,19 @@ class Session:
 
     def answer_tokens(self, answer: StoredMessage) -> list[int]:
         """Return the sampled token ids of an answer, or this model's if they are unknown or another's."""
-        written_by = answer.parts[-1].model if answer.parts else None
-        if answer.outcome and answer.outcome.tokens and written_by == self.model.name:
-            return answer.outcome.tokens
+        if answer.tokens and answer.parts and answer.parts[-1].model == self.model.name:
+            return answer.tokens
         messages = self.prompt(self.branch[:-1])
         opened = self.model.opens_reasoning(messages, self.settings["think"])
         return self.model.tokenize(joined(answer.thinking, answer.content, opened))
 
-    def _prefix(self, answer: StoredMessage) -> Prefix:
-        """Return the tokens of an answer as the prefix of another."""
-        tokens, outcome = self.answer_tokens(answer), answer.outcome
-        if outcome and tokens is outcome.tokens:
-            return Prefix(tokens, outcome.k[: len(tokens)], answer.parts, outcome.chosen)
-        return Prefix(tokens, [0] * len(tokens), answer.parts[:1])
+    def _tokens_of(self, answer: StoredMessage) -> StoredMessage:
+        """Return a new answer that begins with the tokens of another, and has no text yet."""
+        tokens = self.answer_tokens(answer)
+        if tokens is answer.tokens:
+            k, parts = answer.k[: len(tokens)], answer.parts
+            return StoredMessage("assistant", tokens=tokens[:], k=k, parts=parts, chosen=answer.chosen)
+        return StoredMessage("assistant", tokens=tokens, k=[0] * len(tokens), parts=answer.parts[:1])
 
     def params(self) -> SamplingParams:
         """Return how the next answer is sampled."""
@@ -271,58 +257,54 @@ class Session:
             first_message=n_messages - sum(message["role"] != "system" for message in messages),
             system=self.settings["system"],
             thinking=thinking,
-            constraints=_given(params.constraints),
+            constraints=_given(params.constraints or Constraints()),
             prompt=prompt_digest(self.model.prompt_tokens(messages, thinking)),
         )
 
-    def _go_to(self, head: int | None) -> None:
-        """Make a message the end of the branch; None: before the first message."""
+    def _go_to(self, branch: list[StoredMessage]) -> None:
+        """Make a branch of the store the current one."""
         assert self.conversation is not None
-        self.store.change(self.conversation, head=head)
-        self._head = head
-        self.branch = self.store.branch(head)
-        if self._start >= len(self.branch):
+        self._head = branch[-1].id if branch else None
+        self.store.change(self.conversation, head=self._head)
+        self.branch = branch
+        if self._start >= len(branch):
             self._start = 0
 
     def _answer(
-        self, head_before: int | None, params: SamplingParams, prefix: Prefix = NO_PREFIX
+        self,
+        branch: list[StoredMessage],
+        params: SamplingParams,
+        answer: StoredMessage | None = None,
+        prefix: str = "",
     ) -> AnswerStream:
-        """Generate an answer to the last message; if no token comes, the branch is reset to `head_before`."""
+        """Generate an answer to the last message of a branch; if no token comes, the branch stays as it was.
+
+        Args:
+            answer: What it begins with; see `AnswerStream`.
+            prefix: The text of these tokens, if it is to be shown.
+        """
         self._undone.clear()
+        answer = answer or StoredMessage("assistant")
+        think = self.settings["think"]
         try:
-            messages = self.prompt(self.branch)
-            thinking = self.settings["think"]
-            reply = self.model.chat(messages, params, enable_thinking=thinking, prefix=prefix.tokens)
+            messages = self.prompt(branch)
+            reply = self.model.chat(messages, params, enable_thinking=think, prefix=answer.tokens)
         except BaseException:
-            self._go_to(head_before)
+            self._go_to(self.branch)
             raise
-        info = self.sampling_info(params, reply.seed, messages, len(self.branch), len(prefix.tokens))
+        info = self.sampling_info(params, reply.seed, messages, len(branch), len(answer.tokens))
+        answer.parent, answer.parts = branch[-1].id, [*answer.parts, info]
         dropped, self._start = info.first_message - self._start, info.first_message
+
+        def end() -> None:
+            self._go_to([*branch, answer] if answer.id else self.branch)
+
         assert self.conversation is not None
-        pending = PendingAnswer(
-            conversation=self.conversation,
-            parent=self.branch[-1].id,
-            sampling_info=info,
-            starts_as=self._starts_as(reply, prefix.continued),
-            dropped=dropped // 2,
-            prefix=prefix,
-        )
         guard = LoopGuard() if self.settings["loop_guard"] else None
-        return AnswerStream(reply, self.store, pending, partial(self._end_answer, head_before), guard)
-
-    def _starts_as(self, reply: Reply, continued: StoredMessage | None) -> str:
-        """Return the first state of the `ReasoningSplitter` of an answer."""
-        if continued and continued.content:
-            return "text"
-        if reply.in_reasoning or (continued and continued.thinking):
-            return "reasoning"
-        return "start" if self.model.can_reason else "text"
-
-    def _end_answer(self, head_before: int | None, message: int | None) -> None:
-        self._go_to(head_before if message is None else message)
+        return AnswerStream(reply, answer, prefix, dropped // 2, self.store, self.conversation, guard, end)
 
 
-def _given(constraints: Constraints | None) -> dict[str, Any]:
+def _given(constraints: Constraints) -> dict[str, object]:
     """Return the options that are not the defaults."""
-    given = vars(constraints or Constraints())
-    return {name: value for name, value in given.items() if value != getattr(Constraints(), name)}
+    default = Constraints()
+    return {name: value for name, value in vars(constraints).items() if value != getattr(default, name)}

@@ -8,10 +8,12 @@ the end. If the program is killed, the pieces stay, and reading the message join
 
 import json
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,14 +23,14 @@ from mink_local.errors import MinkError
 from mink_local.files import private_file
 
 Role = Literal["user", "assistant"]
-_Sql = tuple[str, tuple[object, ...]]  # a statement and its parameters
 
 log = logging.getLogger("mink_local")
 
 _DELETED = "this conversation was deleted in another window: /clear begins a new one"
 _PATIENCE = 30  # seconds for another program that has locked the file
 _VERSION = 1
-_SCHEMA = """
+_SCHEMA = f"""
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS conversation (
     id INTEGER PRIMARY KEY,
     name TEXT UNIQUE,
@@ -45,7 +47,7 @@ CREATE TABLE IF NOT EXISTS message (
     content TEXT NOT NULL,
     thinking TEXT NOT NULL,
     how TEXT NOT NULL,  -- JSON: SamplingInfo
-    outcome TEXT,       -- JSON: Outcome; NULL while it is being generated
+    outcome TEXT,       -- JSON: see StoredMessage.as_exported; NULL while it is being generated
     created REAL NOT NULL
 );
 CREATE INDEX IF NOT EXISTS message_parent ON message (conversation, parent);
@@ -56,6 +58,22 @@ CREATE TABLE IF NOT EXISTS piece (
     text TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS piece_message ON piece (message, id);
+PRAGMA user_version = {_VERSION};
+COMMIT;
+"""
+_BRANCH = """
+WITH RECURSIVE branch (id, parent) AS (
+    SELECT id, parent FROM message WHERE id = {head}
+    UNION ALL SELECT message.id, message.parent FROM message JOIN branch ON message.id = branch.parent
+)
+"""
+_CONVERSATIONS = f"""
+SELECT id, name, model, system, head, updated,
+    ({_BRANCH.format(head="conversation.head")}
+     SELECT count(*) FROM message WHERE role = 'user' AND id IN (SELECT id FROM branch)) AS turns,
+    coalesce((SELECT substr(content, 1, 200) FROM message
+              WHERE conversation = conversation.id AND parent IS NULL ORDER BY id DESC LIMIT 1), '') AS title
+FROM conversation
 """
 
 
@@ -83,45 +101,73 @@ class SamplingInfo:
     prompt: str = ""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of an answer that ended; fields of the same name as those of `Reply` are those."""
+@dataclass
+class StoredMessage:
+    """One message of a conversation; an answer grows while it is generated.
 
-    finish_reason: str | None
-    tokens: list[int] = field(default_factory=list)  # without the one that ended the answer
-    k: list[int] = field(default_factory=list)  # one more, if a token ended the answer; 0 if it is not known
+    Attributes:
+        content: The text; of an answer without its reasoning, which is `thinking`.
+        parent: The id of the message before it.
+        parts: How an answer was sampled: one part, unless it was continued.
+        id: 0 until it is in a store.
+        created: In seconds since 1970.
+        finish_reason: That of `Answer`, or "repetition". None while the answer is being generated, and if the
+            program was killed then; only the text is known in that case.
+        tokens: Ids of the tokens of an answer, without the one that ended it.
+        k: Number of candidates of each token, 0 if unknown; one more if a token ended the answer.
+        chosen: Indices of tokens that the user chose, not the sampler.
+        repeated: Characters at the end that say again what was said, if that ended the answer.
+        first_token_s: Time until the first piece of text, in seconds.
+        seconds: Time until the end.
+    """
+
+    role: Role
+    content: str = ""
+    parent: int | None = None
+    thinking: str = ""
+    parts: list[SamplingInfo] = field(default_factory=list)
+    id: int = 0
+    created: float = field(default_factory=time.time)
+    finish_reason: str | None = None
+    tokens: list[int] = field(default_factory=list)
+    k: list[int] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
+    repeated: int = 0
     prompt_tokens: int = 0
     evaluated_tokens: int = 0
-    first_token_s: float = 0.0  # until the first piece of text
+    first_token_s: float = 0.0
     seconds: float = 0.0
-    continued: list[SamplingInfo] = field(default_factory=list)  # how the later parts were sampled
-    chosen: list[int] = field(default_factory=list)  # indices of tokens that the user chose, not the sampler
-    repeated: int = 0  # characters at the end that say again what was said, if that ended the answer
-
-
-@dataclass(frozen=True)
-class StoredMessage:
-    """One message of a conversation; `created` is in seconds since 1970."""
-
-    id: int
-    parent: int | None
-    role: Role
-    content: str
-    thinking: str  # the reasoning of an answer, without its marks
-    how: SamplingInfo | None  # None for a user's message
-    outcome: Outcome | None  # None if the program was killed, or the answer is still being generated
-    created: float
 
     @property
     def to_evaluate(self) -> str:
         """The content that the conversation goes on from: without a loop, which the model would take up."""
-        repeated = self.outcome.repeated if self.outcome else 0
-        return self.content[: max(0, len(self.content) - repeated)]
+        return self.content[: max(0, len(self.content) - self.repeated)]
 
-    @property
-    def parts(self) -> list[SamplingInfo]:
-        """How the parts of an answer were sampled: one part, unless it was continued."""
-        return [self.how, *(self.outcome.continued if self.outcome else [])] if self.how else []
+    def as_exported(self) -> dict[str, Any]:
+        """Return the message as exports have it.
+
+        `how` is the first of the parts; `outcome` is what is known of an answer that ended, with the other
+        parts as `continued`.
+        """
+        values = asdict(self)
+        parts = values.pop("parts")
+        outcome = {name: values.pop(name) for name in _OUTCOME}
+        values["how"] = parts[0] if parts else None
+        values["outcome"] = {**outcome, "continued": parts[1:]} if self.finish_reason else None
+        return values
+
+    def as_row(self) -> dict[str, Any]:
+        """Return the columns of the message, for the database."""
+        row = self.as_exported()
+        row["how"] = json.dumps(row["how"])
+        row["outcome"] = row["outcome"] and json.dumps(row["outcome"])
+        return row
+
+
+_OUTCOME = (
+    "finish_reason", "tokens", "k", "chosen", "repeated", "prompt_tokens", "evaluated_tokens",
+    "first_token_s", "seconds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -152,9 +198,10 @@ class ConversationStore:
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        self._is_lost = False  # what is new is only in memory
         try:
             self._db = _open(path) if path else _connect(":memory:")
-            _set_up(self._db)
+            _create_tables(self._db)
         except OSError as error:
             raise MinkError(f"the conversations in {path} cannot be opened: {error.strerror}") from None
         except sqlite3.Error as error:
@@ -165,218 +212,195 @@ class ConversationStore:
     def close(self) -> None:
         self._db.close()
 
-    def _write(self, *statements: _Sql) -> int:
+    def begin(self, model: str, system: str | None) -> int:
+        """Start a conversation; return its id."""
+        insert = "INSERT INTO conversation (model, system, updated) VALUES (?, ?, ?)"
+        return self._write((insert, (model, system, time.time())))
+
+    def add(self, conversation: int, message: StoredMessage) -> None:
+        """Add a message, make it the head of its conversation, and give it its id."""
+        row = {**message.as_row(), "conversation": conversation}
+        insert = (
+            "INSERT INTO message (conversation, parent, role, content, thinking, how, outcome, created) "
+            "VALUES (:conversation, :parent, :role, :content, :thinking, :how, :outcome, :created)"
+        )
+        head = (
+            "UPDATE conversation SET head = last_insert_rowid(), updated = :created WHERE id = :conversation"
+        )
+        message.id = self._write((insert, row), (head, row))
+
+    def append(self, message: StoredMessage, text: str, is_reasoning: bool = False) -> None:
+        """Add a piece of text to a message that is being generated."""
+        insert = "INSERT INTO piece (message, thinking, text) VALUES (?, ?, ?)"
+        self._write((insert, (message.id, is_reasoning, text)))
+        if is_reasoning:
+            message.thinking += text
+        else:
+            message.content += text
+
+    def finish(self, message: StoredMessage) -> None:
+        """Fold the pieces of a message into it and store its outcome."""
+        update = (
+            "UPDATE message SET content = :content, thinking = :thinking, outcome = :outcome WHERE id = :id"
+        )
+        row = message.as_row()
+        self._write((update, row), ("DELETE FROM piece WHERE message = :id", row))
+
+    def change(self, conversation: int, **columns: object) -> None:
+        """Replace the head, the system prompt, the model or the name; MinkError if another has the name."""
+        assignments = ", ".join(f"{column} = ?" for column in columns)
+        update = f"UPDATE conversation SET {assignments} WHERE id = ?"
+        try:
+            self._write((update, (*columns.values(), conversation)))
+        except sqlite3.IntegrityError:
+            name = columns.get("name")
+            raise MinkError(f"there is another conversation {name!r}: choose another name") from None
+        if "name" in columns:
+            self._require_file()
+
+    def delete(self, conversation: int) -> None:
+        """Delete a conversation with its messages. Raises MinkError if the file still has it."""
+        self._write(("DELETE FROM conversation WHERE id = ?", (conversation,)))
+        self._require_file()
+
+    def branch(self, head: int | None) -> list[StoredMessage]:
+        """Return the messages from the first to `head`."""
+        return self._messages(f"id IN ({_BRANCH.format(head='?')} SELECT id FROM branch)", head)
+
+    def children(self, conversation: int, parent: int | None) -> list[StoredMessage]:
+        """Return every message that follows `parent`, oldest first; None asks for the first messages."""
+        return self._messages("conversation = ? AND parent IS ?", conversation, parent)
+
+    def messages(self, conversation: int) -> list[StoredMessage]:
+        """Return every message of every branch, oldest first."""
+        return self._messages("conversation = ?", conversation)
+
+    def conversations(self, text: str = "") -> list[Conversation]:
+        """Return all conversations, the most recent first.
+
+        With a text: those that contain it; their titles are the last places where it is.
+        """
+        conversations = self._conversations("1")
+        if not text:
+            return conversations
+        wanted = text.casefold()
+        named = "SELECT id, name FROM conversation WHERE instr(casefold(name), ?)"
+        said = "SELECT conversation, content FROM message WHERE instr(casefold(content), ?) ORDER BY id"
+        found = {row[0]: row[1] for sql in (named, said) for row in self._db.execute(sql, (wanted,))}
+        return [
+            replace(one, title=_around(wanted, found[one.id])) for one in conversations if one.id in found
+        ]
+
+    def latest(self) -> Conversation:
+        """Return the most recent conversation. Raises MinkError if there is none."""
+        if found := self._conversations("head IS NOT NULL"):
+            return found[0]
+        raise MinkError("there is no conversation to continue yet")
+
+    def find(self, name: str) -> Conversation:
+        """Return the conversation of a name, or of a number that a list shows. Raises MinkError."""
+        number = int(name[:18]) if name.isdecimal() else None
+        if found := self._conversations("name = ? OR id = ?", name, number):
+            return found[0]
+        raise MinkError(f"there is no conversation {name!r}: see --list, or /list in a chat")
+
+    def get(self, conversation: int) -> Conversation:
+        """Return the conversation with an id. Raises MinkError if another program has deleted it."""
+        if found := self._conversations("id = ?", conversation):
+            return found[0]
+        raise MinkError(_DELETED)
+
+    def _messages(self, where: str, *arguments: object) -> list[StoredMessage]:
+        rows = self._db.execute(f"SELECT * FROM message WHERE {where} ORDER BY id", arguments).fetchall()
+        pieces = "SELECT text, thinking FROM piece WHERE message = ? ORDER BY id"
+        return [_message(row, self._db.execute(pieces, (row["id"],)).fetchall()) for row in rows]
+
+    def _conversations(self, where: str, *arguments: object) -> list[Conversation]:
+        query = f"{_CONVERSATIONS} WHERE {where} ORDER BY updated DESC, id DESC"
+        return [Conversation(**row) for row in map(dict, self._db.execute(query, arguments))]
+
+    def _write(self, *statements: tuple[str, Sequence[object] | dict[str, Any]]) -> int:
         """Execute statements in one transaction; return the id of the row that the first one inserted."""
         try:
-            return _execute(self._db, statements)
+            with self._db:
+                ids = [self._db.execute(sql, values).lastrowid for sql, values in statements]
+            return ids[0] or 0
         except sqlite3.IntegrityError as error:
             if "FOREIGN KEY" in str(error):
                 raise MinkError(_DELETED) from None
             raise
         except sqlite3.DatabaseError as error:
+            if self._is_lost:
+                raise
             log.warning("the conversation is no longer being kept: %s", error)
-            on_disk, self._db = self._db, _connect(":memory:")
-            on_disk.backup(self._db)
-            on_disk.close()
-            return _execute(self._db, statements)
+            self._is_lost = True
+            with closing(self._db) as on_disk:
+                self._db = _connect(":memory:")
+                on_disk.backup(self._db)
+            return self._write(*statements)
 
-    def begin(self, model: str, system: str | None) -> int:
-        """Start a conversation; return its id."""
-        return self._write(_insert("conversation", model=model, system=system, updated=time.time()))
-
-    def add(
-        self,
-        conversation: int,
-        parent: int | None,
-        role: Role,
-        content: str = "",
-        how: SamplingInfo | None = None,
-    ) -> int:
-        """Add a message after `parent` and make it the head; return its id."""
-        now, info = time.time(), json.dumps(vars(how) if how else None)
-        row = {"conversation": conversation, "parent": parent, "role": role, "content": content}
-        head = "UPDATE conversation SET head = last_insert_rowid(), updated = ? WHERE id = ?"
-        return self._write(
-            _insert("message", **row, thinking="", how=info, created=now), (head, (now, conversation))
-        )
-
-    def append(self, message: int, text: str, thinking: bool = False) -> None:
-        """Add a piece of text to a message that is being generated."""
-        self._write(_insert("piece", message=message, thinking=thinking, text=text))
-
-    def finish(self, message: int, outcome: Outcome) -> None:
-        """Fold the pieces of a message into it and store its outcome."""
-        whole, result = self.message(message), json.dumps(asdict(outcome))
-        self._write(
-            _update("message", message, content=whole.content, thinking=whole.thinking, outcome=result),
-            ("DELETE FROM piece WHERE message = ?", (message,)),
-        )
-
-    def change(self, conversation: int, **columns: object) -> None:
-        """Replace the head, the system prompt, the model or the name; MinkError if another has the name."""
-        try:
-            self._write(_update("conversation", conversation, **columns))
-        except sqlite3.IntegrityError:
-            name = columns.get("name")
-            raise MinkError(f"there is another conversation {name!r}: choose another name") from None
-
-    def delete(self, conversation: int) -> None:
-        self._write(("DELETE FROM conversation WHERE id = ?", (conversation,)))
-
-    def message(self, message: int) -> StoredMessage:
-        """Return a message, with the pieces that came until now if it is being generated."""
-        found = self._db.execute("SELECT * FROM message WHERE id = ?", (message,)).fetchone()
-        if found is None:
-            raise MinkError(_DELETED)
-        row = dict(found)
-        del row["conversation"]
-        row["how"] = _from_json(SamplingInfo, row["how"])
-        row["outcome"] = _from_json(Outcome, row["outcome"])
-        if row["outcome"]:
-            row["outcome"].continued[:] = [_made(SamplingInfo, values) for values in row["outcome"].continued]
-        pieces = "SELECT thinking, text FROM piece WHERE message = ? ORDER BY id"
-        for thinking, text in self._db.execute(pieces, (message,)):
-            row["thinking" if thinking else "content"] += text
-            row["outcome"] = None  # earlier versions continued an answer in its place
-        return StoredMessage(**row)
-
-    def branch(self, head: int | None) -> list[StoredMessage]:
-        """Return the messages from the first to `head`."""
-        messages = []
-        while head is not None:
-            messages.append(self.message(head))
-            head = messages[-1].parent
-        return messages[::-1]
-
-    def children(self, conversation: int, parent: int | None) -> list[StoredMessage]:
-        """Return every message that follows `parent`, oldest first; None asks for the first messages."""
-        return [message for message in self.messages(conversation) if message.parent == parent]
-
-    def messages(self, conversation: int) -> list[StoredMessage]:
-        """Return every message of every branch, oldest first."""
-        rows = self._db.execute("SELECT id FROM message WHERE conversation = ? ORDER BY id", (conversation,))
-        return [self.message(row["id"]) for row in rows.fetchall()]
-
-    def conversations(self) -> list[Conversation]:
-        """Return all conversations, the most recent first."""
-        return self._conversations("1")
-
-    def search(self, text: str) -> dict[int, str]:
-        """Return the ids of the conversations that contain a text, each with the last place where it is."""
-        wanted = text.casefold()
-        named = "SELECT id, name FROM conversation WHERE instr(casefold(name), ?)"
-        said = "SELECT conversation, content FROM message WHERE instr(casefold(content), ?) ORDER BY id"
-        places = [tuple(row) for sql in (named, said) for row in self._db.execute(sql, (wanted,))]
-        return {conversation: _around(wanted, place) for conversation, place in places}
-
-    def latest(self) -> Conversation:
-        """Return the most recent conversation. Raises MinkError if there is none."""
-        found = self._conversations("head IS NOT NULL", limit=1)
-        if not found:
-            raise MinkError("there is no conversation to continue yet")
-        return found[0]
-
-    def find(self, name: str) -> Conversation:
-        """Return the conversation of a name, or of a number that a list shows. Raises MinkError."""
-        found = self._conversations("name = ?", name)
-        if not found and name.isdecimal():
-            found = self._conversations("conversation.id = ?", int(name[:18]))
-        if not found:
-            raise MinkError(f"there is no conversation {name!r}: see --list, or /list in a chat")
-        return found[0]
-
-    def get(self, conversation: int) -> Conversation:
-        """Return the conversation with an id. Raises MinkError if another program has deleted it."""
-        if found := self._conversations("conversation.id = ?", conversation):
-            return found[0]
-        raise MinkError(_DELETED)
-
-    def _conversations(self, where: str, *arguments: object, limit: int = -1) -> list[Conversation]:
-        rows = self._db.execute(
-            f"""SELECT id, name, model, system, head, updated,
-                (WITH RECURSIVE branch (parent, role) AS (
-                    SELECT parent, role FROM message WHERE id = conversation.head
-                    UNION ALL SELECT message.parent, message.role FROM message JOIN branch
-                    ON message.id = branch.parent
-                 ) SELECT count(*) FROM branch WHERE role = 'user') AS turns,
-                (SELECT substr(content, 1, 200) FROM message
-                 WHERE conversation = conversation.id AND parent IS NULL ORDER BY id DESC LIMIT 1) AS title
-                FROM conversation WHERE {where} ORDER BY updated DESC, id DESC LIMIT {limit}""",
-            arguments,
-        ).fetchall()
-        return [Conversation(**{**dict(row), "title": row["title"] or ""}) for row in rows]
+    def _require_file(self) -> None:
+        if self._is_lost:
+            raise MinkError("the file of the conversations cannot be written: this is not changed there")
 
 
 def _open(path: Path) -> sqlite3.Connection:
     """Open a file, only for reading if it cannot be written."""
-    try:
-        private_file(path)
-        db = _connect(path)
-        db.execute("PRAGMA journal_mode = WAL")
-        # In WAL mode a commit survives the end of the program at once, and a power cut a little later.
-        db.execute("PRAGMA synchronous = NORMAL")
-    except (OSError, sqlite3.OperationalError) as error:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_READONLY) & 0xFF
-        if code not in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) or not path.exists():
-            raise
+    if path.exists() and not all(map(_is_writable, (path, path.parent))):
         # In WAL mode even a reader writes, unless it is told that nobody writes meanwhile.
-        db = _connect(f"{path.absolute().as_uri()}?immutable=1")
+        return _connect(f"{path.absolute().as_uri()}?immutable=1")
+    db = _connect(private_file(path))
+    db.execute("PRAGMA journal_mode = WAL")
+    # In WAL mode a commit survives the end of the program at once, and a power cut a little later.
+    db.execute("PRAGMA synchronous = NORMAL")
     return db
 
 
-def _around(wanted: str, text: str) -> str:
-    """Return a text from a little before a place on."""
-    start = text.casefold().find(wanted) - 12
-    return text if start <= 0 else f"…{text[start:]}"
+def _is_writable(path: Path) -> bool:
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _connect(path: Path | str) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None, uri=isinstance(path, str))
+    """Open a database in which a change begins a transaction, at once as the only writer."""
+    db = sqlite3.connect(path, timeout=_PATIENCE, isolation_level="IMMEDIATE", uri=isinstance(path, str))
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")
     db.create_function("casefold", 1, lambda text: text and text.casefold(), deterministic=True)
     return db
 
 
-def _set_up(db: sqlite3.Connection) -> None:
+def _create_tables(db: sqlite3.Connection) -> None:
     """Create the tables of a new file."""
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version == 0:
-        statements = [(sql, ()) for sql in _SCHEMA.split(";\n")]
-        _execute(db, [*statements, (f"PRAGMA user_version = {_VERSION}", ())])
+        db.executescript(_SCHEMA)
     elif version > _VERSION:
         db.close()
         raise sqlite3.DatabaseError("a newer version of this program wrote them")
 
 
-def _execute(db: sqlite3.Connection, statements: Sequence[_Sql]) -> int:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        ids = [db.execute(sql, arguments).lastrowid for sql, arguments in statements]
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
-    return ids[0] or 0
+def _message(row: sqlite3.Row, pieces: Sequence[sqlite3.Row]) -> StoredMessage:
+    """Return a message from its row and the pieces of text that are not folded into it."""
+    how, outcome = json.loads(row["how"]), json.loads(row["outcome"] or "{}")
+    if pieces:
+        outcome = {}  # an earlier version was killed while it continued the answer in its place
+    infos = [how, *outcome.get("continued", ())] if how else []
+    parts = [SamplingInfo(**_known(SamplingInfo, info)) for info in infos]
+    texts = [row["content"], row["thinking"]]
+    for text, is_reasoning in pieces:
+        texts[is_reasoning] += text
+    outcome = _known(StoredMessage, outcome)
+    return StoredMessage(
+        row["role"], texts[0], row["parent"], texts[1], parts, row["id"], row["created"], **outcome
+    )
 
 
-def _insert(table: str, **columns: object) -> _Sql:
-    places = ", ".join("?" * len(columns))
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})", tuple(columns.values())
+def _known(kind: type[Any], stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the stored fields that a dataclass has; another version may have stored more."""
+    return {one.name: stored[one.name] for one in fields(kind) if one.name in stored}
 
 
-def _update(table: str, row: int, **columns: object) -> _Sql:
-    assignments = ", ".join(f"{column} = ?" for column in columns)
-    return f"UPDATE {table} SET {assignments} WHERE id = ?", (*columns.values(), row)
-
-
-def _from_json(kind: type[Any], text: str | None) -> Any:
-    """Return a dataclass from stored fields; another version may have stored fewer or more."""
-    values = json.loads(text or "null")
-    return values and _made(kind, values)
-
-
-def _made(kind: type[Any], values: dict[str, Any]) -> Any:
-    names = {f.name for f in fields(kind)}
-    return kind(**{name: value for name, value in values.items() if name in names})
+def _around(wanted: str, text: str) -> str:
+    """Return a text from a little before a place on."""
+    start = text.casefold().find(wanted) - 12
+    return text if start <= 0 else f"…{text[start:]}"

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from mink_local.chat.conversation.answer_stream import AnswerStream
-from mink_local.chat.conversation.store import Outcome
+from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.terminal.screen import Screen, TextWriter, counted
 from mink_local.generation.model import Reply
 
@@ -38,14 +38,14 @@ class _PromptProgress:
 def show_answer(screen: Screen, answer: AnswerStream, heat: bool = False) -> None:
     """Show an answer while it is generated; with `heat`, its tokens coloured by their candidates."""
     text: TextWriter = screen.writer()
-    on_token = None
+    parts = answer.parts(_PromptProgress(screen, answer.reply))
     if heat and screen.is_terminal:
         text = heated = HeatWriter(screen)
-        on_token = heated.token
+        parts = answer.parts(_PromptProgress(screen, answer.reply), heated.token)
     reasoning: _ReasoningView | None = None
-    continued = answer.pending.prefix.continued
+    continued = answer.message.content
     try:
-        for part in answer.parts(_PromptProgress(screen, answer.reply), on_token):
+        for part in parts:
             if part.is_reasoning:
                 reasoning = reasoning or _ReasoningView(screen)
                 reasoning.feed(part.text)
@@ -55,8 +55,8 @@ def show_answer(screen: Screen, answer: AnswerStream, heat: bool = False) -> Non
                 reasoning = None
             screen.progress()
             if continued:
-                text.recall(continued.content)
-                continued = None
+                text.recall(continued)
+                continued = ""
             text.feed(part.text)
     finally:
         screen.progress()
@@ -106,7 +106,7 @@ def note_end(
     screen: Screen, answer: AnswerStream, max_tokens: int | None, n_ctx: int, against_loops: str
 ) -> None:
     """Say why an answer was cut short, if it was; `against_loops` says what to do about repetition."""
-    reason = answer.outcome.finish_reason if answer.outcome else None
+    reason = answer.message.finish_reason
     if reason == "repetition":
         screen.note(f"(stopped: repeats itself since token {answer.repeats_since}; try {against_loops})")
     elif reason == "interrupted":
@@ -117,13 +117,13 @@ def note_end(
         screen.note(f"(stopped: the context of {n_ctx} tokens is full)")
 
 
-def status(outcome: Outcome, n_ctx: int, new_tokens: int) -> str:
+def status(answer: StoredMessage, n_ctx: int, new_tokens: int) -> str:
     """Return the figures of an answer."""
-    seconds = max(outcome.seconds - outcome.first_token_s, 1e-9)
+    seconds = max(answer.seconds - answer.first_token_s, 1e-9)
     parts = [counted(new_tokens, "token")]
     if new_tokens > 1:
         parts.append(f"{(new_tokens - 1) / seconds:.1f} tokens/s")
-    parts.append(f"context {outcome.prompt_tokens + new_tokens}/{n_ctx}")
+    parts.append(f"context {answer.prompt_tokens + new_tokens}/{n_ctx}")
     return " · ".join(parts)
 
 
