@@ -1,6 +1,7 @@
 """What all programs share: the main function with its exit statuses, and option types."""
 
 import errno
+import gc
 import logging
 import math
 import os
@@ -50,6 +51,7 @@ def run(command: click.Command, program: str) -> None:
         else:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again when it exits
+    gc.freeze()  # looking for garbage among all that Numba has made would take longer than importing it
     sys.exit(status)
 
 

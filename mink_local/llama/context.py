@@ -19,7 +19,6 @@ from mink_local.llama.weights import Weights
 _FLAG_IS_SET = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.pythonapi).strlen
 
 
-
 class Segment(NamedTuple):
     """Consecutive tokens of one sequence, to be evaluated in a batch.
 

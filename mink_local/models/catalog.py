@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from filelock import FileLock
 from platformdirs import user_config_path
 
 from mink_local.errors import CatalogError, ModelNotFoundError
@@ -160,6 +159,8 @@ def add(columns: Iterable[str]) -> None:
     Raises:
         CatalogError: A column is invalid, or the file cannot be written.
     """
+    from filelock import FileLock  # slow to import, and needed here only
+
     columns = [column.strip() or _UNKNOWN for column in columns]
     text = " | ".join(columns)
     try:
