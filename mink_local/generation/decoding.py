@@ -93,8 +93,12 @@ class Decoding:
         """
         if (watch := self.answer.request.watch) is not None:
             watch(logits)
-        with self._without_ends(logits):
-            token = self._sampler(logits, step=self.answer.n_tokens + 1)
+        step = len(self.answer.tokens) + 1
+        if self._params.ignore_eos or step <= self._params.min_tokens:
+            with self._without_ends(logits):
+                token = self._sampler(logits, step)
+        else:
+            token = self._sampler(logits, step)
         if self._params.logprobs is not None:
             self._logprob = logprob(logits, token)
             self._top_logprobs = _top_logprobs(logits, self._params.logprobs)
@@ -116,7 +120,7 @@ class Decoding:
         text = self._stream.push(self._weights.piece(token))
         if self._stream.stopped_by is not None:
             return self._piece(text, token, k, "stop")
-        if answer.n_tokens == self._max_tokens:
+        if len(answer.tokens) == self._max_tokens:
             return self._piece(text, token, k, "length")
         return self._piece(text, token, k)
 
@@ -143,12 +147,8 @@ class Decoding:
 
     @contextmanager
     def _without_ends(self, logits: NDArray[np.float32]) -> Iterator[None]:
-        """Ban the tokens that end the answer in this block, if it may not end yet."""
-        params = self._params
-        too_short = self.answer.n_tokens < params.min_tokens
-        if not (too_short or params.ignore_eos):
-            yield
-            return
+        """Ban the tokens that end the answer in this block."""
+        too_short = len(self.answer.tokens) < self._params.min_tokens
         banned = self._weights.end_tokens | (self._stop_tokens if too_short else frozenset())
         before = [(token, logits[token]) for token in banned]
         for token, logit in before:

@@ -92,6 +92,7 @@ class Context:
         self.n_seq, self.n_threads, self.n_outputs = n_seq, n_threads, params.n_outputs_max
         self.kv_type, self.n_vocab, self._verbose = kv_type, weights.n_vocab, weights.verbose
         self._chains: dict[int, Any] = {}
+        self._rows: dict[int, NDArray[np.float32]] = {}  # views of llama.cpp's logits by address
         self._batch = _TokenBatch(self.n_batch)
 
     def __repr__(self) -> str:
@@ -145,9 +146,13 @@ class Context:
         pointer = C.llama_get_logits_ith(self.handle, output)
         if not pointer:
             raise GenerationError(f"llama.cpp has no logits for output {output}")
-        array = (ctypes.c_float * self.n_vocab).from_address(ctypes.addressof(pointer.contents))
-        row: NDArray[np.float32] = np.frombuffer(array, np.float32)  # type: ignore[call-overload]
-        return row
+        address = ctypes.addressof(pointer.contents)
+        if address not in self._rows:  # a new view takes longer than the greedy cut
+            if len(self._rows) >= self.n_outputs:  # llama.cpp has moved them
+                self._rows.clear()
+            array = (ctypes.c_float * self.n_vocab).from_address(address)
+            self._rows[address] = np.frombuffer(array, np.float32)  # type: ignore[call-overload]
+        return self._rows[address]
 
     def attach(self, chain: Any, seq_id: int = 0) -> None:
         """Make llama.cpp sample a sequence inside its compute graph, without returning logits.
