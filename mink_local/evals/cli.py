@@ -401,7 +401,7 @@ def _measurement(measures: str) -> "type[Measurement[Any]] | None":
 @out_option("mink-eval-frontier")
 @placement_options
 @quiet_option
-def frontier_command(texts: Path | None, text: Path | None, **options: Any) -> None:
+def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bool, **options: Any) -> None:
     """Measure each sampler's trade-off between noise and diversity, exactly.
 
     At each position of given texts, the model's logits give each sampler's candidates and their
@@ -415,9 +415,10 @@ def frontier_command(texts: Path | None, text: Path | None, **options: Any) -> N
     """
     if (texts is None) == (text is None):
         raise click.UsageError("give the texts with either --texts or --text.")
-    from mink_local.evals.frontier.measure import run_frontier
+    from mink_local.evals.frontier.measure import Frontier
+    from mink_local.evals.measurement import carry_out
 
-    run_frontier(texts=texts, text=text, **options)
+    carry_out(Frontier(texts=texts, text=text, **options), out, quiet=quiet)
 
 
 @cli.command("coverage")
@@ -460,7 +461,7 @@ def frontier_command(texts: Path | None, text: Path | None, **options: Any) -> N
 @out_option("mink-eval-coverage")
 @placement_options
 @quiet_option
-def coverage_command(**options: Any) -> None:
+def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
     """Measure validity and coverage of every sampler on prompts whose valid answers can be listed.
 
     "Name one country in Africa. Answer with its name only." has 54 valid answers. The distribution over the
@@ -471,9 +472,10 @@ def coverage_command(**options: Any) -> None:
     and all figures as CSV and JSON. The same command continues a measurement that stopped; with more prompts,
     samplers or temperatures it measures only what is added.
     """
-    from mink_local.evals.coverage.measure import run_coverage
+    from mink_local.evals.coverage.measure import Walks
+    from mink_local.evals.measurement import carry_out
 
-    run_coverage(**options)
+    carry_out(Walks(**options), out, quiet=quiet)
 
 
 @cli.command("judge")

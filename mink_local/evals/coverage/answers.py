@@ -1,4 +1,4 @@
-"""The texts that are valid answers to a prompt, and those that can still become one.
+"""Prompts with all their valid answers, and the texts that are such an answer or can still become one.
 
 An answer ends at an end token, or at the first line break after its first letter or digit. It is valid if
 it is one of the accepted names. Upper and lower case and the shape of quotation marks, apostrophes and dashes
@@ -7,13 +7,21 @@ characters of white space and of " ' * ` may be before the name and after it, an
 """
 
 import codecs
+import hashlib
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Annotated
 
-from mink_local.llama.weights import Weights
+import msgspec
+
+from mink_local.errors import DataError
+from mink_local.evals.tasks.lines import Text, rows
+
+BUNDLED = Path(__file__).with_name("prompts.jsonl")
 
 _BEFORE = " \t\n\"'*`"
 _AFTER = _BEFORE + ".!"
@@ -21,20 +29,28 @@ _MOST_MARKS = 4  # at either end: vocabularies for code have hundreds of tokens 
 _SHAPES = str.maketrans("‘’ʼ′“”„«»‐‑–—−\r", '\'\'\'\'"""""-----\n')
 _ARTICLE = "the "
 
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[^\r\n]+\Z")]
+_Names = Annotated[tuple[_Name, ...], msgspec.Meta(min_length=1)]
+
 
 def fold(text: str) -> str:
     """Return a text without case and shapes of marks, character by character."""
     return text.casefold().translate(_SHAPES)
 
 
-def without_accents(text: str) -> str:
-    """Return a text without the accents on its letters."""
-    return "".join(c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn")
+def decoded(data: bytes) -> tuple[str, bytes] | None:
+    """Return the text of UTF-8 bytes, folded, and the first bytes of a character; None if it is no text."""
+    try:
+        text, n_decoded = codecs.utf_8_decode(data, "strict", False)
+    except UnicodeDecodeError:
+        return None
+    return fold(text), data[n_decoded:]
 
 
 def normalise(name: str) -> str:
     """Return the form in which names that are the same are equal; empty if a name has only marks."""
-    return without_accents(_bare(name))
+    decomposed = unicodedata.normalize("NFD", _bare(name))
+    return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
 
 
 def _bare(name: str) -> str:
@@ -42,18 +58,70 @@ def _bare(name: str) -> str:
     return folded.strip(_AFTER).removeprefix(_ARTICLE).strip(_AFTER)
 
 
+class ClosedPrompt(msgspec.Struct, frozen=True):
+    """A prompt whose valid answers can be listed; a line of a file of prompts.
+
+    Attributes:
+        id: What the report calls it.
+        prompt: The whole user message.
+        answers: The valid answers, at least two, each with its name or all its accepted names, the usual one
+            first.
+    """
+
+    id: Text
+    prompt: Text
+    answers: Annotated[tuple[_Names | _Name, ...], msgspec.Meta(min_length=2)]
+
+    @property
+    def names(self) -> list[tuple[str, ...]]:
+        """The accepted names of each answer."""
+        return [(names,) if isinstance(names, str) else names for names in self.answers]
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+
+def read_prompts(path: Path) -> list[ClosedPrompt]:
+    """Return the prompts of a file.
+
+    Raises:
+        DataError: The file cannot be read, a line is not a `ClosedPrompt` as JSON, an id or a prompt is there
+            twice, or a name is no name, or that of two answers.
+    """
+    prompts: list[ClosedPrompt] = []
+    lines: dict[str, int] = {}
+    for number, prompt in rows(path, ClosedPrompt):
+        where = f"{path}, line {number}"
+        for value in (prompt.id, prompt.prompt):
+            if value in lines:
+                raise DataError(f"{where}: {value!r} is in line {lines[value]} too; change one or remove it")
+        lines |= dict.fromkeys((prompt.id, prompt.prompt), number)
+        owners: dict[str, tuple[str, ...]] = {}
+        for names in prompt.names:
+            for name in names:
+                normalised = normalise(name)
+                if not normalised:
+                    raise DataError(f"{where}: {name!r} has no letter and no digit")
+                other = owners.setdefault(normalised, names)
+                if other is not names:
+                    raise DataError(f"{where}: {name!r} names two answers, {other[0]!r} and {names[0]!r}")
+        prompts.append(prompt)
+    if not prompts:
+        raise DataError(f"{path} holds no prompts")
+    return prompts
+
+
 @dataclass(frozen=True)
 class Open:
     """The text of an answer that may still become valid.
 
     Attributes:
-        name: The beginning of a name, folded; empty if there were only marks so far.
-        n_marks: Marks before the name if it is empty, else after it: then only marks may follow.
+        text: The name so far, folded, with the marks after it; before a name, as many spaces as marks.
         partial: The first bytes of a character whose other bytes are to come.
     """
 
-    name: str = ""
-    n_marks: int = 0
+    text: str = ""
     partial: bytes = b""
 
 
@@ -84,63 +152,45 @@ class AnswerSet:
             for name in (_bare(one), normalise(one))
             for article in ("", _ARTICLE)
         }
-        self._prefixes = {name[:n] for name in self._answers for n in range(1, len(name) + 1)}
+        self._beginnings = {name[:n] for name in self._answers for n in range(len(name) + 1)}
 
     def __len__(self) -> int:
         return self._n
 
-    def classify(self, text: str) -> Step:
-        """Return what a whole text is, as an answer that ends there."""
-        return self.end(Open(), fold(text))
-
-    def end(self, state: Open, folded: str = "") -> Step:
-        """Return what an answer is that ends after `folded`."""
-        step = Invalid() if state.partial else self._follow(state, folded + "\n")
-        return step if isinstance(step, Valid) else Invalid()
-
     def advance(self, state: Open, data: bytes) -> Step:
         """Return what an answer is after some more bytes."""
-        data = state.partial + data
-        try:
-            text, n_decoded = codecs.utf_8_decode(data, "strict", False)
-        except UnicodeDecodeError:
+        text = decoded(state.partial + data)
+        if text is None:
             return Invalid()
-        return self.follow(state, fold(text), data[n_decoded:])
+        return self.step(state.text + text[0], text[1])
 
-    def follow(self, state: Open, folded: str, partial: bytes = b"") -> Step:
-        """Return what an answer is after some more text, folded, and the first bytes of a character."""
-        step = self._follow(state, folded)
-        if not partial or not isinstance(step, Open):
-            return step
-        completed = (self._follow(step, character) for character in self._completions.get(partial, ()))
-        if all(isinstance(one, Invalid) for one in completed):
-            return Invalid()
-        return replace(step, partial=partial)
-
-    def _follow(self, state: Open, folded: str) -> Step:
-        if state.name and state.n_marks:
-            marks, line_break, _ = folded.partition("\n")
-            if marks.strip(_AFTER):
-                return Invalid()
-            return self._complete(state.name, state.n_marks + len(marks), ended=bool(line_break))
-        text = " " * state.n_marks + state.name + folded
+    def step(self, text: str, partial: bytes = b"") -> Step:
+        """Return what an answer is that begins with a text, folded, and the first bytes of a character."""
         name = text.lstrip(_BEFORE)
         n_before = len(text) - len(name)
         if n_before > _MOST_MARKS:
             return Invalid()
-        if not name:
-            return Open(n_marks=n_before)
         name, line_break, _ = name.partition("\n")
-        if name in self._prefixes and not line_break:
-            return Open(name)
-        whole = name.rstrip(_AFTER)
-        return self._complete(whole, len(name) - len(whole), ended=bool(line_break))
-
-    def _complete(self, name: str, n_marks: int, *, ended: bool) -> Step:
-        """Return what a name is with marks after it, if no other name goes on with them."""
-        if name not in self._answers or n_marks > _MOST_MARKS:
+        if line_break or name not in self._beginnings:
+            bare = name.rstrip(_AFTER)
+            if bare not in self._answers or len(name) - len(bare) > _MOST_MARKS:
+                return Invalid()
+            if line_break:
+                return Valid(self._answers[bare])
+        state = Open(name or " " * n_before, partial)
+        if partial and not self._can_be_completed(state):
             return Invalid()
-        return Valid(self._answers[name]) if ended else Open(name, n_marks)
+        return state
+
+    def end(self, state: Open) -> Valid | Invalid:
+        """Return what an answer is that ends here."""
+        step = Invalid() if state.partial else self.step(state.text + "\n")
+        return step if isinstance(step, Valid) else Invalid()
+
+    def _can_be_completed(self, state: Open) -> bool:
+        """Return whether a character of accepted texts begins with the state's bytes and may follow here."""
+        completions = self._completions.get(state.partial, ())
+        return any(not isinstance(self.step(state.text + one), Invalid) for one in completions)
 
     @cached_property
     def _completions(self) -> dict[bytes, set[str]]:
@@ -154,61 +204,3 @@ class AnswerSet:
                 for n in range(1, len(encoded)):
                     found[encoded[:n]].add(folded)
         return found
-
-
-class Vocabulary:
-    """The tokens of a model by the texts that they add.
-
-    A token without text that does not end an answer, such as the beginning of a turn, makes it invalid.
-    """
-
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-        self._by_start: dict[str, dict[str, list[tuple[int, str, bytes]]]] = {}  # one character, then two
-        self._inner: list[int] = []  # tokens that begin in the middle of a character
-        for token in range(weights.n_vocab):
-            data = weights.piece(token)
-            if not data or token in weights.end_tokens:
-                continue
-            try:
-                text, n_decoded = codecs.utf_8_decode(data, "strict", False)
-            except UnicodeDecodeError:
-                self._inner.append(token)
-            else:
-                folded = fold(text)
-                starts = self._by_start.setdefault(folded[:1], {})
-                starts.setdefault(folded[:2], []).append((token, folded, data[n_decoded:]))
-
-    def continuations(self, answers: AnswerSet, state: Open) -> tuple[dict[int, Open], dict[int, int]]:
-        """Return the tokens that lead from a state to a valid answer; all others make it invalid.
-
-        Returns:
-            The tokens after which the answer goes on, with the state after each, and the tokens that end a
-            valid answer, with its number.
-        """
-        goes_on: dict[int, Open] = {}
-        ended: dict[int, int] = {}
-        for token, step in self._steps(answers, state):
-            if isinstance(step, Open):
-                goes_on[token] = step
-            elif isinstance(step, Valid):
-                ended[token] = step.number
-        whole = answers.end(state)
-        if isinstance(whole, Valid):
-            ended |= dict.fromkeys(sorted(self._weights.end_tokens), whole.number)
-        return goes_on, ended
-
-    def _steps(self, answers: AnswerSet, state: Open) -> Iterator[tuple[int, Step]]:
-        """Yield every token that may follow a state, and what the answer is after it."""
-        if state.partial:
-            for token in self._inner:
-                yield token, answers.advance(state, self._weights.piece(token))
-            return
-        for first, starts in self._by_start.items():
-            if isinstance(answers.follow(state, first), Invalid):
-                continue
-            for start, tokens in starts.items():
-                if isinstance(answers.follow(state, start), Invalid):
-                    continue
-                for token, folded, partial in tokens:
-                    yield token, answers.follow(state, folded, partial)

@@ -7,21 +7,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from mink_local.errors import DataError
-from mink_local.evals.coverage.answers import AnswerSet, Vocabulary
-from mink_local.evals.coverage.prompts import BUNDLED, ClosedPrompt, read_prompts
-from mink_local.evals.coverage.report import report
-from mink_local.evals.coverage.tree import MOST_TOKENS, Distribution, TokenProbabilities, walk
-from mink_local.evals.measurement import Results, carry_out
+from mink_local.errors import DataError, ReportError
+from mink_local.evals.coverage.answers import BUNDLED, AnswerSet, ClosedPrompt, read_prompts
+from mink_local.evals.coverage.tree import MOST_TOKENS, TokenProbabilities, Vocabulary, walk
+from mink_local.evals.figures import look, to_svg
+from mink_local.evals.measurement import Results
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement
+from mink_local.evals.stats import share
+from mink_local.evals.tables import Format, Table, count, percent, publish, temperature_name, with_interval
 from mink_local.generation.model import Model
 from mink_local.models.catalog import resolve
-from mink_local.samplers import Greedy, MinK, MinP, Sampler, default_samplers
+from mink_local.samplers import Greedy, MinK, MinP, Sampler, default_samplers, label
 
 N_SAMPLES = 100
 _SHOWN = 3  # answers of a distribution that a row names
+_BELOW_GREEDY = (0.01, 0.05)  # how far mean validity may be below greedy's, in the tables of the best T
 
 Floats = NDArray[np.float64]
 
@@ -73,16 +77,6 @@ def expected_distinct(probabilities: Floats) -> Floats:
     missed = np.log1p(-np.minimum(probabilities, 1 - 1e-16))
     distinct: Floats = -np.expm1(N_SAMPLES * missed).sum(axis=-1)
     return distinct
-
-
-def run_coverage(out: Path, *, quiet: bool = False, **options: Any) -> None:
-    """Measure, write the report to the folder `out` and print its main table; see `Walks` for the options.
-
-    Raises:
-        MinkError: The measurement cannot go on.
-        KeyboardInterrupt: After Ctrl-C or SIGTERM.
-    """
-    carry_out(Walks(**options), out, quiet=quiet)
 
 
 class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
@@ -145,14 +139,60 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
             probabilities = TokenProbabilities(settings, model.weights.n_vocab)
             answers = AnswerSet(prompt.names)
             found = walk(prompt_tokens, answers, vocabulary, probabilities, reader, *self._limits)
-            yield from _measures(prompt, settings, found)
+            distinct = expected_distinct(found.answers)
+            most = float(expected_distinct(np.full(len(answers), 1 / len(answers))))
+            for i, setting in enumerate(settings):
+                p = found.answers[i]
+                likely = np.argsort(-p, kind="stable")[:_SHOWN]
+                yield Coverage(
+                    prompt.id,
+                    *setting.as_text,
+                    len(answers),
+                    found.n_nodes,
+                    valid=float(found.valid[i]),
+                    unexplored=max(0.0, float(found.rest[i])),
+                    distinct=float(distinct[i]),
+                    coverage=float(distinct[i]) / most,
+                    top={prompt.names[j][0]: round(float(p[j]), 3) for j in likely if p[j] > 0.0005},
+                )
 
     def status(self, row: Coverage) -> str:
         return f"{row.prompt}: {row.n_nodes} nodes"
 
     @classmethod
     def report(cls, results: Results) -> None:
-        report(results)
+        """Print the best temperatures, and write the report; see `publish`."""
+        found, n_prompts, n_left_out = means(results.frame)
+        manifest = results.manifest
+        greedy = found.loc[found["sampler"] == str(Greedy()), "valid"].iloc[0].value
+        tables = [
+            _table(
+                f"Most coverage with a validity at most {count(round(100 * below), 'point')} below greedy's "
+                f"{percent(greedy)}%",
+                best(found, greedy - below),
+            )
+            for below in _BELOW_GREEDY
+        ]
+        text = (
+            "The distribution over answers is computed, not sampled. *Validity* is the probability that an "
+            "answer is one of the valid ones. *Coverage* is how many different valid answers "
+            f"{manifest['walk']['samples']} samples are expected to have, as a share of what they would have "
+            "if every valid answer were equally probable. *Unexplored* is the largest mass, of any prompt, "
+            "of answers that were neither complete nor invalid when the walk ended: validity may be larger "
+            "by as much. All others are means over prompts, with 95% intervals. At T = ∞ all candidates are "
+            "equally probable, and a sampler that cuts after temperature sees T = 10⁶. The best temperature "
+            "is chosen by these same prompts."
+        )
+        publish(
+            results,
+            f"Validity and coverage of {manifest['model']['name']}, {count(n_prompts, 'prompt')}",
+            [text],
+            [*tables, _table("All methods and temperatures", found)],
+            tables[-1],
+            to_svg(lambda: _figure(found)),
+            (n_prompts, n_left_out, "prompt"),
+            settings=found,
+        )
 
 
 def _tokens(model: Model, prompt: ClosedPrompt) -> list[int]:
@@ -168,24 +208,77 @@ def _tokens(model: Model, prompt: ClosedPrompt) -> list[int]:
     return tokens
 
 
-def _measures(
-    prompt: ClosedPrompt, settings: Sequence[SamplerSetting], found: Distribution
-) -> Iterator[Coverage]:
-    """Yield the row of every setting."""
-    n = len(prompt.answers)
-    most = float(expected_distinct(np.full(n, 1 / n)))
-    distinct = expected_distinct(found.answers)
-    for i, setting in enumerate(settings):
-        p = found.answers[i]
-        likely = np.argsort(-p, kind="stable")[:_SHOWN]
-        yield Coverage(
-            prompt.id,
-            *setting.as_text,
-            n,
-            found.n_nodes,
-            valid=float(found.valid[i]),
-            unexplored=max(0.0, float(found.rest[i])),
-            distinct=float(distinct[i]),
-            coverage=float(distinct[i]) / most,
-            top={prompt.names[j][0]: round(float(p[j]), 3) for j in likely if p[j] > 0.0005},
+def means(rows: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
+    """Return the means over prompts of every setting.
+
+    Args:
+        rows: A row for each prompt and setting, with the fields of `Coverage`.
+
+    Returns:
+        A row for each setting, in the order of `rows` and of temperature: `valid` and `coverage` as
+        intervals, the mean of `distinct` and the largest `unexplored`; the number of prompts, which are those
+        with every setting; and the number of the others.
+
+    Raises:
+        ReportError: No prompt was measured with every setting.
+    """
+    rows = rows.astype({"temperature": float})
+    settings = ["sampler", "temperature"]
+    n_settings = len(rows[settings].drop_duplicates())
+    complete = rows.groupby("prompt").filter(lambda prompt: len(prompt) == n_settings)
+    if complete.empty:
+        raise ReportError("no prompt has been measured with every setting yet")
+    complete["sampler"] = pd.Categorical(complete["sampler"], rows["sampler"].unique())
+    found = complete.groupby(settings, as_index=False, observed=True).agg(
+        {"valid": share, "coverage": share, "distinct": "mean", "unexplored": "max"}
+    )
+    n_prompts = complete["prompt"].nunique()
+    return found.astype({"sampler": object}), n_prompts, rows["prompt"].nunique() - n_prompts
+
+
+def best(found: pd.DataFrame, least: float) -> pd.DataFrame:
+    """Return each sampler at the temperature that covers most with a mean validity of at least `least`.
+
+    The sampler that covers most comes first; one that is less valid at every temperature has empty cells.
+    """
+    enough = found[found["valid"].str[0] >= least]
+    ranked = enough.sort_values("coverage", ascending=False, kind="stable").drop_duplicates("sampler")
+    others = pd.DataFrame({"sampler": sorted(set(found["sampler"]) - set(ranked["sampler"]))})
+    return pd.concat([ranked, others])[["sampler", "temperature", "valid", "coverage"]]
+
+
+_COLUMNS: dict[str, tuple[str, Format]] = {
+    "sampler": ("method", label),
+    "temperature": ("T", temperature_name),
+    "valid": ("validity, %", with_interval(percent)),
+    "coverage": ("coverage, %", with_interval(percent)),
+    "distinct": ("distinct", "{:.1f}".format),
+    "unexplored": ("unexplored, %", percent),
+}
+
+
+def _table(title: str, frame: pd.DataFrame) -> Table:
+    heads = {name: head for name, (head, _) in _COLUMNS.items()}
+    return Table(title, frame.rename(columns=heads), 2, dict(_COLUMNS.values()))
+
+
+def _figure(found: pd.DataFrame) -> Figure:
+    """Draw validity against coverage: a curve a sampler, from the lowest temperature up."""
+    figure = Figure(figsize=(8.5, 5), layout="constrained")
+    axis = figure.subplots()
+    for name, curve in found.groupby("sampler", sort=False):
+        x, y = (100 * curve[column].str[0] for column in ("coverage", "valid"))
+        axis.plot(x, y, **look(str(name)), linewidth=1.2, markersize=4.5, label=label(str(name)))
+        axis.annotate(
+            temperature_name(curve["temperature"].iloc[-1]),
+            (x.iloc[-1], y.iloc[-1]),
+            xytext=(4, 3),
+            textcoords="offset points",
+            fontsize="x-small",
         )
+    axis.set_xlabel("coverage, %")
+    axis.set_ylabel("validity, %")
+    axis.set_title("from the lowest temperature to the highest, which is marked", fontsize="small")
+    axis.grid(alpha=0.25)
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    return figure

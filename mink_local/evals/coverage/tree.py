@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
-from mink_local.evals.coverage.answers import AnswerSet, Open, Vocabulary
+from mink_local.evals.coverage.answers import AnswerSet, Invalid, Open, Step, Valid, decoded
 from mink_local.evals.settings import SamplerSetting, cuts
 from mink_local.generation.rows import RowReader
-from mink_local.samplers import Selector, Workspace
+from mink_local.llama.weights import Weights
+from mink_local.samplers import Workspace
 
 MOST_TOKENS = 64  # of an answer; what is longer stays unexplored
 _NEGLIGIBLE = 1e-8  # mass of a node with a setting: it stays unexplored
@@ -24,14 +25,69 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
+class Vocabulary:
+    """The tokens of a model by the texts that they add.
+
+    A token without text that does not end an answer, such as the beginning of a turn, makes it invalid.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._by_start: dict[str, dict[str, list[tuple[int, str, bytes]]]] = {}  # one character, then two
+        self._inner: list[int] = []  # tokens that begin in the middle of a character
+        for token in range(weights.n_vocab):
+            data = weights.piece(token)
+            if not data or token in weights.end_tokens:
+                continue
+            text = decoded(data)
+            if text is None:
+                self._inner.append(token)
+            else:
+                starts = self._by_start.setdefault(text[0][:1], {})
+                starts.setdefault(text[0][:2], []).append((token, *text))
+
+    def continuations(self, answers: AnswerSet, state: Open) -> tuple[dict[int, Open], dict[int, int]]:
+        """Return the tokens that lead from a state to a valid answer; all others make it invalid.
+
+        Returns:
+            The tokens after which the answer goes on, with the state after each, and the tokens that end a
+            valid answer, with its number.
+        """
+        goes_on: dict[int, Open] = {}
+        ended: dict[int, int] = {}
+        for token, step in self._steps(answers, state):
+            if isinstance(step, Open):
+                goes_on[token] = step
+            elif isinstance(step, Valid):
+                ended[token] = step.number
+        whole = answers.end(state)
+        if isinstance(whole, Valid):
+            ended |= dict.fromkeys(sorted(self._weights.end_tokens), whole.number)
+        return goes_on, ended
+
+    def _steps(self, answers: AnswerSet, state: Open) -> Iterator[tuple[int, Step]]:
+        """Yield every token that may follow a state, and what the answer is after it."""
+        if state.partial:
+            for token in self._inner:
+                yield token, answers.advance(state, self._weights.piece(token))
+            return
+        for first, starts in self._by_start.items():
+            if isinstance(answers.step(state.text + first), Invalid):
+                continue
+            for start, tokens in starts.items():
+                if isinstance(answers.step(state.text + start), Invalid):
+                    continue
+                for token, folded, partial in tokens:
+                    yield token, answers.step(state.text + folded, partial)
+
+
 class TokenProbabilities:
     """The probabilities with which every setting samples tokens; settings with the same cut share it."""
 
     def __init__(self, settings: Sequence[SamplerSetting], n_vocab: int) -> None:
-        self._workspace = Workspace(n_vocab)
-        self._is_kept = np.zeros(n_vocab, bool)
+        self._workspace, self._every = Workspace(n_vocab), np.arange(n_vocab)
         self._temperatures = np.array([setting.temperature for setting in settings])
-        self._cuts: list[tuple[Selector, Ids]] = [
+        self._cuts = [
             (sampler.selector(seen, self._workspace), np.array(members))
             for sampler, seen, members in cuts(settings)
         ]
@@ -57,29 +113,15 @@ class TokenProbabilities:
             k = select(row)
             if k <= 0:
                 raise GenerationError("the model gave a NaN among its logits: its file is damaged")
-            kept, logits = self._kept(row, tokens, k)
+            ids = self._every if k == row.size else self._workspace.ids[:k]
+            kept = np.isin(tokens, ids)
+            logits = row[ids] - row[ids].max()
             for i in members:
                 t = np.float32(self._temperatures[i])
                 with np.errstate(over="ignore", invalid="ignore"):  # at temperatures near 0 and at ∞
                     total = np.exp(logits / t).sum(dtype=np.float64)
                     found[i, kept] = np.exp(below[kept] / t, dtype=np.float64) / total
         return found
-
-    def _kept(
-        self, row: NDArray[np.float32], tokens: Ids, k: int
-    ) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-        """Return which of the tokens are among the k candidates in the workspace, and the candidates' logits.
-
-        The logits are relative to the largest.
-        """
-        if k == row.size:
-            return np.ones(len(tokens), bool), row - row.max()
-        ids = self._workspace.ids[:k]
-        self._is_kept[ids] = True
-        kept = self._is_kept[tokens]
-        self._is_kept[ids] = False
-        logits = row[ids]
-        return kept, logits - logits.max()
 
 
 @dataclass

@@ -1,5 +1,8 @@
 """Measure noise against variety: stream the logits of a model and its reference over the same texts."""
 
+import hashlib
+import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,13 +12,93 @@ from typing import Any
 from mink_local.errors import DataError, ModelError
 from mink_local.evals.frontier.report import report
 from mink_local.evals.frontier.sums import PositionFigures
-from mink_local.evals.frontier.texts import MeasuredText, chosen, read_answers, read_paragraphs
-from mink_local.evals.measurement import Results, carry_out
+from mink_local.evals.measurement import Results
+from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement, sweep
 from mink_local.evals.store import Store, file_sha256
+from mink_local.evals.tasks.lines import decoded_lines
 from mink_local.generation.model import Model
 from mink_local.generation.rows import N_OUTPUTS
 from mink_local.models.catalog import resolve
+
+
+@dataclass(frozen=True)
+class MeasuredText:
+    """A text whose tokens are positions.
+
+    Attributes:
+        name: What a message calls it.
+        text: The text.
+        prompt: The user message that it answers, or None: then its first token is no position.
+        ended: True if the answer ended by itself: the token that ended it is a position too.
+    """
+
+    name: str
+    text: str
+    prompt: str | None = None
+    ended: bool = False
+
+    @property
+    def key(self) -> str:
+        """A hash of the text and what it answers."""
+        content = json.dumps([self.prompt, self.text, self.ended])
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def sequence(self, model: Model, reference: Model) -> tuple[list[int], int]:
+        """Return the tokens that a model evaluates, and after how many of the last a position follows.
+
+        The text's own tokens are those of the reference's tokenizer; its prompt is in the chat template of
+        `model`.
+        """
+        if self.prompt is None:
+            tokens = reference.weights.tokenize(self.text, add_special=True, parse_special=False)
+            return tokens[:-1], len(tokens) - 1
+        context = model.prompt_tokens([{"role": "user", "content": self.prompt}])
+        tokens = reference.tokenize(self.text)
+        return [*context, *(tokens if self.ended else tokens[:-1])], len(tokens) + self.ended
+
+
+def read_paragraphs(path: Path) -> list[MeasuredText]:
+    """Return the paragraphs of a text file, which empty lines separate. Raises DataError."""
+    content = "".join(line for _, line in decoded_lines(path)).replace("\r\n", "\n")
+    parts = [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]
+    if not parts:
+        raise DataError(f"{path} is empty: there is no text to measure")
+    return [MeasuredText(f"paragraph {i}", part) for i, part in enumerate(parts, start=1)]
+
+
+def read_answers(folder: Path, reference_sha256: str) -> list[MeasuredText]:
+    """Return the answers that the reference has sampled in a folder of `mink-eval run`.
+
+    Greedy answers are left out: they hold the most probable positions only, and loops.
+
+    Raises:
+        MinkError: There are none, or their prompts had examples, which are not recorded.
+    """
+    run = read_run(folder)
+    models = run.manifest.get("models", {})
+    found = [
+        one
+        for one in run.responses
+        if one.temperature > 0 and models.get(one.model, {}).get("sha256") == reference_sha256
+    ]
+    if not found:
+        raise DataError(
+            f"{folder} has no sampled answers of the reference: "
+            f"mink-eval run TASK --model REFERENCE -s top-p:p=0.95,order=temperature-last -t 1 -o {folder}"
+        )
+    if any(run.manifest["tasks"][one.task].get("shots") for one in found):
+        raise DataError(f"the prompts in {folder} had examples: run the reference without --shots")
+    by_itself = not run.manifest.get("stop")
+    return [
+        MeasuredText(
+            f"the answer to {one.question_id} of {one.task}",
+            one.response,
+            run.questions[one.task, one.question_id].prompt,
+            one.finish_reason == "stop" and by_itself,
+        )
+        for one in found
+    ]
 
 
 @dataclass(frozen=True)
@@ -39,20 +122,8 @@ class TextSums:
         return self.text, self.sampler, self.temperature
 
 
-def run_frontier(
-    *,
-    model: str,
-    reference: str,
-    texts: Path | None,
-    text: Path | None,
-    out: Path,
-    limit: int = 100,
-    temperatures: Sequence[float] = (1.0, 2.0, 5.0, float("inf")),
-    wanted: Sequence[float] = (0.5, 1.0, 2.0, 5.0),
-    quiet: bool = False,
-    **placement: Any,
-) -> None:
-    """Measure the sweep of every sampler, write the report to the folder `out` and print its main table.
+class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
+    """The sums of every text with every setting of the sweep.
 
     Args:
         model: Name or path of the model.
@@ -62,18 +133,7 @@ def run_frontier(
         limit: Most texts, chosen at random; a larger number adds to them.
         wanted: Noise in percentage points above greedy's, at which samplers are compared.
         placement: Options of `load_model`, for both models.
-
-    Raises:
-        MinkError: The measurement cannot go on.
-        KeyboardInterrupt: After Ctrl-C or SIGTERM.
     """
-    carry_out(
-        Frontier(model, reference, texts, text, limit, temperatures, wanted, placement), out, quiet=quiet
-    )
-
-
-class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
-    """The sums of every text with every setting; see `run_frontier` for the arguments."""
 
     measures, noun, row_type = "frontier", "settings of texts", TextSums
 
@@ -83,10 +143,10 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         reference: str,
         texts: Path | None,
         text: Path | None,
-        limit: int,
-        temperatures: Sequence[float],
-        wanted: Sequence[float],
-        placement: dict[str, Any],
+        limit: int = 100,
+        temperatures: Sequence[float] = (1.0, 2.0, 5.0, float("inf")),
+        wanted: Sequence[float] = (0.5, 1.0, 2.0, 5.0),
+        **placement: Any,
     ) -> None:
         files = {"model": resolve(model), "reference": resolve(reference)}
         if text is not None:
@@ -96,7 +156,9 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
             assert texts is not None
             found = read_answers(texts, file_sha256(files["reference"].path))
             source = {"source": texts.resolve().name, "path": str(texts)}
-        super().__init__(chosen(found, limit), sweep(temperatures), files, placement)
+        by_key = {one.key: one for one in found}
+        chosen = {key: by_key[key] for key in sorted(by_key)[:limit]}  # the keys are hashes
+        super().__init__(chosen, sweep(temperatures), files, placement)
         self.settings["texts"] = source
         self._wanted = list(wanted)
 
@@ -114,8 +176,16 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         streams = []
         for one in models:
             sequences = [text.sequence(one, reference) for text, _ in units]
-            longest = _longest(one, [text for text, _ in units], sequences)
-            reader = self.reader(opened, one, longest, 1, N_OUTPUTS)
+            longest, name = max(
+                (len(tokens), text.name) for (text, _), (tokens, _) in zip(units, sequences, strict=True)
+            )
+            most = one.weights.n_ctx_train
+            if longest > most:
+                raise DataError(
+                    f"{name} has {longest:,} tokens and the context of {one.name} holds {most:,}: "
+                    "split it into paragraphs, or leave it out"
+                )
+            reader = self.reader(opened, one, max(1, longest), 1, N_OUTPUTS)
             streams.append(reader(sequence for sequence in sequences if sequence[1] > 0))
         for (text, settings), (_, n_positions) in zip(units, sequences, strict=True):
             figures = PositionFigures(settings, n_vocab)
@@ -132,18 +202,6 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         report(results)
 
 
-def _longest(model: Model, texts: Sequence[MeasuredText], sequences: Sequence[tuple[list[int], int]]) -> int:
-    """Return the length of the longest sequence. Raises DataError if the context cannot hold it."""
-    longest, name = max((len(tokens), text.name) for text, (tokens, _) in zip(texts, sequences, strict=True))
-    most = model.weights.n_ctx_train
-    if longest > most:
-        raise DataError(
-            f"{name} has {longest:,} tokens and the context of {model.name} holds {most:,}: "
-            "split it into paragraphs, or leave it out"
-        )
-    return max(1, longest)
-
-
 def common_vocabulary(model: Model, reference: Model) -> int:
     """Return how many tokens two models have in common: all but the padding of the longer vocabulary.
 
@@ -154,13 +212,11 @@ def common_vocabulary(model: Model, reference: Model) -> int:
         ModelError: The vocabularies differ; the text says where first.
     """
     a, b = model.weights, reference.weights
-    longer = a if a.n_vocab > b.n_vocab else b
-    common = min(a.n_vocab, b.n_vocab)
-    for token in range(longer.n_vocab):
+    for token in range(max(a.n_vocab, b.n_vocab)):
         texts = [one.token_text(token) if token < one.n_vocab else f"[PAD{token}]" for one in (a, b)]
         if texts[0] != texts[1]:
             raise ModelError(
                 f"{reference.name} has another vocabulary than {model.name}: token {token} is {texts[1]!r} "
                 f"in it and {texts[0]!r} in {model.name}. Name a reference of the same family"
             )
-    return common
+    return min(a.n_vocab, b.n_vocab)

@@ -1,17 +1,26 @@
-"""The report of a measurement: tables, a picture, and all figures as CSV and JSON."""
+"""Figures with intervals, the variety of each sampler at equal noise, and the report.
+
+A figure is a mean over positions: the sum over texts, divided by the number of positions. Its 95% interval
+is the percentile bootstrap's over texts (Efron 1979, doi:10.1214/aos/1176344552), because positions of one
+text depend on each other. All figures share the resamples, so that differences are paired.
+"""
 
 import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
+from numpy.typing import NDArray
 
+from mink_local.errors import ReportError
 from mink_local.evals.figures import look, to_svg
-from mink_local.evals.frontier.results import MOST_NOISE, YARDSTICK, FrontierResults
-from mink_local.evals.frontier.sums import NOISE_LEVELS
+from mink_local.evals.frontier.sums import FIGURES, NOISE_LEVELS
 from mink_local.evals.measurement import Results
+from mink_local.evals.settings import sweep
+from mink_local.evals.stats import Interval, resample
 from mink_local.evals.tables import (
     Cell,
     Format,
@@ -25,16 +34,154 @@ from mink_local.evals.tables import (
 )
 from mink_local.samplers import label
 
+YARDSTICK = "min-p (T last)"
+"""The curve that other samplers are compared with."""
+
+MOST_NOISE = 0.5
+"""A setting with more noise than this is not used on the way to a wanted noise; see `at_noise`."""
+
 _TICKS = (1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1)
 _LOOSE_NOISE = 0.2  # the least that the picture shows: what a person might choose lies below
+
+Floats = NDArray[np.float64]
+
+
+class FrontierResults:
+    """The results of all settings of the sweep, over the texts for which every setting was measured.
+
+    Args:
+        rows: A row for each text and setting: `text`, `sampler`, `temperature`, the text's number of
+            `positions`, and the `sums` of FIGURES over them.
+
+    Raises:
+        ReportError: There is no such text.
+
+    Attributes:
+        settings: The settings, a curve's from few candidates to many.
+        figures: The FIGURES of every setting, as intervals, with its `curve`, `sampler` and `temperature`.
+        n_left_out: Number of texts for which settings are missing.
+    """
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        rows = rows[rows["positions"] > 0].astype({"temperature": float})
+        by_text = rows.pivot(index="text", columns=["sampler", "temperature"], values=["positions", "sums"])
+        texts = by_text.dropna()
+        if texts.empty:
+            raise ReportError("no text has been measured with every setting, or none has two tokens")
+        self.n_texts, self.n_left_out = len(texts), len(by_text) - len(texts)
+        measured = set(texts["positions"].columns)
+        self.temperatures = sorted({temperature for _, temperature in measured})
+        self.settings = [one for one in sweep(self.temperatures) if one.key in measured]
+        positions = texts["positions"].iloc[:, 0].to_numpy(np.int64)
+        self.n_positions = int(positions.sum())
+        sums = np.array(texts["sums"][[one.key for one in self.settings]].to_numpy().tolist())
+        resampled = resample(sums) / resample(positions)[:, None, None]
+        # (1 + resamples, settings, FIGURES): the means of the texts themselves, then those of the resamples.
+        self._means: Floats = np.concatenate([[sums.sum(axis=0) / self.n_positions], resampled])
+        self.figures = pd.DataFrame(
+            {"curve": one.curve, "sampler": str(one.sampler), "temperature": one.temperature}
+            | {figure: _interval(self._means[:, i, j]) for j, figure in enumerate(FIGURES)}
+            for i, one in enumerate(self.settings)
+        )
+        self._numbers: dict[tuple[float, str], list[int]] = {}  # of the settings, by temperature and curve
+        for i, one in enumerate(self.settings):
+            self._numbers.setdefault((one.temperature, one.curve), []).append(i)
+
+    def at_noise(self, temperature: float, wanted: float, level: str = "noise") -> pd.DataFrame:
+        """Return the most entropy of each curve at a wanted noise, the best curve first.
+
+        Between greedy and the settings of a curve the straight lines count: every point of a line is reached
+        by choosing at random, at each position, between the settings at its ends. A setting above
+        `MOST_NOISE` does not count: a little of it has much entropy, but of noise.
+
+        Args:
+            temperature: One of `temperatures`.
+            wanted: Noise above greedy's, as a share.
+            level: "noise" or "deep_noise".
+
+        Returns:
+            For each curve `entropy` and how much it is `behind` the best curve's, paired, as intervals; and
+            `between` which settings it lies, a single one if the sweep ends below the wanted noise.
+        """
+        found: list[tuple[str, Floats, str]] = []
+        for (t, curve), members in self._numbers.items():
+            if t != temperature or not self.settings[members[0]].option:
+                continue
+            numbers = np.array(self._numbers[t, "greedy"] + members)
+            noise, entropy = self._path(numbers, level)
+            kept = np.concatenate([[True], noise[0, 1:] <= MOST_NOISE])
+            if kept.sum() > 1:
+                best, place = most_entropy(noise[:, kept], entropy[:, kept], noise[:, 0] + wanted)
+                names = [self.settings[i].option or "greedy" for i in numbers[kept]]
+                found.append((curve, best, " to ".join(names[place : place + 2])))
+        found.sort(key=lambda one: -one[1][0])
+        rows = [
+            (curve, _interval(best), between, _interval(found[0][1] - best)) for curve, best, between in found
+        ]
+        return pd.DataFrame(rows, columns=["curve", "entropy", "between", "behind"])
+
+    def defaults(self, temperature: float) -> pd.DataFrame:
+        """Return the `figures` of every sampler's default at a temperature, and its `gain`.
+
+        The gain is its entropy minus that of the yardstick's curve at the same noise, in nats; the curve
+        begins at greedy, also if the default has less noise. It is None for greedy itself, and if the
+        yardstick's sweep ends below the noise.
+        """
+        greedy = self._numbers[temperature, "greedy"]
+        noise, entropy = self._path(greedy + self._numbers[temperature, YARDSTICK])
+        gains: dict[int, Interval | None] = {}
+        for i, setting in enumerate(self.settings):
+            if setting.temperature != temperature or not setting.is_default:
+                continue
+            own_noise, own_entropy = (means[:, 0] for means in self._path([i]))
+            gains[i] = None
+            if i not in greedy and own_noise[0] <= noise[0].max():
+                best, _ = most_entropy(noise, entropy, np.maximum(own_noise, noise[:, 0]))
+                gains[i] = _interval(own_entropy - best)
+        return self.figures.loc[list(gains)].assign(gain=list(gains.values()))
+
+    def _path(self, numbers: Any, level: str = "noise") -> tuple[Floats, Floats]:
+        """Return noise and entropy along settings, float64 (1 + resamples, settings)."""
+        means = self._means[:, numbers]
+        return means[:, :, FIGURES.index(level)], means[:, :, FIGURES.index("entropy")]
+
+
+def _interval(means: Floats) -> Interval:
+    """Return the first number, with the interval of the others, its resamples."""
+    return Interval.of(means[0], means[1:])
+
+
+def most_entropy(noise: Floats, entropy: Floats, bound: Floats) -> tuple[Floats, int]:
+    """Return the most entropy, with no more noise than `bound`, on the straight lines through points.
+
+    On a line that stays within the bound the most is at one of its ends, and on a line that crosses it
+    perhaps at the crossing.
+
+    Args:
+        noise: float64 (n, points); the first of each row is within the bound.
+        entropy: float64 (n, points).
+        bound: float64 (n,), of each row.
+
+    Returns:
+        The entropy, float64 (n,), and for the first row the number of the point at which it is, or with
+        which the line begins on which it is.
+    """
+    best, place = entropy[:, 0], 0
+    for i in range(1, noise.shape[1]):
+        before, after = noise[:, i - 1] - bound, noise[:, i] - bound
+        crosses = before * after < 0
+        share = before / np.where(crosses, before - after, 1)
+        at_crossing = entropy[:, i - 1] + share * (entropy[:, i] - entropy[:, i - 1])
+        within = after <= 1e-12  # rounding: a noise that is the bound itself
+        for number, allowed, candidate in ((i - 1, crosses, at_crossing), (i, within, entropy[:, i])):
+            better = allowed & (candidate > best)
+            best = np.where(better, candidate, best)
+            place = number if better[0] else place
+    return best, place
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}"
-
-
-def _nats(entropy: float) -> str:
-    return f"{entropy:.3f}"
 
 
 def _gain(difference: float) -> str:
@@ -46,8 +193,8 @@ _COLUMNS: dict[str, tuple[str, Format]] = {
     "temperature": ("T", temperature_name),
     "noise": ("noise, %", with_interval(_percent)),
     "deep_noise": ("noise at 0.1%, %", with_interval(_percent)),
-    "surprise": ("surprise", with_interval(_nats)),
-    "entropy": ("entropy", with_interval(_nats)),
+    "surprise": ("surprise", with_interval("{:.3f}".format)),
+    "entropy": ("entropy", with_interval("{:.3f}".format)),
     "k_is_1": ("k = 1, %", lambda share: percent(share.value)),
     "k": ("mean k", lambda k: f"{k.value:,.1f}"),
     "gain": ("gain", with_interval(_gain)),
@@ -114,7 +261,7 @@ def _table(title: str, frame: pd.DataFrame) -> Table:
 def _noise_tables(at_noise: pd.DataFrame) -> Iterator[Table]:
     """Yield for each temperature the most entropy of every curve at the wanted noises."""
     for temperature, frame in at_noise[at_noise["level"] == "noise"].groupby("temperature"):
-        best = frame.assign(mean=[one.value for one in frame["entropy"]]).groupby("curve")["mean"].sum()
+        best = frame["entropy"].str[0].groupby(frame["curve"]).sum()
         table = pd.DataFrame({"method": best.sort_values(ascending=False).index})
         for wanted, column in frame.groupby("wanted"):
             cells = {one.curve: _most(one) for one in column.itertuples()}
@@ -124,7 +271,7 @@ def _noise_tables(at_noise: pd.DataFrame) -> Iterator[Table]:
 
 def _most(row: Any) -> Cell:
     at_least = "" if " to " in row.between else "≥ "
-    value, low, high = map(_nats, row.entropy)
+    value, low, high = map("{:.3f}".format, row.entropy)
     return Cell(f"{at_least}{value}", f"{low}–{high}, {row.between}", bold=row.behind.low <= 0)
 
 
@@ -136,9 +283,7 @@ def _figure(found: FrontierResults) -> Figure:
     ]
     figure = Figure(figsize=(5.2 * len(shown) + 0.6, 6.2), layout="constrained")
     axes = figure.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False).flatten()
-    frame = found.figures.assign(
-        x=[one.value for one in found.figures["entropy"]], y=[one.value for one in found.figures["noise"]]
-    )
+    frame = found.figures.assign(x=found.figures["entropy"].str[0], y=found.figures["noise"].str[0])
     lowest = frame["y"].min()
     highest = min(1.0, max(_LOOSE_NOISE, 10 * lowest))
     for axis, temperature in zip(axes, shown, strict=True):

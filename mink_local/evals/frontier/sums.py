@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
 from mink_local.evals.settings import SamplerSetting, cuts
-from mink_local.samplers import Eta, PLess, Sampler, Selector, TopP, Workspace
-from mink_local.samplers.compile import compiled
+from mink_local.samplers import Workspace
 
 NOISE_LEVELS = {"noise": 0.01, "deep_noise": 0.001}
 """A token is noise if the reference gives it less probability than this, at temperature 1."""
@@ -37,17 +36,12 @@ class PositionFigures:
 
     def __init__(self, settings: Sequence[SamplerSetting], n_vocab: int) -> None:
         self._n_vocab = n_vocab
-        self._keys = np.empty(n_vocab, np.uint64)
         self._temperatures = np.array([setting.temperature for setting in settings])
         self._k = np.zeros(len(settings), np.int64)
         workspace = Workspace(n_vocab)
-        self._by_kernel: list[tuple[Selector, list[int]]] = []
-        self._by_sums: dict[float, list[tuple[Sampler, list[int]]]] = {}
-        for sampler, seen, members in cuts(settings):
-            if isinstance(sampler, _BY_SUMS):
-                self._by_sums.setdefault(seen, []).append((sampler, members))
-            else:
-                self._by_kernel.append((sampler.selector(seen, workspace), members))
+        self._cuts = [
+            (sampler.selector(seen, workspace), members) for sampler, seen, members in cuts(settings)
+        ]
         self.sums = np.zeros((len(settings), len(FIGURES)))
 
     def add(self, logits: NDArray[np.float32], reference: NDArray[np.float32]) -> None:
@@ -61,16 +55,10 @@ class PositionFigures:
             GenerationError: There is a NaN among them, or no logit is finite.
         """
         row = np.ascontiguousarray(logits[: self._n_vocab])
-        ids, x = _sorted(row, self._keys)
+        ids, x = _sorted(row)
         log_p = _log_softmax(reference[: self._n_vocab])[ids]
-        for select, members in self._by_kernel:
+        for select, members in self._cuts:
             self._k[members] = select(row)
-        for seen, samplers in self._by_sums.items():
-            scaled = x / seen
-            weights = np.exp(scaled)
-            sums = weights.cumsum(), (weights * weights).sum(), (weights * scaled).sum()
-            for sampler, members in samplers:
-                self._k[members] = _cut_by_sums(sampler, scaled, *sums)
         for temperature in np.unique(self._temperatures):
             of_temperature = self._temperatures == temperature
             sizes, size_of = np.unique(self._k[of_temperature], return_inverse=True)
@@ -82,37 +70,18 @@ class PositionFigures:
 
 
 _LOG_LEVELS = np.log(list(NOISE_LEVELS.values()))
-_BY_SUMS = (TopP, Eta, PLess)  # their kernels sum over the whole row, which is sorted here anyway
 
 
-def _cut_by_sums(sampler: Sampler, x: Floats, reached: Floats, squares: float, products: float) -> int:
-    """Return how many tokens top-p, eta or p-less keeps.
-
-    Args:
-        x: Sorted logits minus the largest, divided by the temperature that the sampler sees.
-        reached: Running sum of the weights exp(x).
-        squares: Sum of the squared weights.
-        products: Sum of weight times x.
-    """
-    total = reached[-1]
-    if isinstance(sampler, TopP):
-        return x.size if sampler.p == 1 else min(x.size, int(np.searchsorted(reached, sampler.p * total)) + 1)
-    if isinstance(sampler, Eta):
-        log_epsilon = math.log(sampler.epsilon)
-        entropy = math.log(total) - products / total
-        lowest = math.log(total) + min(log_epsilon, log_epsilon / 2 - entropy)
-    else:
-        lowest = math.log(squares / total)
-    return max(1, x.size - int(np.searchsorted(x[::-1], lowest)))
-
-
-def _sorted(row: NDArray[np.float32], keys: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Floats]:
+def _sorted(row: NDArray[np.float32]) -> tuple[NDArray[np.int64], Floats]:
     """Return the tokens with a finite logit, largest first, and their logits minus the largest."""
     if np.isnan(row).any():
         raise GenerationError("the model gave a NaN among its logits: its file is damaged")
-    _write_keys(row.view(np.int32), keys)
+    # Whole numbers sort faster than floats, and with the token's number below, equal logits stay in order.
+    bits = row.view(np.int32)
+    ordered = np.where(row == 0, 0, bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64)  # -0.0 is 0.0
+    keys = (-ordered << 32) | np.arange(row.size)
     keys.sort()
-    ids = (keys & 0xFFFFFFFF).astype(np.int64)
+    ids = keys & 0xFFFFFFFF
     values = np.minimum(row[ids], np.finfo(np.float32).max).astype(np.float64)
     n = int(np.isfinite(values).sum())
     if n == 0:
@@ -128,15 +97,6 @@ def _log_softmax(row: NDArray[np.float32]) -> Floats:
     if np.isnan(x[0]):
         raise GenerationError("the reference gave a NaN among its logits: its file is damaged")
     return np.maximum(x, -1e30)  # finite, also of a token that the reference excludes
-
-
-@compiled
-def _write_keys(bits, keys):  # type: ignore[no-untyped-def]
-    """Write keys whose ascending order is that of the descending logits, equal ones by token id."""
-    for i in range(bits.size):
-        b = np.int32(0) if bits[i] == np.int32(-0x80000000) else bits[i]  # -0.0 is 0.0
-        ascending = np.uint32(b) ^ (np.uint32(0xFFFFFFFF) if b < 0 else np.uint32(0x80000000))
-        keys[i] = (np.uint64(~ascending & np.uint32(0xFFFFFFFF)) << np.uint64(32)) | np.uint64(i)
 
 
 def _figures(x: Floats, log_p: Floats, sizes: NDArray[np.int64]) -> Floats:

@@ -1,6 +1,9 @@
 """`mink-eval coverage`: its measures, its files, going on after a stop, and what it refuses."""
 
 import json
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,8 @@ import pandas as pd
 import pytest
 
 from mink_local.errors import ReportError
-from mink_local.evals.coverage.measure import N_SAMPLES, expected_distinct
-from mink_local.evals.coverage.report import best, means
-from mink_local.evals.coverage.tree import walk
+from mink_local.evals.coverage.measure import N_SAMPLES, best, expected_distinct, means
+from mink_local.evals.coverage.tree import Distribution, walk
 from mink_local.evals.stats import Interval
 from tests.support.mink_eval import Finished, MinkEval
 
@@ -74,18 +76,17 @@ def test_means_are_over_the_prompts_that_have_every_setting() -> None:
 
 
 def test_the_best_temperature() -> None:
-    columns = ("sampler", "valid", "coverage")
-    values = [("a", 1.0, 0.1), ("a", 0.95, 0.4), ("b", 0.9, 0.3), ("b", 0.5, 0.9)]
-    found = pd.DataFrame([(s, Interval(v, v, v), Interval(c, c, c)) for s, v, c in values], columns=columns)
-
-    def chosen(least: float) -> list[tuple[str, float]]:
-        frame = best(found, least).dropna()
-        return [(row.sampler, row.coverage.value) for row in frame.itertuples()]
-
-    assert chosen(0.9) == [("a", 0.4), ("b", 0.3)]
-    assert chosen(0.0) == [("b", 0.9), ("a", 0.4)]
-    assert chosen(0.99) == [("a", 0.1)]
-    assert list(best(found, 0.99)["sampler"]) == ["a", "b"]
+    values = [("a", 1, 1.0, 0.1), ("a", 2, 0.95, 0.4), ("b", 1, 0.9, 0.3), ("b", 2, 0.5, 0.9)]
+    rows = [(s, t, Interval(v, v, v), Interval(c, c, c)) for s, t, v, c in values]
+    found = pd.DataFrame(rows, columns=["sampler", "temperature", "valid", "coverage"])
+    for least, chosen in (
+        (0.9, [("a", 2), ("b", 1)]),
+        (0.0, [("b", 2), ("a", 2)]),
+        (0.99, [("a", 1), ("b", None)]),
+    ):
+        frame = best(found, least)
+        temperatures = frame["temperature"].astype(object).where(frame["coverage"].notna(), None)
+        assert list(zip(frame["sampler"], temperatures, strict=True)) == chosen
 
 
 def test_a_run_writes_tables_picture_and_figures(coverage: Coverage, tmp_path: Path) -> None:
@@ -112,27 +113,22 @@ def test_a_run_writes_tables_picture_and_figures(coverage: Coverage, tmp_path: P
     assert len(json.loads((out / "coverage.json").read_text("utf-8"))["settings"]) == 5
 
 
-@pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on(
-    coverage: Coverage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.posix
+def test_ctrl_c_ends_a_walk(coverage: Coverage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     walked = []
 
-    def stopped(*arguments: object) -> object:
+    def stopped(*arguments: Any) -> Distribution:
+        context = arguments[4]._context
         walked.append(arguments)
         if len(walked) == 2:
-            raise KeyboardInterrupt
-        return walk(*arguments)  # type: ignore[arg-type]
+            os.kill(os.getpid(), signal.SIGINT)
+            while not context.interrupted:
+                time.sleep(0.001)
+        return walk(*arguments)
 
-    with monkeypatch.context() as patched:
-        patched.setattr("mink_local.evals.coverage.measure.walk", stopped)
-        assert coverage("-t", 1).status == 130
-    before = rows(tmp_path / "out")
-    assert {row["prompt"] for row in before} == {"coin"}
-    assert coverage("-t", 1).status == 0
-    found = rows(tmp_path / "out")
-    assert found[: len(before)] == before
-    assert [row["prompt"] for row in found] == [prompt["id"] for prompt in PROMPTS for _ in range(3)]
+    monkeypatch.setattr("mink_local.evals.coverage.measure.walk", stopped)
+    assert coverage("-t", 1).status == 130
+    assert {row["prompt"] for row in rows(tmp_path / "out")} == {"coin"}
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import bootstrap
 
-from mink_local.evals.frontier.results import YARDSTICK, FrontierResults, most_entropy
+from mink_local.evals.frontier.report import YARDSTICK, FrontierResults, most_entropy
 from mink_local.evals.frontier.sums import FIGURES
 from mink_local.evals.settings import SamplerSetting, sweep
 from mink_local.samplers import Greedy, MinK, MinP, PLess, TopK
