@@ -22,7 +22,7 @@ from platformdirs import user_config_path
 import mink_local
 from mink_local.bench.cli import cli as bench
 from mink_local.chat.cli import cli as chat
-from mink_local.chat.commands.table import COMMANDS
+from mink_local.chat.loop import COMMANDS
 from mink_local.evals.cli import cli as evals
 from mink_local.models.cli import cli as models
 from mink_local.samplers import SAMPLERS

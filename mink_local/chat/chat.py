@@ -1,21 +1,19 @@
 """The state of a running chat: what commands and the loop work on."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
+
+import click
 
 from mink_local.chat.conversation.answer_stream import AnswerStream
 from mink_local.chat.conversation.comparison import Comparison
 from mink_local.chat.conversation.session import ConversationChangedError, Session
-from mink_local.chat.settings.options import Setting
 from mink_local.chat.terminal.input import InputLine
 from mink_local.chat.terminal.progress import note_end, show_answer, status
 from mink_local.chat.terminal.screen import Screen, counted
 from mink_local.interrupts import on_interrupt
-from mink_local.models import trust
-from mink_local.models.catalog import resolve
 
 
-@dataclass(frozen=True)
-class Attachment:
+class Attachment(NamedTuple):
     """A file that is sent with the next message."""
 
     name: str
@@ -32,6 +30,7 @@ class Chat:
         replaces: The next message replaces the last one.
         comparison: The last one of /compare.
         leaving: The chat ends after this command.
+        is_stopped: The answer that comes next is interrupted before its first token.
     """
 
     def __init__(self, session: Session, screen: Screen, line: InputLine) -> None:
@@ -43,27 +42,21 @@ class Chat:
         self.replaces = False
         self.comparison: Comparison | None = None
         self.leaving = False
-        self._is_stopped = False
+        self.is_stopped = False
 
     def note(self, text: str) -> None:
         """Print something that is not part of an answer."""
         self.screen.note(text)
 
-    def begin_turn(self) -> None:
-        """Forget Ctrl-C: what is typed now may run."""
-        self._is_stopped = False
-
     def stop(self) -> None:
         """Stop the answer that comes next, as Ctrl-C does before its first token."""
-        self._is_stopped = True
+        self.is_stopped = True
 
-    def confirmed(self, question: str) -> bool:
-        """Return whether a question is answered with yes; Ctrl-C and the end of the input are a no."""
+    def confirm(self, question: str) -> None:
+        """Raise click.Abort unless a question is answered with yes."""
         self.note(f"({question} y or n)")
-        try:
-            return self.line.read().strip().casefold() in ("y", "yes")
-        except (EOFError, KeyboardInterrupt):
-            return False
+        if self.line.read().strip().casefold() not in ("y", "yes"):
+            raise click.Abort
 
     def ask(self, text: str, replaces: bool = False) -> None:
         """Send a message with the attached files, or have it replace the last one; show the answer."""
@@ -84,7 +77,7 @@ class Chat:
         settings, n_ctx = self.session.settings, self.session.model.n_ctx
         try:
             with on_interrupt(answer.reply.interrupt):
-                if self._is_stopped:
+                if self.is_stopped:
                     answer.reply.interrupt()
                 show_answer(self.screen, answer, settings["heat"])
         finally:
@@ -100,25 +93,3 @@ class Chat:
         answers = self.session.alternatives()
         if len(answers) > 1:
             self.note(f"(answer {len(answers)} to this message: /pick goes back to another)")
-
-    def change(self, setting: Setting, text: str) -> None:
-        """Set a setting from text, and apply it; after an error, settings and model are as before."""
-        session, before = self.session, self.session.settings
-        if setting.fixed:
-            raise ValueError(f"{setting.key} can only be set at the start: --{setting.key}, {setting.envvar}")
-        settings = before.changed(setting, text)
-        if setting.reloads:
-            trust.check(resolve(settings["model"]))
-            session.model.close()  # there may not be enough memory for both
-            try:
-                session.model = settings.load_model()
-            except BaseException:
-                session.model = before.load_model()
-                raise
-        session.settings = settings
-        if setting.reloads:
-            session.changed_model()
-            self.note(f"{session.model.name} {session.model.placement}")
-        if setting.key == "system":
-            session.set_system(settings["system"], settings.sources["system"])
-        self.screen = Screen(settings["plain"], settings["thoughts"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from mink_local.chat.settings.options import SETTINGS, command_line_text, config_path, read_config
+from mink_local.chat.settings import SETTINGS, command_line_text, config_path, read_config
 from mink_local.cli import run
 from mink_local.version import __version__
 

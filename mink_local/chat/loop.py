@@ -1,15 +1,166 @@
-"""The loop of the chat: reads a line, and has a command or the model answer it."""
+"""The loop of the chat: reads a line, and runs a command or has the model answer it.
 
+Help, documentation and completion come from the table of commands.
+"""
+
+import contextlib
+import difflib
+import re
 import tempfile
 import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from inspect import getdoc
+from typing import NamedTuple
 
 import click
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
 
 from mink_local.chat.chat import Chat
-from mink_local.chat.commands.table import LEAVING, find, is_command
+from mink_local.chat.commands import answers, compare, completion, conversations, explain, heat, settings
+from mink_local.chat.commands.completion import Completions
 from mink_local.chat.terminal.input import read_message
 from mink_local.errors import MinkError
 from mink_local.interrupts import on_interrupt
+from mink_local.models.options import with_sampler_names
+
+_LEAVING = ("exit", "quit")  # without a slash, as in other programs
+
+
+class Command(NamedTuple):
+    """A command of the chat.
+
+    Attributes:
+        usage: Its name and arguments, in brackets if they are optional.
+        about: For the list of commands, at most 27 characters.
+        run: Called with the chat and the argument. Its docstring is what /help COMMAND prints.
+        complete: Yields completions of the argument.
+    """
+
+    usage: str
+    about: str
+    run: Callable[[Chat, str], None]
+    complete: Callable[[Chat, str], Completions] | None = None
+
+    @property
+    def name(self) -> str:
+        """The word after the slash."""
+        return self.usage.split()[0]
+
+    @property
+    def details(self) -> str:
+        """What /help COMMAND prints, a line for each paragraph."""
+        doc = re.sub(r"(?<!\n)\n(?!\n)", " ", getdoc(self.run) or self.about)
+        return with_sampler_names(doc)
+
+
+def help_(chat: Chat, argument: str) -> None:
+    """List the commands. With COMMAND: say what it does.
+
+    /help advice: which settings suit prose, code and mathematics, and the figures behind them.
+    """
+    if argument == "advice":
+        settings.show_advice(chat.screen)
+    elif argument:
+        chat.screen.show(f"/{find(argument).usage}\n{find(argument).details}")
+    else:
+        groups = {title: [(f"/{one.name}", one.about) for one in group] for title, group in _GROUPS.items()}
+        settings.show_groups(chat.screen, groups)
+        chat.note(
+            'Enter sends, Alt-Enter begins a line, """ begins and ends a block, Tab completes, Ctrl-R '
+            "searches, Ctrl-C stops an answer, Ctrl-D leaves."
+        )
+
+
+def exit_(chat: Chat, _: str) -> None:
+    """Leave, as do /quit, /bye and exit. The conversation is kept; mink-chat --continue goes on with it."""
+    chat.leaving = True
+
+
+def _complete_help(_: Chat, text: str) -> Completions:
+    return completion.starting_with(text, [*COMMANDS, "advice"])
+
+
+def _setting(usage: str, about: str) -> Command:
+    """Return the command that changes the setting of its name."""
+    key = usage.split()[0]
+    return Command(usage, about, settings.setting_command(key, about), partial(completion.values, key))
+
+
+_GROUPS = {
+    "Settings": (
+        _setting("temp [T]", "Set the temperature"),
+        _setting("sampler [NAME[:OPTION=…]]", "Set the sampler"),
+        Command("system [TEXT]", "Set the system prompt", settings.system),
+        Command("set SETTING VALUE", "Change any setting", settings.set_, completion.settings),
+        Command("show [SETTING]", "Show the settings", settings.show, completion.settings),
+        _setting("model [NAME|PATH]", "Continue with another model"),
+    ),
+    "Answers": (
+        Command("regen [T] [SEED]", "Answer again", answers.regen, completion.temperature_and_seed),
+        Command("pick [N]", "Take another answer", answers.pick, completion.answers),
+        Command("undo", "Take back the last message", answers.undo),
+        Command("redo", "Bring it back", answers.redo),
+        Command("edit", "Change the last message", answers.edit),
+        Command("continue", "Complete a cut answer", answers.continue_),
+        Command("copy", "Copy the last answer", answers.copy),
+        Command("think [on|off|show|line]", "Show or switch reasoning", answers.think, completion.thinking),
+    ),
+    "Chats": (
+        Command("file [PATH]", "Attach a text file", answers.file, completion.files),
+        Command("clear", "Begin a new conversation", conversations.clear),
+        Command("save NAME", "Name this conversation", conversations.save),
+        Command("load NAME", "Continue a conversation", conversations.load, completion.conversations),
+        Command("list [TEXT]", "List conversations", conversations.list_),
+        Command("delete NAME", "Delete a conversation", conversations.delete, completion.conversations),
+        Command("export FILE", "Write it to a file", conversations.export, completion.files),
+        Command("history [N]", "Show this conversation", conversations.history),
+    ),
+    "More": (
+        Command(compare.USAGE, "Compare samplers", compare.compare, compare.complete),
+        Command("explain [N|WORD]", "Show a token's candidates", explain.explain, completion.tokens),
+        Command("heat", "Colour the last answer", heat.heat),
+        Command("stats", "Show figures", heat.stats),
+        Command("help [COMMAND]", "Explain a command", help_, _complete_help),
+        Command("exit", "Leave", exit_),
+    ),
+}
+COMMANDS = {command.name: command for group in _GROUPS.values() for command in group}
+_ALIASES = {"quit": "exit", "bye": "exit", "q": "exit", "?": "help", "new": "clear", "retry": "regen"}
+
+
+def find(word: str) -> Command:
+    """Return the command of a name or an alias, with or without its slash. Raises ValueError."""
+    name = word.removeprefix("/")
+    name = _ALIASES.get(name, name)
+    if name in COMMANDS:
+        return COMMANDS[name]
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean /{near[0]}?" if near else "/help lists them."
+    raise ValueError(f"there is no command /{name}; {hint} To send it as a message, begin with a space")
+
+
+class CommandCompleter(Completer):
+    """Completes commands and their arguments."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+
+    def get_completions(self, document: Document, _: CompleteEvent) -> Iterator[Completion]:
+        """Yield the completions of the line before the cursor."""
+        with contextlib.suppress(Exception):  # it would end the chat; the command says what is wrong
+            yield from self.complete(document.text_before_cursor)
+
+    def complete(self, line: str) -> Completions:
+        """Yield the completions of a line."""
+        word, space, argument = line.partition(" ")
+        found = COMMANDS.get(word[1:])
+        if line.startswith("/") and not space:
+            abouts = {f"/{name} ": one.about for name, one in COMMANDS.items()}
+            yield from completion.starting_with(word, abouts)
+        elif line.startswith("/") and found and found.complete:
+            yield from found.complete(self._chat, argument)
 
 
 def run(chat: Chat) -> None:
@@ -21,7 +172,7 @@ def run(chat: Chat) -> None:
             text = read_message(chat.line, chat.screen, default)
             if text is None:
                 return
-            chat.begin_turn()
+            chat.is_stopped = False
             if text.strip():
                 _handle(chat, text, replaces)
 
@@ -29,10 +180,10 @@ def run(chat: Chat) -> None:
 def _handle(chat: Chat, text: str, replaces: bool) -> None:
     try:
         word = text.split(maxsplit=1)[0]
-        if text.rstrip() in LEAVING:
+        if text.rstrip() in _LEAVING:
             chat.leaving = True
-        elif text.startswith("/") and is_command(word):
-            find(word).call(chat, text[len(word) :].strip())
+        elif text.startswith("/") and _is_command(word):
+            _call(find(word), chat, text[len(word) :].strip())
         else:
             chat.ask(text.strip(), replaces)
     except (MinkError, ValueError, OSError, click.ClickException) as error:
@@ -41,6 +192,18 @@ def _handle(chat: Chat, text: str, replaces: bool) -> None:
         chat.note("(interrupted)")
     except Exception as error:
         chat.note(f"(this is a bug: {type(error).__name__}: {error}. {_kept(error)}; the chat goes on)")
+
+
+def _is_command(word: str) -> bool:
+    """Return whether a word that begins with a slash is meant as a command: /usr/bin is not."""
+    return word[1:].isalpha() or word[1:] in _ALIASES
+
+
+def _call(command: Command, chat: Chat, argument: str) -> None:
+    """Run a command. Raises ValueError if its argument is missing."""
+    if not argument and " " in command.usage and "[" not in command.usage:
+        raise ValueError(f"usage: /{command.usage}")
+    command.run(chat, argument)
 
 
 def _kept(error: Exception) -> str:

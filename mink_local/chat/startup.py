@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mink_local.chat.conversation.store import ConversationStore, default_path
-from mink_local.chat.settings.options import COMMAND_LINE
-from mink_local.chat.settings.values import Settings
+from mink_local.chat.settings import COMMAND_LINE, Settings
 from mink_local.chat.terminal.input import PlainLine, QuietTerminal
 from mink_local.chat.terminal.screen import Screen
 from mink_local.cli import INTERRUPTED
@@ -75,7 +74,7 @@ class Startup:
             if as_json:
                 for _ in answer:
                     pass
-                fields = _as_json(answer.message, model.sampling(session.params()))
+                fields = _as_json(answer.message, model.sampling(session.settings.params))
                 self.screen.write(dumps(fields) + "\n")
             else:
                 show_answer(self.screen, answer)
@@ -104,7 +103,7 @@ class Startup:
                 )
             self.screen.note("/help lists the commands, Ctrl-D leaves.")
             if self.screen.has_line_input:
-                from mink_local.chat.commands.table import CommandCompleter
+                from mink_local.chat.loop import CommandCompleter
                 from mink_local.chat.terminal.editor import EditedLine
 
                 line = EditedLine(terminal, self.screen, self.settings["store"])
@@ -151,7 +150,7 @@ class Startup:
         if n_ctx and n_ctx < model.n_ctx:
             self.screen.note(f"(--ctx {n_ctx}: llama.cpp rounds that up to {model.n_ctx})")
         if self.settings.context.params["verbose"]:
-            self.screen.note(f"tokens are sampled {model.sampling(session.params())}")
+            self.screen.note(f"tokens are sampled {model.sampling(session.settings.params)}")
 
 
 def _as_json(answer: "StoredMessage", sampling: str) -> dict[str, Any]:

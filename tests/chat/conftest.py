@@ -15,7 +15,7 @@ from mink_local.chat.cli import cli, main
 from mink_local.chat.conversation.session import Session
 from mink_local.chat.conversation.store import ConversationStore, StoredMessage
 from mink_local.chat.loop import run
-from mink_local.chat.settings.values import Settings
+from mink_local.chat.settings import Settings
 from mink_local.chat.terminal.screen import Screen
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model

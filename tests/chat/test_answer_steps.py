@@ -13,7 +13,7 @@ from mink_local.chat.conversation.answer_steps import AnswerSteps
 from mink_local.chat.conversation.comparison import Comparison
 from mink_local.chat.conversation.session import Session, prompt_digest
 from mink_local.chat.conversation.store import ConversationStore, SamplingInfo, StoredMessage, default_path
-from mink_local.chat.settings.options import BY_KEY
+from mink_local.chat.settings import BY_KEY
 from mink_local.generation.model import Model
 from mink_local.samplers import MinK, TopP
 from tests.chat.conftest import converse, load_once, new_session

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mink_local.chat.commands.registry import COMMANDS
 from mink_local.chat.conversation.answer_steps import AnswerSteps
 from mink_local.chat.conversation.store import ConversationStore, StoredMessage
-from mink_local.chat.settings.options import BY_KEY, SETTINGS
+from mink_local.chat.loop import COMMANDS
+from mink_local.chat.settings import BY_KEY, SETTINGS
 from mink_local.generation.loading import load_model
 from tests.chat.conftest import Typist, converse, load_once
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mink_local.chat.commands.registry import COMMANDS
-from mink_local.chat.commands.table import CommandCompleter
-from mink_local.chat.settings.options import BY_KEY
+from mink_local.chat.loop import COMMANDS, CommandCompleter
+from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.screen import one_line
 from tests.chat.conftest import Typist
 

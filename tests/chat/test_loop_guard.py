@@ -11,7 +11,7 @@ from mink_local.chat.conversation.loop_guard import LoopGuard
 from mink_local.generation.model import Model
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ROOT / "mink_local/chat/settings/options.py"
+OPTIONS = ROOT / "mink_local/chat/settings.py"
 
 CHORUS = """Row, row, row your boat,
 Gently down the stream.

@@ -12,8 +12,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from mink_local.chat.cli import cli
-from mink_local.chat.settings.options import BY_KEY, SETTINGS, Setting, config_path
-from mink_local.chat.settings.values import Settings
+from mink_local.chat.settings import BY_KEY, SETTINGS, Setting, Settings, config_path
 from mink_local.samplers import Greedy, MinK
 from tests.chat.conftest import MinkChat, context
 

@@ -314,7 +314,7 @@ def test_delete_asks(opened: Open, plain: bool) -> None:
     def ends(end: str) -> bool:
         return bool(terminal.screen.endswith(end))
 
-    for answer, outcome in (("\x03", "(nothing is deleted)"), ("Yes\r", "(1 is deleted)")):
+    for answer, outcome in (("\x03", "(interrupted)"), ("Yes\r", "(1 is deleted)")):
         terminal.until(lambda: terminal.screen.endswith("y or n)\n>"))
         terminal.send(answer)
         terminal.until(partial(ends, f"{outcome}\n>"))

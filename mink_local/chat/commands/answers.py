@@ -1,23 +1,16 @@
 """The commands for messages and answers: the tree of answers, files, the clipboard, reasoning."""
 
 import os
-from functools import partial
 from pathlib import Path
 
 from mink_local.chat.chat import Attachment, Chat
-from mink_local.chat.commands import completion
-from mink_local.chat.commands.completion import Completions
-from mink_local.chat.commands.registry import command
 from mink_local.chat.commands.settings import change_setting
-from mink_local.chat.settings.options import BY_KEY, file_text
+from mink_local.chat.settings import BY_KEY, file_text
 from mink_local.chat.terminal.screen import counted, one_line
 from mink_local.cli import WholeNumber
 from mink_local.files import user_path
 
-_command = partial(command, group="Answers")
 
-
-@_command("regen [T] [SEED]", "Answer again", completion.temperature_and_seed)
 def regen(chat: Chat, argument: str) -> None:
     """Answer the last message again, with temperature T and SEED if they are given: /regen 5, /regen 5 42.
 
@@ -33,7 +26,6 @@ def regen(chat: Chat, argument: str) -> None:
     chat.note_alternatives()
 
 
-@_command("pick [N]", "Take another answer", completion.answers)
 def pick(chat: Chat, argument: str) -> None:
     """Go on from the Nth answer to the last message. Without N: list the answers, the present one with *."""
     answers = chat.session.alternatives()
@@ -50,14 +42,12 @@ def pick(chat: Chat, argument: str) -> None:
     chat.screen.text(answers[number - 1].content)
 
 
-@_command("undo", "Take back the last message")
 def undo(chat: Chat, _: str) -> None:
     """Take back the last message and its answer. /redo brings both back until you send another message."""
     message = chat.session.undo()
     chat.note(f"(taken back: {one_line(message.content, chat.screen.width - 30)}; /redo brings it back)")
 
 
-@_command("redo", "Bring it back")
 def redo(chat: Chat, _: str) -> None:
     """Bring back the message and the answer that the last /undo took."""
     chat.session.redo()
@@ -66,7 +56,6 @@ def redo(chat: Chat, _: str) -> None:
     chat.screen.text(answer.content)
 
 
-@_command("edit", "Change the last message")
 def edit(chat: Chat, _: str) -> None:
     """Put the last message into the input line; when you send it, it replaces the one before.
 
@@ -78,13 +67,11 @@ def edit(chat: Chat, _: str) -> None:
     chat.note(f"(Enter sends the changed message{editor}, Ctrl-C leaves it as it was)")
 
 
-@_command("continue", "Complete a cut answer")
 def continue_(chat: Chat, _: str) -> None:
     """Continue the last answer if it was cut short by Ctrl-C, by max-tokens or by the end of the program."""
     chat.show(chat.session.extend())
 
 
-@partial(command, group="Chats")("file [PATH]", "Attach a text file", completion.files)
 def file(chat: Chat, argument: str) -> None:
     """Attach a text file to the next message; the path may be in quotes.
 
@@ -115,7 +102,6 @@ def _attachment(chat: Chat, path: Path) -> Attachment:
     return Attachment(path.name, tokens, f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}")
 
 
-@_command("copy", "Copy the last answer")
 def copy(chat: Chat, _: str) -> None:
     """Copy the last answer to the clipboard, also over ssh, if the terminal supports OSC 52."""
     text = chat.session.last_answer().content
@@ -123,11 +109,6 @@ def copy(chat: Chat, _: str) -> None:
     chat.note(f"(copied {counted(len(text), 'character')}, if your terminal supports OSC 52)")
 
 
-def _complete_think(_: Chat, text: str) -> Completions:
-    return completion.starting_with(text, ("on", "off", "default", "show", "line"))
-
-
-@_command("think [on|off|show|line]", "Show or switch reasoning", _complete_think)
 def think(chat: Chat, argument: str) -> None:
     """Show the reasoning of the last answer. on, off: have the model reason before it answers, or not.
 

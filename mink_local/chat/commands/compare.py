@@ -11,7 +11,7 @@ from rich.text import Text
 from mink_local.chat.chat import Chat
 from mink_local.chat.commands.completion import Completions, starting_with
 from mink_local.chat.conversation.comparison import Comparison, divergence
-from mink_local.chat.settings.options import BY_KEY
+from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.progress import candidates
 from mink_local.chat.terminal.screen import Screen, counted, of_sure_width, one_line
 from mink_local.generation.model import Model

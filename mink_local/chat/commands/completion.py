@@ -1,18 +1,17 @@
 """Tab completion of command arguments."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from prompt_toolkit.completion import Completion
 
 from mink_local.chat.chat import Chat
 from mink_local.chat.conversation.answer_steps import AnswerSteps
-from mink_local.chat.settings.options import BY_KEY
+from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.screen import one_line
 from mink_local.files import user_path
 
 Completions = Iterator[Completion]
-ArgumentCompleter = Callable[[Chat, str], Completions]
 
 
 def starting_with(text: str, names: Iterable[str] | Mapping[str, str]) -> Completions:
@@ -46,10 +45,10 @@ def settings(chat: Chat, text: str) -> Completions:
     if not blank:
         yield from starting_with(text, {f"{key} ": setting.about for key, setting in BY_KEY.items()})
     elif key in BY_KEY:
-        yield from values(chat, key, value)
+        yield from values(key, chat, value)
 
 
-def values(chat: Chat, key: str, text: str) -> Completions:
+def values(key: str, chat: Chat, text: str) -> Completions:
     """Complete a value of a setting as a shell does."""
     names = ["on", "off"] if BY_KEY[key].is_flag else []
     for item in BY_KEY[key].shell_complete(chat.session.settings.context, text):
@@ -57,6 +56,11 @@ def values(chat: Chat, key: str, text: str) -> Completions:
             return files(chat, text)
         names.append(item.value)
     return starting_with(text, {**dict.fromkeys(names, ""), "default": "reset it"})
+
+
+def thinking(_: Chat, text: str) -> Completions:
+    """Complete what /think takes."""
+    return starting_with(text, ("on", "off", "default", "show", "line"))
 
 
 def temperature_and_seed(chat: Chat, text: str) -> Completions:

@@ -2,28 +2,23 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 from mink_local.chat.chat import Chat
-from mink_local.chat.commands import completion
 from mink_local.chat.commands.answers import unquoted
-from mink_local.chat.commands.registry import command
 from mink_local.chat.conversation.export import export as write_export
 from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage
 from mink_local.chat.terminal.screen import Screen, counted, one_line
 from mink_local.cli import UNPRINTABLE, WholeNumber
 from mink_local.files import user_path
 
-_WITH_DATES, _WITH_MODELS = 60, 100  # columns of a window whose list has them
-
-_command = partial(command, group="Chats")
+_COLUMNS = {"": 0, "name": 0, "turns": 60, "last": 60, "model": 100}  # and the least width of their window
 
 
-@_command("clear", "Begin a new conversation")
 def clear(chat: Chat, _: str) -> None:
     """Begin a new conversation. This one is kept: /list shows it, /load continues it."""
     chat.session.clear()
@@ -31,7 +26,6 @@ def clear(chat: Chat, _: str) -> None:
     chat.note("(a new conversation)")
 
 
-@_command("save NAME", "Name this conversation")
 def save(chat: Chat, argument: str) -> None:
     """Give this conversation a name, for /load and for mink-chat --resume NAME.
 
@@ -47,7 +41,6 @@ def save(chat: Chat, argument: str) -> None:
     chat.note(f"(this conversation is now {name}{kept})")
 
 
-@_command("load NAME", "Continue a conversation", completion.conversations)
 def load(chat: Chat, argument: str) -> None:
     """Continue a conversation, by its name or the number that /list shows."""
     conversation = chat.session.store.find(argument)
@@ -56,36 +49,32 @@ def load(chat: Chat, argument: str) -> None:
     recall(chat)
 
 
-@_command("list [TEXT]", "List conversations")
 def list_(chat: Chat, argument: str) -> None:
     """List the conversations, the last one first. With TEXT: those that contain it, and where."""
     show_conversations(chat.screen, chat.session.store, argument, chat.session.conversation)
 
 
-@_command("delete NAME", "Delete a conversation", completion.conversations)
 def delete(chat: Chat, argument: str) -> None:
     """Delete a conversation for good, by its name or the number that /list shows, after asking you."""
     conversation = chat.session.store.find(argument)
     messages = counted(conversation.turns, "message")
     begins = one_line(conversation.title, 40)
-    if not chat.confirmed(f"delete {argument} for good, with {messages}, beginning with {begins!r}?"):
-        chat.note("(nothing is deleted)")
-        return
+    chat.confirm(f"delete {argument} for good, with {messages}, beginning with {begins!r}?")
     chat.session.store.delete(conversation.id)
     if conversation.id == chat.session.conversation:
         chat.session.clear()
     chat.note(f"({argument} is deleted)")
 
 
-@_command("export FILE", "Write it to a file", completion.files)
 def export(chat: Chat, argument: str) -> None:
     """Write this conversation to FILE.md, for people, or FILE.json, with every branch and every figure."""
     path = user_path(unquoted(argument))
+    if path.exists():
+        chat.confirm(f"overwrite {path}?")
     write_export(chat.session.store, _current(chat), path)
     chat.note(f"(written to {path})")
 
 
-@_command("history [N]", "Show this conversation")
 def history(chat: Chat, argument: str) -> None:
     """Show this conversation from the beginning, or its last N messages with their answers."""
     last = WholeNumber(min=1)(argument) if argument else 0
@@ -115,24 +104,24 @@ def show_conversations(
     if not conversations:
         screen.note("(there is no conversation)")
         return
-    has_dates, has_models = screen.width >= _WITH_DATES, screen.width >= _WITH_MODELS
+    last = "found in" if text else "begins with"
+    titles = [title for title, least in _COLUMNS.items() if screen.width >= least] + [last]
     table = Table(box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    table.add_column("name", no_wrap=True, max_width=screen.width // 4)
-    if has_dates:
-        table.add_column("turns", justify="right", no_wrap=True)
-        table.add_column("last", no_wrap=True)
-    if has_models:
-        table.add_column("model", no_wrap=True, max_width=screen.width // 5)
-    table.add_column("found in" if text else "begins with")  # the only column that gives way
+    for title in titles:
+        justify: JustifyMethod = "right" if title == "turns" else "left"
+        width = None if title == last else screen.width // 4  # the last column gives way
+        table.add_column(title, no_wrap=title != last, max_width=width, justify=justify)
     for one in conversations:
-        dates = (str(one.turns), _when(one.updated)) if has_dates else ()
-        models = (Path(one.model).name,) if has_models else ()
-        mark = "*" if one.id == current else ""
-        cells = (mark, one.name or str(one.id), *dates, *models, one.title)
-        table.add_row(
-            *(Text(one_line(cell, screen.width), no_wrap=True, overflow="ellipsis") for cell in cells)
-        )
+        cells = {
+            "": "*" if one.id == current else "",
+            "name": one.name or str(one.id),
+            "turns": str(one.turns),
+            "last": _when(one.updated),
+            "model": Path(one.model).name,
+            last: one.title,
+        }
+        texts = (one_line(cells[title], screen.width) for title in titles)
+        table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in texts))
     screen.show(table)
 
 

@@ -1,54 +1,77 @@
-"""The commands that show and change settings."""
+"""The commands that show and change settings, and advice on them."""
 
 import difflib
-from collections.abc import Mapping, Sequence
-from functools import partial
+import re
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 from rich.table import Table
 from rich.text import Text
 
 from mink_local.chat.chat import Chat
-from mink_local.chat.commands import completion
-from mink_local.chat.commands.completion import Completions
-from mink_local.chat.commands.registry import command
-from mink_local.chat.settings.options import BY_KEY, DEFAULT, MIN_K, SETTINGS, Setting
-from mink_local.chat.settings.values import SET_HERE, Settings
+from mink_local.chat.settings import BY_KEY, DEFAULT, MIN_K, SET_HERE, SETTINGS, Setting, Settings
 from mink_local.chat.terminal.screen import Screen, one_line
 from mink_local.cli import printable
 from mink_local.generation.model import Model
-from mink_local.generation.request import SamplingParams
 from mink_local.llama.devices import n_cores
+from mink_local.models import trust
+from mink_local.models.catalog import resolve
 from mink_local.models.options import with_sampler_names
-from mink_local.samplers import MinK
 
 _LONGEST_KEY = 22  # columns of the key of a setting, with its gap
 _TWO_COLUMNS = 78  # columns of a window in which two settings are beside each other
 
-_command = partial(command, group="Settings")
+# Options for kinds of text; the probability, in percent, of tokens to which a larger model gives less than
+# 1%; and that of llama.cpp's default cuts at this temperature, at 1 if it is 0.
+ADVICE = (
+    ("prose", "--floor 1.8 --temp 1", 5.5, 8.0),
+    ("prose, hot", "--floor 1.4 --temp 5", 5.5, 14.0),
+    ("code", "--floor 0 --temp 1", 0.7, 1.7),
+    ("mathematics", "--floor 0 --temp 1", 1.2, 2.0),
+    ("mathematics, one answer", "--temp 0", 0.9, 2.0),
+)
 
 
-def change_setting(chat: Chat, key: str, text: str) -> None:
-    """Change a setting, unless the text is empty, and show it."""
-    setting = BY_KEY[key]
-    if text:
-        chat.change(setting, text)
-    settings = chat.session.settings
-    chat.note(f"({key} is {settings.shown(setting)}, {settings.sources[setting.name]})")
-
-
-def _setting_command(usage: str, about: str) -> None:
-    """Register a command that changes the setting of its name."""
-    key = usage.split()[0]
+def setting_command(key: str, about: str) -> Callable[[Chat, str], None]:
+    """Return the function of a command that changes a setting."""
 
     def run(chat: Chat, text: str) -> None:
         change_setting(chat, key, text)
 
-    def complete(chat: Chat, text: str) -> Completions:
-        return completion.values(chat, key, text)
-
     run.__doc__ = f"{about}. {BY_KEY[key].help}\n\nWithout a value: show it. default: reset it."
-    _command(usage, about, complete)(run)
+    return run
+
+
+def change_setting(chat: Chat, key: str, text: str) -> None:
+    """Change a setting, unless the text is empty, and show it."""
+    setting = _setting(key)
+    if text:
+        _change(chat, setting, text)
+    settings = chat.session.settings
+    chat.note(f"({key} is {settings.shown(setting)}, {settings.sources[setting.name]})")
+
+
+def _change(chat: Chat, setting: Setting, text: str) -> None:
+    """Set a setting from text, and apply it; after an error, settings and model are as before."""
+    session, before = chat.session, chat.session.settings
+    if setting.fixed:
+        raise ValueError(f"{setting.key} can only be set at the start: --{setting.key}, {setting.envvar}")
+    settings = before.changed(setting, text)
+    if setting.reloads:
+        trust.check(resolve(settings["model"]))
+        session.model.close()  # there may not be enough memory for both
+        try:
+            session.model = settings.load_model()
+        except BaseException:
+            session.model = before.load_model()
+            raise
+    session.settings = settings
+    if setting.reloads:
+        session.changed_model()
+        chat.note(f"{session.model.name} {session.model.placement}")
+    if setting.key == "system":
+        session.set_system(settings["system"], settings.sources["system"])
+    chat.screen = Screen(settings["plain"], settings["thoughts"])
 
 
 def _setting(key: str) -> Setting:
@@ -60,11 +83,6 @@ def _setting(key: str) -> Setting:
     raise ValueError(f"there is no setting {key!r}; {hint}")
 
 
-_setting_command("temp [T]", "Set the temperature")
-_setting_command("sampler [NAME[:OPTION=…]]", "Set the sampler")
-
-
-@_command("system [TEXT]", "Set the system prompt")
 def system(chat: Chat, argument: str) -> None:
     """Set the system prompt of this conversation. Without TEXT: show it.
 
@@ -76,47 +94,35 @@ def system(chat: Chat, argument: str) -> None:
     change_setting(chat, "system", argument)
 
 
-@_command("set SETTING VALUE", "Change any setting", completion.settings)
 def set_(chat: Chat, argument: str) -> None:
     """Change a setting of this chat: /set max-tokens 200. /show lists the settings.
 
     The value default is that of the environment or the configuration file, if they set one.
     """
     key, _, value = argument.partition(" ")
-    change_setting(chat, _setting(key).key, value.strip())
+    change_setting(chat, key, value.strip())
 
 
-@_command("show [SETTING]", "Show the settings", completion.settings)
 def show(chat: Chat, argument: str) -> None:
     """List the settings, those that were changed first, and where their values come from.
 
     With SETTING: show its whole value and what it is for.
     """
-    session, screen = chat.session, chat.screen
+    settings, model, screen = chat.session.settings, chat.session.model, chat.screen
     if argument:
         setting = _setting(argument)
-        screen.show(f"{setting.key} {_value(setting, session.settings, session.model)}")
-        source = session.settings.sources[setting.name]
-        chat.note(f"({source}) {with_sampler_names(setting.help or '')}")
-    else:
-        _show_all(screen, session.settings, session.model)
-
-
-_setting_command("model [NAME|PATH]", "Continue with another model")
-
-
-def _show_all(screen: Screen, settings: Settings, model: Model) -> None:
-    """Print the settings that were changed, with the sources of their values, then the others by groups."""
+        screen.show(f"{setting.key} {_value(setting, settings, model)}")
+        chat.note(f"({settings.sources[setting.name]}) {with_sampler_names(setting.help or '')}")
+        return
     changed: list[Sequence[str]] = []
     groups: dict[str, list[tuple[str, str]]] = {}
     for setting in SETTINGS:
-        value = _value(setting, settings, model)
-        if settings.sources[setting.name] == DEFAULT:
+        value, source = _value(setting, settings, model), settings.sources[setting.name]
+        if source == DEFAULT:
             short = one_line(value, max(18, screen.width // _beside(screen) - _LONGEST_KEY))
             groups.setdefault(setting.group, []).append((setting.key, short))
         else:
-            short = one_line(value, screen.width // 2)
-            changed.append((setting.key, short, settings.sources[setting.name]))
+            changed.append((setting.key, one_line(value, screen.width // 2), source))
     if changed:
         screen.table(changed, "changed", "value", "from")
     show_groups(screen, groups)
@@ -124,22 +130,15 @@ def _show_all(screen: Screen, settings: Settings, model: Model) -> None:
 
 def _value(setting: Setting, settings: Settings, model: Model) -> str:
     """Return a value as /set takes it, or what is used in its place; for `sampling` also what it means."""
+    sampler, shown = settings.sampler, settings.shown(setting)
     if setting.key == "sampling":
-        params = SamplingParams(
-            sampler=settings.sampler, temperature=settings["temp"], constraints=settings.constraints
-        )
-        return f"{settings.shown(setting)} ({model.sampling(params)})"
-    if settings[setting.name] is None:
-        sampler = settings.sampler
-        if setting.key == "ctx":
-            return str(model.n_ctx)
-        if setting.key == "threads":
-            return str(n_cores())
-        if setting.key in MIN_K and not isinstance(sampler, MinK):
-            return f"not used by {sampler.name}"
-        if setting.key == "think" and not model.has_thinking_switch:
-            return "no switch"
-    return settings.shown(setting)
+        return f"{shown} ({model.sampling(settings.params)})"
+    used = {"ctx": str(model.n_ctx), "threads": str(n_cores())}
+    if sampler.name != "min-k":
+        used.update(dict.fromkeys(MIN_K, f"not used by {sampler.name}"))
+    if not model.has_thinking_switch:
+        used["think"] = "no switch"
+    return shown if settings[setting.name] is not None else used.get(setting.key, shown)
 
 
 def show_groups(screen: Screen, groups: Mapping[str, Sequence[tuple[str, str]]]) -> None:
@@ -159,3 +158,17 @@ def show_groups(screen: Screen, groups: Mapping[str, Sequence[tuple[str, str]]])
 def _beside(screen: Screen) -> int:
     """Return how many names with their texts fit beside each other."""
     return 2 if screen.width >= _TWO_COLUMNS else 1
+
+
+def show_advice(screen: Screen) -> None:
+    """Print which settings suit prose, code and mathematics, and the figures behind them."""
+    rows = []
+    for kind, options, noise, usual in ADVICE:
+        commands = re.sub(" ?--", ", /set ", options).removeprefix(", ")
+        rows.append((kind, commands, f"{noise:.1f}%", f"{usual:.1f}%"))
+    screen.table(rows, "for", "type", "noise", "usual")
+    screen.note(
+        "(noise: the probability of tokens that a larger model all but excludes, in texts of "
+        "Qwen2.5-Coder-0.5B; usual: that of llama.cpp's default cuts at the same temperature, at 1 beside "
+        "/set temp 0. docs/results.md has the measurements)"
+    )

@@ -47,7 +47,7 @@ class Comparison:
         self.prompt = session.prompt(branch, text)
         self.samplers = [CommonNumbers(sampler, seed) for sampler in samplers]
         self.answers: list[Answer | None] = [None] * len(samplers)
-        params = replace(session.params(), temperature=temperature)
+        params = replace(session.settings.params, temperature=temperature)
         self.info = session.sampling_info(params, seed, self.prompt, len(branch) + bool(text))
         self.conversation = session.conversation
         self._parent = branch[-1].id if branch else None
@@ -65,7 +65,7 @@ class Comparison:
         """
         model, settings, before = session.model, session.settings, session.model.n_ctx
         max_tokens = settings["max_tokens"] or _LONGEST
-        params = replace(session.params(), temperature=self.info.temperature, max_tokens=max_tokens)
+        params = replace(session.settings.params, temperature=self.info.temperature, max_tokens=max_tokens)
         requests = [
             Request(self.prompt, replace(params, sampler=sampler), settings["think"])
             for sampler in self.samplers

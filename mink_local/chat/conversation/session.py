@@ -8,7 +8,7 @@ from dataclasses import replace
 from mink_local.chat.conversation.answer_stream import AnswerStream
 from mink_local.chat.conversation.loop_guard import LoopGuard
 from mink_local.chat.conversation.store import Conversation, ConversationStore, SamplingInfo, StoredMessage
-from mink_local.chat.settings.values import Settings
+from mink_local.chat.settings import Settings
 from mink_local.errors import MinkError
 from mink_local.generation.model import Model
 from mink_local.generation.reasoning import joined
@@ -129,14 +129,14 @@ class Session:
             self.conversation = self.store.begin(self.settings["model"], self.settings["system"])
         message = StoredMessage("user", text, before[-1].id if before else None)
         self.store.add(self.conversation, message)
-        return self._answer([*before, message], self.params())
+        return self._answer([*before, message], self.settings.params)
 
     def regenerate(self, temperature: float | None = None, seed: int | None = None) -> AnswerStream:
         """Return another answer to the last message. Raises as `ask` does.
 
         A seed of the settings is counted up by the number of earlier answers, so that the text differs.
         """
-        params, earlier = self.params(), self.alternatives()
+        params, earlier = self.settings.params, self.alternatives()
         self.check_unchanged()
         if temperature is None:
             temperature = params.temperature
@@ -151,7 +151,7 @@ class Session:
             raise ValueError("the last answer is finished: there is nothing to continue")
         self.check_unchanged()
         beginning = replace(self._tokens_of(last), content=last.content, thinking=last.thinking)
-        return self._answer(self.branch[:-1], self.params(), beginning)
+        return self._answer(self.branch[:-1], self.settings.params, beginning)
 
     def fork(self, at: int, token: int) -> AnswerStream:
         """Return another answer to the last message: the last answer before token `at`, then another token.
@@ -165,7 +165,7 @@ class Session:
         beginning.chosen = [*(index for index in beginning.chosen if index < at), at]
         self.check_unchanged()
         text = "".join(self.model.token_texts(beginning.tokens))
-        return self._answer(self.branch[:-1], self.params(), beginning, text)
+        return self._answer(self.branch[:-1], self.settings.params, beginning, text)
 
     def undo(self) -> StoredMessage:
         """Take back the last message and its answer; return the message. `redo` brings both back."""
@@ -231,17 +231,6 @@ class Session:
             k, parts = answer.k[: len(tokens)], answer.parts
             return StoredMessage("assistant", tokens=tokens[:], k=k, parts=parts, chosen=answer.chosen)
         return StoredMessage("assistant", tokens=tokens, k=[0] * len(tokens), parts=answer.parts[:1])
-
-    def params(self) -> SamplingParams:
-        """Return how the next answer is sampled."""
-        settings = self.settings
-        return SamplingParams(
-            sampler=settings.sampler,
-            temperature=settings["temp"],
-            max_tokens=settings["max_tokens"],
-            seed=settings["seed"],
-            constraints=settings.constraints,
-        )
 
     def sampling_info(
         self, params: SamplingParams, seed: int, messages: Messages, n_messages: int, first_token: int = 0

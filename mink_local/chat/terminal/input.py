@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, Protocol
 
-from mink_local.chat.settings.options import command_line_text
+from mink_local.chat.settings import command_line_text
 from mink_local.chat.terminal.screen import Screen
 from mink_local.cli import printable
 from mink_local.interrupts import interrupt_raises

@@ -1,13 +1,16 @@
 """The settings of `mink-chat`: options that are also environment variables and keys of a TOML file.
 
-Click keeps the precedence: command line, environment, file, default.
+Click keeps the precedence: command line, environment, file, default. The samplers, and with them Numba, are
+imported only where they are needed.
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -29,7 +32,13 @@ from mink_local.models.options import (
     threads_option,
 )
 
-COMMAND_LINE, DEFAULT = "command line", "default"  # two of the sources of values
+if TYPE_CHECKING:
+    from mink_local.generation.model import Model
+    from mink_local.generation.request import SamplingParams
+    from mink_local.llama.constraints import Constraints
+    from mink_local.samplers import Sampler
+
+COMMAND_LINE, DEFAULT, SET_HERE = "command line", "default", "set in this chat"  # three sources of values
 MIN_K = ("tau", "floor")  # the settings that are options of Min-k
 CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints` are made from
 
@@ -69,15 +78,6 @@ class Setting(SamplerOption):
             ParameterSource.DEFAULT_MAP: str(ctx.meta.get("config")),
         }
         return sources.get(ctx.get_parameter_source(self.name) or ParameterSource.DEFAULT, DEFAULT)
-
-    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """Convert a value; name the words of the chat if a switch gets another."""
-        try:
-            return super().type_cast_value(ctx, value)
-        except click.BadParameter:
-            if not self.is_flag:
-                raise
-            raise click.BadParameter(f"{value!r} is neither on nor off.", ctx, self) from None
 
     def handle_parse_result(
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
@@ -280,3 +280,135 @@ def _texts(path: Path) -> Iterator[tuple[str, Any]]:
             raise click.UsageError(f"{path}: {setting.key} must be a single value.")
         else:
             yield setting.name, str(value)
+
+
+class Settings:
+    """The value of every setting, by its name in Python; `sources` says where each comes from."""
+
+    def __init__(self, ctx: click.Context) -> None:
+        self.sources = {setting.name: setting.source(ctx) for setting in SETTINGS}
+        self._values = {setting.name: ctx.params[setting.name] for setting in SETTINGS}
+        self.context = ctx
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def given(self, name: str) -> bool:
+        """Return if the value comes from the command line."""
+        return self.sources[name] == COMMAND_LINE
+
+    def put(self, name: str, value: Any, source: str) -> None:
+        """Set a value that is known to be good."""
+        self._values[name], self.sources[name] = value, source
+
+    def changed(self, setting: Setting, text: str) -> "Settings":
+        """Return a copy with one value from text; "default" is the value without the command line.
+
+        Raises:
+            click.UsageError: The text is not a value of the setting, or does not suit the other settings.
+        """
+        name, other = setting.name, copy(self)
+        other._values, other.sources = self._values.copy(), self.sources.copy()
+        if text == "default":
+            path = self.context.params["config"]
+            arguments = ["--config", str(path)] if path else []
+            defaults = Settings(self.context.command.make_context(None, arguments))
+            other.put(name, defaults[name], defaults.sources[name])
+        else:
+            parts: Any = text.split() if setting.multiple else text
+            other.put(name, setting.process_value(self.context, parts), SET_HERE)
+            for option in MIN_K if name == "sampler" else ():
+                if f"{option}=" in text:  # which the one that was set before must not replace
+                    other.put(option, None, SET_HERE)
+        other.check(is_new=lambda option: option == name)
+        return other
+
+    def check(self, is_new: Callable[[str], bool]) -> None:
+        """Raise click.UsageError if settings do not suit each other or their text is not valid.
+
+        A new option of Min-k does not suit another sampler; one that was there before is not used.
+        """
+        name = self["sampler"].name if self["sampler"] else "min-k"
+        for option in MIN_K:
+            if is_new(option) and self[option] is not None and name != "min-k":
+                raise click.UsageError(f"{option} is an option of min-k, not of {name}.")
+        _ = self.constraints
+
+    @property
+    def sampler(self) -> "Sampler":
+        """The sampler, with --tau and --floor applied."""
+        from mink_local.samplers import MinK
+
+        sampler: Sampler = self["sampler"] or MinK()
+        if isinstance(sampler, MinK):
+            return replace(sampler, **{name: self[name] for name in MIN_K if self[name] is not None})
+        return sampler
+
+    @property
+    def params(self) -> "SamplingParams":
+        """How answers are sampled."""
+        from mink_local.generation.request import SamplingParams
+
+        return SamplingParams(
+            sampler=self.sampler,
+            temperature=self["temp"],
+            max_tokens=self["max_tokens"],
+            seed=self["seed"],
+            constraints=self.constraints,
+        )
+
+    def load_model(self) -> "Model":
+        """Load the model, and try backend sampling if it is to be used.
+
+        Raises what `mink_local.load_model` raises.
+        """
+        from mink_local.generation import loading
+
+        model = loading.load_model(
+            self["model"],
+            n_ctx=self["ctx"],
+            n_gpu_layers=self["gpu_layers"],
+            n_threads=self["threads"],
+            kv_type=self["kv_type"],
+            backend_sampling={"auto": None, "host": False, "backend": True}[self["sampling"]],
+            rpc=self["rpc"],
+            verbose=self.context.params["verbose"],
+        )
+        model.sampling(self.params)
+        return model
+
+    @property
+    def constraints(self) -> "Constraints | None":
+        """The penalties and limits; None if there are none, which is faster."""
+        options = [setting.name for setting in SETTINGS if setting.group == CONSTRAINTS]
+        given = {name: self[name] for name in options if self[name]}
+        if not given:
+            return None
+        from mink_local.llama.constraints import Constraints
+
+        try:
+            return Constraints(**{**given, "logit_bias": dict(self["logit_bias"])})
+        except ValueError as error:
+            raise click.UsageError(f"{error}.") from None
+
+    def shown(self, setting: Setting) -> str:
+        """Return a value as /set takes it, or in words what holds if it is not set."""
+        value = self[setting.name]
+        if setting.name == "sampler":
+            value = self.sampler
+        elif setting.name in MIN_K and self.sampler.name == "min-k":
+            value = getattr(self.sampler, setting.name)
+        match value:
+            case None | ():
+                return setting.unset
+            case bool():
+                return "on" if value else "off"
+            case float():
+                return f"{value:g}"
+            case FileText():
+                return value.path
+            case tuple() if setting.name == "logit_bias":
+                return " ".join(f"{token}={bias:g}" for token, bias in value)
+            case tuple():
+                return ",".join(value)
+        return str(value)

@@ -1,1 +1,0 @@
-"""The settings of `mink-chat`: options, and their values in a chat."""
