@@ -8,24 +8,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.box import MARKDOWN
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.table import Table
 
 from mink_local.cli import FiniteFloat, run
+from mink_local.llama.constants import N_SEQ_MAX
 from mink_local.models.options import (
-    gpu_layers_option,
     max_tokens_option,
     model_option,
-    rpc_option,
+    placement_options,
     sampler_option,
     temp_option,
-    threads_option,
 )
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
-    from mink_local.bench.decode import Form
-    from mink_local.bench.measuring import Row
+    from mink_local.bench.timing import Form, Row
     from mink_local.samplers import Sampler
 
 PROGRAM = "mink-bench"
@@ -38,9 +36,9 @@ def _report(rows: "Sequence[Row]", output: str | None, title: str) -> None:
         click.echo(json.dumps(rows, indent=1))
         return
     table = Table(title=None if output else title, title_justify="left", box=MARKDOWN if output else None)
-    for name in rows[0]:
-        justify: JustifyMethod = "left" if isinstance(rows[0][name], str) else "right"
-        table.add_column(name.replace("_us", " µs").replace("_", " "), overflow="fold", justify=justify)
+    for name, value in rows[0].items():
+        heading = name.replace("_us", " µs").replace("_", " ")
+        table.add_column(heading, overflow="fold", justify="left" if isinstance(value, str) else "right")
     for row in rows:
         table.add_row(*map(_text, row.values()))
     Console(width=200 if output else None).print(table, markup=False)
@@ -63,16 +61,18 @@ def _samplers(_: click.Context, __: click.Parameter, samplers: "tuple[Sampler, .
 def _rounds_option(least: int, default: int) -> Callable[[Command], Command]:
     return click.option(
         "--rounds", type=click.IntRange(min=least), default=default, show_default=True, metavar="N",
-        help="Rounds, each of which times everything once.",
+        help="Rounds; each times everything once.",
     )  # fmt: skip
 
 
 _samplers_option = sampler_option.replace(
-    "samplers", default=None, multiple=True, callback=_samplers, help="A sampler to time; repeatable.",
+    "samplers", default=None, multiple=True, callback=_samplers, help="Sampler to time; repeatable.",
     show_default="all",
 )  # fmt: skip
 _temp_option = temp_option.replace(type=FiniteFloat(min=0, min_open=True), help="Temperature.")
-_tokens_option = max_tokens_option.replace("--tokens", "tokens", default=64, show_default=True)
+_tokens_option = max_tokens_option.replace(
+    "--tokens", "tokens", default=64, show_default=True, help="Tokens of an answer."
+)
 
 
 def _output_options(command: Command) -> Command:
@@ -85,7 +85,7 @@ def _output_options(command: Command) -> Command:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
-    """Time sampling by itself, in generation, and with many answers at a time."""
+    """Time sampling by itself, in generation, and in batches of answers."""
 
 
 @cli.command("sampler")
@@ -95,7 +95,7 @@ def cli() -> None:
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE.npz",
-    help="Logits to time on: an array `logits` of shape (rows, V).  [default: the model's]",
+    help="Logits to time on: an array `logits` of shape (rows, V); repeatable.  [default: the model's]",
 )
 @model_option
 @_samplers_option
@@ -111,7 +111,7 @@ def sampler_command(
     output: str | None,
 ) -> None:
     """Time one step of every sampler on one thread, next to llama.cpp's own, np.max and np.sort."""
-    from mink_local.bench.sampler import logits_of_answer, read_logits, time_samplers
+    from mink_local.bench.timing import logits_of_answer, read_logits, time_samplers
     from mink_local.generation.loading import load_model
 
     if files:
@@ -136,9 +136,7 @@ def sampler_command(
     type=click.Choice(["host", "backend", "llama.cpp"]),
     help="Where tokens are sampled; repeatable.  [default: host, and backend on a GPU]",
 )
-@gpu_layers_option
-@threads_option
-@rpc_option
+@placement_options
 @_output_options
 def decode_command(
     model: str,
@@ -147,23 +145,19 @@ def decode_command(
     tokens: int,
     rounds: int,
     forms: "Sequence[Form]",
-    gpu_layers: Any,
-    threads: int | None,
-    rpc: Sequence[str] | None,
     output: str | None,
+    **placement: Any,
 ) -> None:
-    """Generate with every sampler in turn and compare with greedy (the paper's latency table)."""
-    from mink_local.bench.decode import time_decoding
+    """Time generation with each sampler, and compare it with greedy (the paper's latency table)."""
+    from mink_local.bench.timing import time_decoding
     from mink_local.generation.loading import load_model
 
     if not find_spec("scipy"):
         raise click.UsageError("the intervals need SciPy: type  python -m pip install scipy")
-    n_ctx = tokens + 256
-    with load_model(model, n_ctx=n_ctx, n_gpu_layers=gpu_layers, n_threads=threads, rpc=rpc) as loaded:
+    with load_model(model, n_ctx=tokens + 256, **placement) as loaded:
         forms = forms or (("host", "backend") if loaded.weights.on_gpu else ("host",))
         speeds = time_decoding(loaded, samplers, forms, temp, tokens, rounds)
-    title = f"{loaded.name} {loaded.placement}\n{tokens} tokens, {rounds} rounds"
-    _report(speeds, output, title)
+    _report(speeds, output, f"{loaded.name} {loaded.placement}\n{tokens} tokens, {rounds} rounds")
 
 
 @cli.command("batch")
@@ -172,7 +166,7 @@ def decode_command(
     "--parallel",
     "parallels",
     multiple=True,
-    type=click.IntRange(min=1, max=256),  # LLAMA_MAX_SEQ
+    type=click.IntRange(min=1, max=N_SEQ_MAX),
     default=(1, 4, 16),
     show_default=True,
     metavar="N",
@@ -182,9 +176,7 @@ def decode_command(
 @_temp_option
 @_tokens_option
 @_rounds_option(least=1, default=5)
-@gpu_layers_option
-@threads_option
-@rpc_option
+@placement_options
 @_output_options
 def batch_command(
     model: str,
@@ -193,21 +185,16 @@ def batch_command(
     temp: float,
     tokens: int,
     rounds: int,
-    gpu_layers: Any,
-    threads: int | None,
-    rpc: Sequence[str] | None,
     output: str | None,
+    **placement: Any,
 ) -> None:
-    """Generate several answers at a time and compare with the bare llama_decode calls."""
-    from mink_local.bench.batch import time_batches
+    """Time several answers generated at once, and compare with the bare llama_decode calls."""
+    from mink_local.bench.timing import time_batches
     from mink_local.generation.loading import load_model
 
-    with load_model(
-        model, n_ctx=tokens + 256, n_parallel=1, n_gpu_layers=gpu_layers, n_threads=threads, rpc=rpc
-    ) as loaded:
+    with load_model(model, n_ctx=tokens + 256, n_parallel=1, **placement) as loaded:
         speeds = time_batches(loaded, parallels, sampler, temp, tokens, rounds)
-    title = f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds"
-    _report(speeds, output, title)
+    _report(speeds, output, f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds")
 
 
 def main() -> None:

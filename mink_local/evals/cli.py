@@ -15,15 +15,13 @@ from mink_local.models.catalog import DEFAULT_MODEL
 from mink_local.models.options import (
     SamplerType,
     ctx_option,
-    gpu_layers_option,
     max_tokens_option,
     model_option,
     parallel_option,
-    rpc_option,
+    placement_options,
     sampler_option,
     seed_option,
     temp_option,
-    threads_option,
 )
 from mink_local.version import __version__
 
@@ -72,17 +70,6 @@ def out_option(
     """Return the option of the folder that a command writes to, with this help text."""
     kind = click.Path(path_type=Path, file_okay=False)
     return click.option("--out", "-o", type=kind, default=default, metavar="DIR", help=text)
-
-
-def placement_options(command: Command) -> Command:
-    """Add the options that say where a model's layers go, passed on as `load_model` names them."""
-    for option in (
-        rpc_option,
-        threads_option.replace("n_threads"),
-        gpu_layers_option.replace("n_gpu_layers"),
-    ):
-        command = option(command)
-    return command
 
 
 class Program(click.Group):

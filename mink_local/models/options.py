@@ -187,3 +187,14 @@ max_tokens_option = SharedOption(
     show_default="until the context is full",
     help="Maximum length of an answer in tokens.",
 )
+
+
+def placement_options(command: Command) -> Command:
+    """Add the options of where a model's layers go; a command passes their values on to `load_model`."""
+    for option in (
+        rpc_option,
+        threads_option.replace("n_threads"),
+        gpu_layers_option.replace("n_gpu_layers"),
+    ):
+        command = option(command)
+    return command

@@ -85,7 +85,8 @@ class TokenProbabilities:
     """The probabilities with which every setting samples tokens; settings with the same cut share it."""
 
     def __init__(self, settings: Sequence[SamplerSetting], n_vocab: int) -> None:
-        self._workspace, self._every = Workspace(n_vocab), np.arange(n_vocab)
+        self._workspace = Workspace(n_vocab)
+        self._every = np.arange(n_vocab)
         self._temperatures = np.array([setting.temperature for setting in settings])
         self._cuts = [
             (sampler.selector(seen, self._workspace), np.array(members))

@@ -1,0 +1,399 @@
+"""Time sampling next to references: one step, an answer, and several answers at a time.
+
+No machine keeps its speed for long. So contestants are timed in turn, and only figures of the same round are
+compared.
+"""
+
+import ctypes
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
+
+from mink_local.errors import MinkError
+from mink_local.generation.engine import Engine
+from mink_local.generation.loading import make_context
+from mink_local.generation.model import Model
+from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.slots import Slot, decode
+from mink_local.generation.template import ChatTemplate
+from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
+from mink_local.llama.context import Context
+from mink_local.llama.token_data import TOKEN_DATA
+from mink_local.llama.token_sampler import TokenSampler
+from mink_local.samplers import Greedy, MinK, MinP, Sampler, TopK, TopNSigma, TopP, Workspace
+
+PROMPT = "Tell me a long story about a dog named Max who went to the sea."
+
+LLAMA_CPP: dict[type[Sampler], Callable[[Any], Any]] = {
+    Greedy: lambda _: C.llama_sampler_init_greedy(),
+    TopK: lambda sampler: C.llama_sampler_init_top_k(sampler.k),
+    TopP: lambda sampler: C.llama_sampler_init_top_p(sampler.p, 1),
+    MinP: lambda sampler: C.llama_sampler_init_min_p(sampler.p, 1),
+    TopNSigma: lambda sampler: C.llama_sampler_init_top_n_sigma(sampler.n),
+}
+"""llama.cpp's own sampler of a method, if llama.cpp has one."""
+
+Name = TypeVar("Name", bound=Hashable)
+Measured = TypeVar("Measured")
+Logits = NDArray[np.float32]
+Timed = Callable[[Logits], float]  # a row of logits (V,) to seconds
+Form = Literal["host", "backend", "llama.cpp"]
+Row = dict[str, Any]
+"""A line of a table: a sampler's name and figures, whose keys are the headings."""
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def in_turn(contestants: Mapping[Name, Callable[[int], Measured]], rounds: int) -> dict[Name, list[Measured]]:
+    """Measure every contestant once per round, starting each round with another one.
+
+    A contestant is a function of the round's number; the result lists what each returned. Round 0 comes
+    first, warms up and is dropped.
+    """
+    measured: dict[Name, list[Measured]] = {name: [] for name in contestants}
+    names = list(contestants)
+    for i in range(rounds + 1):
+        first = i % len(names)
+        for name in names[first:] + names[:first]:
+            result = contestants[name](i)
+            if i > 0:
+                measured[name].append(result)
+    return measured
+
+
+def median_ratio(values: Sequence[float], reference: Sequence[float]) -> float:
+    """Return the median over rounds of the ratio of two contestants within a round."""
+    return median(a / b for a, b in zip(values, reference, strict=True))
+
+
+def slowdown(values: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
+    """Return how much longer a contestant takes than the reference, in percent, with a 95% interval.
+
+    `values` and `reference` are seconds in the same rounds, at least 6. The result is the median over rounds
+    of the slowdown within a round, and the ends of its interval, which rests on order statistics alone.
+    """
+    from scipy.stats import quantile_test
+
+    percent = 100 * (np.array(values) / np.array(reference) - 1)
+    low, high = quantile_test(percent).confidence_interval(0.95)
+    return round(float(np.median(percent)), 3), round(float(low), 3), round(float(high), 3)
+
+
+def time_samplers(logits: Logits, samplers: Sequence[Sampler], temperature: float, rounds: int) -> list[Row]:
+    """Time one step of samplers on one thread, next to np.max and a full np.sort.
+
+    Args:
+        logits: Raw logits (n, V); round i takes row i modulo n.
+        samplers: The samplers.
+        temperature: Above 0.
+        rounds: Rounds, each of which times everything once.
+
+    Returns:
+        A row per method with median microseconds of one step, None for a form that a method lacks: `cut`
+        alone; `step`, which is cut, temperature and sampling as in generation; `llama_cpp`, its own sampler
+        on candidates already in place; `processor`, a logits processor in Python.
+    """
+    n_vocab = logits.shape[1]
+    contestants: dict[tuple[str, str], Timed] = {("np.max", "cut_us"): _timed(np.max)}
+    for sampler in samplers:
+        name = str(sampler)
+        contestants[name, "cut_us"] = _timed(sampler.selector(temperature, Workspace(n_vocab)))
+        contestants[name, "step_us"] = _timed(partial(TokenSampler(sampler, temperature, 1, n_vocab), step=1))
+        contestants[name, "processor_us"] = _processor(sampler, temperature)
+        if type(sampler) in LLAMA_CPP:
+            contestants[name, "llama_cpp_us"] = _llama_cpp(sampler, n_vocab)
+    contestants["np.sort", "cut_us"] = _timed(np.sort)
+    rows = [np.ascontiguousarray(row) for row in logits]
+    timed = in_turn(
+        {key: partial(_warm, contestant, rows) for key, contestant in contestants.items()}, rounds
+    )
+    costs: dict[str, Row] = {}
+    for (method, form), times in timed.items():
+        empty = dict.fromkeys(("cut_us", "step_us", "llama_cpp_us", "processor_us"))
+        cost = costs.setdefault(method, {"method": method, "vocabulary": n_vocab, **empty})
+        cost[form] = 1e6 * median(times)
+    return list(costs.values())
+
+
+def _warm(contestant: Timed, rows: Sequence[Logits], i: int) -> float:
+    """Return the last of three calls' seconds: the row and the buffers are in the caches then."""
+    return [contestant(rows[i % len(rows)]) for _ in range(3)][-1]
+
+
+def _timed(function: Callable[..., object]) -> Timed:
+    return lambda row: seconds(partial(function, row))
+
+
+def _processor(sampler: Sampler, temperature: float) -> Timed:
+    """Time a logits processor on the strided view that llama-cpp-python gives it."""
+    process = sampler.at(temperature)
+
+    def contestant(row: Logits) -> float:
+        scores = np.zeros(row.size, TOKEN_DATA)["logit"]
+        scores[:] = row
+        return seconds(lambda: process([], scores))
+
+    return contestant
+
+
+def _llama_cpp(sampler: Sampler, n_vocab: int) -> Timed:
+    """Time llama.cpp's sampler on a llama_token_data_array that is filled already."""
+    own = LLAMA_CPP[type(sampler)](sampler)
+    records = np.zeros(n_vocab, TOKEN_DATA)
+    array = C.llama_token_data_array()
+    array.data = ctypes.cast(records.ctypes.data, C.llama_token_data_p)
+
+    def contestant(row: Logits) -> float:
+        records["id"] = np.arange(n_vocab)
+        records["logit"] = row
+        array.size, array.selected, array.sorted = n_vocab, -1, False
+        return seconds(lambda: C.llama_sampler_apply(own, ctypes.byref(array)))
+
+    weakref.finalize(contestant, C.llama_sampler_free, own)
+    return contestant
+
+
+def logits_of_answer(model: Model, count: int = 32) -> Logits:
+    """Return the raw logits (count, V) of the first steps of an answer."""
+    messages = [{"role": "user", "content": PROMPT}]
+    reply = model.chat(messages, sampler=MinK(), seed=1, max_tokens=count, ignore_eos=True)
+    reply.read()
+    return np.stack([model.logits(messages, prefix=reply.tokens[:i]) for i in range(count)])
+
+
+def read_logits(path: Path) -> Logits:
+    """Return the logits (n, V) of the array `logits` of an .npz file. Raises MinkError if there is none."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            logits = np.asarray(file["logits"], np.float32)
+    except (OSError, ValueError, KeyError) as error:
+        raise MinkError(f"{path} is not an .npz file with an array named logits: {error}") from None
+    if logits.ndim != 2 or logits.size == 0:
+        raise MinkError(f"the logits in {path} must have the shape (rows, V), not {logits.shape}")
+    return logits
+
+
+def time_decoding(
+    model: Model,
+    samplers: Sequence[Sampler],
+    forms: Sequence[Form],
+    temperature: float,
+    tokens: int,
+    rounds: int,
+) -> list[Row]:
+    """Generate answers to one prompt with every sampler in turn; generation continues past end-of-sequence.
+
+    Each sampler takes those of `forms` that it has: "host", "backend" (inside llama.cpp's compute graph) or
+    "llama.cpp" (its own samplers). Greedy and llama.cpp's greedy come first. Raises MinkError if the device
+    cannot sample on the backend.
+    """
+    prompt = model.prompt_tokens([{"role": "user", "content": PROMPT}])
+    n_ctx = len(prompt) + tokens
+    context = make_context(model.weights, n_ctx, 1, n_threads=model.engine.context.n_threads)
+    slot: Slot[None] = Slot(context, 0)
+
+    def answer(sampler: Sampler, form: Form, seed: int) -> tuple[float, float]:
+        """Return the median seconds of a step of an answer, and of its sampling."""
+        slot.truncate(0)
+        next_token = stepper(context, slot, sampler, form, temperature, seed)
+        slot.queue(prompt)
+        evaluate(context, slot)
+        times = []
+        for _ in range(tokens):
+            began = time.perf_counter()
+            token = next_token()
+            sampled = time.perf_counter()
+            slot.push(token)
+            evaluate(context, slot)
+            times.append((time.perf_counter() - began, sampled - began))
+        slot.detach()
+        whole, sampling = np.median(times, axis=0)
+        return float(whole), float(sampling)
+
+    contestants = {("greedy", "llama.cpp"): partial(answer, Greedy(), "llama.cpp")}
+    for form in forms:
+        for sampler in (Greedy(), *samplers):
+            has_llama_cpp = form == "llama.cpp" and type(sampler) in LLAMA_CPP
+            if form == "host" or has_llama_cpp or (form == "backend" and has_backend_form(sampler)):
+                contestants[str(sampler), form] = partial(answer, sampler, form)
+    return compare_decoding(in_turn(contestants, rounds))
+
+
+def compare_decoding(steps: Mapping[tuple[str, str], Sequence[tuple[float, float]]]) -> list[Row]:
+    """Return a row per method and form: its speed, and how much longer its steps are than greedy's.
+
+    Args:
+        steps: By method and form, the seconds of a step and of its sampling, one pair per round; each form
+            has greedy.
+
+    Returns:
+        Medians over rounds; the slowdown is in percent, with its 95% interval.
+    """
+    rows = []
+    for (method, form), times in steps.items():
+        step, sampling = zip(*times, strict=True)
+        percent, low, high = slowdown(step, [seconds for seconds, _ in steps["greedy", form]])
+        rows.append(
+            {
+                "method": method,
+                "form": form,
+                "tokens_per_s": 1 / median(step),
+                "ms_per_token": 1e3 * median(step),
+                "sampling_us": 1e6 * median(sampling),
+                "slowdown_percent": percent,
+                "low": low,
+                "high": high,
+            }
+        )
+    return rows
+
+
+def stepper(
+    context: Context, slot: Slot[None], sampler: Sampler, form: Form, temperature: float, seed: int
+) -> Callable[[], int]:
+    """Return a function that samples the next token of a slot from the last output of the last batch.
+
+    "host" and "backend" sample as `Engine` does, "llama.cpp" in llama.cpp's order: the cut, then temperature.
+    """
+    if form == "llama.cpp":
+        chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+        C.llama_sampler_chain_add(chain, LLAMA_CPP[type(sampler)](sampler))
+        if not isinstance(sampler, Greedy):
+            C.llama_sampler_chain_add(chain, C.llama_sampler_init_temp(temperature))
+            C.llama_sampler_chain_add(chain, C.llama_sampler_init_dist(seed))
+        sample_own = partial(C.llama_sampler_sample, chain, context.handle, -1)
+        weakref.finalize(sample_own, C.llama_sampler_free, chain)
+        return sample_own
+    sample = TokenSampler(sampler, temperature, seed, context.n_vocab)
+    steps = itertools.count(1)
+
+    def on_host() -> int:
+        return sample(context.logits(), step=next(steps))
+
+    def on_backend() -> int:
+        token = None if slot.backend_sampler is None else slot.backend_sampler.next()
+        if token is not None:
+            return token
+        if slot.backend_sampler is not None:
+            slot.detach()
+            slot.evaluate_last_again()
+            evaluate(context, slot)
+        return on_host()
+
+    if form == "host":
+        return on_host
+    slot.backend_sampler = BackendSampler(sampler, temperature, seed, context)
+    if not slot.backend_sampler.attach():
+        raise MinkError(f"this device cannot sample {sampler} inside llama.cpp's graph: use --form host")
+    return on_backend
+
+
+def evaluate(context: Context, slot: Slot[None]) -> None:
+    """Evaluate what a slot has pending, and wait for it: a GPU is still at work when llama.cpp returns."""
+    while slot.pending:
+        decode(context, [slot])
+    C.llama_synchronize(context.handle)
+
+
+def time_batches(
+    model: Model, parallels: Sequence[int], sampler: Sampler, temperature: float, tokens: int, rounds: int
+) -> list[Row]:
+    """Generate several answers at a time, and repeat the same llama_decode calls with nothing in between."""
+    batches = dict(_batch(model, n, sampler, temperature, tokens) for n in parallels)
+    return compare_batches(in_turn(batches, rounds))
+
+
+def compare_batches(speeds: Mapping[int, Sequence[tuple[float, float]]]) -> list[Row]:
+    """Return a row per number of answers at a time.
+
+    Args:
+        speeds: By that number, tokens per second of generation and of the bare calls, one pair per round.
+
+    Returns:
+        Medians over rounds; `share_of_bare` and `speedup` (over the first number) are ratios within a round.
+    """
+    first = [ours for ours, _ in next(iter(speeds.values()))]
+    rows = []
+    for n_parallel, pairs in speeds.items():
+        ours, bare = zip(*pairs, strict=True)
+        ratios = {"share_of_bare": median_ratio(ours, bare), "speedup": median_ratio(ours, first)}
+        rows.append({"answers": n_parallel, "tokens_per_s": median(ours), **ratios})
+    return rows
+
+
+class _Recorder:
+    """Passes calls on to a context and records those that change its KV cache."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._calls: list[Callable[[], object]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._context, name)
+        if name not in ("decode", "copy", "clear", "truncate"):
+            return attribute
+
+        def record(*arguments: Any) -> Any:
+            self._calls.append(partial(attribute, *arguments))
+            return attribute(*arguments)
+
+        return record
+
+    def repeat(self) -> None:
+        for call in self._calls:
+            call()
+
+
+def _batch(
+    model: Model, n_parallel: int, sampler: Sampler, temperature: float, tokens: int
+) -> tuple[int, Callable[[int], tuple[float, float]]]:
+    """Return a contestant that generates answers at a time, and how many: fewer if memory is short.
+
+    The contestant returns tokens a second, of generation and of its calls alone.
+    """
+    # Each has a prompt of its own: what answers have in common would be evaluated once.
+    prompts = [
+        model.prompt_tokens([{"role": "user", "content": f"{PROMPT} This is story {i}."}])
+        for i in range(100, 100 + n_parallel)
+    ]
+    n_ctx = max(map(len, prompts)) + tokens
+    context = make_context(model.weights, n_ctx, n_parallel, n_threads=model.engine.context.n_threads)
+    template = ChatTemplate(model.weights)
+    requests = [
+        Request(
+            prompt, SamplingParams(sampler=sampler, temperature=temperature, max_tokens=tokens, seed=seed)
+        )
+        for seed, prompt in enumerate(prompts[: context.n_seq])
+    ]
+
+    def generate(context: Any) -> int:
+        """Generate all answers; return how many tokens they have."""
+        engine = Engine(context, model.weights, template)
+        answers = [engine.submit(request) for request in requests]
+        while not engine.idle:
+            engine.step()
+        return sum(answer.n_tokens for answer in answers)
+
+    recorder = _Recorder(context)
+    n_tokens = generate(recorder)
+
+    def speed(function: Callable[[], object]) -> float:
+        for seq_id in range(context.n_seq):
+            context.clear(seq_id)
+        return n_tokens / seconds(function)
+
+    return context.n_seq, lambda _: (speed(partial(generate, context)), speed(recorder.repeat))

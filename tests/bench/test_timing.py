@@ -1,0 +1,155 @@
+"""Comparing contestants whose times are known, and what the contestants do."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_cpp import llama_cpp as C
+
+from mink_local.bench.timing import (
+    PROMPT,
+    compare_batches,
+    compare_decoding,
+    evaluate,
+    in_turn,
+    logits_of_answer,
+    median_ratio,
+    slowdown,
+    stepper,
+    time_batches,
+    time_decoding,
+)
+from mink_local.generation.loading import load_model
+from mink_local.generation.model import Model
+from mink_local.generation.slots import Slot
+from mink_local.llama.backend_sampler import BackendSampler
+from mink_local.samplers import Greedy, MinK
+
+
+def test_each_round_begins_with_another_contestant_and_the_first_round_is_dropped() -> None:
+    calls: list[str] = []
+
+    def contestant(name: str) -> Callable[[int], tuple[str, int]]:
+        return lambda i: calls.append(name) or (name, i)  # type: ignore[func-returns-value]
+
+    measured = in_turn({name: contestant(name) for name in "abc"}, rounds=3)
+    assert "".join(calls) == "abc" + "bca" + "cab" + "abc"
+    assert measured == {name: [(name, 1), (name, 2), (name, 3)] for name in "abc"}
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    # The machine is 100 times slower in the end: medians of each (4 and 5) have a ratio of 0.8, rounds of 2.
+    reference = [1.0, 2.0, 5.0, 50.0, 100.0]
+    assert median_ratio([2 * seconds for seconds in reference], reference) == 2
+    assert median_ratio([2, 4, 4, 100, 200], reference) == 2
+
+
+def test_slowdown_and_its_interval_are_order_statistics_of_the_rounds() -> None:
+    reference = [float(i + 1) for i in range(11)]
+    percent = [7, 1, 9, 3, 5, 0, 2, 4, 6, 8, 10]
+    values = [seconds * (1 + p / 100) for seconds, p in zip(reference, percent, strict=True)]
+    # Of 11 rounds the 2nd and the 10th enclose the median with 98.8% probability; the 3rd and 9th with 93.5%.
+    assert slowdown(values, reference) == pytest.approx((5, 1, 9))
+
+
+def test_a_slower_method_is_told_from_noise() -> None:
+    """Beside greedy of the same form."""
+    noise = [1.0, 1.3, 0.9, 1.1, 1.2, 0.8, 1.0, 1.4]
+    greedy, slower = ([(seconds * n, seconds / 100) for n in noise] for seconds in (0.010, 0.011))
+    speeds = compare_decoding(
+        {
+            ("greedy", "host"): greedy,
+            ("slower", "host"): slower,
+            ("greedy", "backend"): slower,
+            ("slower", "backend"): slower,
+        }
+    )
+    percents = [(one["low"], one["slowdown_percent"], one["high"]) for one in speeds]
+    assert percents == [(0, 0, 0), pytest.approx((10, 10, 10)), (0, 0, 0), (0, 0, 0)]
+    assert speeds[1] == {"method": "slower", "form": "host"} | {
+        name: pytest.approx(value)
+        for name, value in {
+            "tokens_per_s": 1000 / 11.55, "ms_per_token": 11.55, "sampling_us": 110,
+            "slowdown_percent": 10, "low": 10, "high": 10,
+        }.items()
+    }  # fmt: skip
+
+
+def test_batches_are_compared_with_the_bare_calls_and_with_the_first() -> None:
+    one, many = compare_batches({1: [(10.0, 20.0), (30.0, 40.0), (20.0, 20.0)], 4: [(30.0, 30.0)] * 3})
+    assert one == {"answers": 1, "tokens_per_s": 20, "share_of_bare": 0.75, "speedup": 1}
+    assert many == {"answers": 4, "tokens_per_s": 30, "share_of_bare": 1, "speedup": 1.5}
+
+
+def test_logits_are_those_of_the_steps_of_an_answer(smollm2: Model) -> None:
+    logits = logits_of_answer(smollm2, 5)
+    assert logits.shape == (5, 49152)
+    assert len({row.tobytes() for row in logits}) == 5
+    # From them the same sampler keeps as many candidates as it did while the answer was generated.
+    messages = [{"role": "user", "content": PROMPT}]
+    reply = smollm2.chat(messages, sampler=MinK(), seed=1, max_tokens=5, ignore_eos=True)
+    reply.read()
+    assert [MinK().cutoff(row) for row in logits] == reply.k
+
+
+def test_what_a_gpu_still_computes_is_not_sampling_time(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is done 100 ms after llama.cpp's return makes the step longer, and not the sampling."""
+
+    def late(context: Any) -> None:
+        time.sleep(0.1)
+        synchronize(context)
+
+    synchronize = C.llama_synchronize
+    monkeypatch.setattr(C, "llama_synchronize", late)
+    with load_model(str(tiny_path), n_ctx=128) as model:
+        speeds = time_decoding(model, [], ["host", "backend"], 1.0, tokens=3, rounds=2)
+    assert len(speeds) == 3
+    for speed in speeds:
+        assert speed["ms_per_token"] > 100
+        assert speed["sampling_us"] < 100_000
+
+
+@pytest.mark.parametrize("undecided", [-1, 2])
+def test_all_forms_sample_the_same_tokens(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: int
+) -> None:
+    """Also if the backend cannot decide a token: the host goes on from there."""
+    sampled: list[int | None] = []
+    sample = BackendSampler.next
+
+    def next_token(backend: BackendSampler) -> int | None:
+        sampled.append(None if len(sampled) == undecided else sample(backend))
+        return sampled[-1]
+
+    monkeypatch.setattr(BackendSampler, "next", next_token)
+
+    def steps(model: Model, form: Any) -> list[int]:
+        model.forget()
+        context = model.engine.context
+        slot: Slot[None] = Slot(context, 0)
+        step = stepper(context, slot, Greedy(), form, 1.0, 1)
+        slot.queue(model.prompt_tokens("Once upon a time"))
+        tokens = []
+        for _ in range(5):
+            evaluate(context, slot)
+            tokens.append(step())
+            slot.push(tokens[-1])
+        slot.release()
+        slot.truncate(0)
+        return tokens
+
+    with load_model(str(tiny_path), n_ctx=64) as model:
+        assert steps(model, "host") == steps(model, "backend") == steps(model, "llama.cpp")
+    assert len(sampled) == (5 if undecided < 0 else 3)
+
+
+def test_as_many_answers_are_generated_as_are_asked_for(tiny_path: Path) -> None:
+    with load_model(str(tiny_path), n_ctx=256, n_parallel=1) as model:
+        one, two = time_batches(model, [1, 2], MinK(), 1.0, tokens=4, rounds=2)
+    assert (one["answers"], two["answers"]) == (1, 2)
+    assert one["speedup"] == 1
+    assert min(one["share_of_bare"], two["share_of_bare"], two["speedup"]) > 0
