@@ -15,7 +15,7 @@ from mink_local.evals.run.worker import DATE
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.generation.sampling_step import SamplingStep, sampling_step
-from mink_local.generation.text_stream import token_name
+from mink_local.generation.text import token_name
 from mink_local.samplers import Sampler, label
 
 _SHOWN = 12  # candidates

@@ -1,9 +1,9 @@
 """Answers: their text as far as it is generated, with tokens, cutoffs and log-probabilities."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from mink_local.generation.reasoning import ReasoningSplitter
 from mink_local.generation.request import Request
+from mink_local.generation.text import ReasoningSplitter
 from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, whole_calls
 
 FinishReason = Literal["stop", "length", "interrupted", "overflow", "error"]
@@ -28,12 +28,6 @@ class Piece(str):
     is_end_token: bool = False
     logprob: float | None = None
     top_logprobs: TopLogprobs = ()
-
-
-class _Parts(NamedTuple):
-    reasoning: str
-    content: str
-    tool_calls: list[dict[str, Any]]
 
 
 class Answer:
@@ -83,7 +77,7 @@ class Answer:
         self.error: str | None = None
         self.no_token_left = False
         self.seconds = 0.0
-        self._parsed: tuple[str, _Parts] | None = None
+        self._message: tuple[str, dict[str, Any]] = "", {"role": "assistant", "content": ""}
 
     @property
     def n_tokens(self) -> int:
@@ -102,51 +96,48 @@ class Answer:
     @property
     def reasoning(self) -> str:
         """The reasoning before the answer, without its marks; empty if there is none."""
-        return self._parts.reasoning
+        return str(self.message.get("reasoning_content", ""))
 
     @property
     def content(self) -> str:
         """The text without reasoning and calls of tools."""
-        return self._parts.content
+        return str(self.message["content"])
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:
         """Calls of the request's tools, as OpenAI's messages have them."""
-        return self._parts.tool_calls
+        return list(self.message.get("tool_calls", ()))
 
     @property
     def message(self) -> dict[str, Any]:
         """The answer as a message of the conversation."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.content}
-        if self.reasoning:
-            message["reasoning_content"] = self.reasoning
-        if self.tool_calls:
-            message["tool_calls"] = self.tool_calls
+        text, message = self._message
+        if text != self.text:  # the calls of one text keep their ids
+            message = self._parsed()
+            self._message = self.text, message
         return message
 
-    @property
-    def _parts(self) -> "_Parts":
-        """The parts of the text so far; the calls of one text keep their ids."""
-        if self._parsed is None or self._parsed[0] != self.text:
-            self._parsed = self.text, self._parse()
-        return self._parsed[1]
-
-    def _parse(self) -> "_Parts":
+    def _parsed(self) -> dict[str, Any]:
+        state = "reasoning" if self.in_reasoning else "start" if self.can_reason else "text"
         if self.request.params.has_grammar:  # which leaves no room for reasoning
             state = "text"
-        else:
-            state = "reasoning" if self.in_reasoning else "start" if self.can_reason else "text"
         splitter = ReasoningSplitter(state)
         parts = [*splitter.feed(self.text), *splitter.end()]
         reasoning = "".join(part.text for part in parts if part.is_reasoning)
         content = "".join(part.text for part in parts if not part.is_reasoning)
-        if not self.request.tools:
-            return _Parts(reasoning, content, [])
-        parser = ToolParser([tool["function"]["name"] for tool in self.request.tools if "function" in tool])
-        events = [*parser.feed(content), *parser.end()]
-        content = "".join(event for event in events if isinstance(event, str))
-        calls = whole_calls(event for event in events if isinstance(event, ToolCallDelta))
-        return _Parts(reasoning, content, calls)
+        calls = []
+        if self.request.tools:
+            names = [tool["function"]["name"] for tool in self.request.tools if "function" in tool]
+            parser = ToolParser(names)
+            events = [*parser.feed(content), *parser.end()]
+            content = "".join(event for event in events if isinstance(event, str))
+            calls = whole_calls(event for event in events if isinstance(event, ToolCallDelta))
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return message
 
     def __repr__(self) -> str:
         return (

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mink_local.generation.answer import Answer, FinishReason, Piece, TopLogprobs
 from mink_local.generation.rows import logprob
-from mink_local.generation.text_stream import TextStream
+from mink_local.generation.text import TextStream
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constrainer
 from mink_local.llama.token_data import SamplingBuffers

@@ -17,24 +17,24 @@ evaluated once:
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, NoTokenLeftError
-from mink_local.generation.answer import Answer, FinishReason, Piece
+from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.request import Request, is_raw
-from mink_local.generation.slots import Slot, common_prefix, decode, reserve
+from mink_local.generation.slots import Slot, decode, reserve
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.context import Context
 from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.weights import Weights
-from mink_local.samplers import Sampler
 
 if TYPE_CHECKING:
+    from mink_local.generation.backend import BackendSampling
     from mink_local.llama.backend_sampler import BackendSampler
 
 log = logging.getLogger("mink_local")
@@ -55,7 +55,7 @@ class Engine:
         self._weights = weights
         self._template = template
         self._buffers = SamplingBuffers(weights.n_vocab)
-        self._waiting: deque[tuple[Decoding, bool]] = deque()
+        self._waiting: deque[tuple[Decoding, BackendSampling | None]] = deque()
         self._forked: list[Group] = []  # those that wait for a slot
 
     @property
@@ -73,12 +73,14 @@ class Engine:
         """Number of requests that wait for a slot."""
         return len(self._waiting)
 
-    def submit(self, request: Request, answer: Answer | None = None, *, backend: bool = False) -> Answer:
+    def submit(
+        self, request: Request, answer: Answer | None = None, backend: "BackendSampling | None" = None
+    ) -> Answer:
         """Take a request; `step` generates its answer.
 
         Args:
             answer: The object to fill in; None makes one.
-            backend: Sample inside llama.cpp's graph if the request, the method and the device allow it.
+            backend: Samples inside llama.cpp's graph if the request, the method and the device allow it.
 
         Returns:
             The answer, which grows with every step. If the prompt does not fit the context it is finished
@@ -89,7 +91,7 @@ class Engine:
             MinkError: The chat template refuses the messages.
         """
         decoding = self.prepare(request, answer)
-        self.enqueue(decoding, backend=backend)
+        self.enqueue(decoding, backend)
         return decoding.answer
 
     def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
@@ -106,7 +108,7 @@ class Engine:
             answer, [*prompt, *request.prefix], self.context.n_ctx, self._weights, self._buffers, stop
         )
 
-    def enqueue(self, decoding: Decoding, *, backend: bool = False) -> None:
+    def enqueue(self, decoding: Decoding, backend: "BackendSampling | None" = None) -> None:
         """Take a prepared request, unless its answer is finished already; see `submit`."""
         if decoding.answer.finish_reason is None:
             if self.idle:  # an interrupt from before is not meant for this request
@@ -114,30 +116,30 @@ class Engine:
             self._waiting.append((decoding, backend))
             self._admit()
 
-    def cancel(self, answer: Answer, error: str | None = None) -> None:
-        """End one answer, with finish_reason "interrupted", or "error" if an error is given."""
-        for decoding, _ in self._waiting:
-            if decoding.answer is answer:
-                self._waiting = deque(item for item in self._waiting if item[0] is not decoding)
-                self._finish(decoding, error)
-                return
+    def cancel(self, answer: Answer) -> None:
+        """End one answer, with finish_reason "interrupted"."""
+        decoding = next((each for each in self._decodings() if each.answer is answer), None)
+        if decoding is None:
+            return
+        decoding.end("interrupted")
+        self._waiting = deque(item for item in self._waiting if item[0] is not decoding)
         for group in self._groups():
-            for decoding in group:
-                if decoding.answer is answer:
-                    group.remove(decoding)
-                    self._finish(decoding, error)
+            if decoding in group:
+                group.remove(decoding)
         self._forked = [group for group in self._forked if group]
         for slot in self.slots:
             if slot.job == []:
                 slot.release()
 
     def cancel_all(self, error: str | None = None) -> Step:
-        """End every answer, as `cancel` does; return their last pieces."""
-        ended = [(decoding.answer, self._finish(decoding, error)) for decoding in self._decodings()]
+        """End every answer, with finish_reason "interrupted", or "error" if an error is given.
+
+        Returns the answers' last pieces. A pending interrupt takes precedence over an error.
+        """
+        ended = [*self._end_started(error)]
+        ended += [(decoding.answer, self._finish(decoding, error)) for decoding in self._decodings()]
         self._waiting.clear()
         self._forked.clear()
-        for slot in self.slots:
-            slot.release()
         return ended
 
     def interrupt(self) -> None:
@@ -169,20 +171,6 @@ class Engine:
             return self.cancel_all()
         return [event for output in outputs for event in self._take(*output)]
 
-    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Return the raw logits (V,) after `tokens`, valid until the next batch.
-
-        The engine must be idle. Raises GenerationError if llama.cpp failed, or it was interrupted.
-        """
-        self.context.interrupted = False
-        slot = max(self.slots, key=lambda slot: common_prefix(slot.tokens, tokens))
-        slot.queue(tokens)
-        while slot.pending:
-            if decode(self.context, [slot]) is None:
-                slot.release()
-                raise GenerationError("interrupted")
-        return self.context.logits()
-
     def forget(self) -> None:
         """Empty the KV cache of every free slot."""
         for slot in self.slots:
@@ -204,11 +192,12 @@ class Engine:
         yield from (decoding for decoding, _ in self._waiting)
 
     def _finish(self, decoding: Decoding, error: str | None) -> Piece:
-        """End an answer early. A pending interrupt takes precedence over an error."""
-        reason: FinishReason = "interrupted" if error is None or self.context.interrupted else "error"
-        return decoding.end(reason, error if reason == "error" else None)
+        """End an answer early."""
+        if error is None or self.context.interrupted:
+            return decoding.end("interrupted")
+        return decoding.end("error", error)
 
-    def _end_started(self, error: str) -> Step:
+    def _end_started(self, error: str | None) -> Step:
         """End the answers that have a slot."""
         ended = [(d.answer, self._finish(d, error)) for slot in self.slots for d in slot.job or ()]
         for slot in self.slots:
@@ -229,14 +218,14 @@ class Engine:
         while self._waiting and self._place(*self._waiting[0]):
             self._waiting.popleft()
 
-    def _place(self, decoding: Decoding, backend: bool) -> bool:
+    def _place(self, decoding: Decoding, backend: "BackendSampling | None") -> bool:
         """Give a request a slot, or a share in one; return False if it has to wait."""
         # Nearly twice as many answers as slots keep every slot in use while answers diverge and end. A single
         # slot generates one answer after the other.
         n_answers = sum(len(group) for group in self._groups())
         if n_answers >= 2 * len(self.slots) - 1:
             return False
-        if not backend:  # an attached sampler samples for one answer
+        if backend is None:  # an attached sampler samples for one answer
             for slot in self.slots:
                 if slot.job and slot.backend_sampler is None and _can_share(slot.job[0], decoding):
                     decoding.begin(0)
@@ -247,8 +236,9 @@ class Engine:
             return False
         decoding.begin(len(free.pending))
         free.job = [decoding]
-        if backend:
-            free.backend_sampler = _attached(decoding, self.context, free.seq_id)
+        if backend is not None:
+            answer = decoding.answer
+            free.backend_sampler = backend.attached(answer.request, answer.seed, self.context, free.seq_id)
         return True
 
     def _compact(self) -> list[Slot[Group]]:
@@ -350,32 +340,3 @@ class Engine:
 def _can_share(first: Decoding, other: Decoding) -> bool:
     """Return whether an answer can share the slot of another, which has the same prompt and no token yet."""
     return not first.answer.tokens and other.n_prompt_outputs == 1 and first.prompt == other.prompt
-
-
-def no_backend_form(sampler: Sampler, needs_logits: bool) -> str | None:
-    """Return in words why these tokens cannot be sampled in llama.cpp's graph, or None if they can."""
-    if needs_logits:
-        return "constraints, log-probabilities and bans have no backend form"
-    from mink_local.llama.backend_sampler import has_backend_form
-
-    return None if has_backend_form(sampler) else f"{sampler} has no backend form"
-
-
-def _attached(decoding: Decoding, context: Context, seq_id: int) -> "BackendSampler | None":
-    """Attach a sampler to a sequence; None, with a warning, if tokens are sampled on the host."""
-    request = decoding.answer.request
-    params = request.params
-    sampler = params.effective_sampler
-    if reason := no_backend_form(sampler, request.needs_logits):
-        log.warning("%s: sampling on the CPU", reason)
-        return None
-    from mink_local.llama.backend_sampler import BackendSampler
-
-    backend = BackendSampler(sampler, params.temperature, decoding.answer.seed, context, seq_id)
-    try:
-        if backend.attach():
-            return backend
-        log.warning("this device lacks an operation of the backend form of %s: sampling on the CPU", sampler)
-    except GenerationError as error:
-        log.warning("%s: sampling on the CPU", error)
-    return None

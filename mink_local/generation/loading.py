@@ -125,18 +125,26 @@ def load_model(
     with ThreadPoolExecutor(max_workers=1) as pool:
         loading = pool.submit(_load, load, placement.n_gpu_layers, n_gpu_layers, threads)
         from mink_local.generation.model import Model
+        from mink_local.generation.template import ChatTemplate
 
         weights, context, where = loading.result()
     log.info("%s is %s", file.name, where)
+    chat_backend = None
+    if weights.on_gpu if backend_sampling is None else backend_sampling:
+        from mink_local.generation.backend import BackendSampling  # resolves symbols of ggml
+
+        chat_backend = BackendSampling(weights, context.n_threads, is_requested=bool(backend_sampling))
     return Model(
         file.name,
         weights,
         context,
         partial(allocate, weights),
         where,
-        backend_sampling=backend_sampling,
-        date=date,
-        renderer_process=renderer_process,
+        ChatTemplate(weights, date, renderer_process),
+        chat_backend=chat_backend,
+        # With attached samplers llama.cpp rebuilds its graph whenever answers come and go, so batches are
+        # sampled on the host unless backend sampling is requested.
+        batch_backend=chat_backend if backend_sampling else None,
     )
 
 
@@ -164,15 +172,12 @@ def make_context(
     if n_parallel != "auto":
         check_range("n_parallel", n_parallel, 1, N_SEQ_MAX)
     n_ctx = min(n_ctx, weights.n_ctx_train)
+    fitting = 1 if n_parallel == 1 else caches_that_fit(weights.path, n_ctx, weights.on_gpu, kv_type)
     if n_parallel == "auto":
         most = ON_GPU if weights.on_gpu else ON_CPU
-        fitting = caches_that_fit(weights.path, n_ctx, weights.on_gpu, kv_type) // _UNASKED_SHARE
-        wanted = possible = max(1, min(most, fitting))
+        wanted = possible = max(1, min(most, fitting // _UNASKED_SHARE))
     else:
-        wanted = possible = n_parallel
-        if wanted > 1:
-            fitting = caches_that_fit(weights.path, n_ctx, weights.on_gpu, kv_type)
-            possible = max(1, min(wanted, fitting))
+        wanted, possible = n_parallel, max(1, min(n_parallel, fitting))
     while True:
         try:
             context = Context(

@@ -9,16 +9,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import date as Date
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import ContextOverflowError, GenerationError, ModelError
-from mink_local.generation.answer import Answer, Piece
-from mink_local.generation.engine import Engine, no_backend_form
+from mink_local.generation.answer import Answer, FinishReason, Piece
+from mink_local.generation.engine import Engine
 from mink_local.generation.request import (
     Message,
     Prompt,
@@ -29,14 +27,13 @@ from mink_local.generation.request import (
 )
 from mink_local.generation.rows import N_OUTPUTS, Continuation, RowReader, score
 from mink_local.generation.template import ChatTemplate
-from mink_local.generation.text_stream import TextStream
+from mink_local.generation.text import TextStream
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.context import Context
 from mink_local.llama.weights import Weights
-from mink_local.sandbox import Server
 
 if TYPE_CHECKING:
-    from mink_local.generation.backend_trial import BackendTrials
+    from mink_local.generation.backend import BackendSampling
 
 log = logging.getLogger("mink_local")
 
@@ -67,27 +64,24 @@ class Model:
         context: Context,
         make_context: Callable[..., Context],
         placement: str,
+        template: ChatTemplate,
         *,
-        backend_sampling: bool | None = None,
-        date: Date | None = None,
-        renderer_process: Server | None = None,
+        chat_backend: "BackendSampling | None" = None,
+        batch_backend: "BackendSampling | None" = None,
     ) -> None:
         self.name = name
         self.placement = placement
         self.weights = weights
-        # With attached samplers llama.cpp rebuilds its graph whenever answers come and go, so batches are
-        # sampled on the host unless backend sampling is requested.
-        self._chat_backend = weights.on_gpu if backend_sampling is None else backend_sampling
-        self._backend_requested = bool(backend_sampling)
+        self._chat_backend, self._batch_backend = chat_backend, batch_backend
         self._make_context = make_context
-        self._template = ChatTemplate(weights, date, renderer_process)
+        self._template = template
         self._lock = threading.Lock()
         self._thread: int | None = None  # that has the lock
         self._caller: Reply | _Batch | None = None  # whom the last call generates for
         self._interrupted = False  # since that call
         self._closed = False
         self._use(context)
-        if self._template.is_plain:
+        if template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
 
     def _use(self, context: Context) -> None:
@@ -158,28 +152,11 @@ class Model:
 
     def sampling(self, params: SamplingParams) -> str:
         """Return where `chat` samples tokens, "on the host" or "in llama.cpp's graph", and why."""
-        sampler = params.effective_sampler
-        if not self._chat_backend:
+        if self._chat_backend is None:
             return "on the host" if self.weights.on_gpu else "on the host: the model is not on a GPU"
-        if reason := no_backend_form(sampler, params.needs_logits):
-            return f"on the host: {reason}"
         with self._exclusive():  # a trial uses llama.cpp
-            complaint = self._trials.complaint(sampler)
-        return f"on the host: {complaint}" if complaint else "in llama.cpp's graph"
-
-    @cached_property
-    def _trials(self) -> "BackendTrials":
-        from mink_local.generation.backend_trial import BackendTrials  # resolves symbols of ggml
-
-        n_threads = self.engine.context.n_threads
-        return BackendTrials(self.weights, n_threads, must_be_faster=not self._backend_requested)
-
-    def _may_use_backend(self, request: Request) -> bool:
-        """Return whether the engine attaches a sampler, which warns if there is no backend form."""
-        sampler = request.params.effective_sampler
-        if no_backend_form(sampler, request.needs_logits):
-            return self._backend_requested
-        return self._trials.complaint(sampler) is None
+            obstacle = self._chat_backend.obstacle(params.effective_sampler, params.needs_logits)
+        return f"on the host: {obstacle}" if obstacle else "in llama.cpp's graph"
 
     def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a text; control tokens in it are read as text, and none is added."""
@@ -202,7 +179,10 @@ class Model:
         tokens = [*self.prompt_tokens(prompt, enable_thinking), *prefix]
         with self._exclusive():
             self._begin(None)
-            return self.engine.logits(tokens).copy()
+            context = self.engine.context
+            context.interrupted = False
+            row = next(RowReader(context, self.engine.slots)([(tokens, 1)]))
+            return row.logits.copy()
 
     def chat(
         self,
@@ -267,10 +247,9 @@ class Model:
         reply = Reply(request, self)
         while True:
             with self._exclusive(wait):
-                if not wait or self._caller is None or self._caller.is_finished:
+                if not wait or self._caller is None or self._caller.finish_reason is not None:
                     self._begin(reply)
-                    backend = self._chat_backend and self._may_use_backend(request)
-                    self.engine.submit(request, reply, backend=backend)
+                    self.engine.submit(request, reply, self._chat_backend)
                     break
                 self._caller.advance()
             time.sleep(_TURN)
@@ -341,38 +320,24 @@ class Model:
                     yield from self._step(batch)
                 if self._interrupted and self.engine.idle:
                     return
-                answer = self._submit(request, index, batch)
+                with self._exclusive(caller=batch):
+                    answer = self.engine.submit(request, Answer(request, index), self._batch_backend)
                 if answer.finish_reason:
                     yield answer
             while not self.engine.idle:
                 yield from self._step(batch)
         finally:
-            batch.is_finished = True
-            # If another call has the lock, that call cancels what is left.
-            if self._caller is batch and self._lock.acquire(blocking=False):
-                try:
-                    if self._caller is batch and not self._closed:
-                        self.engine.cancel_all()
-                finally:
-                    self._lock.release()
-
-    def _submit(self, request: Request, index: int, batch: "_Batch") -> Answer:
-        with self._exclusive():
-            self._require_current(batch)
-            backend = self._backend_requested and self._may_use_backend(request)
-            return self.engine.submit(request, Answer(request, index), backend=backend)
+            batch.finish_reason = "interrupted"
+            # A call of another thread that has the lock, and a later call, cancel what is left.
+            with contextlib.suppress(GenerationError, ModelError), self._exclusive(caller=batch):
+                self.engine.cancel_all()
 
     def _step(self, batch: "_Batch") -> list[Answer]:
         """Make a step for a batch; return the answers that it finishes."""
-        with self._exclusive():
-            self._require_current(batch)
+        with self._exclusive(caller=batch):
             if self._interrupted:  # perhaps before the first request came
                 self.engine.interrupt()
             return [answer for answer, _ in self.engine.step() if answer.finish_reason]
-
-    def _require_current(self, batch: "_Batch") -> None:
-        if self._caller is not batch:
-            raise GenerationError(_CANCELLED)
 
     def logprobs(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], n_parallel: int | Literal["auto"] = "auto"
@@ -449,14 +414,19 @@ class Model:
                 raise
 
     @contextlib.contextmanager
-    def _exclusive(self, wait: bool = False) -> Iterator[None]:
-        """Keep other threads out of llama.cpp; this thread does not wait for itself."""
+    def _exclusive(self, wait: bool = False, caller: "_Batch | None" = None) -> Iterator[None]:
+        """Keep other threads out of llama.cpp; this thread does not wait for itself.
+
+        Raises GenerationError if another thread is inside, or another call came after that of `caller`.
+        """
         if not self._lock.acquire(blocking=wait and self._thread != threading.get_ident()):
             raise GenerationError(_OTHER_THREAD)
         self._thread = threading.get_ident()
         try:
             if self._closed:
                 raise ModelError(f"{self.name} is closed: load it again")
+            if caller not in (None, self._caller):
+                raise GenerationError(_CANCELLED)
             yield
         finally:
             self._thread = None
@@ -472,7 +442,7 @@ class _Batch:
     """A call of `answer_all`, in the thread that reads its answers."""
 
     def __init__(self) -> None:
-        self.is_finished = False
+        self.finish_reason: FinishReason | None = None  # of the call, not of an answer
         self._thread = threading.get_ident()
 
     def advance(self) -> None:
@@ -537,17 +507,12 @@ class Reply(Answer):
 
     def interrupt(self) -> None:
         """End the answer at the next step; see `Model.interrupt`."""
-        if not self.is_finished:
+        if self.finish_reason is None:
             self._model.interrupt()
-
-    @property
-    def is_finished(self) -> bool:
-        """True if the answer has come to its end."""
-        return self.finish_reason is not None
 
     def advance(self) -> None:
         """Make a step, unless the answer is finished, and keep its pieces for the reader."""
-        if not self.is_finished:
+        if self.finish_reason is None:
             self._pieces.extend(piece for _, piece in self._model.engine.step())
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +33,13 @@ class RowReader:
     """Evaluates many token sequences at a time, in a KV cache that is kept between calls.
 
     Args:
-        context: An empty KV cache. Several rows of a sequence are faster with several logits rows per batch.
+        context: The KV cache. Several rows of a sequence are faster with several logits rows per batch.
+        slots: Its sequences, all free; None: it is empty.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, slots: Sequence[Slot[Any]] | None = None) -> None:
         self._context = context
-        self._slots: list[Slot[int]] = [Slot(context, i) for i in range(context.n_seq)]
+        self._slots = slots or [Slot(context, i) for i in range(context.n_seq)]
 
     @property
     def n_parallel(self) -> int:

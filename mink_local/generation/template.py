@@ -1,18 +1,18 @@
-"""Token ids of prompts: of messages by the model's own chat template, of texts, of token ids."""
+"""Prompts: messages checked and rendered by the model's chat template, texts, token ids; all as token ids."""
 
 import json
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date as Date
 from functools import cached_property, lru_cache, partial
 from typing import Any, cast
 
 from mink_local.errors import MinkError
-from mink_local.generation.messages import as_json, map_strings, split_prefill, strings, template_input
-from mink_local.generation.reasoning import OPEN
 from mink_local.generation.rendering import Renderer, TemplateError
 from mink_local.generation.request import Message, Prompt, Tool, is_raw, is_token_ids
+from mink_local.generation.text import THINK
 from mink_local.llama.weights import Weights
 from mink_local.sandbox import Server
 
@@ -45,7 +45,7 @@ class ChatTemplate:
                 in_process=weights.trust,
                 server=renderer_process,
             )
-        self.can_reason = source is not None and OPEN in source
+        self.can_reason = source is not None and THINK in source
         self.has_thinking_switch = source is not None and "enable_thinking" in source
         self.supports_tools = source is not None and "tools" in source
         self._tokenizer = _MessageTokenizer(weights, self._renderer)
@@ -93,8 +93,8 @@ class ChatTemplate:
 
     def opens_reasoning(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt ends with the start of reasoning."""
-        end = b"".join(self._weights.piece(token) for token in prompt[-len(OPEN) :])
-        return end.rstrip().endswith(OPEN.encode())
+        end = b"".join(self._weights.piece(token) for token in prompt[-len(THINK) :])
+        return end.rstrip().endswith(THINK.encode())
 
     def close(self) -> None:
         """End the child process that renders the template, if there is one."""
@@ -103,7 +103,10 @@ class ChatTemplate:
 
     def _of_messages(self, given: dict[str, Any]) -> list[int]:
         """Return the token ids for what the template is given; requests often have the same messages."""
-        question = as_json(given)
+        try:
+            question = json.dumps(given, ensure_ascii=False)
+        except TypeError as error:
+            raise ValueError(f"messages and tools must be JSON values: {error}") from None
         if len(question) > _LONGEST_REMEMBERED:
             return self._tokenizer(question).tolist()
         return self._remembered(question, Date.today()).tolist()  # the prompt may tell the date
@@ -131,10 +134,10 @@ class _MessageTokenizer:
     def __call__(self, question: str, _: Date | None = None) -> "array[int]":
         """Return the token ids for what the template is given, as JSON text."""
         given = json.loads(question)
-        mark = _unused_character(given)
         # Every control token is broken up before it is rendered, and the text split there afterwards: no part
-        # has a whole one that a message brought.
-        text, prefill = self.render(map_strings(given, partial(self._control.sub, rf"\1{mark}")))
+        # has a whole one that a message brought. No string has the mark, a noncharacter or private character.
+        mark = next(c for c in map(chr, range(0xFDD0, 0x110000)) if c not in question)
+        text, prefill = self.render(_map_strings(given, partial(self._control.sub, rf"\1{mark}")))
         first, *rest = text.split(mark)
         tokens = self._tokenized(first, add_special=self._renderer is None)
         for part in rest:
@@ -143,7 +146,7 @@ class _MessageTokenizer:
 
     def render(self, given: dict[str, Any]) -> tuple[str, str]:
         """Return the text of the prompt, and the beginning of the answer."""
-        turns, prefill = split_prefill(given["messages"])
+        turns, prefill = _split_prefill(given["messages"])
         if self._renderer is None:
             return _plain(turns), prefill
         try:
@@ -176,12 +179,80 @@ def control_pattern(texts: Sequence[str]) -> re.Pattern[str]:
     return re.compile(f"(?=(?:{'|'.join(map(re.escape, longest_first))}))(.)", re.DOTALL)
 
 
-def _unused_character(value: object) -> str:
-    """Return a character that no string has: the first free noncharacter or private one of Unicode."""
-    used = set().union(*strings(value))
-    return next(c for c in map(chr, range(0xFDD0, 0x110000)) if c not in used)
-
-
 def _plain(messages: Sequence[Mapping[str, Any]]) -> str:
     turns = (PLAIN_TURNS.get(m["role"], "User: {}\n").format(m["content"]) for m in messages)
     return "".join(turns) + "Assistant:"
+
+
+def template_input(messages: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
+    """Return the messages, and the tools if there are any, by the names that chat templates use.
+
+    Text parts of a content are joined, None fields dropped, and arguments of tool calls parsed. Raises
+    ValueError for malformed input.
+    """
+    if not messages:
+        raise ValueError("there is no message to answer")
+    if not all(isinstance(tool, Mapping) for tool in tools):
+        raise ValueError("tools must be dicts as in OpenAI's API")
+    found = {"messages": [_message(message) for message in messages]}
+    return found | {"tools": [dict(tool) for tool in tools]} if tools else found
+
+
+def _split_prefill(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+    """Split off the content of a last message of the assistant, which the answer continues."""
+    last = messages[-1]
+    if last["role"] != "assistant":
+        return messages, ""
+    if "tool_calls" in last:
+        raise ValueError("the last message calls tools: append a message with role tool for each call")
+    if len(messages) == 1:
+        raise ValueError("there is no message to answer before the assistant's")
+    return messages[:-1], last["content"]
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with every string, keys included, changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_map_strings(item, change) for item in value]
+    if isinstance(value, dict):
+        return {change(key): _map_strings(item, change) for key, item in value.items()}
+    return value
+
+
+def _message(message: Message) -> dict[str, Any]:
+    checked = {name: value for name, value in message.items() if value is not None}
+    if calls := checked.pop("tool_calls", None):
+        checked["tool_calls"] = [_tool_call(call) for call in calls]
+        checked.setdefault("content", "")
+    content = checked.get("content")
+    if isinstance(content, list | tuple):
+        checked["content"] = content = "".join(map(_text_of, content))
+    if not isinstance(checked.get("role"), str) or not isinstance(content, str):
+        raise ValueError(f"a message needs role and content, both str, not {message!r}")
+    return checked
+
+
+def _text_of(part: Any) -> str:
+    """Return the text of a part of a message's content."""
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise ValueError(
+            f'a content part must be {{"type": "text", "text": str}} (no images, no sound), not {part!r}'
+        )
+    return text
+
+
+def _tool_call(call: Any) -> dict[str, Any]:
+    """Return a tool call with its arguments as an object, which templates write as JSON."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ValueError(
+            f'a tool call must have {{"function": {{"name": str, "arguments": …}}}}, not {call!r}'
+        )
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):  # what is not JSON stays text
+            arguments = json.loads(arguments)
+    return {**call, "function": {**function, "arguments": arguments}}

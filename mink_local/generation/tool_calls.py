@@ -1,12 +1,13 @@
-"""Calls of tools as models write them, parsed from an answer's text while it is generated."""
+"""Calls of tools: parsed from an answer's text while it is generated, and forced by a grammar."""
 
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+from mink_local.llama.grammar import from_json_schema
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FENCE, FENCE_END = "```json", "```"
@@ -15,6 +16,12 @@ _MARK = re.compile(f"{OPEN}|{CLOSE}")
 _WORD = re.compile(r".[^\s<]*", re.DOTALL)
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _HEAD_CHARACTERS = 256  # enough for any tool's name
+_DECODER = json.JSONDecoder(strict=False)  # models write line breaks into strings
+_RULE_NAME = re.compile(  # after texts and classes of characters, which may look like one
+    r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|(?P<name>[a-zA-Z0-9-]+)'
+)
+
+NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 @dataclass(frozen=True)
@@ -26,13 +33,6 @@ class ToolCallDelta:
     id: str | None = None
     name: str | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry of `delta.tool_calls` in OpenAI's form."""
-        if self.id is None:
-            return {"index": self.index, "function": {"arguments": self.arguments}}
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"index": self.index, "id": self.id, "type": "function", "function": function}
-
 
 Event = str | ToolCallDelta
 """A text of the answer, or a piece of a call."""
@@ -40,12 +40,14 @@ Event = str | ToolCallDelta
 
 def whole_calls(deltas: Iterable[ToolCallDelta]) -> list[dict[str, Any]]:
     """Return the entries of `message.tool_calls` in OpenAI's form."""
-    calls = []
-    for _, group in groupby(deltas, key=lambda delta: delta.index):
-        first, *rest = group
-        function = {"name": first.name, "arguments": "".join(delta.arguments for delta in (first, *rest))}
-        calls.append({"id": first.id, "type": "function", "function": function})
-    return calls
+    calls: dict[int, ToolCallDelta] = {}
+    for delta in deltas:
+        call = calls.get(delta.index)
+        calls[delta.index] = replace(call, arguments=call.arguments + delta.arguments) if call else delta
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls.values()
+    ]
 
 
 class ToolParser:
@@ -83,21 +85,32 @@ class ToolParser:
         self._space = ""  # before the held text
         self._is_line_start = True
         self._closing = CLOSE  # may follow a call
-        self._scanner = _ObjectScanner()
+        self._searched = 0  # of an object that the held text begins with; no mark begins before it
+        self._arguments = ""  # of a call that is passed on as it comes
 
     def feed(self, text: str) -> list[Event]:
         """Return what is certain now; text that may belong to a call is held back."""
         self._held += text
-        return _joined(self._events(final=False))
+        return self._events(final=False)
 
     def end(self) -> list[Event]:
         """Return what was held back to the end."""
-        return _joined(self._events(final=True) + self._take_text(len(self._held)))
+        return self._events(final=True)
 
     def _events(self, final: bool) -> list[Event]:
+        """Take events from the held text; successive texts are joined."""
         events: list[Event] = []
-        while self._held and (new := self._state(final)) is not None:
-            events += new
+        while self._held or (final and self._space):
+            new = self._state(final)
+            if new is None:
+                if not final:
+                    break
+                new = self._take_text(len(self._held))
+            for event in new:
+                if isinstance(event, str) and events and isinstance(events[-1], str):
+                    events[-1] += event
+                else:
+                    events.append(event)
         return events
 
     def _read_text(self, final: bool) -> list[Event] | None:
@@ -107,7 +120,7 @@ class ToolParser:
         self._is_line_start |= "\n" in space
         openings = (OPEN, FENCE, "{") if self._is_line_start else (OPEN,)
         if held.startswith(openings):
-            self._state, self._scanner = self._read_call, _ObjectScanner()
+            self._state, self._searched = self._read_call, 0
             return []
         if not held or (not final and any(opening.startswith(held) for opening in openings)):
             return None
@@ -130,18 +143,21 @@ class ToolParser:
             return self._take_text(_word_length(self._held))
         if self._is_constrained and (head := _HEAD.match(body)):
             self._space, self._held, self._state = "", body[head.end() :], self._read_arguments
-            self._scanner = _ObjectScanner(depth=1)
+            self._arguments = ""
             return [self._first_delta(head[1])]
         return self._read_object(body, is_marked)
 
     def _read_object(self, body: str, is_marked: bool) -> list[Event] | None:
         """Take the JSON object that `body`, the end of the held text, begins with, once it is complete."""
         start = len(self._held) - len(body)
-        mark = _MARK.search(body, max(0, self._scanner.position - len(CLOSE)))
-        end = self._scanner.end(body[: mark.start()] if mark else body)
-        if end is None:  # a mark inside an object means that it will never be complete
+        mark = _MARK.search(body, max(0, self._searched - len(CLOSE)))
+        has_new_end = "}" in body[self._searched :]
+        self._searched = len(body)
+        found = _object(body[: mark.start()] if mark else body) if has_new_end else None
+        if found is None:  # a mark inside an object means that it will never be complete
             return self._take_text(start + mark.start()) if mark else None
-        call = _parsed(body[:end])
+        value, end = found
+        call = _call(value)
         if call is None or not (is_marked or call[0] in self._names):
             return self._take_text(start + end)
         self._space, self._held, self._state = "", body[end:], self._skip_separators
@@ -161,47 +177,20 @@ class ToolParser:
 
     def _read_arguments(self, _final: bool) -> list[Event]:
         held, self._held = self._held, ""
-        self._scanner.position = 0
-        end = self._scanner.end(held)
-        if end is not None:  # of the object around the arguments
-            held, self._held, self._state = held[: end - 1], held[end:], self._skip_separators
+        self._arguments += held
+        found = _object(self._arguments) if "}" in held else None
+        if found is not None:  # and what follows closes the object around them
+            length = len(held) - (len(self._arguments) - found[1])
+            held, self._held, self._state = held[:length], held[length:], self._skip_separators
         return [ToolCallDelta(self.n_calls - 1, held)] if held else []
 
     def _skip_separators(self, final: bool) -> list[Event] | None:
-        self._held = re.sub(rf"(?:[\s;]|{self._closing})*", "", self._held, count=1)
+        separators = r"[\s;}]" if self._is_constrained else r"[\s;]"
+        self._held = re.sub(rf"(?:{separators}|{self._closing})*", "", self._held, count=1)
         if self._closing.startswith(self._held) and not final:
             return None
         self._is_line_start, self._state = True, self._read_text
         return []
-
-
-class _ObjectScanner:
-    """Finds the end of a JSON object in a text that grows."""
-
-    def __init__(self, depth: int = 0) -> None:
-        self.position = 0
-        self._depth = depth
-        self._is_string = self._is_escaped = False
-
-    def end(self, text: str) -> int | None:
-        """Continue at `position`; return the end of the object, or None if it is not complete."""
-        start, self.position = self.position, len(text)
-        for position in range(start, len(text)):
-            character = text[position]
-            if self._is_escaped:
-                self._is_escaped = False
-            elif self._is_string:
-                self._is_escaped = character == "\\"
-                self._is_string = character != '"'
-            elif character == '"':
-                self._is_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth == 0:
-                    return position + 1
-        return None
 
 
 def _word_length(text: str) -> int:
@@ -210,26 +199,91 @@ def _word_length(text: str) -> int:
     return word.end() if word else 0
 
 
-def _joined(events: Sequence[Event]) -> list[Event]:
-    """Return the events with successive texts joined."""
-    joined: list[Event] = []
-    for event in events:
-        if isinstance(event, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += event
-        else:
-            joined.append(event)
-    return joined
-
-
-def _parsed(text: str) -> tuple[str, str] | None:
-    """Return a call's name and its arguments as JSON, or None if the text is no call."""
+def _object(text: str) -> tuple[Any, int] | None:
+    """Return the JSON object that a text begins with, and its end; None if it is malformed or incomplete."""
     try:
-        call = json.loads(text, strict=False)  # models write line breaks into strings
-        arguments = call["arguments"] if "arguments" in call else call["parameters"]
+        return _DECODER.raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _call(value: Any) -> tuple[str, str] | None:
+    """Return a call's name and its arguments as JSON, or None if the object is no call."""
+    try:
+        name = value["name"]
+        arguments = value["arguments"] if "arguments" in value else value["parameters"]
         if isinstance(arguments, str):
             arguments = json.loads(arguments, strict=False)
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        f"{call['name']}{written}".encode()  # a lone surrogate cannot be sent
+        f"{name}{written}".encode()  # a lone surrogate cannot be sent
     except (ValueError, LookupError, RecursionError):
         return None
-    return (call["name"], written) if isinstance(call["name"], str) and isinstance(arguments, dict) else None
+    return (name, written) if isinstance(name, str) and isinstance(arguments, dict) else None
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """The texts before the name, between name and arguments, and after them; what is between two calls.
+
+    Without a separator there is one call in a message.
+    """
+
+    before: str
+    between: str
+    after: str
+    separator: str | None = None
+
+    def write(self, name: str, arguments: str) -> str:
+        """Return a call as the model writes it; the arguments are JSON."""
+        return f"{self.before}{name}{self.between}{arguments}{self.after}"
+
+
+HERMES = CallForm(f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CLOSE}", separator="\n")
+LLAMA = CallForm('{"name": "', '", "parameters": ', "}")
+
+
+def form_of(chat_template: str) -> CallForm | None:
+    """Return the form of calls in a chat template that shows tools, or None if it is another one."""
+    if OPEN in chat_template:
+        return None if "<function=" in chat_template else HERMES  # Qwen3-Coder writes no JSON
+    return LLAMA if '"parameters": ' in chat_template else None
+
+
+def calls_grammar(
+    form: CallForm,
+    parameters: Mapping[str, Mapping[str, Any]],
+    *,
+    is_parallel: bool,
+    answer: Mapping[str, Any] | None = None,
+) -> str:
+    """Return a GBNF grammar of calls of tools.
+
+    Args:
+        form: How the model writes them.
+        parameters: The JSON schemas of the tools' parameters by name.
+        is_parallel: Whether there may be several calls, if the form has them.
+        answer: A JSON schema of an answer that may come in place of a call.
+
+    Raises:
+        ValueError: A schema cannot be converted; the text begins with the tool's name.
+    """
+    calls, rules = [], []
+    for i, (name, schema) in enumerate(parameters.items()):
+        try:
+            rules.append(_prefixed(from_json_schema(schema or NO_PARAMETERS), f"tool-{i}-"))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        before, after = json.dumps(f"{form.before}{name}{form.between}"), json.dumps(form.after)
+        calls.append(f"{before} tool-{i}-root {after}")
+    root = "call"
+    if is_parallel and form.separator is not None:
+        root += f" ({json.dumps(form.separator)} call)*"
+    if answer is not None:
+        root += " | answer-root"
+        rules.append(_prefixed(from_json_schema(answer), "answer-"))
+    return "\n".join([f"root ::= {root}", f"call ::= {' | '.join(calls)}", *rules])
+
+
+def _prefixed(grammar: str, prefix: str) -> str:
+    """Return a grammar whose rules' names begin with a prefix, so that it fits beside others."""
+    return _RULE_NAME.sub(lambda match: f"{prefix}{match[0]}" if match["name"] else match[0], grammar)

@@ -37,7 +37,7 @@ def check(file: ModelFile) -> None:
     """
     path = file.path.absolute()
     try:
-        state = _state(path)
+        state = file_state(path)
         if read_record(_record()).get(str(path)) == state:
             return
         is_known = file.sha256 is not None and sha256_of(path) == file.sha256
@@ -65,12 +65,12 @@ def remember(path: Path) -> None:
     """Record that a file has passed; if the cache cannot be written, it is tried again next time."""
     path = path.absolute()
     try:
-        add_to_record(_record(), str(path), _state(path))
+        add_to_record(_record(), str(path), file_state(path))
     except OSError as error:
         log.info("cannot read %s: %s", path, error)
 
 
-def _state(path: Path) -> list[Any]:
+def file_state(path: Path) -> list[Any]:
     """Return the size and latest modification time (ns) of a model's files, and llama.cpp's version."""
     status = [shard.stat() for shard in shards(path)]
     size, modified = sum(each.st_size for each in status), max(each.st_mtime_ns for each in status)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mink_local import Constraints, MinK, load_model
 from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, Piece
+from mink_local.generation.backend import BackendSampling
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.engine import Engine
 from mink_local.generation.model import Model
@@ -694,7 +695,8 @@ def test_a_request_watches_the_logits_of_its_steps(real: Model) -> None:
     watched = Request("One, two, three,", params, watch=lambda row: rows.append(row.copy()))
     engine = forget(real).engine
     # On a device, too: a request that is watched is not sampled in llama.cpp's graph.
-    answers = [engine.submit(watched, backend=True), engine.submit(Request("Hello", params))]
+    backend = BackendSampling(real.weights, 1, is_requested=True)
+    answers = [engine.submit(watched, backend=backend), engine.submit(Request("Hello", params))]
     run(engine)
     assert [int(row.argmax()) for row in rows] == answers[0].tokens
     assert len(rows) == answers[0].n_tokens == 5

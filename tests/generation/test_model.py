@@ -18,7 +18,7 @@ from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.answer import Piece
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
-from mink_local.generation.text_stream import TextStream
+from mink_local.generation.text import TextStream
 from mink_local.llama.context import Segment
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.samplers import Greedy

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mink_local.generation.reasoning import ReasoningSplitter, TextPart, joined
+from mink_local.generation.text import ReasoningSplitter, TextPart, joined
 
 
 def split(pieces: list[str], state: str = "start") -> tuple[str, str]:

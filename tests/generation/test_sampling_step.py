@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mink_local.generation.sampling_step import compared_with, sampling_step
-from mink_local.generation.text_stream import visible
+from mink_local.generation.text import visible
 from mink_local.samplers import SAMPLERS, Greedy, MinK, MinP, Mirostat, TopK, TopP
 
 

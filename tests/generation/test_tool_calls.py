@@ -158,14 +158,9 @@ def test_constrained_arguments_come_as_they_are_written() -> None:
     assert parser.feed('<tool_call>\n{"name": "get_weather", "arguments":') == []
     first, rest = parser.feed(' {"city')
     assert isinstance(first, ToolCallDelta)
-    assert first.to_json() == {
-        "index": 0,
-        "id": first.id,
-        "type": "function",
-        "function": {"name": "get_weather", "arguments": ""},
-    }
+    assert first == ToolCallDelta(0, "", first.id, "get_weather")
+    assert first.id
     assert rest == ToolCallDelta(0, '{"city')
-    assert ToolCallDelta(0, '{"city').to_json() == {"index": 0, "function": {"arguments": '{"city'}}
     assert parser.feed('": "<tool_call>{"') == [ToolCallDelta(0, '": "<tool_call>{"')]
     assert parser.feed("}}\n</tool_call>") == [ToolCallDelta(0, "}")]
     assert parser.end() == []

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel, Field
 
-from mink_local.generation.tool_forms import HERMES
+from mink_local.generation.tool_calls import HERMES
 from tests.support.server import RunningServer, running_server
 
 MODEL = "smollm2-135m"

@@ -9,10 +9,10 @@ import pytest
 
 from mink_local import Constraints, MinK, Request, SamplingParams
 from mink_local.generation.answer import FinishReason, Piece
-from mink_local.generation.messages import template_input
 from mink_local.generation.model import Model
-from mink_local.generation.reasoning import ReasoningSplitter
 from mink_local.generation.rendering import Renderer
+from mink_local.generation.template import template_input
+from mink_local.generation.text import ReasoningSplitter
 from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, whole_calls
 from mink_local.serve.protocol.fields import ChatRequest, parse
 from mink_local.serve.protocol.messages import MessageBuilder, ToolPlan, plan_tools

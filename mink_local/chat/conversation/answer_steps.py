@@ -8,7 +8,7 @@ import numpy as np
 from mink_local.chat.conversation.session import Session, as_messages, prompt_digest
 from mink_local.chat.conversation.store import SamplingInfo, StoredMessage
 from mink_local.generation.sampling_step import ConstrainedRows, SamplingStep, sampling_step
-from mink_local.generation.text_stream import token_name
+from mink_local.generation.text import token_name
 from mink_local.llama.constraints import Constraints
 from mink_local.samplers import parse
 

@@ -7,7 +7,7 @@ from contextlib import closing
 from mink_local.chat.conversation.loop_guard import LoopGuard
 from mink_local.chat.conversation.store import ConversationStore, StoredMessage
 from mink_local.generation.model import Reply
-from mink_local.generation.reasoning import ReasoningSplitter, TextPart
+from mink_local.generation.text import ReasoningSplitter, TextPart
 from mink_local.interrupts import until_interrupted
 
 

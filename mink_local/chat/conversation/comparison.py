@@ -12,7 +12,7 @@ from mink_local.generation.common_numbers import CommonNumbers
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request
 from mink_local.generation.slots import common_prefix
-from mink_local.generation.text_stream import visible
+from mink_local.generation.text import visible
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.samplers import Sampler, label
 

@@ -11,8 +11,8 @@ from mink_local.chat.conversation.store import Conversation, ConversationStore, 
 from mink_local.chat.settings import Settings
 from mink_local.errors import MinkError
 from mink_local.generation.model import Model
-from mink_local.generation.reasoning import joined
 from mink_local.generation.request import SamplingParams
+from mink_local.generation.text import joined
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.sampling_step import sampling_step
-from mink_local.generation.text_stream import TextStream
+from mink_local.generation.text import TextStream
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, parse
 from mink_local.serve.endpoints.completions import json_response, while_connected

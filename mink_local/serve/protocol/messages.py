@@ -9,10 +9,18 @@ from msgspec import UNSET
 
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.model import Model
-from mink_local.generation.reasoning import ReasoningSplitter, TextPart
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, whole_calls
-from mink_local.generation.tool_forms import HERMES, LLAMA, CallForm, calls_grammar, form_of
+from mink_local.generation.text import ReasoningSplitter, TextPart
+from mink_local.generation.tool_calls import (
+    HERMES,
+    LLAMA,
+    CallForm,
+    ToolCallDelta,
+    ToolParser,
+    calls_grammar,
+    form_of,
+    whole_calls,
+)
 from mink_local.llama.constraints import Constraints
 from mink_local.serve.protocol.fields import ChatRequest, NamedToolChoice
 from mink_local.serve.protocol.responses import (

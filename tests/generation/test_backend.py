@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,18 +14,13 @@ import pytest
 from numpy.typing import NDArray
 
 from mink_local import load_model
-from mink_local.generation import backend_trial
-from mink_local.generation.backend_trial import (
-    BackendTrials,
-    TrialResult,
-    differences,
-    form_of,
-    run_trial,
-)
+from mink_local.generation import backend
+from mink_local.generation.backend import BackendSampling, Verdict, differences, form_of, run_trial
 from mink_local.generation.model import Model
 from mink_local.generation.request import SamplingParams
 from mink_local.llama import backend_sampler
 from mink_local.llama.weights import Weights
+from mink_local.models import trust
 from mink_local.samplers import Greedy, MinK, MinP, Mirostat, Sampler, TopK, TopP
 from tests.support.rpc import RpcServer
 
@@ -66,15 +62,14 @@ def test_other_candidates_fail(tiny_path: Path) -> None:
     assert "of 48 steps" in run_trial(Weights(tiny_path), MinK(), 1).wrong
 
 
-def test_a_slow_model_takes_fewer_steps(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_trial, "_SECONDS", 0.0)
+@pytest.mark.parametrize(("seconds", "steps"), [(10.0, 48), (0.0, 6)])
+def test_steps_that_are_never_decided_fail(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, steps: int
+) -> None:
+    """A slow model takes fewer of them."""
+    monkeypatch.setattr(backend, "_SECONDS", seconds)
     monkeypatch.setattr(backend_sampler, "_count", lambda row, *_: row.sum().scale(0))
-    assert "6 of 6 steps" in run_trial(Weights(tiny_path), TopK(), 1).wrong
-
-
-def test_steps_that_are_never_decided_fail(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_sampler, "_count", lambda row, *_: row.sum().scale(0))
-    assert "48 of 48 steps" in run_trial(Weights(tiny_path), TopK(), 1).wrong
+    assert f"{steps} of {steps} steps" in run_trial(Weights(tiny_path), TopK(), 1).wrong
 
 
 @pytest.mark.parametrize(("choose", "is_wrong"), [
@@ -96,16 +91,26 @@ def test_tokens_must_follow_the_distribution(choose: Callable[..., int], is_wron
     assert bool(differences(TopP(), rows, sampled)) == is_wrong
 
 
-def test_a_device_must_be_right_and_perhaps_faster() -> None:
-    assert TrialResult("", 3.04, 2.96).complaint(must_be_faster=False) is None
-    assert TrialResult("", 2.96, 3.04).complaint(must_be_faster=True) is None
-    slower = TrialResult("", 3.04, 2.96).complaint(must_be_faster=True)
-    assert slower is not None
-    assert "3.04" in slower
-    assert "2.96" in slower
-    wrong = TrialResult("all", 1, 2).complaint(must_be_faster=False)
-    assert wrong is not None
-    assert wrong.endswith(": all")
+@pytest.mark.parametrize(
+    ("verdict", "is_requested", "named"),
+    [
+        (Verdict("", 3.04, 2.96), True, ""),
+        (Verdict("", 2.96, 3.04), False, ""),
+        (Verdict("", 3.04, 2.96), False, "3.04 .* 2.96"),
+        (Verdict("all", 1, 2), True, "all"),
+    ],
+)
+def test_a_device_must_be_right_and_perhaps_faster(
+    tiny: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    verdict: Verdict,
+    is_requested: bool,
+    named: str,
+) -> None:
+    monkeypatch.setattr(backend, "run_trial", lambda *_: verdict)
+    obstacle = BackendSampling(Weights(tiny()), 1, is_requested).obstacle(MinK(), needs_logits=False)
+    assert bool(obstacle) == bool(named)
+    assert re.search(named, obstacle)
 
 
 def load(path: Path, backend_sampling: bool = True) -> Model:
@@ -149,7 +154,7 @@ def test_where_tokens_are_sampled(tiny: Callable[..., Path]) -> None:
 def test_no_warning_of_what_nobody_asked_for(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(backend_trial, "run_trial", lambda *_: TrialResult("", 1.0, 2.0))
+    monkeypatch.setattr(backend, "run_trial", lambda *_: Verdict("", 1.0, 2.0))
     hello = [{"role": "user", "content": "Hello"}]
     with load_model(tiny(), n_ctx=256, n_gpu_layers=-1) as model:
         assert ask(model, Mirostat())
@@ -162,32 +167,32 @@ def test_no_warning_of_what_nobody_asked_for(
 def test_a_verdict_is_remembered(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Sampler] = []
 
-    def trial(weights: Weights, form: Sampler, n_threads: int) -> TrialResult:
+    def trial(weights: Weights, form: Sampler, n_threads: int) -> Verdict:
         tried.append(form)
         return run_trial(weights, form, n_threads)
 
-    monkeypatch.setattr(backend_trial, "run_trial", trial)
+    monkeypatch.setattr(backend, "run_trial", trial)
     path = tiny()
 
-    def complain(sampler: Sampler) -> None:
-        assert BackendTrials(Weights(path), 1, must_be_faster=False).complaint(sampler) is None
+    def is_fine(sampler: Sampler, on_gpu: bool = False) -> None:
+        weights = Weights(path)
+        weights.on_gpu = on_gpu
+        assert not BackendSampling(weights, 1, is_requested=True).obstacle(sampler, needs_logits=False)
 
     for sampler in (MinK(), MinK(5.0), TopK(3), TopK(4)):
-        complain(sampler)
+        is_fine(sampler)
     assert tried == [MinK(), TopK()]
     os.utime(path, (1, 1))  # another file
-    complain(MinK())
-    monkeypatch.setattr(backend_trial, "gpu_names", lambda: ["CUDA: Parrot"])
-    weights = Weights(path)
-    weights.on_gpu = True
-    BackendTrials(weights, 1, must_be_faster=False).complaint(MinK())
-    monkeypatch.setattr(backend_trial, "version", lambda _: "0.0.0")
-    complain(MinK())
+    is_fine(MinK())
+    monkeypatch.setattr(backend, "gpu_names", lambda: ["CUDA: Parrot"])
+    is_fine(MinK(), on_gpu=True)
+    monkeypatch.setattr(trust, "version", lambda _: "0.0.0")
+    is_fine(MinK())
     assert tried == [MinK(), TopK(), MinK(), MinK(), MinK()]
-    record = backend_trial._record()
+    record = backend._record()
     for damaged in ("[", "[]", '{"a": 1}'):
         record.write_text(damaged, encoding="utf-8")
-        complain(Greedy())
+        is_fine(Greedy())
     assert tried[5:] == [Greedy()] * 3
     assert len(json.loads(record.read_text(encoding="utf-8"))) == 2
 
@@ -195,17 +200,17 @@ def test_a_verdict_is_remembered(tiny: Callable[..., Path], monkeypatch: pytest.
 def test_what_cannot_be_attached_is_not_remembered(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trials = BackendTrials(Weights(tiny()), 1, must_be_faster=False)
+    sampling = BackendSampling(Weights(tiny()), 1, is_requested=True)
     monkeypatch.setattr(backend_sampler, "supported", lambda *_: False)
-    assert trials.complaint(MinK())
-    assert not backend_trial._record().exists()
+    assert sampling.obstacle(MinK(), needs_logits=False)
+    assert not backend._record().exists()
 
 
 ON_RPC = """
 import sys
 from mink_local import load_model
-from mink_local.generation.backend_trial import run_trial
-from tests.generation.test_backend_trial import FORMS
+from mink_local.generation.backend import run_trial
+from tests.generation.test_backend import FORMS
 with load_model(sys.argv[2], n_ctx=256, rpc=[sys.argv[1]], n_gpu_layers=-1) as model:
     assert model.weights.on_gpu
     print([run_trial(model.weights, form, 1).wrong for form in FORMS[::3]])

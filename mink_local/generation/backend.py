@@ -1,21 +1,18 @@
-"""Compare backend sampling with host sampling before its first use with a model on a device.
+"""Backend sampling: which answers are sampled inside llama.cpp's graph, after a trial of the device.
 
 A device, its driver or llama.cpp's code for it may differ from the CPU: logits in float16, a wrong softmax,
-other candidates. A trial evaluates a fixed text twice, with the attached sampler and on the host. Its result
+other candidates. A trial evaluates a fixed text twice, with the attached sampler and on the host. Its verdict
 is remembered for the model file, the device, llama.cpp's build and the form of the sampler.
 """
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
@@ -23,11 +20,13 @@ from platformdirs import user_cache_path
 
 from mink_local.errors import GenerationError, ModelError
 from mink_local.files import add_to_record, read_record
+from mink_local.generation.request import Request
+from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
 from mink_local.llama.context import Context, Segment
 from mink_local.llama.devices import gpu_names
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.llama.weights import Weights
-from mink_local.models.gguf import shards
+from mink_local.models.trust import file_state
 from mink_local.samplers import MinK, MinP, Sampler, TopP
 
 log = logging.getLogger("mink_local")
@@ -46,69 +45,87 @@ _DEVIATIONS = 6  # of the tokens' surprise from what their distribution has
 
 
 @dataclass(frozen=True)
-class TrialResult:
+class Verdict:
     """The result of a trial: what is wrong, or "", and the milliseconds of a step."""
 
     wrong: str
-    backend_ms: float
-    host_ms: float
-
-    def complaint(self, must_be_faster: bool) -> str | None:
-        """Return why backend sampling is not to be used, in words, or None if it is."""
-        if self.wrong:
-            return f"backend sampling failed its trial on this device: {self.wrong}"
-        if must_be_faster and self.backend_ms >= self.host_ms:
-            times = f"{self.backend_ms:.2f} ms a token, {self.host_ms:.2f} on the host"
-            return f"backend sampling is not faster here: {times}"
-        return None
+    backend_ms: float = 0.0
+    host_ms: float = 0.0
 
 
-class BackendTrials:
-    """The trials of a model; each is made once, and remembered in the cache folder.
+class BackendSampling:
+    """Decides for a model which answers are sampled inside llama.cpp's graph.
 
     Args:
-        must_be_faster: Use backend sampling only where it is faster; otherwise being right is enough.
+        is_requested: Being right is enough; otherwise it must also be faster, and what has no backend form is
+            sampled on the host without a warning.
     """
 
-    def __init__(self, weights: Weights, n_threads: int, must_be_faster: bool) -> None:
-        self._weights, self._n_threads, self._must_be_faster = weights, n_threads, must_be_faster
-        self._complaints: dict[Sampler, str | None] = {}
+    def __init__(self, weights: Weights, n_threads: int, is_requested: bool) -> None:
+        self._weights, self._n_threads, self._is_requested = weights, n_threads, is_requested
+        self._complaints: dict[Sampler, str] = {}  # "" if there is none
 
-    def complaint(self, sampler: Sampler) -> str | None:
-        """Return why a sampler with a backend form is not to use it, in words, or None if it is."""
+    def obstacle(self, sampler: Sampler, needs_logits: bool) -> str:
+        """Return in words why tokens are not sampled in the graph; empty if they are."""
+        return _without_form(sampler, needs_logits) or self._complaint(sampler)
+
+    def attached(self, request: Request, seed: int, context: Context, seq_id: int) -> BackendSampler | None:
+        """Attach the sampler of a request to a sequence; None if its tokens are sampled on the host."""
+        params = request.params
+        sampler = params.effective_sampler
+        reason = _without_form(sampler, request.needs_logits)
+        if reason and self._is_requested:
+            log.warning("%s: sampling on the CPU", reason)
+        if reason or self._complaint(sampler):
+            return None
+        backend = BackendSampler(sampler, params.temperature, seed, context, seq_id)
+        reason = f"this device lacks an operation of the backend form of {sampler}"
+        try:
+            if backend.attach():
+                return backend
+        except GenerationError as error:
+            reason = str(error)
+        log.warning("%s: sampling on the CPU", reason)
+        return None
+
+    def _complaint(self, sampler: Sampler) -> str:
+        """Return why a sampler is not to use its backend form, by a trial that is made once."""
         form = form_of(sampler)
         if form not in self._complaints:
-            result = self._result(form)
-            complaint = self._complaints[form] = result.complaint(self._must_be_faster)
-            if complaint is not None:
-                log.log(logging.WARNING if result.wrong else logging.INFO, "%s", complaint)
+            verdict = self._verdict(form)
+            complaint = ""
+            if verdict.wrong:
+                complaint = f"backend sampling failed its trial on this device: {verdict.wrong}"
+                log.warning("%s", complaint)
+            elif not self._is_requested and verdict.backend_ms >= verdict.host_ms:
+                times = f"{verdict.backend_ms:.2f} ms a token, {verdict.host_ms:.2f} on the host"
+                complaint = f"backend sampling is not faster here: {times}"
+                log.info("%s", complaint)
+            self._complaints[form] = complaint
         return self._complaints[form]
 
-    def _result(self, form: Sampler) -> TrialResult:
-        """Return the remembered result of a trial, or make the trial now."""
-        key = self._key(form)
-        with suppress(KeyError, TypeError):  # unknown, or damaged
-            return TrialResult(**read_record(_record())[key])
-        try:
-            result = run_trial(self._weights, form, self._n_threads)
-        except (GenerationError, ModelError) as error:
-            return TrialResult(str(error), 0.0, 0.0)  # not remembered: the next time it may work
-        add_to_record(_record(), key, asdict(result))
-        return result
-
-    def _key(self, form: Sampler) -> str:
-        """Return what a result depends on."""
+    def _verdict(self, form: Sampler) -> Verdict:
+        """Return the remembered verdict, or make the trial now."""
         path = self._weights.path.absolute()
-        files = [file.stat() for file in map(Path, shards(path)) if file.exists()]
-        build = [
-            version("llama-cpp-python"),
-            C.llama_print_system_info().decode(),
-            os.stat(llama_cpp.__file__).st_mtime_ns,  # changes with each installation
-            os.environ.get("LLAMA_CPP_LIB_PATH"),
-        ]
         devices = gpu_names() if self._weights.on_gpu else ["CPU"]
-        sizes = [[file.st_size, file.st_mtime_ns] for file in files]
-        return json.dumps([str(path), sizes, build, devices, str(form)])
+        build = C.llama_print_system_info().decode()
+        key = json.dumps([str(path), file_state(path), build, devices, str(form)])
+        try:
+            return Verdict(**read_record(_record())[key])
+        except (KeyError, TypeError):  # unknown, or damaged
+            pass
+        try:
+            verdict = run_trial(self._weights, form, self._n_threads)
+        except (GenerationError, ModelError) as error:
+            return Verdict(str(error))  # not remembered: the next time it may work
+        add_to_record(_record(), key, asdict(verdict))
+        return verdict
+
+
+def _without_form(sampler: Sampler, needs_logits: bool) -> str:
+    if needs_logits:
+        return "constraints, log-probabilities and bans have no backend form"
+    return "" if has_backend_form(sampler) else f"{sampler} has no backend form"
 
 
 def form_of(sampler: Sampler) -> Sampler:
@@ -120,35 +137,30 @@ def form_of(sampler: Sampler) -> Sampler:
     return type(sampler)()
 
 
-def run_trial(weights: Weights, sampler: Sampler, n_threads: int) -> TrialResult:
+def run_trial(weights: Weights, sampler: Sampler, n_threads: int) -> Verdict:
     """Compare backend sampling with the kernels on the steps of a text.
 
     Raises GenerationError if it cannot be attached or llama.cpp fails, and ModelError if there is no memory.
     """
-    from mink_local.llama.backend_sampler import BackendSampler
-
     tokens = weights.tokenize(_TEXT, add_special=True, parse_special=False)
     tokens = tokens[: min(_STEPS, weights.n_ctx_train)]
     rows: list[NDArray[np.float32]] = []
     sampled: list[tuple[int | None, int]] = []
-    context = Context(weights, len(tokens), n_threads)
-    try:
+    host = TokenSampler(sampler, _TEMPERATURE, _SEED, weights.n_vocab)
+    with closing(Context(weights, len(tokens), n_threads)) as context:
         backend = BackendSampler(sampler, _TEMPERATURE, _SEED, context)
         if not backend.attach():
             raise GenerationError("this device lacks an operation")
+
+        def sample(step: int) -> None:
+            host(context.logits(), step)
+            rows.append(context.logits().copy())
+
         backend_ms = _take_steps(context, tokens, lambda _: sampled.append((backend.next(), backend.k)))
         backend.detach()
         context.clear()
-        host = TokenSampler(sampler, _TEMPERATURE, _SEED, weights.n_vocab)
-
-        def sample(step: int) -> None:
-            host(context.logits(), step=step)
-            rows.append(context.logits().copy())
-
         host_ms = _take_steps(context, tokens[: len(sampled)], sample)
-    finally:
-        context.close()
-    return TrialResult(differences(sampler, rows, sampled), backend_ms, host_ms)
+    return Verdict(differences(sampler, rows, sampled), backend_ms, host_ms)
 
 
 def _take_steps(context: Context, tokens: Sequence[int], sample: Callable[[int], None]) -> float:
@@ -177,6 +189,7 @@ def differences(
         rows: The logits (V,) of each step.
         sampled: The token of each step, None if it was left to the host, and its number of candidates.
     """
+    may_be_near = isinstance(sampler, TopP | MinP)
     n_different = n_undecided = 0
     excess = variance = 0.0  # of the tokens' surprise over the entropy, and what is expected of it
     for row, (token, k) in zip(rows, sampled, strict=False):
@@ -184,19 +197,16 @@ def differences(
             n_undecided += 1
             continue
         ids, kept = sampler.candidates(row, _TEMPERATURE)
-        if isinstance(sampler, TopP | MinP):
-            is_same = abs(k - ids.size) <= 1 + ids.size // 100 and row[token] >= kept[-1] - _NEAR
-        else:
-            is_same = k == ids.size and token in ids
-        if not is_same:
+        most = 1 + ids.size // 100 if may_be_near else 0
+        lowest = kept[-1] - (_NEAR if may_be_near else 0.0)
+        if abs(k - ids.size) > most or row[token] < lowest:
             n_different += 1
             continue
         scaled = kept.astype(np.float64) / _TEMPERATURE
-        total = np.logaddexp.reduce(scaled)
-        p = np.exp(scaled - total)
-        entropy = total - float(p @ scaled)
-        excess += total - float(row[token]) / _TEMPERATURE - entropy
-        variance += float(p @ (total - scaled - entropy) ** 2)
+        log_p = scaled - np.logaddexp.reduce(scaled)
+        p = np.exp(log_p)
+        excess += float(p @ scaled) - float(row[token]) / _TEMPERATURE
+        variance += float(p @ (log_p - p @ log_p) ** 2)
     if n_different:
         return f"{n_different} of {len(rows)} steps keep other candidates than they should"
     if n_undecided > _UNDECIDED:

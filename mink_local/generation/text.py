@@ -1,0 +1,147 @@
+"""Text from the bytes of tokens, and the reasoning of a model, `<think>…</think>`, split from its answer."""
+
+import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from mink_local.llama.weights import Weights
+
+THINK, THINK_END = "<think>", "</think>"
+
+
+class TextStream:
+    """Decodes the bytes of tokens to text, up to the first of some stop strings.
+
+    A character is returned as soon as it is complete; bytes that are not UTF-8 become U+FFFD. Text that may
+    be the start of a stop string is held back. `stopped_by` is the one that has ended the text.
+    The text may begin inside a character, whose first bytes are at the end of `before`.
+    """
+
+    def __init__(self, stop: Sequence[str] = (), before: bytes = b"") -> None:
+        self._stop = stop
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(before)
+        self._held = ""
+        self.stopped_by: str | None = None
+
+    def push(self, data: bytes, final: bool = False) -> str:
+        """Return the text that is certain after `data`."""
+        if self.stopped_by is not None:
+            return ""
+        self._held += self._decoder.decode(data, final)
+        found = [string for string in self._stop if string in self._held]
+        if found:
+            self.stopped_by = min(found, key=self._held.index)
+            end = self._held.index(self.stopped_by)
+        elif final:
+            end = len(self._held)
+        else:
+            end = len(self._held) - started_length(self._held, self._stop)
+        text, self._held = self._held[:end], self._held[end:]
+        return text
+
+    def close(self) -> str:
+        """Return the text that was held back, at the end of the bytes."""
+        return self.push(b"", final=True)
+
+
+def visible(data: bytes) -> str:
+    """Return the text of a token's bytes, with `<0xE7>` for a byte that is only part of a character."""
+    parts, start = [], 0
+    while start < len(data):
+        try:
+            parts.append(data[start:].decode())
+            break
+        except UnicodeDecodeError as error:
+            parts.append(data[start : start + error.start].decode())
+            parts += [f"<0x{byte:02X}>" for byte in data[start + error.start : start + error.end]]
+            start += error.end
+    return "".join(parts)
+
+
+def token_name(weights: Weights, token: int) -> str:
+    """Return the `visible` text of a token, or the vocabulary's name for one without text."""
+    return visible(weights.piece(token)) or weights.token_text(token)
+
+
+def started_length(text: str, strings: Iterable[str]) -> int:
+    """Return the length of the longest suffix of `text` that is a proper prefix of one of `strings`."""
+    longest = 0
+    for string in strings:
+        lengths = range(min(len(text), len(string) - 1), longest, -1)
+        longest = next((n for n in lengths if text.endswith(string[:n])), longest)
+    return longest
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """A piece of an answer, or of the reasoning before it."""
+
+    text: str
+    is_reasoning: bool = False
+
+
+class ReasoningSplitter:
+    """Splits a text into reasoning and answer, piece by piece; a `<think>` that comes later is text.
+
+    `state` is "start" (there may be reasoning), "reasoning" (it has started) or "text" (there is none). If
+    `continued`, part of the text was shown before, so leading whitespace belongs to it.
+    """
+
+    def __init__(self, state: str = "start", continued: bool = False) -> None:
+        self._state = state
+        self._held = ""
+        self._strip = state != "text" and not continued  # whitespace next to the marks is not shown
+
+    @property
+    def in_reasoning(self) -> bool:
+        """True if reasoning has started and not ended."""
+        return self._state == "reasoning"
+
+    def feed(self, text: str) -> Iterator[TextPart]:
+        """Yield the parts that are certain now; what may begin a mark is held back."""
+        self._held += text
+        if self._state == "start":
+            self._decide()
+        if self._state == "reasoning":
+            yield from self._reasoning()
+        if self._state == "text":
+            yield from self._take(len(self._held))
+
+    def end(self) -> Iterator[TextPart]:
+        """Yield what was held back to the end."""
+        if self._state == "reasoning":
+            self._held = self._held.rstrip()
+        yield from self._take(len(self._held))
+
+    def _decide(self) -> None:
+        """Leave the state "start", unless the text may still become the opening mark."""
+        text = self._held.lstrip()
+        if text.startswith(THINK):
+            self._state, self._held = "reasoning", text.removeprefix(THINK)
+        elif not THINK.startswith(text):
+            self._state, self._strip = "text", False  # without reasoning, leading blanks are the answer's
+
+    def _reasoning(self) -> Iterator[TextPart]:
+        reasoning, mark, answer = self._held.partition(THINK_END)
+        if not mark:  # without an ending that the mark could continue
+            reasoning = reasoning[: len(reasoning) - started_length(reasoning, (THINK_END,))]
+        yield from self._take(len(reasoning.rstrip()))
+        if mark:
+            self._state, self._strip, self._held = "text", True, answer
+
+    def _take(self, length: int) -> Iterator[TextPart]:
+        """Yield the first characters of the held text as one part."""
+        text, self._held = self._held[:length], self._held[length:]
+        text = text.lstrip() if self._strip else text
+        if text:
+            self._strip = False
+            yield TextPart(text, self._state == "reasoning")
+
+
+def joined(reasoning: str, text: str, opened: bool) -> str:
+    """Return reasoning and answer as the model writes them after a template that `opened` the reasoning."""
+    if not reasoning:
+        return text
+    start = f"{'' if opened else THINK + chr(10)}{reasoning}"
+    return f"{start}\n{THINK_END}\n\n{text}" if text else start
