@@ -1,6 +1,8 @@
-"""Print prompts that ask for functions of Python's standard library, which docs/results.md was measured on.
+"""Print questions that ask for functions of Python's standard library, which docs/results.md was measured on.
 
 .venv/bin/python scripts/python_functions.py > python_functions.jsonl
+mink-eval run python_functions.jsonl --model REFERENCE …
+mink-eval frontier --texts mink-eval-run …
 """
 
 import inspect
@@ -41,4 +43,4 @@ def prompts() -> Iterator[str]:
 
 if __name__ == "__main__":
     for prompt in prompts():
-        print(json.dumps({"prompt": prompt}))
+        print(json.dumps({"question": prompt}))
