@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -123,15 +124,14 @@ def conversation(home: Path, model: Path) -> Victim:
 
 def catalogue(home: Path, _: Path) -> Victim:
     """`mink-models add` of another name each time to a user's own catalogue."""
-    path = home / "config" / "mink-local" / "models.txt"
+    path = home / "config" / "mink-local" / "models.toml"
     path.parent.mkdir(parents=True)
     (home / "a.gguf").touch()
-    path.write_text("".join(f"name-{i} | file | {home / 'a.gguf'} | - | - | - | - | -\n" for i in range(300)))
+    model = f"[[model]]\nname = 'name-{{}}'\nsource = 'file'\nfile = '{home / 'a.gguf'}'\n"
+    path.write_text("\n".join(model.format(i) for i in range(300)))
 
     def recorded() -> dict[str, str]:
-        text = path.read_text()
-        assert text.endswith("\n")
-        return dict.fromkeys(text.splitlines(), "")
+        return {model["name"]: model["file"] for model in tomllib.loads(path.read_text())["model"]}
 
     program = """
 import os, sys

@@ -61,7 +61,7 @@ def load_model(
     """Load a GGUF model.
 
     Args:
-        model: A name of `models.txt`, or a path; see `mink-models --help`.
+        model: A name of `models.toml`, or a path; see `mink-models --help`.
         n_ctx: Tokens that a prompt and its answer share, at most what the model was trained on. None chooses
             by the free memory: 4096, up to 32768 for a single answer, fewer if 4096 do not fit.
         n_parallel: Number of answers that `Model.generate` generates at a time; each has a KV cache of

@@ -1,11 +1,14 @@
-"""Models by name: those of `models.txt`, the user's own, and those in other programs' stores."""
+"""Models by name: those of `models.toml`, the user's own, and those in other programs' stores."""
 
+import json
 import os
 import re
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_config_path
 
@@ -14,15 +17,24 @@ from mink_local.files import user_path, write_atomic
 from mink_local.models import stores
 
 DEFAULT_MODEL = "smollm2-135m"
-_COLUMNS = ("name", "source", "file", "revision", "size", "SHA-256", "licence", "note")
 _QUANTIZATIONS = re.compile(r"\{([^{}]*)\}")
-_SOURCE = re.compile(r"file|(package|ollama|lmstudio):.+|hf:\w[\w.-]*/\w[\w.-]*")
-_UNKNOWN = "-"
+_SOURCE = r"file|(package|ollama|lmstudio):.+|hf:\w[\w.-]*/\w[\w.-]*"
+_LINE = (r"[^\r\n]*", "text")
+_KEYS = {  # what a value, or each item of a list, must be: as a pattern, and in words
+    "name": (r"[\w.+-]+", "letters, digits, and . _ + -"),
+    "source": (_SOURCE, "package:NAME, hf:ORGANISATION/NAME, ollama:NAME, lmstudio:NAME or file"),
+    "file": _LINE,
+    "revision": _LINE,
+    "size": (r"\d{1,6}(\.\d+)?", "a number of GB for each quantization"),
+    "sha256": (r"([0-9a-fA-F]{64})?", "64 hexadecimal digits for each quantization"),
+    "licence": _LINE,
+    "note": _LINE,
+}
 
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A model of `models.txt`, in one quantization.
+    """A model of `models.toml`, in one quantization.
 
     Attributes:
         name: Includes the quantization if the line lists several: `llama-3-8b:Q4_K_M`.
@@ -53,28 +65,27 @@ class ModelFile:
 
 
 def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:
-    """Return the entries of `models.txt` by name: one for each quantization, the default first.
+    """Return the entries of `models.toml` by name: one for each quantization, the default first.
 
     The user's own file replaces models of the same name.
 
     Raises:
-        CatalogError: A file cannot be read, or a line is invalid.
+        CatalogError: A file cannot be read, or a model in it is invalid.
     """
     models: dict[str, tuple[CatalogEntry, ...]] = {}
     for path in (_catalog_path(), user_catalog_path()):
-        for number, line in enumerate(_read_text(path).splitlines(), start=1):
-            if content := line.partition("#")[0].strip():
-                try:
-                    entries = _parse_line(content)
-                except ValueError as error:
-                    raise CatalogError(f"{path}, line {number}: {error}") from None
-                models[entries[0].name.partition(":")[0]] = entries
+        text = _read_text(path)
+        try:
+            for model in _models(text):
+                models[model["name"]] = _entries(model)
+        except ValueError as error:
+            raise CatalogError(f"{path}: {error}") from None
     return models
 
 
 def user_catalog_path() -> Path:
-    """Return the path of the user's own `models.txt`, which may not exist."""
-    return user_config_path("mink-local") / "models.txt"
+    """Return the path of the user's own `models.toml`, which may not exist."""
+    return user_config_path("mink-local") / "models.toml"
 
 
 def find(name: str) -> CatalogEntry | None:
@@ -98,7 +109,7 @@ def resolve(model: str) -> ModelFile:
     """Return the file on this machine that a model's name refers to.
 
     Args:
-        model: A name of `models.txt`, a path, `hf:organisation/repository:file`, where `file` may be a
+        model: A name of `models.toml`, a path, `hf:organisation/repository:file`, where `file` may be a
             pattern or a quantization, `ollama:name:tag` or `lmstudio:name`.
 
     Raises:
@@ -148,43 +159,45 @@ def store_entry(model: str) -> CatalogEntry:
     prefix, _, rest = model.partition(":")
     name, _, file = rest.partition(":")
     source = f"{prefix}:{name}"
-    if not _SOURCE.fullmatch(source):
+    if not re.fullmatch(_SOURCE, source):
         raise ModelNotFoundError(f"invalid name {model}: write hf:ORGANISATION/NAME or lmstudio:NAME")
     return CatalogEntry(model, source, file)
 
 
-def add(columns: Iterable[str]) -> None:
-    """Write a line to the user's catalogue; it replaces a model of the same name.
+def add(**model: Any) -> None:
+    """Write a model to the user's catalogue, in place of one of the same name.
+
+    Args:
+        model: The keys of `models.toml`; empty ones are left out.
 
     Raises:
-        CatalogError: A column is invalid, or the file cannot be written.
+        CatalogError: A value is invalid, or the file cannot be written.
     """
     from filelock import FileLock  # slow to import, and needed here only
 
-    columns = [column.strip() or _UNKNOWN for column in columns]
-    text = " | ".join(columns)
-    try:
-        if any(re.search(r"[|#\r\n]", column) for column in columns):
-            raise ValueError(f"a column of models.txt cannot contain | or # or a line break: {text!r}")
-        _parse_line(text)
-    except ValueError as error:
-        raise CatalogError(str(error)) from None
+    # Texts, numbers and lists of them are the same in JSON and TOML.
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in model.items() if value]
+    text = "\n".join(["[[model]]", *lines, ""])
     path = user_catalog_path()
     try:
+        _entries(_models(text)[0])
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(".models.txt.lock")):
-            lines = _read_text(path).splitlines() or ["# " + " | ".join(_COLUMNS)]
-            kept = [line for line in lines if line.partition("|")[0].strip() != columns[0]]
-            write_atomic(path, "\n".join([*kept, text, ""]))
+        with FileLock(path.with_name(".models.toml.lock")):
+            parts = re.split(r"^(?=\[\[model\]\])", _read_text(path), flags=re.MULTILINE)
+            kept = [part for part in parts if all(other["name"] != model["name"] for other in _models(part))]
+            before = "".join(kept).rstrip("\n")
+            write_atomic(path, f"{before}\n\n{text}" if before else text)
+    except ValueError as error:
+        raise CatalogError(str(error)) from None
     except OSError as error:
         raise CatalogError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _catalog_path() -> Path:
-    """Return the path of `models.txt`: in the installed package, or beside it in a checkout."""
+    """Return the path of `models.toml`: in the installed package, or beside it in a checkout."""
     package = Path(__file__).parents[1]
-    installed = package / "models.txt"
-    return installed if installed.exists() else package.parent / "models.txt"
+    installed = package / "models.toml"
+    return installed if installed.exists() else package.parent / "models.toml"
 
 
 def _read_text(path: Path) -> str:
@@ -197,37 +210,49 @@ def _read_text(path: Path) -> str:
         raise CatalogError(f"cannot read {path}: {error}") from None
 
 
-def _parse_line(line: str) -> tuple[CatalogEntry, ...]:
-    """Return an entry for each quantization in a line. Raises ValueError if the line is invalid."""
-    columns = [column.strip() for column in line.split("|")]
-    if len(columns) != len(_COLUMNS):
-        raise ValueError(f"expected {len(_COLUMNS)} columns ({' | '.join(_COLUMNS)}), found {len(columns)}")
-    name, source, *others = columns
-    file, revision, sizes, hashes, licence, note = ("" if text == _UNKNOWN else text for text in others)
-    if not re.fullmatch(r"[\w.+-]+", name):
-        raise ValueError(f"invalid model name {name!r}: use letters, digits, and . _ + -")
-    if not _SOURCE.fullmatch(source):
-        raise ValueError(
-            f"unknown source {source!r}: use package:NAME, hf:ORGANISATION/NAME, ollama:NAME, lmstudio:NAME "
-            "or file"
-        )
-    names, files = [name], [file]
-    if listed := _QUANTIZATIONS.search(file):
+def _models(text: str) -> list[dict[str, Any]]:
+    """Return the models in the text of a catalogue, which are valid. Raises ValueError if one is not."""
+    content = tomllib.loads(text)
+    models = _as_list(content.pop("model", []))
+    if content or not all(isinstance(model, dict) for model in models):
+        raise ValueError("begin each model with [[model]], before its name")
+    for model in models:
+        values = {"name": "", "source": "", **model}
+        for key, value in values.items():
+            if key not in _KEYS:
+                raise ValueError(f"{model}: unknown key {key!r}: the keys are {', '.join(_KEYS)}")
+            pattern, wanted = _KEYS[key]
+            if not all(re.fullmatch(pattern, str(item)) for item in _as_list(value)):
+                raise ValueError(f"model {values['name']!r}: {key} must be {wanted}, not {value!r}")
+    return models
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _entries(model: Mapping[str, Any]) -> tuple[CatalogEntry, ...]:
+    """Return an entry for each quantization of a model. Raises ValueError if there are fewer than sizes."""
+    names, files = [model["name"]], [model.get("file", "")]
+    if listed := _QUANTIZATIONS.search(files[0]):
         quantizations = [quantization.strip() for quantization in listed[1].split(",")]
-        names = [f"{name}:{quantization}" for quantization in quantizations]
-        files = [file.replace(listed[0], quantization, 1) for quantization in quantizations]
-    gigabytes = _split("size", sizes, r"\d{1,6}(\.\d*)?|\.\d+", len(names), "a number of GB")
-    digests = _split("SHA-256", hashes.lower(), "[0-9a-f]{64}", len(names), "64 hexadecimal digits")
-    in_bytes = [round(float(size) * 1e9) if size else None for size in gigabytes]
+        names = [f"{model['name']}:{quantization}" for quantization in quantizations]
+        files = [files[0].replace(listed[0], quantization, 1) for quantization in quantizations]
+    sizes, digests = (_as_list(model.get(key, [])) for key in ("size", "sha256"))
+    if max(len(sizes), len(digests)) > len(names):
+        raise ValueError(
+            f"model {model['name']!r}: file lists {len(names)} quantizations, size or sha256 more"
+        )
     return tuple(
-        CatalogEntry(name, source, file, revision or "main", size, digest, licence, note)
-        for name, file, size, digest in zip_longest(names, files, in_bytes, digests)
+        CatalogEntry(
+            name=name,
+            source=model["source"],
+            file=file,
+            revision=model.get("revision") or "main",
+            size=round(size * 1e9) if size else None,
+            sha256=digest.lower() if digest else None,
+            licence=model.get("licence", ""),
+            note=model.get("note", ""),
+        )
+        for name, file, size, digest in zip_longest(names, files, sizes, digests)
     )
-
-
-def _split(title: str, column: str, pattern: str, most: int, wanted: str) -> list[str | None]:
-    """Return the items of a column for the first quantizations, None for an unknown one."""
-    items = [item.strip() for item in column.split(",")]
-    if len(items) > most or not all(re.fullmatch(f"{pattern}|-?", item) for item in items):
-        raise ValueError(f"the {title} {column!r} is not {wanted} for each quantization, or -")
-    return [None if item in ("", _UNKNOWN) else item for item in items]

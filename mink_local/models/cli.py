@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -46,7 +46,7 @@ model_argument = click.argument("model", metavar="NAME|PATH")
 def cli(context: click.Context) -> None:
     """List, inspect and download models.
 
-    A model is a name of models.txt, optionally with a quantization (llama-3-8b:Q6_K), a path,
+    A model is a name of models.toml, optionally with a quantization (llama-3-8b:Q6_K), a path,
     hf:ORGANISATION/REPOSITORY:FILE, where FILE may be a pattern or a quantization, ollama:NAME:TAG or
     lmstudio:NAME.
     """
@@ -143,18 +143,18 @@ def rm(model: str, yes: bool) -> None:
 @click.option(
     "--revision", default="main", show_default=True, help="Branch, tag or commit of the repository."
 )
-@click.option("--size", default="", metavar="GB", help="Size in GB.")
+@click.option("--size", type=float, metavar="GB", help="Size in GB.")
 @click.option("--sha256", default="", metavar="HEX", help="Expected SHA-256 of the file.")
 @click.option("--licence", default="", help="Licence of the model.")
 @click.option("--note", default="", help="A note.")
-def add(name: str, model: str, revision: str, size: str, sha256: str, licence: str, note: str) -> None:
+def add(name: str, model: str, **details: Any) -> None:
     """Give MODEL (a path, hf:…, ollama:… or lmstudio:…) a NAME of your own."""
     if model.startswith(stores.PREFIXES):
         entry = catalog.store_entry(model)
         source, file = entry.source, entry.file
     else:
         source, file = "file", str(catalog.resolve(model).path)
-    catalog.add([name, source, file, revision, size, sha256, licence, note])
+    catalog.add(name=name, source=source, file=file, **details)
     click.echo(f"added {name} to {catalog.user_catalog_path()}", err=True)
 
 

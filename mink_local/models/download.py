@@ -119,7 +119,7 @@ def _files(entry: CatalogEntry, repository: str, listing: dict[str, RemoteFile])
         raise DownloadError(f"{repository} lacks {missing[0]}, a part of {entry.name}")
     if entry.sha256 not in (None, listing[first].sha256) and len(names) == 1:
         raise DownloadError(
-            f"{first} in {repository} is not the file that models.txt lists: its SHA-256 is "
+            f"{first} in {repository} is not the file that models.toml lists: its SHA-256 is "
             f"{listing[first].sha256}; if you trust it, add an entry with that (mink-models add)"
         )
     return [listing[name] for name in names]

@@ -1,6 +1,7 @@
 """`mink-models` as its users meet it: what it prints, what it refuses, and how it ends."""
 
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,8 +161,14 @@ def test_add(mink: Mink, tiny: Callable[..., Path]) -> None:
     assert mink("add", "parrot", path, "--licence", "MIT", "--note", "a bird").status == 0
     assert mink("path", "parrot") == Result(0, f"{path}\n", "")
     assert mink("add", "parrot", "hf:me/parrot:Q8_0", "--revision", "v1", "--size", "1.5").status == 0
-    added = catalog.user_catalog_path().read_text().splitlines()[1:]
-    assert [line.split(" | ")[:5] for line in added] == [["parrot", "hf:me/parrot", "Q8_0", "v1", "1.5"]]
+    (added,) = tomllib.loads(catalog.user_catalog_path().read_text())["model"]
+    assert added == {
+        "name": "parrot",
+        "source": "hf:me/parrot",
+        "file": "Q8_0",
+        "revision": "v1",
+        "size": 1.5,
+    }
     result = mink("path", "parrot")
     assert (result.status, result.stdout) == (2, "")
     assert "parrot" in result.stderr

@@ -161,11 +161,11 @@ def test_a_model_in_several_files(mink: Mink, hub: Hub, home: Path) -> None:
 def test_a_file_is_the_one_that_the_catalogue_means(mink: Mink, home: Path) -> None:
     models = catalog.user_catalog_path()
     models.parent.mkdir(parents=True)
-    line = f"parrot | hf:{REPOSITORY} | {{{{big,small}}}}.gguf | main | 0.1 | {{}} | MIT | -\n"
-    models.write_text(line.format("0" * 64))
+    source = f"name = 'parrot'\nsource = 'hf:{REPOSITORY}'\nfile = '{{big,small}}.gguf'"
+    models.write_text(f"[[model]]\n{source}\nsha256 = '{'0' * 64}'")
     refused(mink("pull", "parrot"), sha256(BIG))
     assert not cache(home).exists()
-    models.write_text(line.format(sha256(BIG)))
+    models.write_text(f"[[model]]\n{source}\nsha256 = '{sha256(BIG)}'")
     vetted = str(pulled(mink, "parrot:BIG"))
     assert vetted in (home / "cache/mink-local/vetted.json").read_text()  # loading it hashes it no more
 

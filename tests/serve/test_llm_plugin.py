@@ -32,7 +32,7 @@ def _llm_of_its_own(own_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def scripted(tmp_path: Path) -> str:
     """A model that writes what `SCRIPTS` says, in the user's catalogue."""
-    add(["scripted", "file", str(write_talker(tmp_path / "scripted.gguf")), *"-----"])
+    add(name="scripted", source="file", file=str(write_talker(tmp_path / "scripted.gguf")))
     return "mink/scripted"
 
 

@@ -198,7 +198,7 @@ class Run(Measurement[Response]):
         for model in evaluation.models:
             work = [task for task in (task.without(done) for task in self._work[model.name]) if task.items]
             if work and not self.interrupted:
-                # what names it on any machine: an alias, if models.txt has its SHA-256, or a path
+                # what names it on any machine: an alias, if models.toml has its SHA-256, or a path
                 name = model.name if model.sha256 else str(model.path)
                 options = {"model": name, "seed": evaluation.seed, "ctx": evaluation.ctx, **self._environment}
                 yield from self._executor.answer(options, work, self._ready(model.name, store))
