@@ -1,16 +1,40 @@
 """A chat in a terminal that a test types into: pexpect for the keys, pyte for the screen."""
 
+import copy
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pexpect
 import pyte
 
 MINK_CHAT = ("-m", "mink_local.chat")
-_PROMPT_BEGINS = "\x1b[?2004h"  # bracketed paste is switched on for every input line
+_BRACKETED_PASTE, _ALTERNATE_SCREEN = 2004, 1049
+
+
+class _Screen(pyte.HistoryScreen):
+    """A screen with an alternate one, which pyte does not have."""
+
+    def set_mode(self, *modes: int, **kwargs: Any) -> None:
+        super().set_mode(*modes, **kwargs)
+        if _ALTERNATE_SCREEN in modes:
+            self._main = copy.deepcopy(self.buffer), copy.copy(self.cursor), len(self.history.top)
+            self.erase_in_display(2)
+
+    def reset_mode(self, *modes: int, **kwargs: Any) -> None:
+        if _ALTERNATE_SCREEN in modes and self.has_mode(_ALTERNATE_SCREEN):
+            self.buffer, self.cursor, rows = self._main
+            while len(self.history.top) > rows:
+                self.history.top.pop()
+        super().reset_mode(*modes, **kwargs)
+
+    def has_mode(self, mode: int) -> bool:
+        """Whether a private mode is set; pyte shifts their numbers."""
+        return mode << 5 in self.mode
 
 
 class Terminal:
@@ -20,7 +44,7 @@ class Terminal:
         arguments: Of the program.
         rows: Of the terminal.
         columns: Of the terminal.
-        plain: The prompt is Python's own: only the screen shows it.
+        plain: The prompt is Python's own.
         program: What Python is given to run the program.
         waits: Wait for the first prompt.
         env: Variables besides those of this process.
@@ -36,17 +60,22 @@ class Terminal:
         waits: bool = True,
         **env: str,
     ) -> None:
-        self._screen = pyte.HistoryScreen(columns, rows, history=2000)
+        self._is_plain = plain
+        self._screen = _Screen(columns, rows, history=2000)
         self._stream = pyte.Stream(self._screen)
+        self._has_ended = False
         self.raw = ""
+        # Readline exports the size of pytest's own terminal to the workers of xdist.
+        outer = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.child = pexpect.spawn(
             sys.executable, [*program, "--threads", "1", *arguments],
             encoding="utf-8", codec_errors="replace", dimensions=(rows, columns),
-            env={**os.environ, "TERM": "xterm-256color", **env},
+            env={**outer, "TERM": "xterm-256color", **env},
         )  # fmt: skip
         self._screen.write_process_input = self.child.send
+        self._prompt = -1  # row of the newest prompt: tells one from the next, however often each is drawn
         if waits:
-            self.until(lambda: self.screen.endswith("\n>") if plain else _PROMPT_BEGINS in self.raw)
+            self.until(lambda: self._prompt >= 0)
 
     @property
     def text(self) -> str:
@@ -60,23 +89,43 @@ class Terminal:
         """The rows that are on the screen now."""
         return "\n".join(line.rstrip() for line in self._screen.display).rstrip()
 
-    def until(self, condition: Callable[[], bool], seconds: float = 30) -> None:
+    def _prompt_row(self) -> int:
+        """Return the index in `text` of the first row of the input line that is read, -1 if none is."""
+        row, has_mode = self._screen.cursor.y, self._screen.has_mode
+        if self._is_plain:
+            is_read = self._screen.display[row].rstrip() == ">" and self._screen.cursor.x == 2
+        else:
+            is_read = has_mode(_BRACKETED_PASTE) and not has_mode(_ALTERNATE_SCREEN)
+            while row and self._screen.display[row].startswith("  "):
+                row -= 1
+        is_prompt = is_read and self._screen.display[row].startswith("> ")
+        return len(self._screen.history.top) + row if is_prompt else -1
+
+    def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
         """Read output until the condition holds."""
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, f"timed out; the screen:\n{self.text}"
             self._read()
 
+    def until_shown(self, pattern: str) -> None:
+        """Read output until the screen matches."""
+        self.until(lambda: re.search(pattern, self.screen))
+
     def _read(self) -> None:
         try:
             data = self.child.read_nonblocking(65536, timeout=0.1)
-        except (pexpect.TIMEOUT, pexpect.EOF):
+        except pexpect.TIMEOUT:
+            return
+        except pexpect.EOF:
+            self._has_ended = True
             return
         self.raw += data
         self._stream.feed(data)
+        self._prompt = max(self._prompt, self._prompt_row())
 
     def settle(self, seconds: float = 0.3) -> None:
-        """Read output for so many seconds."""
+        """Read output for so many seconds, in which something must not happen."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self._read()
@@ -84,16 +133,16 @@ class Terminal:
     def send(self, keys: str) -> None:
         self.child.send(keys)
 
+    def press(self, keys: str) -> str:
+        """Send keys that end a line or a run; return the rows from the last prompt to the next."""
+        before = self._prompt
+        self.send(keys)
+        self.until(lambda: self._prompt > before)
+        return "\n".join(self.text.split("\n")[max(before, 0) :])
+
     def say(self, text: str) -> str:
         """Type a line; return what is shown until the next prompt."""
-        return self.until_prompt(lambda: self.send(text + "\r"))
-
-    def until_prompt(self, act: Callable[[], None]) -> str:
-        before, prompts = len(self.text.rstrip()), self.raw.count(_PROMPT_BEGINS)
-        act()
-        self.until(lambda: self.raw.count(_PROMPT_BEGINS) > prompts)
-        self.settle(0.05)
-        return self.text[before:]
+        return self.press(text + "\r")
 
     def resize(self, rows: int, columns: int) -> None:
         self._screen.resize(rows, columns)
@@ -105,9 +154,10 @@ class Terminal:
         return self.ended()
 
     def ended(self) -> int:
-        """Wait for the end; returns the exit status."""
-        self.until(lambda: not self.child.isalive())
-        return int(self.child.exitstatus)
+        """Read all that is left until the program ends; returns its exit status, or minus the signal."""
+        self.until(lambda: self._has_ended)
+        self.child.wait()
+        return -self.child.signalstatus if self.child.signalstatus else int(self.child.exitstatus)
 
     def close(self) -> None:
         if self.child.isalive():  # pexpect itself waits a tenth of a second for a process that it kills
