@@ -16,8 +16,11 @@ MINK_CHAT = ("-m", "mink_local.chat")
 _BRACKETED_PASTE, _ALTERNATE_SCREEN = 2004, 1049
 
 
-class _Screen(pyte.HistoryScreen):
+class _Screen(pyte.HistoryScreen):  # type: ignore[misc]
     """A screen with an alternate one, which pyte does not have."""
+
+    buffer: Any
+    cursor: Any
 
     def set_mode(self, *modes: int, **kwargs: Any) -> None:
         super().set_mode(*modes, **kwargs)
