@@ -4,9 +4,8 @@ from typing import NamedTuple
 
 import click
 
-from mink_local.chat.conversation.answer_stream import AnswerStream
 from mink_local.chat.conversation.comparison import Comparison
-from mink_local.chat.conversation.session import ConversationChangedError, Session
+from mink_local.chat.conversation.session import AnswerStream, ConversationChangedError, Session
 from mink_local.chat.terminal.input import InputLine
 from mink_local.chat.terminal.progress import note_end, show_answer, status
 from mink_local.chat.terminal.screen import Screen, counted

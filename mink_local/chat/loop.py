@@ -20,7 +20,9 @@ from prompt_toolkit.document import Document
 from mink_local.chat.chat import Chat
 from mink_local.chat.commands import answers, compare, completion, conversations, explain, heat, settings
 from mink_local.chat.commands.completion import Completions
-from mink_local.chat.terminal.input import read_message
+from mink_local.chat.conversation.session import Session
+from mink_local.chat.terminal.input import PlainLine, QuietTerminal, read_message
+from mink_local.chat.terminal.screen import Screen
 from mink_local.errors import MinkError
 from mink_local.interrupts import on_interrupt
 from mink_local.models.options import with_sampler_names
@@ -98,7 +100,7 @@ _GROUPS = {
         _setting("model [NAME|PATH]", "Continue with another model"),
     ),
     "Answers": (
-        Command("regen [T] [SEED]", "Answer again", answers.regen, completion.temperature_and_seed),
+        Command("regen [T] [SEED]", "Answer again", answers.regen),
         Command("pick [N]", "Take another answer", answers.pick, completion.answers),
         Command("undo", "Take back the last message", answers.undo),
         Command("redo", "Bring it back", answers.redo),
@@ -119,7 +121,7 @@ _GROUPS = {
     ),
     "More": (
         Command(compare.USAGE, "Compare samplers", compare.compare, compare.complete),
-        Command("explain [N|WORD]", "Show a token's candidates", explain.explain, completion.tokens),
+        Command("explain [N|WORD]", "Show a token's candidates", explain.explain),
         Command("heat", "Colour the last answer", heat.heat),
         Command("stats", "Show figures", heat.stats),
         Command("help [COMMAND]", "Explain a command", help_, _complete_help),
@@ -161,6 +163,26 @@ class CommandCompleter(Completer):
             yield from completion.starting_with(word, abouts)
         elif line.startswith("/") and found and found.complete:
             yield from found.complete(self._chat, argument)
+
+
+def chat(session: Session, screen: Screen, terminal: QuietTerminal, unanswered: str) -> None:
+    """Chat until the user leaves.
+
+    Args:
+        unanswered: The last message of a conversation that goes on, if it was never answered.
+    """
+    if screen.has_line_input:
+        from mink_local.chat.terminal.editor import EditedLine
+
+        line = EditedLine(terminal, screen, session.settings["store"])
+        chat = Chat(session, screen, line)
+        line.complete_with(CommandCompleter(chat))
+    else:
+        chat = Chat(session, screen, PlainLine(terminal))
+    if session.conversation is not None:
+        conversations.recall(chat)
+        chat.prefill = unanswered
+    run(chat)
 
 
 def run(chat: Chat) -> None:

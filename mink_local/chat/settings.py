@@ -50,6 +50,11 @@ class Setting(SamplerOption):
         group: Its title in the help.
         fixed: /set cannot change it.
         reloads: A change loads the model again.
+
+    Attributes:
+        key: Its name in the file and for /set.
+        unset: What holds if it is not set.
+        about: The first sentence of the help.
     """
 
     def __init__(
@@ -59,16 +64,8 @@ class Setting(SamplerOption):
         self.group, self.fixed, self.reloads = group, fixed, reloads
         self.envvar = f"MINK_{self.name.upper()}"
         self.key = self.name.replace("_", "-")
-
-    @property
-    def unset(self) -> str:
-        """What holds if it is not set."""
-        return self.show_default if isinstance(self.show_default, str) else "none"
-
-    @property
-    def about(self) -> str:
-        """The first sentence of the help."""
-        return (self.help or "").partition(". ")[0].removesuffix(".") + "."
+        self.unset = self.show_default if isinstance(self.show_default, str) else "none"
+        self.about = (self.help or "").partition(". ")[0].removesuffix(".") + "."
 
     def source(self, ctx: click.Context) -> str:
         """Return where the value comes from: a variable, the path of a file, or in words."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mink_local.chat.conversation.store import ConversationStore, default_path
+from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage, default_path
 from mink_local.chat.settings import COMMAND_LINE, Settings
-from mink_local.chat.terminal.input import PlainLine, QuietTerminal
+from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.chat.terminal.screen import Screen
 from mink_local.cli import INTERRUPTED
 from mink_local.errors import MinkError, ModelNotFoundError
@@ -19,8 +19,6 @@ from mink_local.models.catalog import DEFAULT_MODEL, resolve
 
 if TYPE_CHECKING:
     from mink_local.chat.conversation.session import Session
-    from mink_local.chat.conversation.store import Conversation, StoredMessage
-    from mink_local.generation.model import Model
 
 _BETTER_MODEL = "qwen3-0.6b"  # than the default
 
@@ -35,21 +33,24 @@ class Startup:
 
     Raises:
         click.UsageError: Settings do not suit each other.
-        MinkError: There is no such conversation.
+        MinkError: There is no such conversation, or the file of the conversations cannot be opened.
     """
 
     def __init__(self, ctx: click.Context, resumed: str | None, is_chat: bool) -> None:
         self.settings = settings = Settings(ctx)
         settings.check(is_new=settings.given)
         self.screen = Screen(settings["plain"], settings["thoughts"])
-        self._store = self._open_store(resumed is not None or (is_chat and settings["store"]))
         self._conversation: Conversation | None = None
+        self._unanswered = ""  # the last message of the conversation if it was never answered
         if resumed is not None:
+            self._store = ConversationStore(default_path())
             self._conversation = self._store.find(resumed) if resumed else self._store.latest()
             if not settings.given("model"):
                 settings.put("model", self._conversation.model, "the conversation")
+        else:
+            self._store = self._new_store(is_chat and settings["store"])
 
-    def _open_store(self, is_kept: bool) -> ConversationStore:
+    def _new_store(self, is_kept: bool) -> ConversationStore:
         """Return the conversations on disk, or a store in memory if nothing is to be kept or can be."""
         try:
             return ConversationStore(default_path() if is_kept else None)
@@ -62,8 +63,7 @@ class Startup:
 
         Ctrl-C ends the program. The conversation is kept only if it is continued.
         """
-        model = self._load(QuietTerminal())
-        session, _ = self._session(model)
+        session = self._session(QuietTerminal())
         if self.settings["status"]:
             self._note_model(session)
         from mink_local.chat.conversation.export import dumps
@@ -74,12 +74,12 @@ class Startup:
             if as_json:
                 for _ in answer:
                     pass
-                fields = _as_json(answer.message, model.sampling(session.settings.params))
-                self.screen.write(dumps(fields) + "\n")
+                sampling = session.model.sampling(self.settings.params)
+                self.screen.write(dumps(_as_json(answer.message, sampling)) + "\n")
             else:
                 show_answer(self.screen, answer)
                 against_loops = "--temp 2, --dry-multiplier 0.8 or --no-loop-guard"
-                note_end(self.screen, answer, self.settings["max_tokens"], model.n_ctx, against_loops)
+                note_end(self.screen, answer, self.settings["max_tokens"], session.model.n_ctx, against_loops)
         except ValueError as error:  # an option that does not suit this model: a grammar, a token id
             raise click.UsageError(f"{error}.") from None
         if answer.message.finish_reason == "interrupted":
@@ -88,12 +88,9 @@ class Startup:
     def chat(self) -> None:
         """Chat until the user leaves."""
         with QuietTerminal() as terminal:
-            model = self._load(terminal)
-            from mink_local.chat.chat import Chat
-            from mink_local.chat.commands.conversations import recall
-            from mink_local.chat.loop import run
+            session = self._session(terminal)
+            from mink_local.chat.loop import chat
 
-            session, unanswered = self._session(model)
             self._note_model(session)
             self.screen.note(f"{self.settings.sampler}, temperature {self.settings['temp']:g}")
             if self.settings["model"] == DEFAULT_MODEL:
@@ -102,22 +99,10 @@ class Startup:
                     f"mink-models pull {_BETTER_MODEL}, then mink-chat -m {_BETTER_MODEL})"
                 )
             self.screen.note("/help lists the commands, Ctrl-D leaves.")
-            if self.screen.has_line_input:
-                from mink_local.chat.loop import CommandCompleter
-                from mink_local.chat.terminal.editor import EditedLine
+            chat(session, self.screen, terminal, self._unanswered)
 
-                line = EditedLine(terminal, self.screen, self.settings["store"])
-                chat = Chat(session, self.screen, line)
-                line.complete_with(CommandCompleter(chat))
-            else:
-                chat = Chat(session, self.screen, PlainLine(terminal))
-            if self._conversation:
-                recall(chat)
-                chat.prefill = unanswered
-            run(chat)
-
-    def _load(self, terminal: QuietTerminal) -> "Model":
-        """Load the model; Ctrl-C ends the program, as there is nothing to save."""
+    def _session(self, terminal: QuietTerminal) -> "Session":
+        """Load the model; return its session. Ctrl-C ends the program, as there is nothing to save."""
         try:
             name = resolve(self.settings["model"]).name
         except ModelNotFoundError as error:
@@ -128,20 +113,18 @@ class Startup:
         self.screen.progress(f"loading {name} …")
         try:
             with interrupt_ends_program(terminal.restore):
-                return self.settings.load_model()
+                model = self.settings.load_model()
         finally:
             self.screen.progress()
-
-    def _session(self, model: "Model") -> "tuple[Session, str]":
-        """Return the session, and a last message that was never answered."""
         from mink_local.chat.conversation.session import Session
 
         session = Session(model, self.settings, self._store)
         system = self.settings["system"] if self.settings.given("system") else None
-        unanswered = session.load(self._conversation) if self._conversation else None
+        if self._conversation:
+            self._unanswered = session.load(self._conversation)
         if system is not None:
             session.set_system(system, COMMAND_LINE)
-        return session, unanswered or ""
+        return session
 
     def _note_model(self, session: "Session") -> None:
         """Say where the model is, what became of --ctx, and where tokens are sampled if that is wanted."""
@@ -150,10 +133,10 @@ class Startup:
         if n_ctx and n_ctx < model.n_ctx:
             self.screen.note(f"(--ctx {n_ctx}: llama.cpp rounds that up to {model.n_ctx})")
         if self.settings.context.params["verbose"]:
-            self.screen.note(f"tokens are sampled {model.sampling(session.settings.params)}")
+            self.screen.note(f"tokens are sampled {model.sampling(self.settings.params)}")
 
 
-def _as_json(answer: "StoredMessage", sampling: str) -> dict[str, Any]:
+def _as_json(answer: StoredMessage, sampling: str) -> dict[str, Any]:
     how = answer.parts[-1]
     return {
         "model": how.model,

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from prompt_toolkit.completion import Completion
 
 from mink_local.chat.chat import Chat
-from mink_local.chat.conversation.answer_steps import AnswerSteps
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.screen import one_line
 from mink_local.files import user_path
@@ -63,30 +62,7 @@ def thinking(_: Chat, text: str) -> Completions:
     return starting_with(text, ("on", "off", "default", "show", "line"))
 
 
-def temperature_and_seed(chat: Chat, text: str) -> Completions:
-    """Complete a temperature, then the seed of an answer to the last message."""
-    temperature, blank, seed = text.partition(" ")
-    if not blank:
-        yield from starting_with(
-            temperature, {"0": "the most probable tokens", "1": "", "2": "", "5": "", "10": ""}
-        )
-        return
-    seeds = {
-        str(part.seed): f"of answer {number}"
-        for number, answer in enumerate(chat.session.alternatives(), start=1)
-        for part in answer.parts[:1]
-    }
-    yield from starting_with(seed, seeds)
-
-
 def answers(chat: Chat, text: str) -> Completions:
     """Complete the number of an answer to the last message."""
     found = enumerate(chat.session.alternatives(), start=1)
     return starting_with(text, {str(number): one_line(answer.content, 50) for number, answer in found})
-
-
-def tokens(chat: Chat, text: str) -> Completions:
-    """Complete the number of a token of the last answer that had more than one candidate."""
-    steps = AnswerSteps(chat.session, chat.session.last_answer())
-    forks = enumerate(zip(steps.texts, steps.k, strict=True), start=1)
-    return starting_with(text, {str(at): f"{one!r}, {k} candidates" for at, (one, k) in forks if k > 1})

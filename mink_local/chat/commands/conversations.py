@@ -44,7 +44,7 @@ def save(chat: Chat, argument: str) -> None:
 def load(chat: Chat, argument: str) -> None:
     """Continue a conversation, by its name or the number that /list shows."""
     conversation = chat.session.store.find(argument)
-    chat.prefill = chat.session.load(conversation) or ""
+    chat.prefill = chat.session.load(conversation)
     chat.attached.clear()
     recall(chat)
 

@@ -50,8 +50,7 @@ class Comparison:
         params = replace(session.settings.params, temperature=temperature)
         self.info = session.sampling_info(params, seed, self.prompt, len(branch) + bool(text))
         self.conversation = session.conversation
-        self._parent = branch[-1].id if branch else None
-        self._is_new = bool(text)  # the message is not part of the conversation, and comes after the parent
+        self._branch = [*branch, StoredMessage("user", text)] if text else branch
 
     def title(self, number: int) -> str:
         """Return the number of an answer, which counts from 1, and its sampler."""
@@ -86,24 +85,17 @@ class Comparison:
 
         Raises ConversationChangedError as `Session.check_unchanged` does.
         """
-        answer, sampler, store = self.answers[number - 1], self.samplers[number - 1], session.store
+        answer, sampler = self.answers[number - 1], self.samplers[number - 1]
         if answer is None or not answer.tokens:
             raise ValueError(f"answer {number} is empty")
         session.check_unchanged()
-        if self.conversation is None:
-            settings = session.settings
-            self.conversation = session.conversation = store.begin(settings["model"], settings["system"])
-        if self._is_new:
-            message = StoredMessage("user", self.message, self._parent)
-            store.add(self.conversation, message)
-            self._parent = message.id
-            self._is_new = False  # another answer that is taken later is one to the same message
+        if not self._branch[-1].id:  # another answer that is taken later is one to the same message
+            session.add(self._branch)
         taken = StoredMessage(
             "assistant",
             answer.content,
-            self._parent,
-            answer.reasoning,
-            [replace(self.info, sampler=str(sampler))],
+            thinking=answer.reasoning,
+            parts=[replace(self.info, sampler=str(sampler))],
             finish_reason=answer.finish_reason,
             tokens=answer.tokens,
             k=sampler.k,
@@ -111,8 +103,9 @@ class Comparison:
             evaluated_tokens=answer.evaluated_tokens,
             seconds=answer.seconds,
         )
-        store.add(self.conversation, taken)
-        session.adopt(taken)
+        session.add([*self._branch, taken])
+        session.go_to([*self._branch, taken])
+        self.conversation = session.conversation
 
 
 def divergence(first: CommonNumbers, other: CommonNumbers, model: Model) -> str:

@@ -1,18 +1,20 @@
 """A conversation with a model: its messages, its settings, its answers. It knows nothing of the terminal."""
 
 import hashlib
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 
-from mink_local.chat.conversation.answer_stream import AnswerStream
 from mink_local.chat.conversation.loop_guard import LoopGuard
 from mink_local.chat.conversation.store import Conversation, ConversationStore, SamplingInfo, StoredMessage
 from mink_local.chat.settings import Settings
 from mink_local.errors import MinkError
-from mink_local.generation.model import Model
+from mink_local.generation.model import Model, Reply
 from mink_local.generation.request import SamplingParams
-from mink_local.generation.text import joined
+from mink_local.generation.text import ReasoningSplitter, TextPart, joined
+from mink_local.interrupts import until_interrupted
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
 
@@ -72,15 +74,15 @@ class Session:
         self._start = 0  # index of the first message of the branch that still fits the context
         self._head: int | None = None  # the end of the branch in the store, as it was last known
 
-    def load(self, conversation: Conversation) -> str | None:
+    def load(self, conversation: Conversation) -> str:
         """Continue a conversation; return a last message that was never answered, which is taken back."""
         self.clear()
         self.conversation = conversation.id
         source = f"conversation {conversation.name or conversation.id}"
         self.settings.put("system", conversation.system, source)
         branch = self.store.branch(conversation.head)
-        unanswered = branch.pop().content if branch and branch[-1].role == "user" else None
-        self._go_to(branch)
+        unanswered = branch.pop().content if branch and branch[-1].role == "user" else ""
+        self.go_to(branch)
         return unanswered
 
     def changed_model(self) -> None:
@@ -108,7 +110,7 @@ class Session:
                 "the same again goes on from here, as another branch"
             )
 
-    def ask(self, text: str, replaces: bool = False) -> AnswerStream:
+    def ask(self, text: str, replaces: bool = False) -> "AnswerStream":
         """Return the answer to a message, which after an error is not part of the conversation.
 
         Args:
@@ -125,13 +127,11 @@ class Session:
             self.last_answer()
             before = before[:-2]
         self.check_unchanged()
-        if self.conversation is None:
-            self.conversation = self.store.begin(self.settings["model"], self.settings["system"])
-        message = StoredMessage("user", text, before[-1].id if before else None)
-        self.store.add(self.conversation, message)
-        return self._answer([*before, message], self.settings.params)
+        branch = [*before, StoredMessage("user", text)]
+        self.add(branch)
+        return self._answer(branch, self.settings.params)
 
-    def regenerate(self, temperature: float | None = None, seed: int | None = None) -> AnswerStream:
+    def regenerate(self, temperature: float | None = None, seed: int | None = None) -> "AnswerStream":
         """Return another answer to the last message. Raises as `ask` does.
 
         A seed of the settings is counted up by the number of earlier answers, so that the text differs.
@@ -144,7 +144,7 @@ class Session:
             seed = (params.seed + len(earlier)) % RANDOM_SEED
         return self._answer(self.branch[:-1], replace(params, temperature=temperature, seed=seed))
 
-    def extend(self) -> AnswerStream:
+    def extend(self) -> "AnswerStream":
         """Return an answer that was cut short and its rest, as another answer. Raises as `ask` does."""
         last = self.last_answer()
         if last.finish_reason == "stop":
@@ -153,7 +153,7 @@ class Session:
         beginning = replace(self._tokens_of(last), content=last.content, thinking=last.thinking)
         return self._answer(self.branch[:-1], self.settings.params, beginning)
 
-    def fork(self, at: int, token: int) -> AnswerStream:
+    def fork(self, at: int, token: int) -> "AnswerStream":
         """Return another answer to the last message: the last answer before token `at`, then another token.
 
         `at` counts from 0. Raises as `ask` does.
@@ -173,30 +173,27 @@ class Session:
             raise ValueError("there is nothing to take back")
         self.check_unchanged()
         self._undone.append(self.branch)
-        self._go_to(self.branch[:-2])
+        self.go_to(self.branch[:-2])
         return self._undone[-1][-2]
 
     def redo(self) -> None:
         """Bring back the message and the answer that the last `undo` took."""
         if not self._undone:
             raise ValueError("there is nothing to bring back")
-        self._go_to(self._undone.pop())
+        self.go_to(self._undone.pop())
 
     def alternatives(self) -> list[StoredMessage]:
         """Return all answers to the last message, oldest first."""
         last = self.last_answer()
         assert self.conversation is not None
-        return self.store.children(self.conversation, last.parent)
+        messages = self.store.messages(self.conversation)
+        return [message for message in messages if message.parent == last.parent]
 
     def choose(self, answer: StoredMessage) -> None:
         """Continue with another answer to the last message."""
         self.check_unchanged()
-        self.adopt(answer)
-
-    def adopt(self, answer: StoredMessage) -> None:
-        """Continue with an answer that the store has."""
         self._undone.clear()
-        self._go_to([*self.store.branch(answer.parent), answer])
+        self.go_to([*self.branch[:-1], answer])
 
     def last_answer(self) -> StoredMessage:
         """Return the last answer. Raises ValueError if there is none."""
@@ -250,8 +247,16 @@ class Session:
             prompt=prompt_digest(self.model.prompt_tokens(messages, thinking)),
         )
 
-    def _go_to(self, branch: list[StoredMessage]) -> None:
-        """Make a branch of the store the current one."""
+    def add(self, branch: Sequence[StoredMessage]) -> None:
+        """Store the last message of a branch, of which the store has the others."""
+        if self.conversation is None:
+            self.conversation = self.store.begin(self.settings["model"], self.settings["system"])
+        self._undone.clear()
+        branch[-1].parent = branch[-2].id if len(branch) > 1 else None
+        self.store.add(self.conversation, branch[-1])
+
+    def go_to(self, branch: list[StoredMessage]) -> None:
+        """Make a branch that the store has the current one."""
         assert self.conversation is not None
         self._head = branch[-1].id if branch else None
         self.store.change(self.conversation, head=self._head)
@@ -265,32 +270,110 @@ class Session:
         params: SamplingParams,
         answer: StoredMessage | None = None,
         prefix: str = "",
-    ) -> AnswerStream:
+    ) -> "AnswerStream":
         """Generate an answer to the last message of a branch; if no token comes, the branch stays as it was.
 
         Args:
             answer: What it begins with; see `AnswerStream`.
             prefix: The text of these tokens, if it is to be shown.
         """
-        self._undone.clear()
         answer = answer or StoredMessage("assistant")
         think = self.settings["think"]
         try:
             messages = self.prompt(branch)
             reply = self.model.chat(messages, params, enable_thinking=think, prefix=answer.tokens)
         except BaseException:
-            self._go_to(self.branch)
+            self.go_to(self.branch)
             raise
         info = self.sampling_info(params, reply.seed, messages, len(branch), len(answer.tokens))
-        answer.parent, answer.parts = branch[-1].id, [*answer.parts, info]
+        answer.parts = [*answer.parts, info]
         dropped, self._start = info.first_message - self._start, info.first_message
+        return AnswerStream(self, reply, [*branch, answer], prefix, dropped // 2)
 
-        def end() -> None:
-            self._go_to([*branch, answer] if answer.id else self.branch)
 
-        assert self.conversation is not None
-        guard = LoopGuard() if self.settings["loop_guard"] else None
-        return AnswerStream(reply, answer, prefix, dropped // 2, self.store, self.conversation, guard, end)
+class AnswerStream:
+    """An answer to iterate over while it is generated: its parts, each stored before it is yielded.
+
+    Args:
+        session: Goes on with the branch in the end, if any text came.
+        branch: The messages before the answer, and the answer, which has the tokens that it takes over from
+            another one, and their text if it is on the screen already.
+        prefix: That text if it is to be shown.
+
+    Attributes:
+        message: The answer so far, as it is stored; tokens and figures come at the end.
+        dropped: How many of the oldest turns no longer fit the context.
+        repeats_since: Number of the token from which on the answer repeats itself, counted from 1.
+    """
+
+    def __init__(
+        self, session: Session, reply: Reply, branch: list[StoredMessage], prefix: str, dropped: int
+    ) -> None:
+        self.reply = reply
+        self.message = branch[-1]
+        self.dropped = dropped
+        self.repeats_since: int | None = None
+        self._session = session
+        self._branch = branch
+        self._prefix = prefix
+        self._guard = LoopGuard() if session.settings["loop_guard"] else None
+        state = "start" if reply.can_reason else "text"
+        if self.message.content:
+            state = "text"
+        elif reply.in_reasoning or self.message.thinking:
+            state = "reasoning"
+        is_continued = bool(self.message.content or self.message.thinking)
+        self._splitter = ReasoningSplitter(state, is_continued)
+
+    def __iter__(self) -> Iterator[TextPart]:
+        return self.parts()
+
+    def parts(
+        self, waiting: Callable[[], None] = lambda: None, on_token: Callable[[int], None] = lambda _: None
+    ) -> Generator[TextPart, None, None]:
+        """Yield the parts of the answer, once.
+
+        Args:
+            waiting: Called now and then while none comes.
+            on_token: Called with the k of every token before its text is yielded.
+        """
+        began = time.perf_counter()
+        pieces = until_interrupted(self.reply, self.reply.interrupt, waiting)
+        try:
+            with closing(pieces):
+                for piece in pieces:
+                    if not self.message.first_token_s:
+                        self.message.first_token_s = time.perf_counter() - began
+                        yield from map(self._stored, self._splitter.feed(self._prefix))
+                    if piece.token is not None:
+                        if self._guard and self._guard.feed(piece.token, piece):
+                            self.reply.interrupt()
+                        on_token(piece.k)
+                    yield from map(self._stored, self._splitter.feed(piece))
+            yield from map(self._stored, self._splitter.end())
+        finally:
+            self.message.seconds = time.perf_counter() - began
+            self._finish()
+
+    def _stored(self, part: TextPart) -> TextPart:
+        if not self.message.id:
+            self._session.add(self._branch)
+        self._session.store.append(self.message, part.text, part.is_reasoning)
+        return part
+
+    def _finish(self) -> None:
+        message, reply, guard = self.message, self.reply, self._guard
+        message.finish_reason = reply.finish_reason
+        if guard and guard.since is not None and reply.finish_reason == "interrupted":
+            message.finish_reason, message.repeated = "repetition", guard.repeated
+            self.repeats_since = len(message.tokens) + guard.since
+        message.tokens += reply.tokens
+        message.k += reply.k
+        message.prompt_tokens = reply.prompt_tokens
+        message.evaluated_tokens = reply.evaluated_tokens
+        if message.id:
+            self._session.store.finish(message)
+        self._session.go_to(self._branch if message.id else self._session.branch)
 
 
 def _given(constraints: Constraints) -> dict[str, object]:

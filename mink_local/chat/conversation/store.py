@@ -267,10 +267,6 @@ class ConversationStore:
         """Return the messages from the first to `head`."""
         return self._messages(f"id IN ({_BRANCH.format(head='?')} SELECT id FROM branch)", head)
 
-    def children(self, conversation: int, parent: int | None) -> list[StoredMessage]:
-        """Return every message that follows `parent`, oldest first; None asks for the first messages."""
-        return self._messages("conversation = ? AND parent IS ?", conversation, parent)
-
     def messages(self, conversation: int) -> list[StoredMessage]:
         """Return every message of every branch, oldest first."""
         return self._messages("conversation = ?", conversation)

@@ -6,7 +6,7 @@ from statistics import median_low
 from rich.cells import cell_len
 from rich.text import Text
 
-from mink_local.chat.conversation.answer_stream import AnswerStream
+from mink_local.chat.conversation.session import AnswerStream
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.terminal.screen import Screen, TextWriter, counted
 from mink_local.generation.model import Reply
