@@ -75,8 +75,7 @@ def expected_distinct(probabilities: Floats) -> Floats:
         probabilities: Of each valid answer, (..., answers); the rest of the mass is not valid.
     """
     missed = np.log1p(-np.minimum(probabilities, 1 - 1e-16))
-    distinct: Floats = -np.expm1(N_SAMPLES * missed).sum(axis=-1)
-    return distinct
+    return np.asarray(-np.expm1(N_SAMPLES * missed).sum(axis=-1))
 
 
 class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):

@@ -151,14 +151,12 @@ class Distribution:
     @property
     def valid(self) -> Floats:
         """Probability of the valid answers together, (settings,)."""
-        total: Floats = self.answers.sum(axis=1)
-        return total
+        return np.asarray(self.answers.sum(axis=1))
 
     @property
     def rest(self) -> Floats:
         """Mass that is not explored, (settings,): answers that were neither complete nor invalid yet."""
-        rest: Floats = 1 - self.valid - self.invalid
-        return rest
+        return 1 - self.valid - self.invalid
 
 
 def walk(

@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError
 from mink_local.evals.frontier.sums import FIGURES, NOISE_LEVELS, PositionFigures
 from mink_local.evals.settings import SamplerSetting, sweep
-from mink_local.samplers import MinP, TopK
+from mink_local.samplers import TopK
 from tests.support.logits import embedded_logits
 
 SETTINGS = sweep([0.5, 1, 5, math.inf])
-NOISE = NOISE_LEVELS["noise"]
 Floats = NDArray[np.float64]
 
 
@@ -102,34 +101,3 @@ def test_a_nan_ends_the_measurement(which: int) -> None:
     rows[which, 3] = np.nan
     with pytest.raises(GenerationError, match="NaN"):
         PositionFigures(SETTINGS, 50).add(*rows)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 5.0, math.inf])
-def test_two_copies_of_one_model_have_a_threshold_as_their_optimum(temperature: float) -> None:
-    """If the reference is the model, noise is known beforehand: it is the tokens with p < θ.
-
-    Then, at each position, the tokens with p >= θ are the largest set of candidates that adds no noise to
-    greedy's, and so have the most entropy of all such sets. Relative to the largest probability this is
-    min-p's rule with θ / p_max: the optimum that min-p comes near to with one constant for all positions.
-    """
-    kinds = sweep([temperature])
-    greedy = [kind.curve for kind in kinds].index("greedy")
-    noise, entropy = FIGURES.index("noise"), FIGURES.index("entropy")
-    for row in embedded_logits()[4:9]:
-        p_max = float(probabilities(row).max())
-        assert p_max > NOISE
-        threshold = MinP(p=NOISE / p_max, order="temperature-last")
-        figures = PositionFigures([*kinds, SamplerSetting(threshold, temperature)], row.size)
-        figures.add(row, row)
-        optimum = figures.sums[-1]
-        assert optimum[noise] == pytest.approx(figures.sums[greedy, noise], abs=1e-12)
-        as_quiet = figures.sums[:, noise] <= optimum[noise] + 1e-12
-        assert figures.sums[as_quiet, entropy].max() <= optimum[entropy] + 1e-12
-
-
-def test_without_a_cut_the_surprise_of_ones_own_tokens_is_the_entropy() -> None:
-    """Cross-entropy of a distribution with itself."""
-    rows = embedded_logits()[4:8]
-    sums = summed([SamplerSetting(MinP(p=0, order="temperature-last"), 1.0)], rows, rows)
-    surprise, entropy = sums[0, 2:4]
-    assert surprise == pytest.approx(entropy, rel=1e-12)
