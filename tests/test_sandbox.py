@@ -254,7 +254,7 @@ def test_no_child_asks_for_the_limits_that_macos_refuses(
         "mink_local.llama.grammar": [str(tiny_path), 'root ::= "a"'],
     }
     if find_spec("math_verify"):
-        questions["mink_local.evals.tasks.verifier"] = ["1/2", "0.5"]
+        questions["mink_local.evals.tasks.equivalence"] = ["1/2", "0.5"]
     for module, question in questions.items():
         assert ask(module, question, seconds=60, memory=4 * GIB) in (None, True)
 

@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.lines import Text, rows
+from mink_local.evals.tasks.base import Text, json_rows
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
 
@@ -91,7 +91,7 @@ def read_prompts(path: Path) -> list[ClosedPrompt]:
     """
     prompts: list[ClosedPrompt] = []
     lines: dict[str, int] = {}
-    for number, prompt in rows(path, ClosedPrompt):
+    for number, prompt in json_rows(path, ClosedPrompt):
         where = f"{path}, line {number}"
         for value in (prompt.id, prompt.prompt):
             if value in lines:

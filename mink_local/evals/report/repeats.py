@@ -15,7 +15,7 @@ import numpy as np
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.helpers import extract_all_word_ngrams
 
-from mink_local.evals.tasks.math500 import normalized
+from mink_local.evals.tasks.scoring import normalized
 
 WORDS = 50  # of a text that count for its diversity, from its beginning
 SUBSETS = 500  # of the responses to a question whose majority is counted

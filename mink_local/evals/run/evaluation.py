@@ -32,7 +32,7 @@ from mink_local.evals.run.worker import NO_TEMPLATE
 from mink_local.evals.store import Damage, Store, file_sha256, read_lines, to_line
 from mink_local.evals.tables import Table, percent, temperature_name
 from mink_local.evals.tasks.base import Question, Task
-from mink_local.evals.tasks.own import OwnTask
+from mink_local.evals.tasks.datasets import OwnTask
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile
 from mink_local.samplers import Sampler, label

@@ -1,13 +1,10 @@
-"""The tasks by name. A new task is a small class in this folder and an entry of `_ALL`."""
+"""The tasks by name. A new task is a small class in `datasets` and an entry of `_ALL`."""
 
 from pathlib import Path
 
 from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.tasks.base import Bundled, OwnCopy, OwnFile, Published, Question, Task, Verdict, score
-from mink_local.evals.tasks.choices import Aqua, Gpqa
-from mink_local.evals.tasks.gsm8k import Gsm8k
-from mink_local.evals.tasks.math500 import Math500
-from mink_local.evals.tasks.own import OwnTask, own_task
+from mink_local.evals.tasks.datasets import Aqua, Gpqa, Gsm8k, Math500, OwnTask, own_task
 from mink_local.files import user_path
 
 __all__ = ["TASKS", "Question", "Task", "Verdict", "find_task", "recorded_task", "score"]

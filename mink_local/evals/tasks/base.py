@@ -2,12 +2,20 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from string import ascii_uppercase
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import msgspec
 
 from mink_local.errors import DataError
+from mink_local.evals.tasks.statements import Statement, statements
+
+Row = TypeVar("Row")
+Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
+"""A field that must have text, and not blanks alone."""
 
 _REASONING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
@@ -93,13 +101,25 @@ class Scorer(ABC):
         found = self._pattern.findall(response)
         return Verdict(found[-1], self.is_same(found[-1], question.gold)) if found else NO_ANSWER
 
+    def flexible(self, response: str, question: Question) -> Verdict:
+        """Score the stated answer as a person would understand it."""
+        for statement in statements(response):
+            answer = self.read(statement, question)
+            if answer:
+                return Verdict(answer, self.is_right(answer, question))
+        return NO_ANSWER
+
+    @abstractmethod
+    def read(self, statement: Statement, question: Question) -> str | None:
+        """Return the answer in a statement; None or an empty text if it states none for certain."""
+
     def is_same(self, answer: str, gold: str) -> bool:
         """Return whether an answer that the pattern matches is the right one."""
         return answer == gold
 
-    @abstractmethod
-    def flexible(self, response: str, question: Question) -> Verdict:
-        """Score the stated answer as a person would understand it."""
+    def is_right(self, answer: str, question: Question) -> bool:
+        """Return whether an answer that `read` has found is the right one."""
+        return self.is_same(answer, question.gold)
 
 
 @dataclass(frozen=True)
@@ -114,6 +134,7 @@ class Task(ABC):
         max_tokens: Longest response, in tokens, unless the user gives another limit (the paper gives none).
         instruction: The end of every prompt (the paper's appendix, "Reasoning Datasets").
         scorer: What scores the responses.
+        row_type: A msgspec struct with the fields of a line, if the file has a JSON object a line.
         open_ended: No question has a right answer, and no response gets a verdict.
     """
 
@@ -126,6 +147,7 @@ class Task(ABC):
     max_tokens: ClassVar[int] = 1024
     instruction: ClassVar[str]
     scorer: ClassVar[Scorer]
+    row_type: ClassVar[type[Any]]
 
     def read(self, path: Path, seed: int) -> list[Question]:
         """Return the questions of a file in this task's format.
@@ -134,31 +156,78 @@ class Task(ABC):
         if a line is not in the format.
         """
         questions: list[Question] = []
-        prompts: dict[str, int] = {}
-        ids: dict[str, int] = {}
-        for line, question in self.questions(path, seed):
+        first: dict[tuple[str, str], int] = {}
+        for line, row in self.rows(path):
+            try:
+                question = self.question(row, seed)
+            except DataError as error:
+                raise DataError(f"{path}, line {line}: {error}") from None
             question = replace(question, id=question.id or str(len(questions)))
-            for what, first in (
-                ("question", prompts.setdefault(question.prompt, line)),
-                ("id", ids.setdefault(question.id, line)),
-            ):
-                if first != line:
-                    raise DataError(f"{path}, line {line}: the same {what} as in line {first}; remove one")
+            for what in (("question", question.prompt), ("id", question.id)):
+                earlier = first.setdefault(what, line)
+                if earlier != line:
+                    raise DataError(
+                        f"{path}, line {line}: the same {what[0]} as in line {earlier}; remove one"
+                    )
             questions.append(question)
         if not questions:
             raise DataError(f"{path} holds no questions")
         return questions
 
-    @abstractmethod
-    def questions(self, path: Path, seed: int) -> Iterator[tuple[int, Question]]:
-        """Yield line number, from 1, and question of every row, its id empty unless the data has ids.
+    def rows(self, path: Path) -> Iterator[tuple[int, Any]]:
+        """Yield line number, from 1, and content of every row of a file. Raises DataError."""
+        return json_rows(path, self.row_type)
 
-        Raises DataError.
+    @abstractmethod
+    def question(self, row: Any, seed: int) -> Question:
+        """Return the question of a row, its id empty unless the data has ids.
+
+        Raises DataError, whose text says what is wrong with the row.
         """
 
     def scorer_of(self, question: Question) -> Scorer:  # noqa: ARG002
         """Return what scores responses to a question."""
         return self.scorer
+
+
+def prompt_of(question: str, instruction: str, choices: Sequence[str] = ()) -> str:
+    """Return a prompt: the question, its options, one a line as (A) …, and the instruction."""
+    shown = [f"({letter}) {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False)]
+    return "\n\n".join(filter(None, (question, "\n".join(shown), instruction)))
+
+
+def worked(solution: str | None, ending: str) -> str:
+    """Return a solution of the data, ending as the prompt demands; an empty text if the data has none."""
+    return f"{solution.strip()}\n{ending}" if solution and solution.strip() else ""
+
+
+def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield number, from 1, and text of every line. Raises DataError."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError:
+        raise DataError(f"{path}, line {number}: this is not UTF-8 text") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def json_rows(path: Path, kind: type[Row]) -> Iterator[tuple[int, Row]]:
+    """Yield number, from 1, and JSON object of every line that is not blank, as a msgspec struct.
+
+    Raises DataError, which names file and line, if a line is not such an object.
+    """
+    for number, line in decoded_lines(path):
+        if not line.strip():
+            continue
+        try:
+            yield number, msgspec.json.decode(line, type=kind)
+        except (msgspec.ValidationError, RecursionError) as error:
+            wrong = str(error).replace(" matching regex '\\\\S'", " that is not blank")
+            raise DataError(f"{path}, line {number}: {wrong}") from None
+        except msgspec.DecodeError as error:
+            raise DataError(f"{path}, line {number}: write one JSON object a line ({error})") from None
 
 
 def score(task: Task, question: Question, response: str, finish_reason: str) -> tuple[Verdict, Verdict]:
@@ -180,8 +249,3 @@ def without_reasoning(response: str) -> str:
     as some chat templates do.
     """
     return _REASONING.sub("", response).rpartition("</think>")[2].strip()
-
-
-def worked(solution: str | None, ending: str) -> str:
-    """Return a solution of the data, ending as the prompt demands; an empty text if the data has none."""
-    return f"{solution.strip()}\n{ending}" if solution and solution.strip() else ""

@@ -11,7 +11,7 @@ import pytest
 from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.run.data import locate
 from mink_local.evals.tasks import TASKS, find_task
-from mink_local.evals.tasks.choices import shuffled
+from mink_local.evals.tasks.datasets import shuffled
 from tests.conftest import shared
 
 

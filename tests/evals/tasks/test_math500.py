@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mink_local.errors import DataError
 from mink_local.evals.tasks import TASKS, Question, Verdict, equivalence, score
 from mink_local.evals.tasks.equivalence import equivalent
-from mink_local.evals.tasks.math500 import normalized
+from mink_local.evals.tasks.scoring import normalized
 from mink_local.sandbox import ChildStartError, Server
 from tests.conftest import shared
 
