@@ -165,11 +165,12 @@ def with_samplers(readme: str) -> str:
 def server_api() -> Iterator[str]:
     """Yield the endpoints of mink-serve, then a table of fields for each type of requests and responses."""
     yield "# mink-serve: requests and responses\n\n| endpoint | request | response | |\n|---|---|---|---|"
-    for path, (request, response, summary) in information.ENDPOINTS.items():
-        cells = [f"`{'POST' if request else 'GET'} {path}`", type_link(request), type_link(response), summary]
-        yield f"| {' | '.join(cells)} |"
-    for path, chunk in information.CHUNKS.items():
-        yield f"\nA stream of `{path}` consists of {type_link(chunk)}s."
+    for path, endpoint in information.ENDPOINTS.items():
+        types = [type_link(endpoint.request), type_link(endpoint.response)]
+        yield f"| {' | '.join([f'`{endpoint.method} {path}`', *types, endpoint.summary])} |"
+    for path, endpoint in information.ENDPOINTS.items():
+        if endpoint.chunk is not None:
+            yield f"\nA stream of `{path}` consists of {type_link(endpoint.chunk)}s."
     yield f"\nThe body of an error is an {type_link(responses.ErrorBody)}."
     for name, schema in sorted(information.schemas().items()):
         kind = getattr(fields, name, None) or getattr(responses, name)

@@ -11,8 +11,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Literal
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 from starlette.routing import Route
 
 from mink_local.errors import MinkError, ModelError
@@ -24,11 +27,16 @@ from mink_local.models.catalog import read_catalog
 from mink_local.models.gguf import read_metadata
 from mink_local.models.memory import kv_bytes_per_layer
 from mink_local.samplers import Sampler
-from mink_local.serve.endpoints import information
-from mink_local.serve.endpoints.candidates import find_candidates
-from mink_local.serve.endpoints.completions import create_chat_completion, create_completion
-from mink_local.serve.endpoints.information import openapi
-from mink_local.serve.guard import EXCEPTION_HANDLERS, UVICORN, AllowedHosts, Guard
+from mink_local.serve.endpoints.information import ENDPOINTS, Endpoint, openapi, playground
+from mink_local.serve.guard import (
+    EXCEPTION_HANDLERS,
+    UVICORN,
+    AllowedHosts,
+    Guard,
+    read_body,
+    while_connected,
+)
+from mink_local.serve.protocol.fields import parse
 from mink_local.serve.protocol.sampling import Preset, Presets
 from mink_local.serve.service import Metrics, Service
 from mink_local.version import __version__
@@ -37,31 +45,29 @@ N_OUTPUTS = 64  # logits rows of a batch: with `echo` and `logprobs` a prompt ne
 
 log = logging.getLogger("mink_local")
 
-# OpenAI's paths exist without /v1 as well: clients differ in what they call the base address.
-_ROUTES = [
-    Route(f"{prefix}{path}", endpoint, methods=[method])
-    for prefix in ("/v1", "")
-    for method, path, endpoint in (
-        ("GET", "/models", information.list_models),
-        ("GET", "/models/{model_id:path}", information.retrieve_model),
-        ("POST", "/chat/completions", create_chat_completion),
-        ("POST", "/chat/completions/input_tokens", information.count_input_tokens),
-        ("POST", "/completions", create_completion),
-        ("GET", "/health", information.health),
-    )
-]
-_ROUTES += [
-    Route(path, endpoint, methods=[method])
-    for method, path, endpoint in (
-        ("GET", "/", information.playground),
-        ("POST", "/candidates", find_candidates),
-        ("POST", "/tokenize", information.tokenize),
-        ("POST", "/detokenize", information.detokenize),
-        ("GET", "/tokenizer_info", information.tokenizer_info),
-        ("GET", "/metrics", information.metrics),
-        ("GET", "/openapi.json", openapi),
-    )
-]
+
+def _route(path: str, endpoint: Endpoint) -> Route:
+    """Return the route of an endpoint, which calls its handler off with a client that leaves."""
+
+    async def respond(http: HttpRequest) -> Response:
+        service = http.app.state.service
+        if endpoint.request is None:
+            result = await endpoint.handler(service, **http.path_params)
+        else:
+            request = parse(await read_body(http), endpoint.request)
+            result = await while_connected(http.receive, endpoint.handler(service, request))
+        if isinstance(result, Response):
+            return result
+        return Response(msgspec.json.encode(result), media_type="application/json")
+
+    # Model ids may have slashes.
+    return Route(path.replace("{model_id}", "{model_id:path}"), respond, methods=[endpoint.method])
+
+
+# Clients differ in what they call the base address: every path exists with and without /v1.
+_PATHS = {"/": Endpoint(playground), "/openapi.json": Endpoint(openapi)}
+_PATHS |= {path.removeprefix("/v1"): endpoint for path, endpoint in ENDPOINTS.items()}
+_ROUTES = [_route(prefix + path, endpoint) for prefix in ("/v1", "") for path, endpoint in _PATHS.items()]
 PATHS = [route.path for route in _ROUTES]
 
 
@@ -185,7 +191,7 @@ def serve(
     with _address_errors(host, bound.getsockname()[1]):  # two servers that start together can both bind
         bound.listen()
     server.run(sockets=[bound])
-    if service.failure is not None:
+    if service.engine.failure is not None:
         sys.stderr.flush()
         os._exit(1)  # the engine's thread may be stuck inside llama.cpp, which no exit of Python's survives
 
@@ -235,7 +241,7 @@ class _Server(uvicorn.Server):
             print(self._welcome, file=sys.stderr, flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(self._drain, self._service.interrupt)
+        asyncio.get_running_loop().call_later(self._drain, self._service.model.engine.interrupt)
         await super().shutdown(sockets)
 
     @contextmanager

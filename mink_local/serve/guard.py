@@ -14,8 +14,8 @@ import ipaddress
 import logging
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import h11
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,6 +29,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mink_local.errors import MinkError
 from mink_local.serve.protocol.responses import ApiError
+
+T = TypeVar("T")
 
 log = logging.getLogger("mink_local")
 
@@ -150,7 +152,6 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
         status = CLIENT_LEFT
 
         async def send_with_headers(message: Message) -> None:
@@ -158,17 +159,13 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 sent = MutableHeaders(scope=message)
+                sent["X-Request-Id"] = f"req_{secrets.token_hex(12)}"
                 for name, value in _HEADERS.items():
                     sent.setdefault(name, value)
-                sent["X-Request-Id"] = f"req_{secrets.token_hex(12)}"
             await send(message)
 
         try:
-            self._check_host(headers)
-            self._check_origin(headers)
             await self._cors(scope, receive, send_with_headers)
-        except ApiError as error:
-            await error_response(error)(scope, receive, send_with_headers)
         except Exception:  # Starlette has answered, unless it was in the middle of a response
             log.exception("%s %r failed", scope["method"], scope["path"])
         finally:
@@ -176,50 +173,57 @@ class Guard:
             self._on_response(scope["path"], status)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request whose host and origin are allowed; pages may read errors too."""
+        """Answer a request that is no preflight; pages whose origin is allowed may read errors too."""
+        headers = Headers(scope=scope)
         try:
+            check_host(headers, self._hosts)
+            check_origin(headers, self._origins)
             if scope["path"] not in PUBLIC:
-                self._check_key(Headers(scope=scope))
+                check_key(headers, self._keys)
         except ApiError as error:
             await error_response(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _check_host(self, headers: Headers) -> None:
-        host = headers.get("host")  # absent in HTTP/1.0, which health checks speak and browsers do not
-        if host is not None and host not in self._hosts:
-            raise ApiError(
-                421,
-                f"the host {host[:100]!r} is not allowed: use 127.0.0.1, "
-                "or start the server with --allowed-host",
-                code="host_not_allowed",
-            )
 
-    def _check_origin(self, headers: Headers) -> None:
-        """Refuse web pages of other servers before anything is done for them."""
-        origin = headers.get("origin")
-        if origin is None or origin.partition("://")[2] == headers.get("host"):
-            return
-        if origin not in self._origins and not re.fullmatch(_LOCAL_ORIGIN, origin):
-            raise ApiError(
-                403,
-                f"the web page {origin[:100]!r} may not use this server: start it with --allowed-origin",
-                kind="permission_error",
-                code="origin_not_allowed",
-            )
+def check_host(headers: Headers, hosts: AllowedHosts) -> None:
+    """Refuse hosts that are not allowed. Raises ApiError."""
+    host = headers.get("host")  # absent in HTTP/1.0, which health checks speak and browsers do not
+    if host is not None and host not in hosts:
+        raise ApiError(
+            421,
+            f"the host {host[:100]!r} is not allowed: use 127.0.0.1, or start the server with --allowed-host",
+            code="host_not_allowed",
+        )
 
-    def _check_key(self, headers: Headers) -> None:
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = _digest(bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
-        matches = [hmac.compare_digest(given, key) for key in self._keys]  # all, in constant time
-        if self._keys and not any(matches):
-            raise ApiError(
-                401,
-                "the API key is missing or wrong: send it as  Authorization: Bearer KEY",
-                kind="authentication_error",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
+
+def check_origin(headers: Headers, origins: Collection[str]) -> None:
+    """Refuse web pages of other servers before anything is done for them. Raises ApiError."""
+    origin = headers.get("origin")
+    if origin is None or origin in origins or origin.partition("://")[2] == headers.get("host"):
+        return
+    if not re.fullmatch(_LOCAL_ORIGIN, origin):
+        raise ApiError(
+            403,
+            f"the web page {origin[:100]!r} may not use this server: start it with --allowed-origin",
+            kind="permission_error",
+            code="origin_not_allowed",
+        )
+
+
+def check_key(headers: Headers, keys: Sequence[bytes]) -> None:
+    """Refuse a request without one of the keys, if there are any. Raises ApiError."""
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    given = _digest(bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", ""))
+    matches = [hmac.compare_digest(given, key) for key in keys]  # all, in constant time
+    if keys and not any(matches):
+        raise ApiError(
+            401,
+            "the API key is missing or wrong: send it as  Authorization: Bearer KEY",
+            kind="authentication_error",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
 
 
 def _digest(key: str) -> bytes:
@@ -256,7 +260,23 @@ async def read_body(http: HttpRequest) -> bytes:
     return b"".join(parts)
 
 
-INTERNAL_ERROR = ApiError(500, "the server failed: its log says why", kind="server_error")
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns; if the client leaves first, cancel it and raise ClientDisconnect."""
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        for future in (task, left):
+            future.cancel()
+        await asyncio.gather(task, left, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def error_response(error: ApiError) -> Response:
@@ -264,27 +284,24 @@ def error_response(error: ApiError) -> Response:
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
 
 
-def _http_error(request: HttpRequest, error: HTTPException) -> ApiError:
-    """Return the error for what Starlette refuses: a path or a method."""
+async def _handle(request: HttpRequest, error: Exception) -> Response:
+    """Return the response to an exception; `Guard` logs those that are not expected."""
     path = request.url.path[:100]
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_LEFT)  # which nobody reads
+    if isinstance(error, ApiError):
+        return error_response(error)
+    if not isinstance(error, HTTPException):
+        return error_response(ApiError(500, "the server failed: its log says why", kind="server_error"))
     if error.status_code == 404 and NOT_SUPPORTED.fullmatch(path):
         message = f"{path} is not supported: this server only generates text"
         headers = {"x-should-retry": "false"}  # of OpenAI's SDKs
-        return ApiError(501, message, kind="not_supported_error", headers=headers)
+        return error_response(ApiError(501, message, kind="not_supported_error", headers=headers))
     message = {
         404: f"there is no {path!r}: see GET /v1/models and POST /v1/chat/completions",
         405: f"{path} does not allow {request.method[:20]}: see the header Allow",
     }.get(error.status_code, error.detail)
-    return ApiError(error.status_code, message, headers=error.headers)
-
-
-async def _handle(request: HttpRequest, error: Exception) -> Response:
-    """Return the response to an exception; `Guard` logs those that are not expected."""
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=CLIENT_LEFT)  # which nobody reads
-    if isinstance(error, HTTPException):
-        error = _http_error(request, error)
-    return error_response(error if isinstance(error, ApiError) else INTERNAL_ERROR)
+    return error_response(ApiError(error.status_code, message, headers=error.headers))
 
 
 EXCEPTION_HANDLERS: Mapping[Any, Callable[[HttpRequest, Exception], Awaitable[Response]]] = dict.fromkeys(

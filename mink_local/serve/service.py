@@ -96,26 +96,29 @@ def _error(answer: Answer) -> ApiError:
 class EngineThread:
     """Steps an engine in its own thread; requests come and go between two steps.
 
-    Its methods are for the event loop in which it is made.
+    Its methods are for the event loop that starts it.
 
     Args:
         engine: The engine, which nothing else may use from now on.
         on_step: Called in the thread after each step that adds to an answer.
 
     Attributes:
-        failure: The reason why nothing can be generated, or None.
+        failure: The reason why nothing can be generated any more, or None.
     """
 
     def __init__(self, engine: Engine, on_step: Callable[[], object] = lambda: None) -> None:
+        self.failure: EngineDownError | None = None
         self._engine = engine
         self._on_step = on_step
-        self._loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()  # before the next step
-        self._stopping = False
-        self.failure: EngineDownError | None = None
         self._streams: dict[Answer, EventStream] = {}
         self._last_step = time.monotonic()
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     @property
@@ -181,10 +184,8 @@ class EngineThread:
             self._call_soon(lambda: self.fail(reason))
 
     def _obey(self) -> None:
-        """Run the commands; wait for one if there is nothing to generate."""
-        if self._engine.idle:
-            self._commands.get()()
-        while not self._commands.empty():
+        """Run the commands; wait for them while there is nothing to generate."""
+        while not self._commands.empty() or (self._engine.idle and not self._stopping):
             self._commands.get()()
 
     def _deliver(self, step: Step) -> None:
@@ -267,6 +268,11 @@ class Service:
         max_waiting: Maximum number of answers that wait for a slot; more are refused.
         max_tokens: Maximum length of an answer, whatever the client asks for; None is the context's.
         stall_seconds: Time without a step after which the engine counts as stuck.
+
+    Attributes:
+        engine: Generates the answers.
+        limits: What requests are held to.
+        fingerprint: The same for the same model and versions.
     """
 
     def __init__(
@@ -281,6 +287,7 @@ class Service:
     ) -> None:
         self.model = model
         self.presets = presets
+        self.engine = EngineThread(model.engine, metrics.steps.inc)
         self.limits = Limits(model.n_ctx, model.tokenize, max_tokens)
         self.metrics = metrics
         self.created = int(time.time())
@@ -292,39 +299,26 @@ class Service:
         self._seconds = _USUAL_SECONDS  # of an answer, a moving average
         self._pool = ThreadPoolExecutor(_PREPARERS, "prepare")
         self._grammar_pool = ThreadPoolExecutor(_GRAMMAR_PREPARERS, "prepare-grammar")
-        self._engine: EngineThread | None = None
-        self._watch: asyncio.Task[None] | None = None
 
     async def start(self, on_failure: Callable[[], None]) -> None:
         """Start the engine's thread; `on_failure` is called if it ends or is stuck, and not by `stop`."""
-        self._engine = EngineThread(self.model.engine, self.metrics.steps.inc)
+        self.engine.start()
         self._watch = asyncio.create_task(self._watch_engine(on_failure))
-
-    def interrupt(self) -> None:
-        """End all answers now; their clients get an error."""
-        self.model.engine.interrupt()
 
     async def stop(self) -> None:
         """End all answers and the engine's thread, and free the model, unless the thread is stuck."""
-        if self._watch is not None:
-            self._watch.cancel()
-        ended = self._engine is not None and await self._engine.stop()
+        self._watch.cancel()
+        ended = await self.engine.stop()
         for pool in (self._pool, self._grammar_pool):  # a request in preparation uses the model's vocabulary
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
         if ended:
             self.model.close()
 
-    @property
-    def failure(self) -> EngineDownError | None:
-        """The reason why nothing can be generated, or None."""
-        return EngineDownError("the server is not started") if self._engine is None else self._engine.failure
-
     def metrics_text(self) -> bytes:
         """Return the numbers about the server in Prometheus's text format, also if the engine is down."""
         engine, metrics = self.model.engine, self.metrics
         n_waiting = self._n_preparing + engine.n_waiting
-        n_answers = self._engine.n_answers if self._engine else 0
-        metrics.running.set(n_answers + self._n_preparing - n_waiting)
+        metrics.running.set(self.engine.n_answers + self._n_preparing - n_waiting)
         metrics.waiting.set(n_waiting)
         metrics.slots.set(self.model.n_parallel)
         metrics.busy_slots.set(engine.n_busy)
@@ -345,7 +339,7 @@ class Service:
         """
         if n > self._capacity:
             raise ApiError(400, f"{n} answers: this server takes at most {self._capacity}", param="n")
-        n_present = self._n_preparing + self._live().n_answers
+        n_present = self._n_preparing + self.engine.n_answers
         if n_present + n > self._capacity:
             seconds = max(1, round(n_present / self.model.n_parallel * self._seconds))
             raise ApiError(
@@ -363,11 +357,11 @@ class Service:
             ]
         finally:
             self._n_preparing -= n
-        return self._live().generate(decodings)
+        return self.engine.generate(decodings)
 
     def cancel(self, stream: EventStream) -> None:
         """End a stream's answers; others go on."""
-        if self._engine is not None and self._engine.cancel(stream):
+        if self.engine.cancel(stream):
             self.metrics.cancelled.inc()
 
     def finished(self, seconds: float) -> None:
@@ -378,12 +372,6 @@ class Service:
         """Call a function in a thread, so that other clients are served meanwhile."""
         pool = self._grammar_pool if has_grammar else self._pool
         return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
-
-    def _live(self) -> EngineThread:
-        if (failure := self.failure) is not None:
-            raise failure
-        assert self._engine is not None
-        return self._engine
 
     def tokens(self, request: Request) -> list[int]:
         """Return the token ids of a request's prompt. Raises ApiError if the model refuses it."""
@@ -417,8 +405,7 @@ class Service:
 
     async def _watch_engine(self, on_failure: Callable[[], None]) -> None:
         """Wait until the engine ends or is stuck; then fail all requests and call `on_failure`."""
-        engine = self._engine
-        assert engine is not None
+        engine = self.engine
         while engine.failure is None:
             await asyncio.sleep(_WATCH_SECONDS)
             if engine.seconds_without_step > self._stall_seconds:

@@ -249,7 +249,7 @@ def test_nothing_heavy_is_imported_to_list_models() -> None:
 import sys
 import mink_local.serve.llm_plugin
 assert "mink_local.models" not in sys.modules
-from mink_local.serve.llm_plugin.models import names
+from mink_local.serve.llm_plugin import names
 names()
 print(*sys.modules)
 """

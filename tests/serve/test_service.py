@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import StreamingResponse
-from starlette.types import Message
 
 from mink_local import Constraints, MinK, Request, SamplingParams, load_model
 from mink_local.generation.model import Model
 from mink_local.llama import grammar
 from mink_local.serve.endpoints import completions
 from mink_local.serve.endpoints.completions import CompletionExchange
+from mink_local.serve.protocol.fields import CompletionRequest, parse
 from mink_local.serve.protocol.responses import ApiError
 from mink_local.serve.protocol.sampling import Preset, Presets
 from mink_local.serve.service import AnswerEvent, EngineThread, EventStream, Metrics, Service
@@ -48,6 +48,7 @@ def test_each_client_gets_the_events_of_its_own_answers(model: Model) -> None:
 
     async def run() -> list[list[AnswerEvent]]:
         thread = EngineThread(model.engine)
+        thread.start()
         streams = [begin(thread, model, request(prompt)) for prompt in PROMPTS]
         events = await asyncio.gather(*map(read, streams))
         assert thread.n_answers == 0
@@ -62,6 +63,7 @@ def test_each_client_gets_the_events_of_its_own_answers(model: Model) -> None:
 def test_a_reader_that_is_slow_finds_everything_later(model: Model) -> None:
     async def run() -> None:
         thread = EngineThread(model.engine)
+        thread.start()
         slow = begin(thread, model, request(PROMPTS[0]))
         await read(begin(thread, model, request(PROMPTS[1]), request(PROMPTS[2])))
         while thread.n_answers:
@@ -112,14 +114,10 @@ def test_a_stream_that_waits_sends_comments(tiny_path: Path, monkeypatch: pytest
     monkeypatch.setattr(one.model.engine, "step", lambda: release.wait(30) and step())
     monkeypatch.setattr(completions, "KEEP_ALIVE_SECONDS", 0.02)
 
-    async def receive() -> Message:
-        await asyncio.sleep(60)
-        return {"type": "http.disconnect"}
-
     async def run() -> list[Any]:
         await one.start(lambda: None)
         body = b'{"prompt": "Hello", "max_tokens": 2, "stream": true}'
-        response = await CompletionExchange(one, body).respond(receive)
+        response = await CompletionExchange(one, parse(body, CompletionRequest)).respond()
         assert isinstance(response, StreamingResponse)
         sent = []
         async for part in response.body_iterator:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from mink_local import Constraints, MinK, Request, SamplingParams
-from mink_local.generation.answer import FinishReason, Piece
+from mink_local.generation.answer import Piece
 from mink_local.generation.model import Model
 from mink_local.generation.rendering import Renderer
 from mink_local.generation.template import template_input
@@ -16,7 +16,7 @@ from mink_local.generation.text import ReasoningSplitter
 from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, whole_calls
 from mink_local.serve.protocol.fields import ChatRequest, parse
 from mink_local.serve.protocol.messages import MessageBuilder, ToolPlan, plan_tools
-from mink_local.serve.protocol.responses import ApiError, MessageDelta
+from mink_local.serve.protocol.responses import ApiError
 from tests.conftest import shared
 
 REASONING = "Shall I write <tool_call>? Yes."
@@ -24,20 +24,20 @@ CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 TEXT = f"<think>\n{REASONING}\n</think>\n\nOne moment.\n{CALL}"
 
 
-def built(text: str, length: int, finish_reason: FinishReason) -> tuple[MessageBuilder, list[MessageDelta]]:
+def built(text: str, length: int) -> MessageBuilder:
     """Return what becomes of a text whose tokens all have one length."""
     builder = MessageBuilder(ReasoningSplitter("start"), ToolParser(["now"]))
-    pieces = [Piece(text[start : start + length]) for start in range(0, len(text), length)]
-    deltas = []
-    for piece in pieces:
+    for start in range(0, len(text), length):
+        piece = Piece(text[start : start + length])
         piece.token = 1
-        deltas += builder.deltas(piece, finish_reason if piece is pieces[-1] else None)
-    return builder, deltas
+        builder.add(piece)
+    return builder
 
 
 @pytest.mark.parametrize("length", [1, 5, 1000])
 def test_reasoning_comes_before_text_and_calls(length: int) -> None:
-    builder, deltas = built(TEXT, length, "stop")
+    builder = built(TEXT, length)
+    assert builder.end("stop") == "tool_calls"
     message = msgspec.to_builtins(builder.message())
     [call] = message.pop("tool_calls")
     assert message == {
@@ -47,20 +47,16 @@ def test_reasoning_comes_before_text_and_calls(length: int) -> None:
         "reasoning": REASONING,
     }
     assert call["function"] == {"name": "now", "arguments": "{}"}
-    assert builder.finish_reason == "tool_calls"
-    kinds = [next(iter(msgspec.to_builtins(delta))) for delta in deltas]
-    assert kinds == sorted(kinds, key=["reasoning_content", "content", "tool_calls"].index)
 
 
 def test_tokens_of_reasoning_are_counted() -> None:
-    builder, _ = built(TEXT, 1, "stop")
-    assert builder.n_reasoning == TEXT.index("</think>") + len("</think>") - len("<think>")
-    assert built("No reasoning.", 1, "stop")[0].n_reasoning == 0
+    assert built(TEXT, 1).n_reasoning == TEXT.index("</think>") + len("</think>") - len("<think>")
+    assert built("No reasoning.", 1).n_reasoning == 0
 
 
 def test_a_call_that_is_cut_off_is_text() -> None:
-    builder, _ = built(TEXT[:-20], 3, "length")
-    assert builder.finish_reason == "length"
+    builder = built(TEXT[:-20], 3)
+    assert builder.end("length") == "length"
     assert builder.message().content == TEXT[TEXT.index("One") : -20]
 
 
@@ -77,7 +73,8 @@ def test_a_message_that_goes_on_after_what_the_client_has(
 ) -> None:
     builder = MessageBuilder(ReasoningSplitter("start"), ToolParser(["now"]))
     builder.skip(has)
-    builder.deltas(Piece(gets), "stop")
+    builder.add(Piece(gets))
+    builder.end("stop")
     message = builder.message()
     assert (message.reasoning or "", message.content) == (reasoning, content)
 
@@ -118,7 +115,7 @@ def plan(
     template: str | None = None, messages: Sequence[dict[str, Any]] = (USER,), **fields: Any
 ) -> ToolPlan:
     body = json.dumps({"messages": messages, "tools": [WEATHER, DAYS, NOW], **fields}).encode()
-    return plan_tools(parse(body, ChatRequest)[0], template, template is not None)
+    return plan_tools(parse(body, ChatRequest), template, template is not None)
 
 
 def named(name: str) -> dict[str, Any]:

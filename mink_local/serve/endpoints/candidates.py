@@ -5,18 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
 
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.sampling_step import sampling_step
 from mink_local.generation.text import TextStream
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, parse
-from mink_local.serve.endpoints.completions import json_response, while_connected
-from mink_local.serve.guard import read_body
 from mink_local.serve.protocol.fields import CandidatesRequest
-from mink_local.serve.protocol.fields import parse as parse_request
 from mink_local.serve.protocol.messages import prepare_chat
 from mink_local.serve.protocol.responses import ApiError, Candidate, Cut, StepCandidates
 from mink_local.serve.service import Service
@@ -24,21 +19,13 @@ from mink_local.serve.service import Service
 _CURVE_POINTS = 256  # over the whole vocabulary
 
 
-async def find_candidates(http: HttpRequest) -> Response:
-    """Return the candidates of an answer's next token, and the cuts of samplers."""
-    service: Service = http.app.state.service
-    chat, _, _ = parse_request(await read_body(http), CandidatesRequest)
+async def find_candidates(service: Service, chat: CandidatesRequest) -> StepCandidates:
+    """Return the candidates of an answer's next token, and samplers' cuts."""
     service.presets.find(chat.model)
     try:
         samplers = [parse(text) for text in chat.samplers]
     except ValueError as error:
         raise ApiError(400, str(error), param="samplers") from None
-    step = await while_connected(http.receive, _find(service, chat, samplers))
-    return json_response(step)
-
-
-async def _find(service: Service, chat: CandidatesRequest, samplers: list[Sampler]) -> StepCandidates:
-    """Return the step's candidates: its logits are copied in the engine's thread and read in another."""
     rows: list[NDArray[np.float32]] = []
 
     def make_requests() -> list[Request]:

@@ -3,28 +3,30 @@
 import base64
 import hashlib
 import re
-from functools import cache
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from mink_local.generation.request import SamplingParams
 from mink_local.samplers import default_samplers
-from mink_local.serve.endpoints.completions import json_response
-from mink_local.serve.guard import read_body
+from mink_local.serve.endpoints.candidates import find_candidates
+from mink_local.serve.endpoints.completions import create_chat_completion, create_completion
 from mink_local.serve.protocol.fields import (
     CandidatesRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    Fields,
     SamplingFields,
     TokenizeRequest,
-    parse,
-    sampler_options_type,
+    sampler_fields,
+    with_fields,
 )
 from mink_local.serve.protocol.messages import prepare_chat
 from mink_local.serve.protocol.responses import (
@@ -44,7 +46,6 @@ from mink_local.serve.protocol.responses import (
     TokenizerInfo,
     TokenPiece,
 )
-from mink_local.serve.protocol.sampling import Preset
 from mink_local.serve.service import Service
 from mink_local.version import __version__
 
@@ -54,20 +55,14 @@ MAX_CONTROL_TOKENS = 10_000  # in a text; llama.cpp's time grows with the square
 PLAYGROUND = Path(__file__).parents[1] / "playground.html"
 
 
-async def list_models(http: HttpRequest) -> Response:
-    """Return the model ids."""
-    service: Service = http.app.state.service
-    return json_response(ModelList(data=[_entry(service, p) for p in service.presets.by_id.values()]))
+async def list_models(service: Service) -> ModelList:
+    """List the model ids: the model, and its presets."""
+    return ModelList(data=[await retrieve_model(service, model_id) for model_id in service.presets.by_id])
 
 
-async def retrieve_model(http: HttpRequest) -> Response:
-    """Return one model id."""
-    service: Service = http.app.state.service
-    return json_response(_entry(service, service.presets.find(http.path_params["model_id"])))
-
-
-def _entry(service: Service, preset: Preset) -> ModelEntry:
-    model = service.model
+async def retrieve_model(service: Service, model_id: str) -> ModelEntry:
+    """Describe a model id."""
+    model, preset = service.model, service.presets.find(model_id)
     meta = ModelMeta(
         n_ctx=model.n_ctx,
         n_ctx_train=model.weights.n_ctx_train,
@@ -79,14 +74,8 @@ def _entry(service: Service, preset: Preset) -> ModelEntry:
     return ModelEntry(id=preset.model_id, created=service.created, max_model_len=model.n_ctx, meta=meta)
 
 
-async def tokenize(http: HttpRequest) -> Response:
-    """Return the token ids of a text, by llama-server's or vLLM's names."""
-    service: Service = http.app.state.service
-    request, _, _ = parse(await read_body(http), TokenizeRequest)
-    return json_response(await service.off_loop(_tokenized, service, request))
-
-
-def _tokenized(service: Service, request: TokenizeRequest) -> TokenizedText:
+async def tokenize(service: Service, request: TokenizeRequest) -> TokenizedText:
+    """Return the token ids of a text."""
     is_content, weights = request.content is not None, service.model.weights
     text = (request.content if is_content else request.prompt) or ""
     if request.parse_special and service.n_control_tokens(text) > MAX_CONTROL_TOKENS:
@@ -95,7 +84,8 @@ def _tokenized(service: Service, request: TokenizeRequest) -> TokenizedText:
     # vLLM adds the beginning of a text by default, llama-server does not.
     default = request.add_special_tokens is not False and not is_content
     add_special = default if request.add_special is None else request.add_special
-    tokens = weights.tokenize(text, add_special=add_special, parse_special=request.parse_special)
+    tokenized = partial(weights.tokenize, text, add_special=add_special, parse_special=request.parse_special)
+    tokens = await service.off_loop(tokenized)
     listed: list[int | TokenPiece] = [*tokens]
     if request.with_pieces:
         listed = [TokenPiece(id=token, piece=_text_or_bytes(weights.piece(token))) for token in tokens]
@@ -110,47 +100,40 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
-async def detokenize(http: HttpRequest) -> Response:
-    """Return the text of token ids, by llama-server's and vLLM's names."""
-    service: Service = http.app.state.service
-    request, _, _ = parse(await read_body(http), DetokenizeRequest)
+async def detokenize(service: Service, request: DetokenizeRequest) -> DetokenizedText:
+    """Return the text of token ids."""
     n_vocab = service.model.weights.n_vocab
     if any(token >= n_vocab for token in request.tokens):
         raise ApiError(400, f"tokens must be from 0 to {n_vocab - 1}", param="tokens")
     text = "".join(await service.off_loop(service.model.token_texts, request.tokens))
-    return json_response(DetokenizedText(content=text, prompt=text))
+    return DetokenizedText(content=text, prompt=text)
 
 
-async def tokenizer_info(http: HttpRequest) -> Response:
+async def tokenizer_info(service: Service) -> TokenizerInfo:
     """Return the special tokens and the chat template."""
-    weights = http.app.state.service.model.weights
-    return json_response(
-        TokenizerInfo(bos_token=weights.bos, eos_token=weights.eos, chat_template=weights.chat_template)
-    )
+    weights = service.model.weights
+    return TokenizerInfo(bos_token=weights.bos, eos_token=weights.eos, chat_template=weights.chat_template)
 
 
-async def count_input_tokens(http: HttpRequest) -> Response:
-    """Return the number of tokens of a conversation's prompt."""
-    service: Service = http.app.state.service
-    chat, _, _ = parse(await read_body(http), ChatRequest)
+async def count_input_tokens(service: Service, chat: ChatRequest) -> InputTokens:
+    """Count the tokens of a conversation's prompt."""
     request, _ = await service.off_loop(prepare_chat, service.model, chat, SamplingParams())
-    return json_response(InputTokens(input_tokens=len(await service.off_loop(service.tokens, request))))
+    return InputTokens(input_tokens=len(await service.off_loop(service.tokens, request)))
 
 
-async def health(http: HttpRequest) -> Response:
-    """Return that the server works. Raises EngineDownError if it does not."""
-    failure = http.app.state.service.failure
-    if failure is not None:
-        raise failure
-    return json_response(Health())
+async def health(service: Service) -> Health:
+    """Return whether the server can answer."""
+    if service.engine.failure is not None:
+        raise service.engine.failure
+    return Health()
 
 
-async def metrics(http: HttpRequest) -> Response:
-    """Return the server's numbers for Prometheus."""
-    return Response(http.app.state.service.metrics_text(), media_type=CONTENT_TYPE_LATEST)
+async def metrics(service: Service) -> Response:
+    """Return the server's numbers in Prometheus's text format."""
+    return Response(service.metrics_text(), media_type=CONTENT_TYPE_LATEST)
 
 
-async def playground(_: HttpRequest) -> Response:
+async def playground(_: Service) -> Response:
     """Return the playground, one page of HTML, CSS and JavaScript, with its Content-Security-Policy."""
     content, policy = playground_page(tuple(map(str, default_samplers())))
     headers = {"content-security-policy": policy, "referrer-policy": "no-referrer"}
@@ -179,41 +162,59 @@ def _hash(content: str, tag: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()}'"
 
 
-ENDPOINTS: dict[str, tuple[type | None, type, str]] = {
-    "/v1/chat/completions": (ChatRequest, ChatCompletion, "Answer a conversation."),
-    "/v1/completions": (CompletionRequest, TextCompletion, "Continue texts."),
-    "/v1/chat/completions/input_tokens": (
-        ChatRequest,
-        InputTokens,
-        "Count the tokens of a conversation's prompt.",
+@dataclass(frozen=True)
+class Endpoint:
+    """What answers the requests to a path; the first line of its docstring is the summary.
+
+    Args:
+        handler: Returns the response, or the value that becomes its JSON, for the service and the request.
+        response: The type of the response; None if it is not documented.
+        request: The type of the request, for a POST.
+        chunk: The type of a stream's chunks.
+    """
+
+    handler: Callable[..., Coroutine[Any, Any, Any]]
+    response: type | None = None
+    request: type[Fields] | None = None
+    chunk: type | None = None
+
+    @property
+    def method(self) -> str:
+        """The HTTP method."""
+        return "GET" if self.request is None else "POST"
+
+    @property
+    def summary(self) -> str:
+        """What it does."""
+        return str(self.handler.__doc__).partition("\n")[0]
+
+
+ENDPOINTS = {
+    "/v1/chat/completions": Endpoint(
+        create_chat_completion, ChatCompletion, ChatRequest, ChatCompletionChunk
     ),
-    "/candidates": (
-        CandidatesRequest,
-        StepCandidates,
-        "Return the candidates of an answer's next token, and samplers' cuts.",
-    ),
-    "/tokenize": (TokenizeRequest, TokenizedText, "Return the token ids of a text."),
-    "/detokenize": (DetokenizeRequest, DetokenizedText, "Return the text of token ids."),
-    "/v1/models": (None, ModelList, "List the model ids: the model, and its presets."),
-    "/v1/models/{model_id}": (None, ModelEntry, "Describe a model id."),
-    "/tokenizer_info": (None, TokenizerInfo, "Return the special tokens and the chat template."),
-    "/health": (None, Health, "Return whether the server can answer."),
-    "/metrics": (None, str, "Return the server's numbers in Prometheus's text format."),
+    "/v1/completions": Endpoint(create_completion, TextCompletion, CompletionRequest, TextCompletion),
+    "/v1/chat/completions/input_tokens": Endpoint(count_input_tokens, InputTokens, ChatRequest),
+    "/candidates": Endpoint(find_candidates, StepCandidates, CandidatesRequest),
+    "/tokenize": Endpoint(tokenize, TokenizedText, TokenizeRequest),
+    "/detokenize": Endpoint(detokenize, DetokenizedText, DetokenizeRequest),
+    "/v1/models": Endpoint(list_models, ModelList),
+    "/v1/models/{model_id}": Endpoint(retrieve_model, ModelEntry),
+    "/tokenizer_info": Endpoint(tokenizer_info, TokenizerInfo),
+    "/health": Endpoint(health, Health),
+    "/metrics": Endpoint(metrics, str),
 }
-"""For each path the types of its request, if it is a POST, and of its response, and a summary."""
-
-CHUNKS = {"/v1/chat/completions": ChatCompletionChunk}
-"""The types of streams' chunks that differ from those of whole responses."""
+"""The documented endpoints by their paths; they exist with and without /v1."""
 
 
-async def openapi(_: HttpRequest) -> Response:
+async def openapi(_: Service) -> Json:
     """Return the OpenAPI document."""
-    return json_response(document())
+    return document()
 
 
 def document() -> Json:
     """Return the OpenAPI document."""
-    paths = {path: {"post" if kind else "get": _operation(path)} for path, (kind, *_) in ENDPOINTS.items()}
+    paths = {path: {one.method.lower(): _operation(path, one)} for path, one in ENDPOINTS.items()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "mink-serve", "version": __version__},
@@ -222,34 +223,29 @@ def document() -> Json:
     }
 
 
-def _types() -> list[type]:
-    """Return the types of all requests and responses, each once."""
-    kinds = [kind for *both, _ in ENDPOINTS.values() for kind in both if kind not in (None, str)]
-    return list(dict.fromkeys([*kinds, *CHUNKS.values(), ErrorBody]))
-
-
 def schemas() -> Json:
     """Return the JSON schemas of all types by name, with the samplers' own fields in requests."""
-    _, schemas = msgspec.json.schema_components(_types(), ref_template="#/components/schemas/{name}")
-    _, options = msgspec.json.schema_components([sampler_options_type()], ref_template="{name}")
-    for kind in _types():
-        if issubclass(kind, SamplingFields):
-            schemas[kind.__name__]["properties"] |= options["SamplerOptions"]["properties"]
+    kinds: list[type] = [ErrorBody]
+    for one in ENDPOINTS.values():
+        if one.request is not None:
+            names = sampler_fields() if issubclass(one.request, SamplingFields) else ()
+            kinds.append(with_fields(one.request, tuple(names)))
+        kinds += [kind for kind in (one.response, one.chunk) if kind not in (None, str)]
+    _, schemas = msgspec.json.schema_components(set(kinds), ref_template="#/components/schemas/{name}")
     return schemas
 
 
-def _operation(path: str) -> Json:
-    request, response, summary = ENDPOINTS[path]
-    kinds = {"application/json": response}
-    if path in ("/v1/chat/completions", "/v1/completions"):
-        kinds["text/event-stream"] = CHUNKS.get(path, response)
-    if response is str:
-        kinds = {"text/plain": response}
-    result = {"description": "The result.", "content": {name: _content(kind) for name, kind in kinds.items()}}
+def _operation(path: str, endpoint: Endpoint) -> Json:
+    kinds = {"application/json": endpoint.response, "text/event-stream": endpoint.chunk}
+    if endpoint.response is str:
+        kinds = {"text/plain": str}
+    content = {name: _content(kind) for name, kind in kinds.items() if kind is not None}
     error = {"description": "An error.", "content": {"application/json": _content(ErrorBody)}}
-    operation: Json = {"summary": summary, "responses": {"200": result, "default": error}}
-    if request is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": _content(request)}}
+    responses = {"200": {"description": "The result.", "content": content}, "default": error}
+    operation: Json = {"summary": endpoint.summary, "responses": responses}
+    if endpoint.request is not None:
+        body = {"application/json": _content(endpoint.request)}
+        operation["requestBody"] = {"required": True, "content": body}
     if path.endswith("{model_id}"):
         model_id = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
         operation["parameters"] = [model_id]

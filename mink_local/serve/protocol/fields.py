@@ -4,7 +4,6 @@ Fields of OpenAI's that have no use here (`user`, `store`, `metadata`, …) are 
 sampling fields are ignored and reported, and unsupported constraints are refused.
 """
 
-import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,7 +17,6 @@ from mink_local.serve.protocol.responses import ApiError
 MAX_TOKENS = 2**31 - 1
 MAX_ANSWERS = 128  # of one request: prompts times n
 MAX_BIAS = 1024
-MAX_TOP_LOGPROBS = 20
 MAX_SCHEMA_DEPTH = 32
 MAX_SCHEMA_NODES = 5_000
 MAX_TEXT_CHARACTERS = 1 << 20  # to tokenize
@@ -27,14 +25,12 @@ Count = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 CountOrRest = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]  # -1: as many as there is room for
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
-TopLogprobsCount = Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)]
+TopLogprobsCount = Annotated[int, Meta(ge=0, le=20)]
 Temperature = Annotated[float, Meta(gt=0)]
 StopString = Annotated[str, Meta(max_length=1024)]
 LongText = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
 Breaker = Annotated[str, Meta(max_length=40)]  # llama.cpp reads no more
-BiasedText = Annotated[str, Meta(max_length=64)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
-Grammar = Annotated[str, Meta(max_length=65_536)]
 Schema = dict[str, Any]
 
 UNSUPPORTED = {
@@ -66,6 +62,10 @@ REFUSED = {
 """Fields that change what an answer may contain and are not supported, with what to use instead."""
 
 
+NOT_GIVEN: tuple[Any, ...] = (None, "", [], {})
+"""Values of unsupported fields that ask for nothing."""
+
+
 class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base class of what a client sends; a field that is null or absent is None."""
 
@@ -84,12 +84,12 @@ class CalledFunction(Fields, frozen=True):
     arguments: str | dict[str, Any]
 
 
-class ToolCall(Fields, frozen=True):
+class ToolCall(Fields, frozen=True, kw_only=True, omit_defaults=False):
     """A call in an assistant's message."""
 
-    function: CalledFunction
     id: str | None = None
     type: Literal["function"] = "function"
+    function: CalledFunction
 
 
 class ChatMessage(Fields, frozen=True):
@@ -118,20 +118,14 @@ class ChatMessage(Fields, frozen=True):
             raise ValueError("content is missing")
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message for a chat template: its content is a text, None beside tool calls."""
-        content = self.content or ""
-        if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        role = "system" if self.role == "developer" else self.role
-        message: dict[str, Any] = {"role": role, "content": content}
-        if self.tool_calls:
-            calls = [{"type": "function", **msgspec.to_builtins(call)} for call in self.tool_calls]
-            message |= {"tool_calls": calls, "content": content or None}
-        if reasoning := self.reasoning_content or self.reasoning:
-            message["reasoning_content"] = reasoning
-        for field in ("name", "tool_call_id"):
-            if (value := getattr(self, field)) is not None:
-                message[field] = value
+        """Return the message for a chat template: its content is a text."""
+        message: dict[str, Any] = msgspec.to_builtins(self)
+        if self.role == "developer":
+            message["role"] = "system"
+        parts = self.content if isinstance(self.content, list) else ()
+        message["content"] = self.content or "" if not parts else "".join(part.text for part in parts)
+        if reasoning := message.pop("reasoning", None):
+            message.setdefault("reasoning_content", reasoning)
         return message
 
 
@@ -145,14 +139,13 @@ class FunctionDefinition(Fields, frozen=True):
     name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: Schema | None = None
-    strict: bool | None = None
 
 
-class FunctionTool(Fields, frozen=True):
+class FunctionTool(Fields, frozen=True, kw_only=True, omit_defaults=False):
     """A tool that the model may call; only functions are supported."""
 
-    function: FunctionDefinition
     type: Literal["function"] = "function"
+    function: FunctionDefinition
 
 
 class NamedFunction(Fields, frozen=True):
@@ -169,11 +162,9 @@ class NamedToolChoice(Fields, frozen=True):
 
 
 class JsonSchemaFormat(Fields, frozen=True):
-    """A JSON schema with a name."""
+    """A JSON schema."""
 
     schema: Schema
-    name: str | None = None
-    strict: bool | None = None
 
 
 class ResponseFormat(Fields, frozen=True):
@@ -267,8 +258,11 @@ class SamplingFields(Fields, frozen=True):
     min_k: bool | None = None
 
     logit_bias: (
-        Annotated[dict[BiasedText, float], Meta(max_length=MAX_BIAS)]
-        | Annotated[list[tuple[int | BiasedText, float | bool]], Meta(max_length=MAX_BIAS)]
+        Annotated[dict[TokenId, float], Meta(max_length=MAX_BIAS)]
+        | Annotated[
+            list[tuple[TokenId | Annotated[str, Meta(max_length=64)], float | bool]],
+            Meta(max_length=MAX_BIAS),
+        ]
         | None
     ) = None
     frequency_penalty: float | None = None
@@ -280,11 +274,14 @@ class SamplingFields(Fields, frozen=True):
     dry_base: float | None = None
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: CountOrRest | None = None
-    dry_sequence_breakers: Annotated[list[Breaker], Meta(max_length=16)] | None = None
+    # llama.cpp reads no more of a breaker.
+    dry_sequence_breakers: (
+        Annotated[list[Annotated[str, Meta(max_length=40)]], Meta(max_length=16)] | None
+    ) = None
 
     response_format: ResponseFormat | None = None
     json_schema: Schema | None = None
-    grammar: Grammar | None = None
+    grammar: Annotated[str, Meta(max_length=65_536)] | None = None
 
     def __post_init__(self) -> None:
         forms = {
@@ -297,11 +294,32 @@ class SamplingFields(Fields, frozen=True):
             raise ApiError(400, f"{given[1]} cannot be combined with {given[0]}: send one", param=given[1])
         if self.answer_schema is not None:
             check_schema(self.answer_schema, given[0])
+        for name, instead in REFUSED.items():
+            if getattr(self, name, None) not in NOT_GIVEN:
+                message = f"{name} is not supported: {instead}"
+                raise ApiError(400, message, param=name, code="unsupported_parameter")
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def sampler_options(self) -> dict[str, float]:
+        """The options of samplers by the fields of the request that set them (`Sampler.request_fields`)."""
+        given = {name: getattr(self, name, None) for name in sampler_fields()}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def unsupported(self) -> set[str]:
+        """The sampling fields that have no effect in any request."""
+        names = UNSUPPORTED.difference(sampler_fields())
+        return {name for name in names if getattr(self, name, None) not in NOT_GIVEN}
+
+    @property
+    def n_answers(self) -> int:
+        """Number of answers."""
+        return self.n or 1
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a grammar is made for the answer, which takes seconds for the largest schemas."""
+        return bool(self.grammar) or self.answer_schema is not None
 
     @property
     def token_limit(self) -> int | None:
@@ -361,6 +379,16 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
             raise ApiError(400, f"there is no tool {choice.function.name!r}", param="tool_choice")
 
     @property
+    def forces_call(self) -> bool:
+        """Whether the answer must be a call of a tool."""
+        return bool(self.tools) and self.tool_choice not in (None, "auto", "none")
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a grammar is made for the answer or for the call that it must be."""
+        return self.forces_call or super().has_grammar
+
+    @property
     def enable_thinking(self) -> bool | None:
         """The switch for reasoning, or None if the client leaves it to the model."""
         given = (self.chat_template_kwargs or {}).get("enable_thinking")
@@ -380,7 +408,8 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
 
     def template_tools(self) -> list[dict[str, Any]]:
         """Return the tools for a chat template."""
-        return [{"type": "function", **msgspec.to_builtins(tool)} for tool in self.tools or ()]
+        tools: list[dict[str, Any]] = msgspec.to_builtins(self.tools or [])
+        return tools
 
 
 class CandidatesRequest(ChatRequest, frozen=True, kw_only=True):
@@ -394,7 +423,9 @@ class CandidatesRequest(ChatRequest, frozen=True, kw_only=True):
     """
 
     samplers: Annotated[list[Name], Meta(max_length=8)] = []
-    temperatures: Annotated[list[Temperature], Meta(min_length=1, max_length=32)] | None = None
+    temperatures: Annotated[list[Annotated[float, Meta(gt=0)]], Meta(min_length=1, max_length=32)] | None = (
+        None
+    )
     top: Annotated[int, Meta(ge=0, le=200)] = 50
     sampled: TokenId | None = None
 
@@ -418,14 +449,19 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
             raise ApiError(400, "prompt must be a text, token ids, or a list of either", param="prompt")
         if not all(self.prompts()):
             raise ApiError(400, "prompt is empty", param="prompt")
-        if (answers := len(self.prompts()) * (self.n or 1)) > MAX_ANSWERS:
-            message = f"prompt and n ask for {answers} answers: ask for at most {MAX_ANSWERS}"
+        if self.n_answers > MAX_ANSWERS:
+            message = f"prompt and n ask for {self.n_answers} answers: ask for at most {MAX_ANSWERS}"
             raise ApiError(400, message, param="prompt")
 
     @property
     def logprobs_count(self) -> int | None:
         """Number of most probable tokens to return for each token, or None for no log-probabilities."""
         return self.logprobs
+
+    @property
+    def n_answers(self) -> int:
+        """Number of answers."""
+        return len(self.prompts()) * super().n_answers
 
     def prompts(self) -> list[str | list[int]]:
         """Return the prompts: texts or lists of token ids."""
@@ -467,10 +503,6 @@ class DetokenizeRequest(Fields, frozen=True):
 
 
 RequestT = TypeVar("RequestT", bound=Fields)
-SamplerOptions = dict[str, float]
-"""Options of samplers by the fields of a request that set them (`Sampler.request_fields`)."""
-
-_PATH = re.compile(r" - at `\$\.?(.*)`$")
 
 
 def sampler_fields() -> list[str]:
@@ -478,47 +510,33 @@ def sampler_fields() -> list[str]:
     return [field for sampler in SAMPLERS.values() for field in sampler.request_fields]
 
 
-def parse(body: bytes, kind: type[RequestT]) -> tuple[RequestT, SamplerOptions, list[str]]:
+def parse(body: bytes, kind: type[RequestT]) -> RequestT:
     """Decode the JSON body of a request.
-
-    Returns:
-        The request; its sampler options; its sampling fields that are not supported.
 
     Raises:
         ApiError: The body is no JSON object, a field has the wrong type or is out of range, or it asks for a
             constraint that is not supported.
     """
+    names = (*sampler_fields(), *UNSUPPORTED, *REFUSED) if issubclass(kind, SamplingFields) else ()
     try:
-        request = msgspec.json.decode(body, type=kind)
-        options = msgspec.to_builtins(msgspec.json.decode(body, type=sampler_options_type()))
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        return msgspec.json.decode(body, type=with_fields(kind, names))  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
-        text, found = str(error), _PATH.search(str(error))
-        if found is None:
-            raise ApiError(400, text) from None
-        path = found[1].replace("[...]", "")
-        raise ApiError(400, f"{path}: {text[: found.start()]}", param=path) from None
+        text, _, place = str(error).partition(" - at ")  # `$.messages[0].role`, or `key` in `$.logit_bias`
+        path = place.rpartition("`$")[2].strip(".`").replace("[...]", "")
+        raise ApiError(400, f"{path}: {text}" if path else text, param=path or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
-    given = {name for name, value in fields.items() if bytes(value) not in (b"null", b'""', b"[]", b"{}")}
-    for name in sorted(given & REFUSED.keys()):
-        message = f"{name} is not supported: {REFUSED[name]}"
-        raise ApiError(400, message, param=name, code="unsupported_parameter")
-    ignored = given & UNSUPPORTED - set(sampler_fields()) - set(kind.__struct_fields__)
-    return request, options, sorted(ignored)
-
-
-def sampler_options_type() -> type[Struct]:
-    """Return the type of a request's sampler options; it has the fields of `sampler_fields`."""
-    return _options_type(tuple(sampler_fields()))
 
 
 @cache
-def _options_type(names: tuple[str, ...]) -> type[Struct]:
-    fields = [(name, int | float | None, None) for name in names]
-    return msgspec.defstruct("SamplerOptions", fields, omit_defaults=True)
+def with_fields(kind: type[RequestT], names: tuple[str, ...]) -> type[RequestT]:
+    """Return the type of a request with more fields: numbers for the options of samplers, else anything."""
+    options = sampler_fields()
+    new = [name for name in dict.fromkeys(names) if name not in kind.__struct_fields__]
+    fields = [(name, int | float | None if name in options else Any, None) for name in new]
+    return msgspec.defstruct(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)  # type: ignore[return-value]
 
 
 def check_schema(schema: Schema, path: str) -> None:

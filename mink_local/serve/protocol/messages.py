@@ -3,9 +3,10 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import groupby
+from typing import Any, Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType, convert
 
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.model import Model
@@ -79,13 +80,6 @@ class ToolPlan:
         return ToolParser(self.names, is_constrained=bool(self.grammar), is_parallel=self.is_parallel)
 
 
-def needs_grammar(request: ChatRequest) -> bool:
-    """Return whether `plan_tools` makes a grammar, which takes seconds for the largest schemas."""
-    if not request.tools or request.tool_choice == "none":
-        return False
-    return request.tool_choice not in (None, "auto") or request.answer_schema is not None
-
-
 def plan_tools(request: ChatRequest, chat_template: str | None, supports_tools: bool) -> ToolPlan:
     """Decide how a request's tools are shown to the model, and whether it must call one.
 
@@ -123,10 +117,10 @@ def _grammar(request: ChatRequest, form: CallForm) -> str | None:
 
     It allows several calls only if the client asks for them: a small model does not find the end.
     """
-    if not needs_grammar(request):
+    if not request.forces_call and request.answer_schema is None:
         return None
     choice = request.tool_choice
-    answer = request.answer_schema if choice in (None, "auto") else None
+    answer = None if request.forces_call else request.answer_schema
     parameters = {
         tool.function.name: tool.function.parameters or {}
         for tool in request.tools or ()
@@ -142,26 +136,20 @@ def _grammar(request: ChatRequest, form: CallForm) -> str | None:
 def _calls_as_text(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with calls and results written into contents, in the form of Hermes."""
     texts: list[Message] = []
-    was_result = False
-    for message in messages:
-        if is_result := message["role"] == "tool":
-            result = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if was_result:
-                result = f"{texts.pop()['content']}\n{result}"
-            texts.append({"role": "user", "content": result})
-        elif calls := message.get("tool_calls"):
-            written = [HERMES.write(call["function"]["name"], _json(call)) for call in calls]
-            content = "\n".join(filter(None, [message["content"], *written]))
-            rest = {name: value for name, value in message.items() if name != "tool_calls"}
-            texts.append({**rest, "content": content})
-        else:
+    for is_result, group in groupby(messages, key=lambda message: message["role"] == "tool"):
+        if is_result:
+            results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in group]
+            texts.append({"role": "user", "content": "\n".join(results)})
+            continue
+        for message in map(dict, group):
+            calls = [call["function"] for call in message.pop("tool_calls", ())]
+            written = [HERMES.write(call["name"], _json(call["arguments"])) for call in calls]
+            message["content"] = "\n".join(filter(None, [message["content"], *written]))
             texts.append(message)
-        was_result = is_result
     return texts
 
 
-def _json(call: Mapping[str, Any]) -> str:
-    arguments = call["function"]["arguments"]
+def _json(arguments: str | Mapping[str, Any]) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
@@ -222,7 +210,7 @@ def message_builder(chat: ChatRequest, plan: ToolPlan, answer: Answer) -> "Messa
 
 
 class MessageBuilder:
-    """Makes the deltas of a message from the pieces of an answer.
+    """Makes a message, or the deltas of a stream, from the pieces of an answer.
 
     Args:
         splitter: Separates reasoning from the answer.
@@ -230,71 +218,72 @@ class MessageBuilder:
 
     Attributes:
         n_reasoning: Number of tokens of reasoning so far.
-        finish_reason: Why the message has ended, "tool_calls" if with calls; None while it goes on.
     """
 
     def __init__(self, splitter: ReasoningSplitter, parser: ToolParser | None) -> None:
         self.n_reasoning = 0
-        self.finish_reason: str | None = None
         self._splitter = splitter
         self._parser = parser
-        self._text, self._reasoning = "", ""
+        self._text = self._reasoning = ""
         self._calls: list[ToolCallDelta] = []
 
     def skip(self, text: str) -> None:
         """Take the beginning of the message, which the client has already."""
-        for part in self._splitter.feed(text):
-            if self._parser is not None and not part.is_reasoning:
-                self._parser.feed(part.text)
+        self.add(Piece(text))
+        self.delta()
 
-    def deltas(self, piece: Piece, finish_reason: FinishReason | None) -> list[MessageDelta]:
-        """Return what a piece adds to the message, perhaps nothing; the last piece has a finish_reason."""
-        parts = list(self._splitter.feed(piece))
-        if finish_reason is not None:
-            parts += self._splitter.end()
+    def add(self, piece: Piece) -> None:
+        """Take a piece of the answer."""
+        self._add(self._splitter.feed(piece))
         self.n_reasoning += piece.token is not None and self._splitter.in_reasoning
-        deltas = [delta for part in parts for delta in self._of_part(part)]
-        if finish_reason is not None:
-            deltas += self._of_answer(self._parser.end() if self._parser else ())
-            is_call = self._calls and finish_reason == "stop"
-            self.finish_reason = "tool_calls" if is_call else finish_reason
-        return deltas
+
+    def end(self, finish_reason: FinishReason) -> str:
+        """Take the end of the answer; return why the message has ended: "tool_calls" if with calls."""
+        self._add(self._splitter.end())
+        self._add_events(self._parser.end() if self._parser else ())
+        has_calls = self._parser is not None and self._parser.n_calls > 0
+        return "tool_calls" if has_calls and finish_reason == "stop" else finish_reason
+
+    def delta(self) -> MessageDelta:
+        """Return what was added since the last delta, perhaps nothing."""
+        delta = MessageDelta(content=self._text or UNSET)
+        self._describe(delta, [_call_delta(call) for call in self._calls])
+        self._text = self._reasoning = ""
+        self._calls = []
+        return delta
 
     def message(self) -> AssistantMessage:
-        """Return the whole message."""
+        """Return the whole message, if no delta was taken of it."""
         message = AssistantMessage(content=self._text or (None if self._calls else ""))
-        if self._reasoning:
-            message.reasoning_content = message.reasoning = self._reasoning
-        if self._calls:
-            message.tool_calls = [
-                ResponseToolCall(id=call["id"], type="function", function=FunctionCall(**call["function"]))
-                for call in whole_calls(self._calls)
-            ]
+        self._describe(message, convert(whole_calls(self._calls), list[ResponseToolCall]))
         return message
 
-    def _of_part(self, part: TextPart) -> Iterator[MessageDelta]:
-        if part.is_reasoning:
-            self._reasoning += part.text
-            yield MessageDelta(reasoning_content=part.text, reasoning=part.text)
-        else:
-            yield from self._of_answer(self._parser.feed(part.text) if self._parser else [part.text])
+    def _describe(self, message: MessageDelta, calls: list[ResponseToolCall]) -> None:
+        """Add the reasoning and the calls to a message."""
+        if self._reasoning:
+            message.reasoning_content = message.reasoning = self._reasoning
+        if calls:
+            message.tool_calls = calls
 
-    def _of_answer(self, pieces: Iterable[str | ToolCallDelta]) -> Iterator[MessageDelta]:
-        for piece in pieces:
-            if isinstance(piece, str):
-                self._text += piece
-                yield MessageDelta(content=piece)
+    def _add(self, parts: Iterable[TextPart]) -> None:
+        for part in parts:
+            if part.is_reasoning:
+                self._reasoning += part.text
             else:
-                self._calls.append(piece)
-                yield MessageDelta(tool_calls=[_call_delta(piece)])
+                self._add_events(self._parser.feed(part.text) if self._parser else [part.text])
+
+    def _add_events(self, events: Iterable[str | ToolCallDelta]) -> None:
+        for event in events:
+            if isinstance(event, str):
+                self._text += event
+            else:
+                self._calls.append(event)
 
 
 def _call_delta(delta: ToolCallDelta) -> ResponseToolCall:
     function = FunctionCall(name=delta.name or UNSET, arguments=delta.arguments)
-    first = delta.id is not None
-    return ResponseToolCall(
-        index=delta.index, id=delta.id or UNSET, type="function" if first else UNSET, function=function
-    )
+    kind: Literal["function"] | UnsetType = "function" if delta.id else UNSET
+    return ResponseToolCall(index=delta.index, id=delta.id or UNSET, type=kind, function=function)
 
 
 def usage_of(prompts: Sequence[Sequence[Answer]], n_reasoning: int) -> TokenUsage:

@@ -135,23 +135,19 @@ class TokenLogprob(Output, kw_only=True):
     Attributes:
         token: Its text; an incomplete character is U+FFFD.
         bytes: Its UTF-8 bytes.
+        top_logprobs: The most probable tokens of its step; not for these.
     """
 
     token: str
-    logprob: float
+    logprob: float | None
     bytes: list[int]
-
-
-class SampledLogprob(TokenLogprob, kw_only=True):
-    """A token of an answer with its log-probability, and the most probable tokens of its step."""
-
-    top_logprobs: list[TokenLogprob]
+    top_logprobs: "list[TokenLogprob] | UnsetType" = UNSET
 
 
 class ChatLogprobs(Output, kw_only=True):
     """Log-probabilities of a choice."""
 
-    content: list[SampledLogprob]
+    content: list[TokenLogprob]
 
 
 class CompletionLogprobs(Output, kw_only=True):
@@ -163,7 +159,7 @@ class CompletionLogprobs(Output, kw_only=True):
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
+    top_logprobs: list[dict[str, float | None] | None]
     text_offset: list[int]
 
 

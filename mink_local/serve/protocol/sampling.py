@@ -12,11 +12,12 @@ from mink_local.generation.request import SamplingParams
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
 from mink_local.samplers import SAMPLERS, Greedy, LlamaDefault, MinK, MinP, Sampler, TopK, TopP, parse
-from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest, SamplerOptions, SamplingFields
+from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest, SamplingFields
 from mink_local.serve.protocol.responses import ApiError
 
 LARGEST_BIAS = 100.0
 _ALL_TOKENS = 2**31 - 1  # as the k of top-k
+Options = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -112,16 +113,16 @@ class Limits:
 
 
 def sampling_params(
-    request: ChatRequest | CompletionRequest, options: SamplerOptions, preset: Preset, limits: Limits
+    request: ChatRequest | CompletionRequest, preset: Preset, limits: Limits
 ) -> tuple[SamplingParams, list[str]]:
-    """Return the sampling parameters of a request, and its fields that the preset overrides.
+    """Return the sampling parameters of a request, and its fields that have no effect.
 
     A completion with `echo` and `max_tokens: 0` samples one token, which the endpoint leaves out.
 
     Raises:
         ApiError: An option is out of range, or samplers cannot be combined.
     """
-    sampler, temperature, ignored = _sampler(request, options, preset)
+    sampler, temperature, ignored = _sampler(request, preset)
     is_echo = isinstance(request, CompletionRequest) and bool(request.echo)
     max_tokens = 1 if is_echo and request.token_limit == 0 else request.token_limit
     if limits.max_tokens is not None:
@@ -143,14 +144,12 @@ def sampling_params(
     except ValueError as error:
         name = str(error).split(" ", 1)[0]
         raise ApiError(400, str(error), param=name if hasattr(request, name) else None) from None
-    return params, ignored
+    return params, sorted(request.unsupported.union(ignored))
 
 
-def _sampler(
-    request: SamplingFields, options: SamplerOptions, preset: Preset
-) -> tuple[Sampler, float, list[str]]:
-    """Return the sampler, the temperature, and the fields that have no effect."""
-    chosen = _chosen_options(options, request.min_k)
+def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, list[str]]:
+    """Return the sampler, the temperature, and the fields that these override."""
+    chosen = _chosen_options(request.sampler_options, request.min_k)
     fields = [field for given in chosen.values() for field in given]
     if preset.is_fixed:
         names = [n for n in ("sampler", "temperature", "min_k") if getattr(request, n) is not None]
@@ -165,13 +164,13 @@ def _sampler(
         raise ApiError(400, f"{param}: {error}", param=param) from None
 
 
-def _chosen_options(options: SamplerOptions, min_k: bool | None) -> dict[type[Sampler], SamplerOptions]:
+def _chosen_options(options: Options, min_k: bool | None) -> dict[type[Sampler], Options]:
     """Return the samplers that a request asks for, each with the fields of its options.
 
     A sampler's first field switches it off with a neutral value (`top_k: 0`). Without that field, Mirostat is
     off, since clients send its other options in every request.
     """
-    chosen = {}
+    chosen: dict[type[Sampler], Options] = {}
     for sampler in SAMPLERS.values():
         given = {field: options[field] for field in sampler.request_fields if field in options}
         switch = next(iter(sampler.request_fields), "")
@@ -193,7 +192,7 @@ def _is_neutral(field: str, value: float) -> bool:
     return value < 0 or (value == 0 and field != "min_k_tau")
 
 
-def _combined(chosen: Mapping[type[Sampler], SamplerOptions]) -> Sampler | None:
+def _combined(chosen: Mapping[type[Sampler], Options]) -> Sampler | None:
     """Return the sampler of a request; top-k, top-p and min-p may be combined, in llama.cpp's order.
 
     Raises:
@@ -239,7 +238,7 @@ def _constraints(request: SamplingFields, limits: Limits) -> Constraints | None:
     return Constraints(
         **options,
         **_given(
-            penalty_last_n=_last_n(request.repeat_last_n, limits),
+            penalty_last_n=limits.n_ctx if request.repeat_last_n == -1 else request.repeat_last_n,
             dry_base=request.dry_base,
             dry_allowed_length=request.dry_allowed_length,
             dry_penalty_last_n=limits.n_ctx
@@ -250,10 +249,6 @@ def _constraints(request: SamplingFields, limits: Limits) -> Constraints | None:
     )
 
 
-def _last_n(given: int | None, limits: Limits) -> int | None:
-    return limits.n_ctx if given == -1 else given
-
-
 def _bias(request: SamplingFields, limits: Limits) -> dict[int, float]:
     """Return the logit bias by token id, within ±100; -100 and `false` ban a token."""
     biases = {}
@@ -262,17 +257,6 @@ def _bias(request: SamplingFields, limits: Limits) -> dict[int, float]:
         if value is True:
             raise ApiError(400, "logit_bias: true is not a bias", param="logit_bias")
         bias = max(-LARGEST_BIAS, min(LARGEST_BIAS, value))
-        for token_id in _token_ids(token, limits, is_key=isinstance(given, Mapping)):
+        for token_id in [token] if isinstance(token, int) else limits.tokenize(token):
             biases[token_id] = -math.inf if value is False or bias == -LARGEST_BIAS else bias
     return biases
-
-
-def _token_ids(token: int | str, limits: Limits, is_key: bool) -> list[int]:
-    """Return the ids of a token in `logit_bias`: an id, a text, or as a key of an object digits."""
-    if isinstance(token, int):
-        return [token]
-    if not is_key:
-        return limits.tokenize(token)
-    if not token.isdecimal():
-        raise ApiError(400, f"logit_bias: {token!r} is not a token id", param="logit_bias")
-    return [int(token)]

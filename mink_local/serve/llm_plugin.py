@@ -1,26 +1,41 @@
-"""The models and options that `llm` shows; the models answer in this process."""
+"""Plugin for `llm`: the models on this machine, as `mink/NAME`, which answer in the process of `llm`.
+
+`llm` imports it for every command, `llm --help` too, so what takes time is imported when it is needed.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Iterator
-from contextlib import aclosing, closing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
 import llm
-from llm.parts import StreamEvent
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, model_validator
 
 from mink_local.errors import MinkError, ModelNotFoundError
-from mink_local.models.catalog import locate, read_catalog
 
 if TYPE_CHECKING:
+    from llm.parts import StreamEvent
+
     from mink_local.samplers import Sampler
-    from mink_local.serve.llm_plugin.in_process import PromptAnswer
+    from mink_local.serve.llm_answer import PromptAnswer
+
+
+@llm.hookimpl
+def register_models(register: Callable[..., None]) -> None:
+    """Register the catalogue's models that are on this machine."""
+    if find_spec("llm.parts") is None:
+        return  # an `llm` before 0.32, which an ImportError would end
+    for name in names():
+        register(MinkModel(name), AsyncMinkModel(name))
 
 
 def names() -> Iterator[str]:
     """Yield the names of the catalogue's models that are on this machine."""
+    from mink_local.models.catalog import locate, read_catalog
+
     for model, (usual, *others) in read_catalog().items():
         for name, entry in ((model, usual), *((other.name, other) for other in others)):
             try:
@@ -49,35 +64,28 @@ class PromptOptions(llm.Model.Options):
     think: bool | None = Field(None, description="Whether to reason first, if the model has a switch for it.")
     n_ctx: int | None = Field(None, ge=1, description="Tokens that a prompt and its answer share.")
 
-    @field_validator("sampler")
-    @classmethod
-    def _check_sampler(cls, sampler: str | None) -> str | None:
-        _parsed(sampler)
-        return sampler
-
-    @field_validator("tau", "floor")
-    @classmethod
-    def _check_option(cls, value: float | None, info: ValidationInfo) -> float | None:
-        _parsed(info.data.get("sampler"), **{str(info.field_name): value})
-        return value
+    @model_validator(mode="after")
+    def _check_sampler(self) -> "PromptOptions":
+        self.parsed_sampler()
+        return self
 
     def parsed_sampler(self) -> "Sampler | None":
-        """Return the sampler of the options `sampler`, `tau` and `floor`, or None."""
-        return _parsed(self.sampler, tau=self.tau, floor=self.floor)
+        """Return the sampler of the options `sampler`, `tau` and `floor`, or None.
 
+        Raises:
+            ValueError: There is no such sampler, or it does not have the option.
+        """
+        given: dict[str, Any] = self.model_dump(include={"tau", "floor"}, exclude_none=True)
+        if self.sampler is None and not given:
+            return None
+        from mink_local.samplers import MinK, parse  # takes a third of a second
 
-def _parsed(sampler: str | None, **options: float | None) -> "Sampler | None":
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if sampler is None and not given:
-        return None
-    from mink_local.samplers import MinK, parse  # takes a third of a second
-
-    parsed = parse(sampler or MinK.name)
-    if not given:
-        return parsed
-    if not isinstance(parsed, MinK):
-        raise ValueError(f"{next(iter(given))} is an option of min-k, not of {parsed.name}")
-    return replace(parsed, **given)
+        parsed = parse(self.sampler or MinK.name)
+        if not given:
+            return parsed
+        if not isinstance(parsed, MinK):
+            raise ValueError(f"{next(iter(given))} is an option of min-k, not of {parsed.name}")
+        return replace(parsed, **given)
 
 
 class PromptError(llm.ModelError, click.ClickException):
@@ -104,7 +112,7 @@ class _AnyMinkModel:
         return f"mink-local: {self.model_id}"
 
     def _answer(self, prompt: llm.Prompt) -> "PromptAnswer":
-        from mink_local.serve.llm_plugin.in_process import PromptAnswer  # llama.cpp and Numba take a second
+        from mink_local.serve.llm_answer import PromptAnswer  # llama.cpp and Numba take a second
 
         return PromptAnswer(self._name, prompt)
 
@@ -118,13 +126,14 @@ class MinkModel(_AnyMinkModel, llm.Model):
         stream: bool,  # noqa: ARG002  # an answer comes in pieces in any case, and llm joins them
         response: llm.Response,
         conversation: llm.Conversation | None,  # noqa: ARG002  # prompt.messages has it
-    ) -> Generator[StreamEvent, None, None]:
-        """Answer a prompt: yield its events as they come."""
+    ) -> Generator["StreamEvent", None, None]:
+        """Answer a prompt: yield its events as they come; Ctrl-C ends it."""
         with _prompt_errors():
             answer = self._answer(prompt)
-            with closing(answer.events()) as events:
-                yield from events
-            answer.finish(response)
+            with closing(answer.pieces()) as pieces:
+                for piece in pieces:
+                    yield from answer.events(piece)
+            yield from answer.finish(response)
 
 
 class AsyncMinkModel(_AnyMinkModel, llm.AsyncModel):
@@ -136,14 +145,19 @@ class AsyncMinkModel(_AnyMinkModel, llm.AsyncModel):
         stream: bool,  # noqa: ARG002
         response: llm.AsyncResponse,
         conversation: llm.AsyncConversation | None,  # noqa: ARG002
-    ) -> AsyncGenerator[StreamEvent, None]:
-        """Answer a prompt: yield its events as they come."""
+    ) -> AsyncGenerator["StreamEvent", None]:
+        """Answer a prompt: yield its events as they come; a task that is cancelled ends it."""
         with _prompt_errors():
-            answer = await asyncio.to_thread(self._answer, prompt)
-            async with aclosing(answer.async_events()) as events:
-                async for event in events:
-                    yield event
-            answer.finish(response)
+            beginning = asyncio.ensure_future(asyncio.to_thread(self._answer, prompt))
+            try:
+                answer = await asyncio.shield(beginning)
+                async for piece in answer.reply:
+                    for event in answer.events(piece):
+                        yield event
+            finally:
+                (await beginning).reply.interrupt()
+            for event in answer.finish(response):
+                yield event
 
 
 @contextmanager
