@@ -2,9 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from itertools import accumulate, zip_longest
+from typing import TypeVar
 
 from prompt_toolkit.application import Application
 from prompt_toolkit.formatted_text import ANSI
@@ -29,6 +30,7 @@ _PRINTED = 12  # candidates, where there is no full screen
 _NUMBER, _NAME = 8, 16  # columns of a number, and of the name of a sampler
 _WIDEST = 64  # columns of the candidates
 
+_Number = TypeVar("_Number", int, float)
 _Fork = tuple[int, int]  # the index of a token, and the id of the one to go on from instead
 _App = Application[_Fork | None]
 
@@ -146,19 +148,17 @@ class Walk:
 
     def go_to_fork(self, direction: int) -> None:
         """Go to the next token that had several candidates, or with -1 to the previous one."""
-        beyond = [at for at in self.steps.forks if (at - self.at) * direction > 0]
-        if beyond:
-            self.go(min(beyond) if direction > 0 else max(beyond))
-        else:
+        at = _next(self.steps.forks, self.at, direction)
+        if at is None:
             self.message = f"no fork {'after' if direction > 0 else 'before'} this token"
+        else:
+            self.go(at)
 
     def change_temperature(self, direction: int) -> None:
         """Go to the next higher temperature, or with -1 to the next lower one."""
         own = self.steps.sampling_info(self.at).temperature or 1.0
-        now = self.temperature or own
-        beyond = [t for t in (*TEMPERATURES, own) if (t - now) * direction > 0]
-        if beyond:
-            found = min(beyond) if direction > 0 else max(beyond)
+        found = _next((*TEMPERATURES, own), self.temperature or own, direction)
+        if found is not None:
             self.temperature = None if found == own else found
 
     @property
@@ -195,6 +195,12 @@ class Walk:
         else:
             return token
         return None
+
+
+def _next(values: Iterable[_Number], now: _Number, direction: int) -> _Number | None:
+    """Return the value that is next above another, or with -1 next below it; None if there is none."""
+    beyond = (value for value in values if (value - now) * direction > 0)
+    return min(beyond, key=lambda value: abs(value - now), default=None)
 
 
 def view(walk: Walk, console: Console) -> _Fork | None:
@@ -239,41 +245,39 @@ async def _compute(walk: Walk, app: _App) -> None:
 
 
 def _key_bindings(walk: Walk) -> KeyBindings:
+    moves: dict[str, Callable[[], None]] = {
+        "right": lambda: walk.go(walk.at + 1),
+        "left": lambda: walk.go(walk.at - 1),
+        "home": lambda: walk.go(0),
+        "end": lambda: walk.go(len(walk.steps.tokens)),
+        "n": partial(walk.go_to_fork, 1),
+        "p": partial(walk.go_to_fork, -1),
+        "up": partial(walk.change_temperature, 1),
+        "down": partial(walk.change_temperature, -1),
+        "tab": partial(walk.select_next, 1),
+        "s-tab": partial(walk.select_next, -1),
+        **{str(row + 1): partial(walk.select, row) for row in range(9)},
+    }
+
     bindings = KeyBindings()
-
-    def bind(key: str, act: Callable[[], None]) -> None:
-        @bindings.add(key)
-        def handle(_: KeyPressEvent) -> None:
-            walk.message = ""
-            act()
-
-    bind("right", lambda: walk.go(walk.at + 1))
-    bind("left", lambda: walk.go(walk.at - 1))
-    bind("home", lambda: walk.go(0))
-    bind("end", lambda: walk.go(len(walk.steps.tokens)))
-    bind("n", partial(walk.go_to_fork, 1))
-    bind("p", partial(walk.go_to_fork, -1))
-    bind("up", partial(walk.change_temperature, 1))
-    bind("down", partial(walk.change_temperature, -1))
-    bind("tab", partial(walk.select_next, 1))
-    bind("s-tab", partial(walk.select_next, -1))
-    for number in range(1, 10):
-        bind(str(number), partial(walk.select, number - 1))
+    for key, move in moves.items():
+        bindings.add(key)(partial(_move, walk, move))
+    for key in ("q", "escape", "c-c", "c-d"):
+        bindings.add(key)(lambda event: event.app.exit())
 
     @bindings.add("enter")
     def go_on(event: KeyPressEvent) -> None:
+        walk.message = ""
         token = walk.fork()
         if token is not None:
             event.app.exit(result=(walk.at, token))
 
-    @bindings.add("q")
-    @bindings.add("escape")
-    @bindings.add("c-c")
-    @bindings.add("c-d")
-    def leave(event: KeyPressEvent) -> None:
-        event.app.exit()
-
     return bindings
+
+
+def _move(walk: Walk, move: Callable[[], None], _: KeyPressEvent) -> None:
+    walk.message = ""
+    move()
 
 
 def lines(walk: Walk, columns: int, rows: int) -> list[Text]:

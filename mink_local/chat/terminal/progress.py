@@ -9,7 +9,6 @@ from rich.text import Text
 from mink_local.chat.conversation.session import AnswerStream
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.terminal.screen import Screen, TextWriter, counted
-from mink_local.generation.model import Reply
 
 # The least k of each level, its name and its style; the last levels do not differ by colour alone.
 _LEVELS = {
@@ -21,27 +20,22 @@ _LEVELS = {
 }
 
 
-class _PromptProgress:
-    """Shows how much of a prompt has been evaluated, whenever it is called."""
-
-    def __init__(self, screen: Screen, reply: Reply) -> None:
-        self._screen, self._reply = screen, reply
-        self._total = 0
-
-    def __call__(self) -> None:
-        unread = self._reply.unread_tokens
-        self._total = max(self._total, unread)
-        if unread:
-            self._screen.progress(f"prompt: {self._total - unread} of {counted(self._total, 'token')}")
-
-
 def show_answer(screen: Screen, answer: AnswerStream, heat: bool = False) -> None:
     """Show an answer while it is generated; with `heat`, its tokens coloured by their candidates."""
+    total = 0
+
+    def show_prompt() -> None:
+        nonlocal total
+        unread = answer.reply.unread_tokens
+        total = max(total, unread)
+        if unread:
+            screen.progress(f"prompt: {total - unread} of {counted(total, 'token')}")
+
     text: TextWriter = screen.writer()
-    parts = answer.parts(_PromptProgress(screen, answer.reply))
+    parts = answer.parts(show_prompt)
     if heat and screen.is_terminal:
         text = heated = HeatWriter(screen)
-        parts = answer.parts(_PromptProgress(screen, answer.reply), heated.token)
+        parts = answer.parts(show_prompt, heated.token)
     reasoning: _ReasoningView | None = None
     continued = answer.message.content
     try:
