@@ -43,10 +43,10 @@ Examples:
   mink-eval coverage --model ./mine.gguf
   mink-eval frontier --model ./small.gguf --reference ./large.gguf --text novel.txt
 
-The same command continues a measurement that stopped, for whatever reason. With another sampler,
-temperature, model or task, or with more questions or repeats, only what is added is measured.
+Run the same command again to resume a measurement, however it ended. Add samplers, temperatures, models,
+tasks, questions or repeats, and only what is new is measured.
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted.
 """
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -57,15 +57,15 @@ FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 samplers_option = sampler_option.replace("samplers", multiple=True)
 temperatures_option = temp_option.replace("temperatures", multiple=True, default=[1.0])
 limit_option = click.option(
-    "--limit", type=POSITIVE, metavar="N", help="Only the first N questions of a task, or prompts."
+    "--limit", type=POSITIVE, metavar="N", help="Only the first N questions of each task, or prompts."
 )
 folder_argument = click.argument("folder", metavar="DIR", type=FOLDER)
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
-fixed_seed_option = seed_option.replace(default=0, show_default=True, help="Seed of all that is random.")
+fixed_seed_option = seed_option.replace(default=0, show_default=True, help="Seed for everything random.")
 
 
 def out_option(
-    default: str | None, text: str = "Folder of the results; what is there is continued."
+    default: str | None, text: str = "Folder for the results; a measurement that it holds is resumed."
 ) -> Callable[[Command], Command]:
     """Return the option of the folder that a command writes to, with this help text."""
     kind = click.Path(path_type=Path, file_okay=False)
@@ -92,7 +92,7 @@ class Program(click.Group):
 )
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
-    """Evaluate GGUF models over samplers and temperatures."""
+    """Evaluate GGUF models across samplers and temperatures."""
 
 
 def _tasks(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[Task]":
@@ -151,11 +151,11 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
 @click.argument("tasks", nargs=-1, required=True, metavar="TASK…", callback=_tasks)
 @model_option.replace("models", multiple=True, default=[DEFAULT_MODEL], callback=_models)
 @samplers_option.replace(default=["min-k"])
-@temperatures_option.replace(help="Temperature, for every sampler; at 0 every sampler is greedy.")
+@temperatures_option.replace(help="Temperature for every sampler; at 0 every sampler is greedy.")
 @click.option(
     "--greedy/--no-greedy",
     default=True,
-    help="Also run greedy decoding, once a question: it is what a sampler has to beat.",
+    help="Also decode greedily, once per question: the baseline that a sampler has to beat.",
 )
 @limit_option
 @click.option(
@@ -163,12 +163,12 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
     type=POSITIVE,
     default=1,
     metavar="N",
-    help="Responses to a question, each with another seed.",
+    help="Responses per question, each with its own seed.",
 )
 @fixed_seed_option
 @max_tokens_option.replace(
     show_default="the task's",
-    help="Longest response in tokens; a longer one is truncated and counts as wrong.",
+    help="Maximum length of a response in tokens; a longer one is cut off and counts as wrong.",
 )
 @click.option(
     "--data",
@@ -180,21 +180,21 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
     "--shots",
     type=POSITIVE,
     metavar="N",
-    help="Show the first N questions with their worked answers before every question, as earlier turns of "
-    "the conversation; they are not questions of the run then.",
+    help="Show the first N questions with their worked answers before each question, as earlier turns of the "
+    "conversation; the run then leaves them out.",
 )
 @click.option(
     "--shots-from",
     multiple=True,
     metavar="[TASK=]FILE",
-    help="File in the task's format, whose first N questions --shots shows.",
+    help="File in the task's format whose first N questions are the examples of --shots.",
 )
 @click.option(
     "--stop",
     multiple=True,
     metavar="TEXT",
     callback=_stop,
-    help=r"Text that ends a response, such as '\nQuestion:', where \n is a line break: for base models.",
+    help=r"Text that ends a response, such as '\nQuestion:' (\n is a line break); for base models.",
 )
 @out_option("mink-eval-run")
 @parallel_option.replace(
@@ -209,16 +209,18 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
     "executor_name",
     type=click.Choice(["local", "ray"]),
     default="local",
-    help="ray spreads the run over a Ray cluster, with a worker on every GPU.",
+    help="ray: spread the run over a Ray cluster, with a worker per GPU.",
 )
 @click.option(
-    "--ray-address", metavar="ADDRESS", help="The cluster.  [default: that of RAY_ADDRESS, or this machine]"
+    "--ray-address",
+    metavar="ADDRESS",
+    help="Address of the cluster.  [default: RAY_ADDRESS, or this machine]",
 )
 @click.option(
     "--workers",
     type=POSITIVE,
     metavar="N",
-    help="Ray workers.  [default: one for every GPU, or every machine]",
+    help="Ray workers.  [default: one per GPU, or per machine]",
 )
 @quiet_option
 def run_command(
@@ -237,15 +239,14 @@ def run_command(
     out: Path,
     **settings: Any,  # models, samplers, temperatures, repeats, stop, limit, greedy, seed, max_tokens, ctx
 ) -> None:
-    """Have models answer the questions of tasks, with every sampler at every temperature.
+    """Have models answer the questions of tasks with every sampler at every temperature.
 
-    TASK is a name that mink-eval tasks lists, or your own file whose name ends in .jsonl: a line is a JSON
-    object with "question", and may have "answer" (a number or a text), "choices" and "id". Responses to
-    questions without an answer are recorded and not scored. --model, --sampler and --temp may be given
-    several times.
+    TASK is a name listed by mink-eval tasks, or your own .jsonl file: each line is a JSON object with
+    "question" and optionally "answer" (a number or a text), "choices" and "id". Responses to questions
+    without an answer are recorded but not scored. --model, --sampler and --temp are repeatable.
 
-    Every response goes to a line of DIR/records.jsonl as soon as it is complete. After Ctrl-C, or after a
-    crash, the same command continues the run.
+    Each response is written to DIR/records.jsonl as soon as it is complete. After Ctrl-C or a crash, run the
+    same command again to resume.
     """
     from mink_local.evals.tasks import TASKS
 
@@ -296,15 +297,16 @@ class AgainstType(SamplerType):
     "--against",
     type=AgainstType(),
     metavar="SAMPLER|model=NAME|temp=T",
-    help="What the other samplers, models or temperatures are compared with.  [default: min-k, and the first "
-    "model if there are several]",
+    help="Compare the others with this sampler, model or temperature.  [default: min-k, and the first of "
+    "several models]",
 )
 def report_command(folder: Path, against: str | None) -> None:
-    """Report on everything in DIR: a run, which may still be going on, a frontier, coverage, judgements.
+    """Report on what DIR holds: a run (even one in progress), a frontier, coverage, judgements.
 
-    Prints tables. Of a run, writes to DIR/report: report.html with tables, pictures and a browser of all
-    responses, report.md, the numbers as CSV and JSON, and the pictures as SVG. All responses are scored by
-    this version's tasks, and the recorded verdicts that differ are counted; the records do not change.
+    Prints tables. For a run, writes to DIR/report: report.html with tables, pictures and a browser of all
+    responses, report.md, the numbers as CSV and JSON, and the pictures as SVG. All responses are scored again
+    by this version's tasks, and verdicts that differ from the recorded ones are counted; the records do not
+    change.
     """
     from mink_local.evals.measurement import read_results
     from mink_local.evals.report.write import report_run
@@ -351,29 +353,32 @@ def _measurement(measures: str) -> "type[Measurement[Any]] | None":
     "-r",
     required=True,
     metavar="NAME|PATH",
-    help="A larger model with the same vocabulary, which judges the model's tokens.",
+    help="Larger model with the same vocabulary, which judges the model's tokens.",
 )
 @click.option(
-    "--texts", type=FOLDER, metavar="DIR", help="Texts: the reference's sampled answers in a mink-eval run."
+    "--texts",
+    type=FOLDER,
+    metavar="DIR",
+    help="Measure on the reference's sampled answers in a mink-eval run.",
 )
 @click.option(
     "--text",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Texts: the paragraphs of a file, separated by empty lines.",
+    help="Measure on the paragraphs of a file, which blank lines separate.",
 )
 @click.option(
     "--limit",
     type=POSITIVE,
     default=100,
     metavar="N",
-    help="Only N texts, chosen at random; more add to them.",
+    help="At most N texts, chosen at random; a larger N adds to them.",
 )
 @temperatures_option.replace(
     type=Temperature(),
     default=[1.0, 2.0, 5.0, float("inf")],
     metavar="T|inf",
-    help="Temperature; inf makes all candidates equally probable. May be given several times.",
+    help="Temperature; at inf all candidates are equally likely. Repeatable.",
 )
 @click.option(
     "--noise",
@@ -382,23 +387,21 @@ def _measurement(measures: str) -> "type[Measurement[Any]] | None":
     type=FiniteFloat(min=0, min_open=True, max=100),
     default=[0.5, 1.0, 2.0, 5.0],
     metavar="POINTS",
-    help="Noise, in percentage points above greedy's, at which samplers are compared. May be given several "
-    "times.",
+    help="Noise at which samplers are compared, in percentage points above greedy's; repeatable.",
 )
 @out_option("mink-eval-frontier")
 @placement_options
 @quiet_option
 def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bool, **options: Any) -> None:
-    """Measure each sampler's trade-off between noise and diversity, exactly.
+    """Measure each sampler's trade-off between noise and variety, exactly.
 
-    At each position of given texts, the model's logits give each sampler's candidates and their
-    probabilities. Noise is the probability of tokens that a larger reference model gives less than 1% (and
-    0.1%); variety is the entropy. Nothing is sampled and no judge is needed. Every sampler's option is swept,
-    at every temperature, and in both orders of temperature and cut if it has them.
+    At each position of the given texts, the model's logits determine each sampler's candidates and their
+    probabilities. Noise is the probability of tokens to which a larger reference model gives less than 1%
+    (and 0.1%); variety is the entropy. Nothing is sampled, and no judge is needed. Each sampler's option is
+    swept at every temperature, and in both orders of temperature and cut if it supports both.
 
     Writes to DIR: frontier.md with the tables, frontier.svg, and all figures with their intervals as CSV and
-    JSON. The same command continues a measurement that stopped; with more texts or temperatures it measures
-    only what is added.
+    JSON. Run the same command again to resume; with more texts or temperatures, only what is new is measured.
     """
     if (texts is None) == (text is None):
         raise click.UsageError("give the texts with either --texts or --text.")
@@ -413,21 +416,21 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
 @samplers_option.replace(
     default=None,
     show_default=False,
-    help="Sampler; may be given several times.  [default: every sampler in both orders, min-k:floor=1, and "
+    help="Sampler; repeatable.  [default: every sampler in both orders, min-k:floor=1, and "
     "min-p:p=0,order=temperature-last, which keeps every token]",
 )
 @temperatures_option.replace(
     type=Temperature(),
     default=[0.25, 0.5, 1.0, 1.5, 2.0, 5.0, 10.0, float("inf")],
     metavar="T|inf",
-    help="Temperature; at inf all candidates are equally probable. May be given several times.",
+    help="Temperature; at inf all candidates are equally likely. Repeatable.",
 )
 @click.option(
     "--prompts",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help='Own prompts, one JSON object a line: {"id": "coins", "prompt": "Name one side of a coin.", '
-    '"answers": [["heads", "obverse"], ["tails", "reverse"]]}.  [default: 60 that are bundled]',
+    help='Your own prompts, one JSON object per line: {"id": "coins", "prompt": "Name one side of a coin.", '
+    '"answers": [["heads", "obverse"], ["tails", "reverse"]]}.  [default: 60 bundled prompts]',
 )
 @limit_option
 @click.option(
@@ -435,29 +438,29 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
     type=FiniteFloat(min=0, min_open=True, max=1, max_open=True),
     default=0.01,
     metavar="P",
-    help="Walk until at most this probability is unexplored, for every sampler and temperature.",
+    help="Walk until at most this probability is unexplored for every sampler and temperature.",
 )
 @click.option(
     "--nodes",
     type=POSITIVE,
     default=2000,
     metavar="N",
-    help="Most nodes of the tree that are evaluated for a prompt, whatever is unexplored then.",
+    help="Evaluate at most N nodes of a prompt's tree, whatever is left unexplored.",
 )
 @parallel_option.replace(type=AutoOrInt(min=1), default=16, help="Nodes evaluated at a time, or auto.")
 @out_option("mink-eval-coverage")
 @placement_options
 @quiet_option
 def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
-    """Measure validity and coverage of every sampler on prompts whose valid answers can be listed.
+    """Measure each sampler's validity and coverage on prompts whose valid answers can be listed.
 
-    "Name one country in Africa. Answer with its name only." has 54 valid answers. The distribution over the
-    answers is computed exactly, by walking the tree of candidates: how probable is a valid answer, and how
-    many different ones do 100 samples have? Nothing is sampled, and all samplers share the evaluated nodes.
+    "Name one country in Africa. Answer with its name only." has 54 valid answers. The distribution over
+    answers is computed exactly, by walking the tree of candidates: how likely is a valid answer, and how many
+    different ones do 100 samples contain? Nothing is sampled, and all samplers share the evaluated nodes.
 
-    Writes to DIR: coverage.md with the tables, coverage.svg with a curve for every sampler over temperature,
-    and all figures as CSV and JSON. The same command continues a measurement that stopped; with more prompts,
-    samplers or temperatures it measures only what is added.
+    Writes to DIR: coverage.md with the tables, coverage.svg with a curve over temperature for each sampler,
+    and all figures as CSV and JSON. Run the same command again to resume; with more prompts, samplers or
+    temperatures, only what is new is measured.
     """
     from mink_local.evals.coverage.measure import Walks
     from mink_local.evals.measurement import carry_out
@@ -476,12 +479,12 @@ def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
     help="The judge: a GGUF model, as --model of mink-eval run takes it, or the base URL of an "
     "OpenAI-compatible server, such as http://127.0.0.1:8080/v1.",
 )
-@click.option("--judge-model", metavar="ID", help="Model of the server.  [default: the only one it has]")
+@click.option("--judge-model", metavar="ID", help="Model on the server.  [default: the only one it has]")
 @click.option(
     "--api-key-variable",
     default="OPENAI_API_KEY",
     metavar="NAME",
-    help="Environment variable with a server's API key.",
+    help="Environment variable that holds the server's API key.",
 )
 @click.option(
     "--against",
@@ -497,7 +500,7 @@ def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
     type=click.IntRange(min=200),
     default=6000,
     metavar="N",
-    help="Characters of a response that the judge sees; the judge is told if there are more.",
+    help="Show the judge at most N characters of a response, and tell it if there are more.",
 )
 @parallel_option.replace(
     type=AutoOrInt(min=1, max=64),
@@ -510,28 +513,30 @@ def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
     type=FiniteFloat(min=1),
     default=120.0,
     metavar="SECONDS",
-    help="Time limit of one answer of a server; after it the request is sent again.",
+    help="Time limit for a server's answer, after which the request is sent again.",
 )
 @placement_options
 @quiet_option
 @click.option(
-    "--people", is_flag=True, help="People judge: write a page for them, or report on the VOTES it has saved."
+    "--people",
+    is_flag=True,
+    help="Let people judge: write a page for them, or report on the VOTES it has saved.",
 )
 @samplers_option.replace(
     default=None,
     show_default=False,
-    help="With --people: a sampler of the run. Give at least two; each is compared with each.",
+    help="With --people: a sampler of the run. Give two or more; each is compared with every other.",
 )
 @temperatures_option.replace(
     default=None,
     show_default="all",
-    help="With --people: only pairs at this temperature. May be given several times.",
+    help="With --people: only pairs at this temperature; repeatable.",
 )
 @click.option(
-    "--pairs", type=POSITIVE, default=50, metavar="N", help="With --people: most pairs on the page."
+    "--pairs", type=POSITIVE, default=50, metavar="N", help="With --people: at most N pairs on the page."
 )
-@fixed_seed_option.replace(help="With --people: the seed of the choice, the order and the sides.")
-@out_option(None, "With --people: the folder of the page and its key.  [default: DIR/sheet]")
+@fixed_seed_option.replace(help="With --people: seed for the choice of pairs, their order and sides.")
+@out_option(None, "With --people: folder for the page and its key.  [default: DIR/sheet]")
 def judge_command(
     folder: Path,
     votes: Sequence[Path],
@@ -554,13 +559,14 @@ def judge_command(
 ) -> None:
     """Have a model or people compare the responses of the run in DIR, two samplers at a time.
 
-    With --judge, a model judges every pair of responses to the same question in both orders: a sampler wins a
-    pair if both prefer it. Judgements go to DIR/judge as they come; the same command continues. Prints win
-    rates and how much the place of an answer matters, and writes them to judge.md and judge.json.
+    With --judge, a model compares each pair of responses to a question in both orders; a sampler wins the
+    pair if it is preferred both times. Judgements are saved in DIR/judge as they arrive; run the same command
+    again to resume. Prints win rates and the position bias, and writes them to judge.md and judge.json.
 
-    With --people, writes sheet.html, one file that needs no network: send it to the raters, and no other
-    file. The methods are in key.json. With the VOTES that the page has saved, one file of each rater, prints
-    win rates and the agreement of the raters, and writes them to votes.md and votes.json beside the key.
+    With --people, writes sheet.html, a single file that needs no network: send it, and nothing else, to the
+    raters. key.json says which sampler wrote what: keep it. Given the VOTES that the page has saved, a file
+    per rater, prints win rates and how far the raters agree, and writes them to votes.md and votes.json
+    beside the key.
     """
     if people == bool(judge):
         raise click.UsageError("give --judge NAME|PATH|URL, or --people.")
@@ -614,25 +620,24 @@ def _ask_people(
     "--answer",
     default="",
     metavar="TEXT",
-    help="Beginning of the answer to PROMPT; the candidates are of the token after it.",
+    help="Start of the answer to PROMPT; the candidates are for the token after it.",
 )
 @samplers_option.replace(
     default=None,
     show_default=False,
-    help="Sampler; may be given several times.  [default: all but mirostat, in every order that they have]",
+    help="Sampler; repeatable.  [default: all but mirostat, in each order that they support]",
 )
 @temperatures_option.replace(
     type=FiniteFloat(min=0, min_open=True),
     default=[1.0, 2.0, 5.0, 10.0],
-    help="Temperature; may be given several times.",
+    help="Temperature; repeatable.",
 )
 @click.option(
     "--plot",
     "picture",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write a picture of the sorted logits with the cuts at the last temperature; the ending names the "
-    "format.",
+    help="Plot the sorted logits, with the cuts at the last temperature; the extension sets the format.",
 )
 @placement_options
 def candidates_command(
@@ -644,9 +649,9 @@ def candidates_command(
     picture: Path | None,
     **placement: Any,
 ) -> None:
-    """Show the candidates of one token, and how many of them each sampler keeps at each temperature.
+    """Show the candidates for the next token, and how many each sampler keeps at each temperature.
 
-    The token is the next one of the answer to PROMPT. Samplers differ in the tokens that only some of them
+    The token is the next one in the answer to PROMPT. Samplers differ in the tokens that only some of them
     keep.
     """
     from mink_local.evals.candidates import show_candidates
@@ -673,7 +678,7 @@ def tasks_command() -> None:
 def lm_eval_command(arguments: Sequence[str]) -> None:
     """Run lm-evaluation-harness with a GGUF model.
 
-    Its own command line, whose --model is mink-local by default. --model_args takes model, sampler,
+    Takes the harness's own options. --model defaults to mink-local, and --model_args accepts model, sampler,
     temperature, seed, n_ctx, parallel, gpu_layers, threads and max_gen_toks:
 
     \b

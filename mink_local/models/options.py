@@ -107,7 +107,7 @@ def complete_model(_: click.Context, __: click.Parameter, incomplete: str) -> li
     return names or [CompletionItem(incomplete, type="file")]
 
 
-MODEL_HELP = "A name of models.toml, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help)."
+MODEL_HELP = "A name from models.toml, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help)."
 
 model_option = SharedOption(
     "--model",
