@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -206,7 +207,6 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
 @placement_options
 @click.option(
     "--executor",
-    "executor_name",
     type=click.Choice(["local", "ray"]),
     default="local",
     help="ray: spread the run over a Ray cluster, with a worker per GPU.",
@@ -229,15 +229,12 @@ def run_command(
     shots: int | None,
     shots_from: Sequence[str],
     parallel: Any,
-    n_gpu_layers: Any,
-    n_threads: int | None,
-    rpc: Sequence[str] | None,
-    executor_name: str,
+    executor: str,
     ray_address: str | None,
     workers: int | None,
     quiet: bool,
     out: Path,
-    **settings: Any,  # models, samplers, temperatures, repeats, stop, limit, greedy, seed, max_tokens, ctx
+    **options: Any,  # of `Run`, by its names
 ) -> None:
     """Have models answer the questions of tasks with every sampler at every temperature.
 
@@ -256,26 +253,19 @@ def run_command(
         raise click.UsageError("--shots-from needs --shots N.")
     shots_files = _files("--shots-from", shots_from, names)
     from mink_local.evals.measurement import carry_out
-    from mink_local.evals.run.evaluation import Evaluation, Run
-    from mink_local.evals.run.grid import Executor
+    from mink_local.evals.run.evaluation import Run
 
-    if executor_name == "ray":
-        if rpc:
+    if executor == "ray":
+        if options["rpc"]:
             raise click.UsageError("--rpc is for one worker: give it without --executor ray.")
-        from mink_local.evals.run.ray import RayExecutor
+        from mink_local.evals.run.workers import Cluster, connect
 
-        executor: Executor = RayExecutor(ray_address, workers)
+        connect(ray_address)
+        options["start"] = partial(Cluster, workers)
     elif workers or ray_address:
         raise click.UsageError("--workers and --ray-address are Ray's: give --executor ray too.")
-    else:
-        from mink_local.evals.run.worker import LocalExecutor
-
-        executor = LocalExecutor()
-    evaluation = Evaluation(tasks=tasks, data=files, shots=shots or 0, shots_from=shots_files, **settings)
-    environment = {
-        "n_parallel": parallel, "n_gpu_layers": n_gpu_layers, "n_threads": n_threads, "rpc": rpc
-    }  # fmt: skip
-    carry_out(Run(evaluation, executor, environment), out, quiet=quiet)
+    run_ = Run(tasks, data=files, shots=shots or 0, shots_from=shots_files, n_parallel=parallel, **options)
+    carry_out(run_, out, quiet=quiet)
 
 
 class AgainstType(SamplerType):

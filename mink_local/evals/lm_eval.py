@@ -18,7 +18,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from mink_local.errors import MinkError
-from mink_local.evals.run.worker import DATE
+from mink_local.evals.run.workers import DATE
 from mink_local.evals.store import file_sha256
 from mink_local.generation.loading import load_model
 from mink_local.generation.request import Request, SamplingParams

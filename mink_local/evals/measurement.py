@@ -40,20 +40,28 @@ A whole measurement, of the lengths of prompts:
     carry_out(Lengths(resolve("smollm2-135m"), ["Hello", "Good morning"]), Path("lengths"))
 """
 
+import logging
+import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar, Generic
 
 import msgspec
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Column
 
 from mink_local.errors import ReportError
-from mink_local.evals.progress import Progress
-from mink_local.evals.store import ROWS, R, Rows, Store, as_run_error, read_manifest
-from mink_local.files import write_atomic
+from mink_local.evals.store import ROWS, R, Rows, Store, read_manifest, write_file
 from mink_local.interrupts import on_interrupt, until_interrupted
+
+_LOG_SECONDS = 30.0
+_SPEED_SECONDS = 3600.0  # from which the bar computes the time left
 
 
 @dataclass(frozen=True)
@@ -74,8 +82,7 @@ class Results:
 
     def write(self, name: str, content: str | bytes) -> None:
         """Write a file of the report whole or not at all. Raises RunError."""
-        with as_run_error(self.folder / name):
-            write_atomic(self.folder / name, content)
+        write_file(self.folder / name, content)
 
 
 class Measurement(ABC, Generic[R]):
@@ -131,32 +138,11 @@ class Measurement(ABC, Generic[R]):
         self.report(results)
 
     def prepare(self, store: Store[R]) -> None:
-        """Do what comes before the folder's rows are read."""
-
-    def check(self, row: R) -> str | None:  # noqa: ARG002
-        """Return why a row of the folder is not of this measurement, or None."""
-        return None
-
-    def others(self, folder: Path) -> Iterable[Path]:  # noqa: ARG002
-        """Return more files with rows in a folder."""
-        return ()
+        """Read the folder's rows, and do what else comes before it is known which are missing."""
+        store.read(self.row_type)
 
     def upgrade(self, manifest: dict[str, Any]) -> None:
         """Bring the manifest of an earlier version up to date, in place."""
-
-    def open(self, folder: Path) -> Store[R]:
-        """Return the folder, opened for this measurement."""
-        return Store(
-            folder,
-            self.measures,
-            self.row_type,
-            self.settings,
-            revision=self.revision,
-            rows=self.rows,
-            check=self.check,
-            others=self.others,
-            upgrade=self.upgrade,
-        )
 
 
 def carry_out(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) -> None:
@@ -168,7 +154,14 @@ def carry_out(measurement: Measurement[Any], folder: Path, *, quiet: bool = Fals
         MinkError: The measurement cannot go on. Every row that was measured is kept.
         KeyboardInterrupt: After Ctrl-C or SIGTERM.
     """
-    with measurement.open(folder) as store:
+    with Store[Any](
+        folder,
+        measurement.measures,
+        measurement.settings,
+        revision=measurement.revision,
+        rows=measurement.rows,
+        upgrade=measurement.upgrade,
+    ) as store:
         measurement.prepare(store)
         keys = list(dict.fromkeys(measurement.plan()))
         try:
@@ -189,16 +182,80 @@ def _measure(measurement: Measurement[Any], keys: Sequence[Hashable], store: Sto
     if not missing:
         return
     rows = until_interrupted(measurement.measure(missing, store), measurement.interrupt)
+    n_done = len(keys) - len(missing)
     with (
-        Progress(measurement.noun, len(keys), len(keys) - len(missing), quiet) as progress,
+        progress(measurement.noun, len(keys), n_done, quiet=quiet) as advance,
         on_interrupt(measurement.interrupt, terminate=True),
         closing(rows),
     ):
         for row in rows:
             store.append(row)
-            progress.advance(status=measurement.status(row))
+            advance(measurement.status(row))
     if measurement.interrupted:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def progress(noun: str, total: int, done: int = 0, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show progress on standard error: a bar on a terminal, else a line every half minute.
+
+    Args:
+        noun: What an item is, in the plural.
+        total: Items.
+        done: Those that are there from earlier sessions.
+        quiet: Show nothing.
+
+    Yields:
+        A function that counts another item, and shows a status behind the counts.
+    """
+    console = Console(stderr=True)
+    has_bar = console.is_terminal and not console.is_dumb_terminal and not quiet
+    bar = bars.Progress(
+        bars.BarColumn(bar_width=None),
+        bars.TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        bars.TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
+        "left",
+        console=console,
+        transient=True,
+        expand=True,
+        speed_estimate_period=_SPEED_SECONDS,
+        disable=not has_bar,
+    )
+    task = bar.add_task(f"{done:,} of {total:,} {noun}", total=total, completed=done)
+    began = said = time.monotonic()
+    n_new = 0
+
+    def advance(status: str = "") -> None:
+        nonlocal n_new, said
+        n_new += 1
+        counts = f"{done + n_new:,} of {total:,} {noun}" + (f", {status}" if status else "")
+        bar.update(task, advance=1, description=counts)
+        now, n_left = time.monotonic(), total - done - n_new
+        if not (has_bar or quiet) and (now - said >= _LOG_SECONDS or not n_left):
+            said = now
+            left = duration((now - began) / n_new * n_left)
+            print(f"{counts}, {left} left", file=sys.stderr, flush=True)
+
+    with bar, _logging_above() if has_bar else nullcontext():
+        yield advance
+
+
+@contextmanager
+def _logging_above() -> Iterator[None]:
+    """Write log messages above the bar: through the standard error that rich has replaced."""
+    handlers = [h for h in logging.getLogger().handlers if isinstance(h, logging.StreamHandler)]
+    before = [handler.setStream(sys.stderr) for handler in handlers]
+    try:
+        yield
+    finally:
+        for handler, stream in zip(handlers, before, strict=True):
+            if stream is not None:
+                handler.setStream(stream)
+
+
+def duration(seconds: float) -> str:
+    """Return "1:02:03"."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 def frame(rows: Iterable[Any]) -> Any:
@@ -221,8 +278,7 @@ def read_results(folder: Path, kind: type[Measurement[Any]]) -> Results:
         ReportError: The folder holds no rows that can be used.
     """
     rows: Rows[Any] = Rows()
-    if (folder / kind.rows).exists():
-        rows.read(folder / kind.rows, kind.row_type, lambda _: None)
+    rows.read(folder / kind.rows, kind.row_type)
     if not rows.by_key:
         why = f": {rows.problems[0]}" if rows.problems else " yet"
         raise ReportError(f"{folder} holds no {kind.noun}{why}")

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from mink_local.errors import GenerationError
 from mink_local.evals.measurement import Measurement
-from mink_local.evals.run.worker import DATE
+from mink_local.evals.run.workers import DATE
 from mink_local.evals.store import R, Store, file_sha256
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model

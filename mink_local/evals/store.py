@@ -18,7 +18,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from importlib.metadata import version
 from io import FileIO
 from pathlib import Path
@@ -51,16 +50,6 @@ class Keyed(Protocol):
 
 
 R = TypeVar("R", bound=Keyed)
-T = TypeVar("T")
-
-
-class Damage(str):
-    """A sentence on a line that cannot be used."""
-
-    __slots__ = ()
-
-
-CUT_SHORT = Damage("cut short")  # a last line that is being written, or whose writer was killed
 
 
 @contextmanager
@@ -72,22 +61,10 @@ def as_run_error(path: Path, done: str = "written") -> Iterator[None]:
         raise RunError(f"{path} cannot be {done}: {error.strerror or error}") from None
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make a folder if it is missing, and keep other processes from writing to it.
-
-    Raises RunError if one does, or the folder cannot be written.
-    """
-    with as_run_error(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock = FileLock(folder / _LOCK, timeout=0, thread_local=False).acquire()
-        except Timeout:
-            raise RunError(
-                f"another mink-eval is writing to {folder}: wait for it, or name another folder"
-            ) from None
-    with lock:
-        yield
+def write_file(path: Path, content: str | bytes) -> None:
+    """Replace a file as a whole, or not at all. Raises RunError."""
+    with as_run_error(path):
+        write_atomic(path, content)
 
 
 def file_sha256(path: Path) -> str:
@@ -113,28 +90,16 @@ def to_line(row: object) -> bytes:
     return json.dumps(msgspec.to_builtins(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def parse_line(line: bytes, kind: type[T]) -> T | Damage:
-    """Return the row in a line, or what is wrong with it."""
+def _parse(line: bytes) -> Any:
+    """Return the JSON in a line. Raises ValueError, whose text says what is wrong."""
     try:
-        value = json.loads(line, parse_constant=_refuse_constant)
+        return json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        return Damage("not JSON") if line.endswith(b"\n") else CUT_SHORT
-    try:
-        return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, ValueError) as error:
-        return Damage(error)
+        raise ValueError("not JSON" if line.endswith(b"\n") else "cut short") from None
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
-
-
-def read_lines(path: Path, kind: type[T]) -> Iterator[tuple[int, T | Damage]]:
-    """Yield the number, from 1, and the row of every line that is not blank. Raises RunError."""
-    with as_run_error(path, "read"), path.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):  # only \n ends a line: JSON text may hold U+2028
-            if line.strip():
-                yield number, parse_line(line, kind)
 
 
 @dataclass
@@ -150,21 +115,31 @@ class Rows(Generic[R]):
     problems: list[str] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
 
-    def read(self, path: Path, kind: type[R], check: Callable[[R], str | None]) -> None:
-        """Add the rows of a file; `check` says why a row is not of this measurement. Raises RunError."""
+    def read(self, path: Path, kind: type[R], check: Callable[[R], str | None] = lambda _: None) -> None:
+        """Add the rows of a file, if it exists; `check` says why a row is not of this measurement.
+
+        Raises RunError if the file cannot be read.
+        """
+        if not path.exists():
+            return
         n_before = len(self.by_key)
-        for number, row in read_lines(path, kind):
-            if isinstance(row, Damage):
-                problem: str | None = row
-            elif row.key in self.by_key:
-                problem = "an earlier line has the same key"
-            else:
-                problem = check(row)
-                if problem is None:
-                    self.by_key[row.key] = row
-            if problem is not None:
-                self.problems.append(f"{path.name}, line {number}: {problem}")
+        with as_run_error(path, "read"), path.open("rb") as stream:
+            for number, line in enumerate(stream, start=1):  # only \n ends a line: JSON text may hold U+2028
+                problem = self._add(line, kind, check) if line.strip() else None
+                if problem is not None:
+                    self.problems.append(f"{path.name}, line {number}: {problem}")
         self.files[path.name] = len(self.by_key) - n_before
+
+    def _add(self, line: bytes, kind: type[R], check: Callable[[R], str | None]) -> str | None:
+        """Add the row in a line; return what is wrong with it instead."""
+        try:
+            row = msgspec.convert(_parse(line), kind)
+        except (msgspec.ValidationError, ValueError) as error:
+            return str(error)
+        problem = "an earlier line has the same key" if row.key in self.by_key else check(row)
+        if problem is None:
+            self.by_key[row.key] = row
+        return problem
 
     @property
     def left_out(self) -> str | None:
@@ -200,17 +175,15 @@ class Store(Generic[R]):
     Args:
         folder: The folder.
         measures: What it measures, such as "frontier"; another measurement's folder is refused.
-        kind: The type of a row.
         settings: What the rows depend on. Nested dicts, whose keys may be added to and whose values must
             stay.
         revision: Of the measurement's numbers: it grows when a new version computes other ones.
         rows: Name of the file of rows.
-        check: Says why a row is not of this measurement, or returns None.
-        others: Finds more files with rows in the folder.
         upgrade: Brings the manifest of an earlier version up to date, in place.
 
     Attributes:
         manifest: The content of the manifest.
+        found: The rows that are recorded, after `read`.
 
     Raises:
         RunError: The folder cannot be written, is in use, holds something else, or was started with other
@@ -221,26 +194,29 @@ class Store(Generic[R]):
         self,
         folder: Path,
         measures: str,
-        kind: type[R],
         settings: Mapping[str, Any],
         *,
         revision: int = 1,
         rows: str = ROWS,
-        check: Callable[[R], str | None] = lambda _: None,
-        others: Callable[[Path], Iterable[Path]] = lambda _: (),
         upgrade: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
-        self.folder = folder
-        self._path, self._kind, self._check, self._others = folder / rows, kind, check, others
+        self.folder, self.found = folder, Rows[R]()
+        self._path = folder / rows
         self._synced = time.monotonic()
-        with ExitStack() as opened:
-            opened.enter_context(locked(folder))
+        with ExitStack() as opened, as_run_error(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                opened.enter_context(FileLock(folder / _LOCK, timeout=0, thread_local=False).acquire())
+            except Timeout:
+                raise RunError(
+                    f"another mink-eval is writing to {folder}: wait for it, or name another folder"
+                ) from None
             self.manifest = self._read_manifest(measures, upgrade)
             self.manifest.setdefault("revision", 1)
             self.agree({"revision": revision, **settings})
             with as_run_error(self._path):
                 self._stream = opened.enter_context(self._path.open("ab", buffering=0))
-                self._size = _mend(self._stream, self._path, kind)
+                self._size = _mend(self._stream, self._path)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "Store[R]":
@@ -252,15 +228,20 @@ class Store(Generic[R]):
         with as_run_error(self._path), self._opened:
             os.fsync(self._stream.fileno())
 
-    @cached_property
-    def found(self) -> Rows[R]:
-        """The rows that are recorded. Raises RunError if a file cannot be read."""
-        found: Rows[R] = Rows()
-        for path in dict.fromkeys([self._path, *self._others(self.folder)]):
-            found.read(path, self._kind, self._check)
-        if found.left_out:
-            log.warning("%s: %s", self.folder, found.left_out)
-        return found
+    def read(
+        self, kind: type[R], check: Callable[[R], str | None] = lambda _: None, others: Iterable[Path] = ()
+    ) -> None:
+        """Read the recorded rows; see `Rows.read`.
+
+        Args:
+            kind: The type of a row.
+            check: Says why a row is not of this measurement, or returns None.
+            others: More files with rows.
+        """
+        for path in dict.fromkeys([self._path, *others]):
+            self.found.read(path, kind, check)
+        if self.found.left_out:
+            log.warning("%s: %s", self.folder, self.found.left_out)
 
     def append(self, row: R) -> None:
         """Write a row behind the others; on an error, leave nothing of it and raise RunError."""
@@ -277,11 +258,6 @@ class Store(Generic[R]):
                 raise
         self._size += len(line)
         self.found.by_key[row.key] = row
-
-    def write(self, name: str, content: str | bytes) -> None:
-        """Replace a file of the folder as a whole, or not at all. Raises RunError."""
-        with as_run_error(self.folder / name):
-            write_atomic(self.folder / name, content)
 
     def agree(self, settings: Mapping[str, Any]) -> None:
         """Add settings to the manifest. Raises RunError if one has changed."""
@@ -300,7 +276,7 @@ class Store(Generic[R]):
     def note(self, **values: Any) -> None:
         """Write values to the manifest that may change."""
         self.manifest |= values
-        self.write(MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
+        write_file(self.folder / MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
 
     def begin_session(self, **environment: Any) -> None:
         """Note what a session runs with, and warn if the versions are not those of the first session.
@@ -311,8 +287,13 @@ class Store(Generic[R]):
         now, then = versions(), self.manifest.get("versions", {})
         for program in now:
             if then.get(program, now[program]) != now[program]:
-                log.warning("%s was started with %s %s", self.folder, program, then[program])
-                log.warning("it continues with %s %s", program, now[program])
+                log.warning(
+                    "%s was started with %s %s, and continues with %s",
+                    self.folder,
+                    program,
+                    then[program],
+                    now[program],
+                )
         started = datetime.now(UTC).isoformat(timespec="seconds")
         session = {"started": started, **environment, "versions": now}
         self.note(sessions=[*self.manifest.get("sessions", []), session])
@@ -363,18 +344,20 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def _mend(stream: FileIO, path: Path, kind: type[Any]) -> int:
+def _mend(stream: FileIO, path: Path) -> int:
     """Remove half a line from the end of the rows; return their size in bytes."""
     size = path.stat().st_size
     with path.open("rb") as lines:
         last = b"".join(deque(lines, maxlen=1))
     if not last or last.endswith(b"\n"):
         return size
-    if parse_line(last, kind) is not CUT_SHORT:  # only its end is missing: an editor has removed it
-        _write_all(stream, b"\n")
-        return size + 1
-    log.warning("%s ends in the middle of a line: its last %d bytes are removed", path, len(last))
-    return stream.truncate(size - len(last))
+    try:
+        _parse(last)
+    except ValueError:
+        log.warning("%s ends in the middle of a line: its last %d bytes are removed", path, len(last))
+        return stream.truncate(size - len(last))
+    _write_all(stream, b"\n")  # only its end is missing: an editor has removed it
+    return size + 1
 
 
 def _write_all(stream: FileIO, data: bytes) -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from mink_local.evals.progress import Progress, duration
+from mink_local.evals.measurement import duration, progress
 
 
 def test_a_log_has_a_line_every_half_minute_and_at_the_end(
@@ -14,10 +14,10 @@ def test_a_log_has_a_line_every_half_minute_and_at_the_end(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with Progress("texts", 10, done=4) as progress:
+    with progress("texts", 10, done=4) as advance:
         for seconds in (10, 20, 31, 40, 50, 55):
             now[0] = seconds
-            progress.advance(status="42%")
+            advance("42%")
     assert capsys.readouterr().err.splitlines() == [
         "7 of 10 texts, 42%, 0:00:31 left",
         "10 of 10 texts, 42%, 0:00:00 left",
@@ -25,8 +25,8 @@ def test_a_log_has_a_line_every_half_minute_and_at_the_end(
 
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress("texts", 1, quiet=True) as progress:
-        progress.advance()
+    with progress("texts", 1, quiet=True) as advance:
+        advance("")
     assert capsys.readouterr() == ("", "")
 
 
@@ -39,8 +39,8 @@ def test_a_terminal_has_a_bar_with_the_log_above(
     root = logging.getLogger()
     root.addHandler(handler)
     try:
-        with Progress("texts", 2000, done=1) as progress:
-            progress.advance(1998, "42%")
+        with progress("texts", 2000, done=1998) as advance:
+            advance("42%")
             logging.getLogger("mink_local").warning("beware")
             assert handler.stream is not None
     finally:

@@ -27,9 +27,10 @@ class Number(msgspec.Struct, frozen=True):
         return self.name
 
 
-def opened(folder: Path, **changes: Any) -> Store[Number]:
-    options = {"revision": changes.pop("revision", 1), "check": changes.pop("check", lambda _: None)}
-    return Store(folder, changes.pop("measures", "numbers"), Number, SETTINGS | changes, **options)
+def opened(folder: Path, measures: str = "numbers", revision: int = 1, **changes: Any) -> Store[Number]:
+    store = Store[Number](folder, measures, SETTINGS | changes, revision=revision)
+    store.read(Number)
+    return store
 
 
 def write(folder: Path, *names: str) -> None:
@@ -83,7 +84,8 @@ def test_damaged_lines_are_all_named_and_left_out(tmp_path: Path, caplog: pytest
     with (tmp_path / ROWS).open("ab") as stream:
         stream.write(b'\xff\n[]\n{"name": "c"}\n{"name": "d", "value": true}\n{"name": "a", "value": 3}\n\n')
         stream.write(b'{"name": "e", "value": NaN}\n' + b"[" * 100_000 + b"\n")
-    with opened(tmp_path, check=lambda row: "b is bad" if row.name == "b" else None) as store:
+    with Store[Number](tmp_path, "numbers", SETTINGS) as store:
+        store.read(Number, lambda row: "b is bad" if row.name == "b" else None)
         assert list(store.found.by_key) == ["a"]
         numbers = [problem.partition(":")[0] for problem in store.found.problems]
         assert numbers == [f"{ROWS}, line {i}" for i in (2, 3, 4, 5, 6, 7, 9, 10)]
@@ -112,7 +114,7 @@ def test_what_is_added_is_kept(tmp_path: Path) -> None:
 def test_what_is_changed_is_refused_and_every_change_is_named(tmp_path: Path) -> None:
     write(tmp_path, "a")
     before = (tmp_path / MANIFEST).read_bytes()
-    changes = {"seed": 1, "stop": ["x"], "models": {"tiny": {"sha256": "zz"}}}
+    changes: dict[str, Any] = {"seed": 1, "stop": ["x"], "models": {"tiny": {"sha256": "zz"}}}
     with pytest.raises(RunError) as raised:
         opened(tmp_path, revision=2, **changes)
     for change in (
@@ -135,7 +137,7 @@ def test_other_versions_are_told_and_continue(
     monkeypatch.setattr(module, "versions", lambda: {"mink-local": "9.9", "llama.cpp": "b9"})
     with opened(tmp_path) as store:
         store.begin_session(threads=2)
-    assert "mink-local 9.9" in caplog.text
+    assert "9.9" in caplog.text
     sessions = read_manifest(tmp_path)["sessions"]
     assert [session["threads"] for session in sessions] == [1, 2]
     assert sessions[1]["versions"]["llama.cpp"] == "b9"
@@ -143,8 +145,8 @@ def test_other_versions_are_told_and_continue(
 
 def test_one_process_has_the_folder(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from mink_local.evals.store import locked\n"
-        "with locked(Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from mink_local.evals.store import Store\n"
+        "with Store(Path(sys.argv[1]), 'numbers', {}): print('locked', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

@@ -42,7 +42,7 @@ def read_responses(folder: Path) -> list[Response]:
     """Return the responses in all record files of a folder, each key once."""
     found: Rows[Response] = Rows()
     for path in record_files(folder):
-        found.read(path, Response, lambda _: None)
+        found.read(path, Response)
     return list(found.by_key.values())
 
 

@@ -163,6 +163,7 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         self._wanted = list(wanted)
 
     def prepare(self, store: Store[TextSums]) -> None:
+        super().prepare(store)
         store.note(wanted=self._wanted)
 
     def measure_units(

@@ -3,8 +3,9 @@
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,7 +25,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 
 class ResponseKey(NamedTuple):
-    """The fields that together occur once in a run."""
+    """A wanted response, by the fields that together occur once in a run; `sampler` is its text."""
 
     model: str
     task: str
@@ -167,6 +168,21 @@ class RecordCheck:
         if cut_off_early or response.n_tokens > limit:
             return f"of a run with another --max-tokens than {limit}"
         return None
+
+
+def methods(
+    samplers: Sequence[str], temperatures: Sequence[float], repeats: int, greedy: bool = True
+) -> list[tuple[str, float, int]]:
+    """Return sampler, temperature and number of every response that is wanted to a question.
+
+    Greedy says the same at every temperature and repeat, and so does every sampler at temperature 0: all
+    these are ("greedy", 0.0, 0). It is what a sampler has to beat, so it is there in any case, unless
+    `greedy` is False.
+    """
+    every = list(dict.fromkeys(product(samplers, map(float, temperatures), range(repeats))))
+    sampled = [method for method in every if method[0] != "greedy" and method[1]]
+    once = [("greedy", 0.0, 0)] if greedy or len(sampled) < len(every) else []
+    return [*once, *sampled]
 
 
 def prompt_sha256(prompt: str) -> str:

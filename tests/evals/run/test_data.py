@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mink_local.errors import DataError
-from mink_local.evals.run.data import fetch, locate
+from mink_local.evals.run.questions import fetch, locate
 from mink_local.evals.tasks import TASKS
 from mink_local.evals.tasks.base import Published
 from tests.conftest import shared
@@ -34,7 +34,7 @@ class Website(ThreadingHTTPServer):
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
-    monkeypatch.setattr("mink_local.evals.run.data.user_cache_path", lambda _: folder)
+    monkeypatch.setattr("mink_local.evals.run.questions.user_cache_path", lambda _: folder)
     return folder
 
 

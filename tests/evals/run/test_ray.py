@@ -18,7 +18,7 @@ RAY = ["--executor", "ray", "--workers", "2", "--threads", "1", "--parallel", "1
 def actors(driver: int) -> list[psutil.Process]:
     """The processes of the workers that are answering."""
     children = psutil.Process(driver).children(recursive=True)
-    return [child for child in children if child.cmdline()[:1] == ["ray::RayWorker.answer"]]
+    return [child for child in children if child.cmdline()[:1] == ["ray::Worker.answer"]]
 
 
 @pytest.mark.slow

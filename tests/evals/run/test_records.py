@@ -12,11 +12,12 @@ from mink_local.evals.run.records import (
     RecordCheck,
     RecordedQuestion,
     Response,
+    methods,
     prompt_sha256,
     record_files,
     seed_of,
 )
-from mink_local.evals.store import CUT_SHORT, Damage, parse_line, read_lines, to_line
+from mink_local.evals.store import Rows, to_line
 from mink_local.evals.tasks.base import Question
 from mink_local.llama.constants import MAX_SEED
 from tests.support.records import FOUR, RESPONSE
@@ -30,9 +31,16 @@ OLD_LINE = (
 )
 
 
-def test_the_format_of_a_line_is_that_of_stored_runs() -> None:
+def read(path: Path, *lines: bytes) -> Rows[Response]:
+    path.write_bytes(b"".join(lines))
+    rows: Rows[Response] = Rows()
+    rows.read(path, Response)
+    return rows
+
+
+def test_the_format_of_a_line_is_that_of_stored_runs(tmp_path: Path) -> None:
     assert to_line(RESPONSE) == OLD_LINE
-    assert parse_line(OLD_LINE, Response) == RESPONSE
+    assert read(tmp_path / RECORDS, OLD_LINE).by_key == {RESPONSE.key: RESPONSE}
 
 
 @pytest.mark.parametrize(
@@ -52,28 +60,26 @@ def test_the_format_of_a_line_is_that_of_stored_runs() -> None:
     ],
 )
 def test_damage_names_the_field(tmp_path: Path, changes: dict[str, Any], field: str) -> None:
-    path = tmp_path / RECORDS
     wrong = json.dumps({**json.loads(OLD_LINE), **changes}).replace("Infinity", "1e400").encode() + b"\n"
-    path.write_bytes(to_line(FOUR[0]) + b"\r\n" + wrong + to_line(FOUR[1]).replace(b"\n", b"\r\n") + b'{"mod')
-    first, damaged, second, cut = read_lines(path, Response)
-    assert (first, second, cut) == ((1, FOUR[0]), (4, FOUR[1]), (5, CUT_SHORT))
-    assert isinstance(damaged[1], Damage)
-    assert field in damaged[1]
+    second = to_line(FOUR[1]).replace(b"\n", b"\r\n")
+    rows = read(tmp_path / RECORDS, to_line(FOUR[0]), b"\r\n", wrong, second, b'{"mod')
+    assert list(rows.by_key.values()) == FOUR[:2]
+    damaged, cut = rows.problems
+    assert damaged.startswith(f"{RECORDS}, line 3: ")
+    assert field in damaged
+    assert cut == f"{RECORDS}, line 5: cut short"
 
 
-def test_a_file_of_others_may_lack_what_is_not_reported() -> None:
+def test_a_file_of_others_may_lack_what_is_not_reported(tmp_path: Path) -> None:
     line = json.loads(OLD_LINE)
     for name in ("seed", "prompt_sha256", "prompt_tokens", "seconds"):
         del line[name]
-    found = parse_line(json.dumps(line).encode(), Response)
-    assert isinstance(found, Response)
-    assert found.key == RESPONSE.key
+    assert list(read(tmp_path / RECORDS, json.dumps(line).encode()).by_key) == [RESPONSE.key]
 
 
-def test_an_open_ended_response_has_no_verdicts() -> None:
+def test_an_open_ended_response_has_no_verdicts(tmp_path: Path) -> None:
     line = json.loads(OLD_LINE) | {"strict": None, "flexible": None}
-    found = parse_line(json.dumps(line).encode(), Response)
-    assert isinstance(found, Response)
+    (found,) = read(tmp_path / RECORDS, json.dumps(line).encode()).by_key.values()
     assert found.open_ended
     assert json.loads(to_line(found)) == line
 
@@ -134,3 +140,30 @@ def test_seeds() -> None:
     assert len(seeds) == 16
     assert all(0 <= seed <= MAX_SEED for seed in seeds)
     assert seed_of(0, "gsm8k", "0", 0) == 2826138680  # of records that exist
+
+
+ONCE = ("greedy", 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("samplers", "temperatures", "repeats", "greedy", "wanted"),
+    [
+        (["min-k"], [1], 1, True, [ONCE, ("min-k", 1.0, 0)]),
+        (["min-k", "greedy"], [0], 2, True, [ONCE]),
+        (
+            ["min-k", "greedy", "top-p", "min-k"], [1, 5, 0, 1.0], 2, True,
+            [ONCE, *((name, t, i) for name in ("min-k", "top-p") for t in (1.0, 5.0) for i in (0, 1))],
+        ),
+        (["min-k"], [1], 1, False, [("min-k", 1.0, 0)]),
+        (["min-k"], [1, 0], 1, False, [ONCE, ("min-k", 1.0, 0)]),
+        (["greedy"], [1], 1, False, [ONCE]),
+    ],
+)  # fmt: skip
+def test_greedy_is_wanted_once(
+    samplers: list[str],
+    temperatures: list[float],
+    repeats: int,
+    greedy: bool,
+    wanted: list[tuple[str, float, int]],
+) -> None:
+    assert methods(samplers, temperatures, repeats, greedy) == wanted

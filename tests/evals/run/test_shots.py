@@ -3,25 +3,19 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mink_local.errors import DataError
-from mink_local.evals.run.evaluation import Evaluation
-from mink_local.evals.run.grid import TaskSettings
-from mink_local.evals.tasks import TASKS, Question, find_task, score
-from mink_local.samplers import MinK
+from mink_local.evals.run.questions import AskedTask, ask
+from mink_local.evals.tasks import TASKS, find_task, score
 from tests.conftest import shared
 from tests.support.mink_eval import MinkEval, read_responses
 
 
-def asked(
-    task: str, file: Path, shots: int, shots_from: Path | None = None, limit: int | None = None
-) -> tuple[TaskSettings, list[Question]]:
-    named = find_task(task)
-    sources = {named.name: shots_from} if shots_from else {}
-    evaluation = Evaluation([named], [], [MinK()], [1.0], 1, {}, shots=shots, shots_from=sources, limit=limit)
-    return evaluation.questions(named, file)
+def asked(task: str, file: Path, shots: int, **options: Any) -> AskedTask:
+    return ask(find_task(task), file, shots=shots, **options)
 
 
 def rows(path: Path, *numbers: int) -> Path:
@@ -31,29 +25,32 @@ def rows(path: Path, *numbers: int) -> Path:
 
 
 def test_the_first_questions_are_examples_and_are_not_asked(tmp_path: Path) -> None:
-    settings, questions = asked("gsm8k", rows(tmp_path / "data", *range(6)), shots=2, limit=3)
-    assert [question.id for question in questions] == ["2", "3", "4"]  # as without examples: so are the seeds
+    settings = asked("gsm8k", rows(tmp_path / "data", *range(6)), shots=2, limit=3)
+    assert list(settings.questions) == ["2", "3", "4"]  # as without examples: so are the seeds
     ending = 'Your response must end with "The final answer is (answer)".'
     assert settings.shots == (
         (f"0 + 0?\n\n{ending}", "Add.\nThe final answer is 0."),
         (f"1 + 1?\n\n{ending}", "Add.\nThe final answer is 2."),
     )
+    turns = settings.messages(settings.questions["2"])
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "user", "assistant", "user"]
+    assert [turn["content"][:5] for turn in turns] == ["0 + 0", "Add.\n", "1 + 1", "Add.\n", "2 + 2"]
 
 
 def test_examples_from_another_file_are_not_asked_either(tmp_path: Path) -> None:
     data, train = rows(tmp_path / "data", 1, 2, 3), rows(tmp_path / "train", 8, 2, 9)
-    settings, questions = asked("gsm8k", data, shots=2, shots_from=train)
+    settings = asked("gsm8k", data, shots=2, shots_from=train)
     assert [prompt[:5] for prompt, _ in settings.shots] == ["8 + 8", "2 + 2"]
-    assert [question.id for question in questions] == ["0", "2"]
+    assert list(settings.questions) == ["0", "2"]
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "aqua", "math500"])
 def test_worked_answers_end_as_they_are_scored(name: str) -> None:
     """The published solution is found right by flexible scoring, which is what the model is to imitate."""
     path = shared(f"data/{name}_test.jsonl")
-    settings, questions = asked(name, path, shots=20)
-    first = TASKS[name].read(path, 0)[:20]
-    assert len(questions) == len(TASKS[name].read(path, 0)) - 20
+    settings = asked(name, path, shots=20)
+    first, rest = TASKS[name].read(path, 0)[:20], TASKS[name].read(path, 0)[20:]
+    assert list(settings.questions.values()) == rest
     for question, (prompt, worked) in zip(first, settings.shots, strict=True):
         assert prompt == question.prompt
         assert "<<" not in worked
@@ -66,7 +63,7 @@ def test_own_files_show_their_answers(tmp_path: Path) -> None:
         '{"question": "a?", "choices": ["x", "y"], "answer": "y"}\n'
         '{"question": "b?", "choices": ["x", "y"], "answer": "A"}\n'
     )
-    settings, _ = asked(str(own), own, shots=1)
+    settings = asked(str(own), own, shots=1)
     assert settings.shots[0][1] == "The answer is (B)."
 
 
@@ -84,7 +81,7 @@ def test_data_that_cannot_be_shown_is_refused(tmp_path: Path) -> None:
         (str(talk), talk, 1, bare, "bare.jsonl"),
     ):
         with pytest.raises(DataError, match=named):
-            asked(task, file, shots, source)
+            asked(task, file, shots, shots_from=source)
 
 
 def test_examples_are_in_the_prompt_and_in_the_manifest(
@@ -147,7 +144,7 @@ def test_gpqa_explains_its_answers_if_the_file_does(tmp_path: Path) -> None:
     data = tmp_path / "gpqa.csv"
     row = "Q{},a,b,c,d,Because\n"
     data.write_text(f"Question,{options},Explanation\n" + row.format(1) + row.format(2))
-    settings, _ = asked("gpqa", data, shots=1)
+    settings = asked("gpqa", data, shots=1)
     [question, _] = TASKS["gpqa"].read(data, 0)
     assert settings.shots[0][1].startswith("Because\n")
     assert score(TASKS["gpqa"], question, settings.shots[0][1], "stop")[1].correct

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mink_local.errors import DataError, TaskNotFoundError
-from mink_local.evals.run.data import locate
+from mink_local.evals.run.questions import locate
 from mink_local.evals.tasks import TASKS, find_task
 from mink_local.evals.tasks.datasets import shuffled
 from tests.conftest import shared

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from mink_local.evals.run.data import locate
+from mink_local.evals.run.questions import locate
 from mink_local.evals.tasks import TASKS
 from tests.conftest import shared
 

@@ -1,0 +1,377 @@
+"""What answers the questions of a run: a model in this process, or one on every GPU of a Ray cluster."""
+
+import hashlib
+import logging
+import math
+import os
+import socket
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import date
+from functools import partial
+from itertools import groupby, takewhile
+from typing import Any, Literal, NamedTuple, Protocol
+
+from mink_local.errors import GenerationError, MinkError, RunError
+from mink_local.evals.run.questions import AskedTask
+from mink_local.evals.run.records import Response, ResponseKey, prompt_sha256, seed_of
+from mink_local.evals.store import file_sha256
+from mink_local.evals.tasks.base import score
+from mink_local.generation.answer import Answer
+from mink_local.generation.loading import load_model
+from mink_local.generation.model import Model
+from mink_local.generation.request import Request, SamplingParams
+from mink_local.interrupts import until_interrupted
+from mink_local.models.catalog import resolve
+from mink_local.samplers import parse
+
+# The date given to chat templates that write one, so that a prompt is the same tomorrow: the date to which
+# LLaMA-3's template defaults.
+DATE = date(2024, 7, 26)
+
+NO_TEMPLATE = hashlib.sha256(b"").hexdigest()  # the `template_sha256` of a model without a chat template
+_CTX_STEP = 256  # llama.cpp's own step of a context's length
+_LOSSES = 3  # Ray workers lost with no response in between end the run
+_CONNECT_SECONDS = 10.0
+_POLL_SECONDS = 0.2  # after which Ctrl-C is noticed
+
+log = logging.getLogger("mink_local")
+
+
+class Session(NamedTuple):
+    """A model with a context, ready to answer.
+
+    Attributes:
+        environment: The settings that change the last bits of llama.cpp's sums and no more.
+    """
+
+    template_sha256: str
+    environment: Mapping[str, Any]
+
+
+class Answering(Protocol):
+    """Has a model answer questions: `Worker` in this process, `Cluster` on many machines."""
+
+    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | Session]:
+        """Yield the responses in order of completion, until `interrupt`, and before them every new session.
+
+        All keys of a question follow one another, so that its prompt is evaluated once for all of them.
+        """
+
+    def interrupt(self) -> None:
+        """End `answer` soon; may be called from a signal handler."""
+
+    def close(self) -> None:
+        """Free the models."""
+
+
+class Worker:
+    """A model that answers questions, the same in this process and in one of Ray's; it is loaded when needed.
+
+    Args:
+        model: What names it on any machine: an alias, or a path.
+        tasks: By name, with all questions of the run: the longest prompt decides the context's length, so
+            that it is the same whenever the run is continued.
+        seed: The run's.
+        ctx: Most tokens of a prompt and its response; None is what the model was trained on.
+        n_parallel: Responses at a time.
+        placement: Options of `load_model`.
+        sha256: Of the model's file, where a machine may have another one.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        tasks: Mapping[str, AskedTask],
+        *,
+        seed: int,
+        ctx: int | None,
+        n_parallel: int | Literal["auto"],
+        placement: Mapping[str, Any],
+        sha256: str | None = None,
+    ) -> None:
+        self._name, self._tasks, self._seed, self._ctx = model, tasks, seed, ctx
+        self._n_parallel: int | Literal["auto"] = n_parallel
+        self._placement, self._sha256 = placement, sha256
+        self._model: Model | None = None
+        self._interrupted = False
+        self._n_ctx = 0
+        self._task = ""  # to which the context fits
+
+    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | Session]:
+        """Yield responses and sessions; see `Answering`.
+
+        Generation continues in another thread while a response is scored and written.
+
+        Raises:
+            GenerationError: The model cannot answer a question.
+            RunError: This machine has another file for the model.
+        """
+        model = self._model = self._model or self.load()
+        for task, group in groupby(keys, lambda key: key.task):
+            if self._interrupted:
+                return
+            if task != self._task and self._reserve(model, task):
+                yield self._session(model)
+            answers = self._answers(model, list(group))
+            with closing(until_interrupted(answers, self.interrupt)) as finished:
+                for key, answer in finished:
+                    if answer.finish_reason == "error":
+                        raise GenerationError(
+                            f"question {key.question_id} of {task} with {key.model}: {answer.error}"
+                        )
+                    if answer.finish_reason != "interrupted":
+                        yield self._response(key, answer)
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        if self._model:
+            self._model.interrupt()
+
+    def close(self) -> None:
+        if self._model:
+            self._model.close()
+
+    def load(self) -> Model:
+        """Return the loaded model. Raises RunError if this machine has another file for it."""
+        if self._sha256 and file_sha256(resolve(self._name).path) != self._sha256:
+            raise RunError(f"{self._name} is not the same file on every machine of the cluster")
+        return load_model(self._name, n_ctx=_CTX_STEP, date=DATE, **self._placement)
+
+    def _reserve(self, model: Model, task: str) -> bool:
+        """Make room for a task's longest prompt and response; return False if it is there already."""
+        self._task, asked = task, self._tasks[task]
+        longest = max(model.count_tokens(asked.messages(question)) for question in asked.questions.values())
+        n_ctx = -(-(longest + asked.max_tokens) // _CTX_STEP) * _CTX_STEP
+        n_ctx = min(n_ctx, self._ctx or n_ctx, model.weights.n_ctx_train)
+        if n_ctx == self._n_ctx:
+            return False
+        model.reserve(n_ctx, self._n_parallel)
+        self._n_ctx = n_ctx
+        return True
+
+    def _session(self, model: Model) -> Session:
+        placement = model.placement.partition(", with a context")[0]  # of loading, which is not this one
+        environment = {
+            "executor": "ray" if self._sha256 else "local",
+            "placement": placement,
+            "n_parallel": model.n_parallel,
+            "n_ctx_seq": self._n_ctx,
+        }
+        template = (model.chat_template or "").encode()
+        return Session(hashlib.sha256(template).hexdigest(), environment)
+
+    def _answers(self, model: Model, keys: Sequence[ResponseKey]) -> Iterator[tuple[ResponseKey, Answer]]:
+        """Yield the answers to questions of one task.
+
+        One at a time, they depend on nothing but their own request, wherever the run was stopped. The last
+        bits of llama.cpp's sums depend on what is evaluated together: so every question begins with an empty
+        cache, and its prompt is evaluated for an answer that is thrown away. For every answer that counts,
+        only the prompt's last token is evaluated again.
+        """
+        alone = model.n_parallel == 1
+        groups = [list(group) for _, group in groupby(keys, lambda key: key.question_id if alone else "")]
+        for group in groups:
+            if self._interrupted:
+                return
+            if alone:
+                model.forget()
+                prefill = SamplingParams(temperature=0, max_tokens=1)
+                list(model.answer_all([Request(self._request(group[0]).prompt, prefill)]))
+            requests = takewhile(lambda _: not self._interrupted, map(self._request, group))
+            for answer in model.answer_all(requests):
+                yield group[answer.index], answer
+
+    def _request(self, key: ResponseKey) -> Request:
+        asked = self._tasks[key.task]
+        params = SamplingParams(
+            sampler=parse(key.sampler),
+            temperature=key.temperature,
+            max_tokens=asked.max_tokens,
+            seed=seed_of(self._seed, key.task, key.question_id, key.repeat),
+            stop=asked.stop,
+        )
+        return Request(asked.messages(asked.questions[key.question_id]), params)
+
+    def _response(self, key: ResponseKey, answer: Answer) -> Response:
+        task, finish_reason = self._tasks[key.task].task, str(answer.finish_reason)
+        question = self._tasks[key.task].questions[key.question_id]
+        scored = None if task.open_ended else score(task, question, answer.text, finish_reason)
+        strict, flexible = scored or (None, None)
+        return Response(
+            **key._asdict(),
+            order=parse(key.sampler).order,
+            seed=answer.seed,
+            prompt_sha256=prompt_sha256(question.prompt),
+            prompt_tokens=answer.prompt_tokens,
+            response=answer.text,
+            n_tokens=answer.n_tokens,
+            finish_reason=finish_reason,
+            k=[int(k) for k in answer.k],
+            seconds=round(answer.seconds, 3),
+            strict=strict,
+            flexible=flexible,
+        )
+
+
+@dataclass(eq=False)
+class Stretch:
+    """Responses that a worker of the cluster is to give."""
+
+    worker: Any
+    keys: Sequence[ResponseKey]
+    done: set[ResponseKey] = field(default_factory=set)
+
+
+class Cluster:
+    """Workers of a Ray cluster: one on every GPU, or several on CPUs. Ray decides where they run.
+
+    Workers get stretches of keys, long ones first, and stream their responses to this process, which alone
+    writes. What a lost worker had yet to answer is given out again, and another worker is started.
+
+    Args:
+        workers: How many; None is one for every GPU, or every machine.
+        model: As for `Worker`, and so are the other options.
+
+    Raises:
+        RunError: The cluster has fewer GPUs than `workers`.
+    """
+
+    def __init__(
+        self,
+        workers: int | None,
+        model: str,
+        tasks: Mapping[str, AskedTask],
+        placement: Mapping[str, Any],
+        **options: Any,
+    ) -> None:
+        import ray
+
+        self._ray = ray
+        self._n_workers, resources, threads = _shares(ray, workers)
+        placement = {**placement, "n_threads": placement["n_threads"] or threads}
+        options |= {"placement": placement, "sha256": file_sha256(resolve(model).path)}
+        actor: Any = ray.remote(Worker).options(**resources)
+        self._start = partial(actor.remote, model, ray.put(dict(tasks)), **options)
+        self._todo: deque[ResponseKey] = deque()
+        self._busy: dict[Any, Stretch] = {}  # by Ray's iterator over the responses
+        self._workers: list[Any] = []
+        self._losses = 0
+        self._interrupted = False
+
+    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | Session]:
+        """Yield responses and sessions; see `Answering`.
+
+        Raises:
+            MinkError: A worker raised it.
+            RunError: Too many workers were lost.
+        """
+        self._todo.extend(keys)
+        for _ in range(self._n_workers):
+            self._start_worker()
+        while self._busy and not self._interrupted:
+            for responses in self._ray.wait(list(self._busy), timeout=_POLL_SECONDS)[0]:
+                found = self._receive(responses, self._busy.pop(responses))
+                if found:
+                    yield found
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+
+    def close(self) -> None:
+        for worker in self._workers:
+            self._ray.kill(worker)
+
+    def _start_worker(self) -> None:
+        if self._todo:
+            self._workers.append(self._start())
+            self._hand_out(self._workers[-1])
+
+    def _receive(self, responses: Any, stretch: Stretch) -> Response | Session | None:
+        """Return what has come from a worker; None if it was lost, or has given its last response."""
+        try:
+            reference = next(responses, None)
+            found: Response | Session | None = None if reference is None else self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, MinkError):
+                raise error.cause from None
+            raise RunError(f"a worker failed: {error.cause!r}") from None
+        except self._ray.exceptions.RayError as error:
+            self._replace(stretch, _first_line(error))
+            return None
+        if found is None:
+            self._hand_out(stretch.worker)
+            return None
+        self._busy[responses] = stretch  # behind the others, which are served first
+        if isinstance(found, Response):
+            stretch.done.add(found.key)
+            self._losses = 0
+        return found
+
+    def _hand_out(self, worker: Any) -> None:
+        """Have a worker answer half of its share of what is left.
+
+        Long stretches come first, in which the worker's batches are full, and short ones last, so that all
+        workers end at about the same time.
+        """
+        if self._todo:
+            n = math.ceil(len(self._todo) / (2 * self._n_workers))
+            keys = [self._todo.popleft() for _ in range(n)]
+            responses = worker.answer.options(num_returns="streaming").remote(keys)
+            self._busy[responses] = Stretch(worker, keys)
+
+    def _replace(self, stretch: Stretch, reason: str) -> None:
+        """Start a worker in the place of a lost one, whose unanswered questions are given out again.
+
+        Raises RunError if too many workers are lost.
+        """
+        self._losses += 1
+        if self._losses == _LOSSES:
+            raise RunError(f"{_LOSSES} workers were lost one after another, the last one so: {reason}")
+        log.warning("a worker was lost, another is started: %s", reason)
+        self._todo.extendleft(key for key in reversed(stretch.keys) if key not in stretch.done)
+        self._start_worker()
+
+
+def _shares(ray: Any, workers: int | None) -> tuple[int, dict[str, Any], int | None]:
+    """Return the number of workers, the resources of each, and its threads unless the user gives them."""
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0))
+    if gpus:
+        if workers and workers > gpus:
+            raise RunError(f"the cluster has {gpus} GPUs: at most {gpus} --workers, not {workers}")
+        return workers or gpus, {"num_gpus": 1, "num_cpus": 0}, None
+    nodes = sum(node["Alive"] for node in ray.nodes())
+    workers = workers or nodes
+    threads = None if workers <= nodes else max(1, int(resources.get("CPU", 1)) // workers)
+    return workers, {"num_cpus": 0, "scheduling_strategy": "SPREAD"}, threads
+
+
+def connect(address: str | None) -> None:
+    """Join the Ray cluster at `address` or in RAY_ADDRESS, or else start one on this machine, once.
+
+    Raises RunError if Ray is not installed, or no cluster answers.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # and write on our standard output
+    try:
+        import ray
+    except ImportError:
+        raise RunError('--executor ray needs Ray: type  python -m pip install "mink-local[ray]"') from None
+    if ray.is_initialized():
+        return
+    address = address or os.environ.get("RAY_ADDRESS")
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    try:
+        if host and port.isdecimal():  # Ray itself retries for minutes, and prints it
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:
+        at = f" answers at {address}" if address else " can be started"
+        raise RunError(f"no Ray cluster{at}: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
