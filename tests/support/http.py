@@ -14,6 +14,8 @@ from starlette.types import ASGIApp
 
 from mink_local.serve.guard import UVICORN
 
+BROKEN_OFF = {"content-length": "1000000000"}  # uvicorn closes the connection after a shorter body
+
 
 @dataclass(frozen=True)
 class RawResponse:

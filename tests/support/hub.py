@@ -1,14 +1,17 @@
 """A server on this machine that speaks the part of the Hugging Face Hub's protocol that a download needs."""
 
 import hashlib
-import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import unquote, urlsplit
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tests.support.http import serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPOSITORY = "parrots/tiny-GGUF"
@@ -54,74 +57,52 @@ class Hub:
 def serve(hub: Hub) -> Iterator[Hub]:
     """Answer for `hub` at `hub.url` while the context lasts."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
+    async def answer(request: Request) -> Response:
+        path = request.url.path
+        hub.requests.append((path, request.headers.get("range")))
+        if hub.status:
+            return _refusal(hub.status)
+        if hub.garbage is not None:
+            return Response(hub.garbage)
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
+            return _listing(hub, *match.groups())
+        if match := re.fullmatch(rf"/{REPOSITORY}/resolve/([^/]+)/(.+)", path):
+            return _file(hub, match[2], request)
+        return _refusal(404, "EntryNotFound")
 
-        def do_GET(self) -> None:
-            path = unquote(urlsplit(self.path).path)
-            hub.requests.append((path, self.headers.get("Range")))
-            if hub.status:
-                self._refuse(hub.status)
-            elif hub.garbage is not None:
-                self._answer(200, hub.garbage)
-            elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/(.+)", path):
-                self._listing(*match.groups())
-            elif match := re.fullmatch(rf"/{REPOSITORY}/resolve/([^/]+)/(.+)", path):
-                self._file(match[2])
-            else:
-                self._refuse(404, "EntryNotFound")
-
-        def _listing(self, repository: str, revision: str) -> None:
-            if repository != REPOSITORY:  # as the Hub does, which does not tell a private one from none
-                self._refuse(401, "RepoNotFound")
-            elif revision not in ("main", COMMIT):
-                self._refuse(404, "RevisionNotFound")
-            else:
-                self._answer(200, json.dumps(hub.listing()).encode())
-
-        def _file(self, name: str) -> None:
-            if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
-                self._refuse(403 if self.headers.get("Authorization") else 401, "GatedRepo")
-            elif name not in hub.files:
-                self._refuse(404, "EntryNotFound")
-            else:
-                self._send(hub.files[name])
-
-        def _send(self, content: bytes) -> None:
-            if hub.corrupt:
-                content = bytes([content[0] ^ 1]) + content[1:]
-            start = (
-                int(match[1]) if (match := re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))) else 0
-            )
-            self.send_response(206 if start else 200)
-            self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("Content-Length", str(len(content) - start))
-            if start:
-                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-            self.end_headers()
-            whole = content[start:]
-            self.wfile.write(whole[: hub.cut_after.pop(0)] if hub.cut_after else whole)
-
-        def _refuse(self, status: int, code: str = "") -> None:
-            self._answer(status, b"{}", **({"X-Error-Code": code} if code else {}))
-
-        def _answer(self, status: int, body: bytes, **headers: str) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with serving(Starlette(routes=[Route("/{path:path}", answer)]), http="h11") as port:
+        hub.url = f"http://127.0.0.1:{port}"
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+
+
+def _refusal(status: int, code: str = "") -> Response:
+    return Response(b"{}", status, {"x-error-code": code} if code else {})
+
+
+def _listing(hub: Hub, repository: str, revision: str) -> Response:
+    if repository != REPOSITORY:  # as the Hub does, which does not tell a private one from none
+        return _refusal(401, "RepoNotFound")
+    if revision not in ("main", COMMIT):
+        return _refusal(404, "RevisionNotFound")
+    return JSONResponse(hub.listing())
+
+
+def _file(hub: Hub, name: str, request: Request) -> Response:
+    key = request.headers.get("authorization")
+    if hub.token and key != f"Bearer {hub.token}":
+        return _refusal(403 if key else 401, "GatedRepo")
+    if name not in hub.files:
+        return _refusal(404, "EntryNotFound")
+    content = hub.files[name]
+    if hub.corrupt:
+        content = bytes([content[0] ^ 1]) + content[1:]
+    match = re.match(r"bytes=(\d+)-", request.headers.get("range", ""))
+    start = int(match[1]) if match else 0
+    headers = {
+        "etag": f'"{hashlib.sha256(content).hexdigest()}"',
+        "x-repo-commit": COMMIT,
+        "content-length": str(len(content) - start),
+        "content-range": f"bytes {start}-{len(content) - 1}/{len(content)}",
+    }
+    sent = len(content) if not hub.cut_after else start + hub.cut_after.pop(0)
+    return Response(content[start:sent], 206 if start else 200, headers)

@@ -2,12 +2,17 @@
 
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tests.support.http import BROKEN_OFF, serving
 
 Body = dict[str, Any]
 
@@ -15,7 +20,7 @@ Body = dict[str, Any]
 class Said(NamedTuple):
     """What the server answers: a status, a body as JSON or as text, and headers.
 
-    The status 0 closes the connection instead.
+    The status 0 breaks the answer off.
     """
 
     status: int
@@ -62,46 +67,22 @@ class JudgeServer:
 
 @contextmanager
 def judge_server(answer: Callable[[Body], Said]) -> Iterator[JudgeServer]:
-    """Serve on a free port of this machine, in a thread."""
-    lock = threading.Lock()
+    """Serve on a free port of this machine, in a thread; `answer` blocks all other requests."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        wbufsize = -1  # head and body are sent together: a client's late ACK of the first takes 40 ms
+    async def models(_: Request) -> Response:
+        return JSONResponse({"data": [{"id": name} for name in server.models]})
 
-        def do_GET(self) -> None:
-            self._write(Said(200, {"data": [{"id": name} for name in server.models]}))
+    async def complete(request: Request) -> Response:
+        server.bodies.append(await request.json())
+        server.keys.append(request.headers.get("authorization"))
+        said = server.answer(server.bodies[-1])
+        if said.status == 0:
+            return Response(headers=BROKEN_OFF)
+        content = said.body if isinstance(said.body, str) else json.dumps(said.body)
+        headers = {name.replace("_", "-"): value for name, value in said.headers.items()}
+        return Response(content, said.status, headers)
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            with lock:
-                server.bodies.append(body)
-                server.keys.append(self.headers["authorization"])
-                said = server.answer(body)
-            if self.path != "/v1/chat/completions":
-                said = fails(404, "there is no such page")
-            self._write(said)
-
-        def _write(self, said: Said) -> None:
-            if said.status == 0:
-                self.close_connection = True
-                return
-            data = (said.body if isinstance(said.body, str) else json.dumps(said.body)).encode()
-            self.send_response(said.status)
-            for name, value in {"content-length": str(len(data)), **said.headers}.items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        server = JudgeServer(f"http://127.0.0.1:{http.server_address[1]}/v1", answer)
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            http.shutdown()
-            thread.join()
+    completions = Route("/v1/chat/completions", complete, methods=["POST"])
+    with serving(Starlette(routes=[Route("/v1/models", models), completions]), http="h11") as port:
+        server = JudgeServer(f"http://127.0.0.1:{port}/v1", answer)
+        yield server

@@ -141,7 +141,7 @@ def test_an_answer_that_comes_right_the_second_time(
         (fails(429, "come back tomorrow", Retry_After="86400"), "come back tomorrow"),
         (Said(200, "<html>hello</html>"), "chat completions"),
         (Said(200, {"choices": []}), "chat completions"),
-        (Said(0, None), "disconnected"),
+        (Said(0, None), "closed connection"),
         (fails(401, f"Incorrect API key {KEY}"), "--api-key-variable"),
         (fails(404, "no such model"), "--judge-model"),
     ],
