@@ -2,8 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,15 +92,15 @@ class Decoding:
         """
         if (watch := self.answer.request.watch) is not None:
             watch(logits)
+        params = self._params
         step = len(self.answer.tokens) + 1
-        if self._params.ignore_eos or step <= self._params.min_tokens:
-            with self._without_ends(logits):
-                token = self._sampler(logits, step)
+        if params.ignore_eos or step <= params.min_tokens:
+            token = self._sampler(self._without_ends(logits, step <= params.min_tokens), step)
         else:
             token = self._sampler(logits, step)
-        if self._params.logprobs is not None:
+        if params.logprobs is not None:
             self._logprob = logprob(logits, token)
-            self._top_logprobs = _top_logprobs(logits, self._params.logprobs)
+            self._top_logprobs = _top_logprobs(logits, params.logprobs)
         return self.append(token, self._sampler.k)
 
     def append(self, token: int, k: int) -> Piece:
@@ -145,20 +144,13 @@ class Decoding:
             piece.logprob, piece.top_logprobs = self._logprob, self._top_logprobs
         return piece
 
-    @contextmanager
-    def _without_ends(self, logits: NDArray[np.float32]) -> Iterator[None]:
-        """Ban the tokens that end the answer in this block."""
-        too_short = len(self.answer.tokens) < self._params.min_tokens
+    def _without_ends(self, logits: NDArray[np.float32], too_short: bool) -> NDArray[np.float32]:
+        """Return the logits without the tokens that end the answer, also its own if it is `too_short`."""
         banned = self._weights.end_tokens | (self._stop_tokens if too_short else frozenset())
-        before = [(token, logits[token]) for token in banned]
-        for token, logit in before:
-            if not np.isnan(logit):  # which must not be hidden
-                logits[token] = -np.inf
-        try:
-            yield
-        finally:
-            for token, logit in before:
-                logits[token] = logit
+        ids = [token for token in banned if not np.isnan(logits[token])]  # a NaN must not be hidden
+        row = logits.copy()
+        row[ids] = -np.inf
+        return row
 
 
 def _top_logprobs(logits: NDArray[np.float32], count: int) -> TopLogprobs:

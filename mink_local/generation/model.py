@@ -55,6 +55,10 @@ class Model:
         n_ctx: Tokens that a prompt and its answer share.
         n_parallel: Number of answers that are generated at a time.
         weights: Tensors and vocabulary, to be read: n_vocab, n_ctx_train, on_gpu, chat_template, path, …
+        chat_template: Jinja source of the chat template; None if the model has none.
+        can_reason: Whether the chat template supports reasoning, `<think>…</think>` before an answer.
+        has_thinking_switch: Whether the chat template has a switch for reasoning (`enable_thinking`).
+        supports_tools: Whether the chat template describes tools to the model.
     """
 
     def __init__(
@@ -75,6 +79,10 @@ class Model:
         self._chat_backend, self._batch_backend = chat_backend, batch_backend
         self._make_context = make_context
         self._template = template
+        self.chat_template: str | None = weights.chat_template
+        self.can_reason = template.can_reason
+        self.has_thinking_switch = template.has_thinking_switch
+        self.supports_tools = template.supports_tools
         self._lock = threading.Lock()
         self._thread: int | None = None  # that has the lock
         self._caller: Reply | _Batch | None = None  # whom the last call generates for
@@ -107,26 +115,6 @@ class Model:
             self.weights.close()
             self._template.close()
             self._closed = True
-
-    @property
-    def can_reason(self) -> bool:
-        """True if the chat template supports reasoning, `<think>…</think>` before an answer."""
-        return self._template.can_reason
-
-    @property
-    def has_thinking_switch(self) -> bool:
-        """True if the chat template has a switch for reasoning (`enable_thinking`)."""
-        return self._template.has_thinking_switch
-
-    @property
-    def supports_tools(self) -> bool:
-        """True if the chat template describes tools to the model."""
-        return self._template.supports_tools
-
-    @property
-    def chat_template(self) -> str | None:
-        """Jinja source of the chat template; None if the model has none."""
-        return self.weights.chat_template
 
     def opens_reasoning(
         self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
@@ -356,7 +344,7 @@ class Model:
         """
         longest = max((len(context) + len(continuation) for context, continuation in pairs), default=1)
         with self.rows(longest, n_parallel, N_OUTPUTS) as rows:
-            return sorted(score(rows, pairs), key=lambda continuation: continuation.index)
+            return score(rows, pairs)
 
     @contextlib.contextmanager
     def rows(

@@ -115,8 +115,8 @@ class Continuation:
         return sum(self.logprobs)
 
 
-def score(rows: RowReader, pairs: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Iterator[Continuation]:
-    """Yield continuations with their log-probabilities, in order of completion.
+def score(rows: RowReader, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Continuation]:
+    """Return continuations with their log-probabilities.
 
     Args:
         rows: Evaluates the pairs; faster if its context has several logits rows per batch.
@@ -128,22 +128,17 @@ def score(rows: RowReader, pairs: Iterable[tuple[Sequence[int], Sequence[int]]])
         ValueError: A context or a continuation is empty.
         GenerationError: The logits contain a NaN, or llama.cpp fails.
     """
-    scored: dict[int, Continuation] = {}
-
-    def sequences() -> Iterator[tuple[Sequence[int], int]]:
-        for index, (prefix, tokens) in enumerate(pairs):
-            if not prefix or not tokens:
-                raise ValueError(f"pair {index} has an empty context or continuation")
-            scored[index] = Continuation(index, tokens)
-            yield [*prefix, *tokens[:-1]], len(tokens)
-
-    for row in rows(sequences()):
+    for index, (context, tokens) in enumerate(pairs):
+        if not context or not tokens:
+            raise ValueError(f"pair {index} has an empty context or continuation")
+    scored = [Continuation(index, tokens) for index, (_, tokens) in enumerate(pairs)]
+    sequences = (([*context, *tokens[:-1]], len(tokens)) for context, tokens in pairs)
+    for row in rows(sequences):
         continuation = scored[row.sequence]
         token = continuation.tokens[len(continuation.logprobs)]
         continuation.logprobs.append(logprob(row.logits, token))
         continuation.is_greedy &= int(row.logits.argmax()) == token
-        if len(continuation.logprobs) == len(continuation.tokens):
-            yield scored.pop(row.sequence)
+    return scored
 
 
 def logprob(logits: NDArray[np.float32], token: int) -> float:

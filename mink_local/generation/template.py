@@ -16,7 +16,13 @@ from mink_local.generation.text import THINK
 from mink_local.llama.weights import Weights
 from mink_local.sandbox import Server
 
-PLAIN_TURNS = {"system": "System: {}\n\n", "user": "User: {}\n", "assistant": "Assistant: {}\n"}
+PLAIN_TURNS = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ 'System: ' ~ m.content ~ '\\n\\n' }}"
+    "{% elif m.role == 'assistant' %}{{ 'Assistant: ' ~ m.content ~ '\\n' }}"
+    "{% else %}{{ 'User: ' ~ m.content ~ '\\n' }}{% endif %}"
+    "{% endfor %}Assistant:"
+)
 PLAIN_STOP = "\nUser:"
 
 _LONGEST_REMEMBERED = 1 << 20  # characters of messages and tools
@@ -33,21 +39,19 @@ class ChatTemplate:
         self, weights: Weights, date: Date | None = None, renderer_process: Server | None = None
     ) -> None:
         self._weights = weights
-        source = weights.chat_template
-        self.is_plain = source is None
-        self._renderer: Renderer | None = None
-        if source is not None:
-            self._renderer = Renderer(
-                source,
-                date,
-                bos_token=weights.bos,
-                eos_token=weights.eos,
-                in_process=weights.trust,
-                server=renderer_process,
-            )
-        self.can_reason = source is not None and THINK in source
-        self.has_thinking_switch = source is not None and "enable_thinking" in source
-        self.supports_tools = source is not None and "tools" in source
+        self.is_plain = weights.chat_template is None
+        source = weights.chat_template or ""
+        self._renderer = Renderer(
+            PLAIN_TURNS if self.is_plain else source,
+            date,
+            bos_token=weights.bos,
+            eos_token=weights.eos,
+            in_process=weights.trust or self.is_plain,
+            server=renderer_process,
+        )
+        self.can_reason = THINK in source
+        self.has_thinking_switch = "enable_thinking" in source
+        self.supports_tools = "tools" in source
         self._tokenizer = _MessageTokenizer(weights, self._renderer)
         self._remembered = lru_cache(maxsize=64)(self._tokenizer)
 
@@ -98,8 +102,7 @@ class ChatTemplate:
 
     def close(self) -> None:
         """End the child process that renders the template, if there is one."""
-        if self._renderer is not None:
-            self._renderer.close()
+        self._renderer.close()
 
     def _of_messages(self, given: dict[str, Any]) -> list[int]:
         """Return the token ids for what the template is given; requests often have the same messages."""
@@ -128,7 +131,7 @@ class _MessageTokenizer:
     turns.
     """
 
-    def __init__(self, weights: Weights, renderer: Renderer | None) -> None:
+    def __init__(self, weights: Weights, renderer: Renderer) -> None:
         self._weights, self._renderer = weights, renderer
 
     def __call__(self, question: str, _: Date | None = None) -> "array[int]":
@@ -139,7 +142,7 @@ class _MessageTokenizer:
         mark = next(c for c in map(chr, range(0xFDD0, 0x110000)) if c not in question)
         text, prefill = self.render(_map_strings(given, partial(self._control.sub, rf"\1{mark}")))
         first, *rest = text.split(mark)
-        tokens = self._tokenized(first, add_special=self._renderer is None)
+        tokens = self._tokenized(first, add_special=self._weights.chat_template is None)
         for part in rest:
             tokens += self._tokenized(part)
         return array("i", tokens + self._tokenized(prefill.replace(mark, ""), parse_special=False))
@@ -147,8 +150,6 @@ class _MessageTokenizer:
     def render(self, given: dict[str, Any]) -> tuple[str, str]:
         """Return the text of the prompt, and the beginning of the answer."""
         turns, prefill = _split_prefill(given["messages"])
-        if self._renderer is None:
-            return _plain(turns), prefill
         try:
             return self._renderer(**{**given, "messages": turns}), prefill
         except TemplateError as error:
@@ -177,11 +178,6 @@ def control_pattern(texts: Sequence[str]) -> re.Pattern[str]:
     if not longest_first:
         return re.compile("(?!)")
     return re.compile(f"(?=(?:{'|'.join(map(re.escape, longest_first))}))(.)", re.DOTALL)
-
-
-def _plain(messages: Sequence[Mapping[str, Any]]) -> str:
-    turns = (PLAIN_TURNS.get(m["role"], "User: {}\n").format(m["content"]) for m in messages)
-    return "".join(turns) + "Assistant:"
 
 
 def template_input(messages: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:

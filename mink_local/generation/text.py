@@ -45,18 +45,17 @@ class TextStream:
         return self.push(b"", final=True)
 
 
+def _in_hex(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "".join(f"<0x{byte:02X}>" for byte in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error("mink-local-hex", _in_hex)
+
+
 def visible(data: bytes) -> str:
     """Return the text of a token's bytes, with `<0xE7>` for a byte that is only part of a character."""
-    parts, start = [], 0
-    while start < len(data):
-        try:
-            parts.append(data[start:].decode())
-            break
-        except UnicodeDecodeError as error:
-            parts.append(data[start : start + error.start].decode())
-            parts += [f"<0x{byte:02X}>" for byte in data[start + error.start : start + error.end]]
-            start += error.end
-    return "".join(parts)
+    return data.decode(errors="mink-local-hex")
 
 
 def token_name(weights: Weights, token: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mink_local import Constraints, MinK, load_model
+from mink_local import Constraints, load_model
 from mink_local.errors import GenerationError, ModelError
 from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
@@ -83,44 +83,22 @@ def test_options_of_other_programs(smollm2: Model, option: str, owner: str) -> N
 
 
 def test_min_tokens_and_ignore_eos(smollm2: Model) -> None:
-    hello = [{"role": "user", "content": "Say hello."}]
-    short = smollm2.chat(hello, temperature=0.0)
-    short.read()
+    def answer(**options: Any) -> Answer:
+        reply = smollm2.chat("Say hello.", temperature=0.0, **options)
+        reply.read()
+        return reply
+
+    short = answer()
     assert short.finish_reason == "stop"
     n = short.n_tokens + 5
-    longer = smollm2.chat(hello, temperature=0.0, min_tokens=n, max_tokens=n + 1)
-    longer.read()
+    longer = answer(min_tokens=n, max_tokens=n + 1)
     assert longer.n_tokens >= n
     assert longer.tokens[: short.n_tokens] == short.tokens
-    endless = smollm2.chat(hello, temperature=0.0, ignore_eos=True, max_tokens=n)
-    endless.read()
+    endless = answer(ignore_eos=True, max_tokens=n)
     assert (endless.finish_reason, endless.n_tokens) == ("length", n)
-    stopped = smollm2.chat(
-        hello, temperature=0.0, min_tokens=3, max_tokens=6, stop_token_ids=[short.tokens[0]]
-    )
-    stopped.read()
+    stopped = answer(min_tokens=3, max_tokens=6, stop_token_ids=[short.tokens[0]])
     assert stopped.n_tokens >= 3
     assert short.tokens[0] not in stopped.tokens[:3]
-
-
-def test_which_stop_ended_an_answer(smollm2: Model) -> None:
-    whole = smollm2.chat(STORY, temperature=0.0, max_tokens=20)
-    text = whole.read()
-    first, second = text[20:24], text[10:14]
-    stopped = smollm2.chat(STORY, temperature=0.0, max_tokens=20, stop=[first, second])
-    assert (stopped.read(), stopped.stopped_by) == (text[: text.index(second)], second)
-    token = smollm2.chat(STORY, temperature=0.0, stop_token_ids=[whole.tokens[3]])
-    token.read()
-    assert (token.finish_reason, token.stopped_by) == ("stop", whole.tokens[3])
-    assert token.tokens == whole.tokens[: whole.tokens.index(whole.tokens[3])]
-    ended = smollm2.chat("Say hello.", temperature=0.0)
-    ended.read()
-    assert (ended.finish_reason, ended.stopped_by, whole.stopped_by) == ("stop", None, None)
-    assert ended.usage == {
-        "prompt_tokens": ended.prompt_tokens,
-        "completion_tokens": len(ended.tokens),
-        "total_tokens": ended.prompt_tokens + len(ended.tokens),
-    }
 
 
 # Parts of an answer
@@ -191,19 +169,18 @@ def test_a_text_is_a_users_message_or_is_completed(smollm2: Model) -> None:
 
 def test_tokens_and_text(smollm2: Model) -> None:
     text = "naïve 日本語 😀<|im_end|>"
-    tokens = smollm2.tokenize(text)
-    assert smollm2.detokenize(tokens) == text == "".join(smollm2.token_texts(tokens))
-    assert smollm2.detokenize(smollm2.tokenize("😀")[:-1]) == "\ufffd"
+    assert smollm2.detokenize(smollm2.tokenize(text)) == text
 
 
 def test_answers_to_one_prompt_and_their_order(tiny_path: Path) -> None:
     with load_model(tiny_path, n_ctx=256, n_parallel=3, trust=True) as model:
         options: dict[str, Any] = {"temperature": 5.0, "max_tokens": 4, "n": 2}
-        answers = list(model.generate(["One", "Two", FRANCE], seed=7, ordered=True, **options))
+        answers = list(model.generate(["One", "Two", FRANCE], seed=2**32 - 4, ordered=True, **options))
         assert [answer.index for answer in answers] == list(range(6))
-        assert [answer.seed for answer in answers] == list(range(7, 13))
+        assert [answer.seed for answer in answers] == [2**32 - 4, 2**32 - 3, 2**32 - 2, 0, 1, 2]
         assert [answers[i].request.prompt == FRANCE for i in range(6)] == [False] * 4 + [True] * 2
         assert len({answer.text for answer in answers[:2]}) == 2
+        assert all(answer.seconds > 0 for answer in answers)
         requests = [Request("x", SamplingParams(max_tokens=n)) for n in (9, 1)]
         assert [answer.index for answer in model.answer_all(requests)] == [1, 0]
         assert [answer.index for answer in model.answer_all(requests, ordered=True)] == [0, 1]
@@ -240,11 +217,6 @@ def test_messages_that_grow_in_place_are_tokenized_anew(smollm2: Model) -> None:
     second = smollm2.count_tokens(messages)
     messages.append({"role": "assistant", "content": "Paris."})
     assert first < second < smollm2.count_tokens([*messages, *FRANCE])
-
-
-def test_requests_are_independent_values() -> None:
-    assert Request("x") == Request("x", SamplingParams())
-    assert hash(SamplingParams(sampler=MinK())) == hash(SamplingParams(sampler=MinK()))
 
 
 def test_descriptions(smollm2: Model) -> None:
@@ -286,13 +258,6 @@ def test_closing_frees_the_memory(smollm2_path: Path) -> None:
     load_and_close()
     before = load_and_close()
     assert [load_and_close() for _ in range(2)][-1] < before + (40 << 20), "a KV cache alone has 90 MB"
-
-
-def test_n_ctx_is_of_one_answer() -> None:
-    with load_model("smollm2-135m", n_ctx=512, n_parallel=4) as model:
-        assert (model.n_ctx, model.n_parallel) == (512, 4)
-        model.reserve(768, 2)
-        assert (model.n_ctx, model.n_parallel) == (768, 2)
 
 
 def test_a_trusted_model_starts_no_child(tiny: Callable[..., Path]) -> None:
@@ -395,7 +360,7 @@ def test_async_iteration(smollm2: Model) -> None:
             nonlocal ticks
             while True:
                 ticks += 1
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0)
 
         ticker = asyncio.create_task(tick())
         text = "".join([piece async for piece in smollm2.chat(STORY, temperature=0.0, max_tokens=20)])

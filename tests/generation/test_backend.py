@@ -1,5 +1,6 @@
-"""The trial that backend sampling passes before it is used, and its remembered verdict."""
+"""Backend sampling: its trial and the remembered verdict, and the answers that are sampled so."""
 
+import gc
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mink_local import load_model
+from mink_local.errors import GenerationError
 from mink_local.generation import backend
 from mink_local.generation.backend import BackendSampling, Verdict, differences, form_of, run_trial
 from mink_local.generation.model import Model
@@ -21,7 +23,8 @@ from mink_local.generation.request import SamplingParams
 from mink_local.llama import backend_sampler
 from mink_local.llama.weights import Weights
 from mink_local.models import trust
-from mink_local.samplers import Greedy, MinK, MinP, Mirostat, Sampler, TopK, TopP
+from mink_local.samplers import Greedy, MinK, MinP, Mirostat, Sampler, TopK, TopNSigma, TopP
+from tests.conftest import forget
 from tests.support.rpc import RpcServer
 
 FORMS: list[Sampler] = [
@@ -117,12 +120,6 @@ def load(path: Path, backend_sampling: bool = True) -> Model:
     return load_model(str(path), n_ctx=256, n_threads=1, n_gpu_layers=0, backend_sampling=backend_sampling)
 
 
-def ask(model: Model, sampler: Sampler) -> list[int]:
-    reply = model.chat([{"role": "user", "content": "Hello"}], sampler=sampler, seed=1, max_tokens=6)
-    reply.read()
-    return reply.tokens
-
-
 @pytest.mark.usefixtures("wrong_device")
 @pytest.mark.slow
 def test_a_device_that_is_wrong_is_not_used(
@@ -130,7 +127,7 @@ def test_a_device_that_is_wrong_is_not_used(
 ) -> None:
     path = tiny()
     with load(path) as model, load(path, backend_sampling=False) as host:
-        assert ask(model, MinK()) == ask(host, MinK())
+        assert answer(model) == answer(host)
         assert [answer.k for answer in model.generate(["Hello"], sampler=MinK(), seed=1, max_tokens=6)] == [
             answer.k for answer in host.generate(["Hello"], sampler=MinK(), seed=1, max_tokens=6)
         ]
@@ -157,7 +154,7 @@ def test_no_warning_of_what_nobody_asked_for(
     monkeypatch.setattr(backend, "run_trial", lambda *_: Verdict("", 1.0, 2.0))
     hello = [{"role": "user", "content": "Hello"}]
     with load_model(tiny(), n_ctx=256, n_gpu_layers=-1) as model:
-        assert ask(model, Mirostat())
+        assert answer(model, sampler=Mirostat())
         assert model.chat(hello, logprobs=1, max_tokens=2).read()
         assert model.chat(hello, watch=lambda _: None, max_tokens=2).read()
     assert not caplog.messages
@@ -209,6 +206,7 @@ def test_what_cannot_be_attached_is_not_remembered(
 ON_RPC = """
 import sys
 from mink_local import load_model
+from mink_local.errors import GenerationError
 from mink_local.generation.backend import run_trial
 from tests.generation.test_backend import FORMS
 with load_model(sys.argv[2], n_ctx=256, rpc=[sys.argv[1]], n_gpu_layers=-1) as model:
@@ -225,3 +223,82 @@ def test_a_device_of_another_machine_passes(smollm2_path: Path) -> None:
         child = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
     assert child.returncode == 0, child.stderr
     assert child.stdout == f"{[''] * len(FORMS[::3])}\n"
+
+
+# Answers whose tokens are sampled in the graph, and what is sampled on the host instead
+
+
+def answer(model: Model, text: str = "Tell me a story about a cat.", **options: Any) -> tuple[str, list[int]]:
+    """An answer and its k, with nothing in the KV cache: what is there changes the logits a little."""
+    forget(model)
+    options = {"temperature": 5.0, "seed": 3, "max_tokens": 12, **options}
+    reply = model.chat([{"role": "user", "content": text}], **options)
+    return "".join(reply), reply.k
+
+
+@pytest.fixture(scope="module")
+def on_backend() -> Model:
+    return load_model("smollm2-135m", n_ctx=1024, backend_sampling=True, n_gpu_layers=0, n_threads=1)
+
+
+@pytest.fixture(scope="module")
+def on_host() -> Model:
+    return load_model("smollm2-135m", n_ctx=1024, n_gpu_layers=0, n_threads=1)
+
+
+@pytest.mark.slow
+def test_a_seed_gives_one_text(on_backend: Model) -> None:
+    long = "Remember this. " * 180  # more than one batch
+    first = answer(on_backend, long)
+    assert len(first[1]) == 12
+    assert min(first[1]) >= 1
+    assert answer(on_backend, long) == first
+    assert answer(on_backend, sampler=MinK(300), seed=3) != answer(on_backend, sampler=MinK(300), seed=4)
+
+
+@pytest.mark.slow
+def test_greedy_writes_what_it_writes_on_the_host(on_backend: Model, on_host: Model) -> None:
+    expected = answer(on_host, temperature=0)
+    assert answer(on_backend, temperature=0) == expected
+    assert answer(on_backend, sampler=Greedy(), temperature=3.0) == expected
+
+
+def test_an_answer_goes_on_on_the_host_after_a_step_that_the_graph_cannot_decide(
+    on_backend: Model, on_host: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    wide = MinK(tau=1e6)  # keeps more than the graph sorts, at every step
+    assert answer(on_backend, sampler=wide) == answer(on_host, sampler=wide)
+    assert len(caplog.records) == 1
+    assert "step 1" in caplog.text
+
+
+@pytest.mark.parametrize("sampler", [Mirostat(), TopNSigma()], ids=str)
+def test_a_sampler_without_a_backend_form_runs_on_the_host_with_a_warning(
+    on_backend: Model, on_host: Model, caplog: pytest.LogCaptureFixture, sampler: Any
+) -> None:
+    assert answer(on_backend, sampler=sampler) == answer(on_host, sampler=sampler)
+    assert len(caplog.records) == 1
+    assert str(sampler) in caplog.text
+
+
+def test_a_device_without_an_operation_means_the_host(
+    on_backend: Model, on_host: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(backend_sampler, "supported", lambda *_: False)
+        assert answer(on_backend) == answer(on_host)
+    assert len(caplog.records) == 1
+    assert str(MinK()) in caplog.text
+
+
+@pytest.mark.slow
+def test_an_unfinished_answer_leaves_nothing_behind(on_backend: Model) -> None:
+    expected = answer(on_backend)
+    abandoned = on_backend.chat([{"role": "user", "content": "Hello"}], seed=1)
+    next(abandoned)
+    assert answer(on_backend) == expected
+    with pytest.raises(GenerationError):
+        list(abandoned)
+    del abandoned
+    gc.collect()
+    assert answer(on_backend) == expected

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -52,35 +51,14 @@ def real() -> Model:
 
 
 def request(prompt: Prompt, **options: Any) -> Request:
-    return Request(prompt, SamplingParams(**options))
+    return Request(prompt, SamplingParams(**options), watch=Rows())
 
 
-@pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[NDArray[np.float32]]]:
-    """The logits that every answer's tokens were sampled from, by its index."""
-    rows: dict[int, list[NDArray[np.float32]]] = {}
-    sample = Decoding.sample
+class Rows(list[NDArray[np.float32]]):
+    """Watches a request: the logits that its tokens were sampled from."""
 
-    def watched(self: Decoding, logits: NDArray[np.float32]) -> Piece:
-        rows.setdefault(self.answer.index, []).append(logits.copy())
-        return sample(self, logits)
-
-    monkeypatch.setattr(Decoding, "sample", watched)
-    return rows
-
-
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
-    """Every answer's tokens, the one that ended it included, by its index."""
-    tokens: dict[int, list[int]] = {}
-    append = Decoding.append
-
-    def watched(self: Decoding, token: int, k: int) -> Piece:
-        tokens.setdefault(self.answer.index, []).append(token)
-        return append(self, token, k)
-
-    monkeypatch.setattr(Decoding, "append", watched)
-    return tokens
+    def __call__(self, row: NDArray[np.float32]) -> None:
+        self.append(row.copy())
 
 
 def logits_alone(model: Model, tokens: Sequence[int], first: int) -> list[NDArray[np.float32]]:
@@ -94,26 +72,19 @@ def logits_alone(model: Model, tokens: Sequence[int], first: int) -> list[NDArra
     return rows
 
 
-def see_their_own_past(
-    model: Model,
-    answers: Sequence[Answer],
-    taken: dict[int, list[int]],
-    seen: dict[int, list[NDArray[np.float32]]],
-) -> None:
-    """Whether the logits of every answer were those of the same tokens evaluated alone, but for rounding."""
-    for answer in answers:
-        written, rows = taken[answer.index], seen[answer.index]
-        prompt = model.prompt_tokens(answer.request.prompt)
-        alone = logits_alone(model, prompt + written[:-1], len(prompt) - 1)
-        assert len(rows) == len(alone) == len(written)
-        for here, there in zip(rows, alone, strict=True):
-            assert np.abs(here - there).max() < 0.02 * np.ptp(there)
+def sees_its_own_past(model: Model, answer: Answer) -> None:
+    """Whether the logits of an answer were those of the same tokens evaluated alone, but for rounding."""
+    rows = answer.request.watch
+    assert isinstance(rows, Rows)
+    prompt = model.prompt_tokens(answer.request.prompt)
+    alone = logits_alone(model, prompt + answer.tokens, len(prompt) - 1)
+    assert answer.n_tokens <= len(rows) <= len(alone)
+    for here, there in zip(rows, alone, strict=False):
+        assert np.abs(here - there).max() < 0.02 * np.ptp(there)
 
 
 @pytest.mark.slow
-def test_every_answer_sees_its_own_past(
-    real: Model, seen: dict[int, list[NDArray[np.float32]]], taken: dict[int, list[int]]
-) -> None:
+def test_every_answer_sees_its_own_past(real: Model) -> None:
     """Slots are refilled, prompts copied, rewound and read in the batches of others."""
     shared = "Answer in one sentence and be polite. Here is the question that I have for you today: "
     requests = [
@@ -128,37 +99,31 @@ def test_every_answer_sees_its_own_past(
     ]
     answers = list(forget(real).answer_all(requests))
     assert sorted(answer.index for answer in answers) == list(range(len(requests)))
-    see_their_own_past(real, answers, taken, seen)
     for answer in answers:
-        pieces = b"".join(map(real.weights.piece, taken[answer.index]))
-        assert pieces.decode("utf-8", "replace").startswith(answer.text)
+        sees_its_own_past(real, answer)
+        assert real.detokenize(answer.tokens) == answer.text
 
 
-def test_a_model_that_cannot_forget_just_the_end(
-    tmp_path: Path,
-    smollm2_path: Path,
-    seen: dict[int, list[NDArray[np.float32]]],
-    taken: dict[int, list[int]],
-) -> None:
+def test_a_model_that_cannot_forget_just_the_end(tmp_path: Path, smollm2_path: Path) -> None:
     """A recurrent one: it reads a prompt again where another would rewind, and after an interrupt."""
     file = write_recurrent_model(tmp_path / "mamba.gguf", smollm2_path)
-    model = load_model(str(file), n_ctx=256, n_parallel=4)
-    requests = [
-        request(QUESTIONS[i // 3], sampler=TopP(), temperature=0.5, max_tokens=3 + (5 * i) % 7, seed=i)
-        for i in range(18)
-    ]
-    answers = list(model.answer_all(requests))
-    assert sorted(answer.index for answer in answers) == list(range(18))
-    see_their_own_past(model, answers, taken, seen)
-    taken.clear()
-    seen.clear()
-    interrupted = model.answer_all(requests)
-    next(interrupted)
-    model.interrupt()
-    assert "interrupted" in {answer.finish_reason for answer in interrupted}
-    taken.clear()
-    seen.clear()
-    see_their_own_past(model, list(model.answer_all(requests)), taken, seen)
+
+    def requests() -> list[Request]:
+        return [
+            request(QUESTIONS[i // 3], sampler=TopP(), temperature=0.5, max_tokens=3 + (5 * i) % 7, seed=i)
+            for i in range(18)
+        ]
+
+    with load_model(str(file), n_ctx=256, n_parallel=4) as model:
+        answers = list(model.answer_all(requests()))
+        interrupted = model.answer_all(requests())
+        next(interrupted)
+        model.interrupt()
+        assert "interrupted" in {answer.finish_reason for answer in interrupted}
+        answers += model.answer_all(requests())
+        assert sorted(answer.index for answer in answers) == sorted([*range(18)] * 2)
+        for answer in answers:
+            sees_its_own_past(model, answer)
 
 
 def test_one_at_a_time_is_chat(tiny_path: Path) -> None:
@@ -175,34 +140,6 @@ def test_one_at_a_time_is_chat(tiny_path: Path) -> None:
         reply = model.chat(each.prompt, each.params)  # type: ignore[arg-type]
         one_by_one.append(("".join(reply), reply.k, reply.finish_reason, reply.n_tokens))
     assert together == one_by_one
-
-
-def test_a_prompt_is_evaluated_once(model: Model) -> None:
-    requests = [
-        request(ask(text), sampler=MinK(), temperature=temperature, max_tokens=6, seed=1)
-        for text in QUESTIONS[:3]
-        for temperature in (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
-    ]
-    forget(model)
-    answers = sorted(model.answer_all(requests), key=lambda answer: answer.index)
-    for first, *others in (answers[i : i + 6] for i in range(0, 18, 6)):
-        assert max(answer.evaluated_tokens for answer in others) <= 1
-        assert first.evaluated_tokens > 5
-    assert answers[0].evaluated_tokens == answers[0].prompt_tokens
-
-
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Segment, ...]]:
-    """What was evaluated, batch by batch."""
-    batches: list[tuple[Segment, ...]] = []
-    decode = Context.decode
-
-    def watched(self: Context, *parts: Segment) -> bool:
-        batches.append(parts)
-        return decode(self, *parts)
-
-    monkeypatch.setattr(Context, "decode", watched)
-    return batches
 
 
 def test_what_answers_have_in_common_is_evaluated_once(
@@ -261,19 +198,6 @@ def test_a_common_beginning_is_evaluated_once(model: Model) -> None:
     whole = [answer for answer in answers if answer.evaluated_tokens == answer.prompt_tokens]
     assert len(whole) == 1
     assert all(a.prompt_tokens - a.evaluated_tokens > shared for a in answers if a not in whole)
-
-
-def test_results_say_whose_they_are(real: Model) -> None:
-    prompts = [ask(text) for text in QUESTIONS]
-    answers = list(real.generate(prompts, temperature=0.0, max_tokens=8, seed=2**32 - 4))
-    assert sorted(a.index for a in answers) == list(range(len(prompts)))
-    for answer in answers:
-        assert answer.request.prompt == prompts[answer.index]
-        assert answer.seed == (2**32 - 4 + answer.index) % (2**32 - 1)
-        assert answer.finish_reason in ("stop", "length")
-        assert answer.n_tokens <= 8
-        assert answer.seconds > 0
-    assert next(answer.text for answer in answers if answer.index == 4).startswith("12 times 12 is")
 
 
 def test_requests_are_taken_as_there_is_room(model: Model) -> None:
@@ -396,37 +320,21 @@ def greedy(text: str, max_tokens: int = 12, **options: Any) -> Request:
     return request(ask(text), temperature=0.0, max_tokens=max_tokens, **options)
 
 
-@pytest.mark.slow
-def test_requests_come_while_others_are_generated(real: Model) -> None:
-    alone = [next(forget(real).answer_all([greedy(text)])).text for text in QUESTIONS]
-    engine = forget(real).engine
-    answers = []
-    for text in QUESTIONS:
-        answers.append(engine.submit(greedy(text)))
-        run(engine, steps=2)
-    run(engine)
-    assert [answer.finish_reason for answer in answers].count(None) == 0
-    same = sum(answer.text == text for answer, text in zip(answers, alone, strict=True))
-    assert same >= len(QUESTIONS) - 2, "but for llama.cpp's rounding in batches of another size"
-
-
 @pytest.mark.parametrize("steps", [0, 1, 5])
-def test_one_answer_is_cancelled_alone(
-    model: Model, seen: dict[int, list[NDArray[np.float32]]], taken: dict[int, list[int]], steps: int
-) -> None:
+def test_one_answer_is_cancelled_alone(model: Model, steps: int) -> None:
     """Waiting, in prefill or in the middle, whether or not it shares a slot."""
     engine = forget(model).engine
     requests = [greedy(text) for text in QUESTIONS[:4]] + [greedy(QUESTIONS[0]), greedy(QUESTIONS[5])]
-    answers = [engine.submit(each, Answer(each, index)) for index, each in enumerate(requests)]
+    answers = [engine.submit(each) for each in requests]
     run(engine, steps)
     for i in (0, 2, 5):
         engine.cancel(answers[i])
         assert answers[i].finish_reason == "interrupted"
         assert answers[i].n_tokens <= steps
     run(engine)
-    others = [answers[i] for i in (1, 3, 4)]
-    assert {answer.finish_reason for answer in others} <= {"stop", "length"}
-    see_their_own_past(model, others, taken, seen)
+    for answer in (answers[i] for i in (1, 3, 4)):
+        assert answer.finish_reason in ("stop", "length")
+        sees_its_own_past(model, answer)
     assert engine.idle
     engine.cancel(answers[0])  # nothing is left to be done
 
@@ -504,62 +412,39 @@ def test_an_interrupt_while_idle_is_not_meant_for_later(model: Model) -> None:
     assert reply.finish_reason == "length"
 
 
-def test_an_endless_iterable_is_not_read_ahead(model: Model) -> None:
-    endless = model.answer_all(greedy(QUESTIONS[i % 8], 3) for i in count())
-    assert [next(endless).n_tokens for _ in range(100)] == [3] * 100
-    endless.close()  # type: ignore[attr-defined]
-
-
 # Requests that come and go in a random order
 
 SHARED = "Answer in one sentence. "
 PROMPTS = ["One, two,", SHARED + "Who?", SHARED + "Why?", SHARED * 3, "word " * 40]
 
 
-@pytest.fixture(scope="module")
-def three_slots(tiny_path: Path) -> Model:
-    return load_model(str(tiny_path), n_ctx=128, n_parallel=3, trust=True)
-
-
-class Watched:
-    """A request with the logits that its tokens were sampled from."""
-
-    def __init__(self, engine: Engine, choice: random.Random) -> None:
-        self.rows: list[NDArray[np.float32]] = []
-        options: dict[str, Any] = {"prompt_logprobs": 0} if choice.random() < 0.2 else {}
-        params = SamplingParams(
-            sampler=TopP(0.9),
-            temperature=choice.choice([0.0, 1.0, 10.0]),
-            max_tokens=choice.randint(1, 12),
-            seed=choice.randint(0, 3),  # a small number, so that answers share slots for a while
-            **options,
-        )
-        prompt = choice.choice(PROMPTS)
-        watch = (lambda row: self.rows.append(row.copy())) if choice.random() < 0.5 else None
-        self.decoding = engine.prepare(Request(prompt, params, watch=watch))
-
-    @property
-    def answer(self) -> Answer:
-        return self.decoding.answer
+def random_request(choice: random.Random) -> Request:
+    options: dict[str, Any] = {"prompt_logprobs": 0} if choice.random() < 0.2 else {}
+    return request(
+        choice.choice(PROMPTS),
+        sampler=TopP(0.9),
+        temperature=choice.choice([0.0, 1.0, 10.0]),
+        max_tokens=choice.randint(1, 12),
+        seed=choice.randint(0, 3),  # a small number, so that answers share slots for a while
+        **options,
+    )
 
 
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))]
 )
-def test_requests_that_come_and_go(three_slots: Model, seed: int) -> None:
+def test_requests_that_come_and_go(model: Model, seed: int) -> None:
     """Waiting, in prefill, sharing a slot, diverged and without one: cancelled anywhere, and no other is."""
     choice = random.Random(seed)
-    engine = three_slots.engine
-    three_slots.forget()
-    taken: list[Watched] = []
+    engine = forget(model).engine
+    answers: list[Answer] = []
     cancelled: set[Answer] = set()
-    for _ in range(150):
+    for _ in range(250):
         action = choice.random()
-        if action < 0.3 and len(taken) < 40:
-            taken.append(Watched(engine, choice))
-            engine.enqueue(taken[-1].decoding)
-        elif action < 0.4 and taken:
-            answer = choice.choice(taken).answer
+        if action < 0.4 and len(answers) < 60:
+            answers.append(engine.submit(random_request(choice)))
+        elif action < 0.55 and answers:
+            answer = choice.choice(answers)
             if answer.finish_reason is None:
                 cancelled.add(answer)
             engine.cancel(answer)
@@ -568,26 +453,11 @@ def test_requests_that_come_and_go(three_slots: Model, seed: int) -> None:
     run(engine)
     assert engine.n_busy == engine.n_waiting == 0
     assert len(cancelled) > 2
-    for watched in taken:
-        answer = watched.answer
+    for answer in answers:
         assert answer.finish_reason in (("interrupted",) if answer in cancelled else ("length", "stop"))
-        prompt = list(watched.decoding.prompt)
-        alone = logits_alone(three_slots, prompt + answer.tokens, len(prompt) - 1)
-        for here, there in zip(watched.rows, alone, strict=False):
-            assert np.abs(here - there).max() < 0.02 * np.ptp(there)
+        sees_its_own_past(model, answer)
         if answer.request.params.prompt_logprobs is not None and answer not in cancelled:
-            assert len(answer.prompt_logprobs) == len(prompt)
-
-
-def test_a_finished_run_leaves_every_slot_to_the_next(three_slots: Model) -> None:
-    engine = three_slots.engine
-    three_slots.forget()
-    params = SamplingParams(temperature=0.0, max_tokens=6)
-    first = [engine.submit(Request(prompt, params)) for prompt in PROMPTS]
-    run(engine)
-    again = [engine.submit(Request(prompt, params)) for prompt in PROMPTS]
-    run(engine)
-    assert [answer.tokens for answer in again] == [answer.tokens for answer in first]
+            assert len(answer.prompt_logprobs) == answer.prompt_tokens
 
 
 # Requests that are prepared in other threads than the engine's, while it generates
@@ -690,26 +560,12 @@ def test_preparing_takes_no_slot_and_changes_no_answer(real: Model) -> None:
 
 
 def test_a_request_watches_the_logits_of_its_steps(real: Model) -> None:
-    rows: list[NDArray[np.float32]] = []
-    params = SamplingParams(temperature=0.0, max_tokens=5, logprobs=0)
-    watched = Request("One, two, three,", params, watch=lambda row: rows.append(row.copy()))
+    watched = request("One, two, three,", temperature=0.0, max_tokens=5, logprobs=0)
     engine = forget(real).engine
     # On a device, too: a request that is watched is not sampled in llama.cpp's graph.
     backend = BackendSampling(real.weights, 1, is_requested=True)
-    answers = [engine.submit(watched, backend=backend), engine.submit(Request("Hello", params))]
+    answer = engine.submit(watched, backend=backend)
     run(engine)
-    assert [int(row.argmax()) for row in rows] == answers[0].tokens
-    assert len(rows) == answers[0].n_tokens == 5
-
-
-def test_an_answer_of_the_callers_own_is_filled_in(real: Model) -> None:
-    class Named(Answer):
-        name: Any = None
-
-    request = Request("Hello", SamplingParams(max_tokens=2))
-    own = Named(request)
-    decoding = real.engine.prepare(request, own)
-    assert decoding.answer is own
-    real.engine.enqueue(decoding)
-    run(real.engine)
-    assert own.n_tokens > 0
+    assert isinstance(watched.watch, Rows)
+    assert [int(row.argmax()) for row in watched.watch] == answer.tokens
+    assert answer.n_tokens == 5

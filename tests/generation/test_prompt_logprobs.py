@@ -111,21 +111,6 @@ def test_an_answer_without_them_shares_the_slot_of_one_with_them(model: Model, p
     assert len(first.prompt_logprobs) == len(prompt)
 
 
-def test_the_answer_with_them_is_cancelled_in_prefill(model: Model, prompt: list[int]) -> None:
-    engine = forget(model).engine
-    alone = engine.submit(request(prompt * 3, max_tokens=5))
-    run(engine)
-    forget(model)
-    first = engine.submit(request(prompt * 3, max_tokens=5, prompt_logprobs=0))
-    second = engine.submit(request(prompt * 3, max_tokens=5))
-    engine.step()
-    assert 1 < len(first.prompt_logprobs) < first.prompt_tokens
-    engine.cancel(first)
-    run(engine)
-    assert first.finish_reason == "interrupted"
-    assert second.text == alone.text
-
-
 def test_a_row_with_a_nan_ends_one_answer(
     model: Model, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

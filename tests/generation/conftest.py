@@ -1,0 +1,19 @@
+"""Fixtures of the tests of generation."""
+
+import pytest
+
+from mink_local.llama.context import Context, Segment
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Segment, ...]]:
+    """What is evaluated, batch by batch."""
+    batches: list[tuple[Segment, ...]] = []
+    decode = Context.decode
+
+    def watched(self: Context, *parts: Segment) -> bool:
+        batches.append(parts)
+        return decode(self, *parts)
+
+    monkeypatch.setattr(Context, "decode", watched)
+    return batches
