@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Generator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import islice, starmap
+from typing import Any
 from urllib.parse import urlsplit
 
 from openai import (
@@ -38,22 +39,17 @@ _POLL_SECONDS = 0.25  # between two looks at whether Ctrl-C was pressed
 _LOCAL_TOKENS, _REMOTE_TOKENS = 64, 2048  # the second leaves room for reasoning
 _AGAIN_TEMPERATURE = 0.7  # of another attempt; the first is at 0
 
+Prompt = tuple[str, int]
+"""A prompt, and how many times it was answered with something that cannot be read."""
 Answers = Generator[tuple[int, str | None], None, None]
 
 
-class JudgeRequest(NamedTuple):
-    """A prompt for a judge; `attempt` counts from 0."""
+def _message(prompt: str) -> list[Any]:
+    return [{"role": "user", "content": prompt}]
 
-    prompt: str
-    attempt: int
 
-    @property
-    def messages(self) -> list[Any]:
-        return [{"role": "user", "content": self.prompt}]
-
-    @property
-    def temperature(self) -> float:
-        return _AGAIN_TEMPERATURE if self.attempt else 0.0
+def _temperature(attempt: int) -> float:
+    return _AGAIN_TEMPERATURE if attempt else 0.0
 
 
 class LocalJudge:
@@ -77,12 +73,12 @@ class LocalJudge:
     def _loaded(self) -> Model:
         return load_model(self._file, date=DATE, **self._options)
 
-    def answers(self, requests: Sequence[JudgeRequest]) -> Answers:
-        """Yield the number of a request and its answer, as they come; None if it is too long for the judge.
+    def answers(self, prompts: Sequence[Prompt]) -> Answers:
+        """Yield the number of a prompt and its answer, as they come; None if it is too long for the judge.
 
         Raises MinkError.
         """
-        for answer in self._loaded.answer_all(map(_local_request, requests)):
+        for answer in self._loaded.answer_all(starmap(_local_request, prompts)):
             if self._interrupted:
                 return
             if answer.finish_reason == "error":
@@ -95,14 +91,14 @@ class LocalJudge:
         self._loaded.interrupt()
 
 
-def _local_request(request: JudgeRequest) -> Request:
+def _local_request(prompt: str, attempt: int) -> Request:
     params = SamplingParams(
-        temperature=request.temperature,
-        seed=request.attempt,
+        temperature=_temperature(attempt),
+        seed=attempt,
         max_tokens=_LOCAL_TOKENS,
         constraints=Constraints(json_schema=SCHEMA),
     )
-    return Request(request.messages, params, enable_thinking=False)
+    return Request(_message(prompt), params, enable_thinking=False)
 
 
 class EndpointJudge:
@@ -126,7 +122,7 @@ class EndpointJudge:
         self._key, self._parallel, self._seconds = key.strip(), parallel, seconds
         if not (self._key.isascii() and self._key.isprintable()):
             raise JudgeError("the API key holds a character that no key has: see --api-key-variable")
-        self._interrupted = self._failed = self._has_answered = False
+        self._interrupted = self._has_answered = False
         self._model = model or self._only_model()
         self.name = f"{self._model} at {self._base}"
 
@@ -146,69 +142,62 @@ class EndpointJudge:
             raise JudgeError(f"{self._base} offers these models: {offers}. Name one with --judge-model")
         return models[0]
 
-    def answers(self, requests: Sequence[JudgeRequest]) -> Answers:
-        """Yield answers as a `LocalJudge` does."""
-        self._failed = False
-        errors: list[BaseException] = []
+    def answers(self, prompts: Sequence[Prompt]) -> Answers:
+        """Yield answers as a `LocalJudge` does; after a failure, those that are on their way."""
+        failed: JudgeError | None = None
         with asyncio.Runner() as runner:
             client = AsyncOpenAI(**self._options(self._seconds), max_retries=RETRIES)
-            turns = asyncio.Semaphore(self._parallel)
             create = runner.get_loop().create_task
-            waiting = {create(self._answer(client, turns, *numbered)) for numbered in enumerate(requests)}
+            unasked = enumerate(prompts)
+            asked: set[asyncio.Task[tuple[int, str | None]]] = set()
             try:
-                while waiting and not self._interrupted:
-                    done, waiting = runner.run(
-                        asyncio.wait(waiting, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                while not self._interrupted:
+                    if not failed:
+                        more = islice(unasked, self._parallel - len(asked))
+                        asked.update(create(self._answer(client, index, *prompt)) for index, prompt in more)
+                    if not asked:
+                        break
+                    done, asked = runner.run(
+                        asyncio.wait(asked, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                     )
                     for task in done:
-                        if error := task.exception():
-                            errors.append(error)
-                        elif answer := task.result():
-                            yield answer
+                        try:
+                            yield task.result()
+                        except JudgeError as error:
+                            failed = error
             finally:
-                for task in waiting:
+                for task in asked:
                     task.cancel()
                 runner.run(client.close())
-        for error in errors:
-            raise error
+        if failed:
+            raise failed
 
     async def _answer(
-        self, client: AsyncOpenAI, turns: asyncio.Semaphore, index: int, request: JudgeRequest
-    ) -> tuple[int, str | None] | None:
-        """Return the answer to a request; None if another one has failed since. Raises JudgeError."""
-        async with turns:
-            if self._failed:
-                return None
-            try:
-                text = await self._complete(client, request)
-            except BaseException:
-                self._failed = True
-                raise
-            return index, text
-
-    async def _complete(self, client: AsyncOpenAI, request: JudgeRequest) -> str | None:
+        self, client: AsyncOpenAI, index: int, prompt: str, attempt: int
+    ) -> tuple[int, str | None]:
+        """Return the number of a prompt and its answer, as `answers` yields them. Raises JudgeError."""
         verdict: Any = {"name": "verdict", "strict": True, "schema": SCHEMA}
         try:
             completion = await client.chat.completions.create(
                 model=self._model,
-                messages=request.messages,
-                temperature=request.temperature,
+                messages=_message(prompt),
+                temperature=_temperature(attempt),
                 max_tokens=_REMOTE_TOKENS,
                 response_format={"type": "json_schema", "json_schema": verdict},
             )
             text = str(completion.choices[0].message.content or "")
         except BadRequestError as error:
             if error.code == "context_length_exceeded":
-                return None
+                return index, None
             if self._has_answered:  # this prompt is refused, such as by the server's filter
-                return self._why(error)
+                return index, self._why(error)
             raise self._error(error) from None
         except APIError as error:
             raise self._error(error) from None
         except (AttributeError, IndexError, TypeError, ValueError):
             raise JudgeError(f"{self._base} does not answer with chat completions") from None
         self._has_answered = True
-        return self._without_key(text)
+        return index, self._without_key(text)
 
     def interrupt(self) -> None:
         """End `answers` soon; may be called from another thread."""

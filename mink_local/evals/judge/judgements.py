@@ -3,22 +3,27 @@
 import hashlib
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import count as numbers
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mink_local.errors import JudgeError, ReportError
-from mink_local.evals.judge.ask import EndpointJudge, JudgeRequest, LocalJudge
-from mink_local.evals.judge.pairs import PairKey, ResponsePair, response_pairs, samplers_of
 from mink_local.evals.judge.report import missing_share, report_judgements
 from mink_local.evals.measurement import Measurement, Results, carry_out
-from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.report.recorded_run import RecordedRun, read_run
+from mink_local.evals.run.records import Response
 from mink_local.evals.store import Store
 from mink_local.evals.tables import count, percent
 from mink_local.evals.tasks.base import without_reasoning
+
+if TYPE_CHECKING:
+    from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
+
+log = logging.getLogger("mink_local")
 
 ATTEMPTS = 3  # to get an answer that can be read
 MOST_MISSING = 0.1  # share of pairs without a judgement, above which a judge is of no use
@@ -49,15 +54,74 @@ Which answer is better? Write JSON and nothing else: {{"winner": "A"}} or {{"win
 {{"winner": "tie"}} if neither is better.
 """
 
-
-log = logging.getLogger("mink_local")
-
-
 _KEY = (  # the fields that occur once in judgements.jsonl
     "judge", "judge_sha256", "prompt_sha256", "model", "sampler", "against", "temperature", "repeat", "order",
 )  # fmt: skip
+_ANSWER = ("winner", "raw", "attempts", "characters", "is_cut")  # those that the judge decides
 Key = tuple[Any, ...]
-_PLACE = ("model", "task", "sampler", "against", "temperature", "repeat", "question_id", "order")
+
+
+@dataclass(frozen=True)
+class PairKey:
+    """The fields that tell two methods' pairs of responses apart."""
+
+    model: str
+    task: str
+    temperature: float
+    repeat: int
+    question_id: str
+
+
+@dataclass(frozen=True)
+class ResponsePair:
+    """The responses of two methods to one question, without reasoning.
+
+    Attributes:
+        samplers: The two samplers, each as text.
+        question: The user's message.
+        texts: The two responses.
+    """
+
+    key: PairKey
+    samplers: tuple[str, str]
+    question: str
+    texts: tuple[str, str]
+
+    @property
+    def identical(self) -> bool:
+        return self.texts[0] == self.texts[1]
+
+
+def response_pairs(run: RecordedRun, first: str, second: str) -> Iterator[ResponsePair]:
+    """Yield the pairs of two samplers: the same model, question, temperature and repeat, in the run's order.
+
+    A greedy response, which is generated once, is paired with every other one to its question.
+    """
+    found: dict[tuple[str, str, str], tuple[list[Response], list[Response]]] = {}
+    for r in run.responses:
+        if r.sampler in (first, second):
+            found.setdefault((r.task, r.question_id, r.model), ([], []))[r.sampler == second].append(r)
+    places = {key: number for number, key in enumerate(run.questions)}
+    for (task, question_id, model), both in sorted(found.items(), key=lambda one: places[one[0][:2]]):
+        for a, b in product(*both):
+            is_greedy = not (a.temperature and b.temperature)
+            if is_greedy or (a.temperature, a.repeat) == (b.temperature, b.repeat):
+                temperature, repeat = max(a.temperature, b.temperature), max(a.repeat, b.repeat)
+                yield ResponsePair(
+                    PairKey(model, task, temperature, repeat, question_id),
+                    (first, second),
+                    run.questions[task, question_id].prompt,
+                    (without_reasoning(a.response), without_reasoning(b.response)),
+                )
+
+
+def samplers_of(run: RecordedRun, wanted: Iterable[str] = ()) -> list[str]:
+    """Return the samplers of a run, as text. Raises ReportError if a wanted one is not among them."""
+    samplers = list(dict.fromkeys(response.sampler for response in run.responses))
+    for sampler in wanted:
+        if sampler not in samplers:
+            raise ReportError(f"{sampler} is not in this run: its samplers are {', '.join(samplers)}")
+    return samplers
 
 
 @dataclass(frozen=True)
@@ -136,20 +200,6 @@ def read_winner(text: str) -> str | None:
     return {"a": "A", "b": "B", "tie": "tie"}[named.pop()] if len(named) == 1 else None
 
 
-@dataclass(frozen=True)
-class _Open:
-    """A judgement that is still to be made."""
-
-    pair: ResponsePair
-    blank: Judgement
-    attempt: int = 0
-
-    @property
-    def request(self) -> JudgeRequest:
-        prompt = prompt_of(self.pair, self.blank.order, self.blank.characters)
-        return JudgeRequest(prompt, self.attempt)
-
-
 class Judging(Measurement[Judgement]):
     """Pairs of responses, each judged in both orders.
 
@@ -166,15 +216,16 @@ class Judging(Measurement[Judgement]):
     rows = "judgements.jsonl"
 
     def __init__(
-        self, judge: EndpointJudge | LocalJudge, pairs: Sequence[ResponsePair], characters: int
+        self, judge: "EndpointJudge | LocalJudge", pairs: Sequence[ResponsePair], characters: int
     ) -> None:
         super().__init__()
         self._judge = judge
         self.settings = {"judges": {judge.name: {"sha256": judge.sha256}}}
-        wanted = (_Open(pair, self._blank(pair, order, characters)) for pair in pairs for order in ORDERS)
-        self._wanted = {one.blank.key: one for one in wanted}
+        blanks = ((self._blank(pair, order, characters), pair) for pair in pairs for order in ORDERS)
+        self._wanted = {blank.key: (pair, blank) for blank, pair in blanks}
 
     def _blank(self, pair: ResponsePair, order: str, characters: int) -> Judgement:
+        """Return the judgement before the judge is asked, which is a tie if the texts are the same."""
         prompt = prompt_of(pair, order, characters)
         return Judgement(
             judge=self._judge.name,
@@ -196,38 +247,42 @@ class Judging(Measurement[Judgement]):
 
     def measure(self, keys: Sequence[Key], store: Store[Judgement]) -> Iterator[Judgement]:
         store.begin_session(judge=self._judge.name)
-        same_prompt: dict[str, list[_Open]] = {}  # responses may be alike at several temperatures
-        for one in map(self._wanted.__getitem__, keys):
-            if one.blank.winner:
-                yield one.blank
-            else:
-                same_prompt.setdefault(one.blank.prompt_sha256, []).append(one)
-        waiting = [first for first, *_ in same_prompt.values()]
+        same_prompt: dict[str, list[Judgement]] = {}  # responses may be alike at several temperatures
+        waiting = []
+        for pair, blank in map(self._wanted.__getitem__, keys):
+            if pair.identical:
+                yield blank
+                continue
+            same = same_prompt.setdefault(blank.prompt_sha256, [])
+            if not same:
+                waiting.append((pair, blank))
+            same.append(blank)
         while waiting and not self.interrupted:
             again = []
-            with closing(self._judge.answers([one.request for one in waiting])) as answers:
+            prompts = [(prompt_of(pair, one.order, one.characters), one.attempts) for pair, one in waiting]
+            with closing(self._judge.answers(prompts)) as answers:
                 for index, raw in answers:
-                    one = waiting[index]
-                    winner = None if raw is None else read_winner(raw)
+                    pair, last = waiting[index]
                     if raw is None:
-                        again.append(self._shorter(one))
-                    elif winner is None and one.attempt + 1 < ATTEMPTS:
-                        again.append(replace(one, attempt=one.attempt + 1))
-                    else:
-                        done = replace(one.blank, winner=winner, raw=raw, attempts=one.attempt + 1)
-                        for same in same_prompt[done.prompt_sha256]:
-                            yield replace(done, **{name: getattr(same.blank, name) for name in _PLACE})
+                        again.append((pair, self._shorter(pair, last)))
+                        continue
+                    done = replace(last, winner=read_winner(raw), raw=raw, attempts=last.attempts + 1)
+                    if done.winner is None and done.attempts < ATTEMPTS:
+                        again.append((pair, done))
+                        continue
+                    found = {name: getattr(done, name) for name in _ANSWER}
+                    for blank in same_prompt[done.prompt_sha256]:
+                        yield replace(blank, **found)
             waiting = again
 
-    def _shorter(self, one: _Open) -> _Open:
-        characters = min(one.blank.characters, max(map(len, one.pair.texts))) // 2
+    def _shorter(self, pair: ResponsePair, judgement: Judgement) -> Judgement:
+        characters = min(judgement.characters, max(map(len, pair.texts))) // 2
         if characters < SHORTEST:
-            key = one.pair.key
             raise JudgeError(
-                f"the context of the judge {self._judge.name} is too short for question {key.question_id} of "
-                f"{key.task}: take a judge with a longer one"
+                f"the context of the judge {self._judge.name} is too short for question "
+                f"{pair.key.question_id} of {pair.key.task}: take a judge with a longer one"
             )
-        return replace(one, blank=replace(one.blank, characters=characters, is_cut=True))
+        return replace(judgement, characters=characters, is_cut=True)
 
     def interrupt(self) -> None:
         super().interrupt()
@@ -249,7 +304,7 @@ class Judging(Measurement[Judgement]):
 
 def judge_run(
     folder: Path,
-    judge: EndpointJudge | LocalJudge,
+    judge: "EndpointJudge | LocalJudge",
     against: str,
     limit: int | None,
     characters: int,

@@ -6,8 +6,8 @@ Which side is which method is in a file of its own, the key, which raters do not
 import hashlib
 import json
 import random
-from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from mink_local.errors import ReportError
-from mink_local.evals.judge.pairs import PairKey, ResponsePair, response_pairs, samplers_of
+from mink_local.evals.judge.judgements import ORDERS, PairKey, ResponsePair, response_pairs, samplers_of
 from mink_local.evals.judge.report import report_votes as report
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.page import content_policy
@@ -113,13 +113,9 @@ def write_sheet(
 def _chosen(pairs: list[ResponsePair], n: int, rng: random.Random) -> list[ResponsePair]:
     """Return at most `n` pairs in a random order, of as many questions as possible."""
     rng.shuffle(pairs)
-    seen: Counter[tuple[str, str]] = Counter()
-    turns = []
-    for pair in pairs:
-        question = (pair.key.task, pair.key.question_id)
-        turns.append(seen[question])
-        seen[question] += 1
-    chosen = [pairs[i] for i in sorted(range(len(pairs)), key=turns.__getitem__)[:n]]
+    questions = pd.DataFrame([(pair.key.task, pair.key.question_id) for pair in pairs])
+    turns = questions.groupby([0, 1]).cumcount().sort_values(kind="stable")
+    chosen = [pairs[i] for i in turns.index[:n]]
     rng.shuffle(chosen)
     return chosen
 
@@ -155,7 +151,7 @@ def report_votes(folder: Path, paths: Iterable[Path]) -> None:
         if ballot.rater in raters:
             raise ReportError(f"two files have votes of {ballot.rater}: give the later one only")
         raters.add(ballot.rater)
-        rows += [_row(ballot.rater, key, key.pairs[name], side) for name, side in ballot.votes.items()]
+        rows += [_judgement(ballot.rater, key, key.pairs[name], side) for name, side in ballot.votes.items()]
     if not rows:
         raise ReportError("nobody has voted on a pair yet")
     about = {"sheet": key.sheet, "seed": key.seed, "methods": key.methods}
@@ -166,24 +162,24 @@ def saved_votes(folder: Path) -> list[Path]:
     """Return the files of raters' votes that were put beside the key of a sheet."""
     found = []
     for path in sorted(folder.glob("*.json")):
-        try:
-            msgspec.json.decode(path.read_bytes(), type=Ballot)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            continue
-        found.append(path)
+        with suppress(ReportError):
+            _read(path, Ballot)
+            found.append(path)
     return found
 
 
-def _row(rater: str, key: SheetKey, pair: SheetPair, side: Side) -> dict[str, object]:
-    """Return a vote as a judgement, whose judge is the rater."""
+def _judgement(rater: str, key: SheetKey, pair: SheetPair, side: Side) -> dict[str, object]:
+    """Return a vote as a judgement in one order, whose judge is the rater."""
     first, second = sorted((pair.left, pair.right), key=key.methods.index)
-    sign = {"left": 1, "tie": 0, "right": -1}[side]
     return {
         "judge": rater,
         **asdict(pair),
         "sampler": first,
         "against": second,
-        "outcome": float(sign if pair.left == first else -sign),
+        "order": ORDERS[pair.left != first],
+        "winner": {"left": "A", "tie": "tie", "right": "B"}[side],
+        "attempts": 1,
+        "is_cut": False,
     }
 
 

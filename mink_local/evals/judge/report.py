@@ -79,8 +79,8 @@ def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def judged_pairs(judgements: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for every pair and judge, from its judgements in both orders.
+def judged_pairs(judgements: pd.DataFrame, orders: int = 2) -> pd.DataFrame:
+    """Return a row for every pair and judge, from its judgements in so many orders.
 
     `inconsistent` says whether the orders disagree. A pair that was judged again counts as judged last.
     """
@@ -94,9 +94,10 @@ def judged_pairs(judgements: pd.DataFrame) -> pd.DataFrame:
         n_attempts=("attempts", "max"),
         is_cut=("is_cut", "any"),
     )
+    agree = pairs.low == pairs.high
     pairs["identical"] = pairs.n_attempts == 0
-    pairs["inconsistent"] = (pairs.n == 2) & (pairs.low != pairs.high)
-    pairs["outcome"] = pairs.low.where(pairs.low == pairs.high, 0.0).where(pairs.n == 2)
+    pairs["inconsistent"] = (pairs.n == orders) & ~agree
+    pairs["outcome"] = pairs.low.where(agree, 0.0).where(pairs.n == orders)
     return pairs.reset_index()
 
 
@@ -170,7 +171,7 @@ def _notes(judge: str, judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[st
 
 def report_votes(results: Results, n_pairs: int) -> None:
     """Print what the votes of people on a sheet of `n_pairs` show; write votes.md and votes.json."""
-    votes = results.frame
+    votes = judged_pairs(results.frame, orders=1)
     rates = win_rates(votes, ["sampler", "against"]).assign(task="all", model="all", temperature=np.nan)
     parts = win_rates(votes, CELL)
     if len(parts) > len(rates):

@@ -11,8 +11,7 @@ import pytest
 from openai import _base_client
 
 from mink_local.evals.judge import ask
-from mink_local.evals.judge.judgements import ORDERS, prompt_of, read_winner
-from mink_local.evals.judge.pairs import PairKey, ResponsePair
+from mink_local.evals.judge.judgements import ORDERS, PairKey, ResponsePair, prompt_of, read_winner
 from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server, says, shown_answers
 from tests.support.made_run import change, write_run
 from tests.support.mink_eval import MinkEval
