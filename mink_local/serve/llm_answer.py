@@ -30,7 +30,7 @@ from mink_local.samplers import MinK
 from mink_local.serve.protocol.fields import ChatRequest, parse
 from mink_local.serve.protocol.messages import message_builder, prepare_chat, usage_of
 from mink_local.serve.protocol.responses import ResponseToolCall
-from mink_local.serve.protocol.sampling import Limits, Preset, sampling_params
+from mink_local.serve.protocol.sampling import Preset, sampling_params
 
 _loading = threading.Lock()
 _last: dict[tuple[str, int | None], Model] = {}  # the model that was used last, by name and n_ctx
@@ -79,8 +79,7 @@ class PromptAnswer:
         }
         chat = parse(json.dumps(body).encode(), ChatRequest)
         model = _load(name, options.n_ctx)
-        limits = Limits(model.n_ctx, model.tokenize)
-        params, _ = sampling_params(chat, Preset(MinK(), is_fixed=False), limits)
+        params, _ = sampling_params(chat, Preset(MinK(), is_fixed=False), model)
         request, plan = prepare_chat(model, chat, params)
         self.reply = model.chat(
             plan.messages,

@@ -24,7 +24,7 @@ from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.sandbox import ChildStartError
 from mink_local.serve.protocol.responses import ApiError, EngineDownError
-from mink_local.serve.protocol.sampling import Limits, Presets
+from mink_local.serve.protocol.sampling import Presets
 from mink_local.version import __version__
 
 T = TypeVar("T")
@@ -271,7 +271,7 @@ class Service:
 
     Attributes:
         engine: Generates the answers.
-        limits: What requests are held to.
+        max_tokens: Maximum length of an answer, or None.
         fingerprint: The same for the same model and versions.
     """
 
@@ -288,7 +288,7 @@ class Service:
         self.model = model
         self.presets = presets
         self.engine = EngineThread(model.engine, metrics.steps.inc)
-        self.limits = Limits(model.n_ctx, model.tokenize, max_tokens)
+        self.max_tokens = max_tokens
         self.metrics = metrics
         self.created = int(time.time())
         identity = f"{__version__} {llama_cpp.__version__} {model.name}"

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -23,7 +24,7 @@ from mink_local.samplers import (
 )
 from mink_local.serve.protocol.fields import REFUSED, ChatRequest, CompletionRequest, TokenizeRequest, parse
 from mink_local.serve.protocol.responses import ApiError
-from mink_local.serve.protocol.sampling import BUILT_IN, Limits, Preset, Presets, sampling_params
+from mink_local.serve.protocol.sampling import BUILT_IN, Preset, Presets, sampling_params
 
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -258,13 +259,11 @@ def test_tokenize_needs_a_text() -> None:
 
 SERVER = Preset(MinK(tau=2.0), 1.5, "m", is_fixed=False)
 FIXED = Preset(MinK(), 5.0, "m:min-k-t5")
-LIMITS = Limits(n_ctx=4096, tokenize=lambda text: [ord(c) for c in text])
+MODEL: Any = SimpleNamespace(n_ctx=4096, tokenize=lambda text: [ord(c) for c in text])
 
 
-def params_of(
-    preset: Preset = SERVER, limits: Limits = LIMITS, **fields: Any
-) -> tuple[SamplingParams, list[str]]:
-    return sampling_params(chat(**fields), preset, limits)
+def params_of(preset: Preset = SERVER, **fields: Any) -> tuple[SamplingParams, list[str]]:
+    return sampling_params(chat(**fields), preset, MODEL)
 
 
 def accepted(**fields: Any) -> SamplingParams:
@@ -388,9 +387,8 @@ def test_any_whole_number_is_a_seed(seed: int, reduced: int | None) -> None:
 
 
 def test_the_servers_limit_of_tokens_holds() -> None:
-    limits = Limits(n_ctx=4096, tokenize=lambda _: [], max_tokens=10)
     for given, limit in ({}, 10), ({"max_tokens": 20}, 10), ({"max_tokens": 5}, 5):
-        assert params_of(SERVER, limits, **given)[0].max_tokens == limit
+        assert sampling_params(chat(**given), SERVER, MODEL, 10)[0].max_tokens == limit
 
 
 def test_the_end_of_an_answer_is_the_clients() -> None:
@@ -440,7 +438,7 @@ def test_constraints_have_the_names_of_llama_cpp(fields: dict[str, Any], wanted:
 
 
 def completion_params(**fields: Any) -> SamplingParams:
-    return sampling_params(completion(**fields), SERVER, LIMITS)[0]
+    return sampling_params(completion(**fields), SERVER, MODEL)[0]
 
 
 def test_logprobs_are_asked_for_in_each_endpoints_way() -> None:

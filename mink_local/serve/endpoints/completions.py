@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,9 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from mink_local.generation.answer import Answer, TopLogprobs
 from mink_local.generation.decoding import Decoding
+from mink_local.generation.model import Model
 from mink_local.generation.request import Request
 from mink_local.llama.constants import RANDOM_SEED
-from mink_local.llama.weights import Weights
 from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest
 from mink_local.serve.protocol.messages import ToolPlan, message_builder, prepare_chat, usage_of
 from mink_local.serve.protocol.responses import (
@@ -39,6 +40,8 @@ from mink_local.serve.protocol.sampling import sampling_params
 from mink_local.serve.service import AnswerEvent, EventStream, Service
 
 KEEP_ALIVE_SECONDS = 15.0  # between the comments of a stream that has nothing to send
+# Buffering proxies such as nginx would hold the tokens back.
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 LEAST_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
 
 
@@ -95,7 +98,7 @@ class Clock:
         )
 
 
-class Exchange:
+class Exchange(ABC):
     """A request for answers and the response to it; each endpoint has a class of its own.
 
     Args:
@@ -118,7 +121,7 @@ class Exchange:
         self.service = service
         self.request = request
         preset = service.presets.find(request.model)
-        self.params, ignored = sampling_params(request, preset, service.limits)
+        self.params, ignored = sampling_params(request, preset, service.model, service.max_tokens)
         self._headers = {"x-mink-ignored": ",".join(ignored)} if ignored else {}
         self._clock = Clock(service)
         self._head: dict[str, Any] = {
@@ -128,13 +131,13 @@ class Exchange:
             "system_fingerprint": service.fingerprint,
         }
 
+    @abstractmethod
     def prompts(self) -> Sequence[Request]:
         """Return a request for the engine for each prompt; called in a thread, after admission."""
-        raise NotImplementedError
 
+    @abstractmethod
     def choice(self, index: int, decoding: Decoding) -> "_Choice":
         """Return the choice with an index."""
-        raise NotImplementedError
 
     async def respond(self) -> Response:
         """Return the response.
@@ -148,7 +151,11 @@ class Exchange:
         )
         cancel = partial(self.service.cancel, events)
         if self.request.stream:
-            return _EventStreamResponse(self._stream(events), cancel, self._headers)
+            stream = _EventStreamResponse(
+                self._stream(events), headers=_STREAM_HEADERS | self._headers, media_type="text/event-stream"
+            )
+            stream.close = cancel
+            return stream
         try:
             content = msgspec.json.encode(await self._whole(events))
         finally:
@@ -215,19 +222,13 @@ def _server_sent(value: Any) -> bytes:
 class _EventStreamResponse(StreamingResponse):
     """A stream of server-sent events; `close` is called at its end, even if it never starts."""
 
-    def __init__(
-        self, content: AsyncIterator[bytes], close: Callable[[], None], headers: dict[str, str]
-    ) -> None:
-        # Buffering proxies such as nginx would hold the tokens back.
-        headers = {**headers, "cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(content, headers=headers, media_type="text/event-stream")
-        self._close = close
+    close: Callable[[], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._close()
+            self.close()
 
 
 class ChatExchange(Exchange):
@@ -258,12 +259,12 @@ class CompletionExchange(Exchange):
         return _CompletionChoice(index, self.service, self.request, decoding)
 
 
-class _Choice:
+class _Choice(ABC):
     """One choice: what was generated since the last chunk of a stream, or all of it."""
 
     def __init__(self, index: int, service: Service, request: ChatRequest | CompletionRequest) -> None:
         self._index = index
-        self._weights = service.model.weights
+        self._model = service.model
         self._request = request
         self._finish_reason: str | None = None
         self._k: list[int] = []
@@ -293,9 +294,9 @@ class _Choice:
         self._k, self._tokens, self._logprobs = [], [], []
         return choice
 
+    @abstractmethod
     def _form(self, common: dict[str, Any]) -> ChatChoice | ChatChunkChoice | CompletionChoice:
         """Return the choice in the form of the endpoint."""
-        raise NotImplementedError
 
 
 class _ChatChoice(_Choice):
@@ -331,8 +332,8 @@ class _ChatChoice(_Choice):
         return ChatChunkChoice(delta=delta, **common)
 
     def _entry(self, token: int, logprob: float | None, top: TopLogprobs) -> TokenLogprob:
-        entry = token_logprob(self._weights, token, logprob)
-        entry.top_logprobs = [token_logprob(self._weights, *pair) for pair in top]
+        entry = token_logprob(self._model, token, logprob)
+        entry.top_logprobs = [token_logprob(self._model, *pair) for pair in top]
         return entry
 
 
@@ -344,7 +345,6 @@ class _CompletionChoice(_Choice):
     ) -> None:
         super().__init__(index, service, completion)
         self._completion = completion
-        self._model = service.model
         self._prompt: Sequence[int] = decoding.prompt if completion.echo else ()
         self._text = ""
         self._length = 0  # of the tokens that were taken, in characters
@@ -372,8 +372,8 @@ class _CompletionChoice(_Choice):
         """Return the log-probabilities, each token with the most probable ones of its step and itself."""
         described = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token, logprob, top in self._logprobs:
-            own = token_logprob(self._weights, token, logprob)
-            best = {one.token: one.logprob for one in (token_logprob(self._weights, *pair) for pair in top)}
+            own = token_logprob(self._model, token, logprob)
+            best = {one.token: one.logprob for one in (token_logprob(self._model, *pair) for pair in top)}
             described.tokens.append(own.token)
             described.token_logprobs.append(own.logprob)
             described.top_logprobs.append({own.token: own.logprob, **best} if best else None)
@@ -381,8 +381,8 @@ class _CompletionChoice(_Choice):
         return described
 
 
-def token_logprob(weights: Weights, token: int, logprob: float | None) -> TokenLogprob:
+def token_logprob(model: Model, token: int, logprob: float | None) -> TokenLogprob:
     """Return a token's text, bytes and log-probability; the first token of a prompt has none."""
-    data = weights.piece(token)
+    data = model.weights.piece(token)
     value = None if logprob is None else max(logprob, LEAST_LOGPROB)
     return TokenLogprob(token=data.decode("utf-8", "replace"), logprob=value, bytes=list(data))

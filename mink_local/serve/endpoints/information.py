@@ -1,21 +1,25 @@
-"""What the server says of itself: models, tokenizer, health, metrics, playground, OpenAPI document."""
+"""What the server says of its model (ids, tokenizer, candidates) and of itself (health, OpenAPI, …)."""
 
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from mink_local.generation.request import SamplingParams
-from mink_local.samplers import default_samplers
-from mink_local.serve.endpoints.candidates import find_candidates
+from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.sampling_step import sampling_step
+from mink_local.generation.text import TextStream
+from mink_local.llama.weights import Weights
+from mink_local.samplers import Greedy, Sampler, default_samplers, parse
 from mink_local.serve.endpoints.completions import create_chat_completion, create_completion
 from mink_local.serve.protocol.fields import (
     CandidatesRequest,
@@ -31,8 +35,10 @@ from mink_local.serve.protocol.fields import (
 from mink_local.serve.protocol.messages import prepare_chat
 from mink_local.serve.protocol.responses import (
     ApiError,
+    Candidate,
     ChatCompletion,
     ChatCompletionChunk,
+    Cut,
     DetokenizedText,
     ErrorBody,
     Health,
@@ -52,6 +58,7 @@ from mink_local.version import __version__
 Json = dict[str, Any]
 
 MAX_CONTROL_TOKENS = 10_000  # in a text; llama.cpp's time grows with the square of their number
+_CURVE_POINTS = 256  # of the candidates' logits, over the whole vocabulary
 PLAYGROUND = Path(__file__).parents[1] / "playground.html"
 
 
@@ -119,6 +126,119 @@ async def count_input_tokens(service: Service, chat: ChatRequest) -> InputTokens
     """Count the tokens of a conversation's prompt."""
     request, _ = await service.off_loop(prepare_chat, service.model, chat, SamplingParams())
     return InputTokens(input_tokens=len(await service.off_loop(service.tokens, request)))
+
+
+async def find_candidates(service: Service, chat: CandidatesRequest) -> StepCandidates:
+    """Return the candidates of an answer's next token, and samplers' cuts."""
+    service.presets.find(chat.model)
+    try:
+        samplers = [parse(text) for text in chat.samplers]
+    except ValueError as error:
+        raise ApiError(400, str(error), param="samplers") from None
+    rows: list[NDArray[np.float32]] = []
+
+    def make_requests() -> list[Request]:
+        params = SamplingParams(sampler=Greedy(), max_tokens=1)
+        request, _ = prepare_chat(service.model, chat, params)
+        # Not with the grammar of a forced call: the logits are the model's own.
+        return [replace(request, params=params, watch=lambda logits: rows.append(logits.copy()))]
+
+    events = await service.begin(1, make_requests)
+    try:
+        async for _ in events:
+            pass
+    finally:
+        service.cancel(events)
+    try:
+        return await service.off_loop(
+            lambda: step_candidates(
+                rows[0],
+                service.model.weights,
+                samplers,
+                chat.temperatures or [1.0],
+                top=chat.top,
+                sampled=chat.sampled,
+                prefix=chat.prefix_tokens or (),
+                prompt_tokens=events.decodings[0].answer.prompt_tokens,
+            )
+        )
+    except ValueError as error:
+        raise ApiError(400, str(error), param="sampled") from None
+
+
+def step_candidates(
+    logits: NDArray[np.float32],
+    weights: Weights,
+    samplers: list[Sampler],
+    temperatures: list[float],
+    *,
+    top: int,
+    sampled: int | None = None,
+    prefix: Sequence[int] = (),
+    prompt_tokens: int = 0,
+) -> StepCandidates:
+    """Return the first candidates of a step and the cuts of samplers.
+
+    Args:
+        logits: Raw logits of the step, (V,).
+        weights: The vocabulary, for the texts of tokens.
+        samplers: The samplers whose cuts to return.
+        temperatures: The temperatures > 0 of the cuts.
+        top: Number of candidates to return.
+        sampled: A token to describe, whatever its rank.
+        prefix: The answer's tokens before the step.
+        prompt_tokens: Number of tokens before the step.
+
+    Raises:
+        ValueError: No logit is finite, or that of `sampled` is not.
+    """
+    if not np.isfinite(logits).any():
+        raise ValueError("no logit is finite: there is no token to choose")
+    if sampled is not None and not (0 <= sampled < logits.size and np.isfinite(logits[sampled])):
+        raise ValueError(f"sampled must be a token with a finite logit, not {sampled}")
+    step = sampling_step(logits, int(np.nanargmax(logits)) if sampled is None else sampled, 1.0, ())
+    before = b"".join(map(weights.piece, prefix))
+
+    def candidate(rank: int) -> Candidate:
+        token = int(step.ids[rank])
+        piece = weights.piece(token)
+        return Candidate(
+            rank=rank + 1,
+            id=token,
+            text=TextStream(before=before).push(piece) if piece else weights.token_text(token),
+            logit=float(step.logits[rank]),
+            p=float(step.p[rank]),
+            ends=weights.ends_generation(token),
+        )
+
+    n = len(step.ids)
+    ranks = np.unique(np.geomspace(1, n, _CURVE_POINTS).round().astype(int)).tolist()
+    return StepCandidates(
+        n_vocab=logits.size,
+        prompt_tokens=prompt_tokens,
+        temperatures=temperatures,
+        candidates=[candidate(rank) for rank in range(min(top, n))],
+        sampled=None if sampled is None else candidate(step.sampled),
+        curve=[(rank, float(step.logits[rank - 1])) for rank in ranks],
+        cliff=step.cliff,
+        entropy=step.entropy,
+        cuts=[_cut(sampler, logits, step.logits, temperatures) for sampler in samplers],
+    )
+
+
+def _cut(
+    sampler: Sampler, logits: NDArray[np.float32], ordered: NDArray[np.float64], temperatures: list[float]
+) -> Cut:
+    """Return a sampler's cut at each temperature; one cut serves all if it does not depend on them."""
+    if sampler.order == "temperature-first":
+        cutoffs = [sampler.cutoff(logits, temperature) for temperature in temperatures]
+    else:
+        cutoffs = [sampler.cutoff(logits)] * len(temperatures)
+    weights = []
+    for k, temperature in zip(cutoffs, temperatures, strict=True):
+        with np.errstate(over="ignore"):  # at temperatures near 0
+            weights.append(float(np.exp((ordered[:k] - ordered[0]) / temperature).sum()))
+    return Cut(sampler=str(sampler), k=cutoffs, weight=weights)
 
 
 async def health(service: Service) -> Health:

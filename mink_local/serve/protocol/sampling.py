@@ -4,10 +4,11 @@ A client that can only choose a model can so have Min-k at temperature 5: `qwen3
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mink_local.generation.model import Model
 from mink_local.generation.request import SamplingParams
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
@@ -97,27 +98,18 @@ class Presets:
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The server's limits, and what is needed to read the fields of a request.
-
-    Args:
-        n_ctx: Tokens that a prompt and its answer share.
-        tokenize: Returns the token ids of a text in which control tokens are text.
-        max_tokens: Maximum length of an answer; None leaves it to the context.
-    """
-
-    n_ctx: int
-    tokenize: Callable[[str], list[int]]
-    max_tokens: int | None = None
-
-
 def sampling_params(
-    request: ChatRequest | CompletionRequest, preset: Preset, limits: Limits
+    request: ChatRequest | CompletionRequest, preset: Preset, model: Model, most_tokens: int | None = None
 ) -> tuple[SamplingParams, list[str]]:
     """Return the sampling parameters of a request, and its fields that have no effect.
 
     A completion with `echo` and `max_tokens: 0` samples one token, which the endpoint leaves out.
+
+    Args:
+        request: The request.
+        preset: The preset that it chooses by its model id.
+        model: Tells the context's length and the tokens of texts.
+        most_tokens: Maximum length of an answer; None leaves it to the context.
 
     Raises:
         ApiError: An option is out of range, or samplers cannot be combined.
@@ -125,8 +117,8 @@ def sampling_params(
     sampler, temperature, ignored = _sampler(request, preset)
     is_echo = isinstance(request, CompletionRequest) and bool(request.echo)
     max_tokens = 1 if is_echo and request.token_limit == 0 else request.token_limit
-    if limits.max_tokens is not None:
-        max_tokens = min(limits.max_tokens, limits.max_tokens if max_tokens is None else max_tokens)
+    if most_tokens is not None:
+        max_tokens = min(most_tokens, most_tokens if max_tokens is None else max_tokens)
     try:
         params = SamplingParams(
             sampler=sampler,
@@ -139,7 +131,7 @@ def sampling_params(
             ignore_eos=bool(request.ignore_eos),
             logprobs=request.logprobs_count,
             prompt_logprobs=request.logprobs_count if is_echo else None,
-            constraints=_constraints(request, limits),
+            constraints=_constraints(request, model),
         )
     except ValueError as error:
         name = str(error).split(" ", 1)[0]
@@ -221,11 +213,11 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _constraints(request: SamplingFields, limits: Limits) -> Constraints | None:
+def _constraints(request: SamplingFields, model: Model) -> Constraints | None:
     """Return what changes the logits before the cut, or None if nothing does."""
     repeat = request.repeat_penalty if request.repeat_penalty is not None else request.repetition_penalty
     options = _given(
-        logit_bias=_bias(request, limits),
+        logit_bias=_bias(request, model),
         repeat_penalty=repeat,
         frequency_penalty=request.frequency_penalty,
         presence_penalty=request.presence_penalty,
@@ -238,10 +230,10 @@ def _constraints(request: SamplingFields, limits: Limits) -> Constraints | None:
     return Constraints(
         **options,
         **_given(
-            penalty_last_n=limits.n_ctx if request.repeat_last_n == -1 else request.repeat_last_n,
+            penalty_last_n=model.n_ctx if request.repeat_last_n == -1 else request.repeat_last_n,
             dry_base=request.dry_base,
             dry_allowed_length=request.dry_allowed_length,
-            dry_penalty_last_n=limits.n_ctx
+            dry_penalty_last_n=model.n_ctx
             if request.dry_penalty_last_n == -1
             else request.dry_penalty_last_n,
             dry_sequence_breakers=_texts(request.dry_sequence_breakers) or None,
@@ -249,7 +241,7 @@ def _constraints(request: SamplingFields, limits: Limits) -> Constraints | None:
     )
 
 
-def _bias(request: SamplingFields, limits: Limits) -> dict[int, float]:
+def _bias(request: SamplingFields, model: Model) -> dict[int, float]:
     """Return the logit bias by token id, within ±100; -100 and `false` ban a token."""
     biases = {}
     given = request.logit_bias or {}
@@ -257,6 +249,6 @@ def _bias(request: SamplingFields, limits: Limits) -> dict[int, float]:
         if value is True:
             raise ApiError(400, "logit_bias: true is not a bias", param="logit_bias")
         bias = max(-LARGEST_BIAS, min(LARGEST_BIAS, value))
-        for token_id in [token] if isinstance(token, int) else limits.tokenize(token):
+        for token_id in [token] if isinstance(token, int) else model.tokenize(token):
             biases[token_id] = -math.inf if value is False or bias == -LARGEST_BIAS else bias
     return biases
