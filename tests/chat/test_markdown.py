@@ -37,7 +37,9 @@ See [the manual](https://example.org/manual).
 Unclosed **bold"""
 
 
-def rendered(pieces: list[str], width: int = 60, height: int = 200) -> tuple[list[str], str]:
+def rendered(
+    pieces: list[str], width: int = 60, height: int = 200, recalled: str = ""
+) -> tuple[list[str], str]:
     """Return the rows that are or were on the screen, and all that was written."""
     out = io.StringIO()
     console = Console(
@@ -49,6 +51,8 @@ def rendered(pieces: list[str], width: int = 60, height: int = 200) -> tuple[lis
         legacy_windows=False,
     )
     markdown = MarkdownWriter(console)
+    if recalled:
+        markdown.recall(recalled)
     for piece in pieces:
         markdown.feed(piece)
     markdown.end()
@@ -123,16 +127,9 @@ def test_a_row_that_terminals_count_differently_is_not_replaced() -> None:
 
 
 def test_recalled_text_shows_its_last_block_again() -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=40, force_terminal=True, legacy_windows=False)
-    markdown = MarkdownWriter(console)
-    markdown.recall("One **two**.\n\nThree **fo")
-    assert out.getvalue() == "Three **fo"
-    markdown.feed("ur**.")
-    markdown.end()
-    screen = pyte.Screen(40, 5)
-    pyte.Stream(screen).feed(out.getvalue().replace("\n", "\r\n"))
-    assert screen.display[0].rstrip() == "Three four."
+    rows, out = rendered(["ur**."], recalled="One **two**.\n\nThree **fo")
+    assert out.startswith("Three **four")
+    assert rows == ["Three four."]
 
 
 def test_code_costs_as_much_as_it_is_long() -> None:

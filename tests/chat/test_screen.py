@@ -34,6 +34,14 @@ class FakeTerminal(io.TextIOWrapper):
         return buffer.getvalue().decode(self.encoding)
 
 
+def terminals(monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8") -> tuple[FakeTerminal, FakeTerminal]:
+    """Make standard output and error terminals; return both."""
+    out, err = FakeTerminal(encoding), FakeTerminal(encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    return out, err
+
+
 def test_a_terminal_does_not_obey_text() -> None:
     assert printable(f"{EVIL}\n") == f"{HARMLESS}\td\n"
     assert printable("\u200e\u200f\u061c\u2066\x7f\r\n日本") == "\ufffd\ufffd\ufffd\ufffd␡\n日本"
@@ -44,9 +52,7 @@ def test_a_terminal_does_not_obey_text() -> None:
 @pytest.mark.parametrize("plain", [True, False])
 def test_nothing_reaches_the_terminal_unseen(monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
     """Whatever it is shown by, and whatever text a style's link holds."""
-    out, err = FakeTerminal(), FakeTerminal()
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(sys, "stderr", err)
+    out, err = terminals(monkeypatch)
     screen = Screen(plain)
     screen.show(EVIL, Text(EVIL), Panel(Text(EVIL), title=Text(EVIL)), Text("x", f"link http://{EVIL}"))
     screen.table([(EVIL, Text(EVIL))])
@@ -74,9 +80,7 @@ def test_only_the_screen_writes() -> None:
 
 def test_a_terminal_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
     """Signs of ours have a likeness in ASCII, other characters are ?; no row grows."""
-    out, err = FakeTerminal("ascii"), FakeTerminal("ascii")
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(sys, "stderr", err)
+    out, err = terminals(monkeypatch, "ascii")
     screen = Screen(plain=True)
     screen.note("8 tokens · ▁▄█ …")
     screen.progress("日本")
@@ -87,9 +91,8 @@ def test_a_terminal_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_progress_overwrites_itself_and_clears(monkeypatch: pytest.MonkeyPatch) -> None:
     """With spaces and carriage returns, which every console obeys."""
-    stream = FakeTerminal()
-    monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("COLUMNS", "10")
+    _, stream = terminals(monkeypatch)
     screen = Screen()
     screen.progress("long enough to be cut")
     screen.progress("x")
@@ -103,9 +106,8 @@ def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_notes_are_wrapped_and_stripped(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = FakeTerminal()
-    monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("COLUMNS", "20")
+    _, stream = terminals(monkeypatch)
     Screen(plain=True).note("a note that is longer \x1b]0;title\x07 than the window")
     assert stream.shown.splitlines() == ["a note that is", "longer ␛]0;title␇", "than the window"]
 

@@ -24,6 +24,13 @@ pytestmark = [pytest.mark.usefixtures("own_files"), pytest.mark.terminal, pytest
 Open = Callable[..., Terminal]
 
 
+def exported(terminal: Terminal, folder: Path) -> dict[str, Any]:
+    """Return the conversation as /export writes it."""
+    terminal.say(f"/export {folder}/x.json")
+    conversation: dict[str, Any] = json.loads((folder / "x.json").read_text(encoding="utf-8"))
+    return conversation
+
+
 def test_a_chat(opened: Open) -> None:
     """One answer with its figures, colours of /heat, a copy to the clipboard, and /exit."""
     terminal = opened("--temp", "0", "--max-tokens", "8")
@@ -57,8 +64,7 @@ def test_keys(opened: Open, tmp_path: Path) -> None:
     terminal.until_shown(r"\(reverse-i-search\)`second'")
     assert terminal.screen.splitlines()[rows - 1].startswith("(reverse-i-search)")
     terminal.say("\r")
-    terminal.say(f"/export {tmp_path}/x.json")
-    messages = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["messages"]
+    messages = exported(terminal, tmp_path)["messages"]
     sent = [message["content"] for message in messages if message["role"] == "user"]
     lines = "first line\nsecond line\nthird line"
     assert sent == [lines, "one\ntwo", "block one\n\nblock two", lines]
@@ -217,8 +223,7 @@ def test_the_input_line(opened: Open, tmp_path: Path) -> None:
     terminal.send("/re\t")
     terminal.until_shown("/redo +Bring it back")
     terminal.press("\x03")
-    terminal.say(f"/export {tmp_path}/x.json")
-    messages = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["messages"]
+    messages = exported(terminal, tmp_path)["messages"]
     assert [message["content"] for message in messages[::2]] == ["Tell me of rain."] * 2
 
 
@@ -257,8 +262,7 @@ def test_killed_in_the_middle_of_an_answer(opened: Open, own_files: Path, tmp_pa
     recalled = " ".join(again.text.split())
     assert shown[: len(shown) - 20] in recalled
     assert "5 tokens" in again.say("/continue")
-    again.say(f"/export {tmp_path}/x.json")
-    whole = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))
+    whole = exported(again, tmp_path)
     answer, [cut] = whole["messages"][-1], whole["other_branches"]
     assert answer["outcome"]["finish_reason"] == "length"
     assert " ".join(answer["content"].split()).startswith(shown[:30])
@@ -380,8 +384,7 @@ def test_reasoning(opened: Open, thinker: tuple[str, ...], tmp_path: Path) -> No
     assert "Two and two" not in folded
     assert "Two and two." in terminal.say("/think")
     assert "(think is off" in terminal.say("/think off")
-    terminal.say(f"/export {tmp_path}/x.json")
-    messages = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["messages"]
+    messages = exported(terminal, tmp_path)["messages"]
     assert [message["content"] for message in messages] == [
         "2 + 2?", "It is **four**.", "And again?", "It is **four**.",
     ]  # fmt: skip

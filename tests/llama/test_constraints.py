@@ -165,7 +165,6 @@ def test_constrained_tokens_are_those_of_one_llama_cpp_chain(
         context.decode(Segment(batch, len(prompt) + len(expected) - 1 if expected else 0))
         batch = [C.llama_sampler_sample(chain.handle, context.handle, -1)]
         expected += batch
-    chain.free()
     assert tokens == expected
 
 

@@ -22,7 +22,6 @@ def kept_by_llamacpp(row: Row, *handles: Any) -> NDArray[np.int64]:
     """Return the sorted token ids that a chain of llama.cpp samplers leaves above -inf."""
     chain = SamplerChain(*handles)
     kept, _ = chain.apply(np.arange(row.size), row)
-    chain.free()
     return np.sort(kept["id"][kept["logit"] > -np.inf]).astype(np.int64)
 
 

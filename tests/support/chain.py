@@ -1,4 +1,4 @@
-"""A llama.cpp sampler chain that a test builds, applies and frees."""
+"""A llama.cpp sampler chain that a test builds and applies."""
 
 import ctypes
 from typing import Any
@@ -35,5 +35,5 @@ class SamplerChain:
         records, selected = self.apply(np.arange(row.size), row)
         return int(records["id"][selected])
 
-    def free(self) -> None:
+    def __del__(self) -> None:
         C.llama_sampler_free(self.handle)

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from mink_local.sandbox import serve
@@ -50,6 +51,11 @@ def write_to_stdout(text: str) -> str:
     return text
 
 
+def begin_and_sleep(path: str) -> None:
+    Path(path).touch()
+    time.sleep(60)
+
+
 def fail(text: str) -> None:
     raise RuntimeError(text)
 
@@ -65,6 +71,7 @@ ACTIONS: dict[str, Callable[[Any], Any]] = {
     "exit": os._exit,
     "close": close_stdout,
     "print": write_to_stdout,
+    "begin": begin_and_sleep,
     "fail": fail,
     "variable": os.environ.get,
 }
