@@ -95,14 +95,13 @@ def plot(step: SamplingStep, texts: Sequence[str], path: Path) -> None:
         path: Its ending names the format.
 
     Raises:
-        MinkError: Matplotlib is missing, or the file cannot be written.
+        MinkError: The file cannot be written.
+        ModuleNotFoundError: Matplotlib is missing.
     """
-    try:
-        from matplotlib.figure import Figure
+    from matplotlib.figure import Figure
 
-        from mink_local.evals.figures import look
-    except ImportError:
-        raise MinkError("pictures need Matplotlib: type  python -m pip install matplotlib") from None
+    from mink_local.evals.figures import look
+
     figure = Figure(figsize=(9, 6), layout="constrained")
     curve: Any
     bars: Any

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -27,7 +28,6 @@ from mink_local.models.options import (
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
-    from mink_local.evals.measurement import Measurement
     from mink_local.evals.tasks.base import Task
     from mink_local.models.catalog import ModelFile
     from mink_local.samplers import Sampler
@@ -51,6 +51,13 @@ Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted.
 """
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+# By the command that the manifest names; a run's report is its own. They are imported when they are needed.
+MEASUREMENTS = {
+    "frontier": "mink_local.evals.frontier.measure:Frontier",
+    "coverage": "mink_local.evals.coverage.measure:Walks",
+    "judge": "mink_local.evals.judge.judgements:Judging",
+}
 
 POSITIVE = click.IntRange(min=1)
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
@@ -302,38 +309,21 @@ def report_command(folder: Path, against: str | None) -> None:
     from mink_local.evals.report.write import report_run
     from mink_local.evals.store import read_manifest
 
-    kind = _measurement(str(read_manifest(folder).get("measures", "run")))
-    if kind is None:
-        report_run(folder, against)
-    else:
+    measures = read_manifest(folder).get("measures", "run")
+    if measures in MEASUREMENTS:
+        kind = resolve_name(MEASUREMENTS[measures])
         kind.report(read_results(folder, kind))
+    else:
+        report_run(folder, against)
     if (folder / "judge").is_dir():
-        from mink_local.evals.judge.judgements import Judging
-
-        Judging.report(read_results(folder / "judge", Judging))
+        judging = resolve_name(MEASUREMENTS["judge"])
+        judging.report(read_results(folder / "judge", judging))
     if (folder / "sheet").is_dir():
         from mink_local.evals.judge.people import report_votes, saved_votes
 
         votes = saved_votes(folder / "sheet")
         if votes:
             report_votes(folder / "sheet", votes)
-
-
-def _measurement(measures: str) -> "type[Measurement[Any]] | None":
-    """Return the measurement of this name; None for a run, whose report is its own."""
-    if measures == "frontier":
-        from mink_local.evals.frontier.measure import Frontier
-
-        return Frontier
-    if measures == "coverage":
-        from mink_local.evals.coverage.measure import Walks
-
-        return Walks
-    if measures == "judge":
-        from mink_local.evals.judge.judgements import Judging
-
-        return Judging
-    return None
 
 
 @cli.command("frontier")

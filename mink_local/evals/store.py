@@ -211,12 +211,19 @@ class Store(Generic[R]):
                 raise RunError(
                     f"another mink-eval is writing to {folder}: wait for it, or name another folder"
                 ) from None
-            self.manifest = self._read_manifest(measures, upgrade)
-            self.manifest.setdefault("revision", 1)
-            self.agree({"revision": revision, **settings})
+            self.manifest = self._read_manifest(measures)
+            try:
+                upgrade(self.manifest)
+                if self.manifest["measures"] != measures:
+                    other = self.manifest["measures"]
+                    raise RunError(f"{folder} holds the results of mink-eval {other}: name another --out")
+                self.manifest.setdefault("revision", 1)
+                self.agree({"revision": revision, **settings})
+            except (KeyError, TypeError, AttributeError):
+                raise RunError(f"{folder / MANIFEST} is damaged: name another --out") from None
             with as_run_error(self._path):
                 self._stream = opened.enter_context(self._path.open("ab", buffering=0))
-                self._size = _mend(self._stream, self._path)
+                _mend(self._stream, self._path)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> "Store[R]":
@@ -245,27 +252,23 @@ class Store(Generic[R]):
 
     def append(self, row: R) -> None:
         """Write a row behind the others; on an error, leave nothing of it and raise RunError."""
-        line = to_line(row)
+        size = os.fstat(self._stream.fileno()).st_size
         with as_run_error(self._path):
             try:
-                _write_all(self._stream, line)
+                _write_all(self._stream, to_line(row))
                 if time.monotonic() - self._synced > _SYNC_SECONDS:
                     os.fsync(self._stream.fileno())
                     self._synced = time.monotonic()
             except OSError:
                 with suppress(OSError):
-                    self._stream.truncate(self._size)
+                    self._stream.truncate(size)
                 raise
-        self._size += len(line)
         self.found.by_key[row.key] = row
 
     def agree(self, settings: Mapping[str, Any]) -> None:
         """Add settings to the manifest. Raises RunError if one has changed."""
         differences: list[str] = []
-        try:
-            merged = _merged(self.manifest, settings, (), differences)
-        except (TypeError, AttributeError):
-            raise RunError(f"{self.folder / MANIFEST} is damaged: name another --out") from None
+        merged = _merged(self.manifest, settings, (), differences)
         if differences:
             raise RunError(
                 f"{self.folder} was started with other settings: {'; '.join(differences)}. "
@@ -298,28 +301,17 @@ class Store(Generic[R]):
         session = {"started": started, **environment, "versions": now}
         self.note(sessions=[*self.manifest.get("sessions", []), session])
 
-    def _read_manifest(self, measures: str, upgrade: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-        path = self.folder / MANIFEST
-        if not path.exists():
-            self._refuse_other_files()
-            return {"format": FORMAT, "measures": measures, "versions": versions(), "sessions": []}
-        manifest = read_manifest(self.folder)
-        try:
-            n_format = manifest["format"]
-            upgrade(manifest)
-        except (KeyError, TypeError, AttributeError):
-            raise RunError(f"{path} is damaged: name another --out") from None
-        if n_format != FORMAT:
-            raise RunError(f"{self.folder} is of another version of mink-eval: name another --out")
-        if manifest.get("measures") != measures:
-            other = manifest.get("measures")
-            raise RunError(f"{self.folder} holds the results of mink-eval {other}: name another --out")
-        return manifest
-
-    def _refuse_other_files(self) -> None:
+    def _read_manifest(self, measures: str) -> dict[str, Any]:
+        """Return the manifest, or the beginning of one for a new folder."""
+        if (self.folder / MANIFEST).exists():
+            manifest = read_manifest(self.folder)
+            if manifest.get("format", FORMAT) != FORMAT:
+                raise RunError(f"{self.folder} is of another version of mink-eval: name another --out")
+            return manifest
         there = [path.name for path in self.folder.iterdir() if not path.name.startswith(".")]
         if there:
             raise RunError(f"{self.folder} holds {there[0]} and no {MANIFEST}: name a new folder with --out")
+        return {"format": FORMAT, "measures": measures, "versions": versions(), "sessions": []}
 
 
 def _merged(
@@ -344,20 +336,18 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def _mend(stream: FileIO, path: Path) -> int:
-    """Remove half a line from the end of the rows; return their size in bytes."""
-    size = path.stat().st_size
+def _mend(stream: FileIO, path: Path) -> None:
+    """Remove half a line from the end of the rows."""
     with path.open("rb") as lines:
         last = b"".join(deque(lines, maxlen=1))
     if not last or last.endswith(b"\n"):
-        return size
+        return
     try:
         _parse(last)
+        _write_all(stream, b"\n")  # only its end is missing: an editor has removed it
     except ValueError:
         log.warning("%s ends in the middle of a line: its last %d bytes are removed", path, len(last))
-        return stream.truncate(size - len(last))
-    _write_all(stream, b"\n")  # only its end is missing: an editor has removed it
-    return size + 1
+        stream.truncate(path.stat().st_size - len(last))
 
 
 def _write_all(stream: FileIO, data: bytes) -> None:

@@ -29,7 +29,7 @@ from mink_local.evals.run.records import (
     methods,
     record_files,
 )
-from mink_local.evals.run.workers import NO_TEMPLATE, Answering, Session, Worker
+from mink_local.evals.run.workers import NO_TEMPLATE, Cluster, Session, Worker
 from mink_local.evals.store import Rows, Store, file_sha256, to_line, write_file
 from mink_local.evals.tables import Table, percent, temperature_name
 from mink_local.evals.tasks.base import Task
@@ -76,7 +76,7 @@ class Run(Measurement[Response]):
         max_tokens: int | None = None,
         ctx: int | None = None,
         greedy: bool = True,
-        start: Callable[..., Answering] = Worker,
+        start: Callable[..., Worker | Cluster] = Worker,
         n_parallel: int | Literal["auto"] = "auto",
         **placement: Any,
     ) -> None:
@@ -102,7 +102,7 @@ class Run(Measurement[Response]):
         self._start = partial(
             start, tasks=self._tasks, seed=seed, ctx=ctx, n_parallel=n_parallel, placement=placement
         )
-        self._answering: Answering | None = None
+        self._answering: Worker | Cluster | None = None
         names = [str(sampler) for sampler in samplers]
         self._keys = [
             ResponseKey(model.name, task, *method, question_id)

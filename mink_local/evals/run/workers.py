@@ -6,13 +6,12 @@ import math
 import os
 import socket
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from itertools import groupby, takewhile
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from mink_local.errors import GenerationError, MinkError, RunError
 from mink_local.evals.run.questions import AskedTask
@@ -51,22 +50,6 @@ class Session(NamedTuple):
     environment: Mapping[str, Any]
 
 
-class Answering(Protocol):
-    """Has a model answer questions: `Worker` in this process, `Cluster` on many machines."""
-
-    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | Session]:
-        """Yield the responses in order of completion, until `interrupt`, and before them every new session.
-
-        All keys of a question follow one another, so that its prompt is evaluated once for all of them.
-        """
-
-    def interrupt(self) -> None:
-        """End `answer` soon; may be called from a signal handler."""
-
-    def close(self) -> None:
-        """Free the models."""
-
-
 class Worker:
     """A model that answers questions, the same in this process and in one of Ray's; it is loaded when needed.
 
@@ -101,9 +84,12 @@ class Worker:
         self._task = ""  # to which the context fits
 
     def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | Session]:
-        """Yield responses and sessions; see `Answering`.
+        """Yield the responses in order of completion, and every new session before its responses.
 
         Generation continues in another thread while a response is scored and written.
+
+        Args:
+            keys: Those of a question follow one another, so that its prompt is evaluated once for them.
 
         Raises:
             GenerationError: The model cannot answer a question.
@@ -126,11 +112,13 @@ class Worker:
                         yield self._response(key, answer)
 
     def interrupt(self) -> None:
+        """End `answer` soon; may be called from a signal handler."""
         self._interrupted = True
         if self._model:
             self._model.interrupt()
 
     def close(self) -> None:
+        """Free the model."""
         if self._model:
             self._model.close()
 
@@ -216,15 +204,6 @@ class Worker:
         )
 
 
-@dataclass(eq=False)
-class Stretch:
-    """Responses that a worker of the cluster is to give."""
-
-    worker: Any
-    keys: Sequence[ResponseKey]
-    done: set[ResponseKey] = field(default_factory=set)
-
-
 class Cluster:
     """Workers of a Ray cluster: one on every GPU, or several on CPUs. Ray decides where they run.
 
@@ -256,13 +235,14 @@ class Cluster:
         actor: Any = ray.remote(Worker).options(**resources)
         self._start = partial(actor.remote, model, ray.put(dict(tasks)), **options)
         self._todo: deque[ResponseKey] = deque()
-        self._busy: dict[Any, Stretch] = {}  # by Ray's iterator over the responses
+        # by Ray's iterator over its responses: a worker, and what it has yet to answer
+        self._busy: dict[Any, tuple[Any, dict[ResponseKey, None]]] = {}
         self._workers: list[Any] = []
         self._losses = 0
         self._interrupted = False
 
     def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | Session]:
-        """Yield responses and sessions; see `Answering`.
+        """Yield responses and sessions; see `Worker.answer`.
 
         Raises:
             MinkError: A worker raised it.
@@ -273,14 +253,16 @@ class Cluster:
             self._start_worker()
         while self._busy and not self._interrupted:
             for responses in self._ray.wait(list(self._busy), timeout=_POLL_SECONDS)[0]:
-                found = self._receive(responses, self._busy.pop(responses))
+                found = self._receive(responses, *self._busy.pop(responses))
                 if found:
                     yield found
 
     def interrupt(self) -> None:
+        """End `answer` soon; may be called from a signal handler."""
         self._interrupted = True
 
     def close(self) -> None:
+        """End the workers."""
         for worker in self._workers:
             self._ray.kill(worker)
 
@@ -289,7 +271,9 @@ class Cluster:
             self._workers.append(self._start())
             self._hand_out(self._workers[-1])
 
-    def _receive(self, responses: Any, stretch: Stretch) -> Response | Session | None:
+    def _receive(
+        self, responses: Any, worker: Any, left: dict[ResponseKey, None]
+    ) -> Response | Session | None:
         """Return what has come from a worker; None if it was lost, or has given its last response."""
         try:
             reference = next(responses, None)
@@ -299,14 +283,14 @@ class Cluster:
                 raise error.cause from None
             raise RunError(f"a worker failed: {error.cause!r}") from None
         except self._ray.exceptions.RayError as error:
-            self._replace(stretch, _first_line(error))
+            self._replace(left, _first_line(error))
             return None
         if found is None:
-            self._hand_out(stretch.worker)
+            self._hand_out(worker)
             return None
-        self._busy[responses] = stretch  # behind the others, which are served first
+        self._busy[responses] = worker, left  # behind the others, which are served first
         if isinstance(found, Response):
-            stretch.done.add(found.key)
+            del left[found.key]
             self._losses = 0
         return found
 
@@ -320,10 +304,10 @@ class Cluster:
             n = math.ceil(len(self._todo) / (2 * self._n_workers))
             keys = [self._todo.popleft() for _ in range(n)]
             responses = worker.answer.options(num_returns="streaming").remote(keys)
-            self._busy[responses] = Stretch(worker, keys)
+            self._busy[responses] = worker, dict.fromkeys(keys)
 
-    def _replace(self, stretch: Stretch, reason: str) -> None:
-        """Start a worker in the place of a lost one, whose unanswered questions are given out again.
+    def _replace(self, left: Iterable[ResponseKey], reason: str) -> None:
+        """Start a worker in the place of a lost one; what that has left is given out again.
 
         Raises RunError if too many workers are lost.
         """
@@ -331,7 +315,7 @@ class Cluster:
         if self._losses == _LOSSES:
             raise RunError(f"{_LOSSES} workers were lost one after another, the last one so: {reason}")
         log.warning("a worker was lost, another is started: %s", reason)
-        self._todo.extendleft(key for key in reversed(stretch.keys) if key not in stretch.done)
+        self._todo.extendleft(reversed(list(left)))
         self._start_worker()
 
 
