@@ -4,6 +4,7 @@ A node is the beginning of an answer, and is evaluated once: its row of logits g
 method and their probabilities at every temperature. Tokens after which the answer is invalid are no nodes.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -183,7 +184,9 @@ def walk(
     n = len(probabilities)
     found = Distribution(np.zeros((n, len(answers))), np.zeros(n))
     nodes = [_Node((), Open(), np.ones(n))]
-    known: dict[Open, tuple[dict[int, Open], dict[int, int]]] = {}
+    continuations = functools.cache(
+        functools.partial(vocabulary.continuations, answers)
+    )  # of many nodes the state is the same
     while nodes and found.n_nodes < most_nodes:
         reach = np.stack([node.reach for node in nodes])
         largest = reach[:, found.rest > most_rest].max(axis=1, initial=0)
@@ -192,9 +195,7 @@ def walk(
         batch = _take(nodes, largest, min(rows.n_parallel, most_nodes - found.n_nodes))
         for row in rows(([*prompt, *node.tokens], 1) for node in batch):
             node = batch[row.sequence]
-            if node.state not in known:
-                known[node.state] = vocabulary.continuations(answers, node.state)
-            nodes += _expand(node, *known[node.state], probabilities, row.logits, found)
+            nodes += _expand(node, *continuations(node.state), probabilities, row.logits, found)
         found.n_nodes += len(batch)
     return found
 
