@@ -18,7 +18,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
 from mink_local.chat.chat import Chat
-from mink_local.chat.commands import answers, compare, completion, conversations, explain, heat, settings
+from mink_local.chat.commands import answers, compare, completion, conversations, explain, settings
 from mink_local.chat.commands.completion import Completions
 from mink_local.chat.conversation.session import Session
 from mink_local.chat.terminal.input import PlainLine, QuietTerminal, read_message
@@ -122,8 +122,8 @@ _GROUPS = {
     "More": (
         Command(compare.USAGE, "Compare samplers", compare.compare, compare.complete),
         Command("explain [N|WORD]", "Show a token's candidates", explain.explain),
-        Command("heat", "Colour the last answer", heat.heat),
-        Command("stats", "Show figures", heat.stats),
+        Command("heat", "Colour the last answer", explain.heat),
+        Command("stats", "Show figures", explain.stats),
         Command("help [COMMAND]", "Explain a command", help_, _complete_help),
         Command("exit", "Leave", exit_),
     ),

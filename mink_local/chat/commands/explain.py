@@ -1,8 +1,8 @@
-"""/explain: what each token of an answer was sampled from, in the whole window or one step printed."""
+"""The commands that show how answers were sampled: /explain, /heat and /stats."""
 
-import asyncio
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from itertools import accumulate, zip_longest
 from typing import TypeVar
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from mink_local.chat.chat import Chat
 from mink_local.chat.conversation.answer_steps import AnswerSteps
+from mink_local.chat.terminal.progress import candidates, coloured
 from mink_local.chat.terminal.screen import Screen, counted, one_line, wrapped_rows
 from mink_local.cli import printable
 from mink_local.errors import MinkError
@@ -88,6 +89,48 @@ def _print_step(screen: Screen, steps: AnswerSteps, at: int) -> None:
         line.rstrip()
         screen.show(line)
     screen.note(" ".join(steps.remarks(at, step)))
+
+
+def heat(chat: Chat, _: str) -> None:
+    """Colour the tokens of the last answer by how many candidates each had.
+
+    /set heat on colours answers while they are generated. /explain N shows the candidates of token N.
+    """
+    session, screen = chat.session, chat.screen
+    steps = AnswerSteps(session, session.last_answer())
+    if not any(steps.k):
+        raise ValueError("the figures of this answer were lost when the program ended")
+    screen.show(coloured(session.model.token_texts(steps.tokens), steps.k, screen.is_plain), "")
+
+
+def stats(chat: Chat, _: str) -> None:
+    """Show figures of the model, the conversation and the last answer."""
+    session = chat.session
+    model, settings = session.model, session.settings
+    answers = [message for message in session.branch if message.role == "assistant"]
+    messages = session.messages(session.branch)
+    used = model.count_tokens(messages) if messages else 0
+    rows = [
+        ("model", f"{model.name} {model.placement}"),
+        ("sampler", f"{settings.sampler}, temperature {settings['temp']:g}"),
+        ("conversation", counted(len(answers), "answer")),
+        ("context", f"{used} of {model.n_ctx} tokens"),
+    ]
+    if answers and answers[-1].finish_reason:
+        last = answers[-1]
+        tokens, rest = counted(len(last.tokens), "token"), last.seconds - last.first_token_s
+        figures = (
+            f"{tokens}; {last.evaluated_tokens} of {last.prompt_tokens} prompt "
+            f"tokens evaluated, first token after {last.first_token_s:.2f} s, the rest in {rest:.2f} s"
+        )
+        rows.append(("last answer", figures))
+        if how := last.parts:
+            rows.append(("", f"{how[-1].model}, {how[-1].sampler}, temperature {how[-1].temperature:g}"))
+        if k := [n for n in last.k if n]:
+            rows.append(("", candidates(k)))
+    if k := [n for answer in answers for n in answer.k if n]:
+        rows.append(("all answers", candidates(k)))
+    chat.screen.table(rows)
 
 
 # The full-screen view
@@ -209,7 +252,13 @@ def view(walk: Walk, console: Console) -> _Fork | None:
     Returns where the answer is to go on, and from which token; None if it is not.
     """
 
+    computing: Future[None] | None = None
+
     def screen_text() -> ANSI:
+        nonlocal computing
+        if not walk.is_computed and (computing is None or computing.done()):
+            computing = thread.submit(walk.compute)
+            computing.add_done_callback(lambda _: app.invalidate())
         size = app.output.get_size()
         with console.capture() as capture:
             for line in lines(walk, size.columns, size.rows):
@@ -222,26 +271,12 @@ def view(walk: Walk, console: Console) -> _Fork | None:
         full_screen=True,
     )
     app.ttimeoutlen = 0.05  # seconds in which the rest of a key that begins with Esc has to come
-    computing: asyncio.Task[None] | None = None
-
-    def compute(_: object) -> None:
-        nonlocal computing
-        if not walk.is_computed and (computing is None or computing.done()):
-            computing = app.create_background_task(_compute(walk, app))
-
-    app.after_render += compute
-    return app.run()
-
-
-async def _compute(walk: Walk, app: _App) -> None:
-    """Compute the step to show, in another thread."""
-    try:
-        while not walk.is_computed:
-            await asyncio.to_thread(walk.compute)
-        app.invalidate()
-    except asyncio.CancelledError:  # the view ends, and waits for the thread
-        walk.steps.model.interrupt()
-        raise
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            return app.run()
+        finally:
+            if computing and not computing.done():
+                walk.steps.model.interrupt()
 
 
 def _key_bindings(walk: Walk) -> KeyBindings:

@@ -1,6 +1,5 @@
 """The input line of prompt_toolkit: history, search, completion, several lines, an editor."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 from platformdirs import user_data_path
@@ -68,7 +67,7 @@ class EditedLine:
 
 
 class _History(FileHistory):
-    """Messages of earlier chats in a file; `problem` says why it cannot be read or written, if it cannot."""
+    """Messages of earlier chats in a file; `problem` says why it cannot be written, if it cannot."""
 
     problem = ""
     _is_lost = False
@@ -79,13 +78,6 @@ class _History(FileHistory):
             private_file(path)
         except OSError as error:
             self._lose(error)
-
-    def load_history_strings(self) -> Iterable[str]:
-        try:
-            return super().load_history_strings()
-        except OSError as error:
-            self._lose(error)
-            return []
 
     def store_string(self, string: str) -> None:
         if self._is_lost:
