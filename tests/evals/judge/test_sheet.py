@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from scipy.stats import binomtest
 
+from mink_local.evals.tables import escape_markdown
 from tests.support.browser import CHROMIUM, Browser, open_browser
 from tests.support.made_run import change, write_run
 from tests.support.mink_eval import MinkEval
@@ -112,57 +113,51 @@ def write_votes(path: Path, folder: Path, rater: str, favours: str, n: int, ties
     key = key_of(folder)
     votes = {}
     for number, (name, pair) in enumerate(key["pairs"].items()):
-        side, other = ("left", "right") if pair["left"] == favours else ("right", "left")
-        votes[name] = side if number < n else other
+        is_left = (pair["left"] == favours) == (number < n)
+        votes[name] = "left" if is_left else "right"
         if number >= len(key["pairs"]) - ties:
             votes[name] = "tie"
     path.write_text(json.dumps({"sheet": key["sheet"], "rater": rater, "votes": votes}))
     return path
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((folder / "votes.json").read_text())["rows"]
-    return rows
-
-
-def test_votes_of_one_rater(mink_eval: MinkEval, run: Path, tmp_path: Path) -> None:
-    mink_eval("judge", run, "--people", *options(*METHODS), "--temp", 5)
-    votes = write_votes(tmp_path / "v.json", run / "sheet", "Ann", METHODS[0], n=8, ties=2)
-    result = mink_eval("judge", run, "--people", votes)
-    assert (result.status, result.stderr) == (0, "")
-    (row,) = rows_of(run / "sheet")
-    assert (row["sampler"], row["task"], row["pairs"], row["kappa"]) == (METHODS[0], "all", N, None)
-    assert (row["won:tied:lost"], row["win_rate"][0]) == ("8:2:2", 0.75)
-    assert row["p"] == pytest.approx(binomtest(8, 10).pvalue, rel=1e-5)
-    text = (run / "sheet" / "votes.md").read_text()
-    assert f"| {METHODS[0]} | {METHODS[1]} | 12 | 75.0 (" in text
-    assert "Ann 12" in text
-
-
-def test_votes_of_several_raters(mink_eval: MinkEval, run: Path, tmp_path: Path) -> None:
-    """κ is 1 if all agree, and p takes the votes on one prompt together."""
-    mink_eval("judge", run, "--people", *options(*METHODS), "--temp", 5)
+@pytest.mark.parametrize(
+    ("raters", "temperature", "won", "win_rate", "kappa", "p", "parts"),
+    [
+        (["Ann"], ["--temp", 5], (8, 2, 2), 0.75, None, binomtest(8, 10).pvalue, []),
+        (["Ann", "[b]Bo|", "Cy"], ["--temp", 5], (24, 0, 12), 2 / 3, 1, binomtest(8, 12).pvalue, []),
+        (["Ann"], [], (24, 0, 0), 1, None, 2 * 0.5**N, [("gsm8k", 1.0), ("gsm8k", 5.0)]),
+    ],
+)
+def test_votes(
+    mink_eval: MinkEval,
+    run: Path,
+    tmp_path: Path,
+    raters: list[str],
+    temperature: list[object],
+    won: tuple[int, int, int],
+    win_rate: float,
+    kappa: float | None,
+    p: float,
+    parts: list[tuple[str, float]],
+) -> None:
+    """κ is 1 if all agree, p takes the votes on one question together, and every temperature has its row."""
+    mink_eval("judge", run, "--people", *options(*METHODS), *temperature)
+    n, ties = won[0] // len(raters), won[1]
     files = [
-        write_votes(tmp_path / f"{rater}.json", run / "sheet", rater, METHODS[1], n=4)
-        for rater in ("Ann", "[b]Bo|", "Cy")
+        write_votes(tmp_path / f"{rater}.json", run / "sheet", rater, METHODS[0], n, ties) for rater in raters
     ]
-    assert mink_eval("judge", run / "sheet", "--people", *files).status == 0
-    (row,) = rows_of(run / "sheet")
-    assert (row["kappa"][0], row["pairs"]) == (pytest.approx(1), N)
-    assert row["won:tied:lost"] == f"{3 * 8}:0:{3 * 4}"
-    assert row["p"] == pytest.approx(binomtest(8, 12).pvalue, rel=1e-5)
-
-
-def test_rows_by_temperature(mink_eval: MinkEval, run: Path, tmp_path: Path) -> None:
-    mink_eval("judge", run, "--people", *options(*METHODS))
-    votes = write_votes(tmp_path / "v.json", run / "sheet", "Ann", METHODS[0], 24)
-    assert mink_eval("judge", run, "--people", votes).status == 0
-    found = [(row["task"], row["temperature"], row["won:tied:lost"]) for row in rows_of(run / "sheet")]
-    assert sorted(found, key=str) == [
-        ("all", None, f"{2 * N}:0:0"),
-        ("gsm8k", 1.0, f"{N}:0:0"),
-        ("gsm8k", 5.0, f"{N}:0:0"),
-    ]
+    result = mink_eval("judge", run / "sheet", "--people", *files)
+    assert (result.status, result.stderr) == (0, "")
+    every, *by_temperature = json.loads((run / "sheet" / "votes.json").read_text())["rows"]
+    assert (every["task"], every["temperature"], every["sampler"]) == ("all", None, METHODS[0])
+    assert every["won:tied:lost"] == ":".join(map(str, won))
+    assert every["win_rate"][0] == pytest.approx(win_rate)
+    assert (every["kappa"] and every["kappa"][0]) == pytest.approx(kappa)
+    assert every["p"] == pytest.approx(p, rel=1e-5)
+    assert sorted((row["task"], row["temperature"]) for row in by_temperature) == parts
+    text = (run / "sheet" / "votes.md").read_text()
+    assert all(f"{escape_markdown(rater)} {every['pairs']}" in text for rater in raters)
 
 
 def test_bad_input_is_one_sentence(mink_eval: MinkEval, run: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
@@ -42,19 +41,9 @@ def test_the_papers_human_evaluation() -> None:
     assert found.p == pytest.approx(0.557, abs=5e-4)
 
 
-@pytest.mark.parametrize("counts", [(0, 0, 1), (0, 5, 0), (9, 1, 0), (3, 0, 3), (10, 20, 2), (500, 1, 420)])
-def test_p_is_the_exact_binomial(counts: tuple[int, int, int]) -> None:
-    won, tied, lost = counts
-    found = win_rate(list(enumerate(won * [1] + tied * [0] + lost * [-1])))
-    assert found.p == pytest.approx(stats.binomtest(won, won + lost).pvalue if won + lost else 1)
-
-
-def test_the_pairs_of_one_question_change_sign_together() -> None:
-    outcomes = [("a", 1)] * 3 + [("b", 1), ("b", -1), ("b", 1)] + [("c", -1)] * 3
-    totals = [abs(sum(signs)) for signs in itertools.product((3, -3), (1, -1), (3, -3))]
-    found = win_rate(outcomes)
+def test_every_question_counts_the_same() -> None:
+    found = win_rate([("a", 1)] * 3 + [("b", 1), ("b", -1), ("b", 1)] + [("c", -1)] * 3)
     assert (found["won:tied:lost"], found.questions) == ("5:0:4", 3)
-    assert found.p == pytest.approx(sum(total >= 1 for total in totals) / 8)
     assert found.win_rate.value == pytest.approx((1 + 2 / 3 + 0) / 3)
 
 
@@ -64,20 +53,6 @@ def test_rate_and_p_test_the_same_mean() -> None:
     equal = win_rate([(i, 1 if i < 8 else -1) for i in range(28)])
     assert unequal.win_rate.value == pytest.approx(8 / 28)
     assert (unequal.p, *unequal.win_rate) == pytest.approx((equal.p, *equal.win_rate))
-    assert unequal.p == pytest.approx(stats.binomtest(8, 28).pvalue)
-
-
-def test_intervals_cover_the_true_win_rate() -> None:
-    """With 2 pairs a question that depend on each other; an interval over pairs would cover far less."""
-    rng = np.random.default_rng(0)
-    trials = []
-    for trial in range(100):
-        chance = rng.beta(0.6, 0.4, 60)  # of each question; its mean is 0.6
-        wins = rng.random((2, 60)) < chance
-        outcomes = [(i, 2 * int(won) - 1) for row in wins for i, won in enumerate(row)]
-        trials.append(votes(outcomes).assign(model=str(trial)))
-    found = win_rates(pd.concat(trials), CELL).win_rate
-    assert 90 <= sum(rate.low <= 0.6 <= rate.high for rate in found) <= 99
 
 
 def test_missing_judgements_are_left_out_and_p_is_corrected() -> None:

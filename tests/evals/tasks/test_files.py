@@ -2,7 +2,6 @@
 
 import codecs
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +12,12 @@ from mink_local.evals.run.questions import locate
 from mink_local.evals.tasks import TASKS, find_task
 from mink_local.evals.tasks.datasets import shuffled
 from tests.conftest import shared
+from tests.evals.tasks.conftest import Write
 
 
 def test_an_unknown_task_lists_the_known_ones() -> None:
     with pytest.raises(TaskNotFoundError, match="gsm8k, aqua, gpqa, math500, sample-math"):
         find_task("gsm8")
-
-
-Write = Callable[[str | bytes], Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write(content: str | bytes) -> Path:
-        path = tmp_path / "data.jsonl"
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return write
 
 
 @pytest.mark.parametrize(
@@ -52,10 +39,6 @@ def aqua(**fields: Any) -> str:
     options = ["A)1", "B)2", "C)3", "D)4", "E)5"]
     row = {"question": "How many?", "options": options, "rationale": "", "correct": "B", **fields}
     return json.dumps({field: value for field, value in row.items() if value is not None}) + "\n"
-
-
-def own(*rows: dict[str, Any]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def test_gold_answers_lose_their_commas(write: Write) -> None:
@@ -105,20 +88,20 @@ WRONG = [
     ("gpqa", CSV + 'r,"Why?,a,b,c,d\n', 2, "CSV"),
     ("gpqa", CSV.encode() + b"r,Why\xff?,a,b,c,d\n", 2, "UTF-8"),
     ("gpqa", CSV + "r,Why?,a,b,c,d\n" * 2, 3, "line 2"),
-    ("own", own({"text": "Why?"}), 1, "'question'"),
-    ("own", own({"question": " "}), 1, "question"),
-    ("own", own({**Q, "answer": [1]}), 1, "answer"),
-    ("own", own({**Q, "answer": True}), 1, "answer"),
-    ("own", own({**Q, "answer": float("nan")}), 1, "JSON"),
-    ("own", own({**Q, "answer": 1}, {"question": "How?"}), 2, "'answer'"),
-    ("own", own(Q, {"question": "How?", "answer": 1}), 2, "'answer'"),
-    ("own", own(AB), 1, "'choices'"),
-    ("own", own({**Q, "choices": ["a"], "answer": "A"}), 1, "choices"),
-    ("own", own({**AB, "answer": "C"}), 1, "'C'"),
-    ("own", own({**Q, "choices": ["B", "C"], "answer": "B"}), 1, "'B'"),  # the first or the second?
-    ("own", own({**Q, "id": "\x1b[2J"}), 1, "'id'"),
-    ("own", own({**Q, "id": 1}, {"prompt": "How?", "id": "1"}), 2, "line 1"),
-    ("own", own(Q, Q), 2, "line 1"),
+    ("own", [{"text": "Why?"}], 1, "'question'"),
+    ("own", [{"question": " "}], 1, "question"),
+    ("own", [{**Q, "answer": [1]}], 1, "answer"),
+    ("own", [{**Q, "answer": True}], 1, "answer"),
+    ("own", [{**Q, "answer": float("nan")}], 1, "JSON"),
+    ("own", [{**Q, "answer": 1}, {"question": "How?"}], 2, "'answer'"),
+    ("own", [Q, {"question": "How?", "answer": 1}], 2, "'answer'"),
+    ("own", [AB], 1, "'choices'"),
+    ("own", [{**Q, "choices": ["a"], "answer": "A"}], 1, "choices"),
+    ("own", [{**AB, "answer": "C"}], 1, "'C'"),
+    ("own", [{**Q, "choices": ["B", "C"], "answer": "B"}], 1, "'B'"),  # the first or the second?
+    ("own", [{**Q, "id": "\x1b[2J"}], 1, "'id'"),
+    ("own", [{**Q, "id": 1}, {"prompt": "How?", "id": "1"}], 2, "line 1"),
+    ("own", [Q, Q], 2, "line 1"),
 ]
 
 
@@ -127,8 +110,8 @@ def read(task: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize(("task", "content", "line", "named"), WRONG)
-def test_wrong_lines_are_named(task: str, content: str | bytes, line: int, named: str, write: Write) -> None:
-    path = write(content)
+def test_wrong_lines_are_named(task: str, content: Any, line: int, named: str, write: Write) -> None:
+    path = write(*content) if isinstance(content, list) else write(content)
     with pytest.raises(DataError) as raised:
         read(task, path)
     assert str(raised.value).startswith(f"{path}, line {line}: ")

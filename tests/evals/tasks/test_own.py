@@ -1,27 +1,13 @@
 """Tasks from a file of the user's own: the rule that its data asks for, its prompts, its scoring."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mink_local.errors import DataError
 from mink_local.evals.tasks import Question, Task, Verdict, find_task, recorded_task, score
 from tests.conftest import shared
-
-Write = Callable[..., Path]
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write(*rows: dict[str, Any], name: str = "mine.jsonl") -> Path:
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        return path
-
-    return write
+from tests.evals.tasks.conftest import Write
 
 
 def read(path: Path) -> tuple[Task, list[Question]]:
