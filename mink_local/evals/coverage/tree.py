@@ -184,9 +184,8 @@ def walk(
     n = len(probabilities)
     found = Distribution(np.zeros((n, len(answers))), np.zeros(n))
     nodes = [_Node((), Open(), np.ones(n))]
-    continuations = functools.cache(
-        functools.partial(vocabulary.continuations, answers)
-    )  # of many nodes the state is the same
+    # Many nodes have the same state, such as those that differ in case or in marks before the name.
+    continuations = functools.cache(functools.partial(vocabulary.continuations, answers))
     while nodes and found.n_nodes < most_nodes:
         reach = np.stack([node.reach for node in nodes])
         largest = reach[:, found.rest > most_rest].max(axis=1, initial=0)
