@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-import click
-
 from mink_local.chat.conversation.comparison import Comparison
 from mink_local.chat.conversation.session import AnswerStream, ConversationChangedError, Session
 from mink_local.chat.terminal.input import InputLine
@@ -52,10 +50,10 @@ class Chat:
         self.is_stopped = True
 
     def confirm(self, question: str) -> None:
-        """Raise click.Abort unless a question is answered with yes."""
+        """Raise ValueError unless a question is answered with yes."""
         self.note(f"({question} y or n)")
         if self.line.read().strip().casefold() not in ("y", "yes"):
-            raise click.Abort
+            raise ValueError("nothing was changed")
 
     def ask(self, text: str, replaces: bool = False) -> None:
         """Send a message with the attached files, or have it replace the last one; show the answer."""
@@ -86,9 +84,5 @@ class Chat:
             if answer.reply.n_tokens and settings["status"]:
                 self.note(status(answer.message, n_ctx, answer.reply.n_tokens))
             self.screen.show("")
-
-    def note_alternatives(self) -> None:
-        """Say that there are several answers to the last message, if there are."""
-        answers = self.session.alternatives()
-        if len(answers) > 1:
+        if answer.message.id and len(answers := self.session.alternatives()) > 1:
             self.note(f"(answer {len(answers)} to this message: /pick goes back to another)")

@@ -152,7 +152,7 @@ def cli(
         if export_path.suffix not in FORMATS:
             raise click.UsageError(f"--export {export_path}: the file must end in {' or '.join(FORMATS)}.")
         store = ConversationStore(default_path())
-        export(store, store.latest() if resume is None else store.find(resume), export_path)
+        export(store, store.find(resume or ""), export_path)
     else:
         prompt = _with_standard_input(prompt if text is None else text)
         if prompt is not None and not prompt.strip():

@@ -44,7 +44,7 @@ class Startup:
         self._unanswered = ""  # the last message of the conversation if it was never answered
         if resumed is not None:
             self._store = ConversationStore(default_path())
-            self._conversation = self._store.find(resumed) if resumed else self._store.latest()
+            self._conversation = self._store.find(resumed)
             if not settings.given("model"):
                 settings.put("model", self._conversation.model, "the conversation")
         else:

@@ -162,7 +162,7 @@ def test_an_answer_that_was_cut_off(smollm2: Model) -> None:
     store.add(1, answer)
     store.append(answer, "One, two,")
     chat = new_session(smollm2, store=store)
-    chat.load(store.latest())
+    chat.load(store.find())
     steps = AnswerSteps(chat, chat.last_answer())
     assert set(steps.k) == {0}
     assert len(steps.remarks(0, steps.step(0))) == 3
@@ -193,7 +193,7 @@ def test_the_store_on_disk_is_read_by_another_session(smollm2: Model) -> None:
     steps = ask(new_session(smollm2, *BRANCHED, "--logit-bias", "504=-inf", store=store), "Hi")
     before = shown(steps)
     chat = new_session(smollm2, store=ConversationStore(default_path()))
-    chat.load(chat.store.latest())
+    chat.load(chat.store.find())
     assert shown(AnswerSteps(chat, chat.last_answer())) == before
     assert np.isfinite(AnswerSteps(chat, chat.last_answer()).step(0).row).sum() == smollm2.weights.n_vocab - 1
 

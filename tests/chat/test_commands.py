@@ -1,14 +1,14 @@
 """The commands of the chat, typed without a terminal."""
 
+import csv
 import json
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from mink_local.chat.conversation.answer_steps import AnswerSteps
+from mink_local.chat.commands.settings import ADVICE
 from mink_local.chat.conversation.store import ConversationStore, StoredMessage
 from mink_local.chat.loop import COMMANDS
 from mink_local.chat.settings import BY_KEY, SETTINGS
@@ -38,6 +38,7 @@ def questions(typed: Typist) -> list[str]:
         (["/set tau 5", "/sampler min-k:tau=1"], "tau", "1"),
         (["/set floor 7", "/sampler min-k"], "sampler", "min-k:tau=3,floor=7"),
         (["/set floor 7", "/set floor 0"], "sampler", "min-k:tau=3"),
+        (["/sampler min-k:tau=1", "/set tau 5", "/set floor 1.5"], "sampler", "min-k:tau=5,floor=1.5"),
         (["/sampler min-k:floor=2"], "floor", "2"),
         (["/sampler min-p:p=0.2"], "sampler", "min-p:p=0.2,order=temperature-first"),
         (["/sampler min-p:p=0.2", "/set sampler default"], "sampler", "min-k:tau=3"),
@@ -105,15 +106,13 @@ def test_a_bad_command_names_what_is_wrong(
     assert [word for word in words if word not in said] == []
     assert (session.branch, session.settings, session.model) == (before, settings, model)
     assert typed.chat.attached == []
-    assert session.store.latest().name is None
+    assert session.store.find().name is None
 
 
 @pytest.mark.parametrize("option", ["tau", "floor"])
 def test_options_of_min_k_suit_no_other_sampler(typist: Begin, option: str) -> None:
     typed = typist("--sampler", "min-p")
-    said = typed.say(f"/set {option} 1")
-    assert option in said
-    assert "min-p" in said
+    assert f"{option} is an option of min-k, not of min-p" in typed.say(f"/set {option} 1")
     assert typed.chat.session.settings[option] is None
     assert "greedy" in typed.say("/sampler greedy", f"/show {option}")
 
@@ -131,17 +130,15 @@ def test_commands_that_need_an_answer(typist: Begin, line: str) -> None:
 def test_show_begins_with_what_was_changed(typist: Begin) -> None:
     """And has the values that are used, also of settings that nobody set."""
     say = typist("--system", "Be brief. " * 30).say
-    say("/temp 5")
-    shown = say("/show")
-    rows = [row.split() for row in shown.splitlines()]
-    assert ["temp", "5", "set", "in", "this", "chat"] in rows
-    assert ["max-tokens", "8", "command", "line"] in rows
+    shown = say("/temp 5", "/show")
+    for row in ("temp +5 +set in this chat", "max-tokens +8 +command line"):
+        assert re.search(rf"^{row} *$", shown, re.M)
     assert shown.index("max-tokens") < shown.index("Sampling") < shown.index("Model")
-    for key, value in {"sampler": "min-k:tau=3", "tau": "3", "seed": "random", "ctx": "1024"}.items():
-        assert re.search(rf"\b{key} +{value}\b", shown)
+    for value in ("sampler +min-k:tau=3", "tau +3", "seed +random", "ctx +1024"):
+        assert re.search(rf"\b{value}\b", shown)
     for setting in SETTINGS:
         assert len(re.findall(rf"(?:^|  ){setting.key} ", shown, re.M)) == 1
-    assert re.search(r"^max-tokens 8\n", say("/show max-tokens"))
+    assert say("/show max-tokens").startswith("max-tokens 8\n")
     assert " ".join(say("/show system").split()).count("Be brief.") == 30
     assert "min-k, " in say("/show sampler")
 
@@ -161,15 +158,7 @@ def test_the_system_prompt(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> No
     typed.say("Hello")
     assert session.prompt([]) == []
     typed.say("/set system default")
-    assert session.settings["system"] == session.store.latest().system == "Be brief."
-
-
-def test_every_setting_can_be_reset_and_an_answer_follows(typist: Begin) -> None:
-    typed = typist("--seed", "1")
-    for setting in SETTINGS:
-        if not setting.fixed and not setting.reloads and setting.key != "max-tokens":
-            assert "default)" in typed.say(f"/set {setting.key} default")
-    assert "tokens" in typed.say("Hello")
+    assert session.settings["system"] == session.store.find().system == "Be brief."
 
 
 def test_another_model(typist: Begin, tiny: Callable[..., Path]) -> None:
@@ -182,20 +171,8 @@ def test_another_model(typist: Begin, tiny: Callable[..., Path]) -> None:
     assert "tokens" in typed.say("Hello", f"/model {other}")
     assert session.model.name == "other"
     assert "tokens" in typed.say("Hello")
-    assert session.store.latest().model == other
+    assert session.store.find().model == other
     assert len(session.branch) == 6
-
-
-def test_a_floor_gives_more_candidates(typist: Begin) -> None:
-    typed = typist("--temp", "5", "--floor", "0", "--seed", "1", "-n", "12")
-
-    def total() -> int:
-        return sum(AnswerSteps(typed.chat.session, typed.chat.session.last_answer()).k)
-
-    typed.say("Tell me a story.")
-    before = total()
-    typed.say("/set floor 7", "/regen")
-    assert total() > 10 * before
 
 
 # Answers
@@ -204,18 +181,15 @@ def test_a_floor_gives_more_candidates(typist: Begin) -> None:
 def test_answers_and_branches(typist: Begin) -> None:
     typed = typist()
     say, session = typed.say, typed.chat.session
-    first = say("Say hello.")
-    assert "Hello" in first
+    assert "Hello" in say("Say hello.")
     assert "answer 2 " in say("/regen 10 7")
     assert re.search(r"  1  Hello.*\n\* 2  ", say("/pick"))
     assert "Hello" in say("/pick 1")
     assert "/redo" in say("/undo")
     assert session.branch == []
     assert "Hello" in say("/redo")  # as the note advises: the input line is empty
-    assert questions(typed) == ["Say hello."]
     assert "8 tokens" in say("/continue")
     assert "tokens/s" in say("/edit", "Say hello. Twice.")
-    assert questions(typed) == ["Say hello. Twice."]
     assert typed.offered == "Say hello."
     say("/edit", "/stats", "Say bye.")  # a command in between leaves the message as it was
     assert questions(typed) == ["Say hello. Twice.", "Say bye."]
@@ -231,28 +205,14 @@ def test_files(typist: Begin, tmp_path: Path) -> None:
     typed.say(f"/file {tmp_path}/notes.txt", f"/file '{tmp_path}/a b.txt'")
     assert [file.name for file in typed.chat.attached] == ["notes.txt", "a b.txt"]
     typed.chat.attached.pop()
-    typed.say("What is it?", "And now?")
+    typed.say("What is it?", f"/file {tmp_path}/notes.txt")
+    typed.chat.stop()
+    typed.chat.ask("What is it?")  # is interrupted before its answer, and the file goes with it
+    typed.say("And now?")
     assert questions(typed) == [
         "notes.txt:\n````\nThe password is ``` swordfish.\n````\n\nWhat is it?",
         "And now?",
     ]
-
-
-def test_a_file_goes_with_one_message_even_if_it_is_interrupted(typist: Begin, tmp_path: Path) -> None:
-    typed = typist("-n", "2")
-    (tmp_path / "notes.txt").write_text("swordfish")
-    typed.say(f"/file {tmp_path}/notes.txt")
-    typed.chat.stop()
-    typed.chat.ask("What is it?")
-    assert typed.chat.session.branch == []
-    typed.say("Hello")
-    assert questions(typed) == ["Hello"]
-
-
-def test_errors_cost_only_the_message(typist: Begin) -> None:
-    typed = typist()
-    assert "1024" in typed.say("word " * 1200)
-    assert "Hello" in typed.say("Say hello.")
 
 
 def test_stats_count_what_the_context_holds(typist: Begin) -> None:
@@ -297,8 +257,12 @@ def test_stored_conversations(typist: Begin, tmp_path: Path) -> None:
     assert "fruit, 2 messages" in say("/load fruit")
     assert re.search(r"^\* +fruit", say("/list"), re.M)
     assert "fruit, 1 message)" in say("/undo", "/load fruit")
-    say(f"/export {tmp_path}/c.json")
-    whole = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
+    exported = tmp_path / "c.json"
+    exported.write_text("mine")
+    say(f"/export {exported}", "n")
+    assert exported.read_text() == "mine"
+    say(f"/export {exported}", "y")
+    whole = json.loads(exported.read_text(encoding="utf-8"))
     assert (whole["name"], len(whole["messages"]), len(whole["other_branches"])) == ("fruit", 2, 2)
     asked = say("/delete fruit", "n")
     assert [part for part in ("fruit", "1 message", "'Name a fruit.'") if part not in asked] == []
@@ -308,64 +272,55 @@ def test_stored_conversations(typist: Begin, tmp_path: Path) -> None:
     assert session.conversation is None
     assert session.store.conversations() == []
     say("Hello", "/save \x1b]0;PWN\x07 of  mine")
-    assert session.store.latest().name == "]0;PWN of mine"
+    assert session.store.find().name == "]0;PWN of mine"
 
 
 def test_conversations_are_searched(typist: Begin) -> None:
     """In every message, and whatever the case of letters."""
-    typed = typist("-n", "1")
-    typed.say(
-        "Name a FRÜHLING flower that grows in the woods of the north", "And a pear.", "/clear", "Name a dog."
-    )
-    typed.say("/save pears")
+    typed = typist()
+    store = typed.chat.session.store
+    converse(store, "Name a FRÜHLING flower that grows in the woods of the north", "A rose.", "And a pear.")
+    converse(store, "Name a dog.", "A poodle.")
+    store.change(2, name="pears")
     found = typed.say("/list Pear")
     assert re.search(r"pears .* pears *$", found, re.M)
     assert re.search(r"1 .* And a pear\. *$", found, re.M)
-    assert "a dog" not in found
     assert "FRÜHLING" in typed.say("/list frühling")
     assert "pears" not in typed.say("/list parrot")
 
 
 def test_history(typist: Begin) -> None:
-    typed = typist("-n", "2")
+    typed = typist()
     messages = ["Name a fruit.", "And another.", "And a third."]
-    typed.say(*messages)
+    converse(typed.chat.session.store, *(text for message in messages for text in (message, "Well,")))
+    loaded = typed.say("/load 1")
+    assert "number 1, 3 messages" in loaded
+    assert "/continue" in loaded  # the program ended during the answer
     assert re.findall(r"^> (.*)", typed.say("/history"), re.M) == messages
     assert re.findall(r"^> (.*)", typed.say("/history 2"), re.M) == messages[1:]
-    assert "number 1, 3 messages" in typed.say("/load 1")
 
 
 def test_two_windows_with_one_conversation(typist: Begin, own_files: Path) -> None:
     """What another window wrote is told before the conversation takes another way; nothing is lost."""
-    store = ConversationStore(own_files / "conversations.db")
-    typed = typist("-n", "2")
-    typed.chat.session.store = store
-    typed.say("Name a fruit.")
     other = ConversationStore(own_files / "conversations.db")
-    elsewhere = partial(StoredMessage, "user", "from elsewhere")
-    other.add(1, elsewhere(other.latest().head))
+
+    def write_elsewhere() -> None:
+        other.add(1, StoredMessage("user", "from elsewhere", other.find().head))
+
+    typed = typist("-n", "2")
+    typed.chat.session.store = ConversationStore(own_files / "conversations.db")
+    typed.say("Name a fruit.")
+    write_elsewhere()
     said = typed.say("And another.", "")  # the second line is the one that is offered again
     assert "/load 1" in said
     assert "2 tokens" in said
     assert questions(typed) == ["Name a fruit.", "And another."]
-    other.add(1, elsewhere(other.latest().head))
     for command in ("/regen", "/undo"):
+        write_elsewhere()
         assert "/load 1" in typed.say(command)
-        other.add(1, elsewhere(other.latest().head))
     other.delete(1)
     assert "/clear" in typed.say("Hello")
     assert "2 tokens" in typed.say("/clear", "Hello")
-
-
-def test_an_unfinished_answer_is_continued(typist: Begin) -> None:
-    typed = typist("--store")
-    store = typed.chat.session.store
-    store.append(converse(store, "Count.", "")[1], "One, two,")
-    assert "/continue" in typed.say("/load 1")
-    typed.say("/continue")
-    answer = typed.chat.session.last_answer()
-    assert answer.content.startswith("One, two,")
-    assert len(answer.tokens) > 8
 
 
 # The rest
@@ -378,20 +333,33 @@ def test_words_that_are_no_commands(typist: Begin) -> None:
     assert questions(typed) == messages
 
 
-def test_help(typist: Begin) -> None:
+def test_help(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fits a window of 24 rows, with its line, the note of two rows, and the next prompt."""
+    monkeypatch.setenv("COLUMNS", "80")
     say = typist().say
     text = say("/help")
     for name, command in COMMANDS.items():
         assert re.search(rf"(^|  )/{name}  +{re.escape(command.about)}", text, re.M)
-        assert len(command.about) <= 27
         assert len(command.details) > len(command.about)
         assert say(f"/help {name}").startswith(f"/{command.usage}\n")
     for group in ("Settings", "Answers", "Chats", "More"):
         assert re.search(rf"^{group} *$", text, re.M)
+    *rows, note = text.splitlines()
+    assert (len(rows) <= 20, len(note) < 160) == (True, True)
     assert say("/?") == text
     assert "min-k, " in say("/help /sampler")
     assert say("/help bye").startswith("/exit")
-    assert re.search(r"prose +/set floor 1\.8, /set temp 1 ", say("/help advice"))
+
+
+@pytest.mark.parametrize(("kind", "options", "noise", "usual"), ADVICE)
+def test_advice_has_the_figures_of_the_results(
+    typist: Begin, kind: str, options: str, noise: float, usual: float
+) -> None:
+    with (Path(__file__).parents[2] / "docs" / "results" / "advice.csv").open(encoding="utf-8") as lines:
+        row = {row["for"]: row for row in csv.DictReader(lines)}[kind]
+    figures = row["options"], row["noise, %"], row["noise of llama.cpp's default cuts, %"]
+    assert figures == (f"`{options}`", f"{noise:.1f}", f"{usual:.1f}")
+    assert f"{noise:.1f}%" in typist().say("/help advice")
 
 
 @pytest.mark.parametrize("words", ["/exit", "/quit", "/bye", "/q", "exit", "quit"])
@@ -427,11 +395,3 @@ def test_no_row_is_wider_than_the_window(
     typed.say("Hello", "/save notes on the migration of the database to postgres")
     rows = typed.say(command).split("\nEnter sends")[0].splitlines()  # notes are wrapped on a terminal only
     assert all(cell_len(row) <= columns for row in rows)
-
-
-def test_help_fits_a_window_of_24_rows(typist: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the line where it was typed, the note of two rows, and the next prompt."""
-    monkeypatch.setenv("COLUMNS", "80")
-    *rows, note = typist().say("/help").splitlines()
-    assert len(rows) + 4 <= 24
-    assert len(note) < 160

@@ -26,7 +26,7 @@ def store() -> ConversationStore:
 
 
 def test_markdown(store: ConversationStore, tmp_path: Path) -> None:
-    export(store, store.latest(), tmp_path / "b.md")
+    export(store, store.find(), tmp_path / "b.md")
     assert (tmp_path / "b.md").read_text(encoding="utf-8") == (
         "# birds\n\n**System**\n\nBe brief.\n\n## User\n\nSay hi 日本語\n\n## parrot\n\n"
         "<details><summary>Reasoning</summary>\n\nThey want a greeting.\n\n</details>\n\n**Hi!**\n\n"
@@ -35,7 +35,7 @@ def test_markdown(store: ConversationStore, tmp_path: Path) -> None:
 
 
 def test_json(store: ConversationStore, tmp_path: Path) -> None:
-    export(store, store.latest(), tmp_path / "b.json")
+    export(store, store.find(), tmp_path / "b.json")
     whole = json.loads((tmp_path / "b.json").read_text(encoding="utf-8"))
     answer = whole["messages"][1]
     assert (answer["content"], answer["thinking"]) == ("**Hi!**", "They want a greeting.")
@@ -59,8 +59,8 @@ def test_control_characters(store: ConversationStore, tmp_path: Path) -> None:
 
 def test_a_failed_export_leaves_nothing_behind(store: ConversationStore, tmp_path: Path) -> None:
     with pytest.raises(MinkError, match=r"b\.txt"):
-        export(store, store.latest(), tmp_path / "b.txt")
+        export(store, store.find(), tmp_path / "b.txt")
     (tmp_path / "b.md").mkdir()
     with pytest.raises(MinkError, match="cannot be written"):
-        export(store, store.latest(), tmp_path / "b.md")
+        export(store, store.find(), tmp_path / "b.md")
     assert [path.name for path in tmp_path.iterdir()] == ["b.md"]

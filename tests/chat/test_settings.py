@@ -49,12 +49,16 @@ def test_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_default_is_the_value_without_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the command line names another file."""
     path = write_config("[chat]\nmax-tokens = 5\ntemp = 2\n")
+    mine = path.with_name("mine.toml")
+    mine.write_text("[chat]\nmax-tokens = 7\n")
     monkeypatch.setenv("MINK_TEMP", "3")
-    given = settings("-t", "4", "-n", "9")
-    for key, value, source in (("max-tokens", 5, str(path)), ("temp", 3.0, "MINK_TEMP")):
-        reset, name = given.changed(BY_KEY[key], "default"), BY_KEY[key].name
-        assert (reset[name], reset.sources[name]) == (value, source)
+    for arguments, file, length in (((), path, 5), (("--config", str(mine)), mine, 7)):
+        given = settings("-t", "4", "-n", "9", *arguments)
+        for key, value, source in (("max-tokens", length, str(file)), ("temp", 3.0, "MINK_TEMP")):
+            reset, name = given.changed(BY_KEY[key], "default"), BY_KEY[key].name
+            assert (reset[name], reset.sources[name]) == (value, source)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
@@ -78,23 +82,6 @@ def test_values_that_settings_refuse_and_take() -> None:
     assert changed.shown(BY_KEY["logit-bias"]) == "5=1 7=-inf"
     assert changed.changed(BY_KEY["rpc"], "a:1,b:2").shown(BY_KEY["rpc"]) == "a:1,b:2"
     assert changed.changed(BY_KEY["logit-bias"], "default").constraints is None
-
-
-def test_a_sampler_is_shown_with_its_tau_and_floor() -> None:
-    changed = settings("--sampler", "min-k:tau=1").changed(BY_KEY["tau"], "5")
-    assert changed.shown(BY_KEY["sampler"]) == "min-k:tau=5"
-    changed = changed.changed(BY_KEY["floor"], "1.5")
-    assert changed.shown(BY_KEY["sampler"]) == "min-k:tau=5,floor=1.5"
-    changed = changed.changed(BY_KEY["floor"], "0")
-    assert changed.shown(BY_KEY["sampler"]) == "min-k:tau=5"
-
-
-def test_another_file(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("[chat]\nseed = 7\n")
-    mine = settings("--config", str(tmp_path / "mine.toml"), "--seed", "8")
-    assert mine["seed"] == 8
-    mine = mine.changed(BY_KEY["seed"], "default")
-    assert (mine["seed"], mine.sources["seed"]) == (7, str(tmp_path / "mine.toml"))
 
 
 @pytest.mark.parametrize(

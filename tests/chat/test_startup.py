@@ -1,11 +1,12 @@
 """One answer to one prompt, in this process and in pipes."""
 
+import contextlib
 import json
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,27 +35,32 @@ def test_a_prompt_prints_only_the_answer(mink_chat: MinkChat) -> None:
     assert mink_chat(*arguments, stdin=prompt).out == given.stdout
 
 
-def test_an_argument_is_a_prompt(mink_chat: MinkChat) -> None:
-    given = mink_chat("Say hi.", "-t", "0", "-n", "5")
-    assert given.status == 0
-    assert given.out == mink_chat("-p", "Say hi.", "-t", "0", "-n", "5").out
-    both = mink_chat("Say hi.", "-p", "Say hi.")
-    assert (both.status, len(both.complaints)) == (2, 1)
+BOTH = "Say hi.\n\nWhat is it?"
 
 
-@pytest.mark.parametrize("arguments", [["What is it?"], ["-p", "What is it?"]])
-def test_standard_input_goes_before_a_prompt(mink_chat: MinkChat, arguments: list[str]) -> None:
-    options = ("-t", "0", "-n", "5")
-    one = mink_chat(*arguments, *options, stdin="Say hi.\n")
-    assert one.out == mink_chat("-p", "Say hi.\n\nWhat is it?", *options).out
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "prompt"),
+    [
+        (["Say hi."], "", "Say hi."),
+        ([], "Say hi.\n", "Say hi."),
+        ([], "Say hi.\r\n", "Say hi."),
+        (["-p", "-"], "Say hi.", "Say hi."),
+        (["What is it?"], "Say hi.\n", BOTH),
+        (["-p", "What is it?"], "Say hi.\n", BOTH),
+        (["-p", "caf\udce9"], "", "caf\ufffd"),  # as Python decodes bytes of the command line
+        ([], "caf\udce9", "caf\ufffd"),
+    ],
+)
+def test_where_a_prompt_comes_from(
+    mink_chat: MinkChat, arguments: list[str], stdin: str, prompt: str
+) -> None:
+    """From an argument, from standard input, or from both; the newline of echo is not part of it."""
 
+    def answered(*words: str, stdin: str = "") -> tuple[str, int]:
+        answer = json.loads(mink_chat(*words, "-t", "0", "-n", "5", "--json", stdin=stdin).out)
+        return answer["text"], answer["prompt_tokens"]
 
-def test_the_newline_of_echo_is_not_part_of_the_prompt(mink_chat: MinkChat) -> None:
-    counts = [
-        json.loads(mink_chat(*arguments, "--json", "-n", "1", stdin=stdin).out)["prompt_tokens"]
-        for arguments, stdin in (((), "Say hi.\n"), ((), "Say hi.\r\n"), (("-p", "Say hi."), ""))
-    ]
-    assert len(set(counts)) == 1
+    assert answered(*arguments, stdin=stdin) == answered("-p", prompt)
 
 
 def test_a_context_that_is_rounded(mink_chat: MinkChat, tiny_path: Path) -> None:
@@ -68,27 +74,10 @@ def test_an_answer_that_repeats_itself_is_stopped(
 ) -> None:
     [word] = smollm2.tokenize(" again")
     asked = ("-m", str(tiny_path), "-p", "Hi", "-t", "0", "-n", "300", "--logit-bias", f"{word}=1000")
-    loop = mink_chat(*asked)
-    assert loop.status == 0
-    [complaint] = loop.complaints
+    [complaint] = mink_chat(*asked).complaints
     assert [hint for hint in ("token 2", "--temp 2", "--dry-multiplier") if hint not in complaint] == []
     answer = json.loads(mink_chat(*asked, "--json").out)
-    assert answer["finish_reason"] == "repetition"
-    assert 49 <= answer["n_tokens"] < 200
-    free = json.loads(mink_chat(*asked, "--json", "--no-loop-guard").out)
-    assert (free["finish_reason"], free["n_tokens"]) == ("length", 300)
-
-
-def test_a_dash_is_standard_input(mink_chat: MinkChat) -> None:
-    dash = mink_chat("-p", "-", "-t", "0", "-n", "5", stdin="Say hi.")
-    assert (dash.status, dash.out) == (0, mink_chat("-t", "0", "-n", "5", stdin="Say hi.").out)
-
-
-def test_system_prompt_and_length(mink_chat: MinkChat) -> None:
-    plain = mink_chat("-p", "Who are you?", "-t", "0", "-n", "12")
-    pirate = mink_chat("-p", "Who are you?", "-t", "0", "-n", "12", "--system", "You are a pirate.")
-    assert plain.out != pirate.out
-    assert "12 tokens" in plain.err
+    assert (answer["finish_reason"], answer["n_tokens"] < 200) == ("repetition", True)
 
 
 @pytest.mark.slow
@@ -126,41 +115,23 @@ def test_where_tokens_are_sampled(mink_chat: MinkChat, tiny_path: Path, own_file
     assert banned["sampling"].startswith("on the host")
 
 
-def test_a_broken_model_is_one_sentence(mink_chat: MinkChat, tiny: Callable[..., Path]) -> None:
-    result = mink_chat("--model", str(tiny(scale=float("nan"))), "--prompt", "Hi")
-    assert (result.status, result.out) == (1, "")
-    [complaint] = result.complaints
-    assert "NaN" in complaint
-
-
 def test_a_prompt_continues_a_conversation(mink_chat: MinkChat, own_files: Path) -> None:
+    """And keeps its new system prompt with it."""
     mink_chat("-p", "Hello", "-n", "3")
     assert not own_files.exists()  # a single answer is not kept
     store = ConversationStore(default_path())
     converse(store, "My name is Max.", "Hello Max!")
-    result = mink_chat("--continue", "-p", "What is my name?", "-t", "0", "-n", "12")
-    assert result.status == 0, result.err
-    assert "Max" in result.out
-    assert [message.role for message in store.branch(store.latest().head)] == ["user", "assistant"] * 2
-
-
-def test_a_new_system_prompt_is_kept_with_the_conversation(mink_chat: MinkChat) -> None:
-    store = ConversationStore(default_path())
-    converse(store, "Hi", "Hello!", system="Be brief.")
-    assert mink_chat("--continue", "-p", "Hi", "-n", "2", "--system", "Be long.").status == 0
-    assert store.latest().system == "Be long."
+    assert "Max" in mink_chat("--continue", "-p", "What is my name?", "-t", "0", "-n", "12").out
+    mink_chat("--continue", "-p", "Hi", "-n", "2", "--system", "Be brief.")
+    latest = store.find()
+    assert [message.role for message in store.branch(latest.head)] == ["user", "assistant"] * 3
+    assert latest.system == "Be brief."
 
 
 def test_verbose_shows_the_log_of_llama_cpp(tiny_path: Path) -> None:
     command = [*MINK_CHAT, "-p", "Hi", "-n", "1", "-m", str(tiny_path), "--verbose"]
     result = subprocess.run(command, input="", capture_output=True, text=True, check=True)
     assert "llama_model_loader" in result.stderr  # and not without; see the first test
-
-
-def test_text_that_is_not_utf8(mink_chat: MinkChat) -> None:
-    given = mink_chat("-n", "3", "-t", "0", "-p", "caf\udce9")  # as Python decodes bytes of the command line
-    assert given.status == 0, given.err
-    assert mink_chat("-n", "3", "-t", "0", stdin="caf\udce9").out == given.out
 
 
 @pytest.mark.slow
@@ -181,6 +152,16 @@ def test_a_full_disk_is_one_sentence() -> None:
     assert (result.returncode, len(result.stderr.splitlines())) == (1, 1)
 
 
+@contextlib.contextmanager
+def started(*command: str) -> Iterator["subprocess.Popen[str]"]:
+    """Start a program with pipes for what it writes, and wait for its end."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, bufsize=1
+    ) as process:
+        yield process
+
+
 @pytest.mark.posix
 @pytest.mark.parametrize(
     "moment", [pytest.param("the prompt is evaluated", marks=pytest.mark.slow), "the answer comes"]
@@ -188,15 +169,13 @@ def test_a_full_disk_is_one_sentence() -> None:
 def test_ctrl_c_ends_one_answer(moment: str) -> None:
     """With the exit status of an interruption; the part of the answer that came is printed."""
     is_prompt = moment == "the prompt is evaluated"
-    process = subprocess.Popen(
-        [*MINK_CHAT, "-p", "Tell me a long story. " * (300 if is_prompt else 1), "-t", "0"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
-    )  # fmt: skip
-    assert process.stdout
-    assert process.stderr
-    first = process.stderr.readline() if is_prompt else process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=30)
+    prompt = "Tell me a long story. " * (300 if is_prompt else 1)
+    with started(*MINK_CHAT, "-p", prompt, "-t", "0") as process:
+        assert process.stdout
+        assert process.stderr
+        first = process.stderr.readline() if is_prompt else process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=30)
     assert first
     assert process.returncode == 130
     if is_prompt:  # it may not be evaluated yet
@@ -210,17 +189,14 @@ def test_ctrl_c_ends_one_answer(moment: str) -> None:
 @pytest.mark.posix
 def test_ctrl_c_that_ends_the_reader_too() -> None:
     """As in `mink-chat … | cat`."""
-    process = subprocess.Popen(
-        [*MINK_CHAT, "-p", "Tell me a long story.", "-t", "0"],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.stdout
-    assert process.stdout.read(1)
-    process.send_signal(signal.SIGSTOP)
-    process.send_signal(signal.SIGINT)
-    process.stdout.close()
-    process.send_signal(signal.SIGCONT)
-    assert process.wait(timeout=30) == 130
+    with started(*MINK_CHAT, *STORY) as process:
+        assert process.stdout
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGSTOP)
+        process.send_signal(signal.SIGINT)
+        process.stdout.close()
+        process.send_signal(signal.SIGCONT)
+    assert process.returncode == 130
 
 
 LOADS_FOR_EVER = """
@@ -238,37 +214,29 @@ main()
 
 @pytest.mark.posix
 def test_ctrl_c_ends_the_program_while_the_model_loads() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", LOADS_FOR_EVER],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout
-    assert process.stdout.readline() == "loading\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
+    with started(sys.executable, "-c", LOADS_FOR_EVER) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
     assert (process.returncode, errors) == (-signal.SIGINT, "")
 
 
-def test_a_prompt_imports_nothing_of_the_input_line() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "unwanted"),
+    [
+        (["-p", "Hi", "-n", "2"], {"prompt_toolkit", "matplotlib", "pygments"}),
+        (["--help"], {"llama_cpp", "prompt_toolkit"}),
+    ],
+)
+def test_what_is_not_imported(arguments: list[str], unwanted: set[str]) -> None:
     code = (
-        "import sys; from mink_local.chat.cli import cli;"
-        "cli.main(['-p', 'Hi', '-n', '2'], standalone_mode=False);"
-        "unwanted = {'prompt_toolkit', 'matplotlib', 'pygments'};"
-        "print(sorted(unwanted & set(sys.modules)))"
+        f"import sys; from mink_local.chat.cli import cli; cli.main({arguments}, standalone_mode=False);"
+        f"print(sorted({unwanted} & set(sys.modules)))"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], input="", capture_output=True, text=True, check=True
     )
-    assert result.stdout.splitlines()[-1] == "[]"
-
-
-def test_the_help_imports_neither_llama_cpp_nor_the_input_line() -> None:
-    code = (
-        "import sys; from mink_local.chat.cli import cli;"
-        "cli.main(['--help'], standalone_mode=False);"
-        "print(sorted({'llama_cpp', 'prompt_toolkit'} & set(sys.modules)))"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.splitlines()[-1] == "[]"
 
 
@@ -313,6 +281,7 @@ def test_a_store_that_cannot_be_opened(mink_chat: MinkChat, own_files: Path) -> 
     result = mink_chat("-n", "2", typed=["Hello"])
     assert "cannot be opened" in result.err
     assert "2 tokens" in result.err
+    assert mink_chat("--continue", "-p", "Hi").status == 1
 
 
 def test_a_conversation_that_outgrows_the_context(mink_chat: MinkChat, tiny_path: Path) -> None:
@@ -323,9 +292,10 @@ def test_a_conversation_that_outgrows_the_context(mink_chat: MinkChat, tiny_path
     assert 1 <= len(drops) < 6
 
 
-def test_a_model_that_fails_ends_the_answer_not_the_chat(
-    mink_chat: MinkChat, tiny: Callable[..., Path]
-) -> None:
-    result = mink_chat("--model", str(tiny(scale=float("nan"))), typed=["Hi", "Hi"])
-    assert result.status == 0
-    assert result.err.count("NaN") == 2
+def test_a_model_that_fails(mink_chat: MinkChat, tiny: Callable[..., Path]) -> None:
+    """It ends a single answer with one sentence; in a chat, the answer and not the chat."""
+    model = ("--model", str(tiny(scale=float("nan"))))
+    result = mink_chat(*model, "--prompt", "Hi")
+    assert (result.status, result.out, len(result.complaints)) == (1, "", 1)
+    chat = mink_chat(*model, typed=["Hi", "Hi"])
+    assert (chat.status, chat.err.count("NaN")) == (0, 2)

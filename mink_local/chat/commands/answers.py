@@ -23,7 +23,6 @@ def regen(chat: Chat, argument: str) -> None:
     temperature = BY_KEY["temp"].type(words[0]) if words else None
     seed = BY_KEY["seed"].type(words[1]) if len(words) > 1 else None
     chat.show(chat.session.regenerate(temperature, seed))
-    chat.note_alternatives()
 
 
 def pick(chat: Chat, argument: str) -> None:

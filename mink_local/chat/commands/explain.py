@@ -58,7 +58,6 @@ def explain(chat: Chat, argument: str) -> None:
         at, token = fork
         chat.note(f"(token {at + 1} is {steps.text(token)!r} instead of {steps.texts[at]!r})")
         chat.show(session.fork(at, token))
-        chat.note_alternatives()
 
 
 def _index(steps: AnswerSteps, wanted: str) -> int:

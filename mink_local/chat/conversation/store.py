@@ -287,18 +287,17 @@ class ConversationStore:
             replace(one, title=_around(wanted, found[one.id])) for one in conversations if one.id in found
         ]
 
-    def latest(self) -> Conversation:
-        """Return the most recent conversation. Raises MinkError if there is none."""
-        if found := self._conversations("head IS NOT NULL"):
-            return found[0]
-        raise MinkError("there is no conversation to continue yet")
+    def find(self, name: str = "") -> Conversation:
+        """Return the conversation of a name, or of a number that a list shows; without one the most recent.
 
-    def find(self, name: str) -> Conversation:
-        """Return the conversation of a name, or of a number that a list shows. Raises MinkError."""
+        Raises MinkError if there is none.
+        """
         number = int(name[:18]) if name.isdecimal() else None
-        if found := self._conversations("name = ? OR id = ?", name, number):
+        where = "name = ? OR id = ? OR (? = '' AND head IS NOT NULL)"
+        if found := self._conversations(where, name, number, name):
             return found[0]
-        raise MinkError(f"there is no conversation {name!r}: see --list, or /list in a chat")
+        hint = f" {name!r}: see --list, or /list in a chat" if name else " to continue yet"
+        raise MinkError(f"there is no conversation{hint}")
 
     def get(self, conversation: int) -> Conversation:
         """Return the conversation with an id. Raises MinkError if another program has deleted it."""
@@ -342,7 +341,7 @@ class ConversationStore:
 
 def _open(path: Path) -> sqlite3.Connection:
     """Open a file, only for reading if it cannot be written."""
-    if path.exists() and not all(map(_is_writable, (path, path.parent))):
+    if path.exists() and not all(map(_is_writable, (path, path.resolve().parent))):
         # In WAL mode even a reader writes, unless it is told that nobody writes meanwhile.
         return _connect(f"{path.absolute().as_uri()}?immutable=1")
     db = _connect(private_file(path))
