@@ -11,7 +11,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import Bundled, OwnCopy, OwnFile, Published, Question, Task
+from mink_local.evals.tasks.base import OnDisk, OwnCopy, Published, Question, Task
 from mink_local.files import sha256_of, write_atomic
 
 _SECONDS = 30.0  # without a byte
@@ -102,9 +102,7 @@ def locate(task: Task, data: Path | None = None) -> Path:
         if not os.path.isfile(data):  # Path.is_file raises for a name that is too long
             raise DataError(f"there is no file {data}")
         return data
-    if isinstance(task.source, Bundled):
-        return Path(__file__).parents[1] / "samples" / task.source.file
-    if isinstance(task.source, OwnFile):
+    if isinstance(task.source, OnDisk):
         return task.source.path
     if isinstance(task.source, OwnCopy):
         raise DataError(f"{task.name} needs your own copy of its data with --data FILE: {task.source.advice}")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mink_local.errors import DataError, TaskNotFoundError
-from mink_local.evals.tasks.base import Bundled, OwnCopy, OwnFile, Published, Question, Task, Verdict, score
+from mink_local.evals.tasks.base import OnDisk, OwnCopy, Published, Question, Task, Verdict, score
 from mink_local.evals.tasks.datasets import Aqua, Gpqa, Gsm8k, Math500, OwnTask, own_task
 from mink_local.files import user_path
 
@@ -11,6 +11,8 @@ __all__ = ["TASKS", "Question", "Task", "Verdict", "find_task", "recorded_task",
 
 _GITHUB = "https://raw.githubusercontent.com"
 _GITHUB_LFS = "https://media.githubusercontent.com/media"
+
+_SAMPLES = Path(__file__).parents[1] / "samples"
 
 _ALL = (
     Gsm8k(
@@ -54,8 +56,8 @@ _ALL = (
         ),
         500,
     ),
-    Gsm8k("sample-math", "Sample of word problems", Bundled("sample-math.jsonl"), 44),
-    Aqua("sample-choice", "Sample of multiple choice", Bundled("sample-choice.jsonl"), 42),
+    Gsm8k("sample-math", "Sample of word problems", OnDisk(_SAMPLES / "sample-math.jsonl"), 44),
+    Aqua("sample-choice", "Sample of multiple choice", OnDisk(_SAMPLES / "sample-choice.jsonl"), 42),
 )
 
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}
@@ -88,4 +90,4 @@ def recorded_task(name: str, rule: str | None) -> Task | None:
     """
     if rule is None:
         return TASKS.get(name)
-    return OwnTask(name, name, OwnFile(Path()), open_ended=rule == "open")
+    return OwnTask(name, name, OnDisk(Path()), open_ended=rule == "open")

@@ -31,10 +31,10 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Bundled:
-    """A data set that comes with this package, in a file of `evals/samples`."""
+class OnDisk:
+    """A data set in a file that is there: a sample of this package, or the user's own file."""
 
-    file: str
+    path: Path
     how: ClassVar[str] = "part of this package"
 
 
@@ -44,14 +44,6 @@ class OwnCopy:
 
     advice: str
     how: ClassVar[str] = "needs your own copy: --data FILE"
-
-
-@dataclass(frozen=True)
-class OwnFile:
-    """A data set in a file of the user's, which is itself the task."""
-
-    path: Path
-    how: ClassVar[str] = "your own file"
 
 
 @dataclass(frozen=True)
@@ -140,7 +132,7 @@ class Task(ABC):
 
     name: str
     title: str
-    source: Published | Bundled | OwnCopy | OwnFile
+    source: Published | OnDisk | OwnCopy
     n_questions: int | None = None
     open_ended: bool = False
 

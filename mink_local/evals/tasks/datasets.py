@@ -22,7 +22,7 @@ import msgspec
 
 from mink_local.errors import DataError
 from mink_local.evals.tasks.base import (
-    OwnFile,
+    OnDisk,
     Question,
     Scorer,
     Task,
@@ -255,4 +255,4 @@ def own_task(path: Path) -> OwnTask:
     first = next(json_rows(path, _OwnRow), None)
     if first is None:
         raise DataError(f"{path} holds no questions")
-    return OwnTask(path.stem, path.stem, OwnFile(path), open_ended=first[1].answer is None)
+    return OwnTask(path.stem, path.stem, OnDisk(path), open_ended=first[1].answer is None)
