@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support.http import connect, receive, request, until
-from tests.support.server import RunningServer, running_server
+from tests.support.server import RunningServer
 
 USER = [{"role": "user", "content": "Hi"}]
 CHAT, COMPLETION, TOKENIZE, DETOKENIZE, CANDIDATES = (
@@ -236,21 +236,6 @@ def test_who_leaves_while_the_grammar_is_tried_is_not_counted_any_more(server: R
         client.sendall(request("POST", CHAT, json.dumps(chat(grammar='root ::= "a"{3,1}')).encode()))
         until(lambda: server.metric("requests_waiting") == 1)
     until(lambda: server.metric("requests_waiting") == 0)
-
-
-def test_a_full_queue_refuses_and_takes_requests_again() -> None:
-    with running_server("--queue", "1", "--parallel", "1") as server:
-        body = request("POST", CHAT, json.dumps(chat(max_tokens=400, ignore_eos=True)).encode())
-        with connect(server.port) as first, connect(server.port) as second:
-            for client in (first, second):
-                client.sendall(body)
-            until(lambda: server.metric("requests_running") + server.metric("requests_waiting") == 2)
-            response = post(server, CHAT, chat())
-            assert response.status_code == 429
-            assert response.json()["error"]["code"] == "queue_full"
-            assert int(response.headers["retry-after"]) >= 1
-        until(lambda: server.metric("requests_running") + server.metric("requests_waiting") == 0)
-        assert post(server, CHAT, chat()).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -31,19 +31,24 @@ def row(request: pytest.FixtureRequest, smollm2: Model) -> NDArray[np.float32]:
     return smollm2.logits(MESSAGES, prefix)
 
 
-def test_the_first_candidates_are_the_largest_logits(row: NDArray[np.float32], smollm2: Model) -> None:
-    step = step_candidates(row, smollm2.weights, SAMPLERS, TEMPERATURES, top=200, prompt_tokens=3)
+def test_the_step_is_that_of_the_reference(row: NDArray[np.float32], smollm2: Model) -> None:
+    row = row.copy()
+    row[:100] = -np.inf
     ids, logits = reference.descending(row)
     p = reference.softmax(logits, 1.0)
-    assert (step.n_vocab, step.prompt_tokens, step.sampled) == (row.size, 3, None)
-    assert [c.rank for c in step.candidates] == list(range(1, 201))
-    assert [c.id for c in step.candidates] == ids[:200].tolist()
-    assert [c.logit for c in step.candidates] == logits[:200].tolist()
-    assert [c.p for c in step.candidates] == pytest.approx(p[:200])
+    rare = int(ids[30_000])
+    step = step_candidates(row, smollm2.weights, [], [1.0], top=200, prompt_tokens=3, sampled=rare)
+    assert (step.n_vocab, step.prompt_tokens, len(ids)) == (row.size, 3, row.size - 100)
+    found = step.candidates
+    assert [(c.rank, c.id, c.logit) for c in found] == [(i + 1, ids[i], logits[i]) for i in range(200)]
+    assert [c.p for c in found] == pytest.approx(p[:200])
+    assert [c.text for c in found[:10]] == [smollm2.token_texts([c.id])[0] for c in found[:10]]
     assert step.entropy == pytest.approx(-(p[p > 0] * np.log2(p[p > 0])).sum())
-    assert [c.text for c in step.candidates[:10]] == [
-        smollm2.token_texts([c.id])[0] for c in step.candidates[:10]
-    ]
+    assert step.sampled is not None
+    assert (step.sampled.rank, step.sampled.id, step.sampled.logit) == (30_001, rare, logits[30_000])
+    assert (step.curve[0], step.curve[-1]) == ((1, logits[0]), (len(ids), logits[-1]))
+    assert len(step.curve) <= 256
+    assert all(logits[rank - 1] == logit for rank, logit in step.curve)
 
 
 def test_cuts_are_those_of_the_reference(row: NDArray[np.float32], smollm2: Model) -> None:
@@ -60,25 +65,6 @@ def test_cuts_are_those_of_the_reference(row: NDArray[np.float32], smollm2: Mode
             assert weight == pytest.approx(np.exp((logits[:k] - logits[0]) / temperature).sum())
     assert len(set(step.cuts[0].k)) == 1  # Min-k
     assert len(set(step.cuts[1].k)) == len(TEMPERATURES)  # top-p
-
-
-def test_the_curve_goes_over_the_whole_vocabulary(row: NDArray[np.float32], smollm2: Model) -> None:
-    row = row.copy()
-    row[:100] = -np.inf
-    step = step_candidates(row, smollm2.weights, [], [1.0], top=0)
-    _, logits = reference.descending(row)
-    assert step.curve[0] == (1, logits[0])
-    assert step.curve[-1] == (row.size - 100, logits[-1])
-    assert len(step.curve) <= 256
-    assert all(logits[rank - 1] == logit for rank, logit in step.curve)
-
-
-def test_the_sampled_token_is_described_however_rare(row: NDArray[np.float32], smollm2: Model) -> None:
-    ids, logits = reference.descending(row)
-    token = int(ids[30_000])
-    step = step_candidates(row, smollm2.weights, [], [1.0], top=5, sampled=token)
-    assert step.sampled is not None
-    assert (step.sampled.rank, step.sampled.id, step.sampled.logit) == (30_001, token, logits[30_000])
 
 
 def test_a_token_that_ends_the_answer_is_marked(row: NDArray[np.float32], smollm2: Model) -> None:

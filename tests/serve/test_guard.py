@@ -4,7 +4,6 @@ import asyncio
 import re
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -20,7 +19,7 @@ from mink_local.serve.protocol.responses import ApiError
 from tests.support.http import connect, receive, request, send, serving, until
 
 KEY = "sk-0123456789abcdef"
-LEFT = threading.Event()  # set if /leave sees that its client leaves
+CAME, LEFT = threading.Event(), threading.Event()  # set when /leave begins, and sees that its client leaves
 
 
 async def hello(request: Request) -> Response:  # noqa: ARG001
@@ -33,6 +32,7 @@ async def length(request: Request) -> Response:
 
 async def leave(request: Request) -> Response:
     await read_body(request)
+    CAME.set()
     while not await request.is_disconnected():
         await asyncio.sleep(0.01)
     LEFT.set()
@@ -521,10 +521,11 @@ def test_requests_that_come_early_are_answered_in_their_order(port: int) -> None
 
 @pytest.mark.parametrize("early", [b"", request("GET", "/"), b"garbage"], ids=["none", "request", "garbage"])
 def test_an_endpoint_sees_that_its_client_leaves(port: int, early: bytes) -> None:
+    CAME.clear()
     LEFT.clear()
     with connect(port) as client:
         client.sendall(request("POST", "/leave", b"{}") + early)
-        time.sleep(0.1)
+        assert CAME.wait(30)
         client.sendall(early)
     assert LEFT.wait(30)
 
@@ -535,7 +536,6 @@ def test_who_leaves_an_endpoint_is_no_failure(
     responses.clear()
     with connect(port) as client:
         client.sendall(request("POST", "/wait", b"{}"))
-        time.sleep(0.1)
     until(lambda: ("/wait", 499) in responses)
     assert caplog.messages == []
 
