@@ -39,6 +39,8 @@ def test_the_methods_keep_what_they_keep_of_these_logits(mink_eval: MinkEval, sm
 def test_the_answer_goes_on(smollm2: Model) -> None:
     one, other = next_step(smollm2, PROMPT), next_step(smollm2, PROMPT, ANSWER)
     assert not np.array_equal(one.row, other.row)
+    # every sampler is compared by default
+    assert set(one.compared) == {sampler for sampler in default_samplers() if not sampler.is_stateful}
 
 
 @pytest.mark.slow
@@ -55,8 +57,3 @@ def test_a_picture_of_any_text(logits: NDArray[np.float32], tmp_path: Path) -> N
     for path in (tmp_path / "step.parrot", tmp_path / "no" / "step.png"):
         with pytest.raises(MinkError, match=path.name):
             plot(step, ["a"], path)
-
-
-def test_every_sampler_is_compared_by_default(smollm2: Model) -> None:
-    compared = next_step(smollm2, PROMPT).compared
-    assert set(compared) == {sampler for sampler in default_samplers() if not sampler.is_stateful}

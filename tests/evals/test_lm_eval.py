@@ -14,7 +14,7 @@ import pytest
 from mink_local.errors import MinkError
 from mink_local.generation.model import Model
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, TopP
-from tests.support.mink_eval import MINK_EVAL, MinkEval
+from tests.support.mink_eval import MINK_EVAL
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
 
@@ -207,17 +207,29 @@ def test_what_a_task_asks_for(lm: Any, options: dict[str, Any], expected: tuple[
     assert sampling(lm, options) == expected
 
 
-def test_the_users_choice_comes_first(make_lm: Callable[..., Any]) -> None:
-    assert sampling(make_lm(sampler="min-k:floor=1"), {}) == (MinK(floor=1.0), 1.0)
-    min_k = make_lm(sampler="min-k")
-    assert sampling(min_k, {}) == (MinK(), 1.0)
-    assert sampling(min_k, {"do_sample": True, "temperature": 3.0}) == (MinK(), 3.0)
-    assert sampling(make_lm(sampler="min-k", temperature=5), {"temperature": 0.0}) == (MinK(), 5.0)
-    split = make_lm(sampler="top-p:p=0.5", order="temperature-last")  # at the comma, by the harness
-    assert sampling(split, {}) == (TopP(0.5, order="temperature-last"), 1.0)
-    assert sampling(make_lm(sampler="min-k", floor=1), {}) == (MinK(floor=1.0), 1.0)
+@pytest.mark.parametrize(
+    ("arguments", "options", "expected"),
+    [
+        ({"sampler": "min-k"}, {}, (MinK(), 1.0)),
+        ({"sampler": "min-k"}, {"do_sample": True, "temperature": 3.0}, (MinK(), 3.0)),
+        ({"sampler": "min-k", "temperature": 5}, {"temperature": 0.0}, (MinK(), 5.0)),
+        ({"sampler": "min-k", "floor": 1}, {}, (MinK(floor=1.0), 1.0)),
+        # split at its comma, by the harness
+        ({"sampler": "top-p:p=0.5", "order": "temperature-last"}, {}, (TopP(0.5, "temperature-last"), 1.0)),
+    ],
+)
+def test_the_users_choice_comes_first(
+    make_lm: Callable[..., Any],
+    arguments: dict[str, Any],
+    options: dict[str, Any],
+    expected: tuple[object, float],
+) -> None:
+    assert sampling(make_lm(**arguments), options) == expected
+
+
+def test_a_task_with_two_samplers_is_refused(lm: Any) -> None:
     with pytest.raises(MinkError, match="top-k and top-p"):
-        sampling(make_lm(temperature=5), {"do_sample": True, "top_p": 0.9, "top_k": 20})
+        sampling(lm, {"do_sample": True, "top_p": 0.9, "top_k": 20})
 
 
 def test_a_prompt_that_is_too_long_loses_its_beginning(lm: Any) -> None:
@@ -260,20 +272,8 @@ def test_bad_arguments(make_lm: Callable[..., Any], arguments: dict[str, Any], c
         make_lm(**arguments)
 
 
-@pytest.mark.slow
-def test_a_bad_argument_is_one_sentence(tasks: Path, mink_eval: MinkEval) -> None:
-    options = ["--tasks", "local_sums", "--include_path", str(tasks)]
-    result = mink_eval("lm-eval", "--model_args", "sampler=min-q", *options)
-    assert result.status == 1
-    assert "min-q" in result.stderr.splitlines()[-1]
-    assert "Traceback" not in result.stderr
-
-
-def test_a_broken_model_ends_with_a_sentence(tiny: Callable[..., Path]) -> None:
-    from lm_eval.api.instance import Instance
-
-    from mink_local.evals.lm_eval import MinkLM
-
-    broken = MinkLM(model=str(tiny(scale=float("nan"))), threads=1)
+def test_a_broken_model_ends_with_a_sentence(make_lm: Callable[..., Any], tiny: Callable[..., Path]) -> None:
+    broken = make_lm(model=str(tiny(scale=float("nan"))))
+    instance = lm_eval.api.instance.Instance("generate_until", {}, ("Hello", {}), 0)
     with pytest.raises(MinkError, match="NaN"):
-        broken.generate_until([Instance("generate_until", {}, ("Hello", {}), 0)])
+        broken.generate_until([instance])

@@ -1,6 +1,8 @@
 """A measurement carried out in a folder: what is missing is measured, whatever ended the session before."""
 
+import logging
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +12,14 @@ import msgspec
 import pytest
 
 from mink_local.errors import ModelError, ReportError
-from mink_local.evals.measurement import Measurement, Results, carry_out, read_results
+from mink_local.evals.measurement import (
+    Measurement,
+    Results,
+    carry_out,
+    duration,
+    progress,
+    read_results,
+)
 from mink_local.evals.store import ROWS, Store
 
 
@@ -102,3 +111,42 @@ def test_a_folder_without_rows_has_no_results(tmp_path: Path) -> None:
     (tmp_path / ROWS).write_text('{"number": 1}\n')
     with pytest.raises(ReportError, match="line 1"):
         read_results(tmp_path, Squares)
+
+
+def test_a_log_has_a_line_every_half_minute_and_at_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with progress("texts", 10, done=4) as advance:
+        for seconds in (10, 20, 31, 40, 50, 55):
+            now[0] = seconds
+            advance("42%")
+    assert capsys.readouterr().err.splitlines() == [
+        "7 of 10 texts, 42%, 0:00:31 left",
+        "10 of 10 texts, 42%, 0:00:00 left",
+    ]
+
+
+def test_a_terminal_has_a_bar_with_the_log_above(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "60"}.items():
+        monkeypatch.setenv(name, value)
+    handler = logging.StreamHandler()
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        with progress("texts", 2000, done=1998) as advance:
+            advance("42%")
+            logging.getLogger("mink_local").warning("beware")
+            assert handler.stream is not None
+    finally:
+        root.removeHandler(handler)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert "1,999 of 2,000 texts, 42%" in shown
+    assert "beware\n" in shown.replace("\r", "")
+
+
+def test_duration() -> None:
+    assert duration(3723.4) == "1:02:03"

@@ -7,39 +7,14 @@ import shutil
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mink_local.evals.run.records import RECORDS, seed_of
+from mink_local.evals.run.workers import Worker
 from tests.support.mink_eval import MINK_EVAL, MinkEval, count_lines, read_responses, responses
-from tests.support.records import disk_of
-
-GRID = ["--sampler", "min-k", "--sampler", "top-p", "--temp", "1", "--temp", "5", "--max-tokens", "24"]
-
-
-def run_and_kill(arguments: Sequence[object], out: Path, n_lines: int, seconds: float) -> None:
-    """Start `mink-eval run` in a process of its own, and kill it after it has recorded `n_lines`."""
-    command = [*MINK_EVAL, "run", "gsm8k", *map(str, arguments), "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    while process.poll() is None and count_lines(out) < n_lines:
-        time.sleep(0.002)
-    time.sleep(seconds)
-    assert process.poll() is None, "it ended before it was killed"
-    process.kill()
-    process.wait()
-
-
-def test_a_killed_run_loses_and_repeats_nothing(
-    tmp_path: Path, here: list[object], mink_eval: MinkEval
-) -> None:
-    command = [*here, "-t", 5, "-n", 25, "--limit", 6, "--repeats", 4]
-    run_and_kill(command, tmp_path / "killed", 4, 0.0)
-    assert 4 <= count_lines(tmp_path / "killed") < 30
-    mink_eval.run(*command, "--out", tmp_path / "killed")
-    mink_eval.run(*command, "--out", tmp_path / "whole")
-    assert responses(tmp_path / "killed") == responses(tmp_path / "whole")
 
 
 @pytest.mark.slow
@@ -53,7 +28,14 @@ def test_runs_killed_at_any_moment_lose_and_repeat_nothing(
     assert len(responses(whole)) == 36
     chance = random.Random(1)
     for n_lines in (0, 4, 12, 13, 25):
-        run_and_kill(command, killed, n_lines, chance.uniform(0, 0.3) if n_lines else 0.5)
+        with subprocess.Popen(
+            [*MINK_EVAL, "run", "gsm8k", *map(str, command), "--out", str(killed)], stderr=subprocess.DEVNULL
+        ) as process:
+            while process.poll() is None and count_lines(killed) < n_lines:
+                time.sleep(0.002)
+            time.sleep(chance.uniform(0, 0.3) if n_lines else 0.5)
+            assert process.poll() is None, "it ended before it was killed"
+            process.kill()
     assert 25 <= count_lines(killed) < 36
     mink_eval.run(*command, "--out", killed)
     assert responses(killed) == responses(whole)
@@ -98,8 +80,11 @@ def test_responses_of_another_run_do_not_count_as_done(
 
 
 def test_fields_of_a_record(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
-    mink_eval.run(*here, "-n", 4, "--limit", 1, "-s", "top-p:order=temperature-last", "-o", tmp_path / "run")
+    command = [*here, "-n", 4, "--limit", 1, "-s", "top-p:order=temperature-last"]
+    mink_eval.run(*command, "-o", tmp_path / "run")
+    mink_eval.run(*command, "-o", tmp_path / "other", "--no-greedy")
     greedy, record = read_responses(tmp_path / "run")
+    assert [other.key for other in read_responses(tmp_path / "other")] == [record.key]
     assert (greedy.sampler, greedy.temperature, greedy.order) == ("greedy", 0.0, None)
     assert (record.model, record.task, record.question_id) == ("tiny", "gsm8k", "0")
     assert record.sampler == "top-p:p=0.9,order=temperature-last"
@@ -136,22 +121,6 @@ def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_continues(
     by_id = {record.question_id: record for record in read_responses(tmp_path / "run")}
     assert [by_id[i].finish_reason for i in "012"] == ["length", "overflow", "length"]
     assert (by_id["1"].response, by_id["1"].n_tokens) == ("", 0)
-
-
-@pytest.mark.slow
-@pytest.mark.posix
-def test_a_full_disk_stops_the_run_and_a_later_one_continues(
-    tmp_path: Path, here: list[object], mink_eval: MinkEval
-) -> None:
-    command = [*here, *GRID, "--limit", 6]
-    with disk_of(6000):
-        full = mink_eval("run", "gsm8k", *command, "--out", tmp_path / "run")
-    assert full.status == 1
-    assert RECORDS in full.stderr
-    assert 4 < len(responses(tmp_path / "run")) < 30
-    mink_eval.run(*command, "--out", tmp_path / "run")
-    mink_eval.run(*command, "--out", tmp_path / "whole")
-    assert responses(tmp_path / "run") == responses(tmp_path / "whole")
 
 
 def test_a_broken_model_ends_the_run_and_what_was_recorded_is_kept(
@@ -203,11 +172,6 @@ def test_a_run_of_0_1_is_read_and_continued(
     assert "gsm8k shots" in refused.stderr
 
 
-def test_without_greedy(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
-    mink_eval.run(*here, "-n", 2, "--limit", 2, "--no-greedy", "--out", tmp_path / "run")
-    assert {record.sampler for record in read_responses(tmp_path / "run")} == {"min-k:tau=3"}
-
-
 def test_another_question_or_template_is_refused(
     tmp_path: Path, questions: list[object], tiny: Callable[..., Path], mink_eval: MinkEval
 ) -> None:
@@ -245,21 +209,6 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, here: list[object]) -> None:
     assert all(record.finish_reason != "interrupted" for record in read_responses(out))
 
 
-@pytest.mark.posix
-def test_a_run_that_is_terminated_keeps_its_records(tmp_path: Path, here: list[object]) -> None:
-    out = tmp_path / "run"
-    command = [*MINK_EVAL, "run", "gsm8k", *map(str, here), "--repeats", "40", "-n", "48", "-o", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while process.poll() is None and not count_lines(out):
-        time.sleep(0.01)
-    process.terminate()
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert f"{len(responses(out))} of 492 responses" in output
-    assert str(out) in output
-    assert "Traceback" not in errors
-
-
 def test_a_log_is_plain_lines(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
     loud = mink_eval("run", "gsm8k", *here, "-n", 2, "-o", tmp_path / "run")
     assert "24 of 24 responses, " in loud.stderr
@@ -267,3 +216,11 @@ def test_a_log_is_plain_lines(tmp_path: Path, here: list[object], mink_eval: Min
     assert f"mink-eval report {tmp_path / 'run'}" in loud.stdout
     assert "\x1b" not in loud.stdout + loud.stderr
     assert mink_eval("run", "gsm8k", *here, "-n", 2, "-o", tmp_path / "other", "--quiet").stderr == ""
+
+
+def test_a_template_that_writes_the_date_gets_the_same_every_day(tiny: Callable[..., Path]) -> None:
+    """A run that passes midnight goes on with the same prompts."""
+    path = str(tiny(template="{{ strftime_now('%d %b %Y') }}"))
+    worker = Worker(path, {}, seed=0, ctx=None, n_parallel=1, placement={"n_threads": 1})
+    model = worker.load()
+    assert model.apply_chat_template([{"role": "user", "content": "Hello"}]) == "26 Jul 2024"
