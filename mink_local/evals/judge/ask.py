@@ -88,7 +88,8 @@ class LocalJudge:
     def interrupt(self) -> None:
         """End `answers` soon; may be called from another thread."""
         self._interrupted = True
-        self._loaded.interrupt()
+        if "_loaded" in vars(self):  # else this would load it
+            self._loaded.interrupt()
 
 
 def _local_request(prompt: str, attempt: int) -> Request:

@@ -407,6 +407,12 @@ def test_a_local_judge(
     assert mink_eval(*command).status == 0
 
 
+def test_an_interrupt_loads_no_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may come before the judge is asked anything."""
+    monkeypatch.delattr(ask, "load_model")
+    ask.LocalJudge(str(tiny_path)).interrupt()
+
+
 @pytest.mark.slow
 def test_a_local_judge_with_a_short_context(mink_eval: MinkEval, run: Path, tiny_path: Path) -> None:
     """Responses of any length are judged, and cut until they fit."""
