@@ -45,7 +45,7 @@ _DEVIATIONS = 6  # of the tokens' surprise from what their distribution has
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialResult:
     """The result of a trial: what is wrong, or "", and the milliseconds of a step."""
 
     wrong: str
@@ -104,20 +104,20 @@ class BackendSampling:
             self._complaints[form] = complaint
         return self._complaints[form]
 
-    def _verdict(self, form: Sampler) -> Verdict:
+    def _verdict(self, form: Sampler) -> TrialResult:
         """Return the remembered verdict, or make the trial now."""
         path = self._weights.path.absolute()
         devices = gpu_names() if self._weights.on_gpu else ["CPU"]
         build = C.llama_print_system_info().decode()
         key = json.dumps([str(path), file_state(path), build, devices, str(form)])
         try:
-            return Verdict(**read_record(_record())[key])
+            return TrialResult(**read_record(_record())[key])
         except (KeyError, TypeError):  # unknown, or damaged
             pass
         try:
             verdict = run_trial(self._weights, form, self._n_threads)
         except (GenerationError, ModelError) as error:
-            return Verdict(str(error))  # not remembered: the next time it may work
+            return TrialResult(str(error))  # not remembered: the next time it may work
         add_to_record(_record(), key, asdict(verdict))
         return verdict
 
@@ -137,7 +137,7 @@ def form_of(sampler: Sampler) -> Sampler:
     return type(sampler)()
 
 
-def run_trial(weights: Weights, sampler: Sampler, n_threads: int) -> Verdict:
+def run_trial(weights: Weights, sampler: Sampler, n_threads: int) -> TrialResult:
     """Compare backend sampling with the kernels on the steps of a text.
 
     Raises GenerationError if it cannot be attached or llama.cpp fails, and ModelError if there is no memory.
@@ -160,7 +160,7 @@ def run_trial(weights: Weights, sampler: Sampler, n_threads: int) -> Verdict:
         backend.detach()
         context.clear()
         host_ms = _take_steps(context, tokens[: len(sampled)], sample)
-    return Verdict(differences(sampler, rows, sampled), backend_ms, host_ms)
+    return TrialResult(differences(sampler, rows, sampled), backend_ms, host_ms)
 
 
 def _take_steps(context: Context, tokens: Sequence[int], sample: Callable[[int], None]) -> float:

@@ -45,6 +45,7 @@ class TokenSampler:
         self._candidates = buffers.workspace.ids
         self._select = sampler.selector(temperature, buffers.workspace)
         self._records, self._array = buffers.records, buffers.array
+        self._write = write_token_data.dispatcher
         self._array_pointer = ctypes.byref(self._array)
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         weakref.finalize(self, C.llama_sampler_free, self._chain)
@@ -65,7 +66,7 @@ class TokenSampler:
             if k == kernels.NO_FINITE_LOGIT and np.isfinite(logits).any():
                 raise NoTokenLeftError(f"grammar, logit bias and penalties leave no token at step {step}")
             raise GenerationError(broken(k, step))
-        write_token_data(row, self._candidates, k, self._records)
+        self._write(row, self._candidates, k, self._records)
         array = self._array
         array.size, array.selected, array.sorted = k, -1, False
         C.llama_sampler_apply(self._chain, self._array_pointer)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mink_local.generation.engine import Engine
 from mink_local.llama.context import Context, Segment
 
 
@@ -17,3 +18,11 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Segment, ...]]:
 
     monkeypatch.setattr(Context, "decode", watched)
     return batches
+
+
+def run(engine: Engine, steps: int = 10_000) -> None:
+    """Make so many steps, or as many as there are."""
+    for _ in range(steps):
+        if engine.idle:
+            return
+        engine.step()

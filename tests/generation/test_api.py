@@ -276,18 +276,6 @@ def test_cache_options(options: dict[str, Any]) -> None:
         assert len(list(model.generate([FRANCE, STORY], max_tokens=3))) == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"kv_type": "q9"}, "q9"),
-        ({"kv_type": "q8_0", "flash_attn": False}, "flash"),
-    ],
-)
-def test_cache_options_that_do_not_go(options: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        load_model("smollm2-135m", **options)
-
-
 # Threads and tasks
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mink_local import load_model
 from mink_local.errors import GenerationError
 from mink_local.generation import backend
-from mink_local.generation.backend import BackendSampling, Verdict, differences, form_of, run_trial
+from mink_local.generation.backend import BackendSampling, TrialResult, differences, form_of, run_trial
 from mink_local.generation.model import Model
 from mink_local.generation.request import SamplingParams
 from mink_local.llama import backend_sampler
@@ -97,16 +97,16 @@ def test_tokens_must_follow_the_distribution(choose: Callable[..., int], is_wron
 @pytest.mark.parametrize(
     ("verdict", "is_requested", "named"),
     [
-        (Verdict("", 3.04, 2.96), True, ""),
-        (Verdict("", 2.96, 3.04), False, ""),
-        (Verdict("", 3.04, 2.96), False, "3.04 .* 2.96"),
-        (Verdict("all", 1, 2), True, "all"),
+        (TrialResult("", 3.04, 2.96), True, ""),
+        (TrialResult("", 2.96, 3.04), False, ""),
+        (TrialResult("", 3.04, 2.96), False, "3.04 .* 2.96"),
+        (TrialResult("all", 1, 2), True, "all"),
     ],
 )
 def test_a_device_must_be_right_and_perhaps_faster(
     tiny: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
-    verdict: Verdict,
+    verdict: TrialResult,
     is_requested: bool,
     named: str,
 ) -> None:
@@ -151,7 +151,7 @@ def test_where_tokens_are_sampled(tiny: Callable[..., Path]) -> None:
 def test_no_warning_of_what_nobody_asked_for(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(backend, "run_trial", lambda *_: Verdict("", 1.0, 2.0))
+    monkeypatch.setattr(backend, "run_trial", lambda *_: TrialResult("", 1.0, 2.0))
     hello = [{"role": "user", "content": "Hello"}]
     with load_model(tiny(), n_ctx=256, n_gpu_layers=-1) as model:
         assert answer(model, sampler=Mirostat())
@@ -164,7 +164,7 @@ def test_no_warning_of_what_nobody_asked_for(
 def test_a_verdict_is_remembered(tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Sampler] = []
 
-    def trial(weights: Weights, form: Sampler, n_threads: int) -> Verdict:
+    def trial(weights: Weights, form: Sampler, n_threads: int) -> TrialResult:
         tried.append(form)
         return run_trial(weights, form, n_threads)
 

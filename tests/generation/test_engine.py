@@ -15,12 +15,12 @@ from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.backend import BackendSampling
 from mink_local.generation.decoding import Decoding
-from mink_local.generation.engine import Engine
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, SamplingParams
 from mink_local.llama.context import Context, Segment
 from mink_local.samplers import Greedy, TopP
 from tests.conftest import forget
+from tests.generation.conftest import run
 from tests.support.tiny import write_recurrent_model
 
 QUESTIONS = [
@@ -309,13 +309,6 @@ def test_backend_sampling_in_a_batch(tiny_path: Path) -> None:
 # The engine itself: submit, cancel, step
 
 
-def run(engine: Engine, steps: int | None = None) -> None:
-    for _ in range(10_000 if steps is None else steps):
-        if engine.idle:
-            return
-        engine.step()
-
-
 def greedy(text: str, max_tokens: int = 12, **options: Any) -> Request:
     return request(ask(text), temperature=0.0, max_tokens=max_tokens, **options)
 
@@ -536,15 +529,13 @@ def test_threads_hear_of_their_own_errors_only(real: Model) -> None:
 def test_a_finished_answer_is_not_taken(real: Model) -> None:
     """One whose prompt does not fit, or whose client has left before it was taken."""
     engine = real.engine
-    decoding = engine.prepare(Request("word " * 2000))
-    assert decoding.answer.finish_reason == "overflow"
-    engine.enqueue(decoding)
-    assert engine.idle
-    decoding = engine.prepare(Request("Hello"))
-    decoding.end("interrupted")
-    engine.enqueue(decoding)
-    assert engine.idle
-    engine.cancel(decoding.answer)
+    too_long, left = engine.prepare(Request("word " * 2000)), engine.prepare(Request("Hello"))
+    left.end("interrupted")
+    assert too_long.answer.finish_reason == "overflow"
+    for decoding in (too_long, left):
+        engine.enqueue(decoding)
+        assert engine.idle
+        engine.cancel(decoding.answer)
 
 
 def test_preparing_takes_no_slot_and_changes_no_answer(real: Model) -> None:

@@ -148,12 +148,20 @@ QUESTIONS = [[{"role": "user", "content": f"What is {i} times 12?"}] for i in ra
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"n_ctx": 0}, {"n_threads": 0}, {"n_gpu_layers": -2}, {"n_parallel": 0}, {"n_parallel": 10**6}],
+    ("options", "named"),
+    [
+        ({"n_ctx": 0}, "n_ctx"),
+        ({"n_threads": 0}, "n_threads"),
+        ({"n_gpu_layers": -2}, "n_gpu_layers"),
+        ({"n_parallel": 0}, "n_parallel"),
+        ({"n_parallel": 10**6}, "n_parallel"),
+        ({"kv_type": "q9"}, "q9"),
+        ({"kv_type": "q8_0", "flash_attn": False}, "flash"),
+    ],
 )
-def test_options_out_of_range(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        load_model("smollm2-135m", **options)  # type: ignore[arg-type]
+def test_options_out_of_range(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        load_model("smollm2-135m", **options)
 
 
 @pytest.mark.slow

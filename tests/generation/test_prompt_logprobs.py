@@ -8,10 +8,10 @@ import pytest
 
 from mink_local import load_model
 from mink_local.generation.answer import Answer
-from mink_local.generation.engine import Engine
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
 from tests.conftest import forget
+from tests.generation.conftest import run
 
 CONTEXT = "The lighthouse keeper walked down to the harbour every morning, whatever the weather."
 CONTINUATION = " There were eleven boats, all of them painted white."
@@ -38,11 +38,6 @@ def expected(model: Model, prompt: list[int]) -> list[float]:
 
 def request(prompt: Any, **options: Any) -> Request:
     return Request(prompt, SamplingParams(temperature=0.0, **options))
-
-
-def run(engine: Engine) -> None:
-    while not engine.idle:
-        engine.step()
 
 
 def assert_recorded(answer: Answer, expected: list[float], tolerance: float) -> None:
