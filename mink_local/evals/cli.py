@@ -276,14 +276,16 @@ def run_command(
 
 
 class AgainstType(SamplerType):
-    """Type of the option --against: a sampler, "model=NAME" or "temp=T"; its value is a string."""
+    """Type of the option --against: a sampler, "model=NAME" or "temp=T"; its value is a kind and a name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         kind, _, name = value.partition("=")
+        if kind == "model":
+            return kind, name
         if kind == "temp":
-            return f"temp={click.FLOAT.convert(name, param, ctx):g}"
+            return "temperature", click.FLOAT.convert(name, param, ctx)
         try:
-            return value if kind == "model" else str(super().convert(value, param, ctx))
+            return "sampler", str(super().convert(value, param, ctx))
         except click.BadParameter as error:
             self.fail(f"{error.message} For a model write model={value}.", param, ctx)
 
@@ -297,7 +299,7 @@ class AgainstType(SamplerType):
     help="Compare the others with this sampler, model or temperature.  [default: min-k, and the first of "
     "several models]",
 )
-def report_command(folder: Path, against: str | None) -> None:
+def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
     """Report on what DIR holds: a run (even one in progress), a frontier, coverage, judgements.
 
     Prints tables. For a run, writes to DIR/report: report.html with tables, pictures and a browser of all
@@ -306,7 +308,7 @@ def report_command(folder: Path, against: str | None) -> None:
     change.
     """
     from mink_local.evals.measurement import read_results
-    from mink_local.evals.report.write import report_run
+    from mink_local.evals.report.page import report_run
     from mink_local.evals.store import read_manifest
 
     measures = read_manifest(folder).get("measures", "run")

@@ -1,14 +1,19 @@
 """Figures of all measurements: one look for each method, everywhere, and SVG that is the same each time."""
 
 import io
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
-from mink_local.samplers import SAMPLERS
+from mink_local.samplers import SAMPLERS, label
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = 3
 GREY, LIGHT = "#777777", "#bbbbbb"
 NOTE: dict[str, Any] = {"fontsize": "small", "x": 0.01, "ha": "left", "wrap": True}
 
@@ -49,3 +54,42 @@ def to_svg(draw: Callable[[], Figure]) -> bytes:
         svg = io.BytesIO()
         draw().savefig(svg, format="svg", metadata={"Date": None})
     return svg.getvalue()
+
+
+def panels(titles: Iterable[str], x_label: str, y_label: str) -> tuple[Figure, dict[str, Any]]:
+    """Return a figure with a panel for each title, and its axes by title; all panels share their scales."""
+    names = list(dict.fromkeys(titles))
+    columns = min(len(names), COLUMNS)
+    rows = math.ceil(len(names) / columns)
+    figure = Figure(figsize=(3.5 * columns, 2.8 * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flatten()
+    for axis in axes[len(names) :]:
+        axis.remove()
+    for axis, name in zip(axes, names, strict=False):
+        axis.set_title(name)
+        axis.xaxis.set_tick_params(labelbottom=axis in axes[max(0, len(names) - columns) : len(names)])
+    figure.supxlabel(x_label)
+    figure.supylabel(y_label)
+    return figure, dict(zip(names, axes, strict=False))
+
+
+def curves(frame: "pd.DataFrame", x_label: str, y_label: str) -> Figure:
+    """Return one panel with a curve a sampler, whose last point is marked with its temperature.
+
+    Args:
+        frame: Rows with `sampler`, `temperature`, `x` and `y`, in the order of temperature.
+        x_label: Under the axis of `x`.
+        y_label: Beside that of `y`.
+    """
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axis = figure.subplots()
+    for name, curve in frame.groupby("sampler", sort=False):
+        axis.plot(curve["x"], curve["y"], **look(name), markersize=5, linewidth=1.2, label=label(name))
+        x, y, highest = curve[["x", "y", "temperature"]].iloc[-1]
+        text = f"{highest:g}".replace("inf", "∞")
+        axis.annotate(text, (x, y), xytext=(4, 3), textcoords="offset points", fontsize="x-small")
+    axis.set(xlabel=x_label, ylabel=y_label)
+    axis.margins(0.08)
+    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    figure.suptitle("Lines: from the lowest temperature to the highest, which is marked.", **NOTE)
+    return figure

@@ -89,7 +89,7 @@ def test_the_tasks_are_listed(mink_eval: MinkEval) -> None:
 @pytest.mark.parametrize(
     ("measures", "report"),
     [
-        ("run", "report.write.report_run"),
+        ("run", "report.page.report_run"),
         ("frontier", "frontier.measure.Frontier.report"),
         ("coverage", "coverage.measure.Walks.report"),
         ("judge", "judge.judgements.Judging.report"),

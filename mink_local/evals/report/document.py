@@ -8,7 +8,7 @@ import pandas as pd
 
 from mink_local.evals.report.plots import Picture, pictures
 from mink_local.evals.report.recorded_run import RecordedRun
-from mink_local.evals.report.summary import Summary
+from mink_local.evals.report.summary import CELL, GROUP, Summary
 from mink_local.evals.stats import few_clusters
 from mink_local.evals.tables import (
     Cell,
@@ -55,6 +55,7 @@ _KINDS = {
     "temperature": ("temperature", "by the same method"),
     "default": ("variant", "at the same temperature"),
 }
+_percent, _points = with_interval(percent), with_interval(points)
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,6 @@ class Section:
     findings: Sequence[str]
     parts: Sequence[Table | Picture]
     more: Sequence[Table] = ()
-
-    @property
-    def tables(self) -> list[Table]:
-        return [part for part in self.parts if isinstance(part, Table)]
 
 
 @dataclass(frozen=True)
@@ -93,248 +90,211 @@ class Document:
 
     def markdown(self) -> str:
         """Return the document as Markdown, with links to the pictures' SVG files."""
-        parts = [f"# {escape_markdown(self.title)}", *map(escape_markdown, self.notes)]
+        parts: list[Any] = [f"# {escape_markdown(self.title)}", *map(escape_markdown, self.notes)]
         parts.append("## What this run shows")
         for section in self.sections:
-            parts.append(f"### {escape_markdown(section.title)}")
-            parts += [_markdown(section.lead)] if section.lead else []
-            parts.append(_bullets(section.findings))
+            parts += [f"### {escape_markdown(section.title)}", section.lead, _bullets(section.findings)]
         parts.append(_bullets(self.findings))
         for section in self.sections:
-            parts.append(f"## {escape_markdown(section.title)}")
-            parts += map(_markdown, (*section.parts, *section.more))
-        parts += ["## How to read this", *map(escape_markdown, HOW_TO_READ)]
-        parts += [_markdown(self.made_with)] if self.made_with else []
-        return "\n\n".join(parts) + "\n"
+            parts += [f"## {escape_markdown(section.title)}", *section.parts, *section.more]
+        parts += ["## How to read this", *map(escape_markdown, HOW_TO_READ), self.made_with]
+        return "\n\n".join(_markdown(part) for part in parts if part is not None) + "\n"
 
 
-def _markdown(part: Table | Picture) -> str:
+def _markdown(part: str | Table | Picture) -> str:
     if isinstance(part, Picture):
         return f"![{escape_markdown(part.description)}]({part.stem}.svg)"
-    return f"### {escape_markdown(part.title)}\n\n{part.markdown()}"
+    return part if isinstance(part, str) else f"### {escape_markdown(part.title)}\n\n{part.markdown()}"
 
 
 def _bullets(sentences: Sequence[str]) -> str:
     return "\n".join(f"- {escape_markdown(sentence)}" for sentence in sentences)
 
 
-def make_document(run: RecordedRun, summary: Summary, notes: Sequence[str]) -> Document:
+def make_document(run: RecordedRun, summary: Summary) -> Document:
     """Return the report of a run, with its pictures."""
-    groups = summary.cells.groupby(["task", "model"], sort=False)
-    sections = [_section(run, summary, number, *key) for number, (key, _) in enumerate(groups, start=1)]
     tasks = list(summary.cells["task"].unique())
+    groups = summary.cells[GROUP].drop_duplicates().itertuples(index=False, name=None)
+    sections = [_section(run, summary.of(*group), number, *group) for number, group in enumerate(groups, 1)]
+    models = (_models_section(summary, task) for task in tasks)
     return Document(
         f"Min-k evaluation: {', '.join(tasks)}",
-        notes,
-        [*filter(None, (_models_section(summary, task) for task in tasks)), *sections],
+        run.notes,
+        [*filter(None, models), *sections],
         list(_run_findings(summary)),
         made_with_table(run.manifest) if run.manifest else None,
     )
 
 
-def _part(frame: pd.DataFrame, **values: Any) -> pd.DataFrame:
-    """Return the rows that have these values."""
-    for name, value in values.items():
-        frame = frame[frame[name] == value] if len(frame) else frame
-    return frame
-
-
-def _section(run: RecordedRun, summary: Summary, number: int, task: str, model: str) -> Section:
-    cells = _part(summary.cells, task=task, model=model)
-    comparisons = _part(summary.comparisons, task=task, model=model)
-    attempts = _part(summary.attempts, task=task, model=model)
-    of = f"{task} · {model} ·"
-    first = cells[cells["scoring"].isna() | (cells["scoring"] == "flexible")]
-    is_open = first["scoring"].isna().all()
-    drawn = {picture.subject: picture for picture in pictures(summary, number, task, model)}
-    lead = drawn.pop("accuracy", None)
-    parts: list[Table | Picture] = [] if is_open else [_accuracies(of, cells, comparisons, "flexible")]
-    variants = _part(comparisons, kind="default", scoring="flexible")
-    if len(variants):
-        title = f"{of} accuracy minus that of the sampler's default options, points"
-        parts.append(_grid(title, variants, lambda row: with_interval(points)(row.difference)))
-    parts += [picture for subject, picture in drawn.items() if subject.startswith("sweep")]
-    parts += _rates(of, first, is_open)
-    if len(attempts):
-        parts.append(_all_attempts(of, _part(attempts, scoring="flexible")))
-    if "self_bleu" in first and first["self_bleu"].notna().any():
-        title = f"{of} self-BLEU-4, and distinct responses to a question, %"
-        parts.append(_grid(title, first, lambda row: Cell(f"{row.self_bleu:.1f}", percent(row.distinct))))
-        parts += [drawn["diversity"]] if "diversity" in drawn else []
-    if "k_is_1" in first and first["k_is_1"].notna().any():
-        title = f"{of} steps with one candidate, %, and the k of 95%, 99% and all steps"
-        parts.append(_grid(title, first, _cutoffs))
-        parts += [drawn["k"]] if "k" in drawn else []
-    more = [
-        *(_accuracies(of, cells, comparisons, scoring) for scoring in summary.scorings[1:] if not is_open),
-        *_comparison_tables(of, comparisons, summary.scorings),
-        *(
-            _attempts_table(of, _part(attempts, scoring=one), one)
-            for one in summary.scorings
-            if len(attempts)
-        ),
-    ]
-    findings = list(_findings(run, summary, first, comparisons, is_open))
-    return Section(f"{task} with {model}", lead, findings, parts, more)
-
-
-def _grid(title: str, cells: pd.DataFrame, cell: Callable[[Any], Cell | str]) -> Table:
-    """Return a table with a row for each method and a column for each temperature."""
-    shown = [cell(row) for row in cells.itertuples()]
-    wide = grid(cells.assign(method=cells["sampler"].map(label), cell=shown), "method", "temperature", "cell")
-    names = {name: f"T = {temperature_name(name)}" for name in wide.columns if name != "method"}
-    return Table(title, wide.rename(columns=names))
-
-
-def _accuracies(of: str, cells: pd.DataFrame, comparisons: pd.DataFrame, scoring: str) -> Table:
-    """Return accuracies with intervals and significance, laid out as in the paper's Table 1."""
-    compared = [
-        row
-        for row in _part(comparisons, scoring=scoring).itertuples()
-        if row.kind != "default"  # which has a table of its own
-    ]
-    better = {(row.sampler, row.temperature) for row in compared if row.better}
-    worse = {(row.sampler, row.temperature) for row in compared if row.worse}
-    undecided = {row.temperature for row in compared if not row.worse}
-    beaten = {row.temperature for row in compared} - undecided
-    others = {(row.sampler, row.temperature) for row in compared}
-
-    def cell(row: Any) -> Cell:
-        place = (row.sampler, row.temperature)
-        shown = with_interval(percent)(row.accuracy)
-        spread = "" if pd.isna(row.spread) else f"±{percent(row.spread)}"
-        marks = "▲" * (place in better) + "▼" * (place in worse) + "*" * (not row.complete)
-        is_best = place in better or (place not in others and row.temperature in beaten)
-        return Cell(f"{shown.text}{spread}{marks}", shown.below, is_best)
-
-    return _grid(f"{of} {scoring} accuracy, %", _part(cells, scoring=scoring), cell)
-
-
-def _rates(of: str, cells: pd.DataFrame, is_open: bool) -> Iterator[Table]:
-    def ends(row: Any) -> Cell:
-        found = f"{row.mean_tokens:.1f}" if is_open else percent(row.no_answer)
-        return Cell(found, f"cut off {percent(row.truncated)}")
-
-    def costs(row: Any) -> Cell:
-        per_correct = "–" if pd.isna(row.tokens_per_correct) else f"{row.tokens_per_correct:,.0f}"
-        return Cell(f"{row.mean_tokens:.1f}", per_correct)
-
-    found = "mean tokens" if is_open else "no answer found, %"
-    yield _grid(f"{of} {found}; cut off at the token limit, %", cells, ends)
-    if not is_open:
-        yield _grid(f"{of} mean tokens; tokens per correct answer", cells, costs)
-
-
-def _cutoffs(row: Any) -> Cell:
-    if pd.isna(row.k_is_1):
-        return Cell()
-    return Cell(percent(row.k_is_1), f"≤ {row.k_95:,.0f} {row.k_99:,.0f} {row.k_max:,.0f}")
-
-
-def _attempt(row: Any) -> Cell:
-    passed, majority = (with_interval(percent)(getattr(row, name)) for name in ("passed", "maj"))
-    return Cell(f"{passed.text} / {majority.text}", f"{passed.below} / {majority.below}")
-
-
-def _all_attempts(of: str, attempts: pd.DataFrame) -> Table:
+def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str) -> Section:
+    title, of = f"{task} with {model}", f"{task} · {model} ·"
+    cells = part.cells[part.cells["scoring"] != "strict"]
+    is_open = bool(cells["scoring"].isna().all())
+    drawn = pictures(part, number, title)
+    comparisons = part.comparisons[part.comparisons["scoring"].isin(part.scorings)]
+    attempts = part.attempts[part.attempts["scoring"].isin(part.scorings)].rename(columns={"pass": "passed"})
     n = attempts["k"].max()
-    title = f"{of} accuracy of {n} responses: any right / the majority right, %"
-    return _grid(title, _part(attempts, k=n).rename(columns={"pass": "passed"}), _attempt)
-
-
-def _attempts_table(of: str, attempts: pd.DataFrame, scoring: str) -> Table:
-    """Return pass@k and maj@k with intervals: a row for every method and temperature that has repeats."""
-    found = attempts.rename(columns={"pass": "passed"})
-    method = found["sampler"].map(label) + ", T = " + found["temperature"].map(temperature_name)
-    found = found.assign(method=method, cell=[_attempt(row) for row in found.itertuples()])
-    wide = grid(found, "method", "k", "cell")
-    title = f"{of} {scoring} accuracy of k responses: any right / the majority right, %"
-    return Table(
-        title, wide.rename(columns={name: f"k = {name}" for name in wide.columns if name != "method"})
+    parts = [
+        _accuracies(of, part, "flexible"),
+        _grid(
+            f"{of} accuracy minus that of the sampler's default options, points",
+            _flexible(comparisons[comparisons["kind"] == "default"]),
+            lambda row: _points(row.difference),
+        ),
+        *(picture for subject, picture in drawn.items() if subject.startswith("sweep")),
+        _grid(
+            f"{of} {'mean tokens' if is_open else 'no answer found, %'}; cut off at the token limit, %",
+            cells,
+            lambda row: Cell(
+                f"{row.mean_tokens:.1f}" if is_open else percent(row.no_answer),
+                f"cut off {percent(row.truncated)}",
+            ),
+        ),
+        _grid(f"{of} mean tokens; tokens per correct answer", _flexible(cells), _costs),
+        _grid(
+            f"{of} accuracy of {n} responses: any right / the majority right, %",
+            _flexible(attempts[attempts["k"] == n]),
+            _attempt,
+        ),
+        _grid(
+            f"{of} self-BLEU-4, and distinct responses to a question, %",
+            cells.dropna(subset="self_bleu"),
+            lambda row: Cell(f"{row.self_bleu:.1f}", percent(row.distinct)),
+        ),
+        drawn.get("diversity"),
+        _grid(
+            f"{of} steps with one candidate, %, and the k of 95%, 99% and all steps",
+            cells.dropna(subset="k_is_1"),
+            lambda row: Cell(percent(row.k_is_1), f"≤ {row.k_95:,.0f} {row.k_99:,.0f} {row.k_max:,.0f}"),
+        ),
+        drawn.get("k"),
+    ]
+    more: list[Table | None] = [_accuracies(of, part, scoring) for scoring in part.scorings[1:]]
+    for (kind, against, scoring), rows in comparisons.groupby(["kind", "against", "scoring"], sort=False):
+        named = f"{of} {scoring}, against {against} {_KINDS[kind][1]}"
+        columns = ("common_questions", "difference", "won", "lost", "p", "adjusted")
+        more.append(_comparison_table(named, rows, *columns))
+    for scoring, rows in attempts.groupby("scoring"):
+        named = f"{of} {scoring} accuracy of k responses: any right / the majority right, %"
+        method = rows["sampler"].map(label) + ", T = " + rows["temperature"].map(temperature_name)
+        more.append(_grid(named, rows.assign(method=method), _attempt, "k"))
+    return Section(
+        title,
+        drawn.get("accuracy"),
+        list(_findings(run, part, cells)),
+        [one for one in parts if one],
+        [table for table in more if table],
     )
 
 
-def _comparison_tables(of: str, comparisons: pd.DataFrame, scorings: Sequence[str]) -> Iterator[Table]:
-    """Yield every comparison of a model and task: a table for each kind and scoring."""
-    if comparisons.empty:
-        return
-    comparisons = comparisons[comparisons["scoring"].isin(scorings)]
-    for (kind, against, scoring), found in comparisons.groupby(["kind", "against", "scoring"], sort=False):
-        shown = found.assign(
-            method=found["sampler"].map(label),
-            T=found["temperature"].map(temperature_name),
-            adjusted=[Cell(p_value(row.p_holm), bold=row.better or row.worse) for row in found.itertuples()],
-        )
-        names = {"common_questions": "questions", "adjusted": "p, Holm"}
-        columns = ["method", "T", "common_questions", "difference", "won", "lost", "p", "adjusted"]
-        yield Table(
-            f"{of} {scoring}, against {against} {_KINDS[kind][1]}",
-            shown[columns].rename(columns=names),
-            keys=2,
-            formats={"difference": with_interval(points), "p": p_value},
-        )
+def _flexible(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame[frame["scoring"] == "flexible"]
+
+
+def _grid(
+    title: str, cells: pd.DataFrame, cell: Callable[[Any], Cell], by: str = "temperature"
+) -> Table | None:
+    """Return a table with a row for each method and a column for each temperature, or k; None without cells.
+
+    Methods are the samplers, or what the frame's column `method` says.
+    """
+    if cells.empty:
+        return None
+    shown = cells.assign(cell=[cell(row) for row in cells.itertuples()])
+    if "method" not in shown:
+        shown["method"] = shown["sampler"].map(label)
+    wide = grid(shown, "method", by, "cell")
+    head = "T" if by == "temperature" else by
+    names = {name: f"{head} = {temperature_name(name)}" for name in wide.columns if name != "method"}
+    return Table(title, wide.rename(columns=names))
+
+
+def _accuracies(of: str, part: Summary, scoring: str) -> Table | None:
+    """Return accuracies with intervals and significance, laid out as in the paper's Table 1."""
+    compared = part.comparisons[part.comparisons["kind"] != "default"]  # which has a table of its own
+    compared = compared[compared["scoring"] == scoring]
+
+    def cell(row: Any) -> Cell:
+        here = compared[compared["temperature"] == row.temperature]
+        own = here[here["sampler"] == row.sampler]
+        is_better, is_worse = (bool(own[way].any()) for way in ("better", "worse"))
+        beats_all = own.empty and len(here) and here["worse"].all()
+        shown = _percent(row.accuracy)
+        spread = "" if pd.isna(row.spread) else f"±{percent(row.spread)}"
+        marks = "▲" * is_better + "▼" * is_worse + "*" * (not row.complete)
+        return Cell(f"{shown.text}{spread}{marks}", shown.below, is_better or bool(beats_all))
+
+    return _grid(f"{of} {scoring} accuracy, %", part.cells[part.cells["scoring"] == scoring], cell)
+
+
+def _costs(row: Any) -> Cell:
+    per_correct = "–" if pd.isna(row.tokens_per_correct) else f"{row.tokens_per_correct:,.0f}"
+    return Cell(f"{row.mean_tokens:.1f}", per_correct)
+
+
+def _attempt(row: Any) -> Cell:
+    passed, majority = _percent(row.passed), _percent(row.maj)
+    return Cell(f"{passed.text} / {majority.text}", f"{passed.below} / {majority.below}")
+
+
+def _comparison_table(title: str, rows: pd.DataFrame, *columns: str) -> Table:
+    """Return cells that are compared: their method and temperature, and these columns."""
+    shown = rows.assign(
+        method=rows["sampler"].map(label),
+        T=rows["temperature"].map(temperature_name),
+        adjusted=[
+            Cell(f"{p_value(row.p_holm)}{'▲' * row.better}{'▼' * row.worse}", bold=row.better or row.worse)
+            for row in rows.itertuples()
+        ],
+    )
+    names = {"common_questions": "questions", "adjusted": "p, Holm"}
+    frame = shown[["method", "T", *columns]].rename(columns=names)
+    return Table(title, frame, 2 + ("model" in columns), {"difference": _points, "p": p_value})
 
 
 def _models_section(summary: Summary, task: str) -> Section | None:
     """Return the models of a task side by side, if they are compared."""
-    found = _part(summary.comparisons, task=task, kind="model", scoring="flexible")
+    found = _flexible(summary.comparisons)
+    found = found[(found["task"] == task) & (found["kind"] == "model")]
     if found.empty:
         return None
     against = str(found["against"].iloc[0])
-    cells = _part(summary.cells, task=task, scoring="flexible").set_index(["model", "sampler", "temperature"])
-    rows: dict[tuple[str, float], dict[str, Any]] = {}
-    for row in found.itertuples():
-        base = cells["accuracy"][against, row.sampler, row.temperature]
-        entry = rows.setdefault(
-            (row.sampler, row.temperature),
-            {"method": label(row.sampler), "T": temperature_name(row.temperature), against: base},
-        )
-        entry[row.model] = cells["accuracy"][row.model, row.sampler, row.temperature]
-        shown = with_interval(points)(row.difference)
-        entry[f"{row.model} − {against}"] = shown._replace(
-            text=f"{shown.text}{'▲' * row.better}{'▼' * row.worse}", bold=row.better or row.worse
-        )
-        entry[f"p, Holm ({row.model})"] = p_value(row.p_holm)
-    table = pd.DataFrame(list(rows.values()))
-    formats = dict.fromkeys(summary.cells["model"].unique(), with_interval(percent))
+    cells = _flexible(summary.cells)[[*CELL, "accuracy"]]
+    cells = cells.assign(accuracy=cells["accuracy"].map(_percent))
+    base = cells[cells["model"] == against].drop(columns="model").rename(columns={"accuracy": against})
+    rows = found.merge(base, on=["task", "sampler", "temperature"]).merge(cells, on=CELL)
     title = f"{task} · flexible accuracy, %, and the difference from {against} on the same questions, points"
-    return Section(
-        f"{task}: models side by side",
-        None,
-        [_family(found, against, "flexible", "model")],
-        [Table(title, table, 2, formats)],
-    )
+    table = _comparison_table(title, rows, "model", "accuracy", against, "difference", "adjusted")
+    return Section(f"{task}: models side by side", None, [_family(found)], [table])
 
 
-def _findings(
-    run: RecordedRun, summary: Summary, cells: pd.DataFrame, comparisons: pd.DataFrame, is_open: bool
-) -> Iterator[str]:
+def _findings(run: RecordedRun, part: Summary, cells: pd.DataFrame) -> Iterator[str]:
     """Yield sentences on one model and task: its size, what to know before its numbers, and what differs."""
-    task, model = cells["task"].iloc[0], cells["model"].iloc[0]
-    responses = _part(summary.responses, task=task, model=model)
+    task, responses = cells["task"].iloc[0], part.responses
     n_questions, n_repeats = responses["question_id"].nunique(), responses["repeat"].nunique()
     temperatures = sorted(cells["temperature"].unique())
     yield (
         f"{count(n_questions, 'question')}, {count(n_repeats, 'response')} each, "
         f"{count(cells['sampler'].nunique(), 'method')} at T = {listed(map(temperature_name, temperatures))}."
     )
-    n_choices = {len(question.choices) for (of, _), question in run.questions.items() if of == task}
+    questions = [question for (of, _), question in run.questions.items() if of == task]
+    n_choices = {len(question.choices) for question in questions}
     if len(n_choices) == 1 and min(n_choices):
         yield f"Guessing gets {percent(1 / min(n_choices))}%."
     if few := few_clusters(n_questions, "questions"):
         yield few
-    recorded = sum((r.task, r.model) == (task, model) for r in run.responses)
-    wanted = run.asked.get((model, task), 0)
-    if recorded < wanted:
-        yield f"{recorded:,} of {count(wanted, 'response')} are there: the same mink-eval run continues."
-    if is_open:
+    if n_questions < len(questions):
+        n_left = count(len(questions) - n_questions, "question")
+        yield f"{n_left} of the run without a response yet: the same mink-eval run continues."
+    if part.verdicts.empty:
         yield "Open-ended: its responses have no verdicts, and there is no accuracy."
-    elif len(summary.scorings) > 1:
-        none = responses["strict answer"].isna().mean()
+    elif len(part.scorings) > 1:
+        none = part.verdicts.loc[part.verdicts["scoring"] == "strict", "answer"].isna().mean()
         yield f"Strict scoring, under More tables, finds no answer in {percent(none)}% of the responses."
-    coldest = responses[responses["temperature"] == temperatures[0]]
+    coldest = _flexible(part.verdicts)
+    coldest = coldest[coldest["temperature"] == temperatures[0]]
     cut_off = (coldest["finish_reason"] == "length").mean()
-    if not is_open and cut_off > 0.5:
+    if cut_off > 0.5:
         yield (
             f"At T = {temperature_name(temperatures[0])} the token limit cut off {percent(cut_off)}% of the "
             "responses, which count as wrong: give a larger --max-tokens, or --stop and --shots if the model "
@@ -342,16 +302,16 @@ def _findings(
         )
     if n_repeats == 1:
         yield "One response a question shows nothing about diversity; --repeats 2 or more does."
-    incomplete = cells[~cells["complete"]]
-    if len(incomplete):
+    n_incomplete = (~cells["complete"]).sum()
+    if n_incomplete:
         yield (
-            f"Incomplete: {len(incomplete)} of {len(cells)} cells, marked *. Accuracies over different "
+            f"Incomplete: {n_incomplete} of {len(cells)} cells, marked *. Accuracies over different "
             "questions cannot be compared; the tests use the questions that both methods answered."
         )
-    for kind, against in dict.fromkeys((one.kind, str(one)) for one in summary.baselines):
-        compared = _part(comparisons, kind=kind, scoring="flexible")
+    compared = _flexible(part.comparisons)
+    for against in map(str, part.baselines):
         for way in ("better", "worse"):
-            differ = compared[compared[way]] if len(compared) else compared
+            differ = compared[(compared["against"] == against) & compared[way].astype(bool)]
             if len(differ):
                 yield f"Significantly {way} than {against}: {_places(differ)}."
 
@@ -366,33 +326,31 @@ def _places(cells: pd.DataFrame) -> str:
 
 def _run_findings(summary: Summary) -> Iterator[str]:
     """Yield sentences on all comparisons of a run, which are corrected together."""
-    if summary.cells["scoring"].isna().all():  # all questions are open-ended
+    if summary.verdicts.empty:  # all questions are open-ended
         return
-    if (
-        not any(one.kind != "model" for one in summary.baselines)
-        and summary.responses["sampler"].nunique() > 1
-    ):
+    if not any(one.kind != "model" for one in summary.baselines) and summary.cells["sampler"].nunique() > 1:
         yield "The run has no Min-k to compare the other methods with; --against names another."
     for baseline in summary.baselines:
-        for scoring in summary.scorings:
-            found = _part(summary.comparisons, kind=baseline.kind, scoring=scoring)
-            if len(found):
-                yield _family(found, str(baseline), scoring, baseline.kind)
-            elif scoring == "flexible":
-                yield f"There is no other {_KINDS[baseline.kind][0]} to compare with {baseline}."
+        compared = summary.comparisons[summary.comparisons["kind"] == baseline.kind]
+        if compared.empty:
+            yield f"There is no other {_KINDS[baseline.kind][0]} to compare with {baseline}."
+        for scoring in summary.scorings if len(compared) else ():
+            yield _family(compared[compared["scoring"] == scoring])
 
 
-def _family(found: pd.DataFrame, against: str, scoring: str, kind: str) -> str:
-    other, alike = _KINDS[kind]
-    undecided = [row.difference for row in found.itertuples() if not (row.better or row.worse)]
+def _family(found: pd.DataFrame) -> str:
+    """Return a sentence on comparisons that are corrected together."""
+    first = found.iloc[0]
+    other, alike = _KINDS[first["kind"]]
+    undecided = found.loc[~(found["better"] | found["worse"]).astype(bool), "difference"]
     sentence = (
-        f"{scoring.capitalize()}: of {count(len(found), 'comparison')} with {against} {alike}, the other "
-        f"{other} is significantly better in {found['better'].sum()} and significantly worse in "
-        f"{found['worse'].sum()}"
+        f"{first['scoring'].capitalize()}: of {count(len(found), 'comparison')} with {first['against']} "
+        f"{alike}, the other {other} is significantly better in {found['better'].sum()} and significantly "
+        f"worse in {found['worse'].sum()}"
     )
-    if not undecided:
+    if undecided.empty:
         return f"{sentence}."
-    low, high = min(one.low for one in undecided), max(one.high for one in undecided)
+    low, high = undecided.str[1].min(), undecided.str[2].max()
     return (
         f"{sentence}; in {len(undecided)} no difference was found, which does not show that there is none: "
         f"95% intervals reach from {points(low)} to {points(high)} points."
@@ -406,27 +364,21 @@ def made_with_table(manifest: Mapping[str, Any]) -> Table:
 
 
 def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    hidden = ("format", "revision", "measures", "sessions")
     for key, value in manifest.items():
-        if key in ("models", "tasks") and isinstance(value, dict):
+        if key in ("models", "tasks"):
             yield from ((f"{key[:-1]} {name}", _in_words(entry)) for name, entry in value.items())
-        elif key == "asked" and isinstance(value, list):
+        elif key == "asked":
             yield from (("wanted", _in_words(grid)) for grid in value)
-        elif key == "sessions" and isinstance(value, list):
-            yield from _sessions(value)
-        elif key not in ("format", "revision", "measures"):
+        elif key not in hidden:
             yield key.replace("_", " "), _in_words(value)
-
-
-def _sessions(sessions: Sequence[Any]) -> Iterator[tuple[str, str]]:
-    """Yield the environments in which the run was started, each once: a run may be killed many times."""
-    times: dict[str, list[str]] = {}
-    for session in sessions:
-        entry = dict(session) if isinstance(session, dict) else {}
-        started = str(entry.pop("started", "?"))
-        times.setdefault(_in_words(entry), []).append(started)
-    for environment, starts in times.items():
-        span = starts[0] if len(starts) == 1 else f"{starts[0]} to {starts[-1]}"
-        yield f"started {count(len(starts), 'time')}", f"{span}: {environment}"
+    starts: dict[str, list[str]] = {}  # by environment: a run may be killed many times
+    for session in manifest.get("sessions", []):
+        environment = {key: value for key, value in session.items() if key != "started"}
+        starts.setdefault(_in_words(environment), []).append(session.get("started", "?"))
+    for words, times in starts.items():
+        span = " to ".join(dict.fromkeys((times[0], times[-1])))
+        yield f"started {count(len(times), 'time')}", f"{span}: {words}"
 
 
 def _in_words(value: Any) -> str:

@@ -1,21 +1,82 @@
-"""The report and all responses as one HTML file that needs no network."""
+"""The report of a run: what is printed, and the files of DIR/report.
+
+The page is one HTML file with the report and all responses, which needs no network.
+"""
 
 import base64
 import gzip
 import hashlib
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
+from rich.console import Console
 
-from mink_local.evals.report.document import HOW_TO_READ, Document
-from mink_local.evals.report.recorded_run import RecordedRun
-from mink_local.evals.report.summary import sampler_rank
+from mink_local.evals.report.document import HOW_TO_READ, Document, make_document
+from mink_local.evals.report.recorded_run import RecordedRun, read_run, rescore
+from mink_local.evals.report.summary import sampler_rank, summarise
+from mink_local.evals.store import as_run_error
+from mink_local.evals.tables import Table, show_file, to_csv, to_json
 from mink_local.evals.tasks.base import Verdict
+from mink_local.files import write_atomic
 from mink_local.samplers import label
 
 FOLDER = Path(__file__).parent
+
+
+def report_run(folder: Path, against: tuple[str, Any] | None = None) -> None:
+    """Print a run's tables, and write all of its report to DIR/report.
+
+    The run may still be going on. `against` is as for `summarise`. Raises ReportError if the folder holds no
+    run or not what is compared with, RunError if a file cannot be read or written, and ModuleNotFoundError if
+    a library of the extra "eval" is not installed.
+    """
+    console, out = Console(), folder / "report"
+    recorded = read_run(folder)
+    with console.status("Judging the responses …"):
+        run = rescore(recorded)
+    summary = summarise(run, against)
+    for note in run.notes:
+        print(f"mink-eval: {note}", file=sys.stderr)
+    with console.status("Plotting …"):
+        document = make_document(run, summary)
+        page = render_page(document, run, summary.baseline)
+    _print(console, document)
+    frames = {"table": summary.cells, "comparisons": summary.comparisons, "repeats": summary.attempts}
+    frames = {name: frame for name, frame in frames.items() if len(frame)}
+    made_with = document.made_with.frame.to_numpy().tolist() if document.made_with else []
+    files: dict[str, str | bytes] = {
+        **{f"{picture.stem}.svg": picture.svg for picture in document.pictures},
+        **{f"{name}.csv": to_csv(frame) for name, frame in frames.items()},
+        "report.json": to_json({"made_with": made_with}, **frames),
+        "report.md": document.markdown(),
+        "report.html": page,
+    }
+    with as_run_error(out):
+        out.mkdir(exist_ok=True)
+        for name, content in files.items():
+            data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
+            write_atomic(out / name, data)
+        for path in out.iterdir():
+            if path.suffix in (".csv", ".svg") and path.name not in files:  # of an earlier report
+                path.unlink()
+    show_file(console, out / "report.html")
+
+
+def _print(console: Console, document: Document) -> None:
+    for section in document.sections:
+        for part in section.parts:
+            if isinstance(part, Table):
+                part.print(console)
+    for section in document.sections:
+        console.print(f"\n{section.title}", style="bold", highlight=False, markup=False)
+        for sentence in section.findings:
+            console.print(f"• {sentence}", highlight=False, markup=False)
+    for sentence in document.findings:
+        console.print(f"• {sentence}", highlight=False, markup=False)
 
 
 def render_page(document: Document, run: RecordedRun, baseline: str | None) -> str:

@@ -1,10 +1,10 @@
 """The questions and responses that a run left in its folder, however the run ended."""
 
-import hashlib
-from collections import Counter
+import multiprocessing
+import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import product
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,14 @@ from mink_local.evals.run.records import (
     Response,
     record_files,
 )
-from mink_local.evals.store import Rows, as_run_error, public, read_manifest
-from mink_local.evals.tables import count
-from mink_local.evals.tasks.base import Question
+from mink_local.evals.store import Rows, public, read_manifest
+from mink_local.evals.tables import count, listed
+from mink_local.evals.tasks import recorded_task
+from mink_local.evals.tasks.base import Question, Task, score
+from mink_local.files import sha256_of
+
+SCORINGS = ("flexible", "strict")
+CHUNK = 500  # responses to score in one go; fewer are not worth another process
 
 
 @dataclass
@@ -30,23 +35,30 @@ class RecordedRun:
 
     Attributes:
         questions: By task and id.
-        manifest: Settings of the run, without the folders of this machine.
-        asked: How many responses the commands of the run wanted, by model and task, if the manifest says so.
+        manifest: Settings of the run, without the folders of this machine; empty if it is damaged.
         problems: A sentence for every line that was left out, with its file and number.
         remarks: What else the reader must know.
     """
 
-    questions: dict[tuple[str, str], Question] = field(default_factory=dict)
-    responses: list[Response] = field(default_factory=list)
-    manifest: dict[str, Any] = field(default_factory=dict)
-    asked: dict[tuple[str, str], int] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
+    questions: dict[tuple[str, str], Question]
+    responses: list[Response]
+    manifest: dict[str, Any]
+    problems: list[str]
+    remarks: list[str]
 
     @property
-    def left_out(self) -> str | None:
-        """A sentence about the lines that were left out; None if there are none."""
-        return Rows(problems=self.problems).left_out
+    def notes(self) -> list[str]:
+        """What a reader must know before the numbers."""
+        left_out = Rows(problems=self.problems).left_out
+        return [left_out, *self.remarks] if left_out else self.remarks
+
+
+class _Manifest(msgspec.Struct):
+    """What the report reads in a manifest."""
+
+    models: dict[str, Any] = {}
+    tasks: dict[str, dict[str, Any]] = {}
+    sessions: list[dict[str, Any]] = []
 
 
 def read_run(folder: Path) -> RecordedRun:
@@ -66,62 +78,77 @@ def read_run(folder: Path) -> RecordedRun:
     check = RecordCheck(manifest, questions.by_key.values())
     for file in record_files(folder):
         found.read(file, Response, check)
-    remarks = list(_remarks_on_questions(path, manifest))
     problems = [*questions.problems, *found.problems]
     if not found.by_key and problems:
         raise ReportError(f"{folder} holds no responses that can be used: {problems[0]}")
     if not found.by_key:
         raise ReportError(f"{folder} holds no responses yet: type the mink-eval run command again")
-    remarks += [
+    remarks = [
         f"{count(n, 'response')} from {name}." for name, n in found.files.items() if n and name != RECORDS
     ]
+    if manifest.get("questions_sha256") not in (None, sha256_of(path)):
+        remarks.append(f"{QUESTIONS} was changed after the run wrote it: its answers may be others.")
     return RecordedRun(
         {(one.task, one.question_id): one.question for one in questions.by_key.values()},
         list(found.by_key.values()),
-        public(manifest),
-        _asked(manifest),
+        public(manifest) if _is_whole(manifest) else {},
         problems,
         remarks,
     )
 
 
-def _remarks_on_questions(path: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence if the file is not as the run wrote it; manifests of old runs do not tell."""
-    with as_run_error(path, "read"):
-        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    if manifest.get("questions_sha256", sha256) != sha256:
-        yield f"{path.name} was changed after the run wrote it: prompts or gold answers may be others."
-
-
-class _Grid(msgspec.Struct):
-    """What one command of a run wanted."""
-
-    models: list[str]
-    samplers: list[str]
-    temperatures: list[float]
-    repeats: int
-    questions: dict[str, int]
-    greedy: bool = True
-
-
-def _asked(manifest: Mapping[str, Any]) -> dict[tuple[str, str], int]:
-    """Return how many responses the commands of a run wanted together, by model and task.
-
-    Empty if the manifest does not say, as those of earlier versions.
-    """
+def _is_whole(manifest: Mapping[str, Any]) -> bool:
     try:
-        grids = msgspec.convert(manifest.get("asked", []), list[_Grid])
+        msgspec.convert(manifest, _Manifest)
     except msgspec.ValidationError:
-        return {}
-    questions: dict[tuple[Any, ...], int] = {}  # by model, task, sampler, temperature and repeat
-    for grid in grids:
-        methods = list(product(grid.samplers, grid.temperatures, range(grid.repeats)))
-        sampled = [method for method in methods if method[0] != "greedy" and method[1]]
-        once = [("greedy", 0.0, 0)] if grid.greedy or len(sampled) < len(methods) else []
-        for model, (task, n), method in product(grid.models, grid.questions.items(), [*once, *sampled]):
-            key = (model, task, *method)
-            questions[key] = max(n, questions.get(key, 0))  # a limit takes the first ones
-    totals: Counter[tuple[str, str]] = Counter()
-    for (model, task, *_), n in questions.items():
-        totals[model, task] += n
-    return dict(totals)
+        return False
+    return True
+
+
+def rescore(run: RecordedRun) -> RecordedRun:
+    """Return the run with the verdicts of this version's tasks, and remarks on those that differ.
+
+    It scores in several processes, because an answer of MATH500 can take long. Responses to a task that this
+    version does not have keep their verdicts. The records on disk do not change.
+    """
+    judged = {response.task for response in run.responses if not response.open_ended}
+    rules = {name: settings.get("rule") for name, settings in run.manifest.get("tasks", {}).items()}
+    tasks = {name: recorded_task(name, rules.get(name)) for name in sorted(judged)}
+    given = [
+        (response, run.questions[response.task, response.question_id], tasks.get(response.task))
+        for response in run.responses
+    ]
+    workers = min(-(-len(given) // CHUNK), os.cpu_count() or 1, 61)  # Windows takes at most 61
+    if workers == 1:
+        again = list(map(_rescore, given))
+    else:
+        context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads hold
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            again = list(pool.map(_rescore, given, chunksize=CHUNK))
+    remarks = [*run.remarks, *_remarks(tasks, run.responses, again)]
+    return replace(run, responses=again, remarks=remarks)
+
+
+def _rescore(given: tuple[Response, Question, Task | None]) -> Response:
+    response, question, task = given
+    if task is None or response.open_ended:
+        return response
+    strict, flexible = score(task, question, response.response, response.finish_reason)
+    return replace(response, strict=strict, flexible=flexible)
+
+
+def _remarks(
+    tasks: Mapping[str, Task | None], recorded: list[Response], again: list[Response]
+) -> Iterator[str]:
+    """Yield which tasks this version does not have, and how many verdicts are not the recorded ones."""
+    unknown = [name for name, task in tasks.items() if task is None]
+    if unknown:
+        yield f"This version does not have the task {listed(unknown)}: the recorded verdicts are shown."
+    pairs = list(zip(recorded, again, strict=True))
+    changed = {name: sum(getattr(a, name) != getattr(b, name) for a, b in pairs) for name in SCORINGS}
+    if any(changed.values()):
+        numbers = listed(f"{n} {scoring}" for scoring, n in changed.items())
+        yield (
+            f"{numbers} of {len(pairs)} recorded verdicts differ from those of this version, which are "
+            "shown: another version of mink-eval gave them, or they were edited."
+        )

@@ -1,46 +1,63 @@
-"""The numbers of a run, as pandas frames: its responses, its cells, and cells compared with each other."""
+"""The numbers of a run, as pandas frames: its responses, its cells, and cells compared with each other.
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+Sources: M. Chen et al. (2021), arXiv:2107.03374, for pass@k without bias; X. Wang et al. (2023),
+arXiv:2203.11171, for the majority; Y. Zhu et al. (2018), arXiv:1802.01886, for self-BLEU.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from decimal import Decimal, InvalidOperation
+from itertools import chain
+from math import comb
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.helpers import extract_all_word_ngrams
 
 from mink_local.errors import ReportError
 from mink_local.evals.measurement import frame
-from mink_local.evals.report.recorded_run import RecordedRun
-from mink_local.evals.report.repeats import attempt_sizes, majority_at, pass_at, self_bleu, votes
+from mink_local.evals.report.recorded_run import SCORINGS, RecordedRun
 from mink_local.evals.stats import ALPHA, holm, paired_test, share
+from mink_local.evals.tasks.scoring import normalized
 from mink_local.samplers import SAMPLERS, MinK, Sampler, parse
 
-SCORINGS = ("flexible", "strict")
+GROUP = ["task", "model"]
+CELL = [*GROUP, "sampler", "temperature"]
+PLACE = ["question_id", "repeat"]
+WORDS = 50  # of a text that count for its diversity, from its beginning
+SUBSETS = 500  # of the responses to a question whose majority is counted
 
-
-class CellKey(NamedTuple):
-    """A place in the grid of a run: the report gives one accuracy for each."""
-
-    task: str
-    model: str
-    sampler: str
-    temperature: float
-
-
-KEY = list(CellKey._fields)
+_NUMBERS = [
+    *("questions", "responses", "complete", "truncated", "overflowed", "mean_tokens"),
+    *("k_is_1", "k_95", "k_99", "k_max", "self_bleu", "distinct"),
+]
+_ACCURACY = ["scoring", "accuracy", "spread", "no_answer", "tokens_per_correct"]
+_ATTEMPTS = [*CELL, "scoring", "questions", "k", "pass", "maj"]
+_COMPARISON = [
+    *(*CELL, "scoring", "kind", "against", "common_questions", "difference", "won", "lost"),
+    *("p", "p_holm", "better", "worse"),
+]
 
 
 class Baseline(NamedTuple):
-    """A sampler, model or temperature that every other one is compared with, all else being equal."""
+    """What cells are compared with, all else being equal.
 
-    kind: str  # a field of `CellKey`
-    value: Any
+    Attributes:
+        kind: What differs: "sampler", "model" or "temperature"; or "default" for the options of samplers.
+        value: The sampler, model or temperature; None for the default options.
+    """
 
-    def other(self, key: CellKey) -> CellKey | None:
-        """Return the cell that a cell is compared with."""
-        found = key._replace(**{self.kind: self.value})
-        return None if found == key else found
+    kind: str
+    value: Any = None
 
     def __str__(self) -> str:
+        if self.kind == "default":
+            return "the default options"
         return f"T = {self.value:g}" if self.kind == "temperature" else str(self.value)
 
 
@@ -51,15 +68,17 @@ class Summary:
     Attributes:
         responses: A row for each response; greedy ones are copied to every temperature and repeat of their
             task and model, since a run generates them once.
+        verdicts: A row for each response and scoring; none if the task is open-ended.
         cells: A row for each cell and scoring, in the order of the tables; one without scoring if the task is
             open-ended.
         comparisons: A row for each cell and scoring and for what it is compared with.
         attempts: A row for each cell, scoring and k, with pass@k and maj@k; empty without repeats.
-        baselines: What the cells are compared with.
+        baselines: What the cells are compared with, except the default options of their samplers.
         scorings: Those that have tables: strict is left out if it agrees with flexible everywhere.
     """
 
     responses: pd.DataFrame
+    verdicts: pd.DataFrame
     cells: pd.DataFrame
     comparisons: pd.DataFrame
     attempts: pd.DataFrame
@@ -69,49 +88,65 @@ class Summary:
     @property
     def baseline(self) -> str | None:
         """The sampler that the others are compared with, if they are."""
-        return next((str(one.value) for one in self.baselines if one.kind == "sampler"), None)
+        return next((one.value for one in self.baselines if one.kind == "sampler"), None)
+
+    def of(self, task: str, model: str) -> "Summary":
+        """Return the rows of one task and model."""
+        frames = {name: value for name, value in vars(self).items() if isinstance(value, pd.DataFrame)}
+        return replace(
+            self,
+            **{name: one[(one["task"] == task) & (one["model"] == model)] for name, one in frames.items()},
+        )
 
 
-def summarise(run: RecordedRun, against: str | None = None) -> Summary:
+def summarise(run: RecordedRun, against: tuple[str, Any] | None = None) -> Summary:
     """Return the numbers of a run.
 
     What varies is compared: other samplers with Min-k, with the paper's options or else the first one of the
-    run; other models with the first one; variants of a sampler with its default options. `against` names one
-    sampler, "model=NAME" or "temp=T" instead. Raises ReportError if it is not in the run.
+    run; other models with the first one; variants of a sampler with its default options.
+
+    Args:
+        run: The run.
+        against: Compare with this instead: the fields of a `Baseline`.
+
+    Raises:
+        ReportError: What is compared with is not in the run.
     """
     responses = _responses(run)
-    baselines = _baselines(responses, against)
-    cells = pd.DataFrame(list(_cells(responses)))
-    attempts = pd.DataFrame(list(_attempts(responses)))
-    others: list[tuple[str, str, Callable[[CellKey], CellKey | None]]] = [
-        (one.kind, str(one), one.other) for one in baselines
-    ]
-    if against is None:
-        others.append(("default", "the default options", _default))
-    comparisons = pd.DataFrame(
-        [row for kind, name, other in others for row in _comparisons(responses, kind, name, other)]
+    flexible, strict = (_verdicts(responses, scoring) for scoring in SCORINGS)
+    verdicts = pd.concat([flexible, strict]).sort_index(kind="stable")
+    baselines = [Baseline(*against)] if against else _baselines(responses)
+    for kind, value in baselines:
+        if value not in responses[kind].array:
+            there = ", ".join(map(str, responses[kind].unique()))
+            raise ReportError(f"{value} is not in this run: it has {there}")
+    compared = baselines if against else [*baselines, Baseline("default")]
+    comparisons = chain.from_iterable(_comparisons(verdicts, one) for one in compared)
+    return Summary(
+        responses,
+        verdicts,
+        _cells(responses, verdicts),
+        pd.DataFrame(list(comparisons), columns=_COMPARISON),
+        pd.DataFrame(list(_attempts(verdicts)), columns=_ATTEMPTS),
+        baselines,
+        SCORINGS[:1] if flexible["correct"].equals(strict["correct"]) else SCORINGS,
     )
-    judged = responses.dropna(subset=["flexible"])
-    agree = bool((judged["flexible"] == judged["strict"]).all())
-    return Summary(responses, cells, comparisons, attempts, baselines, SCORINGS[:1] if agree else SCORINGS)
 
 
 def _responses(run: RecordedRun) -> pd.DataFrame:
     found = frame(run.responses).rename(columns={"response": "text"})
-    for scoring in SCORINGS:
-        verdicts = list(found[scoring])
-        answers = [verdict and verdict["answer"] for verdict in verdicts]
-        found[f"{scoring} answer"] = pd.Series(answers, dtype=object)
-        found[scoring] = [float(verdict["correct"]) if verdict else np.nan for verdict in verdicts]
+    order = {
+        "sampler": sorted(found["sampler"].unique(), key=sampler_rank).index,
+        "model": list(found["model"].unique()).index,
+    }
     once, sampled = found[found["temperature"] == 0], found[found["temperature"] > 0]
-    places = sampled[["task", "model", "temperature", "repeat"]].drop_duplicates()
-    copies = once.drop(columns=["temperature", "repeat"]).merge(places, how="left", on=["task", "model"])
+    places = sampled[[*GROUP, "temperature", "repeat"]].drop_duplicates()
+    copies = once.drop(columns=["temperature", "repeat"]).merge(places, how="left", on=GROUP)
     copies = copies.fillna({"temperature": 0.0, "repeat": 0})  # of a task that is only run greedily
-    found = pd.concat([copies.assign(copied=True), sampled.assign(copied=False)], ignore_index=True)
-    samplers = sorted(found["sampler"].unique(), key=sampler_rank)
-    models = list(dict.fromkeys(response.model for response in run.responses))
-    order = found.assign(sampler=found["sampler"].map(samplers.index), model=found["model"].map(models.index))
-    return found.loc[order.sort_values(KEY, kind="stable").index].reset_index(drop=True)
+    found = pd.concat([copies.assign(copied=True), sampled.assign(copied=False)])
+    return found.sort_values(
+        CELL, key=lambda column: column.map(order.get(column.name, lambda value: value)), ignore_index=True
+    )
 
 
 def sampler_rank(sampler: str) -> tuple[bool, int, str]:
@@ -121,61 +156,74 @@ def sampler_rank(sampler: str) -> tuple[bool, int, str]:
     return (sampler != str(MinK()), names.index(name) if name in names else len(names), sampler)
 
 
-def _baselines(responses: pd.DataFrame, against: str | None) -> list[Baseline]:
-    names: dict[str, Sequence[Any]] = {name: list(responses[name].unique()) for name in KEY}
-    if against is None:
-        min_k = [sampler for sampler in names["sampler"] if sampler.partition(":")[0] == MinK.name]
-        found = [Baseline("sampler", min_k[0])] if min_k and len(names["sampler"]) > 1 else []
-        return [*found, *([Baseline("model", names["model"][0])] if len(names["model"]) > 1 else [])]
-    kind, equals, name = against.partition("=")
-    kinds = {"model": "model", "temp": "temperature"}
-    if not equals or kind not in kinds:
-        kind, name = "sampler", against
-    known = {f"{value:g}" if kind == "temp" else str(value): value for value in names[kinds.get(kind, kind)]}
-    if name not in known:
-        hint = f"; for a model write model={name}" if name in names["model"] else ""
-        raise ReportError(f"{name} is not in this run: it has {', '.join(known)}{hint}")
-    return [Baseline(kinds.get(kind, kind), known[name])]
+def _verdicts(responses: pd.DataFrame, scoring: str) -> pd.DataFrame:
+    """Return the responses that have verdicts, with one scoring's: `correct` and `answer`."""
+    found = responses.dropna(subset=scoring)
+    verdicts = found[scoring].astype(object).str
+    correct = verdicts.get("correct").astype(float)
+    return found.assign(scoring=scoring, correct=correct, answer=verdicts.get("answer"))
 
 
-def scorings_of(cell: pd.DataFrame) -> Sequence[str]:
-    """Return the scorings that responses have verdicts of: none if they are open-ended."""
-    return () if cell["flexible"].isna().any() else SCORINGS
+def _baselines(responses: pd.DataFrame) -> list[Baseline]:
+    samplers, models = responses["sampler"].unique(), responses["model"].unique()
+    found = []
+    if len(samplers) > 1:
+        min_k = [name for name in samplers if name.partition(":")[0] == MinK.name]
+        found = [Baseline("sampler", name) for name in min_k[:1]]
+    if len(models) > 1:
+        found.append(Baseline("model", models[0]))
+    return found
 
 
-def by_cell(responses: pd.DataFrame) -> Iterator[tuple[CellKey, pd.DataFrame]]:
-    """Yield the responses of each cell."""
-    for key, cell in responses.groupby(KEY, sort=False):
-        yield CellKey(*key), cell
+def default_options(text: str) -> str:
+    """Return the text of a sampler with its default options, but the same order."""
+    sampler = _sampler_of(text)
+    if sampler is None:
+        return text
+    return str(type(sampler)(**({"order": sampler.order} if sampler.order else {})))
 
 
-def _cells(responses: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    for _, part in responses.groupby(["task", "model"], sort=False):
-        wanted = set(zip(part["question_id"], part["repeat"], strict=True))
-        for key, cell in by_cell(part):
-            numbers = {
-                **key._asdict(),
-                "questions": cell["question_id"].nunique(),
-                "responses": len(cell),
-                "complete": len(cell) == len(wanted),
-                "truncated": (cell["finish_reason"] == "length").mean(),
-                "overflowed": (cell["finish_reason"] == "overflow").mean(),
-                "mean_tokens": cell["n_tokens"].mean(),
-                **_cutoffs(cell),
-                **_diversity(cell, part["repeat"].nunique()),
-            }
-            for scoring in scorings_of(part) or (None,):
-                yield {"scoring": scoring, **numbers, **(_accuracy(cell, scoring) if scoring else {})}
+def _sampler_of(text: str) -> Sampler | None:
+    """Return the sampler of a text; None if it is of another version."""
+    try:
+        return parse(text)
+    except ValueError:
+        return None
 
 
-def _accuracy(cell: pd.DataFrame, scoring: str) -> dict[str, Any]:
-    questions = cell.groupby("question_id")[scoring].mean()
-    repeats = cell.groupby("repeat")[scoring].mean()
-    n_right = cell[scoring].sum()
+def _cells(responses: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
+    cells, accuracies = [], []
+    for _, part in responses.groupby(GROUP, sort=False):
+        n_wanted = len(part[PLACE].drop_duplicates())
+        for key, cell in part.groupby(CELL, sort=False):
+            cells.append(
+                {
+                    **dict(zip(CELL, key, strict=True)),
+                    "questions": cell["question_id"].nunique(),
+                    "responses": len(cell),
+                    "complete": len(cell) == n_wanted,
+                    "truncated": (cell["finish_reason"] == "length").mean(),
+                    "overflowed": (cell["finish_reason"] == "overflow").mean(),
+                    "mean_tokens": cell["n_tokens"].mean(),
+                    **_cutoffs(cell),
+                    **_diversity(cell, part["repeat"].nunique()),
+                }
+            )
+    for key, cell in verdicts.groupby([*CELL, "scoring"], sort=False):
+        accuracies.append({**dict(zip([*CELL, "scoring"], key, strict=True)), **_accuracy(cell)})
+    numbers = pd.DataFrame(accuracies, columns=[*CELL, *_ACCURACY])
+    found = pd.DataFrame(cells, columns=[*CELL, *_NUMBERS]).merge(numbers, how="left", on=CELL)
+    return found[["scoring", *CELL, *_NUMBERS, *_ACCURACY[1:]]]
+
+
+def _accuracy(cell: pd.DataFrame) -> dict[str, Any]:
+    questions = cell.groupby("question_id")["correct"].mean()
+    repeats = cell.groupby("repeat")["correct"].mean()
+    n_right = cell["correct"].sum()
     return {
         "accuracy": share(questions.tolist()),
         "spread": None if cell["copied"].iloc[0] or len(repeats) < 2 else repeats.std(),
-        "no_answer": cell[f"{scoring} answer"].isna().mean(),
+        "no_answer": cell["answer"].isna().mean(),
         "tokens_per_correct": cell["n_tokens"].sum() / n_right if n_right else None,
     }
 
@@ -184,19 +232,18 @@ def _cutoffs(cell: pd.DataFrame) -> dict[str, Any]:
     sizes = np.concatenate([np.asarray(k, np.int64) for k in cell["k"]])
     if not len(sizes):
         return {}
-    names = {"k_95": 0.95, "k_99": 0.99, "k_max": 1}
-    quantiles = np.quantile(sizes, list(names.values()), method="inverted_cdf")
-    return {"k_is_1": (sizes == 1).mean(), **dict(zip(names, quantiles.tolist(), strict=True))}
+    k_95, k_99, k_max = np.quantile(sizes, (0.95, 0.99, 1), method="inverted_cdf")
+    return {"k_is_1": (sizes == 1).mean(), "k_95": k_95, "k_99": k_99, "k_max": k_max}
 
 
-def repeated(cell: pd.DataFrame, n_repeats: int) -> list[pd.DataFrame]:
+def _repeated(cell: pd.DataFrame, n_repeats: int) -> list[pd.DataFrame]:
     """Return the responses to each question of a cell that has all repeats; none with one response each."""
     questions = (question for _, question in cell.groupby("question_id", sort=False))
     return [question for question in questions if len(question) == n_repeats > 1]
 
 
 def _diversity(cell: pd.DataFrame, n_repeats: int) -> dict[str, Any]:
-    texts = [question["text"].tolist() for question in repeated(cell, n_repeats)]
+    texts = [question["text"].tolist() for question in _repeated(cell, n_repeats)]
     if not any(text.split() for texts_of_question in texts for text in texts_of_question):
         return {}
     return {
@@ -205,121 +252,149 @@ def _diversity(cell: pd.DataFrame, n_repeats: int) -> dict[str, Any]:
     }
 
 
-def _attempts(responses: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    for _, part in responses.groupby(["task", "model"], sort=False):
-        n = part["repeat"].nunique()
-        for key, cell in by_cell(part):
-            questions = repeated(cell, n)
-            for scoring in scorings_of(part) if questions else ():
-                ballots = [_votes(question, scoring) for question in questions]
-                for k in attempt_sizes(n):
-                    yield {
-                        **key._asdict(),
-                        "scoring": scoring,
-                        "questions": len(questions),
-                        "k": k,
-                        "pass": share([pass_at(n, one.count(0), k) for one in ballots]),
-                        "maj": share([majority_at(one, k) for one in ballots]),
-                    }
+def self_bleu(texts: Sequence[str]) -> float:
+    """Return the mean of each text's BLEU-4 against the others, 0 to 100: sacrebleu's, of a sentence.
+
+    Of each text the first `WORDS` words count, so that responses of any greater length are alike. The n-grams
+    of a text are counted once for all sentences.
+    """
+    counted = [extract_all_word_ngrams(" ".join(text.split()[:WORDS]), 1, 4) for text in texts]
+    counts = defaultdict(list)
+    for ngram, count in chain.from_iterable(ngrams.items() for ngrams, _ in counted):
+        counts[ngram].append(count)
+    highest = {ngram: sorted((0, *given))[-2:] for ngram, given in counts.items()}
+    lengths = Counter(length for _, length in counted)
+    scores = []
+    for ngrams, length in counted:
+        correct, total = [0] * 4, [0] * 4
+        for ngram, count in ngrams.items():
+            second, first = highest[ngram]
+            correct[len(ngram) - 1] += min(count, second if count == first else first)
+            total[len(ngram) - 1] += count
+        others = lengths - Counter([length])
+        nearest = min(others, key=lambda other: (abs(other - length), other))
+        bleu = BLEU.compute_bleu(correct, total, length, nearest, smooth_method="exp", effective_order=True)
+        scores.append(bleu.score)
+    return fmean(scores)
 
 
-def _votes(question: pd.DataFrame, scoring: str) -> list[int]:
-    """Return the votes on a question; a truncated response has none."""
-    answers = question[f"{scoring} answer"].where(question["finish_reason"] != "length")
-    texts = [answer if isinstance(answer, str) else None for answer in answers]
-    return votes(texts, (question[scoring] == 1).tolist())
-
-
-def _comparisons(
-    responses: pd.DataFrame, kind: str, name: str, other: Callable[[CellKey], CellKey | None]
-) -> Iterator[dict[str, Any]]:
+def _comparisons(verdicts: pd.DataFrame, baseline: Baseline) -> Iterator[dict[str, Any]]:
     """Yield the comparison of each cell with its other one, corrected together under each scoring.
 
-    Greedy's copies are one comparison between models, and none between temperatures.
-    """
-    cells = dict(by_cell(responses))
-    pairs = [(key, cells[found]) for key in cells if (found := other(key)) in cells]
-    if kind in ("model", "temperature"):
-        coldest = {key[:3]: min(one.temperature for one in cells if one[:3] == key[:3]) for key, _ in pairs}
-        pairs = [
-            (key, one)
-            for key, one in pairs
-            if not cells[key]["copied"].iloc[0] or (kind == "model" and key.temperature == coldest[key[:3]])
-        ]
-    for scoring in SCORINGS:
-        rows = [
-            {**key._asdict(), "scoring": scoring, "kind": kind, "against": name}
-            | _compare(cells[key], one, scoring)
-            for key, one in pairs
-            if scorings_of(cells[key]) and scorings_of(one)
-        ]
-        for row, adjusted in zip(rows, holm([row["p"] for row in rows]), strict=True):
-            sign = np.sign(row["difference"].value) if adjusted <= ALPHA else 0
-            yield {**row, "p_holm": adjusted, "better": sign > 0, "worse": sign < 0}
-
-
-def _compare(first: pd.DataFrame, second: pd.DataFrame, scoring: str) -> dict[str, Any]:
-    """Return the paired test of two cells.
-
     A question with fewer common repeats than others is left out: it is one that is being answered, and its
-    short responses come first.
+    short responses come first. Greedy's copies are one comparison between models, and none between
+    temperatures.
     """
-    places = ["question_id", "repeat"]
-    gains = (first.set_index(places)[scoring] - second.set_index(places)[scoring]).dropna()
-    sums = gains.groupby(level=0).agg(["sum", "size"])
-    n_repeats = int(sums["size"].max()) if len(sums) else 1
-    complete = sums[sums["size"] == n_repeats]
-    test = paired_test(complete["sum"].astype(int).tolist(), n_repeats)
-    return {
-        "common_questions": test.n,
-        "difference": test.difference,
-        "won": test.won,
-        "lost": test.lost,
-        "p": test.p,
-    }
+    varies = "sampler" if baseline.kind == "default" else baseline.kind
+    others = {one: baseline.value or default_options(one) for one in verdicts[varies].unique()}
+    first = verdicts.assign(other=verdicts[varies].map(others).astype(verdicts[varies].dtype))
+    first = first[first["other"] != first[varies]]
+    if varies == "temperature":
+        first = first[~first["copied"]]
+    elif varies == "model":
+        coldest = first.groupby([*GROUP, "sampler"])["temperature"].transform("min")
+        first = first[~first["copied"] | (first["temperature"] == coldest)]
+    same = [name for name in ("scoring", *CELL, *PLACE) if name != varies]
+    other = verdicts[[*same, varies, "correct"]].rename(columns={varies: "other", "correct": "other_correct"})
+    pairs = first.merge(other, on=[*same, "other"])
+    gains = pairs.assign(gain=pairs["correct"] - pairs["other_correct"])
+    questions = gains.groupby(["scoring", *CELL, "question_id"], sort=False)["gain"].agg(["sum", "size"])
+    for scoring, family in questions.groupby(level="scoring"):
+        tests = {}
+        for key, cell in family.groupby(level=CELL, sort=False):
+            n_repeats = int(cell["size"].max())
+            complete = cell.loc[cell["size"] == n_repeats, "sum"].sort_index()
+            tests[key] = paired_test(complete.astype(int).tolist(), n_repeats)
+        adjusted = holm([test.p for test in tests.values()])
+        for (key, test), p_holm in zip(tests.items(), adjusted, strict=True):
+            gain = test.difference.value if p_holm <= ALPHA else 0.0
+            of_cell = (*key, scoring, baseline.kind, str(baseline))
+            of_test = (test.n, test.difference, test.won, test.lost, test.p, p_holm, gain > 0, gain < 0)
+            yield dict(zip(_COMPARISON, (*of_cell, *of_test), strict=True))
 
 
-def sampler_of(text: str) -> Sampler | None:
-    """Return the sampler of a text; None if it is of another version."""
+def _attempts(verdicts: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    for _, part in verdicts.groupby(GROUP, sort=False):
+        n = part["repeat"].nunique()
+        for key, cell in part.groupby([*CELL, "scoring"], sort=False):
+            ballots = [_votes(question) for question in _repeated(cell, n)]
+            for k in attempt_sizes(n) if ballots else ():
+                passed = share([pass_at(n, int((one == 0).sum()), k) for one in ballots])
+                majority = share([majority_at(one, k) for one in ballots])
+                yield dict(zip(_ATTEMPTS, (*key, len(ballots), k, passed, majority), strict=True))
+
+
+def attempt_sizes(n: int) -> list[int]:
+    """Return 1, 2, 4, … and n."""
+    return sorted({*(2**i for i in range(n.bit_length())), n})
+
+
+def pass_at(n: int, n_right: int, k: int) -> float:
+    """Return the chance that at least one of k of n responses is right."""
+    return 1 - comb(n - n_right, k) / comb(n, k)
+
+
+def _votes(question: pd.DataFrame) -> NDArray[np.int64]:
+    """Return the votes on a question; a truncated response has none."""
+    answers = question["answer"].where(question["finish_reason"] != "length", None)
+    return votes(answers, question["correct"] == 1)
+
+
+def votes(answers: Iterable[str | None], rights: Iterable[bool]) -> NDArray[np.int64]:
+    """Return the answers as numbers: 0 if right, -1 if there is none, and another one for each wrong answer.
+
+    Wrong answers are the same if they are the same number or, without spaces, case and LaTeX for looks, the
+    same text: 18, 18.0 and $18$.
+    """
+    right = object()
+    forms: list[Any] = [right]
+    for answer, is_right in zip(answers, rights, strict=True):
+        forms.append(right if is_right else _form(answer))
+    numbers: NDArray[np.int64] = pd.factorize(np.array(forms, dtype=object))[0]
+    return numbers[1:]
+
+
+def _form(answer: str | None) -> Decimal | str | None:
+    text = normalized(answer) if answer is not None else None
     try:
-        return parse(text)
-    except ValueError:
-        return None
+        number = Decimal(text or "")
+    except InvalidOperation:
+        return text
+    return number if number.is_finite() else text
 
 
-def _default(key: CellKey) -> CellKey | None:
-    """Return the cell of the same sampler with its default options and the same order, if it has others."""
-    sampler = sampler_of(key.sampler)
-    if sampler is None:
-        return None
-    default = type(sampler)(**({"order": sampler.order} if sampler.order else {}))
-    return None if default == sampler else key._replace(sampler=str(default))
+def majority_at(votes: NDArray[np.int64], k: int) -> float:
+    """Return the chance that the answer given most often by k of the responses is right.
 
-
-@dataclass(frozen=True)
-class Sweep:
-    """Samplers that differ in the value of one numeric option, `samplers`, by ascending value.
-
-    `name` is the sampler's, and `fixed` has its other options if they are not the defaults.
+    Answers that are given equally often share the chance. No answer is no vote, and without a vote the
+    majority is wrong. The mean over `SUBSETS` random choices of k, the same ones each time.
     """
+    if k == 1:
+        return float((votes == 0).mean())
+    n_subsets = SUBSETS if k < len(votes) else 1
+    chances = np.random.default_rng(0).random((n_subsets, len(votes)))
+    chosen = votes[chances.argsort(axis=1)[:, :k]]
+    counts = (chosen[:, :, None] == np.arange(votes.max() + 2)).sum(axis=1)
+    most = counts.max(axis=1)
+    is_right = (counts[:, 0] == most) & (most > 0)
+    return float((is_right / (counts == most[:, None]).sum(axis=1)).mean())
 
-    name: str
-    option: str
-    fixed: str
-    samplers: dict[float, str]
 
+def sweeps(samplers: Iterable[str], fewest: int = 3) -> pd.DataFrame:
+    """Return the numeric options that have `fewest` values or more among samplers alike in all else.
 
-def sweeps(texts: Sequence[str], fewest: int = 3) -> list[Sweep]:
-    """Return the options that have `fewest` values or more among samplers alike in all else, by name."""
-    found: dict[tuple[str, str, str], dict[float, str]] = {}
-    for text in texts:
-        sampler = sampler_of(text)
+    Returns:
+        A row for each such sampler and option: its `sampler` as text, the sampler's `name`, the `option`, its
+        `value`, by which the rows of an option ascend, and `fixed`, the other options that are not defaults.
+    """
+    rows = []
+    for text in samplers:
+        sampler = _sampler_of(text)
         for field in fields(sampler) if sampler else ():  # type: ignore[arg-type]
             if sampler and type(field.default) in (int, float):
-                rest = text.replace(f"{field.name}={getattr(sampler, field.name):g}", "")
-                fixed = rest.partition(":")[2].strip(",").replace(",,", ",")
-                values = found.setdefault((sampler.name, field.name, fixed), {})
-                values[getattr(sampler, field.name)] = text
-    return [
-        Sweep(*key, dict(sorted(found[key].items()))) for key in sorted(found) if len(found[key]) >= fewest
-    ]
+                options = text.partition(":")[2].split(",")
+                fixed = ",".join(one for one in options if not one.startswith(f"{field.name}="))
+                rows.append((text, sampler.name, field.name, fixed, getattr(sampler, field.name)))
+    found = pd.DataFrame(rows, columns=["sampler", "name", "option", "fixed", "value"])
+    by = ["name", "option", "fixed"]
+    return found.groupby(by).filter(lambda group: len(group) >= fewest).sort_values([*by, "value"])

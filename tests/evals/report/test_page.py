@@ -57,13 +57,18 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 line["response"] += "\ud800"  # Chromium shows it, but its --dump-dom falls over
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (folder / "manifest.json").write_text(
-        json.dumps({"seed": 7, "models": [{"path": "/home/me", "sha": "ab"}]})
+        json.dumps({"seed": 7, "models": {"m": {"path": "/home/me", "sha": "ab"}}})
     )
+    return write_page(folder, "a <note>")
+
+
+def write_page(folder: Path, *remarks: str) -> Path:
+    """Write the page of a run, and return its path."""
     run = read_run(folder)
+    run.remarks += remarks
     summary = summarise(run)
-    (folder / "report.html").write_text(
-        render_page(make_document(run, summary, ["a <note>"]), run, summary.baseline), encoding="utf-8"
-    )
+    page = render_page(make_document(run, summary), run, summary.baseline)
+    (folder / "report.html").write_text(page, encoding="utf-8")
     return folder / "report.html"
 
 
@@ -260,10 +265,7 @@ def test_j_and_k_go_from_question_to_question(page: Path, keys: str, question: s
 @pytest.mark.skipif(NODE is None, reason="node is not installed")
 def test_open_ended_responses_are_neither_right_nor_wrong(tmp_path: Path) -> None:
     write_run(tmp_path, tasks=("essay",), samplers=(MIN_K,), temperatures=(1.0,), n_questions=2)
-    run = read_run(tmp_path)
-    summary = summarise(run)
-    page = tmp_path / "report.html"
-    page.write_text(render_page(make_document(run, summary, []), run, summary.baseline), encoding="utf-8")
+    page = write_page(tmp_path)
     shown = in_node(page, "")
     assert "2 responses" in shown["questions"]
     assert "no verdict" in in_node(page, "in=essay&question=0")["question"]

@@ -2,16 +2,17 @@
 
 import hashlib
 import json
-from collections import Counter
-from itertools import product
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mink_local.errors import ReportError, RunError
-from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.report import recorded_run as module
+from mink_local.evals.report.recorded_run import read_run, rescore
 from mink_local.evals.run.records import seed_of
+from mink_local.evals.tasks import Verdict
 from tests.support.made_run import change, records, write_run
 
 
@@ -25,7 +26,7 @@ def test_questions_responses_and_manifest_are_read(folder: Path) -> None:
         "seed": 7,
         "ctx": None,
         "models": {"m": {"path": "/home/me", "sha256": "ab"}},
-        "tasks": [],
+        "tasks": {},
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     run = read_run(folder)
@@ -38,7 +39,7 @@ def test_questions_responses_and_manifest_are_read(folder: Path) -> None:
     assert run.problems == []
 
 
-@pytest.mark.parametrize("manifest", [None, "", "[" * 100_000])
+@pytest.mark.parametrize("manifest", [None, "", "[" * 100_000, '{"sessions": [3]}', '{"tasks": 3}'])
 def test_a_manifest_is_not_needed(folder: Path, manifest: str | None) -> None:
     if manifest is not None:
         (folder / "manifest.json").write_text(manifest, encoding="utf-8")
@@ -60,31 +61,6 @@ def test_lines_that_are_not_records_are_named(folder: Path) -> None:
         *(f"records.jsonl, line {n + i}" for i in (1, 2, 3, 4, 6, 7)),
     ]
     assert len(run.responses) == n
-
-
-def test_responses_that_were_wanted_are_counted(folder: Path) -> None:
-    """By brute force: what two commands want together, each response once, greedy once."""
-    grids: list[dict[str, Any]] = [
-        {"models": ["a"], "samplers": ["min-k", "greedy"], "temperatures": [0.0, 1.0, 5.0], "repeats": 1,
-         "limit": 7, "questions": {"gsm8k": 7, "aqua": 2}},
-        {"models": ["a", "b"], "samplers": ["min-k"], "temperatures": [1.0, 2.0], "repeats": 3,
-         "limit": 4, "questions": {"gsm8k": 4}, "greedy": False},
-    ]  # fmt: skip
-    wanted = set()
-    for grid in grids:
-        for model, (task, n) in product(grid["models"], grid["questions"].items()):
-            for s, t, r, q in product(
-                grid["samplers"], grid["temperatures"], range(grid["repeats"]), range(n)
-            ):
-                wanted.add((model, task, s, t, r, q) if t and s != "greedy" else (model, task, "", 0, 0, q))
-                if grid.get("greedy", True):
-                    wanted.add((model, task, "", 0, 0, q))
-    (folder / "manifest.json").write_text(json.dumps({"seed": 7, "asked": grids}))
-    assert read_run(folder).asked == Counter((model, task) for model, task, *_ in wanted)
-    several: list[object] = [{"asked": 3}, {"asked": [{}]}, {"asked": [dict(grids[0], repeats="2")]}, [], 3]
-    for damaged in several:
-        (folder / "manifest.json").write_text(json.dumps(damaged))
-        assert read_run(folder).asked == {}
 
 
 def test_records_of_other_files_are_read_if_they_are_of_this_run(folder: Path) -> None:
@@ -132,3 +108,36 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "questions.jsonl").unlink()
     (tmp_path / "questions.jsonl").mkdir()
     refuse("questions.jsonl")
+
+
+@pytest.mark.parametrize("in_one_process", [True, False])
+def test_stored_responses_are_scored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_one_process: bool
+) -> None:
+    write_run(tmp_path, samplers=("min-k:tau=3",), temperatures=(1.0,), n_questions=6)
+    recorded = read_run(tmp_path)
+    monkeypatch.setattr(module, "CHUNK", 500 if in_one_process else 15)  # of 24 responses
+
+    def misjudge(record: dict[str, Any]) -> None:
+        if int(record["question_id"]) < 5:
+            record["strict"] = {"answer": "nonsense", "correct": not record["strict"]["correct"]}
+
+    changed = read_run(change(tmp_path, misjudge))
+    assert changed.responses != recorded.responses
+    before = (tmp_path / "records.jsonl").read_bytes()
+    again = rescore(changed)
+    assert again.responses == recorded.responses
+    [remark] = again.remarks
+    assert "20 strict" in remark
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+
+
+def test_an_unknown_task_keeps_its_verdicts(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path, tasks=("gsm8k",), n_questions=1))
+    known = run.responses[0]
+    unknown = replace(known, task="gsm9k", strict=Verdict("nonsense", correct=True))
+    run.questions["gsm9k", known.question_id] = run.questions["gsm8k", known.question_id]
+    run.responses = [known, unknown]
+    again = rescore(run)
+    assert again.responses == [known, unknown]
+    assert "gsm9k" in again.remarks[0]

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from sacrebleu import sentence_bleu
 
 from mink_local.evals.report.recorded_run import read_run
-from mink_local.evals.report.repeats import (
+from mink_local.evals.report.summary import (
     WORDS,
+    Summary,
     attempt_sizes,
     majority_at,
     pass_at,
     self_bleu,
+    summarise,
     votes,
 )
-from mink_local.evals.report.summary import Summary, summarise
 from tests.support.made_run import change, write_run
 
 MIN_K = "min-k:tau=3"
@@ -30,7 +31,7 @@ MIN_K = "min-k:tau=3"
 answers = st.lists(st.sampled_from("RRABC-"), min_size=1, max_size=8)  # R is right, - is none
 
 
-def votes_of(text: Any) -> list[int]:
+def votes_of(text: Any) -> Any:
     return votes([None if one == "-" else one for one in text], [one == "R" for one in text])
 
 
@@ -111,8 +112,8 @@ def test_questions_that_are_being_answered_are_left_out(tmp_path: Path) -> None:
     summary, found = attempts_of(tmp_path)
     assert found["k"].tolist() == [1, 2, 4]
     assert set(found["questions"]) == {3}
-    kept = summary.responses[summary.responses["question_id"].isin(["0", "2", "3"])]
-    right = kept.groupby("question_id")["flexible"]
+    kept = summary.verdicts[summary.verdicts["question_id"].isin(["0", "2", "3"])]
+    right = kept[kept["scoring"] == "flexible"].groupby("question_id")["correct"]
     assert found["pass"].iloc[-1].value == pytest.approx(right.max().mean())
     assert found["pass"].iloc[0].value == found["maj"].iloc[0].value == pytest.approx(right.mean().mean())
 

@@ -23,8 +23,8 @@ def make(folder: Path, **options: Any) -> Path:
     return write_run(folder, **chosen | options)
 
 
-def summary_of(folder: Path, against: str | None = None) -> Summary:
-    return summarise(read_run(folder), against)
+def summary_of(folder: Path, *against: Any) -> Summary:
+    return summarise(read_run(folder), against or None)
 
 
 def only(frame: pd.DataFrame, **values: object) -> Any:
@@ -139,28 +139,32 @@ def test_models_are_compared_side_by_side_and_greedy_once(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("against", "by", "expected"),
+    ("kind", "value", "expected"),
     [
-        ("model=q4", "model", {"q8": "++++"}),
-        ("temp=10", "temperature", {1.0: "0000"}),
-        (SIGMA, "sampler", {MIN_K: "0000"}),
+        ("model", "q4", {"q8": "++++"}),
+        ("temperature", 10.0, {1.0: "0000"}),
+        ("sampler", SIGMA, {MIN_K: "0000"}),
     ],
 )
 def test_anything_can_be_compared_with(
-    tmp_path: Path, against: str, by: str, expected: dict[str, str]
+    tmp_path: Path, kind: str, value: object, expected: dict[str, str]
 ) -> None:
     make(tmp_path, models=("q8", "q4"), samplers=(MIN_K, SIGMA), n_questions=30)
-    summary = summary_of(judge(tmp_path, lambda r: r["model"] == "q8" or int(r["question_id"]) < 15), against)
-    kinds = {"model": "model", "temperature": "temperature", "sampler": "sampler"}
-    assert marks(summary, kinds[by], by) == expected
-    assert set(summary.comparisons["kind"]) == {by}
+    judge(tmp_path, lambda r: r["model"] == "q8" or int(r["question_id"]) < 15)
+    summary = summary_of(tmp_path, kind, value)
+    assert marks(summary, kind, kind) == expected
+    assert set(summary.comparisons["kind"]) == {kind}
 
 
 def test_what_is_not_in_the_run_is_refused_with_what_is(tmp_path: Path) -> None:
     make(tmp_path, models=("q8", "q4"), n_questions=2)
-    for against, said in (("model=q5", "q8, q4"), ("temp=3", "1, 10"), ("greedy", SIGMA), ("q4", "model=q4")):
-        with pytest.raises(ReportError, match=said):
-            summary_of(tmp_path, against)
+    for kind, value, there in (
+        ("model", "q5", "q8, q4"),
+        ("temperature", 3.0, r"1\.0, 10\.0"),
+        ("sampler", "greedy", SIGMA),
+    ):
+        with pytest.raises(ReportError, match=there):
+            summary_of(tmp_path, kind, value)
 
 
 def test_without_min_k_samplers_are_not_compared(tmp_path: Path) -> None:
@@ -200,14 +204,17 @@ MIN_P = [
 def test_values_of_one_option_are_a_sweep() -> None:
     taus = ("min-k:tau=0", MIN_K, "min-k:tau=10")
     others = ("min-k:tau=3,alpha=0.5", "min-k:tau=3,decay=log", "top-p:p=0.5", "another:x=1", "greedy")
-    found = [(s.name, s.option, s.fixed, list(s.samplers.items())) for s in sweeps([*taus, *others, *MIN_P])]
-    assert found == [
-        ("min-k", "tau", "", list(zip((0, 3, 10), taus, strict=True))),
-        ("min-p", "p", "order=temperature-first", list(zip((0.05, 0.1, 0.2), MIN_P[:3], strict=True))),
-        ("min-p", "p", "order=temperature-last", list(zip((0.05, 0.1, 0.2), MIN_P[3:], strict=True))),
+    found = sweeps([*reversed(taus), *others, *MIN_P])
+    assert list(found.itertuples(index=False, name=None)) == [
+        *((text, "min-k", "tau", "", tau) for text, tau in zip(taus, (0, 3, 10), strict=True)),
+        *(
+            (text, "min-p", "p", text.partition(",")[2], p)
+            for text, p in zip(MIN_P, (0.05, 0.1, 0.2) * 2, strict=True)
+        ),
     ]
     alphas = [f"min-k:tau={t},alpha={a}" for t in (0, 3) for a in (0.25, 0.5, 2)]
-    assert [(s.option, s.fixed) for s in sweeps(alphas)] == [("alpha", "tau=0"), ("alpha", "tau=3")]
+    found = sweeps(alphas)[["option", "fixed"]].drop_duplicates()
+    assert found.to_numpy().tolist() == [["alpha", "tau=0"], ["alpha", "tau=3"]]
 
 
 def test_variants_are_compared_with_the_defaults(tmp_path: Path) -> None:
