@@ -130,16 +130,6 @@ def test_help_names_everything() -> None:
     assert max(map(len, text.splitlines())) <= 90
 
 
-AS_MINK_CHAT = "import sys; sys.argv[0] = 'mink-chat'; from mink_local.chat import main; main()"
-
-
-def told_to_shell(instruction: str, **environment: str) -> str:
-    """Return the program's answer to a shell's request for completions."""
-    environment = {**os.environ, "_MINK_CHAT_COMPLETE": instruction, **environment}
-    command = [sys.executable, "-c", AS_MINK_CHAT]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
-
-
 @pytest.mark.parametrize(
     ("words", "completion"),
     [
@@ -160,16 +150,18 @@ def test_completion(words: tuple[str, ...], completion: str) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(shell: str, tmp_path: Path) -> None:
     """The script of a shell is one that the shell can parse; in bash it completes."""
-    script = told_to_shell(f"{shell}_source")
+    program = "import sys; sys.argv[0] = 'mink-chat'; from mink_local.chat import main; main()"
+    environment = {**os.environ, "_MINK_CHAT_COMPLETE": f"{shell}_source"}
+    script = subprocess.check_output([sys.executable, "-c", program], env=environment, text=True)
     assert "mink-chat" in script
     if not shutil.which(shell):
         pytest.skip(f"{shell} is not installed")
     (tmp_path / "script").write_text(script)
     assert subprocess.run([shell, "-n", str(tmp_path / "script")], check=False).returncode == 0
     if shell == "bash":
-        program = tmp_path / "mink-chat"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m mink_local.chat "$@"\n')
-        program.chmod(0o755)
+        installed = tmp_path / "mink-chat"
+        installed.write_text(f'#!/bin/sh\nexec {sys.executable} -m mink_local.chat "$@"\n')
+        installed.chmod(0o755)
         typed = (
             f"PATH={tmp_path}:$PATH; . {tmp_path}/script; "
             "COMP_WORDS=(mink-chat --sampler min-); COMP_CWORD=2; "
