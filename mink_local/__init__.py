@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mink_local.llama.constraints import Constraints
     from mink_local.native import native_sampler
     from mink_local.samplers import (
+        Chain,
         Eta,
         Greedy,
         LlamaDefault,
@@ -45,11 +46,11 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Answer", "CatalogError", "Constraints", "ContextOverflowError", "Continuation", "DownloadError",
-    "Eta", "GenerationError", "Greedy", "LlamaDefault", "MinK", "MinP", "MinkError", "Mirostat",
-    "Model", "ModelError", "ModelNotFoundError", "PLess", "Piece", "Reply", "Request", "Sampler",
-    "SamplingParams", "TopK", "TopNSigma", "TopP", "__version__", "load_model", "native_sampler",
-    "parse",
+    "Answer", "CatalogError", "Chain", "Constraints", "ContextOverflowError", "Continuation",
+    "DownloadError", "Eta", "GenerationError", "Greedy", "LlamaDefault", "MinK", "MinP", "MinkError",
+    "Mirostat", "Model", "ModelError", "ModelNotFoundError", "PLess", "Piece", "Reply", "Request",
+    "Sampler", "SamplingParams", "TopK", "TopNSigma", "TopP", "__version__", "load_model",
+    "native_sampler", "parse",
 ]  # fmt: skip
 
 _HOMES = {

@@ -162,7 +162,8 @@ sampler_option = SharedOption(
     cls=SamplerOption,
     type=SamplerType(),
     default="min-k",
-    help="Sampler that chooses the candidates for the next token, such as top-p:p=0.9. One of {samplers}.",
+    help="Sampler that chooses the candidates for the next token, such as top-p:p=0.9, or several in turn: "
+    "top-k:k=40+min-k. The samplers are {samplers}.",
 )
 temp_option = SharedOption(
     "--temp",

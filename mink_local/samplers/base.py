@@ -108,8 +108,8 @@ class Sampler:
             sweep = ("distance", (0.1, 0.3, 1.0, 3.0))
             kernel = staticmethod(near)
 
-    A class with a kernel registers itself in `SAMPLERS`, from which all programs derive their lists, tables,
-    help texts and completions.
+    A class that says what it `keeps` registers itself in `SAMPLERS`, from which all programs derive their
+    lists, tables, help texts and completions.
 
     Attributes:
         name: What `str()` begins with and `parse` reads.
@@ -131,7 +131,7 @@ class Sampler:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "kernel" in vars(cls):
+        if "keeps" in vars(cls):
             SAMPLERS[cls.name] = cls
 
     def __post_init__(self) -> None:

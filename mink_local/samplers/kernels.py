@@ -487,38 +487,6 @@ def top_p(logits, options, work, ids):
 
 
 @compiled
-def llama_default(logits, options, work, ids):
-    """Keep, of the k largest logits, the shortest prefix that reaches p of their probability, then min-p.
-
-    Options: k >= 1, 0 <= p <= 1, 0 <= min_p <= 1. Each is a llama.cpp sampler; p is among the k tokens.
-    """
-    p, min_p = options[1], options[2]
-    n, _, largest = survey(logits, work)
-    if n <= 0:
-        return n
-    entries, block_max = _parts(work, logits.size)
-    m = _collect(logits, _threshold_of_largest(options[0], block_max, entries), block_max, entries)
-    k = np.int64(min(options[0], np.float64(m)))
-    _heapify(entries, m)
-    total = 0.0
-    for i in range(k):
-        entry = _pop(entries, m - i)
-        entries[m - 1 - i] = entry  # the slot that the heap has freed
-        ids[i] = _token(entry)
-        total += _exp2(_exponent(_entry_logit(entry), largest, _LOG2_E))
-    lowest = largest + math.log(min_p) if min_p > 0.0 else -math.inf
-    mass = 0.0
-    for i in range(k):
-        logit = _entry_logit(entries[m - 1 - i])
-        if logit < lowest:
-            return i
-        mass += _exp2(_exponent(logit, largest, _LOG2_E))
-        if mass >= p * total and p < 1.0:
-            return i + 1
-    return k
-
-
-@compiled
 def min_p(logits, options, work, ids):
     """Keep the tokens with `p_i >= p * max p_j`.
 

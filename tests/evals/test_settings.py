@@ -32,6 +32,7 @@ def top_a() -> Iterator[type[Sampler]]:
         order: Order = "temperature-first"
 
         name = "top-a"
+        keeps = "some"
         sweep = ("a", (0.5, 0.1))
         kernel = staticmethod(kernels.greedy)
 

@@ -1,5 +1,6 @@
 """The methods beside llama.cpp's own samplers, and as logits processors of llama-cpp-python."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from llama_cpp import LogitsProcessorList
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local.samplers import LlamaDefault, MinK, MinP, Sampler, TopK, TopNSigma, TopP
+from mink_local.samplers import Chain, LlamaDefault, MinK, MinP, Sampler, TopK, TopNSigma, TopP
 from tests.support.chain import SamplerChain
 
 INF = float("inf")
@@ -54,16 +55,27 @@ def test_keeps_what_llamacpp_keeps(logits: Row, temperature: float) -> None:
         np.testing.assert_array_equal(np.sort(row[theirs])[::-1], longest[: theirs.size])
 
 
-def test_keeps_what_llamacpp_keeps_by_default(logits: Row) -> None:
-    """The three samplers of llama.cpp that cut if no option is given, in its order."""
+TOP_P, MIN_P = TopP(0.95, "temperature-last"), MinP(0.05, "temperature-last")
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [LlamaDefault(), Chain(TopK(), TOP_P), Chain(TopNSigma(2), TopK(), MIN_P), Chain(TOP_P, TopK(5))],
+    ids=str,
+)
+def test_chains_keep_what_llamacpps_keep(logits: Row, sampler: Sampler) -> None:
+    """The first: what cuts in llama.cpp if no option is given."""
+    makers: dict[type[Sampler], Callable[[Any], Any]] = {
+        TopK: lambda cut: C.llama_sampler_init_top_k(cut.k),
+        TopP: lambda cut: C.llama_sampler_init_top_p(cut.p, 1),
+        MinP: lambda cut: C.llama_sampler_init_min_p(cut.p, 1),
+        TopNSigma: lambda cut: C.llama_sampler_init_top_n_sigma(cut.n),
+    }
+    chain = Chain(TopK(40), TOP_P, MIN_P) if sampler == LlamaDefault() else sampler
+    assert isinstance(chain, Chain)
     for row in logits:
-        theirs = kept_by_llamacpp(
-            row,
-            C.llama_sampler_init_top_k(40),
-            C.llama_sampler_init_top_p(0.95, 1),
-            C.llama_sampler_init_min_p(0.05, 1),
-        )
-        _, ours = LlamaDefault().candidates(row)
+        theirs = kept_by_llamacpp(row, *(makers[type(cut)](cut) for cut in chain.cuts))
+        _, ours = sampler.candidates(row)
         np.testing.assert_array_equal(np.sort(row[theirs])[::-1], ours)
 
 

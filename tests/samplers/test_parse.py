@@ -6,6 +6,7 @@ from hypothesis import given
 
 from mink_local.samplers import (
     SAMPLERS,
+    Chain,
     Eta,
     LlamaDefault,
     MinK,
@@ -13,15 +14,16 @@ from mink_local.samplers import (
     Mirostat,
     PLess,
     Sampler,
+    TopK,
     TopNSigma,
     TopP,
     label,
     parse,
 )
-from tests.support.methods import ANY_SAMPLER
+from tests.support.methods import ANY_CHAIN, ANY_SAMPLER
 
 
-@given(ANY_SAMPLER)
+@given(ANY_SAMPLER | ANY_CHAIN)
 def test_parse_is_the_inverse_of_str(sampler: Sampler) -> None:
     assert parse(str(sampler)) == sampler
 
@@ -41,6 +43,7 @@ def test_parse_is_the_inverse_of_str(sampler: Sampler) -> None:
         (MinK(tau=np.float64(2.5), alpha=0), "min-k:tau=2.5,alpha=0"),
         (MinK(decay="log", normalize=False), "min-k:tau=3,decay=log,normalize=false"),
         (MinK(floor=1.0, alpha=2.0), "min-k:tau=3,floor=1,alpha=2"),
+        (Chain(MinK(tau=1e16), TopK(9)), "min-k:tau=1e+16+top-k:k=9"),
     ],
 )
 def test_texts_in_records_stay_as_they_are(sampler: Sampler, text: str) -> None:
@@ -83,6 +86,10 @@ def test_a_name_alone_means_the_defaults(name: str) -> None:
         ("min-k:decay=exp", "decay .*exp"),
         ("min-k:normalize=0", "normalize .*'0'"),
         ("min-k:alpha=2,decay=log", "alpha .*decay=log"),
+        ("min-k+", "''"),
+        ("top-k+min-q", "'min-q'"),
+        ("top-k:k=1e+2", "'1e\\+2'"),
+        ("top-k+mirostat", "mirostat"),
     ],
 )
 def test_bad_texts(text: str, wrong: str) -> None:
@@ -98,6 +105,7 @@ def test_bad_texts(text: str, wrong: str) -> None:
         ("min-k:tau=3,decay=log,normalize=false", "min-k:tau=3,decay=log,normalize=false"),
         ("p-less:order=temperature-first", "p-less (T first)"),
         ("top-p:p=0.9,order=temperature-last", "top-p:p=0.9 (T last)"),
+        ("top-k:k=9+top-p:p=0.9,order=temperature-last", "top-k:k=9+top-p:p=0.9 (T last)"),
         ("a method of another version", "a method of another version"),
     ],
 )

@@ -13,7 +13,7 @@ from mink_local.generation.request import SamplingParams
 from mink_local.llama.constraints import Constraints
 from mink_local.samplers import (
     SAMPLERS,
-    LlamaDefault,
+    Chain,
     MinK,
     MinP,
     Mirostat,
@@ -216,9 +216,12 @@ def test_neutral_values_ask_for_nothing(fields: dict[str, Any]) -> None:
         ({"sampler": "min-k:floor=1"}, MinK(floor=1.0)),
         ({"sampler": "p-less"}, PLess()),
         ({"sampler": "min-k:tau=0.5"}, MinK(tau=0.5)),
-        ({"top_p": 0.95, "top_k": 20, "min_p": 0}, LlamaDefault(20, 0.95, 0.0)),
-        ({"top_k": 64, "top_p": 0.95}, LlamaDefault(64, 0.95, 0.0)),
-        ({"top_p": 0.5, "min_p": 0.2}, LlamaDefault(2**31 - 1, 0.5, 0.2)),
+        ({"sampler": "top-k:k=9+min-k"}, Chain(TopK(9), MinK())),
+        ({"top_p": 0.95, "top_k": 20, "min_p": 0}, Chain(TopK(20), TopP(0.95, order="temperature-last"))),
+        ({"min_p": 0.2, "top_n_sigma": 2}, Chain(TopNSigma(2.0), MinP(0.2, order="temperature-last"))),
+        ({"min_k": True, "top_p": 1, "top_k": 0}, MinK()),
+        ({"min_k_tau": 1, "top_n_sigma": 2, "top_k": 2}, Chain(MinK(tau=1.0), TopNSigma(2.0), TopK(2))),
+        ({"mirostat": 2, "top_k": 40}, Mirostat()),
     ],
 )
 def test_a_sampler_is_set_by_its_fields(fields: dict[str, Any], sampler: Any) -> None:
@@ -297,8 +300,7 @@ WRONG_PROMPTS: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": 21}, "logprobs", "20"),
 ]
 IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
-    ({"min_k": True, "min_p": 0.1, "top_k": 2}, "top_k", "min-k, top-k, min-p"),
-    ({"min_k_floor": 1, "top_p": 0.9, "min_p": 0}, "min_k_floor", "min-k, top-p"),
+    ({"sampler": "mirostat+top-k"}, "sampler", "mirostat"),
     ({"sampler": "min-q"}, "sampler", "'min-q'"),
     ({"sampler": "min-k:tau=-1"}, "sampler", "-1"),
     ({"min_k": True, "min_k_tau": -1}, "min_k_tau", "-1"),

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as npst
 from numpy.typing import NDArray
 
 from mink_local.samplers import (
-    SAMPLERS,
+    Chain,
     Eta,
     Greedy,
     LlamaDefault,
@@ -96,21 +96,24 @@ METHODS: dict[type[Sampler], Method] = {
         (Eta(), Eta(order="temperature-last")),
     ),
     PLess: Method(reference.p_less, st.builds(PLess, _orders), (PLess(), PLess("temperature-last"))),
+    Mirostat: Method(
+        reference.every_finite,
+        st.builds(Mirostat, st.floats(1e-3, 99), st.floats(0, 9), st.sampled_from([1, 2])),
+        (Mirostat(),),
+    ),
     LlamaDefault: Method(
         reference.llama_default,
         st.builds(LlamaDefault, st.integers(1, 60) | st.integers(1, 2**31 - 1), _unit, _unit),
         (LlamaDefault(), LlamaDefault(k=1000, p=1.0, min_p=0.001)),
         splits_ties=True,
     ),
-    Mirostat: Method(
-        reference.every_finite,
-        st.builds(Mirostat, st.floats(1e-3, 99), st.floats(0, 9), st.sampled_from([1, 2])),
-        (Mirostat(),),
-    ),
 }
 
 EXAMPLES = [sampler for method in METHODS.values() for sampler in method.examples]
 ANY_SAMPLER = st.one_of(*(method.samplers for method in METHODS.values()))
+ANY_CHAIN = st.lists(ANY_SAMPLER.filter(lambda one: not one.is_stateful), min_size=2, max_size=4).map(
+    lambda cuts: Chain(*cuts)
+)
 
 
 # Somebody's own sampler: a kernel, a dataclass, and nothing else.
@@ -132,15 +135,16 @@ class Near(Sampler):
     kernel = staticmethod(near)
 
 
-del SAMPLERS["near"]  # it is not one of the program's
+def twin_of(sampler: Sampler, row: Row, temperature: float) -> reference.Prefix:
+    """What the sampler's twin keeps of a row."""
+    options = asdict(sampler)  # type: ignore[call-overload]
+    options.pop("order", None)
+    return METHODS[type(sampler)].twin(row, sampler.seen(temperature), **options)
 
 
 def check(sampler: Sampler, row: Row, temperature: float = 1.0) -> None:
     """Check that the candidates are the twin's, in order, or those that rounding at its threshold allows."""
-    method = METHODS[type(sampler)]
-    options = asdict(sampler)  # type: ignore[call-overload]
-    options.pop("order", None)
-    twin = method.twin(row, sampler.seen(temperature), **options)
+    twin = twin_of(sampler, row, temperature)
     before = row.copy()
     ids, logits = sampler.candidates(row, temperature)
     np.testing.assert_array_equal(ids, twin.ids[: ids.size])
@@ -148,7 +152,7 @@ def check(sampler: Sampler, row: Row, temperature: float = 1.0) -> None:
     assert sampler.cutoff(row, temperature) == ids.size
     np.testing.assert_array_equal(row, before)
     np.testing.assert_array_equal(logits, np.minimum(row[ids], np.float32(LARGEST)))
-    if not method.splits_ties and ids.size < twin.ids.size:
+    if not METHODS[type(sampler)].splits_ties and ids.size < twin.ids.size:
         assert row[twin.ids[ids.size]] < row[ids[-1]]
 
 

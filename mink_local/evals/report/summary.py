@@ -24,7 +24,7 @@ from mink_local.evals.measurement import frame
 from mink_local.evals.report.recorded_run import SCORINGS, RecordedRun
 from mink_local.evals.stats import ALPHA, holm, paired_test, share
 from mink_local.evals.tasks.scoring import normalized
-from mink_local.samplers import SAMPLERS, MinK, Sampler, parse
+from mink_local.samplers import SAMPLERS, MinK, Sampler, default_samplers, parse
 
 GROUP = ["task", "model"]
 CELL = [*GROUP, "sampler", "temperature"]
@@ -180,7 +180,8 @@ def default_options(text: str) -> str:
     sampler = _sampler_of(text)
     if sampler is None:
         return text
-    return str(type(sampler)(**({"order": sampler.order} if sampler.order else {})))
+    alike = (one for one in default_samplers() if (one.name, one.order) == (sampler.name, sampler.order))
+    return str(next(alike, sampler))  # a chain has no default
 
 
 def _sampler_of(text: str) -> Sampler | None:

@@ -12,12 +12,11 @@ from mink_local.generation.model import Model
 from mink_local.generation.request import SamplingParams
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
-from mink_local.samplers import SAMPLERS, Greedy, LlamaDefault, MinK, MinP, Sampler, TopK, TopP, parse
+from mink_local.samplers import SAMPLERS, Chain, Greedy, MinK, MinP, Sampler, TopNSigma, TopP, parse
 from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest, SamplingFields
 from mink_local.serve.protocol.responses import ApiError
 
 LARGEST_BIAS = 100.0
-_ALL_TOKENS = 2**31 - 1  # as the k of top-k
 Options = Mapping[str, float]
 
 
@@ -112,7 +111,7 @@ def sampling_params(
         most_tokens: Maximum length of an answer; None leaves it to the context.
 
     Raises:
-        ApiError: An option is out of range, or samplers cannot be combined.
+        ApiError: An option is out of range.
     """
     sampler, temperature, ignored = _sampler(request, preset)
     is_echo = isinstance(request, CompletionRequest) and bool(request.echo)
@@ -185,24 +184,22 @@ def _is_neutral(field: str, value: float) -> bool:
 
 
 def _combined(chosen: Mapping[type[Sampler], Options]) -> Sampler | None:
-    """Return the sampler of a request; top-k, top-p and min-p may be combined, in llama.cpp's order.
+    """Return the sampler of a request: its cuts in llama.cpp's order after Min-k, or mirostat alone.
 
     Raises:
-        ValueError: An option is out of range, or other samplers are combined.
+        ValueError: An option is out of range.
     """
-    if len(chosen) > 1:
-        if not chosen.keys() <= {TopK, TopP, MinP}:
-            names = ", ".join(sampler.name for sampler in chosen)
-            raise ValueError(f"{names} cannot be combined: choose one, or set sampler")
-        fields = {field: value for given in chosen.values() for field, value in given.items()}
-        k, p, min_p = fields.get("top_k", _ALL_TOKENS), fields.get("top_p", 1.0), fields.get("min_p", 0.0)
-        return LlamaDefault(k, p, min_p)  # type: ignore[arg-type]  # it checks that k is an int
+    cuts: list[Sampler] = []
     for sampler, given in chosen.items():
         options: dict[str, Any] = {sampler.request_fields[field]: value for field, value in given.items()}
         if sampler.order is not None:
             options["order"] = "temperature-last"  # as in llama.cpp
-        return sampler(**options)
-    return None
+        cuts.append(sampler(**options))
+    for cut in cuts:
+        if cut.is_stateful:
+            return cut
+    cuts.sort(key=lambda cut: not isinstance(cut, MinK | TopNSigma))
+    return Chain(*cuts) if len(cuts) > 1 else next(iter(cuts), None)
 
 
 def _texts(stop: str | list[str] | None) -> tuple[str, ...]:

@@ -1,0 +1,92 @@
+"""Chains of cuts: `Chain(TopK(40), MinK())`, written `top-k:k=40+min-k:tau=3`."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mink_local.samplers.base import Order, Sampler, Selector, Workspace, number
+from mink_local.samplers.cuts import MinP, TopK, TopP
+
+
+@dataclass(frozen=True, init=False)
+class Chain(Sampler):
+    """Cuts one after the other: each sees only what the one before has left, renormalized, as in llama.cpp.
+
+    Only the first cut reads the whole row. So a chain costs little more than its first cut, unless that keeps
+    most of the vocabulary. R, the range of a Min-k that is not the first, is that of the candidates it gets.
+
+    Args:
+        cuts: At least one; not mirostat, which samples by itself. Cuts of a chain among them become its own.
+    """
+
+    cuts: tuple[Sampler, ...]
+
+    def __init__(self, *cuts: Sampler) -> None:
+        flat = tuple(part for cut in cuts for part in (cut.cuts if isinstance(cut, Chain) else (cut,)))
+        if not flat:
+            raise ValueError("a chain has at least one cut")
+        for cut in flat:
+            if cut.is_stateful:
+                raise ValueError(f"{cut.name} samples by itself: it cannot be part of a chain")
+        object.__setattr__(self, "cuts", flat)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return "+".join(cut.name for cut in self.cuts)
+
+    @property
+    def order(self) -> Order | None:  # type: ignore[override]
+        """ "temperature-first" if a cut is, else "temperature-last" if one is, else None."""
+        orders = sorted(cut.order for cut in self.cuts if cut.order is not None)
+        return orders[0] if orders else None
+
+    def kernel_options(self, temperature: float) -> NDArray[np.float64]:
+        return np.concatenate([cut.kernel_options(temperature) for cut in self.cuts])
+
+    def selector(self, temperature: float, workspace: Workspace) -> Selector:
+        first, *others = self.cuts
+        select = first.selector(temperature, workspace)
+        part = Workspace(workspace.ids.size)
+        selects = [cut.selector(temperature, part) for cut in others]
+
+        def select_in_turn(row: NDArray[np.float32]) -> int:
+            k = select(row)
+            for select_of_part in selects:
+                if k <= 1:  # or an error of the first
+                    break
+                ids = np.sort(workspace.ids[:k])  # a tie goes to the lowest id
+                k = select_of_part(row[ids])
+                workspace.ids[:k] = ids[part.ids[:k]]
+            return k
+
+        return select_in_turn
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self.cuts))
+
+
+@dataclass(frozen=True)
+class LlamaDefault(Sampler):
+    """The name of what llama.cpp keeps by default: the chain of top-k, top-p and min-p.
+
+    Temperature comes after them: they see the probabilities at temperature 1.
+
+    Args:
+        k: 1 to 2^31 - 1, of top-k.
+        p: 0 to 1, of top-p among the k tokens.
+        min_p: 0 to 1, of min-p.
+    """
+
+    k: int = number(40, low=1, high=2**31 - 1)
+    p: float = number(0.95, low=0, high=1)
+    min_p: float = number(0.05, low=0, high=1)
+
+    name = "llama-default"
+    keeps: ClassVar = "top-k, then top-p, then min-p: llama.cpp's default cuts"
+
+    def selector(self, temperature: float, workspace: Workspace) -> Selector:
+        last: Order = "temperature-last"
+        chain = Chain(TopK(self.k), TopP(self.p, last), MinP(self.min_p, last))
+        return chain.selector(temperature, workspace)

@@ -1,0 +1,199 @@
+"""The cuts, each a frozen dataclass of its options."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mink_local.samplers import kernels
+from mink_local.samplers.base import Order, Sampler, choice, number
+
+Decay = Literal["power", "log"]
+
+
+@dataclass(frozen=True)
+class MinK(Sampler):
+    """Keep the tokens before the steepest weighted drop of the sorted logits (Min-k, arXiv 2604.11012).
+
+    With the finite logits sorted, `l_1 >= ... >= l_n`, and range `R = l_1 - l_n`: the cliff is the
+    position i with the largest `(l_i - l_{i+1}) / (R + 1e-8) / i` (section 3.1; the smallest such i
+    on a tie), and at least `⌊tau / (R + 1e-8)⌋` tokens are kept (section 3.2).
+
+    For more candidates raise `floor`, which is not in the paper. A `tau` large enough to matter keeps extra
+    tokens at every step, even where the model is certain of one.
+
+    Args:
+        tau: >= 0; 0 switches the fallback off. On real models R is 30 to 45, so at the default 3 the
+            fallback keeps no token that the cliff does not.
+        floor: >= 0, in nats; 0 is the paper's rule. Above 0, also keep all tokens with a logit of at least
+            `l_1 - floor`: those with at least `exp(-floor)` times the largest probability at temperature 1.
+        alpha: >= 0; the drop after position i is divided by `i**alpha`. This and the options below are for
+            the ablations in the paper's appendix.
+        decay: "log" divides the drop by `log(i + 1)` instead.
+        normalize: False does not divide by R. That cannot move the steepest drop of a step and only affects
+            the fallback, which becomes `⌊tau⌋`.
+    """
+
+    tau: float = number(3.0, low=0)
+    floor: float = number(0.0, low=0, variant=True)
+    alpha: float = number(1.0, low=0, variant=True)
+    decay: Decay = choice("power", "log", variant=True)
+    normalize: bool = choice(True, False, variant=True)
+
+    name = "min-k"
+    keeps = "the tokens before the steepest weighted drop, and those within `floor` nats of the largest logit"
+    sweep = ("floor", (0, 0.3, 0.7, 1, 1.4, 1.8, 2.3, 3, 4))
+    request_fields: ClassVar = {"min_k_tau": "tau", "min_k_floor": "floor"}
+    kernel = staticmethod(kernels.min_k)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.decay == "log" and self.alpha != 1:
+            raise ValueError("alpha is the exponent of decay=power: leave it out with decay=log")
+
+    def kernel_options(self, temperature: float) -> NDArray[np.float64]:  # noqa: ARG002
+        options = [self.tau, self.floor, self.alpha, self.decay == "log", self.normalize]
+        return np.array(options, np.float64)
+
+
+@dataclass(frozen=True)
+class Greedy(Sampler):
+    """Keep the largest logit, the lowest token id on a tie."""
+
+    name = "greedy"
+    keeps = "the largest logit"
+    kernel = staticmethod(kernels.greedy)
+
+
+@dataclass(frozen=True)
+class TopK(Sampler):
+    """Keep the k largest logits (Fan et al. 2018, arXiv 1805.04833), of equal ones the lower token ids.
+
+    Args:
+        k: 1 to 2^31 - 1.
+    """
+
+    k: int = number(20, low=1, high=2**31 - 1)
+
+    name = "top-k"
+    keeps = "the k largest logits"
+    sweep = ("k", (2, 3, 5, 10, 20, 40))
+    request_fields: ClassVar = {"top_k": "k"}
+    kernel = staticmethod(kernels.top_k)
+
+
+@dataclass(frozen=True)
+class TopP(Sampler):
+    """Keep the most probable tokens until their total probability reaches p (Holtzman et al. 2020).
+
+    arXiv 1904.09751. The token that reaches p is kept too.
+
+    Args:
+        p: 0 to 1; 1 keeps every token, as in llama.cpp, however improbable.
+    """
+
+    p: float = number(0.9, low=0, high=1)
+    order: Order = "temperature-first"
+
+    name = "top-p"
+    keeps = "the most probable tokens until their total probability reaches p"
+    sweep = ("p", (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99))
+    request_fields: ClassVar = {"top_p": "p"}
+    kernel = staticmethod(kernels.top_p)
+
+
+@dataclass(frozen=True)
+class MinP(Sampler):
+    """Keep the tokens with at least p times the largest probability (Nguyen et al. 2025, arXiv 2407.01082).
+
+    Their logit is at least `l_1 + T log(p)`.
+
+    Args:
+        p: 0 to 1; 0 keeps every token.
+    """
+
+    p: float = number(0.1, low=0, high=1)
+    order: Order = "temperature-first"
+
+    name = "min-p"
+    keeps = "probabilities of at least p times the largest"
+    sweep = ("p", (0.7, 0.5, 0.35, 0.25, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01))
+    request_fields: ClassVar = {"min_p": "p"}
+    kernel = staticmethod(kernels.min_p)
+
+
+@dataclass(frozen=True)
+class TopNSigma(Sampler):
+    """Keep the logits of at least `l_1 - n σ` (top-nσ, Tang et al. 2025, arXiv 2411.07641).
+
+    σ is the population standard deviation of the finite logits.
+
+    Args:
+        n: > 0.
+    """
+
+    n: float = number(1.0, low=0, exclusive=True)
+
+    name = "top-n-sigma"
+    keeps = "logits of at least the largest minus n·σ"
+    sweep = ("n", (0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2))
+    request_fields: ClassVar = {"top_n_sigma": "n"}
+    kernel = staticmethod(kernels.top_n_sigma)
+
+
+@dataclass(frozen=True)
+class Eta(Sampler):
+    """Keep the tokens with a probability of at least `min(ε, sqrt(ε) exp(-H))`, H the entropy in nats.
+
+    η-sampling (Hewitt et al. 2022, arXiv 2210.15191). The most probable token is always kept.
+
+    Args:
+        epsilon: above 0 and below 1.
+    """
+
+    epsilon: float = number(9e-4, low=0, high=1, exclusive=True)
+    order: Order = "temperature-first"
+
+    name = "eta"
+    keeps = "probabilities of at least min(ε, √ε·exp(−H))"
+    sweep = ("epsilon", (0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02, 0.01, 0.003, 9e-4))
+    kernel = staticmethod(kernels.eta)
+
+
+@dataclass(frozen=True)
+class PLess(Sampler):
+    """Keep the tokens with a probability of at least `Σ p_j²` (p-less, arXiv 2509.23234).
+
+    That is the probability that two samples are the same token.
+    """
+
+    order: Order = "temperature-first"
+
+    name = "p-less"
+    keeps = "probabilities of at least Σp²"
+    kernel = staticmethod(kernels.p_less)
+
+
+@dataclass(frozen=True)
+class Mirostat(Sampler):
+    """Keep the surprise of the sampled tokens near a target (Mirostat, Basu et al. 2021, arXiv 2007.14966).
+
+    The candidates depend on the tokens sampled before; llama.cpp's own sampler both cuts and samples. Here
+    every finite logit is a candidate. In llama-cpp-python use `mirostat_mode`.
+
+    Args:
+        tau: Target surprise in bits, > 0.
+        eta: Learning rate, >= 0.
+        version: 1 or 2.
+    """
+
+    tau: float = number(5.0, low=0, exclusive=True)
+    eta: float = number(0.1, low=0)
+    version: int = choice(2, 1)
+
+    name = "mirostat"
+    keeps = "llama.cpp's own, which also samples"
+    request_fields: ClassVar = {"mirostat": "version", "mirostat_tau": "tau", "mirostat_eta": "eta"}
+    is_stateful = True
+    kernel = staticmethod(kernels.every_finite)
