@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,20 +98,13 @@ def test_llama_cpp_says_why_it_makes_no_context(tiny: Callable[..., Path]) -> No
 
 def test_an_interrupt_from_another_thread_ends_a_batch_in_the_middle(weights: Weights) -> None:
     context = Context(weights, 1024, 1)
-    tokens = list(range(100, 300))
-    began = time.perf_counter()
-    assert context.decode(Segment(tokens, 0))
-    whole = time.perf_counter() - began
-    context.clear()
 
     def interrupt() -> None:
         context.interrupted = True
 
-    timer = threading.Timer(whole / 10, interrupt)
+    timer = threading.Timer(0.01, interrupt)
     timer.start()
-    began = time.perf_counter()
-    assert not context.decode(Segment(tokens, 0))
-    assert time.perf_counter() - began < whole * 0.8
+    assert not context.decode(Segment(list(range(100, 600)), 0))  # the whole batch takes a second
     timer.join()
     assert not context.decode(Segment([1], 0))
     context.interrupted = False
