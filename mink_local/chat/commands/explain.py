@@ -33,7 +33,6 @@ _WIDEST = 64  # columns of the candidates
 
 _Number = TypeVar("_Number", int, float)
 _Fork = tuple[int, int]  # the index of a token, and the id of the one to go on from instead
-_App = Application[_Fork | None]
 
 
 def explain(chat: Chat, argument: str) -> None:
@@ -264,7 +263,7 @@ def view(walk: Walk, console: Console) -> _Fork | None:
                 console.print(line, soft_wrap=True)
         return ANSI(capture.get().rstrip("\n"))
 
-    app: _App = Application(
+    app: Application[_Fork | None] = Application(
         Layout(Window(FormattedTextControl(screen_text), always_hide_cursor=True)),
         key_bindings=_key_bindings(walk),
         full_screen=True,
