@@ -299,6 +299,10 @@ class Service:
         self._seconds = _USUAL_SECONDS  # of an answer, a moving average
         self._pool = ThreadPoolExecutor(_PREPARERS, "prepare")
         self._grammar_pool = ThreadPoolExecutor(_GRAMMAR_PREPARERS, "prepare-grammar")
+        metrics.slots.set(model.n_parallel)
+        metrics.busy_slots.set_function(lambda: model.engine.n_busy)
+        metrics.waiting.set_function(lambda: self._n_preparing + model.engine.n_waiting)
+        metrics.running.set_function(lambda: self.engine.n_answers - model.engine.n_waiting)
 
     async def start(self, on_failure: Callable[[], None]) -> None:
         """Start the engine's thread; `on_failure` is called if it ends or is stuck, and not by `stop`."""
@@ -313,16 +317,6 @@ class Service:
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
         if ended:
             self.model.close()
-
-    def metrics_text(self) -> bytes:
-        """Return the numbers about the server in Prometheus's text format, also if the engine is down."""
-        engine, metrics = self.model.engine, self.metrics
-        n_waiting = self._n_preparing + engine.n_waiting
-        metrics.running.set(self.engine.n_answers + self._n_preparing - n_waiting)
-        metrics.waiting.set(n_waiting)
-        metrics.slots.set(self.model.n_parallel)
-        metrics.busy_slots.set(engine.n_busy)
-        return metrics.text()
 
     async def begin(
         self, n: int, make: Callable[[], Sequence[Request]], *, has_grammar: bool = False

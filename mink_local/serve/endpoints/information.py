@@ -250,7 +250,7 @@ async def health(service: Service) -> Health:
 
 async def metrics(service: Service) -> Response:
     """Return the server's numbers in Prometheus's text format."""
-    return Response(service.metrics_text(), media_type=CONTENT_TYPE_LATEST)
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def playground(_: Service) -> Response:
