@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mink_local.errors import DataError, ReportError
 from mink_local.evals.coverage.answers import BUNDLED, AnswerSet, ClosedPrompt, read_prompts
 from mink_local.evals.coverage.tree import MOST_TOKENS, TokenProbabilities, Vocabulary, walk
-from mink_local.evals.figures import look, to_svg
+from mink_local.evals.figures import curves, to_svg
 from mink_local.evals.measurement import Results
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement
 from mink_local.evals.stats import share
@@ -263,21 +263,5 @@ def _table(title: str, frame: pd.DataFrame) -> Table:
 
 def _figure(found: pd.DataFrame) -> Figure:
     """Draw validity against coverage: a curve a sampler, from the lowest temperature up."""
-    figure = Figure(figsize=(8.5, 5), layout="constrained")
-    axis = figure.subplots()
-    for name, curve in found.groupby("sampler", sort=False):
-        x, y = (100 * curve[column].str[0] for column in ("coverage", "valid"))
-        axis.plot(x, y, **look(str(name)), linewidth=1.2, markersize=4.5, label=label(str(name)))
-        axis.annotate(
-            temperature_name(curve["temperature"].iloc[-1]),
-            (x.iloc[-1], y.iloc[-1]),
-            xytext=(4, 3),
-            textcoords="offset points",
-            fontsize="x-small",
-        )
-    axis.set_xlabel("coverage, %")
-    axis.set_ylabel("validity, %")
-    axis.set_title("from the lowest temperature to the highest, which is marked", fontsize="small")
-    axis.grid(alpha=0.25)
-    figure.legend(loc="outside right upper", frameon=False, fontsize="small")
-    return figure
+    shown = found.assign(x=100 * found["coverage"].str[0], y=100 * found["valid"].str[0])
+    return curves(shown, "coverage, %", "validity, %")

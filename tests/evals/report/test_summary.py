@@ -174,12 +174,6 @@ def test_without_min_k_samplers_are_not_compared(tmp_path: Path) -> None:
     assert other.baseline == "min-k:tau=9"
 
 
-def test_incomplete_cells_are_told(tmp_path: Path) -> None:
-    make(tmp_path, n_questions=10)
-    cells = summary_of(change(tmp_path, lambda r: r["sampler"] != SIGMA or int(r["question_id"]) < 4)).cells
-    assert set(cells[~cells["complete"]]["sampler"]) == {SIGMA}
-
-
 def test_open_ended_tasks_have_cells_without_accuracy(tmp_path: Path) -> None:
     make(tmp_path, tasks=("gsm8k", "essay"), n_questions=3)
     summary = summary_of(tmp_path)
