@@ -6,8 +6,8 @@ import logging
 import os
 import socket
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Literal
 
@@ -167,7 +167,10 @@ def serve(
         verbose=verbose,
     )
     loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
-    _in_thread(lambda: _warm_up(loaded, sampler))
+    # In a thread that ends: OpenMP keeps workers for every thread that has computed, as long as it lives.
+    # With more workers than processors they sleep at the barriers within a step, which then takes longer.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_warm_up, loaded, sampler).result()
     name = alias or model_id(model, loaded.name)
     default = Preset(sampler, temp, name, is_fixed=ignore_client_sampling)
     metrics = Metrics({"model": name, "version": __version__}, PATHS)
@@ -203,17 +206,6 @@ def _warm_up(model: Model, sampler: Sampler) -> None:
     except MinkError as error:  # completions of text need no chat template
         log.warning("%s", error)
     model.forget()
-
-
-def _in_thread(action: Callable[[], None]) -> None:
-    """Call a function in a thread that ends with it.
-
-    OpenMP keeps workers for every thread that has computed, as long as the thread lives. With more workers
-    than processors they no longer spin at the barriers within a step but sleep, and each step takes longer.
-    """
-    thread = threading.Thread(target=action)
-    thread.start()
-    thread.join()
 
 
 class _Server(uvicorn.Server):

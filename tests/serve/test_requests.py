@@ -221,7 +221,6 @@ def test_neutral_values_ask_for_nothing(fields: dict[str, Any]) -> None:
         ({"min_p": 0.2, "top_n_sigma": 2}, Chain(TopNSigma(2.0), MinP(0.2, order="temperature-last"))),
         ({"min_k": True, "top_p": 1, "top_k": 0}, MinK()),
         ({"min_k_tau": 1, "top_n_sigma": 2, "top_k": 2}, Chain(MinK(tau=1.0), TopNSigma(2.0), TopK(2))),
-        ({"mirostat": 2, "top_k": 40}, Mirostat()),
     ],
 )
 def test_a_sampler_is_set_by_its_fields(fields: dict[str, Any], sampler: Any) -> None:
@@ -305,7 +304,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"sampler": "min-k:tau=-1"}, "sampler", "-1"),
     ({"min_k": True, "min_k_tau": -1}, "min_k_tau", "-1"),
     ({"min_k": True, "min_k_floor": -1}, "min_k_floor", "-1"),
-    ({"top_p": 1.5}, "top_p", "1.5"),
+    ({"top_k": 40, "top_p": 1.5}, "top_p", "1.5"),
     ({"top_k": 2**31}, "top_k", "2147483648"),
     ({"repeat_penalty": 0}, "repeat_penalty", "0"),
     ({"max_tokens": 0}, "max_tokens", "0"),
@@ -332,9 +331,15 @@ def test_what_is_wrong_is_refused_with_its_field(
     assert caught.value.body()["error"].keys() == {"message", "type", "param", "code"}
 
 
-def test_a_named_sampler_wins_and_the_other_fields_are_reported() -> None:
-    params, ignored = params_of(sampler="min-k", top_p=0.9, min_p=0)
-    assert (params.sampler, ignored) == (MinK(), ["top_p"])
+@pytest.mark.parametrize(
+    ("fields", "sampler"),
+    [({"sampler": "min-k"}, MinK()), ({"mirostat": 2, "mirostat_tau": 4}, Mirostat(4.0))],
+)
+def test_a_sampler_that_stays_alone_wins_and_the_other_fields_are_reported(
+    fields: dict[str, Any], sampler: Sampler
+) -> None:
+    params, ignored = params_of(**fields, min_k=True, top_p=0.9, min_p=0)
+    assert (params.sampler, ignored) == (sampler, ["min_k", "top_p"])
 
 
 def test_a_preset_wins_over_the_clients_sampler_and_temperature_and_nothing_else() -> None:

@@ -148,15 +148,21 @@ def test_the_model_is_not_freed_under_a_request_in_preparation(
     constraints = Constraints(grammar='root ::= "while the server ends"')
     request = Request("Hello", SamplingParams(constraints=constraints))
 
+    async def stop() -> bool:
+        ended = await stop_engine()
+        # The callback runs when the service next waits for something, and not before.
+        asyncio.get_running_loop().call_soon(tried.set)
+        return ended
+
+    stop_engine = one.engine.stop
+    monkeypatch.setattr(one.engine, "stop", stop)
+
     async def run() -> None:
         await one.start(lambda: None)
         task = asyncio.create_task(one.begin(1, lambda: [request], has_grammar=True))
         await asyncio.to_thread(trying.wait, 30)
         task.cancel()
-        stopping = asyncio.create_task(one.stop())
-        await asyncio.sleep(0.2)
-        tried.set()
-        await stopping
+        await one.stop()
 
     asyncio.run(run())
     [handle] = weights

@@ -5,7 +5,6 @@ import json
 import signal
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from click.testing import CliRunner
 
 from mink_local.serve.app import model_id
 from mink_local.serve.cli import cli
-from tests.support.http import until
+from tests.support.http import connect, until
 from tests.support.server import running_server
 
 MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
@@ -92,13 +91,13 @@ def test_answers_that_outlast_the_drain_end_with_an_error() -> None:
 @pytest.mark.slow
 @pytest.mark.posix
 def test_a_second_signal_ends_the_server_at_once() -> None:
-    with running_server("--ctx", "2048") as server:
+    with running_server("--ctx", "8192", "--parallel", "1", "--drain", "600") as server:
         body: dict[str, Any] = {"messages": MESSAGES, "ignore_eos": True}
         thread = threading.Thread(target=lambda: _post(server.url, body))
         thread.start()
         until(lambda: server.metric("slots_busy") == 1)
         server.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        until(lambda: not accepts(server.port))
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(60) == 0
         thread.join()
@@ -139,6 +138,14 @@ def test_a_server_without_an_engine_says_so_and_ends(fault: str, watchdog: int, 
         assert '"code":"engine_down"' in response.text
         assert server.process.wait(60) == 1
     assert any(reason in line for line in server.said)
+
+
+def accepts(port: int) -> bool:
+    try:
+        connect(port).close()
+    except ConnectionError:
+        return False
+    return True
 
 
 def _post(url: str, body: dict[str, Any]) -> None:

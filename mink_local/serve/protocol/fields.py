@@ -4,7 +4,6 @@ Fields of OpenAI's that have no use here (`user`, `store`, `metadata`, …) are 
 sampling fields are ignored and reported, and unsupported constraints are refused.
 """
 
-from collections.abc import Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -274,10 +273,7 @@ class SamplingFields(Fields, frozen=True):
     dry_base: float | None = None
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: CountOrRest | None = None
-    # llama.cpp reads no more of a breaker.
-    dry_sequence_breakers: (
-        Annotated[list[Annotated[str, Meta(max_length=40)]], Meta(max_length=16)] | None
-    ) = None
+    dry_sequence_breakers: Annotated[list[Breaker], Meta(max_length=16)] | None = None
 
     response_format: ResponseFormat | None = None
     json_schema: Schema | None = None
@@ -541,18 +537,11 @@ def with_fields(kind: type[RequestT], names: tuple[str, ...]) -> type[RequestT]:
 
 def check_schema(schema: Schema, path: str) -> None:
     """Raise ApiError if a JSON schema is larger or deeper than is accepted."""
-    for nodes, depth in enumerate(_depths(schema), 1):
+    values: list[tuple[int, Any]] = [(1, schema)]
+    for depth, value in values:  # which grows meanwhile
         if depth > MAX_SCHEMA_DEPTH:
             raise ApiError(400, f"{path} is nested deeper than {MAX_SCHEMA_DEPTH} levels", param=path)
-        if nodes > MAX_SCHEMA_NODES:
-            raise ApiError(400, f"{path} has more than {MAX_SCHEMA_NODES} values", param=path)
-
-
-def _depths(value: Any) -> Iterator[int]:
-    """Yield the depth of every value in a JSON value."""
-    left = [(1, value)]
-    while left:
-        depth, value = left.pop()
-        yield depth
         children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        left += [(depth + 1, child) for child in children]
+        values += [(depth + 1, child) for child in children]
+        if len(values) > MAX_SCHEMA_NODES:
+            raise ApiError(400, f"{path} has more than {MAX_SCHEMA_NODES} values", param=path)

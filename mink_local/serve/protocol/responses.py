@@ -382,7 +382,6 @@ class Cut(Output, kw_only=True):
     """The cut of a sampler at each temperature.
 
     Attributes:
-        finish_reason: `stop`, `length` or `tool_calls`; null in a stream until the choice's last chunk.
         k: Number of candidates that it keeps.
         weight: Sum of `exp((logit - largest) / temperature)` over them.
     """

@@ -142,17 +142,24 @@ def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, l
     """Return the sampler, the temperature, and the fields that these override."""
     chosen = _chosen_options(request.sampler_options, request.min_k)
     fields = [field for given in chosen.values() for field in given]
+    if request.min_k:
+        fields.append("min_k")
     if preset.is_fixed:
-        names = [n for n in ("sampler", "temperature", "min_k") if getattr(request, n) is not None]
-        return preset.sampler, preset.temperature, names + fields
+        fields += [name for name in ("sampler", "temperature") if getattr(request, name) is not None]
+        return preset.sampler, preset.temperature, fields
     temperature = preset.temperature if request.temperature is None else request.temperature
-    try:
-        if request.sampler is not None:
+    if request.sampler is not None:
+        try:
             return parse(request.sampler), temperature, fields
-        return _combined(chosen) or preset.sampler, temperature, []
-    except ValueError as error:
-        param = "sampler" if request.sampler is not None else (fields or ["min_k"])[0]
-        raise ApiError(400, f"{param}: {error}", param=param) from None
+        except ValueError as error:
+            raise ApiError(400, f"sampler: {error}", param="sampler") from None
+    cuts = [_cut(sampler, given) for sampler, given in chosen.items()]
+    for cut in cuts:
+        if cut.is_stateful:  # mirostat, as in llama.cpp: it leaves the other cuts out
+            return cut, temperature, [field for field in fields if field not in cut.request_fields]
+    cuts.sort(key=lambda cut: not isinstance(cut, MinK | TopNSigma))  # then llama.cpp's order
+    sampler = Chain(*cuts) if len(cuts) > 1 else next(iter(cuts), preset.sampler)
+    return sampler, temperature, []
 
 
 def _chosen_options(options: Options, min_k: bool | None) -> dict[type[Sampler], Options]:
@@ -183,23 +190,16 @@ def _is_neutral(field: str, value: float) -> bool:
     return value < 0 or (value == 0 and field != "min_k_tau")
 
 
-def _combined(chosen: Mapping[type[Sampler], Options]) -> Sampler | None:
-    """Return the sampler of a request: its cuts in llama.cpp's order after Min-k, or mirostat alone.
-
-    Raises:
-        ValueError: An option is out of range.
-    """
-    cuts: list[Sampler] = []
-    for sampler, given in chosen.items():
-        options: dict[str, Any] = {sampler.request_fields[field]: value for field, value in given.items()}
-        if sampler.order is not None:
-            options["order"] = "temperature-last"  # as in llama.cpp
-        cuts.append(sampler(**options))
-    for cut in cuts:
-        if cut.is_stateful:
-            return cut
-    cuts.sort(key=lambda cut: not isinstance(cut, MinK | TopNSigma))
-    return Chain(*cuts) if len(cuts) > 1 else next(iter(cuts), None)
+def _cut(sampler: type[Sampler], given: Options) -> Sampler:
+    """Return a sampler with the options of a request's fields. Raises ApiError if one is out of range."""
+    options: dict[str, Any] = {sampler.request_fields[field]: value for field, value in given.items()}
+    if sampler.order is not None:
+        options["order"] = "temperature-last"  # as in llama.cpp
+    try:
+        return sampler(**options)
+    except ValueError as error:
+        field = next(iter(given))
+        raise ApiError(400, f"{field}: {error}", param=field) from None
 
 
 def _texts(stop: str | list[str] | None) -> tuple[str, ...]:
