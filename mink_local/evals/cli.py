@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from mink_local.samplers import Sampler
 
 PROGRAM = "mink-eval"
+EXTRAS = {"lm_eval": "lm-eval", "ray": "ray"}  # that bring a library; all others are in "eval"
 
 EXAMPLES = """\b
 Examples:
@@ -81,15 +81,16 @@ def out_option(
 
 
 class Program(click.Group):
-    """The program; says how to install a library of the extra "eval" that is missing."""
+    """The program; says how to install a library that is missing."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
             library = str(error.name).partition(".")[0]
+            extra = EXTRAS.get(library, "eval")
             raise click.UsageError(
-                f'this needs {library}: type  python -m pip install "mink-local[eval]"'
+                f'this needs {library}: type  python -m pip install "mink-local[{extra}]"'
             ) from None
 
 
@@ -666,8 +667,6 @@ def lm_eval_command(arguments: Sequence[str]) -> None:
     \b
     mink-eval lm-eval --tasks gsm8k --model_args model=qwen3-4b,sampler=top-p:p=0.9,temperature=2
     """
-    if not find_spec("lm_eval"):
-        raise click.UsageError('this needs lm-evaluation-harness: type  pip install "mink-local[lm-eval]"')
     from mink_local.evals.lm_eval import main as run_harness
 
     run_harness(arguments)

@@ -248,12 +248,11 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _with_model(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments, with `--model mink-local` in front of those of a run that has no model."""
+    """Yield the arguments, with `--model mink-local` before those of a run; a later --model replaces it."""
     command, rest = "run", list(arguments)
     if rest and rest[0] in ("run", "ls", "validate"):
         command, *rest = rest
     yield command
-    named = any(argument in ("--model", "-M") or argument.startswith("--model=") for argument in rest)
-    if command == "run" and not named and not {"-h", "--help"} & set(rest):
+    if command == "run":
         yield from ("--model", NAME)
     yield from rest

@@ -62,8 +62,9 @@ def as_run_error(path: Path, done: str = "written") -> Iterator[None]:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Replace a file as a whole, or not at all. Raises RunError."""
+    """Replace a file whole or not at all; its folder is made if it is missing. Raises RunError."""
     with as_run_error(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content)
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from mink_local.cli import printable
 from mink_local.evals.measurement import Results
 from mink_local.evals.stats import Interval, few_clusters
 from mink_local.evals.store import public
@@ -200,6 +201,40 @@ def show_file(console: Console, path: Path) -> None:
     console.print(f"\n{path}", style="bold", highlight=False, soft_wrap=True, markup=False)
 
 
+def write_report(
+    results: Results,
+    name: str,
+    title: str,
+    notes: Sequence[str],
+    text: Sequence[str],
+    tables: Iterable[Table],
+    shown: Iterable[Table],
+    about: Mapping[str, Any],
+    **frames: pd.DataFrame,
+) -> None:
+    """Write NAME.md and NAME.json, and print some tables and what a reader must know.
+
+    Args:
+        notes: What a reader must know, printed too.
+        text: Paragraphs of the page, as Markdown, before its tables.
+        tables: Those of the page.
+        shown: Those that are printed.
+        about: What the JSON holds besides the frames.
+        frames: By name.
+    """
+    console = Console()
+    for table in shown:
+        table.print(console)
+    for note in notes:
+        console.print(f"• {printable(note)}", highlight=False, markup=False)
+    parts = [f"# {title}", *map(escape_markdown, notes), *text]
+    for table in tables:
+        parts += [f"## {escape_markdown(table.title)}", table.markdown()]
+    results.write(f"{name}.json", to_json(about, **frames))
+    results.write(f"{name}.md", "\n\n".join(parts) + "\n")
+    show_file(console, results.folder / f"{name}.md")
+
+
 def publish(
     results: Results,
     title: str,
@@ -220,21 +255,15 @@ def publish(
             unit is called: (60, 0, "prompt").
         frames: What the JSON holds; `settings` is the CSV too.
     """
-    name, console = results.manifest["measures"], Console()
+    name = results.manifest["measures"]
     n, n_left_out, noun = clusters
-    warnings = [few_clusters(n, f"{noun}s")]
+    few = few_clusters(n, f"{noun}s")
+    notes = [few] if few else []
     if n_left_out:
-        warnings.append(f"{count(n_left_out, noun)} left out: not measured with every setting yet.")
-    parts = [f"# {title}", *text, *filter(None, warnings), f"![{title}]({name}.svg)"]
-    for table in tables:
-        parts += [f"## {table.title}", table.markdown()]
+        notes.append(f"{count(n_left_out, noun)} left out: not measured with every setting yet.")
     about = {**public(results.manifest), f"n_{noun}s": n}
     del about["sessions"]
     results.write(f"{name}.svg", picture)
     results.write(f"{name}.csv", to_csv(frames["settings"]))
-    results.write(f"{name}.json", to_json(about, **frames))
-    results.write(f"{name}.md", "\n\n".join(parts) + "\n")
-    shown.print(console)
-    for warning in filter(None, warnings):
-        console.print(warning)
-    show_file(console, results.folder / f"{name}.md")
+    page = [*text, f"![{title}]({name}.svg)"]
+    write_report(results, name, title, notes, page, tables, [shown], about, **frames)

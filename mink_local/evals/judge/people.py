@@ -24,9 +24,8 @@ from mink_local.evals.judge.report import report_votes as report
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.page import content_policy
 from mink_local.evals.report.recorded_run import read_run
-from mink_local.evals.store import as_run_error
+from mink_local.evals.store import write_file
 from mink_local.evals.tables import count
-from mink_local.files import write_atomic
 
 KEY, PAGE = "key.json", "sheet.html"
 _FOLDER = Path(__file__).parent
@@ -101,10 +100,8 @@ def write_sheet(
             "folder with --out"
         )
     content = msgspec.json.encode(SheetKey(sheet, seed, list(samplers), key))
-    with as_run_error(out):
-        out.mkdir(parents=True, exist_ok=True)
-        write_atomic(out / KEY, msgspec.json.format(content))  # first: a page without it is worth nothing
-        write_atomic(out / PAGE, render_sheet(sheet, entries))
+    write_file(out / KEY, msgspec.json.format(content))  # first: a page without it is worth nothing
+    write_file(out / PAGE, render_sheet(sheet, entries))
     left_out = len(pairs) - len(shown)
     same = f"; {count(left_out, 'pair')} of identical responses left out" if left_out else ""
     return f"{count(len(entries), 'pair')} of {len(shown):,}{same}"

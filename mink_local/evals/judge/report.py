@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
 from statsmodels.stats.inter_rater import fleiss_kappa
 
-from mink_local.cli import printable
 from mink_local.evals.measurement import Results
 from mink_local.evals.stats import ALPHA, N_RESAMPLES, Interval, few_clusters, holm, paired_test, share
 from mink_local.evals.tables import (
@@ -20,13 +18,11 @@ from mink_local.evals.tables import (
     Format,
     Table,
     count,
-    escape_markdown,
     p_value,
     percent,
-    show_file,
     temperature_name,
-    to_json,
     with_interval,
+    write_report,
 )
 from mink_local.samplers import label
 
@@ -188,19 +184,9 @@ def _write(
     if few := few_clusters(int(rates.get("questions", pd.Series([0])).min()), "questions"):
         notes.append(few)
     tables = [_table(part, rows) for part, rows in rates.groupby(["task", "model"], sort=False)]
-    console = Console()
-    for table in tables:
-        table.print(console)
-    console.print()
-    for note in notes:
-        console.print(f"• {printable(note)}", highlight=False, markup=False)
-    parts = [f"# {title}", *map(escape_markdown, notes)]
-    for table in tables:
-        parts += [f"## {escape_markdown(table.title)}", table.markdown()]
-    parts += ["## How to read this", *map(escape_markdown, (*about, *HOW_TO_READ))]
-    results.write(f"{name}.md", "\n\n".join(parts) + "\n")
-    results.write(f"{name}.json", to_json({"notes": notes}, rows=rates))
-    show_file(console, results.folder / f"{name}.md")
+    write_report(
+        results, name, title, notes, (*about, *HOW_TO_READ), tables, tables, {"notes": notes}, rows=rates
+    )
 
 
 _HEADINGS = {

@@ -336,14 +336,12 @@ def _shares(ray: Any, workers: int | None) -> tuple[int, dict[str, Any], int | N
 def connect(address: str | None) -> None:
     """Join the Ray cluster at `address` or in RAY_ADDRESS, or else start one on this machine, once.
 
-    Raises RunError if Ray is not installed, or no cluster answers.
+    Raises RunError if no cluster answers.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # and write on our standard output
-    try:
-        import ray
-    except ImportError:
-        raise RunError('--executor ray needs Ray: type  python -m pip install "mink-local[ray]"') from None
+    import ray
+
     if ray.is_initialized():
         return
     address = address or os.environ.get("RAY_ADDRESS")

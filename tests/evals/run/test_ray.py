@@ -45,7 +45,7 @@ def test_without_ray_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     result = mink_eval("run", "sample-math", "--executor", "ray", "--out", tmp_path / "run")
-    assert result.status == 1
+    assert result.status == 2
     assert "mink-local[ray]" in result.stderr
 
 
