@@ -10,7 +10,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from mink_local import Greedy, Model, Request, SamplingParams
+from tests.support.http import until
 from tests.support.server import RunningServer, running_server
 
 httpx = pytest.importorskip("httpx")
@@ -176,26 +177,12 @@ async def watch(server: RunningServer, outcome: Outcome, interval: float) -> Non
         await asyncio.sleep(interval)
 
 
-async def metrics(client: Any) -> dict[str, float]:
-    lines = (await client.get("/metrics")).text.splitlines()
-    found = (line.rpartition(" ") for line in lines if not line.startswith("#"))
-    return {name: float(value) for name, _, value in found}
+def is_idle(server: RunningServer) -> bool:
+    return not any(map(server.metric, ("slots_busy", "requests_running", "requests_waiting")))
 
 
-async def until(condition: Callable[[dict[str, float]], bool], client: Any) -> dict[str, float]:
-    """Return the server's numbers when they fulfil a condition, or after half a minute."""
-    end = time.monotonic() + 30
-    while not condition(found := await metrics(client)) and time.monotonic() < end:
-        await asyncio.sleep(0.1)
-    return found
-
-
-def is_idle(numbers: dict[str, float]) -> bool:
-    return not any(numbers[f"mink_{name}"] for name in ("slots_busy", "requests_running", "requests_waiting"))
-
-
-async def soak(server: RunningServer, questions: Sequence[Question]) -> tuple[Outcome, dict[str, float]]:
-    """Have the clients ask until time is up; return what they saw, and the server's numbers afterwards."""
+async def soak(server: RunningServer, questions: Sequence[Question]) -> Outcome:
+    """Have the clients ask until time is up; return what they saw."""
     outcome = Outcome()
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.url, timeout=600, limits=limits) as client:
@@ -205,7 +192,7 @@ async def soak(server: RunningServer, questions: Sequence[Question]) -> tuple[Ou
         end = time.monotonic() + SECONDS
         await asyncio.gather(*(behave(client, questions, outcome, end, seed) for seed in range(CLIENTS)))
         watching.cancel()
-        return outcome, await until(is_idle, client)
+    return outcome
 
 
 @pytest.mark.slow
@@ -214,7 +201,8 @@ def test_soak(smollm2: Model) -> None:
     assert len({question.answer.pattern for question in counting}) >= 10
     options = ("--parallel", str(SLOTS), "--queue", str(CLIENTS // 2))
     with running_server(*options) as server:
-        outcome, after = asyncio.run(soak(server, [*counting, *marked_questions()]))
+        outcome = asyncio.run(soak(server, [*counting, *marked_questions()]))
+        until(lambda: is_idle(server))
         server.process.terminate()
         assert server.process.wait(60) == 0
     middle = len(outcome.memory) // 2
@@ -225,5 +213,4 @@ def test_soak(smollm2: Model) -> None:
     assert answered >= CLIENTS / 2
     assert outcome.counts["left, streaming"] > 0
     assert outcome.counts["left, not streaming"] > 0
-    assert is_idle(after)
     assert growth < GROWTH
