@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from mink_local.chat.conversation.comparison import Comparison
 from mink_local.chat.conversation.session import AnswerStream, ConversationChangedError, Session
 from mink_local.chat.terminal.input import InputLine
 from mink_local.chat.terminal.progress import note_end, show_answer, status
@@ -25,7 +24,7 @@ class Chat:
         attached: Files for the next message.
         prefill: What the next input line begins with.
         replaces: The next message replaces the last one.
-        comparison: The last one of /compare.
+        comparison: The last `Comparison` of /compare, if there is one.
         leaving: The chat ends after this command.
         is_stopped: The answer that comes next is interrupted before its first token.
     """
@@ -37,7 +36,7 @@ class Chat:
         self.attached: list[Attachment] = []
         self.prefill = ""
         self.replaces = False
-        self.comparison: Comparison | None = None
+        self.comparison: object = None
         self.leaving = False
         self.is_stopped = False
 

@@ -171,14 +171,11 @@ def chat(session: Session, screen: Screen, terminal: QuietTerminal, unanswered: 
     Args:
         unanswered: The last message of a conversation that goes on, if it was never answered.
     """
+    chat = Chat(session, screen, PlainLine(terminal))
     if screen.has_line_input:
         from mink_local.chat.terminal.editor import EditedLine
 
-        line = EditedLine(terminal, screen, session.settings["store"])
-        chat = Chat(session, screen, line)
-        line.complete_with(CommandCompleter(chat))
-    else:
-        chat = Chat(session, screen, PlainLine(terminal))
+        chat.line = EditedLine(terminal, screen, session.settings["store"], CommandCompleter(chat))
     if session.conversation is not None:
         conversations.recall(chat)
         chat.prefill = unanswered

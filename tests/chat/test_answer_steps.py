@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from mink_local import load_model
+from mink_local.chat.commands.compare import Comparison
 from mink_local.chat.conversation.answer_steps import AnswerSteps
-from mink_local.chat.conversation.comparison import Comparison
 from mink_local.chat.conversation.session import Session, prompt_digest
 from mink_local.chat.conversation.store import ConversationStore, SamplingInfo, StoredMessage, default_path
 from mink_local.chat.settings import BY_KEY

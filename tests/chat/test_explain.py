@@ -177,7 +177,9 @@ def test_a_step_is_printed(typist: Callable[..., Typist]) -> None:
 @pytest.mark.terminal
 @pytest.mark.posix
 def test_in_a_terminal(opened: Callable[..., Any]) -> None:
-    terminal = opened("--temp", "5", "--seed", "3", "-n", "16", rows=24, columns=80)
+    """The size is that of the window, whatever the variables of a shell say."""
+    size = {"rows": 24, "columns": 80, "COLUMNS": "200", "LINES": "60"}
+    terminal = opened("--temp", "5", "--seed", "3", "-n", "16", **size)
     terminal.say("Tell me a story about a dog.")
 
     def walks(keys: str, headline: str) -> None:

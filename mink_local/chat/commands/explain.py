@@ -7,7 +7,8 @@ from functools import lru_cache, partial
 from itertools import accumulate, zip_longest
 from typing import TypeVar
 
-from prompt_toolkit.application import Application
+from prompt_toolkit.application import Application, get_app_session
+from prompt_toolkit.data_structures import Size
 from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.layout import FormattedTextControl, Layout, Window
@@ -48,8 +49,8 @@ def explain(chat: Chat, argument: str) -> None:
     steps = AnswerSteps(session, session.last_answer())
     at = _index(steps, argument)
     can_show = not screen.is_plain and sys.stdin.isatty() and screen.console.encoding.startswith("utf")
-    fits = screen.console.size.width >= MIN_COLUMNS and screen.console.size.height >= MIN_ROWS
-    if argument or not (can_show and fits):
+    fits = can_show and _fits(get_app_session().output.get_size())  # of the window, whatever COLUMNS says
+    if argument or not fits:
         _print_step(screen, steps, at)
         if can_show and not fits:
             chat.note(f"(/explain N prints token N; walking along the answer needs {_NEEDED})")
@@ -57,6 +58,11 @@ def explain(chat: Chat, argument: str) -> None:
         at, token = fork
         chat.note(f"(token {at + 1} is {steps.text(token)!r} instead of {steps.texts[at]!r})")
         chat.show(session.fork(at, token))
+
+
+def _fits(window: Size) -> bool:
+    """Return whether the full-screen view fits a window."""
+    return window.columns >= MIN_COLUMNS and window.rows >= MIN_ROWS
 
 
 def _index(steps: AnswerSteps, wanted: str) -> int:
@@ -315,7 +321,7 @@ def _move(walk: Walk, move: Callable[[], None], _: KeyPressEvent) -> None:
 
 def lines(walk: Walk, columns: int, rows: int) -> list[Text]:
     """Return the view as lines for a window."""
-    if columns < MIN_COLUMNS or rows < MIN_ROWS:
+    if not _fits(Size(rows, columns)):
         return [Text(f"This view needs {_NEEDED}."), Text("q leaves it.")]
     n_answer = max(3, rows // 5)
     n_body = rows - n_answer - 4

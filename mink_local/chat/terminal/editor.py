@@ -28,9 +28,10 @@ class EditedLine:
         terminal: What has been typed while no line was read.
         screen: Where problems are told.
         keep: Keep the history in a file.
+        completer: Completes lines when Tab is pressed.
     """
 
-    def __init__(self, terminal: QuietTerminal, screen: Screen, keep: bool) -> None:
+    def __init__(self, terminal: QuietTerminal, screen: Screen, keep: bool, completer: Completer) -> None:
         self._terminal = terminal
         self._screen = screen
         self._history = _History(user_data_path("mink-local") / "history") if keep else None
@@ -44,16 +45,13 @@ class EditedLine:
             enable_history_search=True,
             # Without colours a suggestion would look like something that was typed.
             auto_suggest=None if screen.is_plain else AutoSuggestFromHistory(),
+            completer=completer,
             complete_while_typing=False,
             reserve_space_for_menu=6,
             enable_suspend=True,
             enable_open_in_editor=True,
             tempfile_suffix=".md",
         )
-
-    def complete_with(self, completer: Completer) -> None:
-        """Have Tab complete lines."""
-        self._session.completer = completer
 
     def read(self, default: str = "") -> str:
         """See `InputLine`."""
