@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mink_local.generation.loading import load_model
     from mink_local.generation.model import Model, Reply
     from mink_local.generation.request import Request, SamplingParams
-    from mink_local.generation.rows import Continuation
+    from mink_local.generation.slots import Continuation
     from mink_local.llama.constraints import Constraints
     from mink_local.native import native_sampler
     from mink_local.samplers import (
@@ -56,7 +56,7 @@ __all__ = [
 _HOMES = {
     "Answer": "generation.answer",
     "Constraints": "llama.constraints",
-    "Continuation": "generation.rows",
+    "Continuation": "generation.slots",
     "Model": "generation.model",
     "Piece": "generation.answer",
     "Reply": "generation.model",

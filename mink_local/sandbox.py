@@ -24,6 +24,7 @@ from mink_local.errors import MinkError
 
 GIB = 1 << 30
 
+_LONGEST_COMPLAINT = 300  # characters: one may quote a whole schema, grammar or conversation
 _INTERVAL = 0.05  # seconds between two checks of a child
 _ORPHAN_SECONDS = 5  # how long a child outlives its time limit if its parent was killed
 _ROOT = Path(__file__).parents[1]  # -m looks here first, so that no other package of the name is found
@@ -36,6 +37,12 @@ _OWN_SESSION: dict[str, Any] = {  # so that Ctrl-C in the terminal does not reac
     "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
     | getattr(subprocess, "CREATE_NO_WINDOW", 0),
 }
+
+
+def in_a_line(complaint: str) -> str:
+    """Return what is wrong with a stranger's text in one short line."""
+    line = " ".join(complaint.split())
+    return line if len(line) <= _LONGEST_COMPLAINT else f"{line[:_LONGEST_COMPLAINT]}…"
 
 
 class SandboxError(Exception):

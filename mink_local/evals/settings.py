@@ -14,7 +14,7 @@ from mink_local.evals.run.workers import DATE
 from mink_local.evals.store import R, Store, file_sha256
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
-from mink_local.generation.rows import RowReader
+from mink_local.generation.slots import RowReader
 from mink_local.models.catalog import ModelFile
 from mink_local.samplers import Sampler, default_samplers
 

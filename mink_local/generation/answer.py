@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from mink_local.generation.request import Request
-from mink_local.generation.text import ReasoningSplitter
+from mink_local.generation.text import ReasoningSplitter, ReasoningState
 from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, whole_calls
 
 FinishReason = Literal["stop", "length", "interrupted", "overflow", "error"]
@@ -39,8 +39,7 @@ class Answer:
         seed: The seed of its random numbers.
         prompt_tokens: Length of the prompt in tokens.
         evaluated_tokens: Tokens of the prompt that were not in the KV cache and are evaluated.
-        can_reason: Whether the text may begin with reasoning.
-        in_reasoning: Whether the prompt ends with the start of reasoning, which the text continues.
+        reasoning_state: Whether the text begins inside reasoning, may begin with it, or has none.
         text: The text so far.
         tokens: Ids of the tokens so far, without the one that ends the answer.
         k: Number of candidates of the step of each of `tokens`.
@@ -64,7 +63,7 @@ class Answer:
         self.seed = 0
         self.prompt_tokens = 0
         self.evaluated_tokens = 0
-        self.can_reason = self.in_reasoning = False
+        self.reasoning_state: ReasoningState = "text"
         self.text = ""
         self.tokens: list[int] = []
         self.k: list[int] = []
@@ -118,10 +117,7 @@ class Answer:
         return message
 
     def _parsed(self) -> dict[str, Any]:
-        state = "reasoning" if self.in_reasoning else "start" if self.can_reason else "text"
-        if self.request.params.has_grammar:  # which leaves no room for reasoning
-            state = "text"
-        splitter = ReasoningSplitter(state)
+        splitter = ReasoningSplitter(self.reasoning_state)
         parts = [*splitter.feed(self.text), *splitter.end()]
         reasoning = "".join(part.text for part in parts if part.is_reasoning)
         content = "".join(part.text for part in parts if not part.is_reasoning)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.generation.answer import Answer, FinishReason, Piece, TopLogprobs
-from mink_local.generation.rows import logprob
+from mink_local.generation.slots import logprob
 from mink_local.generation.text import TextStream
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constrainer

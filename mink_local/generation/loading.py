@@ -9,12 +9,17 @@ from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mink_local.errors import ModelError
+from mink_local.generation.backend import BackendSampling
+from mink_local.generation.model import Model
 from mink_local.generation.rendering import started_server
+from mink_local.generation.template import ChatTemplate
 from mink_local.llama.constants import ALL_LAYERS, N_SEQ_MAX, check_range
+from mink_local.llama.context import Context
 from mink_local.llama.devices import gpu_missing, gpus_in_words, n_cores, servers_in_use
+from mink_local.llama.rpc import use_servers
 from mink_local.llama.weights import Weights
 from mink_local.models import trust as trust_in
 from mink_local.models.catalog import resolve
@@ -30,15 +35,11 @@ from mink_local.models.memory import (
 )
 from mink_local.samplers import MinK
 
-if TYPE_CHECKING:
-    from mink_local.generation.model import Model
-    from mink_local.llama.context import Context
-
 ON_CPU, ON_GPU = 32, 64  # answers at a time; more of them gain little
 _UNASKED_SHARE = 4  # one part in so many of the free memory is taken for KV caches that nobody asked for
 _EVERY_LAYER = 9999  # more than any model has: llama.cpp takes as many as there are
 
-Loader = Callable[[int], tuple[Weights, "Context"]]
+Loader = Callable[[int], tuple[Weights, Context]]
 
 log = logging.getLogger("mink_local")
 
@@ -57,7 +58,7 @@ def load_model(
     date: Date | None = None,
     trust: bool = False,
     verbose: bool = False,
-) -> "Model":
+) -> Model:
     """Load a GGUF model.
 
     Args:
@@ -99,8 +100,6 @@ def load_model(
         raise ValueError(f"n_gpu_layers must be auto, -1 for all, or more, not {n_gpu_layers}")
     file = resolve(fspath(model))
     if rpc:
-        from mink_local.llama.rpc import use_servers
-
         use_servers(rpc, trust)
     if backend_sampling is None and servers_in_use:  # a server says of every operation that it has it
         backend_sampling = False
@@ -112,7 +111,7 @@ def load_model(
         log.warning("%s: %s", file.name, placement.warning)
     allocate = partial(make_context, n_threads=threads, kv_type=kv_type, flash_attn=flash_attn)
 
-    def load(layers: int) -> tuple[Weights, "Context"]:
+    def load(layers: int) -> tuple[Weights, Context]:
         weights = Weights(file.path, layers, verbose, trust)
         if n_ctx is not None and n_ctx > weights.n_ctx_train:
             log.warning("%s was trained on %d tokens: the context is that", file.name, weights.n_ctx_train)
@@ -124,15 +123,10 @@ def load_model(
     # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback.
     with ThreadPoolExecutor(max_workers=1) as pool:
         loading = pool.submit(_load, load, placement.n_gpu_layers, n_gpu_layers, threads)
-        from mink_local.generation.model import Model
-        from mink_local.generation.template import ChatTemplate
-
-        weights, context, where = loading.result()
+    weights, context, where = loading.result()
     log.info("%s is %s", file.name, where)
     chat_backend = None
     if weights.on_gpu if backend_sampling is None else backend_sampling:
-        from mink_local.generation.backend import BackendSampling  # resolves symbols of ggml
-
         chat_backend = BackendSampling(weights, context.n_threads, is_requested=bool(backend_sampling))
     return Model(
         file.name,
@@ -157,7 +151,7 @@ def make_context(
     n_threads: int,
     kv_type: str = "f16",
     flash_attn: bool | None = None,
-) -> "Context":
+) -> Context:
     """Allocate KV caches for several answers at a time, no longer than the model was trained on.
 
     Args:
@@ -166,8 +160,6 @@ def make_context(
 
     The other arguments are those of `load_model`. Raises as `Model.reserve` does.
     """
-    from mink_local.llama.context import Context
-
     check_range("n_ctx", n_ctx, 1)
     if n_parallel != "auto":
         check_range("n_parallel", n_parallel, 1, N_SEQ_MAX)
@@ -222,7 +214,7 @@ def _choose(
 
 def _load(
     load: Loader, n_gpu_layers: int, requested: int | Literal["auto"], threads: int
-) -> tuple[Weights, "Context", str]:
+) -> tuple[Weights, Context, str]:
     """Load with so many layers on the GPU, or as many as it takes; say where they are."""
     missing = gpu_missing()
     if missing:
@@ -236,7 +228,7 @@ def _load(
     return weights, context, f"{where}, with a context of {context.n_ctx} tokens"
 
 
-def load_what_fits(load: Loader, n_gpu_layers: int) -> tuple[int, Weights, "Context"]:
+def load_what_fits(load: Loader, n_gpu_layers: int) -> tuple[int, Weights, Context]:
     """Load with `n_gpu_layers` on the GPU or, if llama.cpp cannot allocate that, three quarters of them,
     half, a quarter, none. Return how many it took."""
     tries = [n_gpu_layers * quarters // 4 for quarters in (4, 3, 2, 1)]

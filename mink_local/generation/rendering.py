@@ -18,11 +18,10 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from mink_local.sandbox import GIB, SandboxError, Server, serve
+from mink_local.sandbox import GIB, SandboxError, Server, in_a_line, serve
 
 SECONDS = 5  # an honest template takes less than a millisecond
 _MOST_CHARACTERS = 1 << 26
-_MOST_OF_A_REASON = 300  # characters: a template may raise a whole conversation
 
 
 class TemplateError(Exception):
@@ -98,7 +97,7 @@ def _answer(
     try:
         template = _compiled(source)
     except Exception as error:
-        return {"error": f"is broken: {_reason(error)}"}
+        return {"error": f"is broken: {in_a_line(str(error))}"}
     try:
         text = template.render(
             messages=messages,
@@ -112,7 +111,7 @@ def _answer(
     except MemoryError:
         raise
     except Exception as error:
-        return {"error": f"refuses this conversation: {_reason(error)}"}
+        return {"error": f"refuses this conversation: {in_a_line(str(error))}"}
     if len(text) > _MOST_CHARACTERS:
         return {"error": f"was stopped: it wrote {len(text):,} characters"}
     return {"text": text}
@@ -120,12 +119,6 @@ def _answer(
 
 def _refuse(message: str) -> None:
     raise ValueError(message)
-
-
-def _reason(error: Exception) -> str:
-    """Return the text of an error in one short line."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= _MOST_OF_A_REASON else f"{text[:_MOST_OF_A_REASON]}…"
 
 
 class _GenerationTag(Extension):

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 from mink_local.errors import MinkError
 from mink_local.generation.rendering import Renderer, TemplateError
-from mink_local.generation.request import Message, Prompt, Tool, is_raw, is_token_ids
-from mink_local.generation.text import THINK
+from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
+from mink_local.generation.text import THINK, ReasoningState
 from mink_local.llama.weights import Weights
 from mink_local.sandbox import Server
 
@@ -99,6 +99,12 @@ class ChatTemplate:
         """Return whether a prompt ends with the start of reasoning."""
         end = b"".join(self._weights.piece(token) for token in prompt[-len(THINK) :])
         return end.rstrip().endswith(THINK.encode())
+
+    def reasoning_state(self, request: Request, prompt: Sequence[int]) -> ReasoningState:
+        """Return where the answer to a request, whose prompt has these token ids, begins."""
+        if self.opens_reasoning(prompt) and not request.params.has_grammar:  # which describes a whole answer
+            return "reasoning"
+        return "start" if self.can_reason and not is_raw(request.prompt) else "text"
 
     def close(self) -> None:
         """End the child process that renders the template, if there is one."""

@@ -3,10 +3,14 @@
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from mink_local.llama.weights import Weights
 
 THINK, THINK_END = "<think>", "</think>"
+
+ReasoningState = Literal["start", "reasoning", "text"]
+"""Where a text begins: there may be reasoning, it has started already, or there is none."""
 
 
 class TextStream:
@@ -83,12 +87,11 @@ class TextPart:
 class ReasoningSplitter:
     """Splits a text into reasoning and answer, piece by piece; a `<think>` that comes later is text.
 
-    `state` is "start" (there may be reasoning), "reasoning" (it has started) or "text" (there is none). If
-    `continued`, part of the text was shown before, so leading whitespace belongs to it.
+    If `continued`, part of the text was shown before, so leading whitespace belongs to it.
     """
 
-    def __init__(self, state: str = "start", continued: bool = False) -> None:
-        self._state = state
+    def __init__(self, state: ReasoningState = "start", continued: bool = False) -> None:
+        self._state: ReasoningState = state
         self._held = ""
         self._strip = state != "text" and not continued  # whitespace next to the marks is not shown
 

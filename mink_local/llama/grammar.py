@@ -19,11 +19,10 @@ from typing import Any
 from llama_cpp import llama_cpp as C
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
-from mink_local.sandbox import GIB, SandboxError, ask, serve
+from mink_local.sandbox import GIB, SandboxError, ask, in_a_line, serve
 
 ROOT = b"root"
 _SECONDS = 20.0  # a sane grammar takes a few milliseconds, a large vocabulary half a second
-_LONGEST_COMPLAINT = 300  # characters
 _NEGATED = re.compile(r'"(?:\\.|[^"\\])*"|(\[\^)')  # after texts, which may contain it
 _TRYING = [threading.Lock() for _ in range(16)]
 _RULE = re.compile(r"([a-zA-Z0-9-]+)\s*::=")
@@ -63,7 +62,7 @@ def from_json_schema(schema: str | Mapping[str, Any]) -> str:
         reason = "it is nested too deeply"
     except Exception:  # the converter trips over a list instead of an object, for example
         reason = "it is malformed"
-    raise ValueError(f"cannot convert json_schema to a grammar: {_in_a_line(reason)}")
+    raise ValueError(f"cannot convert json_schema to a grammar: {in_a_line(reason)}")
 
 
 def tidied(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,13 +179,7 @@ def _complaint(question: tuple[str, str]) -> str | None:
         log.seek(0)
         lines = log.read().decode("utf-8", "replace").splitlines()
     first = next((line for line in lines if "grammar" in line), "llama.cpp gave no reason")
-    return _in_a_line(re.sub(r"^(parse: )?(error parsing grammar: )?", "", first))
-
-
-def _in_a_line(text: str) -> str:
-    """Return a complaint as one short line; it may quote a whole schema or grammar."""
-    text = " ".join(text.split())
-    return text if len(text) <= _LONGEST_COMPLAINT else f"{text[:_LONGEST_COMPLAINT]}…"
+    return in_a_line(re.sub(r"^(parse: )?(error parsing grammar: )?", "", first))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from mink_local.errors import GenerationError, ModelError
 from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, SamplingOptions, SamplingParams
+from mink_local.generation.text import ReasoningState
 from tests.conftest import forget
 
 STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
@@ -110,19 +111,18 @@ CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}}</tool_c
 @pytest.mark.parametrize(
     ("state", "text", "reasoning", "content", "n_calls"),
     [
-        ("can_reason", f"<think>\nHm.\n</think>\n\nI look.\n{CALL}", "Hm.", "I look.", 1),
-        ("in_reasoning", f"Hm.</think>{CALL}\n{CALL}", "Hm.", "", 2),
-        ("in_reasoning", "Hm.", "Hm.", "", 0),
-        (None, "<think>Hm.</think>", "", "<think>Hm.</think>", 0),
+        ("start", f"<think>\nHm.\n</think>\n\nI look.\n{CALL}", "Hm.", "I look.", 1),
+        ("reasoning", f"Hm.</think>{CALL}\n{CALL}", "Hm.", "", 2),
+        ("reasoning", "Hm.", "Hm.", "", 0),
+        ("text", "<think>Hm.</think>", "", "<think>Hm.</think>", 0),
     ],
 )
 def test_reasoning_content_and_tool_calls(
-    state: str | None, text: str, reasoning: str, content: str, n_calls: int
+    state: ReasoningState, text: str, reasoning: str, content: str, n_calls: int
 ) -> None:
     answer = Answer(Request(STORY, tools=[WEATHER]))
     answer.text = text
-    if state:
-        setattr(answer, state, True)
+    answer.reasoning_state = state
     assert (answer.reasoning, answer.content) == (reasoning, content)
     functions = [call["function"] for call in answer.tool_calls]
     assert functions == [{"name": "get_weather", "arguments": '{"city": "Rom"}'}] * n_calls
@@ -145,7 +145,7 @@ def test_a_reply_calls_a_tool_and_its_message_continues_the_conversation(tiny: C
         grammar = "root ::= " + json.dumps(CALL)
         reply = model.chat("Rain?", tools=[WEATHER], constraints=Constraints(grammar=grammar))
         assert reply.read() == CALL
-        assert reply.in_reasoning
+        assert reply.reasoning_state == "start", "a grammar describes a whole answer"
         [call] = reply.tool_calls
         assert (call["function"]["name"], reply.content, reply.reasoning) == ("get_weather", "", "")
         result = {"role": "tool", "tool_call_id": call["id"], "content": "Sun."}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mink_local import load_model
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.model import Model
-from mink_local.generation.rows import N_OUTPUTS, RowReader, score
+from mink_local.generation.slots import N_OUTPUTS, RowReader, score
 from mink_local.llama.context import Context, Segment
 from mink_local.samplers import kernels
 

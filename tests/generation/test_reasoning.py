@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mink_local.generation.text import ReasoningSplitter, TextPart, joined
+from mink_local.generation.text import ReasoningSplitter, ReasoningState, TextPart, joined
 
 
-def split(pieces: list[str], state: str = "start") -> tuple[str, str]:
+def split(pieces: list[str], state: ReasoningState = "start") -> tuple[str, str]:
     splitter = ReasoningSplitter(state)
     out = [piece for text in pieces for piece in splitter.feed(text)] + list(splitter.end())
     assert all(piece.text for piece in out)
@@ -31,7 +31,7 @@ def split(pieces: list[str], state: str = "start") -> tuple[str, str]:
         ("<thi", "start", "", "<thi"),
     ],
 )  # fmt: skip
-def test_split(text: str, state: str, reasoning: str, answer: str) -> None:
+def test_split(text: str, state: ReasoningState, reasoning: str, answer: str) -> None:
     assert split([text], state) == (reasoning, answer)
     assert split(list(text), state) == (reasoning, answer)
 
@@ -52,7 +52,7 @@ def test_nothing_certain_is_held_back() -> None:
 
 
 @pytest.mark.parametrize("state", ["reasoning", "text"])
-def test_a_continued_text_keeps_its_blanks(state: str) -> None:
+def test_a_continued_text_keeps_its_blanks(state: ReasoningState) -> None:
     splitter = ReasoningSplitter(state, continued=True)
     assert list(splitter.feed(" more")) == [TextPart(" more", state == "reasoning")]
 

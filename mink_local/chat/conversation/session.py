@@ -317,10 +317,10 @@ class AnswerStream:
         self._branch = branch
         self._prefix = prefix
         self._guard = LoopGuard() if session.settings["loop_guard"] else None
-        state = "start" if reply.can_reason else "text"
+        state = reply.reasoning_state
         if self.message.content:
             state = "text"
-        elif reply.in_reasoning or self.message.thinking:
+        elif self.message.thinking:
             state = "reasoning"
         is_continued = bool(self.message.content or self.message.thinking)
         self._splitter = ReasoningSplitter(state, is_continued)

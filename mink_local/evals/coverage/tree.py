@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError
 from mink_local.evals.coverage.answers import AnswerSet, Invalid, Open, Step, Valid, decoded
 from mink_local.evals.settings import SamplerSetting, cuts
-from mink_local.generation.rows import RowReader
+from mink_local.generation.slots import RowReader
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Workspace
 

@@ -18,7 +18,7 @@ from mink_local.evals.settings import SamplerSetting, SettingsMeasurement, sweep
 from mink_local.evals.store import Store, file_sha256
 from mink_local.evals.tasks.base import decoded_lines
 from mink_local.generation.model import Model
-from mink_local.generation.rows import N_OUTPUTS
+from mink_local.generation.slots import N_OUTPUTS
 from mink_local.models.catalog import resolve
 
 

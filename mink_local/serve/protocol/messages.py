@@ -203,9 +203,7 @@ def prepare_chat(model: Model, chat: ChatRequest, params: SamplingParams) -> tup
 
 def message_builder(chat: ChatRequest, plan: ToolPlan, answer: Answer) -> "MessageBuilder":
     """Return the builder for the message of an answer, with what its request's tools change."""
-    state = "reasoning" if answer.in_reasoning else "start"
-    if answer.request.params.has_grammar or chat.reasoning_format == "none" or not answer.can_reason:
-        state = "text"
+    state = "text" if chat.reasoning_format == "none" else answer.reasoning_state
     return MessageBuilder(ReasoningSplitter(state), plan.parser())
 
 

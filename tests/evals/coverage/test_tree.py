@@ -14,7 +14,7 @@ from mink_local.evals.coverage.measure import standard_samplers
 from mink_local.evals.coverage.tree import Distribution, TokenProbabilities, Vocabulary, walk
 from mink_local.evals.settings import SamplerSetting
 from mink_local.generation.model import Model
-from mink_local.generation.rows import Row, RowReader
+from mink_local.generation.slots import Row, RowReader
 from mink_local.samplers import Greedy, MinK, Sampler, TopK, TopP
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
