@@ -22,6 +22,7 @@ from mink_local.models.catalog import resolve
 from mink_local.samplers.compile import CACHE
 from tests.support.logits import NAMES as LOGITS
 from tests.support.logits import real_logits
+from tests.support.python import Finished
 from tests.support.rpc import RpcServer
 from tests.support.tiny import write_model
 
@@ -108,6 +109,19 @@ def smollm2_path() -> Path:
 def smollm2() -> Model:
     """The embedded model, loaded once; `forget(smollm2)` empties its KV cache."""
     return load_model("smollm2-135m", n_ctx=1024)
+
+
+@pytest.fixture
+def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
+    """`run_main(main, *arguments)` runs a program's main function in this process."""
+
+    def run(main: Callable[[], object], *arguments: object) -> Finished:
+        monkeypatch.setattr(sys, "argv", ["program", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return Finished(int(end.value.code or 0), *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 import errno
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import click
 import pytest
@@ -12,25 +14,18 @@ from mink_local.cli import INTERRUPTED, AutoOrInt, FiniteFloat, run
 from mink_local.errors import MinkError, ModelNotFoundError
 from mink_local.models.options import SamplerType, ServersType
 from mink_local.samplers import MinK, TopP
-from tests.support.python import output_of
+from tests.support.python import Finished, output_of
 
 
-@pytest.fixture(autouse=True)
-def arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["program"])
-
-
-def outcome(error: BaseException | None, capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
-    """The exit status and standard error of a program whose command raises `error`."""
+def program(error: BaseException | None) -> Callable[[], None]:
+    """The main function of a program whose command raises `error`."""
 
     @click.command()
     def command() -> None:
         if error is not None:
             raise error
 
-    with pytest.raises(SystemExit) as ended:
-        run(command, "program")
-    return ended.value.code, capsys.readouterr().err
+    return partial(run, command, "program")
 
 
 @pytest.mark.parametrize(
@@ -45,15 +40,15 @@ def outcome(error: BaseException | None, capsys: pytest.CaptureFixture[str]) -> 
     ],
 )
 def test_every_end_has_a_status_and_a_message(
-    error: BaseException | None, status: int, message: str, capsys: pytest.CaptureFixture[str]
+    run_main: Callable[..., Finished], error: BaseException | None, status: int, message: str
 ) -> None:
-    assert outcome(error, capsys) == (status, message)
+    assert run_main(program(error)) == (status, "", message)
 
 
-def test_an_error_of_ours_is_not_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_ours_is_not_hidden(run_main: Callable[..., Finished]) -> None:
     for error in (KeyError("x"), OSError(errno.EINVAL, "invalid", "a file"), OSError(errno.EIO, "broken")):
         with pytest.raises(type(error)):
-            outcome(error, capsys)
+            run_main(program(error))
 
 
 PROGRAM = """

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mink_local import interrupts
 from mink_local.interrupts import lost_interrupts_repeated, on_interrupt, until_interrupted
 
 
@@ -137,11 +138,14 @@ def test_other_errors_without_effect_are_shown(monkeypatch: pytest.MonkeyPatch) 
     assert list(map(str, shown)) == ["not made yet"]
 
 
-def test_ctrl_c_that_is_lost_at_the_end_is_not_repeated() -> None:
+def test_ctrl_c_that_is_lost_at_the_end_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_REPEAT_SECONDS", 60)
     callback = ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))
     with lost_interrupts_repeated():
         callback()
-    time.sleep(0.2)
+        (repeat,) = (thread for thread in threading.enumerate() if isinstance(thread, threading.Timer))
+    repeat.join(30)
+    assert not repeat.is_alive()
 
 
 @pytest.mark.parametrize("terminate", [True, False])

@@ -1,8 +1,8 @@
 """`mink-bench`: what it measures and prints. How long things take is not for a test."""
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,15 @@ from mink_local.bench.cli import main
 from mink_local.bench.timing import LLAMA_CPP
 from mink_local.samplers import SAMPLERS, Greedy, MinK, Mirostat
 from mink_local.version import __version__
+from tests.support.python import Finished
 
-Bench = Callable[..., tuple[object, str, str]]
+Bench = Callable[..., Finished]
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Bench:
-    """Run the program in this process; return its status and what it printed."""
-
-    def run(*arguments: object) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mink-bench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        return exit_.value.code, *capsys.readouterr()
-
-    return run
+def bench(run_main: Callable[..., Finished]) -> Bench:
+    """`bench(*arguments)` runs `mink-bench`."""
+    return partial(run_main, main)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from mink_local.chat.terminal.screen import Screen
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from tests.conftest import forget
+from tests.support.python import Finished
 
 _models: dict[str, Model] = {}
 
@@ -58,7 +59,9 @@ MinkChat = Callable[..., Result]
 
 
 @pytest.fixture
-def mink_chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> MinkChat:
+def mink_chat(
+    run_main: Callable[..., Finished], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> MinkChat:
     """`mink_chat(*arguments, stdin="")` runs the program in this process; a model is loaded only once.
 
     `typed` are lines for a chat, typed at a plain input line.
@@ -66,13 +69,10 @@ def mink_chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("mink_local.generation.loading.load_model", load_once)
 
     def run_program(*arguments: str, stdin: str = "", typed: Sequence[str] = ()) -> Result:
-        monkeypatch.setattr(sys, "argv", ["mink-chat", *arguments])
         piped = io.TextIOWrapper(io.BytesIO(stdin.encode(errors="surrogateescape")))
         monkeypatch.setattr(sys, "stdin", Keyboard("\n".join(typed)) if typed else piped)
         capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main()
-        return Result(int(end.value.code or 0), *capsys.readouterr())
+        return Result(*run_main(main, *arguments))
 
     return run_program
 

@@ -1,12 +1,13 @@
 """Fixtures of the tests that run `mink-eval`."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.mink_eval import MinkEval
+from tests.support.python import Finished
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,9 +19,9 @@ def cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 
 @pytest.fixture
-def mink_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> MinkEval:
+def mink_eval(run_main: Callable[..., Finished]) -> MinkEval:
     """Run mink-eval in this process."""
-    return MinkEval(monkeypatch, capsys)
+    return MinkEval(run_main)
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ import gc
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from mink_local.llama.weights import Weights
 from mink_local.models import trust
 from mink_local.samplers import Greedy, MinK, MinP, Mirostat, Sampler, TopK, TopNSigma, TopP
 from tests.conftest import forget
+from tests.support.python import output_of
 from tests.support.rpc import RpcServer
 
 FORMS: list[Sampler] = [
@@ -218,11 +217,9 @@ with load_model(sys.argv[2], n_ctx=256, rpc=[sys.argv[1]], n_gpu_layers=-1) as m
 @pytest.mark.slow
 def test_a_device_of_another_machine_passes(smollm2_path: Path) -> None:
     with RpcServer() as server:
-        command = [sys.executable, "-c", ON_RPC, server.address, str(smollm2_path)]
         root = Path(__file__).parents[2]
-        child = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
-    assert child.returncode == 0, child.stderr
-    assert child.stdout == f"{[''] * len(FORMS[::3])}\n"
+        printed = output_of("-c", ON_RPC, server.address, smollm2_path, cwd=root)
+    assert printed == f"{[''] * len(FORMS[::3])}\n"
 
 
 # Answers whose tokens are sampled in the graph, and what is sampled on the host instead

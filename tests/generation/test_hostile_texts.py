@@ -13,7 +13,7 @@ from mink_local import Constraints, Model, load_model
 from mink_local.errors import MinkError
 from mink_local.generation.rendering import Renderer, TemplateError
 from tests.support.effort import examples
-from tests.support.scripted import write_scripted
+from tests.support.tiny import write_scripted
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 SEEDS = st.integers(0, 2**32)

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from mink_local.llama.devices import gpus_in_words
 from mink_local.llama.weights import Weights
 from mink_local.models.gguf import Metadata
 from mink_local.models.memory import Budget
+from tests.support.python import output_of, run_python
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -65,10 +64,7 @@ for fits in (40, 8, -1):
 
 @pytest.mark.posix
 def test_fewer_layers_where_memory_runs_out(smollm2_path: Path) -> None:
-    command = [sys.executable, "-c", LIMITED, str(smollm2_path)]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stderr
-    lines = [json.loads(line) for line in child.stdout.splitlines()]
+    lines = [json.loads(line) for line in output_of("-c", LIMITED, smollm2_path).splitlines()]
     assert [attempts for _, attempts, _, _ in lines] == [
         [31],
         [31, 23, 15, 7],
@@ -113,8 +109,7 @@ with load_model("smollm2-135m", n_ctx=8192, n_gpu_layers=-1) as model:
 def test_fewer_layers_where_vulkan_refuses_memory() -> None:
     """A layer's KV cache takes 3 MB, and no allocation may: none of them fits."""
     env = {**os.environ, "GGML_VK_FORCE_MAX_BUFFER_SIZE": "1000000"}
-    command = [sys.executable, "-c", SMALL_ALLOCATIONS]
-    child = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    child = run_python("-c", SMALL_ALLOCATIONS, env=env)
     assert re.fullmatch(r"on the CPU, .* 8192 .*\n3\n", child.stdout), child.stderr
     said = re.findall(r"^(\d+) layers do not fit the GPU .*: trying (\d+)$", child.stderr, re.MULTILINE)
     assert said == [("31", "23"), ("23", "15"), ("15", "7"), ("7", "0")]
@@ -219,7 +214,7 @@ print(model.n_parallel, len(list(model.generate(["Hello"] * 3, max_tokens=2))))
 @pytest.mark.cpu  # a device in software lives in this address space too, and Mesa's crashes there
 def test_memory_that_is_not_to_be_had_is_asked_for_in_halves() -> None:
     """With 1 GiB of address space left, 64 answers of 92 MiB each fail inside llama.cpp."""
-    result = subprocess.run([sys.executable, "-c", HUNGRY], capture_output=True, text=True, check=False)
+    result = run_python("-c", HUNGRY)
     assert result.returncode == 0, result.stderr
     possible, answered = map(int, result.stdout.split())
     assert 1 <= possible < 64

@@ -2,8 +2,6 @@
 
 import gc
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -18,16 +16,10 @@ from mink_local.llama.context import Context, Segment
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.samplers import Greedy
 from tests.conftest import forget
+from tests.support.python import output_of
 
 STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-def rerun(code: str, *arguments: str) -> str:
-    """What a new Python process prints."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
-    ).stdout
 
 
 SAME = """
@@ -44,7 +36,7 @@ print(json.dumps(["".join(reply), reply.k]))
 def test_same_seed_same_text_in_any_process(smollm2: Model, temperature: float, seed: int) -> None:
     reply = forget(smollm2).chat(STORY, temperature=temperature, seed=seed, max_tokens=30)
     here = ["".join(reply), reply.k]
-    there = rerun(SAME, json.dumps([STORY, temperature, seed]))
+    there = output_of("-c", SAME, json.dumps([STORY, temperature, seed]))
     assert json.loads(there) == here
 
 

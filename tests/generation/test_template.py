@@ -19,8 +19,7 @@ from mink_local.generation.rendering import Renderer, TemplateError
 from mink_local.generation.template import ChatTemplate, control_pattern
 from mink_local.llama.weights import Weights
 from tests.conftest import shared
-from tests.support.scripted import write_scripted
-from tests.support.tiny import write_model
+from tests.support.tiny import write_model, write_scripted
 
 TURNS = [
     {"role": "system", "content": "You are brief."},

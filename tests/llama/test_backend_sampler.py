@@ -22,8 +22,8 @@ from mink_local.llama.context import Context, Segment
 from mink_local.llama.graph import Graph, Node
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Eta, Greedy, MinK, MinP, Mirostat, PLess, Sampler, TopK, TopNSigma, TopP
-from tests.support.chosen_logits import write_chosen_logits
 from tests.support.memory import grown
+from tests.support.tiny import write_chosen_logits
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 NAN, INF = float("nan"), float("inf")

@@ -2,8 +2,6 @@
 
 import ctypes
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 from mink_local.errors import MinkError
 from mink_local.llama import ggml
 from mink_local.llama.graph import Graph, Node
+from tests.support.python import run_python
 
 # Looks a symbol up as Windows does: in the library that was asked, not in those that it depends on.
 AS_ON_WINDOWS = """
@@ -50,10 +49,7 @@ print(isinstance(devices.gpus(), list), "CPU" in devices.backends())
 
 @pytest.mark.posix
 def test_symbols_are_found_where_windows_looks_for_them() -> None:
-    root = Path(__file__).parents[2]
-    child = subprocess.run(
-        [sys.executable, "-c", AS_ON_WINDOWS], cwd=root, capture_output=True, text=True, check=False
-    )
+    child = run_python("-c", AS_ON_WINDOWS, cwd=Path(__file__).parents[2])
     assert child.stdout.split("\n")[:3] == ["not in libllama", "7", "True True"], child.stderr
 
 
@@ -80,10 +76,7 @@ def test_a_chat_on_the_cpu_needs_no_function_of_graphs_or_rpc(tiny_path: Path) -
     missing = [f"ggml_{name}" for name in ggml._SIGNATURES if not name.startswith(devices)]
     assert {"ggml_top_k", "ggml_init", "ggml_backend_register"} < {*missing}
     options = ["--model", str(tiny_path), "--gpu-layers", "0", "--max-tokens", "4", "Hi"]
-    child = subprocess.run(
-        [sys.executable, "-c", WITHOUT, *options, json.dumps(missing)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    child = run_python("-c", WITHOUT, *options, json.dumps(missing))
     assert child.returncode == 0, child.stderr
 
 

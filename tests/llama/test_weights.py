@@ -1,8 +1,6 @@
 """Weights: what is refused, the vocabulary, the end of a model, and whose log it is."""
 
 import gc
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 from mink_local.errors import GenerationError, ModelError
 from mink_local.llama.context import Context
 from mink_local.llama.weights import Weights
+from tests.support.python import run_python
 from tests.support.tiny import write_embedding_model
 
 
@@ -83,13 +82,8 @@ else:
 
 
 def logs(case: str, path: Path) -> tuple[str, str]:
-    child = subprocess.run(
-        [sys.executable, "-c", LOGS, str(path), case],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    child = run_python("-c", LOGS, path, case)
+    assert child.returncode == 0, child.stderr
     return child.stdout, child.stderr
 
 

@@ -1,26 +1,16 @@
 """`mink-models` in this process, with nothing of this machine's but its memory and its packages."""
 
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
-from mink_local import cli
-from mink_local.models.cli import PROGRAM
-from mink_local.models.cli import cli as command
+from mink_local.models.cli import main
+from tests.support.python import Finished
 
-
-@dataclass
-class Result:
-    status: int
-    stdout: str
-    stderr: str
-
-
-Mink = Callable[..., Result]
+Mink = Callable[..., Finished]
 
 
 @pytest.fixture
@@ -38,13 +28,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def mink(home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Mink:  # noqa: ARG001
+def mink(home: Path, run_main: Callable[..., Finished]) -> Mink:  # noqa: ARG001
     """`mink(*arguments)` runs `mink-models`."""
-
-    def run(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", [PROGRAM, *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            cli.run(command, PROGRAM)
-        return Result(int(end.value.code or 0), *capsys.readouterr())
-
-    return run
+    return partial(run_main, main)

@@ -13,7 +13,8 @@ from mink_local.llama.devices import Gpu
 from mink_local.models import catalog, info, memory
 from mink_local.models.cli import cli as command_group
 from mink_local.models.memory import Budget
-from tests.models.conftest import Mink, Result
+from tests.models.conftest import Mink
+from tests.support.python import Finished
 from tests.support.tiny import write_gguf
 
 GB = 10**9
@@ -159,7 +160,7 @@ def test_rm(mink: Mink, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_add(mink: Mink, tiny: Callable[..., Path]) -> None:
     path = tiny("parrot.gguf")
     assert mink("add", "parrot", path, "--licence", "MIT", "--note", "a bird").status == 0
-    assert mink("path", "parrot") == Result(0, f"{path}\n", "")
+    assert mink("path", "parrot") == Finished(0, f"{path}\n", "")
     assert mink("add", "parrot", "hf:me/parrot:Q8_0", "--revision", "v1", "--size", "1.5").status == 0
     (added,) = tomllib.loads(catalog.user_catalog_path().read_text())["model"]
     assert added == {

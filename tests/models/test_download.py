@@ -3,8 +3,6 @@
 import errno
 import hashlib
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +16,9 @@ from filelock import FileLock
 from huggingface_hub import constants
 
 from mink_local.models import catalog, download
-from tests.models.conftest import Mink, Result
+from tests.models.conftest import Mink
 from tests.support.hub import COMMIT, REPOSITORY, Hub, serve
+from tests.support.python import Finished, run_python
 
 BIG = os.urandom(300_000)
 NAME = f"hf:{REPOSITORY}:big.gguf"
@@ -41,14 +40,13 @@ def hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         huggingface_hub.close_session()
 
 
-def process(home: Path, hub: Hub, limit: int, *arguments: str) -> Result:
+def process(home: Path, hub: Hub, limit: int, *arguments: str) -> Finished:
     """Run `mink-models` in a process of its own that can write no file of more than `limit` bytes."""
     environment = {**os.environ, "HF_HUB_CACHE": str(home / "hub"), "HF_ENDPOINT": hub.url}
     program = "import resource; from mink_local.models.cli import main; "
     program += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); main()"
-    command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    return Result(done.returncode, done.stdout, done.stderr)
+    done = run_python("-c", program, *arguments, env=environment)
+    return Finished(done.returncode, done.stdout, done.stderr)
 
 
 def cache(home: Path) -> Path:
@@ -75,7 +73,7 @@ def pulled(mink: Mink, name: str = NAME) -> Path:
     return Path(result.stdout.strip())
 
 
-def refused(result: Result, *values: object, status: int = 1) -> None:
+def refused(result: Finished, *values: object, status: int = 1) -> None:
     """The last line is a message of ours with these values, and there is no traceback above it."""
     assert (result.status, result.stdout) == (status, ""), result.stderr
     assert "Traceback" not in result.stderr

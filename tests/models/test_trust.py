@@ -5,7 +5,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +20,8 @@ from mink_local.models.catalog import ModelFile, resolve
 from mink_local.sandbox import ChildStartError, SandboxError, ask
 from tests.conftest import shared
 from tests.support.effort import FACTOR
-from tests.support.scripted import write_scripted
-from tests.support.tiny import write_embedding_model
+from tests.support.python import output_of
+from tests.support.tiny import write_embedding_model, write_scripted
 
 # A process that loads and uses the files it is given, and prints what came of each. It must live to the end.
 PARENT = """
@@ -67,11 +66,7 @@ def test_mutated_copies_kill_no_parent(smollm2_path: Path, tmp_path: Path) -> No
     for first in range(0, COPIES, len(paths)):
         for seed, path in enumerate(paths, first):
             path.write_bytes(mutated(original, header, seed))
-        child = subprocess.run(
-            [sys.executable, "-c", PARENT, *paths], capture_output=True, text=True, check=False
-        )
-        assert child.returncode == 0, child.stderr[-2000:]
-        outcomes += [json.loads(line) for line in child.stdout.splitlines()]
+        outcomes += [json.loads(line) for line in output_of("-c", PARENT, *paths).splitlines()]
     assert len(outcomes) == COPIES
     assert all("\n" not in outcome and len(outcome) < 400 for outcome in outcomes)
     assert 0 < outcomes.count("answered") < COPIES  # both kinds were met

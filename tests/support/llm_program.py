@@ -9,7 +9,7 @@ from llm.cli import cli
 from llm.plugins import load_plugins, pm
 
 from mink_local.serve import llm_plugin
-from tests.support.scripted import write_scripted
+from tests.support.tiny import write_scripted
 
 # Calls the tool, says what it gave, and reasons first if it is told to.
 TEMPLATE = """{# <think> <tool_call> #}{{ tools | tojson if tools else '' }}

@@ -1,35 +1,25 @@
 """`mink-eval` as its tests run it, and what they make of its records."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-import pytest
 
 from mink_local.evals.cli import main
 from mink_local.evals.run.records import RECORDS, Response, record_files
 from mink_local.evals.store import Rows
+from tests.support.python import Finished
 
 MINK_EVAL = [sys.executable, "-m", "mink_local.evals.cli"]  # in a process of its own
-
-
-class Finished(NamedTuple):
-    status: object
-    stdout: str
-    stderr: str
 
 
 class MinkEval:
     """`mink_eval(*arguments)` runs the program in this process."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
+    def __init__(self, run_main: Callable[..., Finished]) -> None:
+        self._run_main = run_main
 
     def __call__(self, *arguments: object) -> Finished:
-        self._monkeypatch.setattr(sys, "argv", ["mink-eval", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        return Finished(exit_.value.code, *self._capsys.readouterr())
+        return self._run_main(main, *arguments)
 
     def run(self, *arguments: object) -> Finished:
         """Run `mink-eval run gsm8k`, which must succeed."""

@@ -1,8 +1,16 @@
-"""Python programs in a process of their own."""
+"""Python programs in a process of their own, and how a program ended."""
 
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Finished(NamedTuple):
+    """What a program did in this process."""
+
+    status: int
+    stdout: str
+    stderr: str
 
 
 def run_python(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[str]":

@@ -1,8 +1,8 @@
-"""Writes small GGUF models: with random weights and another file's vocabulary, or as a table of logits."""
+"""Writes small GGUF models: with random weights and another file's vocabulary, of chosen logits or texts."""
 
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Tensors = dict[str, NDArray[Any]]
+
+END = "<|end|>"  # of a scripted model's answers
+WIDTH = 64  # of a model of chosen logits, and its maximum number of rows
 
 
 @dataclass(frozen=True)
@@ -227,6 +230,58 @@ def write_table_model(
     ends = {"token_embd": embeddings, "output": output, "output_norm": np.ones(width, np.float32)}
     tensors |= {f"{name}.weight": tensor for name, tensor in ends.items()}
     return write_gguf(path, "llama", keys, tensors)
+
+
+def write_chosen_logits(path: Path, rows: NDArray[np.float32]) -> Path:
+    """Write a model to `path` that answers token i with `rows[i]`.
+
+    A row with a NaN or an infinity must be the only row: 0 times that is not 0.
+
+    Args:
+        rows: Logits, (at most WIDTH, at least as many as rows).
+    """
+    n, n_vocab = rows.shape
+    embeddings, output = np.zeros((2, n_vocab, WIDTH), np.float32)
+    embeddings[range(n), range(n)] = 8
+    output[:, :n] = rows.T / 8
+    tokenizer = {
+        "tokenizer.ggml.tokens": ["<0x0A>", *(f"t{i}" for i in range(1, n_vocab))],
+        "tokenizer.ggml.token_type": [6] + [1] * (n_vocab - 1),  # a byte, normal tokens
+    }
+    return write_table_model(path, embeddings, output, tokenizer)
+
+
+def write_scripted(path: Path, template: str, scripts: Mapping[str, Sequence[str]]) -> Path:
+    """Write a model to `path` that answers a prompt by what the prompt ends with.
+
+    The last token alone decides which one comes next.
+
+    Args:
+        path: The file.
+        template: The chat template; it ends prompts with a key of `scripts`.
+        scripts: For the end of a prompt, the pieces of the answer. No piece may come twice.
+    """
+    pieces = [piece for start, script in scripts.items() for piece in (start, *script)]
+    assert len(pieces) == len(set(pieces))
+    tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), "▁", END, *pieces]
+    number = {token: i for i, token in enumerate(tokens)}
+    kinds = gguf.TokenType
+    types = [kinds.BYTE] * 256 + [kinds.NORMAL, kinds.CONTROL] + [kinds.USER_DEFINED] * len(pieces)
+    width = -(-len(tokens) // 64) * 64
+    embeddings, output = np.zeros((2, len(tokens), width), np.float32)
+    np.fill_diagonal(embeddings, 8)
+    for start, script in scripts.items():
+        for piece, following in zip((start, *script), (*script, END), strict=True):
+            output[number[following], number[piece]] = 8
+    tokenizer = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [int(kind) for kind in types],
+        "tokenizer.ggml.eos_token_id": number[END],
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": template,
+    }
+    return write_table_model(path, embeddings, output, tokenizer)
 
 
 def write_recurrent_model(path: Path, vocabulary: Path) -> Path:

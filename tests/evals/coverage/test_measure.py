@@ -16,7 +16,8 @@ from mink_local.errors import ReportError
 from mink_local.evals.coverage.measure import N_SAMPLES, best, expected_distinct, means
 from mink_local.evals.coverage.tree import Distribution, walk
 from mink_local.evals.stats import Interval
-from tests.support.mink_eval import Finished, MinkEval
+from tests.support.mink_eval import MinkEval
+from tests.support.python import Finished
 
 PROMPTS: list[dict[str, object]] = [
     {"id": "coin", "prompt": "Name one side of a coin.", "answers": [["heads", "obverse"], "tails"]},

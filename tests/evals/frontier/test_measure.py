@@ -14,7 +14,8 @@ from mink_local.errors import ModelError
 from mink_local.evals.frontier.measure import MeasuredText, common_vocabulary
 from mink_local.evals.frontier.sums import FIGURES, PositionFigures
 from mink_local.evals.settings import sweep
-from tests.support.mink_eval import Finished, MinkEval
+from tests.support.mink_eval import MinkEval
+from tests.support.python import Finished
 
 Frontier = Callable[..., list[dict[str, object]]]
 TEXT = "A river that is long.\n\nName a city.\r\n \nA"  # the last paragraph is one token, without a position
