@@ -18,21 +18,24 @@ evaluated once:
 import logging
 from collections import deque
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, NoTokenLeftError
 from mink_local.generation.answer import Answer, Piece
-from mink_local.generation.backend import BackendSampling
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.request import Request
 from mink_local.generation.slots import Slot, decode, reserve
 from mink_local.generation.template import ChatTemplate
-from mink_local.llama.backend_sampler import BackendSampler
 from mink_local.llama.context import Context
 from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.weights import Weights
+
+if TYPE_CHECKING:  # a chat on a CPU needs neither, nor ggml's functions of graphs
+    from mink_local.generation.backend import BackendSampling
+    from mink_local.llama.backend_sampler import BackendSampler
 
 log = logging.getLogger("mink_local")
 
@@ -71,7 +74,7 @@ class Engine:
         return len(self._waiting)
 
     def submit(
-        self, request: Request, answer: Answer | None = None, backend: BackendSampling | None = None
+        self, request: Request, answer: Answer | None = None, backend: "BackendSampling | None" = None
     ) -> Answer:
         """Take a request; `step` generates its answer.
 
@@ -104,7 +107,7 @@ class Engine:
             answer, [*prompt, *request.prefix], self.context.n_ctx, self._weights, self._buffers, stop
         )
 
-    def enqueue(self, decoding: Decoding, backend: BackendSampling | None = None) -> None:
+    def enqueue(self, decoding: Decoding, backend: "BackendSampling | None" = None) -> None:
         """Take a prepared request, unless its answer is finished already; see `submit`."""
         if decoding.answer.finish_reason is None:
             if self.idle:  # an interrupt from before is not meant for this request
@@ -214,7 +217,7 @@ class Engine:
         while self._waiting and self._place(*self._waiting[0]):
             self._waiting.popleft()
 
-    def _place(self, decoding: Decoding, backend: BackendSampling | None) -> bool:
+    def _place(self, decoding: Decoding, backend: "BackendSampling | None") -> bool:
         """Give a request a slot, or a share in one; return False if it has to wait."""
         # Nearly twice as many answers as slots keep every slot in use while answers diverge and end. A single
         # slot generates one answer after the other.
@@ -290,7 +293,7 @@ class Engine:
         self._fork(slot, by_token)
         return events
 
-    def _sample_backend(self, slot: Slot[Group], sampler: BackendSampler, output: int) -> Step:
+    def _sample_backend(self, slot: Slot[Group], sampler: "BackendSampler", output: int) -> Step:
         """Take the token that the attached sampler has sampled for the answer in a slot."""
         assert slot.job
         [decoding] = slot.job

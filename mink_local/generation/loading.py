@@ -12,14 +12,12 @@ from threading import Thread
 from typing import Literal
 
 from mink_local.errors import ModelError
-from mink_local.generation.backend import BackendSampling
 from mink_local.generation.model import Model
 from mink_local.generation.rendering import started_server
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.constants import ALL_LAYERS, N_SEQ_MAX, check_range
 from mink_local.llama.context import Context
 from mink_local.llama.devices import gpu_missing, gpus_in_words, n_cores, servers_in_use
-from mink_local.llama.rpc import use_servers
 from mink_local.llama.weights import Weights
 from mink_local.models import trust as trust_in
 from mink_local.models.catalog import resolve
@@ -100,6 +98,8 @@ def load_model(
         raise ValueError(f"n_gpu_layers must be auto, -1 for all, or more, not {n_gpu_layers}")
     file = resolve(fspath(model))
     if rpc:
+        from mink_local.llama.rpc import use_servers
+
         use_servers(rpc, trust)
     if backend_sampling is None and servers_in_use:  # a server says of every operation that it has it
         backend_sampling = False
@@ -127,6 +127,8 @@ def load_model(
     log.info("%s is %s", file.name, where)
     chat_backend = None
     if weights.on_gpu if backend_sampling is None else backend_sampling:
+        from mink_local.generation.backend import BackendSampling
+
         chat_backend = BackendSampling(weights, context.n_threads, is_requested=bool(backend_sampling))
     return Model(
         file.name,

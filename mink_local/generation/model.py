@@ -9,14 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import ContextOverflowError, GenerationError, ModelError
 from mink_local.generation.answer import Answer, FinishReason, Piece
-from mink_local.generation.backend import BackendSampling
 from mink_local.generation.engine import Engine
 from mink_local.generation.request import (
     Message,
@@ -32,6 +31,9 @@ from mink_local.generation.text import TextStream
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.context import Context
 from mink_local.llama.weights import Weights
+
+if TYPE_CHECKING:
+    from mink_local.generation.backend import BackendSampling
 
 log = logging.getLogger("mink_local")
 
@@ -68,8 +70,8 @@ class Model:
         placement: str,
         template: ChatTemplate,
         *,
-        chat_backend: BackendSampling | None = None,
-        batch_backend: BackendSampling | None = None,
+        chat_backend: "BackendSampling | None" = None,
+        batch_backend: "BackendSampling | None" = None,
     ) -> None:
         self.name = name
         self.placement = placement

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import ContextOverflowError, GenerationError
-from mink_local.llama.backend_sampler import BackendSampler
 from mink_local.llama.context import Context, Segment
 from mink_local.samplers import kernels
+
+if TYPE_CHECKING:
+    from mink_local.llama.backend_sampler import BackendSampler
 
 N_OUTPUTS = 128  # logits rows of a batch: 78 MB at a vocabulary of 151,936
 MIN_SHARED_PREFIX = 4  # a shorter prefix is cheaper to evaluate again than to copy

@@ -53,7 +53,7 @@ def test_symbols_are_found_where_windows_looks_for_them() -> None:
     assert child.stdout.split("\n")[:3] == ["not in libllama", "7", "True True"], child.stderr
 
 
-# Runs mink-chat with a llama.cpp that lacks some functions.
+# Runs mink-chat with a llama.cpp that lacks some functions; prints which modules of this room it imported.
 WITHOUT = """
 import ctypes, json, runpy, sys
 
@@ -66,7 +66,11 @@ def without(library, name):
     return lookup(library, name)
 
 ctypes.CDLL.__getitem__ = without
-runpy.run_module("mink_local.chat", run_name="__main__")
+try:
+    runpy.run_module("mink_local.chat", run_name="__main__")
+except SystemExit as end:
+    print(*(name for name in sys.modules if name.startswith("mink_local.llama.")), file=sys.stderr)
+    sys.exit(end.code)
 """
 
 
@@ -78,6 +82,9 @@ def test_a_chat_on_the_cpu_needs_no_function_of_graphs_or_rpc(tiny_path: Path) -
     options = ["--model", str(tiny_path), "--gpu-layers", "0", "--max-tokens", "4", "Hi"]
     child = run_python("-c", WITHOUT, *options, json.dumps(missing))
     assert child.returncode == 0, child.stderr
+    imported = child.stderr.splitlines()[-1].split()
+    assert "mink_local.llama.context" in imported
+    assert not {"backend_sampler", "graph", "rpc"} & {name.rpartition(".")[2] for name in imported}
 
 
 def test_a_function_that_ggml_lacks_names_the_versions_that_have_it() -> None:

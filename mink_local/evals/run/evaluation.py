@@ -29,7 +29,7 @@ from mink_local.evals.run.records import (
     methods,
     record_files,
 )
-from mink_local.evals.run.workers import NO_TEMPLATE, Cluster, Session, Worker
+from mink_local.evals.run.workers import NO_TEMPLATE, Cluster, LoadedModel, Worker
 from mink_local.evals.store import Rows, Store, file_sha256, to_line, write_file
 from mink_local.evals.tables import Table, percent, temperature_name
 from mink_local.evals.tasks.base import Task
@@ -185,7 +185,7 @@ class Run(Measurement[Response]):
                     else:
                         self._begin_session(model.name, found, store)
 
-    def _begin_session(self, model: str, session: Session, store: Store[Response]) -> None:
+    def _begin_session(self, model: str, session: LoadedModel, store: Store[Response]) -> None:
         """Note a session, and warn once of a model that may not end its responses."""
         store.agree({"models": {model: {"template_sha256": session.template_sha256}}})
         store.begin_session(model=model, **session.environment)

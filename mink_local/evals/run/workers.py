@@ -39,7 +39,7 @@ _POLL_SECONDS = 0.2  # after which Ctrl-C is noticed
 log = logging.getLogger("mink_local")
 
 
-class Session(NamedTuple):
+class LoadedModel(NamedTuple):
     """A model with a context, ready to answer.
 
     Attributes:
@@ -83,8 +83,8 @@ class Worker:
         self._n_ctx = 0
         self._task = ""  # to which the context fits
 
-    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | Session]:
-        """Yield the responses in order of completion, and every new session before its responses.
+    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | LoadedModel]:
+        """Yield the responses in order of completion, and every newly loaded model before its responses.
 
         Generation continues in another thread while a response is scored and written.
 
@@ -140,7 +140,7 @@ class Worker:
         self._n_ctx = n_ctx
         return True
 
-    def _session(self, model: Model) -> Session:
+    def _session(self, model: Model) -> LoadedModel:
         placement = model.placement.partition(", with a context")[0]  # of loading, which is not this one
         environment = {
             "executor": "ray" if self._sha256 else "local",
@@ -149,7 +149,7 @@ class Worker:
             "n_ctx_seq": self._n_ctx,
         }
         template = (model.chat_template or "").encode()
-        return Session(hashlib.sha256(template).hexdigest(), environment)
+        return LoadedModel(hashlib.sha256(template).hexdigest(), environment)
 
     def _answers(self, model: Model, keys: Sequence[ResponseKey]) -> Iterator[tuple[ResponseKey, Answer]]:
         """Yield the answers to questions of one task.
@@ -241,7 +241,7 @@ class Cluster:
         self._losses = 0
         self._interrupted = False
 
-    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | Session]:
+    def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | LoadedModel]:
         """Yield responses and sessions; see `Worker.answer`.
 
         Raises:
@@ -273,11 +273,11 @@ class Cluster:
 
     def _receive(
         self, responses: Any, worker: Any, left: dict[ResponseKey, None]
-    ) -> Response | Session | None:
+    ) -> Response | LoadedModel | None:
         """Return what has come from a worker; None if it was lost, or has given its last response."""
         try:
             reference = next(responses, None)
-            found: Response | Session | None = None if reference is None else self._ray.get(reference)
+            found: Response | LoadedModel | None = None if reference is None else self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, MinkError):
                 raise error.cause from None
