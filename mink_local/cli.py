@@ -28,6 +28,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 def run(command: click.Command, program: str) -> None:
     """Run a program and exit with its status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     logging.basicConfig(format=f"{program}: %(message)s", level=logging.WARNING)
+    gc.set_threshold(50_000)  # what is imported stays: the usual 700 look through it again and again
     _write_any_character()
     try:
         with lost_interrupts_repeated():

@@ -9,12 +9,10 @@ from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
 from threading import Thread
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from mink_local.errors import ModelError
-from mink_local.generation.model import Model
 from mink_local.generation.rendering import started_server
-from mink_local.generation.template import ChatTemplate
 from mink_local.llama.constants import ALL_LAYERS, N_SEQ_MAX, check_range
 from mink_local.llama.context import Context
 from mink_local.llama.devices import gpu_missing, gpus_in_words, n_cores, servers_in_use
@@ -32,6 +30,9 @@ from mink_local.models.memory import (
     memory_budget,
 )
 from mink_local.samplers import MinK
+
+if TYPE_CHECKING:
+    from mink_local.generation.model import Model
 
 ON_CPU, ON_GPU = 32, 64  # answers at a time; more of them gain little
 _UNASKED_SHARE = 4  # one part in so many of the free memory is taken for KV caches that nobody asked for
@@ -56,7 +57,7 @@ def load_model(
     date: Date | None = None,
     trust: bool = False,
     verbose: bool = False,
-) -> Model:
+) -> "Model":
     """Load a GGUF model.
 
     Args:
@@ -123,6 +124,8 @@ def load_model(
     # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback.
     with ThreadPoolExecutor(max_workers=1) as pool:
         loading = pool.submit(_load, load, placement.n_gpu_layers, n_gpu_layers, threads)
+        from mink_local.generation.model import Model  # meanwhile
+        from mink_local.generation.template import ChatTemplate
     weights, context, where = loading.result()
     log.info("%s is %s", file.name, where)
     chat_backend = None
