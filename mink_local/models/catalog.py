@@ -220,7 +220,7 @@ def _models(text: str) -> list[dict[str, Any]]:
         values = {"name": "", "source": "", **model}
         for key, value in values.items():
             if key not in _KEYS:
-                raise ValueError(f"{model}: unknown key {key!r}: the keys are {', '.join(_KEYS)}")
+                raise ValueError(f"model {values['name']!r}: unknown key {key!r}: use {', '.join(_KEYS)}")
             pattern, wanted = _KEYS[key]
             if not all(re.fullmatch(pattern, str(item)) for item in _as_list(value)):
                 raise ValueError(f"model {values['name']!r}: {key} must be {wanted}, not {value!r}")
