@@ -20,7 +20,7 @@ from tests.support.rpc import RpcServer
 from tests.support.server import running_server
 from tests.support.terminal import Terminal
 
-pytestmark = pytest.mark.usefixtures("own_files")
+pytestmark = [pytest.mark.usefixtures("own_files"), pytest.mark.slow]
 
 MINK_CHAT = ["-m", "mink_local.chat"]
 SEA = "Tell me about the sea."
@@ -146,7 +146,6 @@ def test_a_conversation_whose_server_goes_away(servers: list[RpcServer], rpc: st
     again.close()
 
 
-@pytest.mark.slow
 def test_a_run_whose_server_goes_away(servers: list[RpcServer], rpc: str, tmp_path: Path) -> None:
     """What is recorded is kept, and the same command generates the rest."""
     out = tmp_path / "run"
