@@ -15,6 +15,7 @@ from mink_local.llama.constants import N_SEQ_MAX
 from mink_local.models.catalog import DEFAULT_MODEL
 from mink_local.models.options import (
     SamplerType,
+    complete_model,
     ctx_option,
     max_tokens_option,
     model_option,
@@ -43,6 +44,7 @@ Examples:
   mink-eval judge mink-eval-run --judge ./larger.gguf
   mink-eval coverage --model ./mine.gguf
   mink-eval frontier --model ./small.gguf --reference ./large.gguf --text novel.txt
+  mink-eval quants ./mine-Q8_0.gguf ./mine-Q5_K_M.gguf ./mine-Q4_K_M.gguf
 
 Run the same command again to resume a measurement, however it ended. Add samplers, temperatures, models,
 tasks, questions or repeats, and only what is new is measured.
@@ -57,6 +59,7 @@ MEASUREMENTS = {
     "frontier": "mink_local.evals.frontier.measure:Frontier",
     "coverage": "mink_local.evals.coverage.measure:Walks",
     "judge": "mink_local.evals.judge.judgements:Judging",
+    "quants": "mink_local.evals.quants.measure:Quants",
 }
 
 POSITIVE = click.IntRange(min=1)
@@ -449,6 +452,95 @@ def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
     from mink_local.evals.measurement import carry_out
 
     carry_out(Walks(**options), out, quiet=quiet)
+
+
+def _stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sampler]") -> "Sequence[Sampler]":
+    for sampler in samplers:
+        if sampler.is_stateful:
+            raise click.BadParameter(f"{sampler.name} depends on the tokens before: name another sampler.")
+    return samplers
+
+
+def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict[str, float]:
+    from mink_local.evals.quants.report import FIGURES
+
+    limits = {}
+    for text in texts:
+        name, _equals, most = text.partition("=")
+        if name not in FIGURES:
+            raise click.BadParameter(f"{name!r} is no figure: use {', '.join(FIGURES)}.")
+        limits[name] = float(click.FLOAT(most))
+    return limits
+
+
+@cli.command("quants")
+@click.argument(
+    "models", nargs=-1, required=True, metavar="BASE OTHER…", callback=_models, shell_complete=complete_model
+)
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    show_default="bundled",
+    help="Text to compare the files on, instead of the bundled prose, code, mathematics and dialogue.",
+)
+@click.option(
+    "--positions",
+    type=POSITIVE,
+    default=2040,
+    metavar="N",
+    help="Compare at least N positions, or as many as the text has; a larger N adds to them.",
+)
+@click.option(
+    "--chunk",
+    type=click.IntRange(min=16),
+    default=512,
+    metavar="N",
+    help="Tokens of a chunk of the text; the second half of each is scored, as llama-perplexity does.",
+)
+@samplers_option.replace(
+    default=["min-k", "min-p", "top-p"],
+    callback=_stateless,
+    help="Sampler whose candidates are compared at temperature 1; repeatable.",
+)
+@click.option(
+    "--task",
+    metavar="TASK",
+    help="Also answer a task's questions greedily, as mink-eval run does, and list those that flip.",
+)
+@limit_option
+@click.option(
+    "--fail-above",
+    multiple=True,
+    metavar="FIGURE=X",
+    callback=_limits,
+    help="Exit with status 1 if a file's figure is above X, such as kld_mean=0.05; repeatable.",
+)
+@out_option("mink-eval-quants")
+@placement_options
+@quiet_option
+def quants_command(
+    models: "Sequence[ModelFile]", task: str | None, out: Path, quiet: bool, **options: Any
+) -> None:
+    """Measure what the quantizations OTHER lose against the file BASE.
+
+    Compares the distributions of the next token at the same positions of a text: divergence, the top token,
+    perplexity, and the candidates of samplers, all beside the base's own noise; and speed, size and memory.
+    Both files are in memory at a time.
+
+    Writes to DIR: quants.html, quants.md, .csv and .json, and two pictures. Run the same command again to
+    resume; with more files or positions, only what is new is measured.
+    """
+    if len(models) < 2:
+        raise click.UsageError("name the base and at least one other file.")
+    if task is None and options["limit"]:
+        raise click.UsageError("--limit is for --task.")
+    from mink_local.evals.measurement import carry_out
+    from mink_local.evals.quants.measure import Quants
+    from mink_local.evals.tasks import find_task
+
+    base, *others = models
+    carry_out(Quants(base, others, task=find_task(task) if task else None, **options), out, quiet=quiet)
 
 
 @cli.command("judge")

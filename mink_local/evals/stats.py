@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom, norm
+from scipy.stats import binom, norm, t
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
@@ -68,6 +68,19 @@ def share(values: Sequence[float]) -> Interval:
     n = len(values) * center * (1 - center) / statistics.pvariance(with_both, center)
     low, high = proportion_confint(value * n, n, method="wilson")
     return Interval(value, max(0.0, min(value, float(low))), min(1.0, max(value, float(high))))
+
+
+def mean(clusters: Floats, least: float = -math.inf, most: float = math.inf) -> Interval:
+    """Return the mean of clusters, with Student's interval, which also covers for few of them.
+
+    Args:
+        clusters: float64 (n,), the means of n clusters of one size, at least 2.
+        least: No mean is below it.
+        most: No mean is above it.
+    """
+    value = float(np.mean(clusters))
+    half = t.isf(_LEVELS[0], len(clusters) - 1) * float(np.std(clusters, ddof=1)) / math.sqrt(len(clusters))
+    return Interval(value, max(least, value - half), min(most, value + half))
 
 
 def resample(clusters: Floats) -> Floats:

@@ -39,7 +39,7 @@ def model_info(
     metadata: Metadata, placement: Placement, n_parallel: int = 1, kv_type: str = "f16"
 ) -> dict[str, Any]:
     """Return what `mink-models info` shows, ready for JSON; sizes are in bytes."""
-    types = _tensor_types(metadata)
+    types = tensors_by_type(metadata)
     n_parameters, n_bytes = (sum(row[key] for row in types) for key in ("parameters", "bytes"))
     n_heads = metadata.number("attention.head_count")
     template = metadata.text("tokenizer.chat_template") or ""
@@ -141,7 +141,7 @@ def typical_metadata(size: int) -> Metadata:
     return Metadata(Path(), values, tensors, size)
 
 
-def _tensor_types(metadata: Metadata) -> list[dict[str, Any]]:
+def tensors_by_type(metadata: Metadata) -> list[dict[str, Any]]:
     """Return the number of tensors, parameters and bytes of each type, the largest first."""
     types: dict[str, dict[str, Any]] = {}
     for tensor in metadata.tensors:

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, permutation_test, ttest_1samp
 from statsmodels.stats.contingency_tables import mcnemar
 
-from mink_local.evals.stats import ALPHA, FEW, Interval, few_clusters, holm, paired_test, resample, share
+from mink_local.evals.stats import (
+    ALPHA,
+    FEW,
+    Interval,
+    few_clusters,
+    holm,
+    mean,
+    paired_test,
+    resample,
+    share,
+)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60))
@@ -177,3 +187,15 @@ def test_holm() -> None:
     adjusted = holm([0.01, 0.04, 0.03])  # 3 × 0.01, then 2 × 0.03, which 1 × 0.04 may not undercut
     assert adjusted == pytest.approx([0.03, 0.06, 0.06])
     assert holm([]) == []
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_the_interval_of_a_mean_covers_for_few_clusters(n: int) -> None:
+    """Of means of 255 skewed values, as divergences are, that depend on each other within a cluster."""
+    rng = np.random.default_rng(n)
+    covered = 0
+    for _ in range(1000):
+        scales = rng.lognormal(sigma=0.3, size=(n, 1))
+        found = mean((scales * rng.exponential(size=(n, 255))).mean(axis=1), least=0.0)
+        covered += found.low <= np.exp(0.3**2 / 2) <= found.high
+    assert covered / 1000 == pytest.approx(0.95, abs=0.03)

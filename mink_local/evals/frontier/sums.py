@@ -56,7 +56,7 @@ class PositionFigures:
         """
         row = np.ascontiguousarray(logits[: self._n_vocab])
         ids, x = _sorted(row)
-        log_p = _log_softmax(reference[: self._n_vocab])[ids]
+        log_p = log_softmax(reference[: self._n_vocab])[ids]
         for select, members in self._cuts:
             self._k[members] = select(row)
         for temperature in np.unique(self._temperatures):
@@ -89,13 +89,13 @@ def _sorted(row: NDArray[np.float32]) -> tuple[NDArray[np.int64], Floats]:
     return ids[:n], values[:n] - values[0]
 
 
-def _log_softmax(row: NDArray[np.float32]) -> Floats:
+def log_softmax(row: NDArray[np.float32]) -> Floats:
     """Return the log-probabilities of a row. Raises GenerationError for a NaN, or if none is finite."""
     x = row.astype(np.float64)
     x -= x.max()
     x -= math.log(np.exp(x).sum())
     if np.isnan(x[0]):
-        raise GenerationError("the reference gave a NaN among its logits: its file is damaged")
+        raise GenerationError("the model gave a NaN among its logits: its file is damaged")
     return np.maximum(x, -1e30)  # finite, also of a token that the reference excludes
 
 

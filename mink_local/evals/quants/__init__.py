@@ -1,0 +1,1 @@
+"""Measure what quantizations of a model lose: divergence from a base file, tasks, speed and size."""

@@ -1,0 +1,120 @@
+"""What a file's next-token distributions lose against the base's, at every position of a chunk of text.
+
+The divergence is Kullback and Leibler's, D(base ‖ file), of the whole distributions at temperature 1, in
+nats, as in llama.cpp's llama-perplexity (tools/perplexity/README.md). The sums are float64.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mink_local.evals.frontier.sums import log_softmax
+from mink_local.samplers import Sampler, Workspace
+
+N_PEAKS = 10  # positions that are shown, and kept of each chunk
+_N_TOP = 3  # tokens of a distribution that are shown
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A position with a large divergence.
+
+    Attributes:
+        position: Number of the token in the chunk.
+        base: The base's most probable tokens with their probabilities.
+        file: Those of the file.
+    """
+
+    position: int
+    kld: float
+    base: list[tuple[int, float]]
+    file: list[tuple[int, float]]
+
+
+@dataclass
+class Divergence:
+    """The figures of every position of a chunk; `add` appends one.
+
+    Attributes:
+        kld: Divergence, nats.
+        base_logprob: Log-probability that the base gives to the token that follows.
+        logprob: That of the file.
+        same_top: 1 where both have the same most probable token.
+        same_set: By sampler, 1 where it keeps the same candidates.
+        k_is_1: By sampler, 1 where it keeps a single one, in the base and in the file.
+        peaks: The positions with the largest divergence, in no order.
+    """
+
+    kld: list[float] = field(default_factory=list)
+    base_logprob: list[float] = field(default_factory=list)
+    logprob: list[float] = field(default_factory=list)
+    same_top: list[int] = field(default_factory=list)
+    same_set: dict[str, list[int]] = field(default_factory=dict)
+    k_is_1: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    peaks: list[Peak] = field(default_factory=list)
+
+    def add(self, base: Logits, file: Logits, token: int, position: int, candidates: "CandidateSets") -> None:
+        """Append a position.
+
+        Args:
+            base: Raw logits of the base, (V,) or longer; tokens beyond the common vocabulary are ignored.
+            file: Those of the file.
+            token: The token that follows.
+            position: Its number in the chunk.
+            candidates: Of the samplers.
+
+        Raises:
+            GenerationError: There is a NaN among them, or no logit is finite.
+        """
+        rows = [np.ascontiguousarray(row[: candidates.n_vocab]) for row in (base, file)]
+        log_p, log_q = (log_softmax(row) for row in rows)
+        p = np.exp(log_p)
+        kld = max(0.0, float(p @ (log_p - log_q)))  # below 0 by rounding only
+        self.kld.append(kld)
+        self.base_logprob.append(float(log_p[token]))
+        self.logprob.append(float(log_q[token]))
+        self.same_top.append(int(log_p.argmax() == log_q.argmax()))
+        for name, (in_base, in_file) in candidates(*rows).items():
+            self.same_set.setdefault(name, []).append(int(np.array_equal(in_base, in_file)))
+            self.k_is_1.setdefault(name, []).append((int(in_base.size == 1), int(in_file.size == 1)))
+        if len(self.peaks) == N_PEAKS:
+            least = min(self.peaks, key=lambda peak: peak.kld)
+            if kld <= least.kld:
+                return
+            self.peaks.remove(least)
+        self.peaks.append(Peak(position, kld, _top(log_p), _top(log_q)))
+
+
+def _top(log_p: NDArray[np.float64]) -> list[tuple[int, float]]:
+    best = np.argpartition(-log_p, _N_TOP)[:_N_TOP]
+    ordered = best[np.argsort(-log_p[best], kind="stable")]
+    return [(int(token), float(np.exp(log_p[token]))) for token in ordered]
+
+
+class CandidateSets:
+    """The candidates that samplers keep of two rows, at temperature 1.
+
+    Args:
+        samplers: Stateless ones.
+        n_vocab: Length of the rows.
+    """
+
+    def __init__(self, samplers: Sequence[Sampler], n_vocab: int) -> None:
+        self.n_vocab = n_vocab
+        self._workspace = Workspace(n_vocab)
+        self._selectors = {str(one): one.selector(1.0, self._workspace) for one in samplers}
+
+    def __call__(self, base: Logits, file: Logits) -> Mapping[str, tuple[Any, Any]]:
+        """Return by sampler the sorted ids of the candidates in both rows."""
+        return {
+            name: (self._kept(select(base)), self._kept(select(file)))
+            for name, select in self._selectors.items()
+        }
+
+    def _kept(self, k: int) -> NDArray[np.int32]:
+        return np.sort(self._workspace.ids[:k])
