@@ -218,6 +218,6 @@ def common_vocabulary(model: Model, reference: Model) -> int:
         if texts[0] != texts[1]:
             raise ModelError(
                 f"{reference.name} has another vocabulary than {model.name}: token {token} is {texts[1]!r} "
-                f"in it and {texts[0]!r} in {model.name}. Name a reference of the same family"
+                f"in it and {texts[0]!r} in {model.name}. Name a file of the same family"
             )
     return min(a.n_vocab, b.n_vocab)
