@@ -508,6 +508,12 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
     metavar="TASK",
     help="Also answer a task's questions greedily, as mink-eval run does, and list those that flip.",
 )
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with the task's questions, instead of a download.",
+)
 @limit_option
 @click.option(
     "--fail-above",
@@ -533,8 +539,8 @@ def quants_command(
     """
     if len(models) < 2:
         raise click.UsageError("name the base and at least one other file.")
-    if task is None and options["limit"]:
-        raise click.UsageError("--limit is for --task.")
+    if task is None and (options["limit"] or options["data"]):
+        raise click.UsageError("--limit and --data are for --task.")
     from mink_local.evals.measurement import carry_out
     from mink_local.evals.quants.measure import Quants
     from mink_local.evals.tasks import find_task

@@ -74,6 +74,7 @@ class Quants(Measurement[ChunkRow]):
         chunk: Tokens of a chunk; the second half of them is scored, as llama-perplexity does.
         task: Also run by greedy decoding, in a folder of `mink-eval run`.
         limit: Most questions of the task.
+        data: A file with its questions, instead of the task's own.
         fail_above: Most that a figure of any file may be, by its name in the report.
         placement: Options of `load_model`.
     """
@@ -90,6 +91,7 @@ class Quants(Measurement[ChunkRow]):
         chunk: int = 512,
         task: Task | None = None,
         limit: int | None = None,
+        data: Path | None = None,
         fail_above: Mapping[str, float] | None = None,
         **placement: Any,
     ) -> None:
@@ -99,7 +101,11 @@ class Quants(Measurement[ChunkRow]):
         self._base, self._others, self._samplers = base, others, samplers
         self._chunk, self._placement = chunk, placement
         self._n_chunks = max(_FEWEST, -(-positions // (chunk - 1 - chunk // 2)))
-        self._task, self._limit, self._fail_above = task, limit, dict(fail_above or {})
+        self._fail_above = dict(fail_above or {})
+        self._run = None if task is None else Run(
+            [task], [base, *others], [Greedy()], [0.0],
+            data={task.name: data} if data else {}, shots_from={}, limit=limit, **placement,
+        )  # fmt: skip
         self._readers: list[RowReader] = []
         self._chunks: list[list[int]] = []
         self.settings = {
@@ -159,12 +165,8 @@ class Quants(Measurement[ChunkRow]):
                             raise
 
     def conclude(self, results: Results) -> None:
-        if self._task is not None:
-            run = Run(
-                [self._task], [self._base, *self._others], [Greedy()], [0.0],
-                data={}, shots_from={}, limit=self._limit, **self._placement,
-            )  # fmt: skip
-            carry_out(run, results.folder / RUN)
+        if self._run is not None:
+            carry_out(self._run, results.folder / RUN)
         figures = report(results)
         exceeded = [
             f"{row.file}: {name} is {getattr(row, name):.4g}, above {most:g}"
