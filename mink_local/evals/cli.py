@@ -546,7 +546,8 @@ def quants_command(
     from mink_local.evals.tasks import find_task
 
     base, *others = models
-    carry_out(Quants(base, others, task=find_task(task) if task else None, **options), out, quiet=quiet)
+    quants = Quants(base, others, task=find_task(task) if task else None, quiet=quiet, **options)
+    carry_out(quants, out, quiet=quiet)
 
 
 @cli.command("judge")

@@ -28,7 +28,7 @@ from mink_local.models.info import tensors_by_type
 from mink_local.models.memory import USUAL_CONTEXT, choose_placement, memory_budget
 from mink_local.samplers import Greedy, Sampler
 
-BUNDLED = Path(__file__).with_name("text.txt")
+BUNDLED = Path(__file__).with_name("text.txt")  # written for mink-local, under its license
 
 _OTHER_SPLIT = 48  # logits rows of a batch of the base against itself, where all others have N_OUTPUTS
 _N_ANSWER = 16  # tokens by which the speed of an answer is timed, after each chunk
@@ -76,6 +76,7 @@ class Quants(Measurement[ChunkRow]):
         limit: Most questions of the task.
         data: A file with its questions, instead of the task's own.
         fail_above: Most that a figure of any file may be, by its name in the report.
+        quiet: Show no progress of the task.
         placement: Options of `load_model`.
     """
 
@@ -93,9 +94,11 @@ class Quants(Measurement[ChunkRow]):
         limit: int | None = None,
         data: Path | None = None,
         fail_above: Mapping[str, float] | None = None,
+        quiet: bool = False,
         **placement: Any,
     ) -> None:
         super().__init__()
+        self._quiet = quiet
         path = text or BUNDLED
         self._text = "".join(line for _, line in decoded_lines(path)).replace("\r\n", "\n")
         self._base, self._others, self._samplers = base, others, samplers
@@ -166,7 +169,7 @@ class Quants(Measurement[ChunkRow]):
 
     def conclude(self, results: Results) -> None:
         if self._run is not None:
-            carry_out(self._run, results.folder / RUN)
+            carry_out(self._run, results.folder / RUN, quiet=self._quiet)
         figures = report(results)
         exceeded = [
             f"{row.file}: {name} is {getattr(row, name):.4g}, above {most:g}"

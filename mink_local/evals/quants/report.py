@@ -289,7 +289,8 @@ def _size_figure(noise: Mapping[str, Any], files: pd.DataFrame) -> Figure:
         color, marker = _COLOURS[i % len(_COLOURS)], MARKERS[i % len(MARKERS)]
         x = one.bytes / 1e6
         axis.errorbar([x], [value], [[value - low], [high - value]], capsize=3, color=color, fmt=marker)
-        axis.annotate(one.file, (x, value), xytext=(6, 5), textcoords="offset points", fontsize="small")
+        above = 5 if i % 2 == 0 else -12  # so that two files of one size have both names
+        axis.annotate(one.file, (x, value), xytext=(6, above), textcoords="offset points", fontsize="small")
     if noise["kld_mean"].value:
         axis.axhline(noise["kld_mean"].value, color=GREY, linestyle="--")
         place = axis.get_yaxis_transform()
