@@ -6,9 +6,10 @@ cluster depends on each other, so intervals and tests have as many observations 
 
 Sources: E. B. Wilson (1927), doi:10.2307/2276774, for the interval of a share; B. Efron (1979),
 doi:10.1214/aos/1176344552, for the bootstrap; Q. McNemar (1947), doi:10.1007/BF02295996, for the paired test,
-and D. M. Ritzwoller et al. (2024), arXiv:2406.09521, for flipping signs with several responses; D. G. Bonett
-and R. M. Price (2012), J. Educ. Behav. Stat. 37, 479-488, for the interval of a difference; S. Holm (1979),
-Scand. J. Statist. 6, 65-70, for the correction.
+and D. M. Ritzwoller et al. (2024), arXiv:2406.09521, for flipping signs with several responses; R. J. Connor
+(1987), doi:10.2307/2531961, for the test's power; D. G. Bonett and R. M. Price (2012), J. Educ. Behav. Stat.
+37, 479-488, for the interval of a difference; S. Holm (1979), Scand. J. Statist. 6, 65-70, for the
+correction.
 """
 
 import math
@@ -27,6 +28,8 @@ ALPHA = 0.05  # familywise error rate: the chance of even one false find among a
 FEW = 20  # clusters, below which a bootstrap's interval is too narrow
 N_RESAMPLES = 2000
 _LEVELS = (0.025, 0.975)  # the quantiles at the ends of a 95% interval
+_POWER = 0.8  # the chance of finding a difference that is called detectable
+_DISCORDANT = 0.2  # share of clusters with two outcomes, if the difference needs no more
 _FINEST = 5040  # parts of a gain that the exact test tells apart; divisible by all numbers to 10
 
 Floats = NDArray[np.float64]
@@ -168,6 +171,27 @@ def _sign_flip(gains: NDArray[np.int64]) -> float:
         of_size[::size] = binom.pmf(np.arange(count + 1), count, 0.5)
         chances = np.convolve(chances, of_size)
     return min(1.0, 2 * float(chances[(len(chances) - 1 + total) // 2 :].sum()))
+
+
+def detectable_difference(n: int) -> float:
+    """Return the difference of two shares, 0 to 1, that a paired test of `n` clusters finds 4 times in 5.
+
+    Each cluster has one outcome a method; they differ in a fifth of the clusters, or in as many as such a
+    difference needs.
+    """
+    a, b = norm.isf(_LEVELS[0]), norm.ppf(_POWER)
+    root = (a * math.sqrt(n) + b * math.sqrt(max(0.0, n + b**2 - a**2))) / (n + b**2)
+    return float(min(1.0, max(math.sqrt(_DISCORDANT) * root, root**2)))
+
+
+def what_can_be_found(n: int) -> str:
+    """Return a sentence on how large a difference between two cells `n` questions can show."""
+    if 2 * 0.5**n > ALPHA:
+        return f"{n} questions are too few for any difference to be significant."
+    least = 100 * detectable_difference(n)
+    return (
+        f"{n:,} questions will show a difference of {least:.1f} points 4 times in 5, smaller ones less often."
+    )
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

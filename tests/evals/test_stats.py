@@ -14,12 +14,14 @@ from mink_local.evals.stats import (
     ALPHA,
     FEW,
     Interval,
+    detectable_difference,
     few_clusters,
     holm,
     mean,
     paired_test,
     resample,
     share,
+    what_can_be_found,
 )
 
 
@@ -199,3 +201,21 @@ def test_the_interval_of_a_mean_covers_for_few_clusters(n: int) -> None:
         found = mean((scales * rng.exponential(size=(n, 255))).mean(axis=1), least=0.0)
         covered += found.low <= np.exp(0.3**2 / 2) <= found.high
     assert covered / 1000 == pytest.approx(0.95, abs=0.03)
+
+
+@pytest.mark.parametrize("n", [20, 100, 400])
+def test_a_detectable_difference_is_found_4_times_in_5(n: int) -> None:
+    """In a simulation; the exact test finds it a little less often than the normal one of the formula."""
+    difference = detectable_difference(n)
+    discordant = max(0.2, difference)
+    chances = [(discordant + difference) / 2, 1 - discordant, (discordant - difference) / 2]
+    gains = np.random.default_rng(1).choice([1, 0, -1], (500, n), p=chances)
+    found = np.mean([paired_test(one.tolist()).p <= ALPHA for one in gains])
+    assert 0.65 < found < 0.88
+
+
+def test_too_few_clusters_show_no_difference_at_all() -> None:
+    assert paired_test([1] * 5).p > ALPHA >= paired_test([1] * 6).p
+    assert "5 " in what_can_be_found(5)
+    assert f"{100 * detectable_difference(6):.1f}" not in what_can_be_found(5)
+    assert f"{100 * detectable_difference(6):.1f}" in what_can_be_found(6)

@@ -247,7 +247,12 @@ def _comparison_table(title: str, rows: pd.DataFrame, *columns: str) -> Table:
             for row in rows.itertuples()
         ],
     )
-    names = {"common_questions": "questions", "adjusted": "p, Holm"}
+    names = {
+        "common_questions": "questions",
+        "adjusted": "p, Holm",
+        "lost_questions": "right → wrong",
+        "won_questions": "wrong → right",
+    }
     frame = shown[["method", "T", *columns]].rename(columns=names)
     return Table(title, frame, 2 + ("model" in columns), {"difference": _points, "p": p_value})
 
@@ -265,7 +270,9 @@ def _models_section(summary: Summary, task: str) -> Section | None:
     rows = found.merge(base, on=["task", "sampler", "temperature"]).merge(cells, on=CELL)
     title = f"{task} · flexible accuracy, %, and the difference from {against} on the same questions, points"
     table = _comparison_table(title, rows, "model", "accuracy", against, "difference", "adjusted")
-    return Section(f"{task}: models side by side", None, [_family(found)], [table])
+    title = f"{task} · questions that flipped from {against}, or that are answered right less or more often"
+    flips = _comparison_table(title, found, "model", "lost_questions", "won_questions")
+    return Section(f"{task}: models side by side", None, [_family(found)], [table], [flips])
 
 
 def _findings(run: RecordedRun, part: Summary, cells: pd.DataFrame) -> Iterator[str]:

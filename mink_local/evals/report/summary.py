@@ -40,7 +40,7 @@ _ACCURACY = ["scoring", "accuracy", "spread", "no_answer", "tokens_per_correct"]
 _ATTEMPTS = [*CELL, "scoring", "questions", "k", "pass", "maj"]
 _COMPARISON = [
     *(*CELL, "scoring", "kind", "against", "common_questions", "difference", "won", "lost"),
-    *("p", "p_holm", "better", "worse"),
+    *("won_questions", "lost_questions", "p", "p_holm", "better", "worse"),
 ]
 
 
@@ -301,17 +301,25 @@ def _comparisons(verdicts: pd.DataFrame, baseline: Baseline) -> Iterator[dict[st
     gains = pairs.assign(gain=pairs["correct"] - pairs["other_correct"])
     questions = gains.groupby(["scoring", *CELL, "question_id"], sort=False)["gain"].agg(["sum", "size"])
     for scoring, family in questions.groupby(level="scoring"):
-        tests = {}
+        tests, flips = {}, {}
         for key, cell in family.groupby(level=CELL, sort=False):
             n_repeats = int(cell["size"].max())
             complete = cell.loc[cell["size"] == n_repeats, "sum"].sort_index()
             tests[key] = paired_test(complete.astype(int).tolist(), n_repeats)
+            ids = complete.index.get_level_values("question_id")
+            flips[key] = (_listed(ids[complete > 0]), _listed(ids[complete < 0]))
         adjusted = holm([test.p for test in tests.values()])
         for (key, test), p_holm in zip(tests.items(), adjusted, strict=True):
             gain = test.difference.value if p_holm <= ALPHA else 0.0
             of_cell = (*key, scoring, baseline.kind, str(baseline))
-            of_test = (test.n, test.difference, test.won, test.lost, test.p, p_holm, gain > 0, gain < 0)
-            yield dict(zip(_COMPARISON, (*of_cell, *of_test), strict=True))
+            of_test = (test.n, test.difference, test.won, test.lost, *flips[key])
+            found = (test.p, p_holm, gain > 0, gain < 0)
+            yield dict(zip(_COMPARISON, (*of_cell, *of_test, *found), strict=True))
+
+
+def _listed(ids: Iterable[str]) -> str:
+    """Return ids in their natural order: 9 before 10."""
+    return ", ".join(sorted(ids, key=lambda one: (len(one), one)))
 
 
 def _attempts(verdicts: pd.DataFrame) -> Iterator[dict[str, Any]]:

@@ -30,6 +30,7 @@ from mink_local.evals.run.records import (
     record_files,
 )
 from mink_local.evals.run.workers import NO_TEMPLATE, Cluster, LoadedModel, Worker
+from mink_local.evals.stats import what_can_be_found
 from mink_local.evals.store import Rows, Store, file_sha256, to_line, write_file
 from mink_local.evals.tables import Table, percent, temperature_name
 from mink_local.evals.tasks.base import Task
@@ -158,12 +159,20 @@ class Run(Measurement[Response]):
         lines = b"".join(map(to_line, known.by_key.values()))
         if len(known.by_key) > n_before:
             write_file(path, lines)
+        self._say_what_can_be_found()
         grids = store.manifest.get("asked", [])
         store.note(
             questions_sha256=hashlib.sha256(lines).hexdigest(),
             asked=grids if self._grid in grids else [*grids, self._grid],
         )
         store.read(Response, RecordCheck(store.manifest, known.by_key.values()), record_files(store.folder))
+
+    def _say_what_can_be_found(self) -> None:
+        for name, asked in self._tasks.items():
+            cells = {(key.model, key.sampler, key.temperature) for key in self._keys if key.task == name}
+            n = sum(question.gold != "" for question in asked.questions.values())
+            if n and len(cells) > 1:
+                print(f"{name}: {what_can_be_found(n)}")
 
     def plan(self) -> Sequence[ResponseKey]:
         return self._keys

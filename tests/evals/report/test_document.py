@@ -80,6 +80,8 @@ def test_models_are_side_by_side_with_their_difference(tmp_path: Path) -> None:
     assert cells == [MIN_K, "1", "q4", "50.0", "100.0", "−50.0"]
     assert p_value.endswith("▼")
     assert "q8" in document.sections[0].findings[0]
+    flips = table_of(document, "flipped")
+    assert [cell.text for cell in flips.rows[0][2:]] == ["q4", ", ".join(map(str, range(15, 30))), ""]
     assert len(document_of(tmp_path, "sampler", SIGMA).sections) == 2  # nothing else than what is asked for
 
 

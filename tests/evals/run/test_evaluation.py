@@ -14,6 +14,7 @@ import pytest
 
 from mink_local.evals.run.records import RECORDS, seed_of
 from mink_local.evals.run.workers import Worker
+from mink_local.evals.stats import what_can_be_found
 from tests.support.mink_eval import MINK_EVAL, MinkEval, count_lines, read_responses, responses
 
 
@@ -64,6 +65,15 @@ def test_only_what_is_added_runs(tmp_path: Path, here: list[object], mink_eval: 
     seeds = {(r.question_id, r.repeat, r.seed) for r in records}
     assert len(seeds) == len({(r.question_id, r.repeat) for r in records})  # one for all methods
     assert len(seeds) == len({r.seed for r in records})
+
+
+def test_what_several_cells_can_show_is_said_beforehand(
+    tmp_path: Path, here: list[object], mink_eval: MinkEval
+) -> None:
+    said = what_can_be_found(6)
+    command = [*here, "-n", 1, "--limit", 6, "--out", tmp_path / "run"]
+    assert said not in mink_eval.run(*command, "--no-greedy").stdout
+    assert said in mink_eval.run(*command).stdout.partition("responses")[0]
 
 
 def test_responses_of_another_run_do_not_count_as_done(
