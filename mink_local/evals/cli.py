@@ -71,6 +71,12 @@ limit_option = click.option(
     "--limit", type=POSITIVE, metavar="N", help="Only the first N questions of each task, or prompts."
 )
 folder_argument = click.argument("folder", metavar="DIR", type=FOLDER)
+data_option = click.option(
+    "--data",
+    multiple=True,
+    metavar="[TASK=]FILE",
+    help="File with a task's questions, instead of a download.",
+)
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
 fixed_seed_option = seed_option.replace(default=0, show_default=True, help="Seed for everything random.")
 
@@ -182,12 +188,7 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
     show_default="the task's",
     help="Maximum length of a response in tokens; a longer one is cut off and counts as wrong.",
 )
-@click.option(
-    "--data",
-    multiple=True,
-    metavar="[TASK=]FILE",
-    help="File with a task's questions, instead of a download.",
-)
+@data_option
 @click.option(
     "--shots",
     type=POSITIVE,
@@ -508,12 +509,7 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
     metavar="TASK",
     help="Also answer a task's questions greedily, as mink-eval run does, and list those that flip.",
 )
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File with the task's questions, instead of a download.",
-)
+@data_option
 @limit_option
 @click.option(
     "--fail-above",
@@ -526,7 +522,12 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
 @placement_options
 @quiet_option
 def quants_command(
-    models: "Sequence[ModelFile]", task: str | None, out: Path, quiet: bool, **options: Any
+    models: "Sequence[ModelFile]",
+    task: str | None,
+    data: Sequence[str],
+    out: Path,
+    quiet: bool,
+    **options: Any,
 ) -> None:
     """Measure what the quantizations OTHER lose against the file BASE.
 
@@ -539,14 +540,16 @@ def quants_command(
     """
     if len(models) < 2:
         raise click.UsageError("name the base and at least one other file.")
-    if task is None and (options["limit"] or options["data"]):
+    if task is None and (options["limit"] or data):
         raise click.UsageError("--limit and --data are for --task.")
     from mink_local.evals.measurement import carry_out
     from mink_local.evals.quants.measure import Quants
     from mink_local.evals.tasks import find_task
 
     base, *others = models
-    quants = Quants(base, others, task=find_task(task) if task else None, quiet=quiet, **options)
+    asked = find_task(task) if task else None
+    files = _files("--data", data, [asked.name] if asked else [])
+    quants = Quants(base, others, task=asked, data=files, quiet=quiet, **options)
     carry_out(quants, out, quiet=quiet)
 
 

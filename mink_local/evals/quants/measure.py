@@ -74,7 +74,7 @@ class Quants(Measurement[ChunkRow]):
         chunk: Tokens of a chunk; the second half of them is scored, as llama-perplexity does.
         task: Also run by greedy decoding, in a folder of `mink-eval run`.
         limit: Most questions of the task.
-        data: A file with its questions, instead of the task's own.
+        data: Files with questions, by task, that replace a task's own.
         fail_above: Most that a figure of any file may be, by its name in the report.
         quiet: Show no progress of the task.
         placement: Options of `load_model`.
@@ -92,7 +92,7 @@ class Quants(Measurement[ChunkRow]):
         chunk: int = 512,
         task: Task | None = None,
         limit: int | None = None,
-        data: Path | None = None,
+        data: Mapping[str, Path] | None = None,
         fail_above: Mapping[str, float] | None = None,
         quiet: bool = False,
         **placement: Any,
@@ -107,7 +107,7 @@ class Quants(Measurement[ChunkRow]):
         self._fail_above = dict(fail_above or {})
         self._run = None if task is None else Run(
             [task], [base, *others], [Greedy()], [0.0],
-            data={task.name: data} if data else {}, shots_from={}, limit=limit, **placement,
+            data=data or {}, shots_from={}, limit=limit, **placement,
         )  # fmt: skip
         self._readers: list[RowReader] = []
         self._chunks: list[list[int]] = []
