@@ -66,7 +66,8 @@ class MarkdownWriter:
 
     def feed(self, text: str) -> None:
         """Show a piece of the text."""
-        *lines, rest = printable(text).expandtabs(4).split("\n")
+        shown = (self._line + printable(text)).expandtabs(4)  # a tab goes to a column of the whole line
+        *lines, rest = shown[len(self._line) :].split("\n")
         for line in lines:
             self._extend_line(line)
             self._end_line()
