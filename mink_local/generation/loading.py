@@ -63,7 +63,7 @@ def load_model(
     Args:
         model: A name of `models.toml`, or a path; see `mink-models --help`.
         n_ctx: Tokens that a prompt and its answer share, at most what the model was trained on. None chooses
-            by the free memory: 4096, up to 32768 for a single answer, fewer if 4096 do not fit.
+            by the free memory: 4096, more if there is plenty, up to 32768, and fewer if 4096 do not fit.
         n_parallel: Number of answers that `Model.generate` generates at a time; each has a KV cache of
             `n_ctx` tokens.
         n_gpu_layers: Layers on the GPU, as llama.cpp counts them (the output is one more): "auto" is as many

@@ -20,7 +20,8 @@ from mink_local.models.gguf import Metadata, read_metadata, tensor_types
 USUAL_CONTEXT = 4096  # tokens of one answer with its prompt
 _LONGER = (32768, 16384, 8192)
 _SHORTER = (2048, 1024, 512)
-_KV_SHARE = 16  # a longer context's KV cache may take one part in 16 of the memory left by the weights
+_KV_SHARE = 16  # one answer's longer KV cache may take one part in 16 of the memory left by the weights
+_MOST_SHARES = 4  # and those of several answers, a quarter of it in all
 _F16, _F32 = 2, 4  # bytes
 _RESERVE = 1 << 30  # bytes of each GPU that stay free for its driver and other programs
 
@@ -192,8 +193,9 @@ def choose_placement(
     """Choose the context and the number of layers on the GPU unless they are given.
 
     As many layers go to the GPU as fit. The context is 4096 tokens, never more than the model was trained on,
-    and less if only that fits. For one answer at a time it is up to 32768 if that keeps all layers on the GPU
-    and the KV cache in system memory takes at most a sixteenth of what the weights leave there.
+    and less if only that fits. It is up to 32768 if that keeps all layers on the GPU and the KV caches in
+    system memory take at most a sixteenth of what the weights leave there, or a quarter for four answers and
+    more.
 
     Args:
         n_ctx: Tokens of one answer with its prompt.
@@ -219,11 +221,12 @@ def choose_placement(
     chosen = with_context(n_ctx or USUAL_CONTEXT)
     if n_ctx is None and chosen.warning:
         chosen = next((shorter for shorter in map(with_context, _SHORTER) if not shorter.warning), chosen)
-    elif n_ctx is None and n_parallel == 1:
+    elif n_ctx is None:
         for longer in map(with_context, _LONGER):
             usage = budget.usage(longer.need)
             spare = budget.ram - usage.weights
-            if longer.n_gpu_layers == chosen.n_gpu_layers and usage.kv <= spare // _KV_SHARE:
+            allowed = spare // _KV_SHARE * min(n_parallel, _MOST_SHARES)
+            if longer.n_gpu_layers == chosen.n_gpu_layers and usage.kv <= allowed:
                 return longer
     return chosen
 

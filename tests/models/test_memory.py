@@ -146,7 +146,12 @@ def test_layers_that_are_given(given: int, layers: int) -> None:
     (Budget(1000 * MB), {}, 8192),
     (Budget(600 * MB), {}, 4096),
     (Budget(ROOMY), {"n_ctx": 300}, 300),
-    (Budget(ROOMY), {"n_parallel": 4}, 4096),
+    # Two answers may take two parts in 16, four and more a quarter.
+    (Budget(100 * MB + 16 * 134_217_728), {"n_parallel": 2}, 32768),
+    (Budget(100 * MB + 16 * 134_217_728), {"n_parallel": 4}, 32768),
+    (Budget(100 * MB + 16 * 134_217_728 - 16), {"n_parallel": 4}, 16384),
+    (Budget(100 * MB + 16 * 134_217_728), {"n_parallel": 8}, 16384),
+    (Budget(600 * MB), {"n_parallel": 8}, 4096),
     (Budget(ROOMY), {"n_parallel": 4, "n_ctx": 1000}, 1000),
     # 4096 tokens take 133.6 MB in all, 2048 take 123.1, 512 take 115.2.
     (Budget(130 * MB), {}, 2048),
