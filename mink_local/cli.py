@@ -27,7 +27,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 def run(command: click.Command, program: str) -> None:
     """Run a program and exit with its status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
-    logging.basicConfig(format=f"{program}: %(message)s", level=logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(PrintableFormatter(f"{program}: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     gc.set_threshold(50_000)  # what is imported stays: the usual 700 look through it again and again
     _write_any_character()
     try:
@@ -59,6 +61,13 @@ def run(command: click.Command, program: str) -> None:
 def printable(text: str) -> str:
     """Return a text without control characters: ESC becomes ␛, for example."""
     return text.replace("\r\n", "\n").translate(UNPRINTABLE)
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats log records without control characters, which names of files and of models may have."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _write_any_character() -> None:

@@ -1,6 +1,7 @@
 """What the programs share: exit statuses, encodings, pipes whose reader has left, option types."""
 
 import errno
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from mink_local.cli import INTERRUPTED, AutoOrInt, FiniteFloat, run
+from mink_local.cli import INTERRUPTED, AutoOrInt, FiniteFloat, PrintableFormatter, run
 from mink_local.errors import MinkError, ModelNotFoundError
 from mink_local.models.options import SamplerType, ServersType
 from mink_local.samplers import MinK, TopP
@@ -162,3 +163,8 @@ click.ParamType.__class_getitem__ = classmethod(refuse)
 import mink_local.chat.cli, mink_local.evals.cli, mink_local.models.cli, mink_local.bench.cli
 """
     assert output_of("-c", code) == ""
+
+
+def test_log_lines_have_no_control_characters() -> None:
+    record = logging.makeLogRecord({"msg": "the file %r is \x1b[31mred", "args": ("\x9b",)})
+    assert PrintableFormatter("x: %(message)s").format(record) == "x: the file '\\x9b' is ␛[31mred"

@@ -27,6 +27,7 @@ from mink_local.models.catalog import read_catalog
 from mink_local.models.gguf import read_metadata
 from mink_local.models.memory import kv_bytes_per_layer
 from mink_local.samplers import Sampler
+from mink_local.serve import request_log
 from mink_local.serve.endpoints.information import ENDPOINTS, Endpoint, openapi, playground
 from mink_local.serve.guard import (
     EXCEPTION_HANDLERS,
@@ -146,7 +147,8 @@ def serve(
     origins: Sequence[str],
     drain: float,
     watchdog: float,
-    verbose: bool,
+    log_format: str,
+    log_llama: bool,
 ) -> None:
     """Load a model and serve it until Ctrl-C or SIGTERM.
 
@@ -155,7 +157,7 @@ def serve(
     Raises:
         MinkError: The model cannot be loaded, or its engine has ended.
     """
-    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    request_log.set_up(log_format)
     loaded = load_model(
         model,
         n_ctx=ctx,
@@ -164,7 +166,7 @@ def serve(
         n_threads=threads,
         kv_type=kv_type,
         rpc=rpc,
-        verbose=verbose,
+        verbose=log_llama,
     )
     loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
     # In a thread that ends: OpenMP keeps workers for every thread that has computed, as long as it lives.

@@ -118,7 +118,14 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
     metavar="SECONDS",
     help="Exit if the engine makes no progress for this long.",
 )
-@click.option("--verbose", is_flag=True, help="Log every request, and llama.cpp's messages.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Form of the log on standard error, which has a line for each request.",
+)
+@click.option("--log-llama", is_flag=True, help="Show llama.cpp's messages too.")
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli(
     api_key_file: Path | None,

@@ -14,6 +14,7 @@ import ipaddress
 import logging
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mink_local.errors import MinkError
+from mink_local.serve import request_log
 from mink_local.serve.protocol.responses import ApiError
 
 T = TypeVar("T")
@@ -152,14 +154,15 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = CLIENT_LEFT
+        status, request_id, began = CLIENT_LEFT, f"req_{secrets.token_hex(12)}", time.perf_counter()
+        request_log.begin()
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 sent = MutableHeaders(scope=message)
-                sent["X-Request-Id"] = f"req_{secrets.token_hex(12)}"
+                sent["X-Request-Id"] = request_id
                 for name, value in _HEADERS.items():
                     sent.setdefault(name, value)
             await send(message)
@@ -169,7 +172,8 @@ class Guard:
         except Exception:  # Starlette has answered, unless it was in the middle of a response
             log.exception("%s %r failed", scope["method"], scope["path"])
         finally:
-            log.info("%s %r: %d", scope["method"], scope["path"], status)
+            seconds = time.perf_counter() - began
+            request_log.write(request_id, scope["method"], scope["path"], status, seconds)
             self._on_response(scope["path"], status)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -280,7 +284,8 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def error_response(error: ApiError) -> Response:
-    """Return an error as a response with OpenAI's body."""
+    """Return an error as a response with OpenAI's body, and note it for the log."""
+    request_log.note(error=str(error))
     return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
 
 

@@ -50,7 +50,7 @@ def test_a_model_has_the_name_of_the_catalogue_or_of_its_file() -> None:
 @pytest.mark.slow
 @pytest.mark.posix
 def test_keys_presets_and_a_drain() -> None:
-    options = ("--preset", "hot=top-k:k=5@9", "--alias", "m/x", "--api-key", "secret")
+    options = ("--preset", "hot=top-k:k=5@9", "--alias", "m/x", "--api-key", "secret", "--log-format", "json")
     with running_server(*options) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.get("/v1/models").status_code == 401
         assert client.get("/health").json() == {"status": "ok"}
@@ -67,6 +67,11 @@ def test_keys_presets_and_a_drain() -> None:
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert server.process.wait(60) == 0
+    log = [json.loads(line) for line in server.said if line.startswith("{")]
+    refused, *_, answered = [record for record in log if "path" in record]
+    assert (refused["path"], refused["status"], "API key" in refused["error"]) == ("/v1/models", 401, True)
+    assert answered["completion_tokens"] == 60
+    assert answered["id"] == response.headers["x-request-id"]
 
 
 @pytest.mark.slow

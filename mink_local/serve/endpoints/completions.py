@@ -20,6 +20,7 @@ from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request
 from mink_local.llama.constants import RANDOM_SEED
+from mink_local.serve import request_log
 from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest
 from mink_local.serve.protocol.messages import ToolPlan, message_builder, prepare_chat, usage_of
 from mink_local.serve.protocol.responses import (
@@ -61,7 +62,7 @@ class Clock:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._started = self._end = time.perf_counter()
-        self._first: float | None = None
+        self._first: float | None = None  # when the first token came
         self._last: dict[Answer, float] = {}
 
     def note(self, event: AnswerEvent) -> None:
@@ -80,6 +81,11 @@ class Clock:
             self._first = self._first or now
         if event.finish_reason is not None:
             self._service.finished(answer.seconds)
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """Time from the request to its first token, in seconds; None if it has none."""
+        return None if self._first is None else self._first - self._started
 
     def timings(self, usage: TokenUsage) -> Timings:
         """Return tokens and milliseconds with llama-server's names."""
@@ -122,6 +128,9 @@ class Exchange(ABC):
         self.request = request
         preset = service.presets.find(request.model)
         self.params, ignored = sampling_params(request, preset, service.model, service.max_tokens)
+        request_log.note(
+            model=preset.model_id, sampler=str(self.params.sampler), temperature=self.params.temperature
+        )
         self._headers = {"x-mink-ignored": ",".join(ignored)} if ignored else {}
         self._clock = Clock(service)
         self._head: dict[str, Any] = {
@@ -149,18 +158,31 @@ class Exchange(ABC):
         events = await self.service.begin(
             self.request.n_answers, requests, has_grammar=self.request.has_grammar
         )
-        cancel = partial(self.service.cancel, events)
+        close = partial(self._close, events)
         if self.request.stream:
             stream = _EventStreamResponse(
                 self._stream(events), headers=_STREAM_HEADERS | self._headers, media_type="text/event-stream"
             )
-            stream.close = cancel
+            stream.close = close
             return stream
         try:
             content = msgspec.json.encode(await self._whole(events))
         finally:
-            cancel()
+            close()
         return Response(content, headers=self._headers, media_type="application/json")
+
+    def _close(self, events: EventStream) -> None:
+        """End the answers that are not finished, and note for the log what was generated."""
+        self.service.cancel(events)
+        answers = [decoding.answer for decoding in events.decodings]
+        first = self._clock.first_token_seconds
+        request_log.note(
+            prompt_tokens=sum(answer.prompt_tokens for answer in answers),
+            evaluated_tokens=sum(answer.evaluated_tokens for answer in answers),
+            completion_tokens=sum(answer.n_tokens for answer in answers),
+            finish_reason=",".join(sorted({answer.finish_reason or "left" for answer in answers})),
+            first_token_seconds=None if first is None else round(first, 3),
+        )
 
     def _choices(self, events: EventStream) -> "dict[Answer, _Choice]":
         return {d.answer: self.choice(i, d) for i, d in enumerate(events.decodings)}

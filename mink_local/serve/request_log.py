@@ -1,0 +1,64 @@
+"""One line of log for each request: what it asked for, what it got, how long that took."""
+
+import json
+import logging
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any
+
+from mink_local.cli import PrintableFormatter
+
+_POLLED = ("/health", "/metrics")  # every few seconds, by machines
+
+_TEXT = "%(asctime)s %(levelname)s %(message)s"
+
+_fields: ContextVar[dict[str, object]] = ContextVar("fields")
+
+log = logging.getLogger("mink_local.requests")
+
+
+def set_up(log_format: str) -> None:
+    """Write the log to standard error, as lines of text or JSON."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_JsonFormatter() if log_format == "json" else PrintableFormatter(_TEXT))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    log.setLevel(logging.INFO)
+
+
+class _JsonFormatter(logging.Formatter):
+    """A JSON object for each record, with the fields of a request as its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields: dict[str, Any] = {"time": time, "level": record.levelname}
+        fields |= getattr(record, "request", None) or {"message": super().format(record)}
+        return json.dumps(fields)
+
+
+def begin() -> None:
+    """Begin the line of a request, in the context of its task and of those that it starts."""
+    _fields.set({})
+
+
+def note(**fields: object) -> None:
+    """Add fields to the line of the request in hand, if there is one."""
+    _fields.get({}).update(fields)
+
+
+def write(request_id: str, method: str, path: str, status: int, seconds: float) -> None:
+    """Write the line of a request that has ended."""
+    details = {**_fields.get(), "seconds": round(seconds, 3), "id": request_id}
+    words = " ".join(f"{name}={_plain(value)}" for name, value in details.items())
+    is_poll = path.removeprefix("/v1") in _POLLED and status < 400
+    log.log(
+        logging.DEBUG if is_poll else logging.INFO,
+        "%s",
+        f"{method} {path!r} {status} {words}",
+        extra={"request": {"method": method, "path": path, "status": status, **details}},
+    )
+
+
+def _plain(value: object) -> str:
+    """Return a value in one word, or in quotes."""
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' \n"') else text
