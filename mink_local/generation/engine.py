@@ -12,12 +12,16 @@ evaluated once:
 - Answers to one prompt share a slot, each sampling from the same logits, as long as they sample the same
   tokens. When they diverge, the slot is forked: copied into a free one, or the answers that diverge wait.
 - A prefix that a prompt shares with the tokens in any slot is copied from there. While another slot is still
-  prefilling such a prefix, the request waits for it.
+  prefilling such a prefix, the request waits for it, and lets those behind it pass.
+
+While answers are generated, a step evaluates prompts in parts so small that the next tokens are not late.
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +30,7 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError, NoTokenLeftError
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.decoding import Decoding
+from mink_local.generation.prompt_budget import PromptBudget
 from mink_local.generation.request import Request
 from mink_local.generation.slots import Slot, decode, reserve
 from mink_local.generation.template import ChatTemplate
@@ -57,6 +62,7 @@ class Engine:
         self._buffers = SamplingBuffers(weights.n_vocab)
         self._waiting: deque[tuple[Decoding, BackendSampling | None]] = deque()
         self._forked: list[Group] = []  # those that wait for a slot
+        self._budget = PromptBudget()
 
     @property
     def idle(self) -> bool:
@@ -162,13 +168,20 @@ class Engine:
         busy = self._compact()
         if not busy:
             return []
+        began = time.perf_counter()
+        n_growing = sum(len(slot.pending) == 1 for slot in busy)  # answers that get their next token
+        n_pending = sum(len(slot.pending) for slot in busy)
         try:
-            outputs = decode(self.context, busy)
+            outputs = decode(self.context, busy, self._budget.tokens(len(busy)) if n_growing else None)
         except GenerationError as error:
             return self._end_started(str(error))
         if outputs is None:
             return self.cancel_all()
-        return [event for output in outputs for event in self._take(*output)]
+        n_prompt = n_pending - n_growing - sum(len(slot.pending) for slot in busy)
+        step = [event for output in outputs for event in self._take(*output)]
+        if n_growing:
+            self._budget.note(time.perf_counter() - began, n_growing, n_prompt)
+        return step
 
     def forget(self) -> None:
         """Empty the KV cache of every free slot."""
@@ -213,9 +226,15 @@ class Engine:
             slot.job = self._forked.pop(0)
 
     def _admit(self) -> None:
-        """Give slots to waiting requests, in their order."""
-        while self._waiting and self._place(*self._waiting[0]):
-            self._waiting.popleft()
+        """Give slots to waiting requests, in their order.
+
+        A request that waits for a prefix stays first. Looking at all behind it would take long.
+        """
+        for item in list(islice(self._waiting, len(self.slots))):
+            if self._place(*item):
+                self._waiting.remove(item)
+            elif self.n_busy == len(self.slots):
+                return
 
     def _place(self, decoding: Decoding, backend: "BackendSampling | None") -> bool:
         """Give a request a slot, or a share in one; return False if it has to wait."""

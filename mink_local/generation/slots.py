@@ -28,6 +28,9 @@ class Slot(Generic[Job]):
         tokens: Token ids whose keys and values are in the cache.
         pending: Token ids that are to be evaluated after `tokens`.
         n_outputs: Number of the last pending tokens whose logits are computed.
+        deadline: The slot with the lowest is first in a batch. A prompt's is the number of tokens that the
+            context will have evaluated if it evaluates only this from now on: a short prompt passes a long
+            one that has just come, but not one that has waited.
         job: What the slot is used for; None if it is free.
         backend_sampler: Samples the slot's tokens inside llama.cpp's graph, if one is attached.
     """
@@ -37,6 +40,7 @@ class Slot(Generic[Job]):
         self.tokens: list[int] = []
         self.pending: Sequence[int] = ()
         self.n_outputs = 1
+        self.deadline = 0
         self.job: Job | None = None
         self.backend_sampler: BackendSampler | None = None
         self._context = context
@@ -48,10 +52,11 @@ class Slot(Generic[Job]):
         """
         self.truncate(common_prefix(self.tokens, tokens[: len(tokens) - n_outputs]))
         self.pending, self.n_outputs = tokens[len(self.tokens) :], n_outputs
+        self.deadline = self._context.n_evaluated + len(self.pending)
 
     def push(self, token: int) -> None:
-        """Queue one more token, whose logits are needed."""
-        self.pending, self.n_outputs = [token], 1
+        """Queue one more token of an answer, whose logits are needed before those of prompts."""
+        self.pending, self.n_outputs, self.deadline = [token], 1, 0
 
     def truncate(self, length: int) -> None:
         """Remove all but the first `length` tokens, or all if the model cannot remove just the end."""
@@ -74,7 +79,8 @@ class Slot(Generic[Job]):
     def take_over(self, other: "Slot[Job]") -> None:
         """Continue another slot's job; the other slot is free then."""
         self.copy_from(other)
-        self.job, self.pending, self.n_outputs = other.job, other.pending, other.n_outputs
+        self.job, self.pending = other.job, other.pending
+        self.n_outputs, self.deadline = other.n_outputs, other.deadline
         other.release()
 
     def next_segment(self, n_tokens: int, n_outputs: int) -> Segment:
@@ -143,16 +149,23 @@ def _is_prefilling_more(slots: Sequence[Slot[Job]], tokens: Sequence[int], enoug
     )
 
 
-def decode(context: Context, busy: Sequence[Slot[Job]]) -> list[tuple[Slot[Job], int, int]] | None:
-    """Evaluate one batch: pending tokens of `busy` slots, those with the fewest first.
+def decode(
+    context: Context, busy: Sequence[Slot[Job]], n_prompt: int | None = None
+) -> list[tuple[Slot[Job], int, int]] | None:
+    """Evaluate one batch: pending tokens of `busy` slots, in the order of their deadlines.
+
+    Args:
+        n_prompt: Most tokens of slots that have several; None is as many as a batch has room for.
 
     Returns for every row of logits that was computed its slot, its place in the batch, and the number of the
     slot's tokens that it follows; None if the batch was interrupted. Raises GenerationError if llama.cpp
     fails. In both cases the slots are as before.
     """
     n_tokens, n_outputs = context.n_batch, context.n_outputs
+    if n_prompt is not None:
+        n_tokens = min(n_tokens, n_prompt + sum(len(slot.pending) == 1 for slot in busy))
     parts: list[tuple[Slot[Job], Segment]] = []
-    for slot in sorted(busy, key=lambda slot: len(slot.pending)):
+    for slot in sorted(busy, key=lambda slot: slot.deadline):
         segment = slot.next_segment(n_tokens, n_outputs)
         if segment.tokens:
             parts.append((slot, segment))

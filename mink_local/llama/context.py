@@ -91,6 +91,7 @@ class Context:
         self.n_batch: int = C.llama_n_batch(self.handle)  # maximum size of a batch
         self.n_seq, self.n_threads, self.n_outputs = n_seq, n_threads, params.n_outputs_max
         self.kv_type, self.n_vocab, self._verbose = kv_type, weights.n_vocab, weights.verbose
+        self.n_evaluated = 0  # tokens so far
         self._chains: dict[int, Any] = {}
         self._rows: dict[int, NDArray[np.float32]] = {}  # views of llama.cpp's logits by address
         self._batch = _TokenBatch(self.n_batch)
@@ -129,12 +130,13 @@ class Context:
             status = C.llama_decode(self.handle, self._batch.fill(segments))
         if status == 2:
             return False
+        n_tokens = sum(len(segment.tokens) for segment in segments)
         if status != 0:
-            n_tokens = sum(len(segment.tokens) for segment in segments)
             raise GenerationError(
                 f"llama.cpp failed on {n_tokens} tokens of {len(segments)} sequences "
                 f"(status {status}): {reason()}"
             )
+        self.n_evaluated += n_tokens
         return True
 
     def logits(self, output: int = -1) -> NDArray[np.float32]:

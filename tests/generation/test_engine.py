@@ -15,7 +15,9 @@ from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.backend import BackendSampling
 from mink_local.generation.decoding import Decoding
+from mink_local.generation.engine import Engine
 from mink_local.generation.model import Model
+from mink_local.generation.prompt_budget import PromptBudget
 from mink_local.generation.request import Prompt, Request, SamplingParams
 from mink_local.llama.context import Context, Segment
 from mink_local.samplers import Greedy, TopP
@@ -505,3 +507,58 @@ def test_a_request_watches_the_logits_of_its_steps(real: Model) -> None:
     assert isinstance(watched.watch, Rows)
     assert [int(row.argmax()) for row in watched.watch] == answer.tokens
     assert answer.n_tokens == 5
+
+
+LONG = list(range(300, 700))
+
+
+@pytest.fixture
+def engine(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine that evaluates 50 tokens of prompts in a step, with an answer under way."""
+    monkeypatch.setattr(PromptBudget, "tokens", lambda *_: 50)
+    engine = forget(model).engine
+    engine.submit(request("One", max_tokens=400, temperature=0, ignore_eos=True))
+    engine.step()
+    yield engine
+    engine.cancel_all()
+
+
+def prompt(tokens: Prompt) -> Request:
+    return request(tokens, max_tokens=1, temperature=0)
+
+
+def test_a_prompt_is_evaluated_in_parts_while_answers_are_generated(engine: Engine) -> None:
+    [running] = engine.slots[0].job or []
+    late = engine.submit(prompt(LONG))
+    for n_steps in range(1, 9):
+        assert not late.tokens
+        engine.step()
+        assert running.answer.n_tokens == n_steps + 1
+    assert late.tokens
+    engine.cancel_all()
+    engine.forget()
+    alone = engine.submit(prompt(LONG))
+    engine.step()
+    assert alone.tokens == late.tokens
+
+
+def test_who_waits_for_a_prefix_lets_others_pass(engine: Engine) -> None:
+    first = engine.submit(prompt(LONG))
+    engine.step()
+    second, other = engine.submit(prompt([*LONG, 7])), engine.submit(prompt("Two"))
+    engine.step()
+    assert (other.n_tokens, first.n_tokens, engine.n_waiting) == (1, 0, 1)
+    while not second.tokens:
+        engine.step()
+    assert second.evaluated_tokens < 10  # the rest is copied from the first
+
+
+def test_a_short_prompt_passes_a_long_one_until_that_has_waited(engine: Engine) -> None:
+    long = engine.submit(prompt(LONG))
+    n_passed = 0
+    while not long.tokens:
+        short = engine.submit(prompt([n_passed, *range(900, 950)]))
+        while not (short.tokens or long.tokens):
+            engine.step()
+        n_passed += not long.tokens
+    assert 1 <= n_passed <= 8
