@@ -1,11 +1,13 @@
 """What all programs share: the main function with its exit statuses, and option types."""
 
+import difflib
 import errno
 import gc
 import logging
 import math
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -56,6 +58,12 @@ def run(command: click.Command, program: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again when it exits
     gc.freeze()  # looking for garbage among all that Numba has made would take longer than importing it
     sys.exit(status)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a question for the known word that is nearest, as the end of a message; "" if none is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f": did you mean {near[0]}?" if near else ""
 
 
 def printable(text: str) -> str:

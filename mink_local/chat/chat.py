@@ -1,11 +1,16 @@
 """The state of a running chat: what commands and the loop work on."""
 
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from mink_local.chat.conversation.session import AnswerStream, ConversationChangedError, Session
+from mink_local.chat.settings import file_text
 from mink_local.chat.terminal.input import InputLine
 from mink_local.chat.terminal.progress import note_end, show_answer, status
 from mink_local.chat.terminal.screen import Screen, counted
+from mink_local.generation.model import Model
 from mink_local.interrupts import on_interrupt
 
 
@@ -15,6 +20,30 @@ class Attachment(NamedTuple):
     name: str
     tokens: int
     text: str
+
+    @classmethod
+    def read(cls, model: Model, path: Path) -> "Attachment":
+        """Return a text file with its name above it, in a fence.
+
+        Raises:
+            ValueError: The context cannot hold it.
+            click.BadParameter: It cannot be read, or is not UTF-8 text.
+        """
+        text = file_text(os.path.abspath(path))
+        tokens = len(model.tokenize(text))
+        if tokens >= model.n_ctx:
+            raise ValueError(
+                f"{path} has {tokens} tokens, and the context holds {model.n_ctx}: use a shorter file"
+            )
+        fence = "```"
+        while fence in text:
+            fence += "`"
+        return cls(path.name, tokens, f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}")
+
+
+def with_files(files: Sequence[Attachment], text: str) -> str:
+    """Return a message that begins with files."""
+    return "\n\n".join([*(file.text for file in files), text])
 
 
 class Chat:
@@ -56,9 +85,8 @@ class Chat:
 
     def ask(self, text: str, replaces: bool = False) -> None:
         """Send a message with the attached files, or have it replace the last one; show the answer."""
-        message = "\n\n".join([*(file.text for file in self.attached), text])
         try:
-            answer = self.session.ask(message, replaces)
+            answer = self.session.ask(with_files(self.attached, text), replaces)
         except ConversationChangedError:
             self.prefill, self.replaces = text, replaces  # so that Enter sends it again
             raise

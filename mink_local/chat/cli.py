@@ -1,16 +1,19 @@
 """`mink-chat`: a conversation with a GGUF model in the terminal, or one answer to one prompt."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mink_local.chat.settings import SETTINGS, command_line_text, config_path, read_config
+from mink_local.chat.settings import SETTINGS, command_line_text, config_path, read_config, unknown_variables
 from mink_local.cli import run
 from mink_local.version import __version__
 
 PROGRAM = "mink-chat"
+
+log = logging.getLogger("mink_local")
 
 EPILOG = """\b
 Examples:
@@ -18,6 +21,7 @@ Examples:
   mink-chat "What is a haiku?"
   mink-chat --prompt "Write a haiku about rain." --temp 2 --seed 7
   mink-chat --model ~/models/Qwen3-4B-Q4_K_M.gguf --ctx 8192
+  mink-chat --file notes.txt --file plan.md "What is missing in the plan?"
   git log -5 | mink-chat "Summarise this in one sentence."
   mink-chat --continue
   mink-chat --resume recipes --export recipes.md
@@ -86,6 +90,14 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     help="Answer TEXT, print only the answer, and exit; so does PROMPT. Standard input, if it is not a "
     "terminal, goes before TEXT; - reads it from a terminal, too.",
 )
+@click.option(
+    "--file",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Begin the prompt, or the first message of a chat, with a text file; repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the answer to a prompt as a JSON object.")
 @click.option("--continue", "-c", "continued", is_flag=True, help="Continue the last conversation.")
 @click.option(
@@ -96,7 +108,10 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     help="Continue a conversation, by the name or number that --list shows.",
 )
 @click.option(
-    "--list", "listed", is_flag=True, help="List the conversations, or those with PROMPT, and exit."
+    "--list",
+    "listed",
+    is_flag=True,
+    help="List the last 20 conversations, or those with PROMPT, and exit; all if the output is no terminal.",
 )
 @click.option(
     "--export",
@@ -114,7 +129,11 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     callback=read_config,
     help="TOML file with settings.  [default: see below]",
 )
-@click.option("--verbose", is_flag=True, help="Show the log of llama.cpp while the model loads.")
+@click.option(
+    "--verbose",
+    is_flag=True,
+    help="Show the log of llama.cpp while the model loads, and with a prompt which model that is.",
+)
 @click.version_option(__version__, prog_name=PROGRAM)
 @click.pass_context
 def cli(
@@ -122,6 +141,7 @@ def cli(
     /,
     text: str | None,
     prompt: str | None,
+    files: tuple[Path, ...],
     as_json: bool,
     continued: bool,
     resume: str | None,
@@ -135,6 +155,8 @@ def cli(
     answer, Ctrl-D or /exit leaves, /help lists the commands. Conversations are kept; a one-shot answer only
     with --continue or --resume.
     """
+    for complaint in unknown_variables():
+        log.warning("%s", complaint)
     if continued and resume:
         raise click.UsageError("--continue and --resume exclude each other.")
     if text is not None and prompt is not None:
@@ -161,7 +183,7 @@ def cli(
             raise click.UsageError("--json needs a prompt.")
         from mink_local.chat.startup import Startup
 
-        startup = Startup(ctx, "" if continued else resume, is_chat=prompt is None)
+        startup = Startup(ctx, "" if continued else resume, is_chat=prompt is None, files=files)
         if prompt is None:
             startup.chat()
         else:

@@ -4,11 +4,10 @@ Help, documentation and completion come from the table of commands.
 """
 
 import contextlib
-import difflib
 import re
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from inspect import getdoc
 from typing import NamedTuple
@@ -17,12 +16,13 @@ import click
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
-from mink_local.chat.chat import Chat
+from mink_local.chat.chat import Attachment, Chat
 from mink_local.chat.commands import answers, compare, completion, conversations, explain, settings
 from mink_local.chat.commands.completion import Completions
 from mink_local.chat.conversation.session import Session
 from mink_local.chat.terminal.input import PlainLine, QuietTerminal, read_message
 from mink_local.chat.terminal.screen import Screen
+from mink_local.cli import did_you_mean
 from mink_local.errors import MinkError
 from mink_local.interrupts import on_interrupt
 from mink_local.models.options import with_sampler_names
@@ -110,7 +110,7 @@ _GROUPS = {
         Command("think [on|off|show|line]", "Show or switch reasoning", answers.think, completion.thinking),
     ),
     "Chats": (
-        Command("file [PATH]", "Attach a text file", answers.file, completion.files),
+        Command("file [PATH …]", "Attach text files", answers.file, completion.files),
         Command("clear", "Begin a new conversation", conversations.clear),
         Command("save NAME", "Name this conversation", conversations.save),
         Command("load NAME", "Continue a conversation", conversations.load, completion.conversations),
@@ -138,9 +138,9 @@ def find(word: str) -> Command:
     name = _ALIASES.get(name, name)
     if name in COMMANDS:
         return COMMANDS[name]
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean /{near[0]}?" if near else "/help lists them."
-    raise ValueError(f"there is no command /{name}; {hint} To send it as a message, begin with a space")
+    commands = [f"/{known}" for known in COMMANDS]
+    hint = did_you_mean(f"/{name}", commands) or ": /help lists them."
+    raise ValueError(f"there is no command /{name}{hint} To send it as a message, begin with a space")
 
 
 class CommandCompleter(Completer):
@@ -165,13 +165,21 @@ class CommandCompleter(Completer):
             yield from found.complete(self._chat, argument)
 
 
-def chat(session: Session, screen: Screen, terminal: QuietTerminal, unanswered: str) -> None:
+def chat(
+    session: Session,
+    screen: Screen,
+    terminal: QuietTerminal,
+    unanswered: str,
+    attached: Sequence[Attachment] = (),
+) -> None:
     """Chat until the user leaves.
 
     Args:
         unanswered: The last message of a conversation that goes on, if it was never answered.
+        attached: Files for the first message.
     """
     chat = Chat(session, screen, PlainLine(terminal))
+    chat.attached += attached
     if screen.has_line_input:
         from mink_local.chat.terminal.editor import EditedLine
 

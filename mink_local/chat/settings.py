@@ -4,6 +4,7 @@ Click keeps the precedence: command line, environment, file, default. The sample
 imported only where they are needed.
 """
 
+import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
@@ -17,7 +18,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from platformdirs import user_config_path
 
-from mink_local.cli import FiniteFloat, Number
+from mink_local.cli import FiniteFloat, Number, did_you_mean
 from mink_local.models.options import (
     SamplerOption,
     ctx_option,
@@ -242,6 +243,7 @@ SETTINGS: tuple[Setting, ...] = (
     _screen("--store/--no-store", fixed=True, default=True, help="Keep conversations on disk."),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
+_OTHER_VARIABLES = ("MINK_CONFIG", "MINK_API_KEY")
 
 
 def config_path() -> Path:
@@ -270,13 +272,22 @@ def _texts(path: Path) -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         setting = BY_KEY.get(key.replace("_", "-"))
         if setting is None:
-            raise click.UsageError(f"{path}: there is no setting {key!r} in [chat].")
+            hint = did_you_mean(key, BY_KEY) or ": mink-chat --help lists them."
+            raise click.UsageError(f"{path}: there is no setting {key!r} in [chat]{hint}")
         if setting.multiple and isinstance(value, list):
             yield setting.name, [str(item) for item in value]
         elif isinstance(value, list | dict):
             raise click.UsageError(f"{path}: {setting.key} must be a single value.")
         else:
             yield setting.name, str(value)
+
+
+def unknown_variables() -> Iterator[str]:
+    """Yield a sentence for each environment variable that looks like a setting and is none."""
+    known = [*(str(setting.envvar) for setting in SETTINGS), *_OTHER_VARIABLES]
+    for name in sorted(os.environ):
+        if name.startswith("MINK_") and name not in known:
+            yield f"there is no setting {name}{did_you_mean(name, known)}"
 
 
 class Settings:

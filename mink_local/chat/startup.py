@@ -4,6 +4,8 @@ Most modules are imported after the model has been loaded, which goes on beside 
 """
 
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +20,7 @@ from mink_local.interrupts import interrupt_ends_program
 from mink_local.models.catalog import DEFAULT_MODEL, resolve
 
 if TYPE_CHECKING:
+    from mink_local.chat.chat import Attachment
     from mink_local.chat.conversation.session import Session
 
 _BETTER_MODEL = "qwen3-0.6b"  # than the default
@@ -30,13 +33,17 @@ class Startup:
         ctx: Of the command.
         resumed: The name of the conversation to continue, "" for the last one, None for a new one.
         is_chat: A new conversation is kept.
+        files: Text files for the first message.
 
     Raises:
         click.UsageError: Settings do not suit each other.
         MinkError: There is no such conversation, or the file of the conversations cannot be opened.
     """
 
-    def __init__(self, ctx: click.Context, resumed: str | None, is_chat: bool) -> None:
+    def __init__(
+        self, ctx: click.Context, resumed: str | None, is_chat: bool, files: Sequence[Path] = ()
+    ) -> None:
+        self._files = files
         self.settings = settings = Settings(ctx)
         settings.check(is_new=settings.given)
         self.screen = Screen(settings["plain"], settings["thoughts"])
@@ -64,13 +71,13 @@ class Startup:
         Ctrl-C ends the program. The conversation is kept only if it is continued.
         """
         session = self._session(QuietTerminal())
-        if self.settings["status"]:
-            self._note_model(session)
+        self._note_model(session, is_named=self.settings.context.params["verbose"])
+        from mink_local.chat.chat import with_files
         from mink_local.chat.conversation.export import dumps
         from mink_local.chat.terminal.progress import note_end, show_answer
 
         try:
-            answer = session.ask(prompt)
+            answer = session.ask(with_files(self._attached(session), prompt))
             if as_json:
                 for _ in answer:
                     pass
@@ -91,7 +98,7 @@ class Startup:
             session = self._session(terminal)
             from mink_local.chat.loop import chat
 
-            self._note_model(session)
+            self._note_model(session, is_named=True)
             self.screen.note(f"{self.settings.sampler}, temperature {self.settings['temp']:g}")
             if self.settings["model"] == DEFAULT_MODEL:
                 self.screen.note(
@@ -99,7 +106,16 @@ class Startup:
                     f"mink-models pull {_BETTER_MODEL}, then mink-chat -m {_BETTER_MODEL})"
                 )
             self.screen.note("/help lists the commands, Ctrl-D leaves.")
-            chat(session, self.screen, terminal, self._unanswered)
+            chat(session, self.screen, terminal, self._unanswered, self._attached(session))
+
+    def _attached(self, session: "Session") -> "list[Attachment]":
+        """Return the files for the first message."""
+        from mink_local.chat.chat import Attachment
+
+        try:
+            return [Attachment.read(session.model, path) for path in self._files]
+        except ValueError as error:
+            raise click.UsageError(f"{error}.") from None
 
     def _session(self, terminal: QuietTerminal) -> "Session":
         """Load the model; return its session. Ctrl-C ends the program, as there is nothing to save."""
@@ -126,10 +142,11 @@ class Startup:
             session.set_system(system, COMMAND_LINE)
         return session
 
-    def _note_model(self, session: "Session") -> None:
+    def _note_model(self, session: "Session", is_named: bool) -> None:
         """Say where the model is, what became of --ctx, and where tokens are sampled if that is wanted."""
         model, n_ctx = session.model, self.settings["ctx"]
-        self.screen.note(f"{model.name} {model.placement}")
+        if is_named:
+            self.screen.note(f"{model.name} {model.placement}")
         if n_ctx and n_ctx < model.n_ctx:
             self.screen.note(f"(--ctx {n_ctx}: llama.cpp rounds that up to {model.n_ctx})")
         if self.settings.context.params["verbose"]:

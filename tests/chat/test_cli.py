@@ -100,5 +100,5 @@ def test_the_list_at_any_width(mink_chat: MinkChat, monkeypatch: pytest.MonkeyPa
     rows = mink_chat("--list").out.splitlines()
     assert len(rows) == 4
     assert all(cell_len(row) <= columns for row in rows)
-    assert re.search(r" notes.*… .*Write two", rows[3])
+    assert re.search(r" notes.*… .*Write two", rows[1])  # the oldest
     assert [word in rows[0] for word in ("turns", "last", "model")] == [columns >= 60] * 2 + [columns >= 100]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mink_local.chat.commands.conversations import show_conversations
 from mink_local.chat.commands.settings import ADVICE
 from mink_local.chat.conversation.store import ConversationStore, StoredMessage
 from mink_local.chat.loop import COMMANDS
@@ -204,7 +205,11 @@ def test_files(typist: Begin, tmp_path: Path) -> None:
     assert typed.chat.attached == []
     typed.say(f"/file {tmp_path}/notes.txt", f"/file '{tmp_path}/a b.txt'")
     assert [file.name for file in typed.chat.attached] == ["notes.txt", "a b.txt"]
-    typed.chat.attached.pop()
+    typed.say("/file -", f"/file {tmp_path}/*.txt '{tmp_path}/a b.txt'")
+    assert [file.name for file in typed.chat.attached] == ["a b.txt", "notes.txt", "a b.txt"]
+    assert "*.none" in typed.say(f"/file {tmp_path}/notes.txt {tmp_path}/*.none")
+    assert len(typed.chat.attached) == 3  # all or nothing
+    typed.say("/file -", f"/file {tmp_path}/notes.txt")
     typed.say("What is it?", f"/file {tmp_path}/notes.txt")
     typed.chat.stop()
     typed.chat.ask("What is it?")  # is interrupted before its answer, and the file goes with it
@@ -287,6 +292,23 @@ def test_conversations_are_searched(typist: Begin) -> None:
     assert re.search(r"1 .* And a pear\. *$", found, re.M)
     assert "FRÜHLING" in typed.say("/list frühling")
     assert "pears" not in typed.say("/list parrot")
+
+
+def test_a_terminal_shows_the_last_conversations(
+    typist: Begin, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = typist()
+    store, screen = typed.chat.session.store, typed.chat.screen
+    for number in range(25):
+        converse(store, f"Question {number}.")
+    monkeypatch.setattr(screen, "is_terminal", True)
+    show_conversations(screen, store)
+    shown = capsys.readouterr()
+    assert re.findall(r"Question (\d+)", shown.out) == [str(number) for number in range(5, 25)]
+    assert "5 older" in shown.err
+    monkeypatch.setattr(screen, "is_terminal", False)
+    show_conversations(screen, store)
+    assert capsys.readouterr().out.count("Question") == 25
 
 
 def test_history(typist: Begin) -> None:

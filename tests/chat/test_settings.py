@@ -12,7 +12,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from mink_local.chat.cli import cli
-from mink_local.chat.settings import BY_KEY, SETTINGS, Setting, Settings, config_path
+from mink_local.chat.settings import BY_KEY, SETTINGS, Setting, Settings, config_path, unknown_variables
 from mink_local.samplers import Greedy, MinK
 from tests.chat.conftest import MinkChat, context
 
@@ -93,6 +93,7 @@ def test_values_that_settings_refuse_and_take() -> None:
         ("[chat]\ntemp = [1]\n", "temp "),
         ("[chat]\nsampler = 'max-k'\n", "'max-k'"),
         ("[chat]\nparrot = 1\n", "'parrot'"),
+        ("[chat]\ntmep = 1\n", "did you mean temp?"),
         ("chat = 1\n", "[chat]"),
         ("temp = 3\n[chat]\n", "'temp'"),
         ("[chat\n", "line 1"),
@@ -169,3 +170,15 @@ def test_completion_scripts(shell: str, tmp_path: Path) -> None:
         )
         result = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, check=True)
         assert result.stdout.split() == ["min-k", "min-p"]
+
+
+def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINK_TMEP", "3")
+    told = subprocess.run(
+        [sys.executable, "-m", "mink_local.chat", "--list"], capture_output=True, text=True, check=True
+    )
+    assert "MINK_TMEP" in told.stderr
+    assert "MINK_TEMP" in told.stderr
+    monkeypatch.delenv("MINK_TMEP")
+    monkeypatch.setenv("MINK_TEMP", "3")
+    assert [*unknown_variables()] == []

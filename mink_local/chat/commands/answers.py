@@ -1,11 +1,12 @@
 """The commands for messages and answers: the tree of answers, files, the clipboard, reasoning."""
 
-import os
+import re
+from glob import glob
 from pathlib import Path
 
 from mink_local.chat.chat import Attachment, Chat
 from mink_local.chat.commands.settings import change_setting
-from mink_local.chat.settings import BY_KEY, file_text
+from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.screen import counted, one_line
 from mink_local.cli import WholeNumber
 from mink_local.files import user_path
@@ -72,14 +73,14 @@ def continue_(chat: Chat, _: str) -> None:
 
 
 def file(chat: Chat, argument: str) -> None:
-    """Attach a text file to the next message; the path may be in quotes.
+    """Attach text files to the next message: paths, patterns such as src/*.py, in quotes if they have spaces.
 
     Without PATH: list the attached files. /file - removes them.
     """
     if argument == "-":
         chat.attached.clear()
     elif argument:
-        chat.attached.append(_attachment(chat, user_path(unquoted(argument))))
+        chat.attached += [Attachment.read(chat.session.model, path) for path in _paths(argument)]
     files = ", ".join(f"{one.name} ({counted(one.tokens, 'token')})" for one in chat.attached)
     chat.note(f"(with your next message: {files}; /file - removes)" if files else "(no file is attached)")
 
@@ -89,16 +90,16 @@ def unquoted(path: str) -> str:
     return path[1:-1] if len(path) > 2 and path[0] in "\"'" and path[0] == path[-1] else path
 
 
-def _attachment(chat: Chat, path: Path) -> Attachment:
-    """Return a text file for the next message. Raises ValueError if the context cannot hold it."""
-    text = file_text(os.path.abspath(path))
-    tokens, n_ctx = len(chat.session.model.tokenize(text)), chat.session.model.n_ctx
-    if tokens >= n_ctx:
-        raise ValueError(f"{path} has {tokens} tokens, and the context holds {n_ctx}: use a shorter file")
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return Attachment(path.name, tokens, f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}")
+def _paths(argument: str) -> list[Path]:
+    """Return the files of one path, which may have spaces, or of several paths and patterns."""
+    if (whole := user_path(unquoted(argument))).exists():
+        return [whole]
+    paths: list[Path] = []
+    for word in re.findall(r'"[^"]+"|\'[^\']+\'|\S+', argument):
+        path = user_path(unquoted(word))
+        matches = [] if path.exists() else sorted(glob(str(path), recursive=True))
+        paths += [found for found in map(Path, matches) if found.is_file()] or [path]
+    return paths
 
 
 def copy(chat: Chat, _: str) -> None:

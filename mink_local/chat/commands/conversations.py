@@ -16,6 +16,7 @@ from mink_local.chat.terminal.screen import Screen, counted, one_line
 from mink_local.cli import UNPRINTABLE, WholeNumber
 from mink_local.files import user_path
 
+_SHOWN = 20  # conversations, in a terminal
 _COLUMNS = {"": 0, "name": 0, "turns": 60, "last": 60, "model": 100}  # and the least width of their window
 
 
@@ -50,7 +51,7 @@ def load(chat: Chat, argument: str) -> None:
 
 
 def list_(chat: Chat, argument: str) -> None:
-    """List the conversations, the last one first. With TEXT: those that contain it, and where."""
+    """List the last 20 conversations. With TEXT: those that contain it, and where."""
     show_conversations(chat.screen, chat.session.store, argument, chat.session.conversation)
 
 
@@ -98,12 +99,14 @@ def show_conversations(
 ) -> None:
     """Print a table of the conversations that contain a text; an asterisk marks the one with an id.
 
-    A narrow table lacks the columns that matter least.
+    The last one is at the end, where one looks. A terminal shows no more than it has room for, a pipe gets
+    all. A narrow table lacks the columns that matter least.
     """
-    conversations = [one for one in store.conversations(text) if one.turns]
-    if not conversations:
+    found = [one for one in store.conversations(text) if one.turns]
+    if not found:
         screen.note("(there is no conversation)")
         return
+    conversations = found[:_SHOWN] if screen.is_terminal else found
     last = "found in" if text else "begins with"
     titles = [title for title, least in _COLUMNS.items() if screen.width >= least] + [last]
     table = Table(box=None, pad_edge=False)
@@ -111,7 +114,7 @@ def show_conversations(
         justify: JustifyMethod = "right" if title == "turns" else "left"
         width = None if title == last else screen.width // 4  # the last column gives way
         table.add_column(title, no_wrap=title != last, max_width=width, justify=justify)
-    for one in conversations:
+    for one in reversed(conversations):
         cells = {
             "": "*" if one.id == current else "",
             "name": one.name or str(one.id),
@@ -123,6 +126,8 @@ def show_conversations(
         texts = (one_line(cells[title], screen.width) for title in titles)
         table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in texts))
     screen.show(table)
+    if n_older := len(found) - len(conversations):
+        screen.note(f"({n_older} older: /list TEXT and mink-chat --list TEXT search them)")
 
 
 def _when(seconds: float) -> str:
