@@ -122,6 +122,8 @@ def test_json_schemas_and_stop_strings_are_kept(client: httpx.Client) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": schema}}
     answer = ask(client, response_format=form, temperature=5, max_tokens=60)
     assert json.loads(answer["choices"][0]["message"]["content"])["colour"] in ("red", "blue")
+    chosen = ask(client, guided_choice=["a parrot", "a fish"], temperature=5)
+    assert chosen["choices"][0]["message"]["content"] in ("a parrot", "a fish")
     stopped = ask(client, messages=[*MESSAGES], temperature=0, stop=["e"], max_tokens=60)
     assert "e" not in stopped["choices"][0]["message"]["content"]
     assert stopped["choices"][0]["finish_reason"] == "stop"

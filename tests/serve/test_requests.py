@@ -1,6 +1,7 @@
 """Requests: how they are decoded, which are refused, and the sampling parameters and presets they lead to."""
 
 import json
+import re
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,6 +66,47 @@ def test_constraints_that_are_not_supported_are_refused(name: str) -> None:
         "unsupported_parameter",
     )
     chat(**{name: ""})
+
+
+COLOURS = {"enum": ["red", "blue"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "form"),
+    [
+        ({"guided_json": COLOURS}, COLOURS),
+        ({"guided_json": json.dumps(COLOURS)}, COLOURS),
+        ({"structured_outputs": {"json": COLOURS}}, COLOURS),
+        ({"format": COLOURS}, COLOURS),
+        ({"format": "json"}, {"type": "object"}),
+        ({"guided_choice": ['a"b', "é\n"]}, 'root ::= "a\\"b" | "é\\n"'),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, 'root ::= "yes" | "no"'),
+        ({"guided_grammar": 'root ::= "x"'}, 'root ::= "x"'),
+        ({"structured_outputs": {"grammar": 'root ::= "x"'}}, 'root ::= "x"'),
+        ({"guided_choice": [], "format": "", "structured_outputs": {}, "guided_grammar": ""}, None),
+    ],
+)
+def test_the_forms_of_vllm_and_ollama(fields: dict[str, Any], form: object) -> None:
+    assert chat(**fields).form == form
+    assert chat(**fields).has_grammar is (form is not None)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"regex": "a+"}},
+        {"structured_outputs": {"json": COLOURS, "choice": ["a"]}},
+        {"guided_json": "{"},
+        {"guided_json": COLOURS, "json_schema": COLOURS},
+        {"guided_json": {"a": nested(40)}},
+        {"guided_choice": [1]},
+        {"format": "xml"},
+    ],
+)
+def test_forms_that_cannot_be_kept_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    assert (caught.value.status, re.split(r"\W", str(caught.value.param))[0] in fields) == (400, True)
 
 
 def test_null_is_as_good_as_absent() -> None:

@@ -4,6 +4,7 @@ Fields of OpenAI's that have no use here (`user`, `store`, `metadata`, …) are 
 sampling fields are ignored and reported, and unsupported constraints are refused.
 """
 
+import json
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -27,10 +28,14 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 TopLogprobsCount = Annotated[int, Meta(ge=0, le=20)]
 Temperature = Annotated[float, Meta(gt=0)]
 StopString = Annotated[str, Meta(max_length=1024)]
+Grammar = Annotated[str, Meta(max_length=65_536)]  # GBNF
+Choices = Annotated[list[StopString], Meta(max_length=1024)]
 LongText = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
 Breaker = Annotated[str, Meta(max_length=40)]  # llama.cpp reads no more
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Schema = dict[str, Any]
+SchemaOrText = Schema | Annotated[str, Meta(max_length=65_536)]
+Form = Schema | str  # of an answer: a JSON schema, or a grammar
 
 UNSUPPORTED = {
     *("adaptive_decay", "adaptive_target", "best_of", "diversity_penalty", "dynatemp_exponent"),
@@ -46,16 +51,11 @@ REFUSED = {
     "bad_words": "use logit_bias",
     "chat_template": "the model's own template is used",
     "ebnf": "use grammar",
-    "format": "use response_format",
     "function_call": "use tool_choice",
     "functions": "use tools",
-    "guided_choice": "use json_schema with an enum",
     "guided_decoding": "use json_schema or grammar",
-    "guided_grammar": "use grammar",
-    "guided_json": "use json_schema",
     "guided_regex": "use json_schema with a pattern",
     "regex": "use json_schema with a pattern",
-    "structured_outputs": "use json_schema or grammar",
     "suffix": "put the text after the gap into the prompt",
 }
 """Fields that change what an answer may contain and are not supported, with what to use instead."""
@@ -190,6 +190,33 @@ class ResponseFormat(Fields, frozen=True):
         return None if self.type == "text" else self.schema or {"type": "object"}
 
 
+class StructuredOutputs(Fields, frozen=True):
+    """The form of an answer, as in vLLM; one of these.
+
+    Attributes:
+        json: A JSON schema, also as text.
+        choice: The possible answers.
+        grammar: A grammar in llama.cpp's GBNF.
+        regex: Not supported.
+    """
+
+    json: SchemaOrText | None = None
+    choice: Choices | None = None
+    grammar: Grammar | None = None
+    regex: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.regex:
+            raise ValueError("regex is not supported: use json with a pattern")
+        if sum(map(bool, (self.json, self.choice, self.grammar))) > 1:
+            raise ValueError("json, choice and grammar exclude each other")
+
+    @property
+    def form(self) -> Form | None:
+        """What the answer conforms to: a JSON schema or a grammar."""
+        return _schema(self.json) or _one_of(self.choice) or self.grammar or None
+
+
 class StreamOptions(Fields, frozen=True):
     """Options of a stream.
 
@@ -236,6 +263,11 @@ class SamplingFields(Fields, frozen=True):
         response_format: The form of the answer.
         json_schema: A JSON schema that the answer conforms to.
         grammar: A grammar in llama.cpp's GBNF that the answer conforms to.
+        structured_outputs: The form of the answer, as in vLLM.
+        guided_json: A JSON schema, as in earlier versions of vLLM.
+        guided_choice: The possible answers.
+        guided_grammar: The same as `grammar`.
+        format: `json` or a JSON schema, as in Ollama.
     """
 
     model: Name | None = None
@@ -277,23 +309,50 @@ class SamplingFields(Fields, frozen=True):
 
     response_format: ResponseFormat | None = None
     json_schema: Schema | None = None
-    grammar: Annotated[str, Meta(max_length=65_536)] | None = None
+    grammar: Grammar | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Grammar | None = None
+    format: Schema | Literal["json", ""] | None = None
 
     def __post_init__(self) -> None:
-        forms = {
-            "response_format": self.response_format and self.response_format.answer_schema,
-            "json_schema": self.json_schema,
-            "grammar": self.grammar or None,
-        }
-        given = [name for name, form in forms.items() if form is not None]
-        if len(given) > 1:
-            raise ApiError(400, f"{given[1]} cannot be combined with {given[0]}: send one", param=given[1])
-        if self.answer_schema is not None:
-            check_schema(self.answer_schema, given[0])
+        given = self._forms()
+        names = list(given)
+        if len(names) > 1:
+            raise ApiError(400, f"{names[1]} cannot be combined with {names[0]}: send one", param=names[1])
+        for name, form in given.items():
+            if isinstance(form, dict):
+                check_schema(form, name)
         for name, instead in REFUSED.items():
             if getattr(self, name, None) not in NOT_GIVEN:
                 message = f"{name} is not supported: {instead}"
                 raise ApiError(400, message, param=name, code="unsupported_parameter")
+
+    def _forms(self) -> dict[str, Form]:
+        """Return the forms of the answer that are given, by their fields."""
+        response, structured = self.response_format, self.structured_outputs or StructuredOutputs()
+        forms: dict[str, Form | None] = {
+            "response_format": None if response is None else response.answer_schema,
+            "json_schema": self.json_schema,
+            "grammar": self.grammar or None,
+            "structured_outputs": structured.form,
+            "guided_json": _schema(self.guided_json),
+            "guided_choice": _one_of(self.guided_choice),
+            "guided_grammar": self.guided_grammar or None,
+            "format": {"type": "object"} if self.format == "json" else self.format or None,
+        }
+        return {name: form for name, form in forms.items() if form is not None}
+
+    @property
+    def form(self) -> Form | None:
+        """What the answer conforms to: a JSON schema or a grammar."""
+        return next(iter(self._forms().values()), None)
+
+    @property
+    def answer_schema(self) -> Schema | None:
+        """The JSON schema of the answer, if there is one."""
+        return self.form if isinstance(self.form, dict) else None
 
     @property
     def sampler_options(self) -> dict[str, float]:
@@ -315,7 +374,7 @@ class SamplingFields(Fields, frozen=True):
     @property
     def has_grammar(self) -> bool:
         """Whether a grammar is made for the answer, which takes seconds for the largest schemas."""
-        return bool(self.grammar) or self.answer_schema is not None
+        return self.form is not None
 
     @property
     def token_limit(self) -> int | None:
@@ -323,12 +382,6 @@ class SamplingFields(Fields, frozen=True):
         given = (self.max_completion_tokens, self.max_tokens, self.n_predict)
         limit = next((value for value in given if value is not None), -1)
         return None if limit == -1 else limit
-
-    @property
-    def answer_schema(self) -> Schema | None:
-        """The JSON schema of the answer, if there is one."""
-        form = self.response_format
-        return self.json_schema if form is None or form.type == "text" else form.answer_schema
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):
@@ -533,6 +586,23 @@ def with_fields(kind: type[RequestT], names: tuple[str, ...]) -> type[RequestT]:
     new = [name for name in dict.fromkeys(names) if name not in kind.__struct_fields__]
     fields = [(name, int | float | None if name in options else Any, None) for name in new]
     return msgspec.defstruct(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)  # type: ignore[return-value]
+
+
+def _schema(schema: SchemaOrText | None) -> Schema | None:
+    """Return a JSON schema that may be text. Raises ApiError if the text is none."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return msgspec.json.decode(schema, type=Schema)
+    except msgspec.MsgspecError as error:
+        raise ApiError(400, f"the JSON schema cannot be read: {error}", param="guided_json") from None
+
+
+def _one_of(choices: list[str] | None) -> str | None:
+    """Return a grammar for one of some texts."""
+    if not choices:
+        return None
+    return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
 
 
 def check_schema(schema: Schema, path: str) -> None:

@@ -212,6 +212,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 def _constraints(request: SamplingFields, model: Model) -> Constraints | None:
     """Return what changes the logits before the cut, or None if nothing does."""
+    form = request.form
     repeat = request.repeat_penalty if request.repeat_penalty is not None else request.repetition_penalty
     options = _given(
         logit_bias=_bias(request, model),
@@ -219,7 +220,7 @@ def _constraints(request: SamplingFields, model: Model) -> Constraints | None:
         frequency_penalty=request.frequency_penalty,
         presence_penalty=request.presence_penalty,
         dry_multiplier=request.dry_multiplier,
-        grammar=request.grammar or None,
+        grammar=form if isinstance(form, str) else None,
         json_schema=request.answer_schema,
     )
     if Constraints(**options) == Constraints():
