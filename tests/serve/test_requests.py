@@ -1,8 +1,8 @@
 """Requests: how they are decoded, which are refused, and the sampling parameters and presets they lead to."""
 
 import json
-import re
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
