@@ -1,13 +1,16 @@
 """Intervals and variety at equal noise, beside other computations of the same numbers."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
 from scipy.stats import bootstrap
 
-from mink_local.evals.frontier.report import YARDSTICK, FrontierResults, most_entropy
+from mink_local.evals.frontier.report import YARDSTICK, FrontierResults, most_entropy, report
 from mink_local.evals.frontier.sums import FIGURES
+from mink_local.evals.measurement import Results
 from mink_local.evals.settings import SamplerSetting, sweep
 from mink_local.samplers import Greedy, MinK, MinP, PLess, TopK
 
@@ -17,7 +20,11 @@ Floats = NDArray[np.float64]
 
 
 def results(settings: list[SamplerSetting], positions: NDArray[np.int64], sums: Floats) -> FrontierResults:
-    """The results of sums, float64 (texts, settings, FIGURES)."""
+    return FrontierResults(rows_of(settings, positions, sums))
+
+
+def rows_of(settings: list[SamplerSetting], positions: NDArray[np.int64], sums: Floats) -> pd.DataFrame:
+    """The rows of sums, float64 (texts, settings, FIGURES)."""
     rows = [
         {"text": str(i), "sampler": str(setting.sampler), "temperature": str(setting.temperature)}
         | {"positions": int(n), "sums": figures}
@@ -25,7 +32,7 @@ def results(settings: list[SamplerSetting], positions: NDArray[np.int64], sums: 
         for setting, figures in zip(settings, of_text, strict=True)
         if np.isfinite(figures).all()
     ]
-    return FrontierResults(pd.DataFrame(rows))
+    return pd.DataFrame(rows)
 
 
 def made_up(
@@ -128,3 +135,24 @@ def test_a_text_that_lacks_a_setting_is_left_out() -> None:
     found = results(settings, positions, sums)
     assert (found.n_texts, found.n_left_out) == (2, 1)
     assert found.n_positions == positions[0] + positions[2]
+
+
+def test_a_model_that_is_noisy_whatever_the_sampler(tmp_path: Path) -> None:
+    """Every setting is above the noise that counts, and the report has its other tables."""
+    settings = [GREEDY, SamplerSetting(MinP(order="temperature-last"), 5.0), SamplerSetting(MinK(), 5.0)]
+    sums = np.zeros((30, 3, len(FIGURES)))
+    sums[:, :, NOISE] = 6, 9, 8
+    sums[:, :, ENTROPY] = 0, 40, 10
+    rows = rows_of(settings, np.full(30, 10), sums)
+    model = {"name": "noisy", "sha256": ""}
+    manifest = {
+        "measures": "frontier",
+        "wanted": [1],
+        "model": model,
+        "reference": model,
+        "texts": {"source": "texts"},
+        "sessions": [],
+    }
+    report(Results(tmp_path, manifest, rows))
+    assert "min-k" in (tmp_path / "frontier.md").read_text(encoding="utf-8")
+    assert (tmp_path / "frontier.json").exists()
