@@ -45,7 +45,7 @@ def has_own_gpu() -> bool:
 
 
 def test_two_servers_answer_as_the_cpu(smollm2: Model, rpc: str) -> None:
-    child = run_python(*MINK_CHAT, rpc, "--prompt", SEA, "--temp", 0, "-n", 12, "--json")
+    child = run_python(*MINK_CHAT, rpc, "--prompt", SEA, "--temp", 0, "-n", 12, "--json", "--verbose")
     assert child.returncode == 0, child.stderr
     own = "the GPU, " if has_own_gpu() else ""
     assert f"on {own}{rpc[6:].replace(',', ' and ')}, every layer" in child.stderr.replace("\n", " ")

@@ -334,7 +334,7 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
 
 
 @cli.command("frontier")
-@model_option.replace(required=True, default=None, show_default=False)
+@model_option.replace(required=True, show_default=False)
 @click.option(
     "--reference",
     "-r",

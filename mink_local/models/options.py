@@ -34,8 +34,14 @@ class SharedOption:
         return click.option(*self.names, **self.attributes)(command)
 
     def replace(self, *names: str, **attributes: Any) -> "SharedOption":
-        """Return the option with more names, such as that of its parameter, and other attributes."""
-        return SharedOption(*self.names, *names, **{**self.attributes, **attributes})
+        """Return the option with more names, such as that of its parameter, and other attributes.
+
+        One that is required has no default.
+        """
+        attributes = {**self.attributes, **attributes}
+        if attributes.get("required"):
+            attributes.pop("default", None)
+        return SharedOption(*self.names, *names, **attributes)
 
     def build(self, option_class: Callable[..., AnyOption], **attributes: Any) -> AnyOption:
         """Return the option as an object of a class that takes names and attributes as this one does."""

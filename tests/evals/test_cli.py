@@ -136,3 +136,8 @@ def test_a_model_that_is_taken_for_a_sampler_gets_a_hint(tmp_path: Path, mink_ev
     result = mink_eval("report", tmp_path, "--against", "q05-Q2_K")
     assert result.status == 2
     assert "model=q05-Q2_K" in result.stderr
+
+
+def test_frontier_needs_a_model(mink_eval: MinkEval) -> None:
+    refused = mink_eval("frontier", "--reference", "smollm2-135m", "--text", "x")
+    assert (refused.status, "'--model'" in refused.stderr) == (2, True)

@@ -78,7 +78,7 @@ class Divergence:
         self.kld.append(kld)
         self.base_logprob.append(float(log_p[token]))
         self.logprob.append(float(log_q[token]))
-        self.same_top.append(int(log_p.argmax() == log_q.argmax()))
+        self.same_top.append(int(rows[0].argmax() == rows[1].argmax()))
         for name, (in_base, in_file) in candidates(*rows).items():
             self.same_set.setdefault(name, []).append(int(np.array_equal(in_base, in_file)))
             self.k_is_1.setdefault(name, []).append((int(in_base.size == 1), int(in_file.size == 1)))
