@@ -18,7 +18,7 @@ from mink_local import load_model
 from mink_local.generation.model import Model
 from mink_local.llama.devices import gpu_missing
 from mink_local.llama.rpc import use_servers
-from mink_local.models.catalog import resolve
+from mink_local.models.catalog import EMBEDDED, choose_model, resolve
 from mink_local.samplers.compile import CACHE
 from tests.support.logits import NAMES as LOGITS
 from tests.support.logits import real_logits
@@ -135,9 +135,13 @@ def user_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def own_files(user_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:  # noqa: ARG001
-    """Conversations, settings and history of the test's own; returns the folder of the first."""
+    """Conversations, settings and history of the test's own; returns the folder of the first.
+
+    The embedded model is the chosen one: a chat in a terminal does not offer another.
+    """
     for name in [name for name in os.environ if name.startswith("MINK_") or name in ("NO_COLOR", "INPUTRC")]:
         monkeypatch.delenv(name)
+    choose_model(EMBEDDED)
     return user_data_path("mink-local")
 
 

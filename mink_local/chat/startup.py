@@ -11,19 +11,24 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage, default_path
-from mink_local.chat.settings import COMMAND_LINE, Settings
+from mink_local.chat.settings import COMMAND_LINE, DEFAULT, Settings
 from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.chat.terminal.screen import Screen
 from mink_local.cli import INTERRUPTED
 from mink_local.errors import MinkError, ModelNotFoundError
+from mink_local.files import size_in_words
 from mink_local.interrupts import interrupt_ends_program
-from mink_local.models.catalog import DEFAULT_MODEL, resolve
+from mink_local.models import catalog
+from mink_local.models.catalog import EMBEDDED, resolve
+
+_TOY = (
+    f"{EMBEDDED} is a toy that makes things up: mink-models list shows better models, mink-models default "
+    "chooses one"
+)
 
 if TYPE_CHECKING:
     from mink_local.chat.chat import Attachment
     from mink_local.chat.conversation.session import Session
-
-_BETTER_MODEL = "qwen3-0.6b"  # than the default
 
 
 class Startup:
@@ -72,6 +77,8 @@ class Startup:
         """
         session = self._session(QuietTerminal())
         self._note_model(session, is_named=self.settings.context.params["verbose"])
+        if self.settings["model"] == EMBEDDED and not catalog.chosen_model() and sys.stderr.isatty():
+            self.screen.note(f"({_TOY})")
         from mink_local.chat.chat import with_files
         from mink_local.chat.conversation.export import dumps
         from mink_local.chat.terminal.progress import note_end, show_answer
@@ -94,19 +101,39 @@ class Startup:
 
     def chat(self) -> None:
         """Chat until the user leaves."""
+        self._offer_model()
         with QuietTerminal() as terminal:
             session = self._session(terminal)
             from mink_local.chat.loop import chat
 
             self._note_model(session, is_named=True)
             self.screen.note(f"{self.settings.sampler}, temperature {self.settings['temp']:g}")
-            if self.settings["model"] == DEFAULT_MODEL:
-                self.screen.note(
-                    f"({DEFAULT_MODEL} is a very small model, for trying the program. For better answers: "
-                    f"mink-models pull {_BETTER_MODEL}, then mink-chat -m {_BETTER_MODEL})"
-                )
+            if self.settings["model"] == EMBEDDED:
+                self.screen.note(f"({_TOY})")
             self.screen.note("/help lists the commands, Ctrl-D leaves.")
             chat(session, self.screen, terminal, self._unanswered, self._attached(session))
+
+    def _offer_model(self) -> None:
+        """At the first start in a terminal, ask whether to use a better model than the embedded one."""
+        is_asked = sys.stdin.isatty() and sys.stdout.isatty() and self.settings.sources["model"] == DEFAULT
+        if not is_asked or catalog.chosen_model():
+            return
+        from mink_local.models.offer import find_offer, take
+
+        offer = find_offer()
+        if not offer:
+            return
+        size, name = size_in_words(offer["size"]), offer["name"]
+        question = "It is on this machine. Use it?" if offer["path"] else "Download it now?"
+        wanted = click.confirm(f"{name} ({size}) fits this machine. {question}", default=True)
+        try:
+            if wanted:
+                take(offer, self.screen.note)
+            catalog.choose_model(name if wanted else EMBEDDED)
+        except MinkError as error:
+            self.screen.note(f"({error})")
+            return
+        self.settings.put("model", catalog.default_model(), DEFAULT)
 
     def _attached(self, session: "Session") -> "list[Attachment]":
         """Return the files for the first message."""

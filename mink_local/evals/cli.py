@@ -12,7 +12,7 @@ import click
 from mink_local.cli import AutoOrInt, FiniteFloat, Temperature, run
 from mink_local.files import user_path
 from mink_local.llama.constants import N_SEQ_MAX
-from mink_local.models.catalog import DEFAULT_MODEL
+from mink_local.models.catalog import default_model
 from mink_local.models.options import (
     SamplerType,
     complete_model,
@@ -167,7 +167,7 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
 
 @cli.command("run")
 @click.argument("tasks", nargs=-1, required=True, metavar="TASK…", callback=_tasks)
-@model_option.replace("models", multiple=True, default=[DEFAULT_MODEL], callback=_models)
+@model_option.replace("models", multiple=True, default=lambda: [default_model()], callback=_models)
 @samplers_option.replace(default=["min-k"])
 @temperatures_option.replace(help="Temperature for every sampler; at 0 every sampler is greedy.")
 @click.option(

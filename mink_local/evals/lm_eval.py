@@ -23,7 +23,7 @@ from mink_local.evals.store import file_sha256
 from mink_local.generation.loading import load_model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.constants import MAX_SEED
-from mink_local.models.catalog import DEFAULT_MODEL
+from mink_local.models.catalog import EMBEDDED
 from mink_local.samplers import SAMPLERS, Greedy, Sampler, TopP, parse
 from mink_local.version import __version__
 
@@ -45,7 +45,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str = EMBEDDED,
         sampler: str | None = None,
         temperature: float | None = None,
         seed: int = 0,

@@ -16,7 +16,7 @@ from mink_local.errors import CatalogError, ModelNotFoundError
 from mink_local.files import user_path, write_atomic
 from mink_local.models import stores
 
-DEFAULT_MODEL = "smollm2-135m"
+EMBEDDED = "smollm2-135m"
 _QUANTIZATIONS = re.compile(r"\{([^{}]*)\}")
 _SOURCE = r"file|(package|ollama|lmstudio):.+|hf:\w[\w.-]*/\w[\w.-]*"
 _LINE = (r"[^\r\n]*", "text")
@@ -86,6 +86,33 @@ def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:
 def user_catalog_path() -> Path:
     """Return the path of the user's own `models.toml`, which may not exist."""
     return user_config_path("mink-local") / "models.toml"
+
+
+def default_model() -> str:
+    """Return the model that programs use without --model: the user's choice, or else the embedded one."""
+    return chosen_model() or EMBEDDED
+
+
+def chosen_model() -> str | None:
+    """Return the name of the model that the user has chosen as the default, or None."""
+    return _read_text(_choice_path()).strip() or None
+
+
+def choose_model(name: str) -> None:
+    """Make a model the default of all programs.
+
+    Raises:
+        CatalogError: The choice cannot be written.
+    """
+    try:
+        _choice_path().parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(_choice_path(), f"{name}\n")
+    except OSError as error:
+        raise CatalogError(f"cannot write {_choice_path()}: {error.strerror}") from None
+
+
+def _choice_path() -> Path:
+    return user_config_path("mink-local") / "default-model"
 
 
 def find(name: str) -> CatalogEntry | None:

@@ -30,7 +30,7 @@ Examples:
   mink-models pull llama-3-8b:Q5_K_M
   mink-models pull hf:Qwen/Qwen3-4B-GGUF:Q8_0
   mink-models info qwen3-4b --ctx 32768
-  mink-chat --model llama-3-8b:Q5_K_M
+  mink-models default llama-3-8b:Q5_K_M
 
 Exit status: 0 done, 1 failed, 2 wrong usage or no such model, 130 interrupted.
 """
@@ -101,14 +101,12 @@ def pull(models: Sequence[str]) -> None:
     Interrupted downloads resume, and every file is checked against its SHA-256. Set HF_HOME to move the
     cache, HF_TOKEN to log in, HF_ENDPOINT to use another server.
     """
-    from mink_local.models import download, trust
+    from mink_local.models import download
 
     for model in models:
         entry = catalog.find(model)
         if entry and entry.source.startswith("hf:"):
             path = download.pull(entry, partial(click.echo, err=True))
-            if entry.sha256 and len(shards(path)) == 1:
-                trust.remember(path)  # its SHA-256 is the catalogue's
         else:
             path = catalog.resolve(model).path
             click.echo(f"{model} is a local model: there is nothing to pull", err=True)
@@ -120,6 +118,16 @@ def pull(models: Sequence[str]) -> None:
 def path(model: str) -> None:
     """Print the path of a model's file, the first one if it is split."""
     click.echo(catalog.resolve(model).path)
+
+
+@cli.command()
+@click.argument("model", metavar="[NAME|PATH]", required=False)
+def default(model: str | None) -> None:
+    """Print the model that programs use without --model, or choose another one."""
+    if model:
+        file = catalog.resolve(model)
+        catalog.choose_model(model if catalog.find(model) else str(file.path))
+    click.echo(catalog.default_model())
 
 
 @cli.command()

@@ -21,6 +21,7 @@ from huggingface_hub.utils import build_hf_headers
 
 from mink_local.errors import DownloadError
 from mink_local.files import sha256_of, size_in_words, write_atomic
+from mink_local.models import trust
 from mink_local.models.catalog import CatalogEntry
 from mink_local.models.gguf import shards
 from mink_local.models.stores import hub_cache, hub_folder, select
@@ -69,6 +70,8 @@ def pull(entry: CatalogEntry, report: Report) -> Path:
             reference = hub_folder(repository) / "refs" / entry.revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(reference, files[0].commit)
+        if entry.sha256 and len(files) == 1:
+            trust.remember(files[0].pointer)  # its SHA-256 is the catalogue's
     except (HTTPError, OSError) as error:  # HTTPError is the base of what the HTTP client raises
         raise DownloadError(_message(error, f"{constants.ENDPOINT}/{repository}", entry.revision)) from None
     return files[0].pointer

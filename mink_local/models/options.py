@@ -8,7 +8,7 @@ from click.shell_completion import CompletionItem
 
 from mink_local.cli import AutoOrInt, FiniteFloat, ParsedType, WholeNumber
 from mink_local.llama.constants import KV_TYPES, MAX_SEED, N_SEQ_MAX
-from mink_local.models.catalog import DEFAULT_MODEL, read_catalog
+from mink_local.models.catalog import EMBEDDED, default_model, read_catalog
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 AnyOption = TypeVar("AnyOption", bound=click.Option)
@@ -118,7 +118,8 @@ MODEL_HELP = "A name from models.toml, a .gguf file, or hf:…, ollama:…, lmst
 model_option = SharedOption(
     "--model",
     "-m",
-    default=DEFAULT_MODEL,
+    default=default_model,
+    show_default=f"{EMBEDDED}, or that of mink-models default",
     metavar="NAME|PATH",
     shell_complete=complete_model,
     help=MODEL_HELP,

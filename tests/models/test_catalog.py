@@ -11,8 +11,8 @@ from mink_local.files import write_atomic
 from mink_local.models import catalog
 
 
-def test_default_model_is_the_file_in_its_package() -> None:
-    file = catalog.resolve(catalog.DEFAULT_MODEL)
+def test_embedded_model_is_the_file_in_its_package() -> None:
+    file = catalog.resolve(catalog.EMBEDDED)
     assert file.name == "smollm2-135m"
     assert file.path.read_bytes()[:4] == b"GGUF"
     assert file.sha256 == catalog.read_catalog()["smollm2-135m"][0].sha256

@@ -206,3 +206,17 @@ def test_help(mink: Mink) -> None:
         assert "rpc-server" in result.stdout
     for command in command_group.commands:
         assert mink(command, "--help").status == 0
+
+
+def test_default(mink: Mink, tiny: Callable[..., Path]) -> None:
+    path = tiny("parrot.gguf")
+    assert mink("default") == Finished(0, "smollm2-135m\n", "")
+    assert mink("add", "parrot", path).status == 0
+    for name, kept in (("parrot", "parrot"), (path, str(path))):
+        assert mink("default", name) == Finished(0, f"{kept}\n", "")
+        assert mink("default").stdout == f"{kept}\n"
+    for name in ("canary", "llama-3-8b"):  # unknown, and not downloaded
+        result = mink("default", name)
+        assert (result.status, result.stdout) == (2, "")
+        assert name in result.stderr
+    assert catalog.default_model() == str(path)

@@ -1,0 +1,47 @@
+"""The model that the first start of a chat offers, in place of the embedded one."""
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+from huggingface_hub import constants
+
+from mink_local.models import catalog, download, trust
+from mink_local.models.gguf import read_metadata
+from mink_local.models.info import model_list
+from mink_local.models.memory import memory_budget
+
+# Qwen3: one family in all sizes, with a free licence and no login.
+LADDER = ("qwen3-0.6b:Q8_0", "qwen3-1.7b:Q4_K_M", "qwen3-4b-instruct:Q4_K_M", "qwen3-8b:Q4_K_M")
+_SHARE = 4  # of the memory, for a model on the CPU: the rest is other programs', and larger models are slow
+
+
+def find_offer() -> dict[str, Any] | None:
+    """Return the row of `mink-models list` with the chat model that suits this machine, or None.
+
+    A model that is here already, in any program's store, comes before one to download: the largest that
+    suits the machine, or else the smallest that fits at all.
+    """
+    most = psutil.virtual_memory().total // _SHARE
+    here, to_pull = [], []
+    for row in model_list(memory_budget()):
+        if row["fits"] in (None, "no", "damaged") or row["name"] == catalog.EMBEDDED:
+            continue
+        row["suits"] = row["fits"] == "GPU" or row["size"] <= most
+        if row["path"] and read_metadata(Path(row["path"])).text("tokenizer.chat_template"):
+            here.append(row)
+        elif row["name"] in LADDER and row["suits"] and not constants.HF_HUB_OFFLINE:
+            to_pull.append(row)
+    found = sorted(here or to_pull, key=lambda row: row["size"])
+    return next((row for row in reversed(found) if row["suits"]), found[0] if found else None)
+
+
+def take(offer: dict[str, Any], report: download.Report) -> None:
+    """Download an offered model unless it is here, and check that llama.cpp can load it.
+
+    Raises:
+        MinkError: It cannot be downloaded or loaded.
+    """
+    if not offer["path"] and (entry := catalog.find(offer["name"])):
+        download.pull(entry, report)
+    trust.check(catalog.resolve(offer["name"]))

@@ -1,0 +1,99 @@
+"""The first start in a terminal: which model is offered, and what becomes of the answer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from platformdirs import user_config_path
+
+from mink_local.models.catalog import EMBEDDED, chosen_model
+from mink_local.models.offer import LADDER
+from tests.chat.conftest import MinkChat
+from tests.support.hub import REPOSITORY, Hub, serve
+from tests.support.terminal import Terminal
+
+pytestmark = [pytest.mark.terminal, pytest.mark.posix]
+LARGEST = LADDER[-1]
+
+
+@pytest.fixture
+def hub(own_files: Path, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub with a tiny model under every name that is offered; no choice yet, and empty stores."""
+    (user_config_path("mink-local") / "default-model").unlink()
+    assert not own_files.exists()
+    with serve(Hub()) as hub:
+        models = []
+        for i, offered in enumerate(LADDER):
+            name, _, quantization = offered.partition(":")
+            file = f"{name}-{quantization}.gguf"
+            hub.files[file] = tiny_path.read_bytes()
+            models.append(f"""
+[[model]]
+name = "{name}"
+source = "hf:{REPOSITORY}"
+file = "{name}-{{{quantization}}}.gguf"
+size = {(i + 1) / 1000}
+""")
+        (user_config_path("mink-local") / "models.toml").write_text("".join(models))
+        for name, value in {"HF_ENDPOINT": hub.url, "HF_HOME": tmp_path / "hf", "HOME": tmp_path}.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+        yield hub
+
+
+def start(answer: str | None = None) -> tuple[str, int]:
+    """Start a chat, answer the question if there is to be one, and leave; what was shown, and the status."""
+    chat = Terminal("--ctx", "256", "--max-tokens", "4", columns=100, waits=False)
+    try:
+        if answer is not None:
+            chat.until_shown(r"\[Y/n\]")
+            chat.send(answer)
+        chat.until_shown(r"(?m)^>$")
+        return chat.text, chat.leave()
+    finally:
+        chat.close()
+
+
+def test_the_offered_model_is_downloaded_and_kept(hub: Hub) -> None:
+    shown, status = start("\r")
+    assert LARGEST in shown
+    assert "100%" in shown
+    assert f"{LARGEST} on the" in shown
+    assert "toy" not in shown
+    assert (status, chosen_model()) == (0, LARGEST)
+    n_requests = len(hub.requests)
+    shown, _ = start()
+    assert f"{LARGEST} on the" in shown
+    assert len(hub.requests) == n_requests
+
+
+def test_a_refused_offer_leaves_the_embedded_model(hub: Hub) -> None:
+    shown, status = start("n\r")
+    assert f"{EMBEDDED} on the" in shown
+    assert "toy" in shown
+    assert (status, chosen_model(), hub.requests) == (0, EMBEDDED, [])
+    assert "[Y/n]" not in start()[0]
+
+
+def test_a_model_of_another_program_is_offered_first(hub: Hub, tiny_path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / ".lmstudio/models/me/parrot-GGUF"
+    folder.mkdir(parents=True)
+    (folder / "parrot.gguf").symlink_to(tiny_path)
+    shown, status = start("y\r")
+    assert "lmstudio:me/parrot-GGUF:parrot.gguf" in shown.replace("\n", "")
+    assert (status, chosen_model()) == (0, "lmstudio:me/parrot-GGUF:parrot.gguf")
+    assert hub.requests == []
+
+
+def test_without_a_network_it_is_asked_again_next_time(hub: Hub) -> None:
+    hub.status = 503
+    shown, status = start("y\r")
+    assert "503" in shown
+    assert f"{EMBEDDED} on the" in shown
+    assert (status, chosen_model()) == (0, None)
+
+
+def test_nothing_is_asked_without_a_terminal(hub: Hub, mink_chat: MinkChat) -> None:
+    assert "toy" in mink_chat("--max-tokens", "1", typed=["Hi"]).err
+    assert "toy" not in mink_chat("Hi", "--max-tokens", "1").err
+    assert (chosen_model(), hub.requests) == (None, [])
