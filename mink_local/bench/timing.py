@@ -8,7 +8,7 @@ import ctypes
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,10 +23,9 @@ from mink_local.generation.engine import Engine
 from mink_local.generation.loading import make_context
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.generation.slots import Slot, decode
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
-from mink_local.llama.context import Context
+from mink_local.llama.context import Context, Segment
 from mink_local.llama.token_data import TOKEN_DATA
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, TopK, TopNSigma, TopP, Workspace
@@ -204,23 +203,11 @@ def time_decoding(
     prompt = model.prompt_tokens([{"role": "user", "content": PROMPT}])
     n_ctx = len(prompt) + tokens
     context = make_context(model.weights, n_ctx, 1, n_threads=model.engine.context.n_threads)
-    slot: Slot[None] = Slot(context, 0)
 
     def answer(sampler: Sampler, form: Form, seed: int) -> tuple[float, float]:
         """Return the median seconds of a step of an answer, and of its sampling."""
-        slot.truncate(0)
-        next_token = stepper(context, slot, sampler, form, temperature, seed)
-        slot.queue(prompt)
-        evaluate(context, slot)
-        times = []
-        for _ in range(tokens):
-            began = time.perf_counter()
-            token = next_token()
-            sampled = time.perf_counter()
-            slot.push(token)
-            evaluate(context, slot)
-            times.append((time.perf_counter() - began, sampled - began))
-        slot.detach()
+        steps = answer_steps(context, prompt, sampler, form, temperature, seed)
+        times = [step[1:] for step in itertools.islice(steps, tokens)]
         whole, sampling = np.median(times, axis=0)
         return float(whole), float(sampling)
 
@@ -262,50 +249,62 @@ def compare_decoding(steps: Mapping[tuple[str, str], Sequence[tuple[float, float
     return rows
 
 
-def stepper(
-    context: Context, slot: Slot[None], sampler: Sampler, form: Form, temperature: float, seed: int
-) -> Callable[[], int]:
-    """Return a function that samples the next token of a slot from the last output of the last batch.
+def answer_steps(
+    context: Context, prompt: Sequence[int], sampler: Sampler, form: Form, temperature: float, seed: int
+) -> Iterator[tuple[int, float, float]]:
+    """Generate an endless answer in sequence 0 of a context.
 
     "host" and "backend" sample as `Engine` does, "llama.cpp" in llama.cpp's order: the cut, then temperature.
+
+    Yields:
+        A token, the seconds of its step, and the seconds of sampling it.
     """
-    if form == "llama.cpp":
-        chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-        C.llama_sampler_chain_add(chain, LLAMA_CPP[type(sampler)](sampler))
-        if not isinstance(sampler, Greedy):
-            C.llama_sampler_chain_add(chain, C.llama_sampler_init_temp(temperature))
-            C.llama_sampler_chain_add(chain, C.llama_sampler_init_dist(seed))
-        sample_own = partial(C.llama_sampler_sample, chain, context.handle, -1)
-        weakref.finalize(sample_own, C.llama_sampler_free, chain)
-        return sample_own
-    sample = TokenSampler(sampler, temperature, seed, context.n_vocab)
-    steps = itertools.count(1)
+    context.detach()  # the sampler of an earlier answer
+    host = TokenSampler(sampler, temperature, seed, context.n_vocab)
 
     def on_host() -> int:
-        return sample(context.logits(), step=next(steps))
+        return host(context.logits(), step=1)
 
-    def on_backend() -> int:
-        token = None if slot.backend_sampler is None else slot.backend_sampler.next()
-        if token is not None:
-            return token
-        if slot.backend_sampler is not None:
-            slot.detach()
-            slot.evaluate_last_again()
-            evaluate(context, slot)
-        return on_host()
+    sample: Callable[[], int | None] = on_host
+    if form == "llama.cpp":
+        sample = _llama_cpp_chain(context, sampler, temperature, seed)
+    elif form == "backend":
+        backend = BackendSampler(sampler, temperature, seed, context)
+        if not backend.attach():
+            raise MinkError(f"this device cannot sample {sampler} inside llama.cpp's graph: use --form host")
+        sample = backend.next
+    context.clear()
+    token, position = prompt[-1], len(prompt)
+    _evaluate(context, prompt, 0)
+    while True:
+        began = time.perf_counter()
+        found = sample()
+        if found is None:  # the graph cannot decide: the rest of the answer is sampled on the host
+            backend.detach()
+            context.truncate(position - 1)
+            _evaluate(context, [token], position - 1)
+            sample, found = on_host, on_host()
+        token, sampled = found, time.perf_counter()
+        _evaluate(context, [token], position)
+        position += 1
+        yield token, time.perf_counter() - began, sampled - began
 
-    if form == "host":
-        return on_host
-    slot.backend_sampler = BackendSampler(sampler, temperature, seed, context)
-    if not slot.backend_sampler.attach():
-        raise MinkError(f"this device cannot sample {sampler} inside llama.cpp's graph: use --form host")
-    return on_backend
+
+def _llama_cpp_chain(context: Context, sampler: Sampler, temperature: float, seed: int) -> Callable[[], int]:
+    """Return a function that samples with llama.cpp's own samplers."""
+    chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+    C.llama_sampler_chain_add(chain, LLAMA_CPP[type(sampler)](sampler))
+    if not isinstance(sampler, Greedy):
+        C.llama_sampler_chain_add(chain, C.llama_sampler_init_temp(temperature))
+        C.llama_sampler_chain_add(chain, C.llama_sampler_init_dist(seed))
+    sample = partial(C.llama_sampler_sample, chain, context.handle, -1)
+    weakref.finalize(sample, C.llama_sampler_free, chain)
+    return sample
 
 
-def evaluate(context: Context, slot: Slot[None]) -> None:
-    """Evaluate what a slot has pending, and wait for it: a GPU is still at work when llama.cpp returns."""
-    while slot.pending:
-        decode(context, [slot])
+def _evaluate(context: Context, tokens: Sequence[int], position: int) -> None:
+    """Evaluate tokens and wait for the result: a GPU is still at work when llama.cpp returns."""
+    context.decode(Segment(tokens, position))
     C.llama_synchronize(context.handle)
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,18 @@ from llama_cpp import llama_cpp as C
 
 from mink_local.bench.timing import (
     PROMPT,
+    answer_steps,
     compare_batches,
     compare_decoding,
-    evaluate,
     in_turn,
     logits_of_answer,
     median_ratio,
     slowdown,
-    stepper,
     time_batches,
     time_decoding,
 )
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
-from mink_local.generation.slots import Slot
 from mink_local.llama.backend_sampler import BackendSampler
 from mink_local.samplers import Greedy, MinK
 
@@ -127,23 +126,13 @@ def test_all_forms_sample_the_same_tokens(
 
     monkeypatch.setattr(BackendSampler, "next", next_token)
 
-    def steps(model: Model, form: Any) -> list[int]:
-        model.forget()
-        context = model.engine.context
-        slot: Slot[None] = Slot(context, 0)
-        step = stepper(context, slot, Greedy(), form, 1.0, 1)
-        slot.queue(model.prompt_tokens("Once upon a time"))
-        tokens = []
-        for _ in range(5):
-            evaluate(context, slot)
-            tokens.append(step())
-            slot.push(tokens[-1])
-        slot.release()
-        slot.truncate(0)
-        return tokens
+    def tokens(model: Model, form: Any) -> list[int]:
+        prompt = model.prompt_tokens("Once upon a time")
+        steps = answer_steps(model.engine.context, prompt, Greedy(), form, 1.0, 1)
+        return [token for token, *_ in islice(steps, 5)]
 
     with load_model(str(tiny_path), n_ctx=64) as model:
-        assert steps(model, "host") == steps(model, "backend") == steps(model, "llama.cpp")
+        assert tokens(model, "host") == tokens(model, "backend") == tokens(model, "llama.cpp")
     assert len(sampled) == (5 if undecided < 0 else 3)
 
 
