@@ -56,6 +56,10 @@ def request(prompt: Prompt, **options: Any) -> Request:
     return Request(prompt, SamplingParams(**options), watch=Rows())
 
 
+def greedy(text: str, max_tokens: int = 12, **options: Any) -> Request:
+    return request(ask(text), temperature=0.0, max_tokens=max_tokens, **options)
+
+
 class Rows(list[NDArray[np.float32]]):
     """Watches a request: the logits that its tokens were sampled from."""
 
@@ -202,27 +206,19 @@ def test_a_prompt_that_does_not_fit_is_said_and_the_rest_goes_on(model: Model) -
     assert answers[1].prompt_tokens > model.n_ctx
 
 
-def test_a_text_is_continued_without_a_chat_template(real: Model) -> None:
-    """With its control tokens read as such: the rendered template is the same prompt."""
-    rendered = real.apply_chat_template(ask(QUESTIONS[0]))
-    text, messages = (
-        next(real.answer_all([request(prompt, temperature=0.0, max_tokens=12)])).text
-        for prompt in (rendered, ask(QUESTIONS[0]))
-    )
-    assert text == messages == real.complete(rendered, temperature=0.0, max_tokens=12).read()
-    assert real.complete("1, 2, 3, 4, 5, 6,", temperature=0.0, max_tokens=6).read().startswith(" 7")
-
-
 def test_stop_strings_and_constraints_are_each_answers_own(real: Model) -> None:
+    yes_or_no, only_yes = (Constraints(grammar=f"root ::= {words}") for words in ('"yes" | "no"', '"yes"'))
     requests = [
-        request(ask(QUESTIONS[3]), temperature=0.0, max_tokens=30),
-        request(ask(QUESTIONS[3]), temperature=0.0, max_tokens=30, stop=["Max"]),
-        request(ask(QUESTIONS[3]), temperature=0.0, constraints=Constraints(grammar='root ::= "yes" | "no"')),
+        greedy(QUESTIONS[3]),
+        greedy(QUESTIONS[3], stop=["Max"]),
+        greedy(QUESTIONS[3], constraints=yes_or_no),
+        greedy(QUESTIONS[3], constraints=only_yes, ignore_eos=True),
     ]
-    plain, stopped, constrained = sorted(real.answer_all(requests), key=lambda answer: answer.index)
+    plain, stopped, constrained, stuck = real.answer_all(requests, ordered=True)
     assert stopped.text == plain.text[: plain.text.index("Max")]
-    assert stopped.finish_reason == "stop"
+    assert (plain.finish_reason, stopped.finish_reason) == ("length", "stop")
     assert constrained.text in ("yes", "no")
+    assert (stuck.text, stuck.finish_reason, stuck.no_token_left) == ("yes", "error", True)
 
 
 @pytest.mark.parametrize("before", [0, 1, 5])
@@ -274,10 +270,6 @@ def test_backend_sampling_in_a_batch(tiny_path: Path) -> None:
 # The engine itself: submit, cancel, step
 
 
-def greedy(text: str, max_tokens: int = 12, **options: Any) -> Request:
-    return request(ask(text), temperature=0.0, max_tokens=max_tokens, **options)
-
-
 def test_a_cancelled_slot_is_free_at_the_next_step(model: Model) -> None:
     engine = forget(model).engine
     answers = [engine.submit(greedy(text, 200)) for text in QUESTIONS[:5]]
@@ -307,15 +299,6 @@ def test_broken_logits_end_one_answer_and_not_the_run(model: Model, monkeypatch:
     assert answers[1].n_tokens == 2
 
 
-def test_constraints_that_leave_no_token_end_one_answer(model: Model) -> None:
-    only_ends = Constraints(grammar='root ::= "yes"')
-    requests = [greedy(QUESTIONS[0]), greedy(QUESTIONS[1], constraints=only_ends, ignore_eos=True)]
-    first, second = sorted(forget(model).answer_all(requests), key=lambda answer: answer.index)
-    assert first.finish_reason == "length"
-    assert (second.text, second.finish_reason) == ("yes", "error")
-    assert "no token" in str(second.error)
-
-
 def test_a_batch_on_which_llama_cpp_fails_ends_those_in_it(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,22 +316,16 @@ def test_a_batch_on_which_llama_cpp_fails_ends_those_in_it(
     assert [answer.finish_reason for answer in answers] == ["error"] * 4 + ["length"]
 
 
-def test_an_interrupt_that_was_not_heard_yet_is_not_undone(model: Model) -> None:
-    """By a second reply, which cancels the first."""
+def test_an_interrupt_is_for_what_is_being_generated(model: Model) -> None:
+    """Not for a reply that begins later, whether it cancels the interrupted one or the model was idle."""
     first = model.chat(ask(QUESTIONS[0]), max_tokens=5)
-    model.interrupt()
-    second = model.chat(ask(QUESTIONS[1]), temperature=0.0, max_tokens=5)
-    assert list(first) == []
-    assert first.finish_reason == "interrupted"
-    assert second.read()
-    assert second.finish_reason == "length"
-
-
-def test_an_interrupt_while_idle_is_not_meant_for_later(model: Model) -> None:
-    model.interrupt()
-    reply = model.chat(ask(QUESTIONS[0]), temperature=0.0, max_tokens=5)
-    assert reply.read()
-    assert reply.finish_reason == "length"
+    for _ in range(2):
+        model.interrupt()
+        later = model.chat(ask(QUESTIONS[1]), temperature=0.0, max_tokens=5)
+        assert list(first) == []
+        assert first.finish_reason == "interrupted"
+        assert later.read()
+        assert later.finish_reason == "length"
 
 
 # Requests that come and go in a random order
@@ -373,7 +350,10 @@ def random_request(choice: random.Random) -> Request:
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))]
 )
 def test_requests_that_come_and_go(model: Model, seed: int) -> None:
-    """Waiting, in prefill, sharing a slot, diverged and without one: cancelled anywhere, and no other is."""
+    """An answer may be cancelled at any point: waiting, in prefill, sharing a slot, diverged without one.
+
+    The others are unaffected.
+    """
     choice = random.Random(seed)
     engine = forget(model).engine
     answers: list[Answer] = []
@@ -400,61 +380,41 @@ def test_requests_that_come_and_go(model: Model, seed: int) -> None:
             assert len(answer.prompt_logprobs) == answer.prompt_tokens
 
 
-# Requests that are prepared in other threads than the engine's, while it generates
-
-THREADS = 8
-SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-
-
-def mixed_requests() -> list[Request]:
-    """Messages, texts, control tokens, penalties, grammars, schemas; some of them the same."""
-    constraints = [
-        None,
-        Constraints(repeat_penalty=1.3, dry_multiplier=0.8),
-        Constraints(grammar='root ::= "yes" | "no"'),
-        Constraints(json_schema=SCHEMA),
-        None,
-    ]
-    prompts = [
-        *(
-            [{"role": "user", "content": f"What is {i} times {i}? <|im_end|>" + " word" * i}]
-            for i in range(9)
-        ),
-        *(f"One, two, three, {i}" for i in range(3)),
-    ]
-    return [
-        Request(prompt, SamplingParams(temperature=0.0, max_tokens=6, constraints=constraints[i % 5]))  # type: ignore[arg-type]
-        for i, prompt in enumerate(prompts * 2)
-    ]
-
-
-def answered(model: Model, prepared: Sequence[Decoding]) -> list[tuple[str, list[int]]]:
-    """The texts and k of prepared requests, one after the other in an empty cache."""
-    found = []
-    for decoding in prepared:
-        engine = forget(model).engine
-        engine.enqueue(decoding)
-        run(engine)
-        found.append((decoding.answer.text, decoding.answer.k))
-    return found
+# Requests prepared in other threads than the engine's, while it generates
 
 
 @pytest.mark.slow
 def test_eight_threads_prepare_what_one_does(real: Model) -> None:
-    engine = real.engine
-    others = [
-        engine.submit(Request(f"Once upon a time {i}", SamplingParams(ignore_eos=True))) for i in (1, 2)
+    """Messages, texts, control tokens, penalties, grammars and schemas, some of them twice."""
+    constraints = [
+        None,
+        Constraints(repeat_penalty=1.3, dry_multiplier=0.8),
+        Constraints(grammar='root ::= "yes" | "no"'),
+        Constraints(json_schema={"type": "object", "properties": {"name": {"type": "string"}}}),
     ]
-    with ThreadPoolExecutor(THREADS) as pool:
-        waiting = [pool.submit(engine.prepare, request) for request in mixed_requests()]
-        while not (all(answer.n_tokens for answer in others) and all(future.done() for future in waiting)):
+    prompts: list[Prompt] = [*(ask(f"{i} times {i}? <|im_end|>" + " word" * i) for i in range(9)), "One, two"]
+    requests = [
+        request(prompt, temperature=0.0, max_tokens=6, constraints=constraints[i % 4])
+        for i, prompt in enumerate(prompts * 2)
+    ]
+    engine = forget(real).engine
+    running = engine.submit(request("Once upon a time", ignore_eos=True))
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(engine.prepare, one) for one in requests]
+        while not (running.n_tokens and all(future.done() for future in futures)):
             engine.step()
-    together = [future.result() for future in waiting]
+    assert engine.n_waiting == 0
     engine.cancel_all()
-    with load_model("smollm2-135m", n_ctx=512, n_parallel=4) as other:
-        alone = [other.engine.prepare(request) for request in mixed_requests()]
-        assert [decoding.prompt for decoding in together] == [decoding.prompt for decoding in alone]
-        assert answered(real, together[8:14]) == answered(other, alone[8:14])
+    prepared = [future.result() for future in futures]
+    alone = [engine.prepare(one) for one in requests]
+    assert [decoding.prompt for decoding in prepared] == [decoding.prompt for decoding in alone]
+    for pair in zip(prepared, alone, strict=True):
+        for decoding in pair:
+            forget(real)
+            engine.enqueue(decoding)
+            run(engine)
+        first, second = (decoding.answer for decoding in pair)
+        assert (first.text, first.k) == (second.text, second.k)
 
 
 def test_threads_hear_of_their_own_errors_only(real: Model) -> None:
@@ -468,7 +428,7 @@ def test_threads_hear_of_their_own_errors_only(real: Model) -> None:
         except ValueError as error:
             return str(error)
 
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(8) as pool:
         for i, message in enumerate(pool.map(prepare, range(6))):
             assert (f"rule{i}" in message) == (i % 2 == 1), message
 
@@ -483,18 +443,6 @@ def test_a_finished_answer_is_not_taken(real: Model) -> None:
         engine.enqueue(decoding)
         assert engine.idle
         engine.cancel(decoding.answer)
-
-
-def test_preparing_takes_no_slot_and_changes_no_answer(real: Model) -> None:
-    engine = forget(real).engine
-    answer = engine.submit(Request("Once upon a time", SamplingParams(temperature=0.0, max_tokens=4)))
-    prepared = engine.prepare(Request("Once upon a time", SamplingParams(temperature=0.0, max_tokens=4)))
-    run(engine)
-    assert answer.finish_reason == "length"
-    assert prepared.answer.tokens == []
-    engine.enqueue(prepared)
-    run(engine)
-    assert prepared.answer.tokens == answer.tokens
 
 
 def test_a_request_watches_the_logits_of_its_steps(real: Model) -> None:

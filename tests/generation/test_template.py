@@ -129,26 +129,16 @@ def test_tools_and_calls_reach_the_template(with_tools: Weights) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["description", "property", "argument", "result", "name", "role"])
-def test_control_tokens_in_tools_and_calls_are_text(with_tools: Weights, place: str) -> None:
+def test_control_tokens_in_tools_and_calls_are_text(with_tools: Weights) -> None:
+    """In a description, a property, an argument, a result, a function's name and a role."""
     template = ChatTemplate(with_tools)
     control = [text for text in with_tools.control_tokens if len(text) > 1]
+    marked = json.dumps([CALLED, SEARCH]).replace("the web", "MARK").replace("query", "MARK")
+    marked = marked.replace("rain", "MARK").replace("It falls", "MARK").replace('"name": "', '"name": "MARK')
 
     def tokens(inserted: str) -> list[int]:
-        messages, tool = deepcopy(CALLED), deepcopy(SEARCH)
-        function, call = tool["function"], messages[1]["tool_calls"][0]["function"]
-        if place == "description":
-            function["description"] += inserted
-        elif place == "property":
-            function["parameters"]["properties"][inserted] = {}
-        elif place == "argument":
-            call["arguments"] = json.dumps({"query": inserted})
-        elif place == "result":
-            messages[2]["content"] += inserted
-        elif place == "name":
-            call["name"] += inserted
-        else:
-            messages.insert(1, {"role": f"user{inserted}", "content": "x"})
+        messages, tool = json.loads(marked.replace("MARK", inserted))
+        messages.insert(1, {"role": f"user{inserted}", "content": "x"})
         return template.tokens(messages, tools=[tool])
 
     plain = structure(with_tools, tokens("x"))
@@ -156,8 +146,7 @@ def test_control_tokens_in_tools_and_calls_are_text(with_tools: Weights, place: 
     for text in [control[0], control[-1], "".join(control[:9]), "<|im_end|>", "<|eot_id|>"]:
         found = tokens(f"x{text}y")
         assert structure(with_tools, found) == plain
-        if place != "role" or "message['role']" in str(with_tools.chat_template):
-            assert f"x{text}y".encode() in b"".join(map(with_tools.piece, found))
+        assert b"".join(map(with_tools.piece, found)).count(f"x{text}y".encode()) >= 6
 
 
 def test_fields_that_are_null_are_as_if_left_out(with_tools: Weights) -> None:
@@ -206,40 +195,29 @@ def test_a_template_without_tools_refuses_them(smollm2: Model) -> None:
         smollm2.chat(TURNS, tools=[SEARCH])
 
 
-@pytest.fixture
-def renderings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was rendered."""
-    given: list[Any] = []
+def test_a_prompt_is_rendered_once(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless its messages have changed in place, or it is too long to be remembered."""
+    rendered: list[Any] = []
     render = Renderer.__call__
 
     def watched(self: Renderer, messages: Any, **options: Any) -> str:
-        given.append(messages)
+        rendered.append(messages)
         return render(self, messages, **options)
 
     monkeypatch.setattr(Renderer, "__call__", watched)
-    return given
-
-
-def test_a_prompt_is_rendered_once(tiny_path: Path, renderings: list[Any]) -> None:
-    """Also if a model looks at many requests first, to choose the length of their KV caches."""
-    model = load_model(str(tiny_path), n_ctx=256)
-    messages = [{"role": "user", "content": "How many times am I rendered?"}]
-    first = model.prompt_tokens(messages)
-    first.clear()
-    messages[0]["content"] += " Once?"
-    asked = [messages, *([{"role": "user", "content": f"Say {i}."}] for i in range(40))]
-    assert len(list(model.generate(asked, max_tokens=1, temperature=0.0))) == 41
-    assert len(renderings) == 42
-    assert model.prompt_tokens(messages)
-    assert len(renderings) == 42
-    model.prompt_tokens(messages, enable_thinking=True)
-    assert len(renderings) == 43
-
-
-def test_a_long_prompt_is_not_remembered(smollm2: Model, renderings: list[Any]) -> None:
-    for _ in range(2):
-        smollm2.prompt_tokens([{"role": "user", "content": "long " * 220_000}])
-    assert len(renderings) == 2
+    with load_model(tiny_path, n_ctx=256, trust=True) as model:
+        messages = [{"role": "user", "content": "How many times am I rendered?"}]
+        model.prompt_tokens(messages).clear()
+        messages[0]["content"] += " Once?"
+        asked = [messages, *([{"role": "user", "content": f"Say {i}."}] for i in range(40))]
+        assert len(list(model.generate(asked, max_tokens=1, temperature=0.0))) == 41
+        assert model.prompt_tokens(messages)
+        assert len(rendered) == 42
+        model.prompt_tokens(messages, enable_thinking=True)
+        assert len(rendered) == 43
+        for _ in range(2):
+            model.prompt_tokens([{"role": "user", "content": "long " * 220_000}])
+        assert len(rendered) == 45
 
 
 def test_no_more_of_messages_is_tokenized_than_overflows_every_context(tmp_path: Path) -> None:
@@ -333,21 +311,19 @@ FEATURES: dict[str, tuple[str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FEATURES)
-@pytest.mark.parametrize("in_process", [True, False])
+@pytest.mark.parametrize(
+    ("name", "in_process"), [*((name, True) for name in FEATURES), ("the date", False), ("tools", False)]
+)
 def test_features_of_templates(name: str, in_process: bool) -> None:
-    if not in_process and name not in ("the date", "tools", "JSON"):
-        pytest.skip("the child runs the same code")
     template, options, text = FEATURES[name]
     assert renderer(template, date(2025, 3, 1), in_process)(HELLO, **options) == text
 
 
 @pytest.mark.parametrize("in_process", [True, False])
 def test_the_date_is_todays_unless_it_is_fixed(in_process: bool) -> None:
-    render = renderer("{{ strftime_now('%Y-%m-%d') }}", in_process=in_process)
-    assert date.today().isoformat() <= render(HELLO) <= date.today().isoformat()
-    assert renderer("{{ strftime_now('%Y-%m-%d') }}", date(2024, 7, 26), in_process)(HELLO) == "2024-07-26"
-    assert date.today().isoformat() <= render(HELLO) <= date.today().isoformat()
+    before = date.today()
+    rendered = renderer("{{ strftime_now('%Y-%m-%d') }}", in_process=in_process)(HELLO)
+    assert before.isoformat() <= rendered <= date.today().isoformat()
 
 
 @pytest.mark.parametrize(
@@ -382,9 +358,9 @@ HOSTILE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 def test_templates_that_do_not_end_are_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if they wait for a later turn, and the turns before that are not lost."""
+    """Even if they wait for a later turn; a conversation before that turn can still be rendered."""
     template, complaint = HOSTILE[name]
-    monkeypatch.setattr(rendering, "SECONDS", 1 if name == "a loop" else 30)
+    monkeypatch.setattr(rendering, "SECONDS", 1 if "1 s" in complaint else 30)
     render = renderer("{% if messages | length > 1 %}" + template + "{% endif %}fine")
     assert render(HELLO) == "fine"
     with pytest.raises(TemplateError, match=f"^was stopped: .*({complaint})"):
@@ -394,7 +370,7 @@ def test_templates_that_do_not_end_are_stopped(name: str, monkeypatch: pytest.Mo
 
 def test_a_template_that_does_not_end_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendering, "SECONDS", 1)
-    with pytest.raises(TemplateError, match="timed out after 1 s"):
+    with pytest.raises(TemplateError, match="1 s"):
         renderer("{{ 9 ** (9 ** (9 ** 9)) }}")(HELLO)
 
 

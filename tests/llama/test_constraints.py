@@ -3,7 +3,6 @@
 import ctypes
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
-from mink_local.llama import constraints, grammar
+from mink_local.llama import constraints
 from mink_local.llama.constraints import Constrainer, Constraints
 from mink_local.llama.context import Context, Segment
 from mink_local.llama.token_sampler import TokenSampler
@@ -239,21 +238,6 @@ def test_constraints_that_a_model_cannot_take(
 ) -> None:
     with pytest.raises(ValueError, match=wrong):
         Constrainer(Constraints(**options), tiny_weights, [])
-
-
-def test_trusted_weights_start_no_child_process(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(grammar, "check", refuse)
-    weights = Weights(tiny_path, trust=True)
-    assert constrained(weights, Constraints(grammar='root ::= "yes"'))(
-        np.zeros(weights.n_vocab, np.float32), 1
-    )
-    with pytest.raises(ValueError, match="grammar"):
-        Constrainer(Constraints(grammar='root ::= "a'), weights, [])
-    with pytest.raises(AssertionError):
-        Constrainer(Constraints(grammar='root ::= "yes"'), Weights(tiny_path), [])
 
 
 def test_large_windows_take_no_memory(tiny_weights: Weights) -> None:

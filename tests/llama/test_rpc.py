@@ -68,33 +68,30 @@ class MailServer(BaseRequestHandler):
         self.request.sendall(b"220 parrot ready\r\n" * 10)
 
 
-@pytest.mark.usefixtures("server")
-class TestRefused:
-    """A wrong address is an error that names it, and the process goes on."""
+@pytest.fixture
+def refused(server: RpcServer, request: pytest.FixtureRequest) -> Iterator[str]:
+    """An address at which no free RPC server listens."""
+    with (
+        TCPServer(("127.0.0.1", 0), MailServer) as mail,
+        create_server(("127.0.0.1", 0)) as silent,
+        create_connection(("127.0.0.1", server.port)),
+    ):
+        threading.Thread(target=mail.serve_forever, args=[0.05], daemon=True).start()
+        yield {
+            "nobody": "127.0.0.1:9",
+            "no host": "no-such-host.invalid:1",
+            "another protocol": f"127.0.0.1:{mail.server_address[1]}",
+            "silent": f"127.0.0.1:{silent.getsockname()[1]}",
+            "in use": server.address,
+        }[request.param]
+        mail.shutdown()
 
-    def check(self, address: str) -> None:
-        with pytest.raises(MinkError, match=re.escape(address)):
-            use_servers([address])
-        assert address not in servers_in_use
 
-    @pytest.mark.parametrize("address", ["127.0.0.1:9", "no-such-host.invalid:1"])
-    def test_nobody_listens(self, address: str) -> None:
-        self.check(address)
-
-    def test_another_protocol(self) -> None:
-        with TCPServer(("127.0.0.1", 0), MailServer) as server:
-            threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
-            self.check(f"127.0.0.1:{server.server_address[1]}")
-            server.shutdown()
-
-    def test_a_listener_that_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(rpc, "_SECONDS", 1.0)
-        with create_server(("127.0.0.1", 0)) as listener:
-            self.check(f"127.0.0.1:{listener.getsockname()[1]}")
-
-    def test_a_server_that_another_program_uses(
-        self, server: RpcServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(rpc, "_SECONDS", 1.0)
-        with create_connection(("127.0.0.1", server.port)):
-            self.check(server.address)
+@pytest.mark.parametrize(
+    "refused", ["nobody", "no host", "another protocol", "silent", "in use"], indirect=True
+)
+def test_a_wrong_address_is_an_error_that_names_it(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "_SECONDS", 2.0)
+    with pytest.raises(MinkError, match=re.escape(refused)):
+        use_servers([refused])
+    assert refused not in servers_in_use
