@@ -32,7 +32,7 @@ def run(command: click.Command, program: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(PrintableFormatter(f"{program}: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
-    gc.set_threshold(50_000)  # what is imported stays: the usual 700 look through it again and again
+    gc.set_threshold(50_000)  # imported objects stay: 700, the default, would scan them over and over
     _write_any_character()
     try:
         with lost_interrupts_repeated():
@@ -46,7 +46,7 @@ def run(command: click.Command, program: str) -> None:
         status = _fail(program, str(error), 1)
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
-    except SystemExit as end:  # from click, if the reader of standard output is gone: Ctrl-C ends both
+    except SystemExit as end:  # from click, if the reader of standard output has left; Ctrl-C ends both
         status = INTERRUPTED if was_interrupted() else end.code
     except OSError as error:
         if error.filename is None and error.errno in _CANNOT_BE_WRITTEN:
@@ -56,12 +56,12 @@ def run(command: click.Command, program: str) -> None:
         else:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again when it exits
-    gc.freeze()  # looking for garbage among all that Numba has made would take longer than importing it
+    gc.freeze()  # a last collection of all that Numba has allocated would take longer than importing it
     sys.exit(status)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a question for the known word that is nearest, as the end of a message; "" if none is near."""
+    """Return the end of a message that suggests the closest known word; "" if none is close."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f": did you mean {near[0]}?" if near else ""
 
@@ -72,14 +72,14 @@ def printable(text: str) -> str:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Formats log records without control characters, which names of files and of models may have."""
+    """Formats log records without control characters, which names of files and models may contain."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 def _write_any_character() -> None:
-    """Write UTF-8 to pipes and files, on Windows too, and ? for what a terminal cannot show."""
+    """Write UTF-8 to pipes and files, on Windows too, and ? for what a terminal cannot display."""
     for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
         if not hasattr(stream, "reconfigure"):
             continue
@@ -95,7 +95,7 @@ def _fail(program: str, message: str, status: int) -> int:
 
 
 def _reader_has_left(error: OSError) -> bool:
-    """Return whether the reader of standard output is gone; Windows calls that EINVAL."""
+    """Return whether the reader of standard output has left, which is EINVAL on Windows."""
     return error.errno == errno.EPIPE or (
         os.name == "nt" and error.errno == errno.EINVAL and error.filename is None
     )

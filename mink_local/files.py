@@ -1,4 +1,4 @@
-"""Files: written atomically, hashed, kept private; sizes in words."""
+"""Files: atomic writes, hashes, private folders, small JSON caches; sizes in words."""
 
 import hashlib
 import json
@@ -54,13 +54,13 @@ def sha256_of(path: Path) -> str:
 
 
 def private_folder(path: Path) -> Path:
-    """Return a folder, created with its parents as readable by its owner only if it does not exist."""
+    """Return a folder, created if missing, with its parents, and readable by its owner only."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
 def private_file(path: Path) -> Path:
-    """Return a file, created empty and readable by its owner only, in a private folder, if missing."""
+    """Return a file in a private folder, created empty and readable by its owner only if missing."""
     private_folder(path.parent)
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     return path

@@ -7,11 +7,11 @@ llama.cpp, and an exception that a handler raises inside a callback of C code is
     any program                   exit status 130, no traceback               `cli.run`
     a model that loads            KeyboardInterrupt; it loads in a thread     `load_model`
     the model of a chat           ends it at once, the terminal as it was     `interrupt_ends_program`
-    a question in a chat          KeyboardInterrupt: the answer is no         `interrupt_raises`
-    an answer, an evaluation      stops it; what there is so far is kept      `until_interrupted`
+    a yes-or-no question          KeyboardInterrupt, which means no           `interrupt_raises`
+    an answer, an evaluation      stops it; what there is already is kept     `until_interrupted`
     llama_decode on a CPU         returns in the middle of a batch            `Context.interrupted`
     the chat between answers      clears the line, or leaves                  prompt_toolkit, `on_interrupt`
-    the server; also SIGTERM      takes no more requests, drains, exits       `on_interrupt`
+    the server; also SIGTERM      accepts no more requests, drains, exits     `on_interrupt`
     callbacks and finalizers      raised again a moment later                 `lost_interrupts_repeated`
     child processes               nothing: they have a session of their own   `sandbox`
     mink-models rpc-server        ends it at once; llama.cpp never returns    SIG_DFL
@@ -35,11 +35,11 @@ _WAIT_SECONDS = 0.25  # between two calls of `waiting`; on Windows an endless wa
 def until_interrupted(
     items: Iterable[T], interrupt: Callable[[], None], waiting: Callable[[], None] = lambda: None
 ) -> Generator[T, None, None]:
-    """Yield `items`, over which another thread iterates, until Ctrl-C.
+    """Iterate over `items` in another thread, and yield them here, until Ctrl-C.
 
     Args:
-        interrupt: Makes the iteration end soon. Called on Ctrl-C, and if this generator is closed early.
-        waiting: Called now and then while no item arrives.
+        interrupt: Makes the iteration end soon; called on Ctrl-C, and if this generator is closed early.
+        waiting: Called periodically while no item arrives.
     """
     arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
 
@@ -142,7 +142,7 @@ def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterat
 
 @contextmanager
 def interrupt_raises() -> Iterator[None]:
-    """Have Ctrl-C raise KeyboardInterrupt inside a block that `on_interrupt` or another handler surrounds."""
+    """Let Ctrl-C raise KeyboardInterrupt inside a block that `on_interrupt` or another handler surrounds."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -152,7 +152,7 @@ def interrupt_raises() -> Iterator[None]:
 
 @contextmanager
 def interrupt_ends_program(clean_up: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Have Ctrl-C call `clean_up` and end the program at once, though another thread is inside llama.cpp."""
+    """Let Ctrl-C call `clean_up` and end the program at once, even if another thread is inside llama.cpp."""
 
     def end() -> None:
         clean_up()

@@ -8,7 +8,7 @@
     token = llama_cpp.llama_sampler_sample(chain, context, -1)
     k = check(min_k, step=1)  # the number of candidates; raises for a row with a NaN
 
-llama.cpp clones and frees it like its own samplers, in any order; nothing has to be kept alive in Python.
+llama.cpp clones and frees it like its own samplers; nothing has to be kept alive in Python.
 """
 
 import ctypes
@@ -57,7 +57,7 @@ def _of(sampler: int) -> int:
     return int(C.llama_sampler.from_address(sampler).ctx)
 
 
-# An exception cannot pass through llama.cpp: these raise none, and a kernel's errors are kept for `check`.
+# Exceptions cannot pass through llama.cpp: these callbacks raise none, and keep a kernel's error for `check`.
 
 
 def _name(_: int) -> int:
@@ -103,7 +103,7 @@ _CALLBACKS = {
 for _field, _callback in _CALLBACKS.items():
     _kind = getattr(C, f"llama_sampler_i_{_field}")
     setattr(_INTERFACE, _field, ctypes.cast(_callback, _kind))
-# Never freed: a sampler may still be used or freed while the interpreter shuts down.
+# Never freed: llama.cpp may use or free a sampler while the interpreter shuts down.
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(globals()))
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_CALLBACKS))
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_INTERFACE))
@@ -112,12 +112,12 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_INTERFACE))
 def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0) -> Any:
     """Return a new `llama_sampler_p` that keeps the candidates of `sampler`.
 
-    Place it after penalties and grammar and before llama.cpp's `temp`. It leaves the candidates in the order
-    of their ids, in which `dist` samples the same tokens as every other form of the sampler for a seed. The
-    caller owns it, or the chain that it is added to.
+    Place it after penalties and grammar, and before llama.cpp's `temp`. It leaves the candidates in the order
+    of their ids, so that for a seed `dist` samples the same tokens as with every other form of the sampler.
+    The caller owns it, or the chain that it is added to.
 
     Args:
-        sampler: Any sampler except mirostat, which llama.cpp has itself; also one of your own.
+        sampler: Any sampler, your own included, except mirostat, which llama.cpp has itself.
         n_vocab: Number of tokens of the vocabulary.
         temperature: The temperature of `temp`; only samplers of order "temperature-first" depend on it.
 
@@ -132,11 +132,11 @@ def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0) -> 
 def check(sampler: Any, step: int) -> int:
     """Return the number of candidates of the last step of a `native_sampler`.
 
-    A native function cannot raise: a row that nothing can be sampled from is left unchanged, and llama.cpp
-    samples some token from it. Check after every token, or once after many.
+    A native function cannot raise: a row from which nothing can be sampled is left unchanged, and llama.cpp
+    samples some token from it. Call this after every token, or once after many.
 
     Raises:
-        GenerationError: There was such a row since the sampler was made or reset. The message names `step`.
+        GenerationError: There was such a row since the sampler was made or reset; the message names `step`.
     """
     selection = _selections[sampler.contents.ctx]
     if selection.error == _UNKNOWN_TOKEN:

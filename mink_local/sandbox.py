@@ -1,7 +1,7 @@
 """Runs a module of this package in a child process with limits on time and memory.
 
-The parent enforces both limits by watching and killing the child, which works on every system, even while the
-child is inside C code. Questions and answers are lines of JSON.
+The parent watches the child and kills it at a limit, which works on every system, even while the child is
+inside C code. Questions and answers are lines of JSON.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ GIB = 1 << 30
 _LONGEST_COMPLAINT = 300  # characters: one may quote a whole schema, grammar or conversation
 _INTERVAL = 0.05  # seconds between two checks of a child
 _ORPHAN_SECONDS = 5  # how long a child outlives its time limit if its parent was killed
-_ROOT = Path(__file__).parents[1]  # -m looks here first, so that no other package of the name is found
-_INHERITED = re.compile(  # variables that a child needs; others may hold secrets such as API keys
+_ROOT = Path(__file__).parents[1]  # -m looks here first, so it finds no other package of this name
+_INHERITED = re.compile(  # variables that a child needs; others may hold secrets, such as API keys
     r"PATH|HOME|USERPROFILE|(LOCAL)?APPDATA|SYSTEM(ROOT|DRIVE)|TEMP|TMP|TMPDIR|LANG|LC_\w+|"
     r"(LD|DYLD|PYTHON|NUMBA|OMP|GGML|LLAMA_CPP|LLAMA_GRAPH|CUDA|HIP|ROCR|VK)\w*"
 )
@@ -40,17 +40,13 @@ _OWN_SESSION: dict[str, Any] = {  # so that Ctrl-C in the terminal does not reac
 
 
 def in_a_line(complaint: str) -> str:
-    """Return what is wrong with a stranger's text in one short line."""
+    """Shorten a complaint about somebody's text to one short line."""
     line = " ".join(complaint.split())
     return line if len(line) <= _LONGEST_COMPLAINT else f"{line[:_LONGEST_COMPLAINT]}…"
 
 
 class SandboxError(Exception):
     """A child process did not answer; the text is a predicate: "crashed (signal 6)"."""
-
-
-class ChildTimeoutError(SandboxError):
-    """A child process took too long."""
 
 
 class ChildStartError(MinkError):
@@ -79,7 +75,7 @@ class Server:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the child now, so that it gets ready meanwhile; `first` may still be set."""
+        """Start the child now, so that it gets ready in the background; `first` may be set later."""
         with self._lock, contextlib.suppress(ChildStartError):  # the first question raises it
             self._start()
 
@@ -207,7 +203,7 @@ def _limits(child: "subprocess.Popen[bytes]", seconds: float, memory: int) -> It
         end = time.monotonic() + seconds
         while not verdicts and not done.wait(_INTERVAL):
             if time.monotonic() > end:
-                verdicts.append(ChildTimeoutError(f"timed out after {seconds:g} s"))
+                verdicts.append(SandboxError(f"timed out after {seconds:g} s"))
             elif _memory_of(child.pid) > memory:
                 verdicts.append(SandboxError(f"took more than {memory / GIB:g} GiB of memory"))
         if verdicts:

@@ -21,7 +21,6 @@ from mink_local.generation.rendering import Renderer
 from mink_local.sandbox import (
     GIB,
     ChildStartError,
-    ChildTimeoutError,
     SandboxError,
     Server,
     ask,
@@ -86,10 +85,9 @@ def test_one_child_answers_until_a_question_fails(
     first = pid(server)
     assert pid(server) == first
     begin = time.monotonic()
-    with pytest.raises(SandboxError, match=cause) as failure:
+    with pytest.raises(SandboxError, match=cause):
         server.ask(question, seconds)
     assert time.monotonic() - begin < seconds + 30  # and not as long as the child sleeps
-    assert isinstance(failure.value, ChildTimeoutError) is (seconds < 1)
     assert gone(first)
     assert pid(server) not in (first, os.getpid())
 

@@ -153,7 +153,7 @@ def decode_command(
     from mink_local.generation.loading import load_model
 
     if not find_spec("scipy"):
-        raise click.UsageError("the intervals need SciPy: type  python -m pip install scipy")
+        raise click.UsageError("the intervals need SciPy: run  python -m pip install scipy")
     with load_model(model, n_ctx=tokens + 256, **placement) as loaded:
         forms = forms or (("host", "backend") if loaded.weights.on_gpu else ("host",))
         speeds = time_decoding(loaded, samplers, forms, temp, tokens, rounds)

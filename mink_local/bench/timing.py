@@ -1,6 +1,6 @@
 """Time sampling next to references: one step, an answer, and several answers at a time.
 
-No machine keeps its speed for long. So contestants are timed in turn, and only figures of the same round are
+No machine keeps its speed for long, so contestants take turns, and only figures of the same round are
 compared.
 """
 
@@ -39,7 +39,7 @@ LLAMA_CPP: dict[type[Sampler], Callable[[Any], Any]] = {
     MinP: lambda sampler: C.llama_sampler_init_min_p(sampler.p, 1),
     TopNSigma: lambda sampler: C.llama_sampler_init_top_n_sigma(sampler.n),
 }
-"""llama.cpp's own sampler of a method, if llama.cpp has one."""
+"""llama.cpp's own form of a sampler, if there is one."""
 
 Name = TypeVar("Name", bound=Hashable)
 Measured = TypeVar("Measured")
@@ -60,8 +60,8 @@ def seconds(function: Callable[[], object]) -> float:
 def in_turn(contestants: Mapping[Name, Callable[[int], Measured]], rounds: int) -> dict[Name, list[Measured]]:
     """Measure every contestant once per round, starting each round with another one.
 
-    A contestant is a function of the round's number; the result lists what each returned. Round 0 comes
-    first, warms up and is dropped.
+    A contestant is a function of the number of the round; the result lists what each returned. Round 0 is a
+    warm-up and is dropped.
     """
     measured: dict[Name, list[Measured]] = {name: [] for name in contestants}
     names = list(contestants)
@@ -102,7 +102,7 @@ def time_samplers(logits: Logits, samplers: Sequence[Sampler], temperature: floa
         rounds: Rounds, each of which times everything once.
 
     Returns:
-        A row per method with median microseconds of one step, None for a form that a method lacks: `cut`
+        A row per sampler with median microseconds of one step, None for a form that it lacks: `cut`
         alone; `step`, which is cut, temperature and sampling as in generation; `llama_cpp`, its own sampler
         on candidates already in place; `processor`, a logits processor in Python.
     """
@@ -129,7 +129,7 @@ def time_samplers(logits: Logits, samplers: Sequence[Sampler], temperature: floa
 
 
 def _warm(contestant: Timed, rows: Sequence[Logits], i: int) -> float:
-    """Return the last of three calls' seconds: the row and the buffers are in the caches then."""
+    """Return the seconds of the last of three calls, when the row and the buffers are in the caches."""
     return [contestant(rows[i % len(rows)]) for _ in range(3)][-1]
 
 
@@ -150,7 +150,7 @@ def _processor(sampler: Sampler, temperature: float) -> Timed:
 
 
 def _llama_cpp(sampler: Sampler, n_vocab: int) -> Timed:
-    """Time llama.cpp's sampler on a llama_token_data_array that is filled already."""
+    """Time llama.cpp's sampler on a llama_token_data_array that is already filled."""
     own = LLAMA_CPP[type(sampler)](sampler)
     records = np.zeros(n_vocab, TOKEN_DATA)
     array = C.llama_token_data_array()
@@ -221,11 +221,11 @@ def time_decoding(
 
 
 def compare_decoding(steps: Mapping[tuple[str, str], Sequence[tuple[float, float]]]) -> list[Row]:
-    """Return a row per method and form: its speed, and how much longer its steps are than greedy's.
+    """Return a row per sampler and form: its speed, and how much longer its steps are than greedy's.
 
     Args:
-        steps: By method and form, the seconds of a step and of its sampling, one pair per round; each form
-            has greedy.
+        steps: By sampler and form, the seconds of a step and of its sampling, one pair per round; each form
+            includes greedy.
 
     Returns:
         Medians over rounds; the slowdown is in percent, with its 95% interval.
@@ -364,7 +364,7 @@ def _batch(
 
     The contestant returns tokens a second, of generation and of its calls alone.
     """
-    # Each has a prompt of its own: what answers have in common would be evaluated once.
+    # Each has its own prompt: what answers have in common would be evaluated once.
     prompts = [
         model.prompt_tokens([{"role": "user", "content": f"{PROMPT} This is story {i}."}])
         for i in range(100, 100 + n_parallel)

@@ -2,8 +2,8 @@
 
 `llama_set_sampler` attaches a chain of samplers to a sequence, and the host receives a token and one float32
 instead of a row of logits. Greedy, top-k, top-p, min-p, temperature and `dist` are llama.cpp's own; Min-k is
-built here. Python is called only while llama.cpp builds its graph: when a chain is attached, and when the
-shape of a batch changes.
+built here. Python runs only while llama.cpp builds its graph: when a chain is attached, and when the shape of
+a batch changes.
 
     raw logits (V,) -> first stage -> [temp] -> truncation -> [temp] -> dist -> report stage -> token, k
                        clamp; Min-k   llama.cpp's, except Min-k
@@ -36,8 +36,8 @@ WIDTH = 1024  # logits that Min-k sorts: one CUDA block of ggml's argsort; real 
 MARGIN = 4e-6  # relative; more than five times the error of float32 and CUDA's fast division
 EPSILON = 1e-8  # of the paper's R + 1e-8
 _LARGE = 3e38  # below the largest float32: CUDA's argmax finds nothing at or below its negative
-_SMALL = 1e-30  # far above the float32 that a device takes for 0
-_PROBE = 128 * 1024  # logits of the graph that a device is asked about; llama.cpp uses as many
+_SMALL = 1e-30  # far above the float32 that a device flushes to 0
+_PROBE = 128 * 1024  # logits of the graph that a device is asked about, as many as llama.cpp uses
 _MAX_NODES = 256  # of that graph
 
 

@@ -1,11 +1,11 @@
-"""Constants of llama.cpp that are needed without loading it."""
+"""Constants of llama.cpp that are needed before it is loaded."""
 
 import math
 
 ALL_LAYERS = -1  # as a number of layers on the GPU
 N_BATCH = 512  # maximum tokens of a llama_decode; a longer batch aborts the process
 N_SEQ_MAX = 256  # maximum sequences of a context, LLAMA_MAX_SEQ
-RANDOM_SEED = 0xFFFFFFFF  # the seed that llama.cpp takes to mean "any"
+RANDOM_SEED = 0xFFFFFFFF  # the seed that means "any" to llama.cpp
 MAX_SEED = RANDOM_SEED - 1
 RPC_PORT = 50052  # of llama.cpp's RPC server
 

@@ -19,8 +19,8 @@ from mink_local.llama.log import logged, reason
 from mink_local.llama.token_data import SamplingBuffers, fill_token_data, read_token_data
 from mink_local.llama.weights import Weights
 
-SLOW_SECONDS = 1.0  # of thread time for one token; a sane grammar takes milliseconds
-_LARGE = 1e30  # sums and products of options up to this stay in float32, where inf - inf would be NaN
+SLOW_SECONDS = 1.0  # of thread time for one token; an ordinary grammar takes milliseconds
+_LARGE = 1e30  # sums and products of options up to this stay finite in float32; inf - inf would be NaN
 _RANGES = {
     "repeat_penalty": (1 / _LARGE, _LARGE),
     "frequency_penalty": (-_LARGE, _LARGE),
@@ -94,7 +94,7 @@ class Constrainer:
     """Applies constraints to rows of logits, with a llama.cpp chain over the whole vocabulary.
 
     Args:
-        prompt: Tokens that the penalties see before the first step; the grammar does not.
+        prompt: Tokens that the penalties, but not the grammar, see before the first step.
 
     Raises:
         ValueError: A biased token is not in the vocabulary, or llama.cpp rejects the grammar or schema.
@@ -131,10 +131,10 @@ class Constrainer:
     def apply(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits (V,) under the constraints, -inf for a banned token; valid until the next call.
 
-        A row with a NaN is returned unchanged, since a ban must not hide that a model is broken.
+        A row with a NaN is returned unchanged: a ban must not hide that a model is broken.
 
         Raises:
-            GenerationError: The grammar takes seconds, which would stall all other answers.
+            GenerationError: The grammar took seconds, which stalls all other answers.
         """
         buffers, array = self._buffers, self._buffers.array
         if fill_token_data(logits, buffers.records):
@@ -148,7 +148,7 @@ class Constrainer:
         return buffers.logits
 
     def accept(self, token: int) -> None:
-        """Feed a sampled token to penalties and grammar; one that the grammar bans aborts the process."""
+        """Feed a sampled token to penalties and grammar; a token that the grammar bans aborts the process."""
         C.llama_sampler_accept(self._chain, token)
 
 

@@ -15,7 +15,7 @@ from mink_local.llama.constants import N_BATCH, kv_type_number
 from mink_local.llama.log import logged, reason
 from mink_local.llama.weights import Weights
 
-# A C function that tells whether a flag is set, as bool (*)(void *): a text of one character has length 1.
+# A C function that reads a flag, as bool (*)(void *): the length of a string of at most one character.
 _FLAG_IS_SET = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.pythonapi).strlen
 
 
@@ -71,8 +71,8 @@ class Context:
         params.n_threads = params.n_threads_batch = n_threads
         params.type_k = params.type_v = type_number
         params.flash_attn_type = C.LLAMA_FLASH_ATTN_TYPE_AUTO if flash_attn is None else int(flash_attn)
-        self._interrupt = (ctypes.c_uint8 * 2)()  # a text of at most one character
-        # llama.cpp polls this between the nodes of its graph, on a CPU: in the middle of a batch.
+        self._interrupt = (ctypes.c_uint8 * 2)()  # a string of at most one character
+        # On a CPU llama.cpp polls this between the nodes of its graph, so in the middle of a batch.
         params.abort_callback = ctypes.cast(_FLAG_IS_SET, C.ggml_abort_callback)
         params.abort_callback_data = ctypes.addressof(self._interrupt)
         with logged(weights.verbose):
@@ -96,12 +96,8 @@ class Context:
         self._rows: dict[int, NDArray[np.float32]] = {}  # views of llama.cpp's logits by address
         self._batch = _TokenBatch(self.n_batch)
 
-    def __repr__(self) -> str:
-        state = "closed" if self.handle is None else f"{self.n_threads} threads"
-        return f"<Context of {self.n_seq} x {self.n_ctx} tokens in {self.kv_type}, {state}>"
-
     def close(self) -> None:
-        """Free the memory. May be called again."""
+        """Free the memory; idempotent."""
         self._chains.clear()  # llama.cpp does not look at a sampler when it frees the context
         self._free()
         self.handle = self._memory = None

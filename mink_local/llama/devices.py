@@ -40,7 +40,7 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs that llama.cpp can use: as there, integrated ones only if there are no others."""
+    """Return the GPUs that llama.cpp can use; like llama.cpp, integrated ones only if there are no others."""
     with logged(False):
         return [_gpu(device) for device in gpu_pointers()]
 
@@ -62,7 +62,7 @@ def gpu_names() -> list[str]:
 
 
 def gpus_in_words() -> str:
-    """Return "the GPU" for all GPUs of this machine, and the addresses of RPC servers."""
+    """Return a phrase: "the GPU" for all GPUs of this machine, and the addresses of RPC servers."""
     *others, last = dict.fromkeys(gpu.name if gpu.remote else "the GPU" for gpu in gpus())
     return f"{', '.join(others)} and {last}" if others else last
 
@@ -105,9 +105,9 @@ def _backend_of(device: int) -> str:
 
 
 def n_cores() -> int:
-    """Return the number of physical cores, without efficiency cores, which would slow down the others.
+    """Return the number of physical cores, except efficiency cores, which would slow down the others.
 
-    Only macOS and Linux can tell efficiency cores apart; elsewhere all physical cores count.
+    Only macOS and Linux tell which cores these are; elsewhere all physical cores count.
     """
     physical = macos_performance_cores() or linux_performance_cores() or psutil.cpu_count(logical=False)
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

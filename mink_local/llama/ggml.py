@@ -1,7 +1,7 @@
 """Functions of ggml that llama-cpp-python does not declare, by their names without `ggml_`.
 
-`ggml.backend_dev_count()` looks the function up on first use: a llama.cpp that lacks one of them fails only
-where it is needed.
+`ggml.backend_dev_count()` looks the function up on first use, so a llama.cpp that lacks one fails only
+where that one is needed.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""GBNF grammars: made from JSON schemas, and tried in a child process before llama.cpp gets them.
+"""GBNF grammars: converted from JSON schemas, and tried in a child process before this one parses them.
 
 llama.cpp rejects most broken grammars, but some kill the process: `"a"{2,1}` takes all memory, a left
 recursion behind a possibly empty rule never ends, a rule that is pure recursion leaves no token to compare,
-thousands of nested parentheses overflow the stack. A child process, which runs this module, finds out.
+and thousands of nested parentheses overflow the stack. So a child process, running this module, goes first.
 """
 
 import ctypes
@@ -19,6 +19,7 @@ from typing import Any
 from llama_cpp import llama_cpp as C
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
+from mink_local.llama.weights import cpu_params
 from mink_local.sandbox import GIB, SandboxError, ask, in_a_line, serve
 
 ROOT = b"root"
@@ -27,10 +28,10 @@ _NEGATED = re.compile(r'"(?:\\.|[^"\\])*"|(\[\^)')  # after texts, which may con
 _TRYING = [threading.Lock() for _ in range(16)]
 _RULE = re.compile(r"([a-zA-Z0-9-]+)\s*::=")
 
-# The converter takes a schema without a type for an object or refuses it, honours one type of a
-# list, does not follow a reference at the root, and writes a gigabyte of rules for `minLength: 1000000000`:
-# hence `tidied`, and these limits.
-MAX_REPETITIONS = 10_000  # in one schema; the converter writes out each one
+# The converter treats a schema without a type as an object or rejects it, honours only one type of a list,
+# does not follow a reference at the root, and writes a gigabyte of rules for `minLength: 1000000000`:
+# hence `tidied` and these limits.
+MAX_REPETITIONS = 10_000  # in one schema; the converter spells out each one
 MAX_PROPERTIES = 256  # of one object; the converter's time grows with the square
 MAX_NAME = 256  # characters of a property's name; it is part of the names of rules
 
@@ -54,7 +55,7 @@ def from_json_schema(schema: str | Mapping[str, Any]) -> str:
     try:
         members = json.loads(schema) if isinstance(schema, str) else schema
         converted = str(json_schema_to_gbnf(json.dumps(tidied(members))))
-        # The converter lets line breaks into strings, and quotes if a pattern has a dot.
+        # The converter allows line breaks in strings, and quotes where a pattern has a dot.
         return _NEGATED.sub(lambda match: r'[^"\\\x00-\x1F' if match[1] else match[0], converted)
     except (AssertionError, ValueError) as error:
         reason = str(error)
@@ -66,7 +67,7 @@ def from_json_schema(schema: str | Mapping[str, Any]) -> str:
 
 
 def tidied(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an equivalent schema that the converter understands.
+    """Return an equivalent schema that the converter handles correctly.
 
     Raises:
         ValueError: The grammar would be too large, or a `$ref` points outside the schema.
@@ -140,7 +141,7 @@ def check(grammar: str, model: Path) -> None:
         ChildStartError: The child process does not start.
     """
     try:
-        # Threads with the same grammar wait for the first; threads with different ones rarely wait.
+        # Threads with the same grammar wait for the first; those with different ones rarely wait.
         with _TRYING[hash(grammar) % len(_TRYING)]:
             complaint = _tried(grammar, model)
     except SandboxError as error:
@@ -161,16 +162,14 @@ def _tried(grammar: str, model: Path) -> str | None:
 def _complaint(question: tuple[str, str]) -> str | None:
     """Return llama.cpp's first complaint about a grammar, or None. In a child: llama.cpp may abort."""
     model, grammar = question[0], question[1].encode("utf-8", "replace")
-    params = C.llama_model_default_params()
+    params = cpu_params()
     params.vocab_only = True
-    no_device = (ctypes.c_void_p * 1)(None)
-    params.devices = ctypes.cast(no_device, ctypes.c_void_p)
     vocab = C.llama_model_get_vocab(C.llama_model_load_from_file(os.fsencode(model), params))
     with tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 2)  # where llama.cpp complains
         if C.llama_sampler_init_grammar(vocab, grammar, ROOT):
-            # Starting at a rule expands it to its first characters, which reveals endless recursion. If there
-            # are none, applying it aborts the process, whatever the tokens are.
+            # Starting at a rule expands it to its first characters, which reveals endless recursion. If it
+            # has none, applying it aborts the process, whatever the tokens.
             no_tokens = C.llama_token_data_array()
             for rule in set(_RULE.findall(question[1])):
                 if sampler := C.llama_sampler_init_grammar(vocab, grammar, rule.encode()):

@@ -1,6 +1,6 @@
 """Nodes of a ggml graph, written as arithmetic: `(row - largest).step().sum()`.
 
-An operation adds a node to the graph that llama.cpp is building and returns it. Every node here is one row of
+An operation adds a node to the graph that llama.cpp is building, and returns it. Every node is one row of
 float32 or int32.
 """
 
@@ -53,7 +53,7 @@ class Node:
         return -upwards
 
     def view(self, start: int, size: int) -> "Node":
-        """Return `size` elements from `start` on, without a copy."""
+        """Return `size` elements beginning at `start`, without copying them."""
         return Node(self.graph, ggml.view_1d(self.graph, self.pointer, size, start * _WIDTH), size)
 
     def at(self, indices: "Node") -> "Node":

@@ -27,7 +27,7 @@ _calls = _Calls()
 
 @contextlib.contextmanager
 def logged(verbose: bool) -> Iterator[None]:
-    """Swallow llama.cpp's log of this block and thread, or write it to standard error if `verbose`."""
+    """Swallow llama.cpp's log in this block and thread, or write it to standard error if `verbose`."""
     _install()
     _calls.active, _calls.verbose, _calls.error = True, verbose, ""
     try:
@@ -44,7 +44,7 @@ def reason() -> str:
 
 @cache
 def _install() -> object:
-    """Take over llama.cpp's log, once, and pass on what comes from outside `logged` blocks."""
+    """Take over llama.cpp's log, once, and pass on what is logged outside `logged` blocks."""
     before, data = C.llama_log_callback(), ctypes.c_void_p()
     C.llama_log_get(ctypes.byref(before), ctypes.byref(data))
     is_binding = _address(before) == _address(_binding_callback)

@@ -1,6 +1,6 @@
-"""llama.cpp's RPC backend: use devices of other machines, or offer those of this one.
+"""llama.cpp's RPC backend: use the devices of other machines, or offer those of this one.
 
-llama.cpp aborts the process if a server is missing and waits forever for one that does not answer, so an
+llama.cpp aborts the process if a server is missing, and waits forever for one that does not answer. So an
 address is first tried in a child process, which runs this module.
 """
 
@@ -40,7 +40,7 @@ def parse_servers(text: str) -> tuple[str, ...]:
 def use_servers(servers: Sequence[str], trust: bool = False) -> None:
     """Add the devices of RPC servers to the GPUs of this process, for all models loaded from now on.
 
-    A server serves one process at a time. If it goes away, llama.cpp ends this process with status 1.
+    A server serves one process at a time. If it goes away, this process ends with status 1.
 
     Args:
         servers: Addresses, each `HOST:PORT`.
@@ -74,8 +74,8 @@ def run_server(host: str, port: int, n_threads: int) -> None:
     """Offer this machine's GPUs to another machine, or its CPU if it has none, until the process is ended.
 
     Args:
-        host: An IPv4 address of this machine. Whoever reaches it can run code here: llama.cpp has no
-            protection.
+        host: An IPv4 address of this machine. Anyone who can reach it can run code here: llama.cpp offers
+            no protection.
         n_threads: Threads of the CPU.
 
     Raises:
@@ -99,7 +99,7 @@ def _backend() -> int:
         backend = ggml.backend_reg_by_name(b"RPC") or (library and ggml.backend_load(library.encode()))
     if not backend:
         raise MinkError(
-            "llama-cpp-python was built without RPC: add -DGGML_RPC=ON to CMAKE_ARGS and type  python -m pip "
+            "llama-cpp-python was built without RPC: add -DGGML_RPC=ON to CMAKE_ARGS and run  python -m pip "
             "install --force-reinstall --no-deps --no-cache-dir "
             f"llama-cpp-python=={llama_cpp.__version__}"
         )
@@ -107,14 +107,14 @@ def _backend() -> int:
 
 
 def _backend_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """Return a function of the RPC backend, which only the backend itself can look up."""
+    """Return a function of the RPC backend, which only the backend can look up."""
     address = ggml.backend_reg_get_proc_address(_backend(), f"ggml_backend_rpc_{name}".encode())
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
 @ggml.ABORT_CALLBACK  # type: ignore[untyped-decorator]
 def _end_process(message: bytes) -> None:
-    """End the process in place of llama.cpp's abort, which leaves a backtrace and a core dump."""
+    """End the process instead of llama.cpp's abort, which leaves a backtrace and a core dump."""
     reason = message.decode("utf-8", "replace").partition(": ")[2]
     sentence = f"llama.cpp failed ({reason}): if an RPC server has ended, restart it and this program"
     os.write(2, f"\nmink-local: {sentence}\n".encode())  # part of an answer may be on the screen

@@ -13,7 +13,7 @@ _LARGEST = np.finfo(np.float32).max
 
 
 def layout(structure: Any, **formats: Any) -> np.dtype[np.void]:
-    """Return a NumPy type for fields of a ctypes structure; NumPy itself refuses those with pointers."""
+    """Return a dtype for some fields of a ctypes structure; NumPy itself rejects those with pointers."""
     return np.dtype(
         {
             "names": list(formats),
@@ -29,7 +29,7 @@ TOKEN_DATA = layout(C.llama_token_data, id=np.int32, logit=np.float32, p=np.floa
 
 
 class SamplingBuffers:
-    """Scratch arrays over the vocabulary; samplers that are not used at the same time may share them."""
+    """Scratch arrays over the vocabulary, which samplers that do not run at the same time may share."""
 
     def __init__(self, n_vocab: int) -> None:
         self.workspace = Workspace(n_vocab)

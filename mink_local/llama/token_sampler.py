@@ -19,13 +19,13 @@ _MIROSTAT_M = 100  # tokens that version 1 estimates Zipf's exponent from; llama
 class TokenSampler:
     """Samples tokens from rows of logits: constraints, the sampler's cut, temperature, `dist`.
 
-    The kernel reads the logits in llama.cpp's memory, and only the candidates are copied, for llama.cpp's own
+    The kernel reads the logits in llama.cpp's memory; only the candidates are copied, for llama.cpp's own
     `temp` and `dist` (or `mirostat`). With constraints, which are llama.cpp samplers over the whole
     vocabulary, the kernel reads their result instead.
 
     Args:
         temperature: > 0, except with `Greedy`.
-        seed: Each token takes one of its random numbers.
+        seed: Each token consumes one of its random numbers.
 
     Attributes:
         k: Number of candidates of the last token; with mirostat, of those that it kept.

@@ -11,19 +11,28 @@ from llama_cpp import llama_cpp as C
 from mink_local.errors import GenerationError, ModelError
 from mink_local.llama.log import logged, reason
 
+_NO_DEVICES = (ctypes.c_void_p * 1)(None)  # a list of devices ends with NULL
+
+
+def cpu_params() -> Any:
+    """Return llama.cpp's parameters for a model that uses no GPU at all, not even for its buffers."""
+    params = C.llama_model_default_params()
+    params.n_gpu_layers, params.devices = 0, ctypes.cast(_NO_DEVICES, ctypes.c_void_p)
+    return params
+
 
 class Weights:
     """A GGUF file loaded by llama.cpp.
 
-    A damaged file can make llama.cpp abort the process: try a file of unknown origin in a child process first
+    A damaged file can make llama.cpp abort the process: first try files of unknown origin in a child process
     (`mink_local.models.trust`).
 
     Args:
         path: The file, or the first one of a split model.
-        n_gpu_layers: Number of layers on the GPU, the output layer first; ALL_LAYERS for all. 0 uses no GPU
-            at all, not even where llama.cpp would by default.
+        n_gpu_layers: Number of layers on the GPU, the output layer first; ALL_LAYERS for all. With 0 no GPU
+            is used at all, not even where llama.cpp would by default.
         verbose: Write llama.cpp's log to standard error, including that of contexts over these weights.
-        trust: Do not try what a user adds later, such as a grammar, in a child process.
+        trust: Do not try grammars in a child process first.
 
     Attributes:
         n_vocab: Number of tokens in the vocabulary, V.
@@ -49,11 +58,8 @@ class Weights:
         self.contexts: weakref.WeakSet[Any] = weakref.WeakSet()  # to be closed before the weights
         with logged(verbose):
             C.llama_backend_init()
-            params = C.llama_model_default_params()
+            params = C.llama_model_default_params() if n_gpu_layers else cpu_params()
             params.n_gpu_layers = n_gpu_layers
-            if n_gpu_layers == 0:
-                no_device = (ctypes.c_void_p * 1)(None)
-                params.devices = ctypes.cast(no_device, ctypes.c_void_p)
             self.handle = C.llama_model_load_from_file(bytes(path), params)
         if not self.handle:
             raise ModelError(f"llama.cpp cannot load {path}: {reason()}")
@@ -77,12 +83,8 @@ class Weights:
         if C.llama_model_is_diffusion(self.handle):
             raise ModelError(f"{self.path} is a diffusion model: it does not generate token by token")
 
-    def __repr__(self) -> str:
-        state = "closed" if self.handle is None else "on the GPU" if self.on_gpu else "on the CPU"
-        return f"<Weights {self.path.name}: {self.n_layers} layers, {self.n_vocab} tokens, {state}>"
-
     def close(self) -> None:
-        """Free the memory, first that of all contexts over these weights. May be called again."""
+        """Free the memory, that of all contexts over these weights first; idempotent."""
         for context in list(self.contexts):
             context.close()
         self._free()
@@ -90,7 +92,7 @@ class Weights:
 
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
-        """Texts that the tokenizer may parse as control tokens."""
+        """Texts that the tokenizer can parse as control tokens."""
         special = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
         return tuple(
             self.token_text(token)
@@ -135,7 +137,7 @@ class Weights:
         return list(tokens[:n_tokens])
 
     def piece(self, token: int) -> bytes:
-        """Return the UTF-8 bytes of a token: maybe part of a character; empty for a control token."""
+        """Return the UTF-8 bytes of a token, perhaps only part of a character; empty for a control token."""
         if token not in self._pieces:
             buffer = ctypes.create_string_buffer(32)
             size = C.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)

@@ -57,7 +57,6 @@ def test_every_number_format_of_the_cache_answers(weights: Weights, kv_type: str
     context = Context(weights, 256, 1, kv_type=kv_type)
     context.decode(Segment(tokens, 0))
     assert weights.piece(int(context.logits().argmax())) == b" Paris"
-    assert f"in {kv_type}" in repr(context)
 
 
 def test_q8_0_takes_half_the_memory_of_f16(tiny_weights: Weights) -> None:
@@ -122,9 +121,7 @@ def test_close_may_be_called_again(tiny_path: Path) -> None:
     context = Context(Weights(tiny_path), 64, 2)  # which holds the weights
     gc.collect()
     assert context.decode(Segment([1, 2], 0))
-    assert repr(context) == f"<Context of 1 x {context.n_ctx} tokens in f16, 2 threads>"
     context.close()
     context.close()
-    assert "closed" in repr(context)
     with pytest.raises(GenerationError, match="closed"):
         context.decode(Segment([1], 0))

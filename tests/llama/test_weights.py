@@ -43,11 +43,9 @@ def test_other_files_are_refused_with_llama_cpps_reason(tmp_path: Path) -> None:
 def test_close_frees_contexts_first_and_may_be_called_again(tiny: Callable[..., Path]) -> None:
     weights = Weights(tiny())
     contexts = [Context(weights, 64, 1) for _ in range(2)]
-    assert "tiny.gguf" in repr(weights)
     weights.close()
     weights.close()
-    assert "closed" in repr(weights)
-    assert all("closed" in repr(context) for context in contexts)
+    assert all(context.handle is None for context in contexts)
     with pytest.raises(GenerationError, match=r"tiny\.gguf"):
         weights.tokenize("Hello", add_special=True, parse_special=False)
     with pytest.raises(ModelError, match=r"tiny\.gguf"):
