@@ -17,6 +17,7 @@ from textwrap import dedent, fill
 from typing import Any
 
 import click
+import msgspec
 from platformdirs import user_config_path
 
 import mink_local
@@ -187,7 +188,8 @@ def server_api() -> Iterator[str]:
 def type_link(kind: type | None) -> str:
     if kind in (None, str):
         return "text" if kind is str else ""
-    return type_text({"$ref": f"#/{kind.__name__}"})
+    [schema], _ = msgspec.json.schema_components([kind])
+    return type_text(schema)
 
 
 def field_texts(kind: type) -> dict[str, str]:

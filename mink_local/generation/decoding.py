@@ -71,6 +71,11 @@ class Decoding:
             self.answer.prompt_logprobs, self.answer.prompt_top_logprobs = [None], [()]
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the answer has a slot, or had one."""
+        return self._began > 0
+
+    @property
     def n_prompt_outputs(self) -> int:
         """Number of the prompt's last tokens whose logits are needed."""
         return 1 if self._params.prompt_logprobs is None else len(self.prompt)

@@ -1,14 +1,17 @@
 """The application and its process: paths, socket, model, start and end."""
 
-import asyncio
 import gc
 import logging
+import math
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -17,6 +20,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from mink_local.errors import MinkError, ModelError
 from mink_local.files import size_in_words
@@ -34,10 +38,12 @@ from mink_local.serve.guard import (
     UVICORN,
     AllowedHosts,
     Guard,
+    error_response,
     read_body,
     while_connected,
 )
 from mink_local.serve.protocol.fields import parse
+from mink_local.serve.protocol.responses import ApiError
 from mink_local.serve.protocol.sampling import Preset, Presets
 from mink_local.serve.service import Metrics, Service
 from mink_local.version import __version__
@@ -72,17 +78,12 @@ _ROUTES = [_route(prefix + path, endpoint) for prefix in ("/v1", "") for path, e
 PATHS = [route.path for route in _ROUTES]
 
 
-def make_app(service: Service, on_failure: Callable[[], None]) -> Starlette:
-    """Return the application, which starts and stops the service.
-
-    Args:
-        service: Answers the requests; it is not started yet.
-        on_failure: Called if the engine ends or is stuck.
-    """
+def make_app(service: Service) -> Starlette:
+    """Return the application, which starts and stops the service."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await service.start(on_failure)
+        await service.start()
         try:
             yield
         finally:
@@ -158,21 +159,25 @@ def serve(
         MinkError: The model cannot be loaded, or its engine has ended.
     """
     request_log.set_up(log_format)
-    loaded = load_model(
-        model,
-        n_ctx=ctx,
-        n_parallel=parallel,
-        n_gpu_layers=gpu_layers,
-        n_threads=threads,
-        kv_type=kv_type,
-        rpc=rpc,
-        verbose=log_llama,
-    )
-    loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
-    # In a thread that ends: OpenMP keeps workers for every thread that has computed, as long as it lives.
-    # With more workers than processors they sleep at the barriers within a step, which then takes longer.
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(_warm_up, loaded, sampler).result()
+    guarded = partial(Guard, hosts=AllowedHosts(host, hosts), origins=origins, keys=keys)
+    with _address_errors(host, bound.getsockname()[1]):  # two servers that start together can both bind
+        bound.listen()
+    with refusing(bound, guarded(refuse)):
+        loaded = load_model(
+            model,
+            n_ctx=ctx,
+            n_parallel=parallel,
+            n_gpu_layers=gpu_layers,
+            n_threads=threads,
+            kv_type=kv_type,
+            rpc=rpc,
+            verbose=log_llama,
+        )
+        loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
+        # In a thread that ends: OpenMP keeps workers for every thread that has computed, as long as it lives.
+        # With more workers than processors they sleep at the barriers within a step, which then takes longer.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(_warm_up, loaded, sampler).result()
     name = alias or model_id(model, loaded.name)
     default = Preset(sampler, temp, name, is_fixed=ignore_client_sampling)
     metrics = Metrics({"model": name, "version": __version__}, PATHS)
@@ -184,21 +189,38 @@ def serve(
         max_tokens=max_tokens,
         stall_seconds=watchdog,
     )
-    app = Guard(
-        make_app(service, lambda: server.stop()),
-        hosts=AllowedHosts(host, hosts),
-        origins=origins,
-        keys=keys,
-        on_response=metrics.count_response,
-    )
+    app = guarded(make_app(service), on_response=metrics.count_response)
     server = _Server(app, service, drain, _welcome(service, bound, has_key=bool(keys)))
     gc.freeze()  # without this a full collection takes 70 ms, in which no client gets a token
-    with _address_errors(host, bound.getsockname()[1]):  # two servers that start together can both bind
-        bound.listen()
     server.run(sockets=[bound])
     if service.engine.failure is not None:
         sys.stderr.flush()
         os._exit(1)  # the engine's thread may be stuck inside llama.cpp, which no exit of Python's survives
+
+
+@contextmanager
+def refusing(bound: socket.socket, app: Guard) -> Iterator[None]:
+    """Have an app answer the requests that come in this block."""
+    server = uvicorn.Server(uvicorn.Config(app, **UVICORN, lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound.dup()]}, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer any request while the model is being loaded."""
+    error = ApiError(
+        503,
+        "the model is being loaded: try again soon",
+        kind="unavailable_error",
+        code="loading",
+        headers={"retry-after": "2"},
+    )
+    await error_response(error)(scope, receive, send)
 
 
 def _warm_up(model: Model, sampler: Sampler) -> None:
@@ -221,21 +243,26 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(self, app: Guard, service: Service, drain: float, welcome: str) -> None:
-        # Answers that are still running are interrupted after the drain; 5 s are for sending that.
-        super().__init__(
-            uvicorn.Config(app, **UVICORN, timeout_graceful_shutdown=round(drain) + 5, lifespan="on")
-        )
+        # The seconds are for clients to read the end of their answers.
+        super().__init__(uvicorn.Config(app, **UVICORN, timeout_graceful_shutdown=5, lifespan="on"))
         self._service = service
         self._drain = drain
         self._welcome = welcome
+        self._drained_at = math.inf
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             print(self._welcome, file=sys.stderr, flush=True)
 
+    async def on_tick(self, counter: int) -> bool:
+        service = self._service
+        is_drained = service.is_draining and service.n_present == 0
+        is_over = is_drained or time.monotonic() >= self._drained_at or service.engine.failure is not None
+        return await super().on_tick(counter) or is_over
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(self._drain, self._service.model.engine.interrupt)
+        self._service.interrupt()
         await super().shutdown(sockets)
 
     @contextmanager
@@ -244,9 +271,13 @@ class _Server(uvicorn.Server):
             yield
 
     def stop(self) -> None:
-        """Let running answers end, for at most --drain seconds; the second time, end at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        """Let running answers end, for at most --drain seconds; the second time, end at once.
+
+        Meanwhile the server still listens: it says that it is not ready, and refuses other requests.
+        """
+        self.should_exit = self.force_exit = self._service.is_draining
+        self._service.is_draining = True
+        self._drained_at = time.monotonic() + self._drain
 
 
 def model_id(given: str, file_name: str) -> str:

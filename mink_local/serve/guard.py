@@ -42,7 +42,7 @@ BODY_SECONDS = 30.0
 WRITE_SECONDS = 60.0  # for a client to read a full buffer
 CLIENT_LEFT = 499  # nginx's status for a response that its client did not wait for
 
-PUBLIC = frozenset({"/", "/health", "/v1/health"})  # without a key
+PUBLIC = frozenset({"/", "/health", "/ready", "/v1/health", "/v1/ready"})  # without a key
 NOT_SUPPORTED = re.compile(r"(/v1)?/(embeddings|moderations|rerank|(audio|images)/\w+)")
 
 _LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
@@ -239,13 +239,12 @@ async def read_body(http: HttpRequest) -> bytes:
     """Return the JSON body of a request.
 
     Raises:
-        ApiError: It is too long, too slow, or has another type: pages of any origin can send those without a
-            preflight.
+        ApiError: It is too long, too slow, or has another type, which forms of any web page can send.
         ClientDisconnect: The client has left.
     """
     content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise ApiError(415, "a request needs the header Content-Type: application/json")
+    if content_type not in ("", "application/json"):
+        raise ApiError(415, "the body must be JSON: send the header Content-Type: application/json")
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_SECONDS):

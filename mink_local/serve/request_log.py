@@ -8,7 +8,7 @@ from typing import Any
 
 from mink_local.cli import PrintableFormatter
 
-_POLLED = ("/health", "/metrics")  # every few seconds, by machines
+_POLLED = ("/health", "/ready", "/metrics", "/slots")  # every few seconds, by machines
 
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
 

@@ -87,10 +87,14 @@ class EventStream:
 def _error(answer: Answer) -> ApiError:
     """Return the error of an answer that has failed."""
     if answer.finish_reason == "interrupted":
-        return ApiError(503, "the server is stopping", kind="unavailable_error", code="stopping")
+        return _stopping()
     if answer.no_token_left:  # the client's: it must not try again
         return ApiError(400, str(answer.error), code="generation_failed")
     return ApiError(500, str(answer.error), kind="server_error", code="generation_failed")
+
+
+def _stopping() -> ApiError:
+    return ApiError(503, "the server is stopping", kind="unavailable_error", code="stopping")
 
 
 class EngineThread:
@@ -161,6 +165,7 @@ class EngineThread:
     def fail(self, reason: str) -> None:
         """End all streams with an EngineDownError, and accept no more requests."""
         self.failure = EngineDownError(reason)
+        log.error("%s", self.failure)
         for stream in self._streams.values():
             stream.put(self.failure)
         self._streams.clear()
@@ -273,6 +278,7 @@ class Service:
         engine: Generates the answers.
         max_tokens: Maximum length of an answer, or None.
         fingerprint: The same for the same model and versions.
+        is_draining: Whether only the requests that are here already are answered.
     """
 
     def __init__(
@@ -295,6 +301,8 @@ class Service:
         self.fingerprint = f"b-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
         self._capacity = model.n_parallel + max_waiting
         self._stall_seconds = stall_seconds
+        self.is_draining = False
+        self._is_over = False
         self._n_preparing = 0
         self._seconds = _USUAL_SECONDS  # of an answer, a moving average
         self._pool = ThreadPoolExecutor(_PREPARERS, "prepare")
@@ -304,10 +312,10 @@ class Service:
         metrics.waiting.set_function(lambda: self._n_preparing + model.engine.n_waiting)
         metrics.running.set_function(lambda: self.engine.n_answers - model.engine.n_waiting)
 
-    async def start(self, on_failure: Callable[[], None]) -> None:
-        """Start the engine's thread; `on_failure` is called if it ends or is stuck, and not by `stop`."""
+    async def start(self) -> None:
+        """Start the engine's thread, and watch it: `engine.failure` tells if it ends or is stuck."""
         self.engine.start()
-        self._watch = asyncio.create_task(self._watch_engine(on_failure))
+        self._watch = asyncio.create_task(self._watch_engine())
 
     async def stop(self) -> None:
         """End all answers and the engine's thread, and free the model, unless the thread is stuck."""
@@ -317,6 +325,23 @@ class Service:
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
         if ended:
             self.model.close()
+
+    @property
+    def n_present(self) -> int:
+        """Number of answers that are being prepared, wait or are generated."""
+        return self._n_preparing + self.engine.n_answers
+
+    def check_ready(self) -> None:
+        """Raise ApiError if the server takes no requests: it stops, or its engine is down."""
+        if self.engine.failure is not None:
+            raise self.engine.failure
+        if self.is_draining:
+            raise _stopping()
+
+    def interrupt(self) -> None:
+        """End all answers with an ApiError, those that are being prepared too."""
+        self._is_over = True
+        self.model.engine.interrupt()
 
     async def begin(
         self, n: int, make: Callable[[], Sequence[Request]], *, has_grammar: bool = False
@@ -329,11 +354,13 @@ class Service:
             has_grammar: Whether preparing them includes trying a grammar.
 
         Raises:
-            ApiError: A request cannot be answered by this model, the queue is full, or the engine is down.
+            ApiError: A request cannot be answered by this model, the queue is full, the server stops, or the
+                engine is down.
         """
+        self.check_ready()
         if n > self._capacity:
             raise ApiError(400, f"{n} answers: this server takes at most {self._capacity}", param="n")
-        n_present = self._n_preparing + self.engine.n_answers
+        n_present = self.n_present
         if n_present + n > self._capacity:
             seconds = max(1, round(n_present / self.model.n_parallel * self._seconds))
             raise ApiError(
@@ -351,6 +378,8 @@ class Service:
             ]
         finally:
             self._n_preparing -= n
+        if self._is_over:
+            raise _stopping()
         return self.engine.generate(decodings)
 
     def cancel(self, stream: EventStream) -> None:
@@ -397,15 +426,13 @@ class Service:
         """Return the number of control tokens in a text; llama.cpp's time grows with its square."""
         return sum(text.count(token) for token in self.model.weights.control_tokens if token)
 
-    async def _watch_engine(self, on_failure: Callable[[], None]) -> None:
-        """Wait until the engine ends or is stuck; then fail all requests and call `on_failure`."""
+    async def _watch_engine(self) -> None:
+        """Wait until the engine ends or is stuck; then fail all requests."""
         engine = self.engine
         while engine.failure is None:
             await asyncio.sleep(_WATCH_SECONDS)
             if engine.seconds_without_step > self._stall_seconds:
                 engine.fail(f"the engine has made no step for {self._stall_seconds:g} s")
-        log.error("%s", engine.failure)
-        on_failure()
 
 
 @contextmanager

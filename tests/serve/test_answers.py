@@ -31,9 +31,10 @@ def streamed(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
     body = {"messages": MESSAGES, "max_tokens": 12, "seed": 7, "stream": True, **fields}
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         assert response.status_code == 200
-        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert lines.pop() == "[DONE]"
-    return [json.loads(line) for line in lines]
+        lines = [line for line in response.iter_lines() if line]
+    assert lines.pop(0).startswith(": ")
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
 def test_the_answer_is_the_models_own(client: httpx.Client) -> None:
@@ -198,7 +199,7 @@ def test_a_streamed_completion_is_the_whole_in_pieces(server: RunningServer) -> 
     whole = complete(server, logprobs=2, echo=True)["choices"][0]
     body = {"prompt": TEXT, "max_tokens": 6, "temperature": 0, "logprobs": 2, "echo": True, "stream": True}
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
-        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+        _, *lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert lines.pop() == "[DONE]"
     choices = [json.loads(line)["choices"][0] for line in lines]
     assert "".join(choice["text"] for choice in choices) == whole["text"]
@@ -241,6 +242,40 @@ def test_a_token_that_ends_the_answer_has_its_log_probability_too(server: Runnin
     )
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert len(answer["choices"][0]["logprobs"]["token_logprobs"]) == 4
+
+
+def test_slots_show_what_is_cached(server: RunningServer) -> None:
+    complete(server)
+    slots = httpx.get(f"{server.url}/slots").json()
+    assert [slot["id"] for slot in slots] == [0, 1, 2, 3]
+    assert max(slot["n_cached"] for slot in slots) > 10
+    assert {slot["is_processing"] for slot in slots} == {False}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stream_options": {"include_usage": True}},
+        {"max_tokens": 4.0, "top_k": 20.0, "seed": 7.0},
+        {"logprobs": False, "top_logprobs": 2},
+        {"tool_choice": "required"},
+        {"tools": [], "tool_choice": "required"},
+        {"temperature": 0, "top_p": 0.95, "top_k": 20, "min_p": 0},
+    ],
+)
+def test_what_careless_clients_send_is_answered(client: httpx.Client, fields: dict[str, Any]) -> None:
+    assert ask(client, **fields)["choices"][0]["message"]["content"]
+
+
+def test_no_tokens_are_an_empty_answer(client: httpx.Client) -> None:
+    answer = ask(client, max_tokens=0)
+    [choice] = answer["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"], choice["k"]) == ("", "length", [])
+    assert answer["usage"]["completion_tokens"] == 0
+    [chunk] = streamed(client, max_tokens=0)
+    assert chunk["choices"][0]["finish_reason"] == "length"
+    completed = client.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 0}).json()
+    assert (completed["choices"][0]["text"], completed["usage"]["completion_tokens"]) == ("", 0)
 
 
 def test_tokenize_and_detokenize_are_inverse(server: RunningServer) -> None:

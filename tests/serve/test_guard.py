@@ -353,9 +353,10 @@ JSON = {"content_type": "Application/JSON ; charset=utf-8"}
     [
         ([request("POST", "/length", b"", content_length="6", **JSON), b"abc", b"def"], 6),
         ([CHUNKED, chunk(b"abc"), chunk(b"de"), b"0\r\n\r\n"], 5),
+        ([request("POST", "/length", b"abc", content_type="")], 3),
         ([request("POST", "/length", b" " * 100_000)], 100_000),
     ],
-    ids=["in parts", "in chunks", "of the greatest length"],
+    ids=["in parts", "in chunks", "without a type", "of the greatest length"],
 )
 def test_a_body_reaches_its_endpoint_whole(
     port: int, parts: list[bytes], length: int, monkeypatch: pytest.MonkeyPatch
@@ -367,7 +368,6 @@ def test_a_body_reaches_its_endpoint_whole(
 @pytest.mark.parametrize(
     "content_type",
     [
-        "",
         "text/plain",
         "application/x-www-form-urlencoded",
         "multipart/form-data; boundary=x",

@@ -84,7 +84,7 @@ def test_a_conversation_that_the_template_refuses(tiny: Callable[..., Path]) -> 
     request = Request([{"role": "user", "content": "Hello"}])
 
     async def run() -> None:
-        await one.start(lambda: None)
+        await one.start()
         for refused in (one.off_loop(one.tokens, request), one.begin(1, lambda: [request])):
             with pytest.raises(ApiError, match="no system prompt") as raised:
                 await refused
@@ -99,7 +99,7 @@ def test_nan_logits_are_the_servers_fault_even_under_constraints(tiny: Callable[
     request = Request("Hello", SamplingParams(constraints=Constraints(repeat_penalty=1.1)))
 
     async def run() -> None:
-        await one.start(lambda: None)
+        await one.start()
         with pytest.raises(ApiError, match="NaN") as raised:
             await anext(await one.begin(1, lambda: [request]))
         assert (raised.value.status, raised.value.code) == (500, "generation_failed")
@@ -115,19 +115,20 @@ def test_a_stream_that_waits_sends_comments(tiny_path: Path, monkeypatch: pytest
     monkeypatch.setattr(completions, "KEEP_ALIVE_SECONDS", 0.02)
 
     async def run() -> list[Any]:
-        await one.start(lambda: None)
+        await one.start()
         body = b'{"prompt": "Hello", "max_tokens": 2, "stream": true}'
         response = await CompletionExchange(one, parse(body, CompletionRequest)).respond()
         assert isinstance(response, StreamingResponse)
         sent = []
         async for part in response.body_iterator:
             sent.append(part)
-            release.set()
+            if len(sent) == 2:
+                release.set()
         await one.stop()
         return sent
 
-    first, *_, last = asyncio.run(run())
-    assert first.startswith(b": ")
+    first, second, *_, last = asyncio.run(run())
+    assert (first, second) == (b": waiting\n\n", b": keepalive\n\n")
     assert last == b"data: [DONE]\n\n"
 
 
@@ -158,7 +159,7 @@ def test_the_model_is_not_freed_under_a_request_in_preparation(
     monkeypatch.setattr(one.engine, "stop", stop)
 
     async def run() -> None:
-        await one.start(lambda: None)
+        await one.start()
         task = asyncio.create_task(one.begin(1, lambda: [request], has_grammar=True))
         await asyncio.to_thread(trying.wait, 30)
         task.cancel()
@@ -168,6 +169,29 @@ def test_the_model_is_not_freed_under_a_request_in_preparation(
     [handle] = weights
     assert handle is not None
     assert one.model.weights.handle is None
+
+
+def test_a_request_that_is_being_prepared_when_the_drain_runs_out(tiny_path: Path) -> None:
+    one = service(tiny_path)
+    preparing, prepare = threading.Event(), threading.Event()
+
+    def slow() -> list[Request]:
+        preparing.set()
+        prepare.wait(30)
+        return [request(PROMPTS[0])]
+
+    async def run() -> None:
+        await one.start()
+        task = asyncio.create_task(one.begin(1, slow))
+        await asyncio.to_thread(preparing.wait, 30)
+        one.interrupt()
+        prepare.set()
+        with pytest.raises(ApiError) as raised:
+            await task
+        assert (raised.value.status, raised.value.code) == (503, "stopping")
+        await one.stop()
+
+    asyncio.run(run())
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:

@@ -13,9 +13,10 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from mink_local.serve.app import model_id
+from mink_local.serve.app import listen, model_id, refuse, refusing
 from mink_local.serve.cli import cli
-from tests.support.http import connect, until
+from mink_local.serve.guard import AllowedHosts, Guard
+from tests.support.http import until
 from tests.support.server import running_server
 
 MESSAGES = [{"role": "user", "content": "Tell me a long story."}]
@@ -47,6 +48,19 @@ def test_a_model_has_the_name_of_the_catalogue_or_of_its_file() -> None:
     )
 
 
+def test_requests_are_refused_while_the_model_loads() -> None:
+    with listen("127.0.0.1", 0) as bound:
+        bound.listen()
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        with refusing(bound, Guard(refuse, hosts=AllowedHosts("127.0.0.1"), keys=["secret"])):
+            loading = httpx.get(f"{url}/ready")
+            assert httpx.get(f"{url}/v1/models").status_code == 401
+        assert (loading.status_code, loading.json()["error"]["code"]) == (503, "loading")
+        assert loading.headers["retry-after"]
+        with socket.create_connection(bound.getsockname()):  # the socket goes on to listen
+            bound.accept()[0].close()
+
+
 @pytest.mark.slow
 @pytest.mark.posix
 def test_keys_presets_and_a_drain() -> None:
@@ -61,15 +75,19 @@ def test_keys_presets_and_a_drain() -> None:
         body = {"messages": MESSAGES, "max_tokens": 60, "stream": True, "ignore_eos": True}
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             lines = response.iter_lines()
-            next(lines)
+            assert next(lines).startswith(": ")
             server.process.send_signal(signal.SIGTERM)
+            until(lambda: client.get("/ready").status_code == 503)
+            refused = client.post("/v1/chat/completions", json=body)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
+            assert client.get("/health").status_code == 200
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
         assert server.process.wait(60) == 0
     log = [json.loads(line) for line in server.said if line.startswith("{")]
-    refused, *_, answered = [record for record in log if "path" in record]
-    assert (refused["path"], refused["status"], "API key" in refused["error"]) == ("/v1/models", 401, True)
+    denied, *_, answered = [record for record in log if "path" in record and record["path"] != "/ready"]
+    assert (denied["path"], denied["status"], "API key" in denied["error"]) == ("/v1/models", 401, True)
     assert answered["completion_tokens"] == 60
     assert answered["id"] == response.headers["x-request-id"]
 
@@ -102,7 +120,7 @@ def test_a_second_signal_ends_the_server_at_once() -> None:
         thread.start()
         until(lambda: server.metric("slots_busy") == 1)
         server.process.send_signal(signal.SIGINT)
-        until(lambda: not accepts(server.port))
+        until(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(60) == 0
         thread.join()
@@ -143,14 +161,6 @@ def test_a_server_without_an_engine_says_so_and_ends(fault: str, watchdog: int, 
         assert '"code":"engine_down"' in response.text
         assert server.process.wait(60) == 1
     assert any(reason in line for line in server.said)
-
-
-def accepts(port: int) -> bool:
-    try:
-        connect(port).close()
-    except ConnectionError:
-        return False
-    return True
 
 
 def _post(url: str, body: dict[str, Any]) -> None:

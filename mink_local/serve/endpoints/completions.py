@@ -197,14 +197,19 @@ class Exchange(ABC):
         return self.whole_type(**self._head, choices=taken, **self._ending(choices))
 
     async def _stream(self, events: EventStream) -> AsyncIterator[bytes]:
-        """Yield the server-sent events of a stream, one for each token; an error is the last one."""
+        """Yield the server-sent events of a stream, one for each token; an error is the last one.
+
+        Until there are tokens comments keep proxies and clients waiting: `waiting` for a slot, `keepalive`.
+        """
         choices = self._choices(events)
+        yield b": waiting\n\n"  # a proxy may hold the headers back until something follows
         try:
             while True:
                 try:
                     event = await asyncio.wait_for(anext(events), KEEP_ALIVE_SECONDS)
                 except TimeoutError:
-                    yield b": waiting\n\n"
+                    has_begun = any(decoding.has_begun for decoding in events.decodings)
+                    yield b": keepalive\n\n" if has_begun else b": waiting\n\n"
                     continue
                 self._clock.note(event)
                 choice = choices[event.answer]
@@ -222,6 +227,8 @@ class Exchange(ABC):
         answers, n = list(choices), self.request.n or 1
         prompts = [answers[i : i + n] for i in range(0, len(answers), n)]
         usage = usage_of(prompts, sum(choice.n_reasoning for choice in choices.values()))
+        if self.request.token_limit == 0:
+            usage = msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
         return {"usage": usage, "timings": self._clock.timings(usage)}
 
 
@@ -300,6 +307,9 @@ class _Choice(ABC):
 
     def add(self, event: AnswerEvent) -> None:
         """Add what one step brings."""
+        if self._request.token_limit == 0:
+            self._finish_reason = event.finish_reason and "length"
+            return
         piece = event.piece
         if piece.token is not None and not piece.is_end_token:
             self._k.append(piece.k)
@@ -339,6 +349,8 @@ class _ChatChoice(_Choice):
 
     def add(self, event: AnswerEvent) -> None:
         super().add(event)
+        if self._request.token_limit == 0:
+            return
         self._builder.add(event.piece)
         if event.finish_reason is not None:
             self._finish_reason = self._builder.end(event.finish_reason)
@@ -378,10 +390,8 @@ class _CompletionChoice(_Choice):
             scores = zip(self._prompt, answer.prompt_logprobs, answer.prompt_top_logprobs, strict=False)
             self._logprobs += scores  # none if they are not asked for
             self._prompt = ()
-        if self._completion.echo and self._completion.token_limit == 0:
-            self._finish_reason = event.finish_reason
-        else:
-            super().add(event)
+        super().add(event)
+        if self._completion.token_limit != 0:
             self._text += event.piece
 
     def _form(self, common: dict[str, Any]) -> CompletionChoice:

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
+from mink_local.generation.decoding import Decoding
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.sampling_step import sampling_step
+from mink_local.generation.slots import Slot
 from mink_local.generation.text import TextStream
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, default_samplers, parse
@@ -46,6 +48,7 @@ from mink_local.serve.protocol.responses import (
     ModelEntry,
     ModelList,
     ModelMeta,
+    SlotState,
     StepCandidates,
     TextCompletion,
     TokenizedText,
@@ -242,10 +245,33 @@ def _cut(
 
 
 async def health(service: Service) -> Health:
-    """Return whether the server can answer."""
+    """Return whether the engine works, also while the server drains."""
     if service.engine.failure is not None:
         raise service.engine.failure
     return Health()
+
+
+async def ready(service: Service) -> Health:
+    """Return whether the server takes requests: not while it loads its model, drains, or has failed."""
+    service.check_ready()
+    return Health()
+
+
+async def slots(service: Service) -> list[SlotState]:
+    """Return what each slot of the engine does."""
+    return [_slot_state(slot) for slot in service.model.engine.slots]
+
+
+def _slot_state(slot: Slot[list[Decoding]]) -> SlotState:
+    answers = [decoding.answer for decoding in slot.job or ()]  # the engine's thread may change the slot now
+    return SlotState(
+        id=slot.seq_id,
+        is_processing=bool(answers),
+        n_answers=len(answers),
+        n_cached=len(slot.tokens),
+        n_pending=len(slot.pending) if answers else 0,
+        n_generated=max((answer.n_tokens for answer in answers), default=0),
+    )
 
 
 async def metrics(service: Service) -> Response:
@@ -322,6 +348,8 @@ ENDPOINTS = {
     "/v1/models/{model_id}": Endpoint(retrieve_model, ModelEntry),
     "/tokenizer_info": Endpoint(tokenizer_info, TokenizerInfo),
     "/health": Endpoint(health, Health),
+    "/ready": Endpoint(ready, Health),
+    "/slots": Endpoint(slots, list[SlotState]),
     "/metrics": Endpoint(metrics, str),
 }
 """The documented endpoints by their paths; they exist with and without /v1."""
@@ -373,6 +401,5 @@ def _operation(path: str, endpoint: Endpoint) -> Json:
 
 
 def _content(kind: type) -> Json:
-    if kind is str:
-        return {"schema": {"type": "string"}}
-    return {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
+    [schema], _ = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
+    return {"schema": schema}

@@ -358,7 +358,11 @@ class SamplingFields(Fields, frozen=True):
     def sampler_options(self) -> dict[str, float]:
         """The options of samplers by the fields of the request that set them (`Sampler.request_fields`)."""
         given = {name: getattr(self, name, None) for name in sampler_fields()}
-        return {name: value for name, value in given.items() if value is not None}
+        return {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in given.items()
+            if value is not None
+        }
 
     @property
     def unsupported(self) -> set[str]:
@@ -568,7 +572,7 @@ def parse(body: bytes, kind: type[RequestT]) -> RequestT:
     """
     names = (*sampler_fields(), *UNSUPPORTED, *REFUSED) if issubclass(kind, SamplingFields) else ()
     try:
-        return msgspec.json.decode(body, type=with_fields(kind, names))  # type: ignore[no-any-return]
+        return msgspec.json.decode(body, type=with_fields(kind, names), strict=False)  # type: ignore[no-any-return]
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at ")  # `$.messages[0].role`, or `key` in `$.logit_bias`
         path = place.rpartition("`$")[2].strip(".`").replace("[...]", "")

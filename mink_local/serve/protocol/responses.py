@@ -360,6 +360,24 @@ class Health(Output, kw_only=True):
     status: Literal["ok"] = "ok"
 
 
+class SlotState(Output, kw_only=True):
+    """A slot of the engine.
+
+    Attributes:
+        n_answers: Number of answers that share it, since they have the same tokens so far.
+        n_cached: Tokens in its KV cache.
+        n_pending: Tokens still to be evaluated, of a prompt or one of an answer.
+        n_generated: Tokens of its answer so far.
+    """
+
+    id: int
+    is_processing: bool
+    n_answers: int
+    n_cached: int
+    n_pending: int
+    n_generated: int
+
+
 class Candidate(Output, kw_only=True):
     """A token that the model might have sampled.
 

@@ -102,7 +102,7 @@ def sampling_params(
 ) -> tuple[SamplingParams, list[str]]:
     """Return the sampling parameters of a request, and its fields that have no effect.
 
-    A completion with `echo` and `max_tokens: 0` samples one token, which the endpoint leaves out.
+    With `max_tokens: 0` one token is sampled, which the endpoints leave out.
 
     Args:
         request: The request.
@@ -115,7 +115,7 @@ def sampling_params(
     """
     sampler, temperature, ignored = _sampler(request, preset)
     is_echo = isinstance(request, CompletionRequest) and bool(request.echo)
-    max_tokens = 1 if is_echo and request.token_limit == 0 else request.token_limit
+    max_tokens = request.token_limit or (None if request.token_limit is None else 1)
     if most_tokens is not None:
         max_tokens = min(most_tokens, most_tokens if max_tokens is None else max_tokens)
     try:
