@@ -110,13 +110,12 @@ async def load(url: str, clients: int, tokens: int, round_number: int) -> Load:
 
 
 def row(name: str, clients: int, rounds: Sequence[Load], reference: Sequence[Load]) -> str:
-    """Return a line of the table; ratios are medians over rounds of the ratio within a round."""
+    """Return a line of the table, with the ratios of its medians to the reference's."""
     first = 1e3 * np.percentile([seconds for one in rounds for seconds in one.first_token], [50, 99])
     between = 1e3 * np.percentile([seconds for one in rounds for seconds in one.between_tokens], [50, 99])
     speed = median(one.tokens_per_second for one in rounds)
-    pairs = list(zip(rounds, reference, strict=True))
-    throughput = median(ours.tokens_per_second / theirs.tokens_per_second for ours, theirs in pairs)
-    latency = median(median(ours.first_token) / median(theirs.first_token) for ours, theirs in pairs)
+    throughput = speed / median(one.tokens_per_second for one in reference)
+    latency = first[0] / (1e3 * median(seconds for one in reference for seconds in one.first_token))
     times = f"{first[0]:.0f} / {first[1]:.0f} | {latency:.2f} | {between[0]:.0f} / {between[1]:.0f}"
     return f"| {clients} | {name} | {speed:.1f} | {throughput:.2f} | {times} |"
 
@@ -137,7 +136,7 @@ def main(model: str, against: str | None, clients: Sequence[int], tokens: int, r
         raise click.UsageError(f"there is no program {against}: give the path of a llama-server")
     if against:
         commands["llama-server"] = [against, *common, "--ctx-size", slots * n_ctx, "--cache-ram", 0]
-    print("Median / 99th percentile in ms; × is the ratio to the last server of a round.\n")
+    print("Median / 99th percentile in ms; × is the ratio to the last server.\n")
     print("| clients | server | tokens/s | × | first token | × | between tokens |")
     print("|--:|---|--:|--:|--:|--:|--:|")
     with ExitStack() as stack:

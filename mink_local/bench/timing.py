@@ -323,13 +323,14 @@ def compare_batches(speeds: Mapping[int, Sequence[tuple[float, float]]]) -> list
         speeds: By that number, tokens per second of generation and of the bare calls, one pair per round.
 
     Returns:
-        Medians over rounds; `share_of_bare` and `speedup` (over the first number) are ratios within a round.
+        Medians over rounds. `share_of_bare` is the median of the rounds' ratios, `speedup` the ratio of the
+        medians, over the first number.
     """
     first = [ours for ours, _ in next(iter(speeds.values()))]
     rows = []
     for n_parallel, pairs in speeds.items():
         ours, bare = zip(*pairs, strict=True)
-        ratios = {"share_of_bare": median_ratio(ours, bare), "speedup": median_ratio(ours, first)}
+        ratios = {"share_of_bare": median_ratio(ours, bare), "speedup": median(ours) / median(first)}
         rows.append({"answers": n_parallel, "tokens_per_s": median(ours), **ratios})
     return rows
 

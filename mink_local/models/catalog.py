@@ -77,7 +77,7 @@ def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:
         text = _read_text(path)
         try:
             for model in _models(text):
-                models[model["name"]] = _entries(model)
+                models[model["name"]] = read_entries(model)
         except ValueError as error:
             raise CatalogError(f"{path}: {error}") from None
     return models
@@ -207,7 +207,7 @@ def add(**model: Any) -> None:
     text = "\n".join(["[[model]]", *lines, ""])
     path = user_catalog_path()
     try:
-        _entries(_models(text)[0])
+        read_entries(_models(text)[0])
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(".models.toml.lock")):
             parts = re.split(r"^(?=\[\[model\]\])", _read_text(path), flags=re.MULTILINE)
@@ -258,7 +258,7 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _entries(model: Mapping[str, Any]) -> tuple[CatalogEntry, ...]:
+def read_entries(model: Mapping[str, Any]) -> tuple[CatalogEntry, ...]:
     """Return an entry for each quantization of a model. Raises ValueError if there are fewer than sizes."""
     names, files = [model["name"]], [model.get("file", "")]
     if listed := _QUANTIZATIONS.search(files[0]):

@@ -61,7 +61,7 @@ def pull(entry: CatalogEntry, report: Report) -> Path:
     """
     repository = entry.source.partition(":")[2]
     try:
-        files = _files(entry, repository, _listing(repository, entry.revision))
+        files = files_of(entry, listing(repository, entry.revision))
         for file in files:
             _fetch(file, report)
         for file in files:
@@ -77,8 +77,12 @@ def pull(entry: CatalogEntry, report: Report) -> Path:
     return files[0].pointer
 
 
-def _listing(repository: str, revision: str) -> dict[str, RemoteFile]:
-    """Return the GGUF files of a repository by name."""
+def listing(repository: str, revision: str) -> dict[str, RemoteFile]:
+    """Return the GGUF files of a repository by name.
+
+    Raises:
+        DownloadError: There is no such repository, or what answers is not the Hub.
+    """
     not_a_hub = DownloadError(
         f"{constants.ENDPOINT}/{repository} does not answer like the Hugging Face Hub: check HF_ENDPOINT"
     )
@@ -111,8 +115,13 @@ def _leads_out(name: str) -> bool:
     return path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name
 
 
-def _files(entry: CatalogEntry, repository: str, listing: dict[str, RemoteFile]) -> list[RemoteFile]:
-    """Return the files of a model in a repository."""
+def files_of(entry: CatalogEntry, listing: dict[str, RemoteFile]) -> list[RemoteFile]:
+    """Return the files of a model among those of its repository.
+
+    Raises:
+        DownloadError: They are not there, or not those that the catalogue lists.
+    """
+    repository = entry.source.partition(":")[2]
     try:
         first = select(listing, entry.file)[0]
     except ValueError as error:
