@@ -1,5 +1,5 @@
-"""Write docs/mink-*.md from the programs' help and types, docs/api.md from the docstrings,
-README's table of samplers.
+"""Write docs/mink-*.md from the programs' help and types, docs/api.md from the docstrings, and the table of
+docs/samplers.md from the registry.
 
 With --check, only compare.
 
@@ -151,15 +151,15 @@ def dataclass_options(node: ast.ClassDef, thing: Any) -> Iterator[str]:
         yield f"{field.name}: {types[field.name]}{default}"
 
 
-def with_samplers(readme: str) -> str:
-    """Return README.md with its table of samplers as the registry has them."""
+def with_samplers(page: str) -> str:
+    """Return docs/samplers.md with its table as the registry has it."""
     rows = ["| name | options and defaults | keeps |", "|---|---|---|"]
     for name, sampler in SAMPLERS.items():
         options = ", ".join(f"`{option}`" for option in str(sampler()).partition(":")[2].split(",") if option)
         rows.append(f"| `{name}` | {options} | {sampler.keeps} |")
     table = "\n".join(rows)
     begin, end = "<!-- begin: samplers -->\n", "\n<!-- end -->"
-    before, _, rest = readme.partition(begin)
+    before, _, rest = page.partition(begin)
     return f"{before}{begin}{table}{end}{rest.partition(end)[2]}"
 
 
@@ -233,7 +233,7 @@ def documents() -> dict[str, str]:
         name: GENERATED + "\n".join(sections).replace(here, "~/.config/mink-local")
         for name, sections in texts.items()
     }
-    return pages | {"../README.md": with_samplers((DOCS.parent / "README.md").read_text(encoding="utf-8"))}
+    return pages | {"samplers.md": with_samplers((DOCS / "samplers.md").read_text(encoding="utf-8"))}
 
 
 def main() -> None:

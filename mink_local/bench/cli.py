@@ -85,7 +85,7 @@ def _output_options(command: Command) -> Command:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
-    """Time sampling by itself, in generation, and in batches of answers."""
+    """Time sampling alone, in generation, and in batches of answers."""
 
 
 @cli.command("sampler")

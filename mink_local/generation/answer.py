@@ -13,7 +13,7 @@ TopLogprobs = tuple[tuple[int, float], ...]
 class Piece(str):
     """The text that one step adds to an answer, perhaps none, with what is known of the step.
 
-    A piece without a token gives out text that was held back.
+    A piece without a token releases text that was held back.
 
     Attributes:
         token: Id of the sampled token, or None.

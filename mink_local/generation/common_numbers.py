@@ -27,7 +27,7 @@ class CommonNumbers(Sampler):
     the other if it keeps a token that the other cuts, or cuts the one that the other samples.
 
     Args:
-        sampler: The method that decides the candidates; not mirostat, which samples by itself.
+        sampler: Decides the candidates; not mirostat, which does its own sampling.
         seed: At least 0; answers that share it share their random numbers.
         steps: Receives the tokens of one answer, including the one that ends it.
     """

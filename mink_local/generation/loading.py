@@ -102,7 +102,7 @@ def load_model(
         from mink_local.llama.rpc import use_servers
 
         use_servers(rpc, trust)
-    if backend_sampling is None and servers_in_use:  # a server says of every operation that it has it
+    if backend_sampling is None and servers_in_use:  # a server claims to support every operation
         backend_sampling = False
     if not trust:
         trust_in.check(file)

@@ -168,7 +168,7 @@ def _fetch(file: RemoteFile, report: Report) -> None:
 def _download(file: RemoteFile, partial: Path, report: Report) -> None:
     """Append the missing end of a file to `partial`; retry while a broken connection brings some of it.
 
-    huggingface_hub 2 retries by itself, 1 gives up when a connection is closed in the middle.
+    huggingface_hub 2 retries on its own, 1 gives up when a connection breaks off.
     """
     partial.touch()
     if partial.stat().st_size > file.size:

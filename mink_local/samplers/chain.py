@@ -18,7 +18,7 @@ class Chain(Sampler):
     most of the vocabulary. R, the range of a Min-k that is not the first, is that of the candidates it gets.
 
     Args:
-        cuts: At least one; not mirostat, which samples by itself. Cuts of a chain among them become its own.
+        cuts: At least one, none of them mirostat, which also samples. The cuts of a chain become its own.
     """
 
     cuts: tuple[Sampler, ...]
@@ -29,7 +29,7 @@ class Chain(Sampler):
             raise ValueError("a chain has at least one cut")
         for cut in flat:
             if cut.is_stateful:
-                raise ValueError(f"{cut.name} samples by itself: it cannot be part of a chain")
+                raise ValueError(f"{cut.name} does its own sampling: it cannot be part of a chain")
         object.__setattr__(self, "cuts", flat)
 
     @property

@@ -86,7 +86,7 @@ main()
 
 
 def test_what_is_typed_while_the_model_loads(opened: Open, tmp_path: Path) -> None:
-    """It is unseen until the first input line, which it fills; nothing runs by itself."""
+    """It is unseen until the first input line, which it fills; nothing runs on its own."""
     gate = tmp_path / "gate"
     terminal = opened("--temp", "0", "-n", "5", program=["-c", WAITS_TO_LOAD, str(gate)], waits=False)
     terminal.until_shown("smollm2-135m …")

@@ -7,13 +7,21 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pexpect
 import pyte
 
 MINK_CHAT = ("-m", "mink_local.chat")
 _BRACKETED_PASTE, _ALTERNATE_SCREEN = 2004, 1049
+
+
+class Cell(NamedTuple):
+    """A character on the screen; its colour is a name, six hexadecimal digits, or "default"."""
+
+    text: str
+    colour: str
+    is_bold: bool
 
 
 class _Screen(pyte.HistoryScreen):  # type: ignore[misc]
@@ -86,6 +94,13 @@ class Terminal:
         columns = range(self._screen.columns)
         history = ["".join(row[x].data for x in columns) for row in self._screen.history.top]
         return "\n".join(line.rstrip() for line in [*history, *self._screen.display])
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        """The rows that are on the screen now, character by character."""
+        rows, columns = range(self._screen.lines), range(self._screen.columns)
+        at = self._screen.buffer
+        return [[Cell(at[y][x].data, at[y][x].fg, at[y][x].bold) for x in columns] for y in rows]
 
     @property
     def screen(self) -> str:

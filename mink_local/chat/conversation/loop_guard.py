@@ -1,4 +1,4 @@
-"""Repetition: from which token on an answer says the same again and again."""
+"""Repetition: from which token on an answer repeats itself."""
 
 import numpy as np
 

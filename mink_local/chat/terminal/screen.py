@@ -150,7 +150,7 @@ class Screen:
         text = _gated(text, sys.stderr)
         if sys.stderr.isatty():
             width = shutil.get_terminal_size().columns
-            text = "\n".join(textwrap.fill(line, width) for line in text.split("\n"))
+            text = "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in text.split("\n"))
         click.echo(text if self.is_plain else click.style(text, dim=True), err=True)
 
     def progress(self, text: str = "") -> None:

@@ -30,7 +30,7 @@ class MeasuredText:
         name: What a message calls it.
         text: The text.
         prompt: The user message that it answers, or None: then its first token is no position.
-        ended: True if the answer ended by itself: the token that ended it is a position too.
+        ended: True if the answer ended on its own: the token that ended it is a position too.
     """
 
     name: str

@@ -1,0 +1,65 @@
+"""Download the test data into the folder `shared` beside the checkout; files that are there already stay.
+
+GSM8K, AQuA and MATH500 come from their owners, vocabularies and chat templates from llama.cpp's repository.
+Real logits (shared/logits) cannot be downloaded: without them, tests use those of the embedded model.
+
+.venv/bin/python scripts/testdata.py
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from mink_local.errors import DataError
+from mink_local.evals.run.questions import fetch
+from mink_local.evals.tasks import TASKS
+from mink_local.evals.tasks.base import Published
+
+SHARED = Path(__file__).parents[2] / "shared"
+LLAMA_CPP = "https://raw.githubusercontent.com/ggml-org/llama.cpp/master/models"
+VOCABULARIES = {
+    "ggml-vocab-llama-bpe.gguf": Published(
+        f"{LLAMA_CPP}/ggml-vocab-llama-bpe.gguf",
+        "97272e430d53bc7688f52d5e0ad8ea8f163ede9f1bbd1694feaa504797d5d96e",
+        7_818_140,
+    ),
+    "ggml-vocab-qwen2.gguf": Published(
+        f"{LLAMA_CPP}/ggml-vocab-qwen2.gguf",
+        "44c2f46b715f585c6ab513970e8a006bfa5badd6108560054921cf598d154d8c",
+        5_928_681,
+    ),
+    "Qwen-Qwen3-0.6B.jinja": Published(
+        f"{LLAMA_CPP}/templates/Qwen-Qwen3-0.6B.jinja",
+        "87a2728cb8dc9fe424d624542f6060ec05a1d285ebbec578bb078900e33396b5",
+        4_116,
+    ),
+    "meta-llama-Llama-3.1-8B-Instruct.jinja": Published(
+        f"{LLAMA_CPP}/templates/meta-llama-Llama-3.1-8B-Instruct.jinja",
+        "e10ca381b1ccc5cf9db52e371f3b6651576caee0a630b452e2816b2d404d4b65",
+        4_614,
+    ),
+}
+
+
+def main() -> None:
+    sources = {f"data/{name}_test.jsonl": task.source for name, task in TASKS.items()}
+    sources |= {f"vocab/{name}": source for name, source in VOCABULARIES.items()}
+    missing = 0
+    for name, source in sources.items():
+        path = SHARED / name
+        if path.exists() or not isinstance(source, Published):
+            continue
+        try:
+            downloaded = fetch(source, path.stem)
+        except DataError as error:
+            print(error, file=sys.stderr)
+            missing += 1
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(downloaded, path)
+        print(f"{path}  from {source.url}")
+    sys.exit(min(missing, 1))
+
+
+if __name__ == "__main__":
+    main()
