@@ -33,14 +33,14 @@ SCHEMA = {
     "required": ["winner"],
     "additionalProperties": False,
 }
-RETRIES = 6  # of a request that fails, with pauses that grow to 8 s, or as long as the server says
+RETRIES = 6  # of a failed request, with pauses that grow to 8 s, or as long as the server asks for
 _PROBE_SECONDS = 30.0
-_POLL_SECONDS = 0.25  # between two looks at whether Ctrl-C was pressed
+_POLL_SECONDS = 0.25  # between checks for Ctrl-C
 _LOCAL_TOKENS, _REMOTE_TOKENS = 64, 2048  # the second leaves room for reasoning
-_AGAIN_TEMPERATURE = 0.7  # of another attempt; the first is at 0
+_RETRY_TEMPERATURE = 0.7  # the first attempt is at 0
 
 Prompt = tuple[str, int]
-"""A prompt, and how many times it was answered with something that cannot be read."""
+"""A prompt, and how many unreadable answers it has had."""
 Answers = Generator[tuple[int, str | None], None, None]
 
 
@@ -49,13 +49,13 @@ def _message(prompt: str) -> list[Any]:
 
 
 def _temperature(attempt: int) -> float:
-    return _AGAIN_TEMPERATURE if attempt else 0.0
+    return _RETRY_TEMPERATURE if attempt else 0.0
 
 
 class LocalJudge:
-    """A GGUF model in this process, which can answer with the JSON of a verdict only.
+    """A GGUF model in this process, whose answers are constrained to the JSON of a verdict.
 
-    It is loaded for its first answer. `options` are those of `load_model`.
+    It is loaded when it is first asked. `options` are those of `load_model`.
 
     Attributes:
         name: What the records call it.
@@ -74,7 +74,7 @@ class LocalJudge:
         return load_model(self._file, date=DATE, **self._options)
 
     def answers(self, prompts: Sequence[Prompt]) -> Answers:
-        """Yield the number of a prompt and its answer, as they come; None if it is too long for the judge.
+        """Yield the index and the answer of each prompt as it is answered; None if it exceeds the context.
 
         Raises MinkError.
         """
@@ -86,9 +86,9 @@ class LocalJudge:
             yield answer.index, None if answer.finish_reason == "overflow" else answer.text
 
     def interrupt(self) -> None:
-        """End `answers` soon; may be called from another thread."""
+        """End `answers` soon; safe to call from another thread."""
         self._interrupted = True
-        if "_loaded" in vars(self):  # else this would load it
+        if "_loaded" in vars(self):  # the property itself would load the model
             self._loaded.interrupt()
 
 
@@ -107,13 +107,13 @@ class EndpointJudge:
 
     Args:
         url: The base URL, such as http://127.0.0.1:8080/v1.
-        model: The model's id; None takes the server's only one.
-        key: The API key, or nothing. It is sent to the server, and is neither shown nor written.
+        model: The model's id; None is the server's only one.
+        key: The API key, or an empty string. It is sent to the server, and never shown or written.
         parallel: Requests at a time.
-        seconds: Patience with one answer.
+        seconds: Time limit for an answer.
 
     Raises:
-        JudgeError: The URL or the key is not one, the server cannot be reached or offers several models.
+        JudgeError: The URL or the key is invalid, or the server cannot be reached or has several models.
     """
 
     sha256 = ""
@@ -122,7 +122,7 @@ class EndpointJudge:
         self._base = _base_url(url)
         self._key, self._parallel, self._seconds = key.strip(), parallel, seconds
         if not (self._key.isascii() and self._key.isprintable()):
-            raise JudgeError("the API key holds a character that no key has: see --api-key-variable")
+            raise JudgeError("the API key holds an invalid character: see --api-key-variable")
         self._interrupted = self._has_answered = False
         self._model = model or self._only_model()
         self.name = f"{self._model} at {self._base}"
@@ -144,7 +144,7 @@ class EndpointJudge:
         return models[0]
 
     def answers(self, prompts: Sequence[Prompt]) -> Answers:
-        """Yield answers as a `LocalJudge` does; after a failure, those that are on their way."""
+        """Yield answers as `LocalJudge.answers` does; after a failure, those to requests already sent."""
         failed: JudgeError | None = None
         with asyncio.Runner() as runner:
             client = AsyncOpenAI(**self._options(self._seconds), max_retries=RETRIES)
@@ -176,7 +176,7 @@ class EndpointJudge:
     async def _answer(
         self, client: AsyncOpenAI, index: int, prompt: str, attempt: int
     ) -> tuple[int, str | None]:
-        """Return the number of a prompt and its answer, as `answers` yields them. Raises JudgeError."""
+        """Return what `answers` yields for a prompt. Raises JudgeError."""
         verdict: Any = {"name": "verdict", "strict": True, "schema": SCHEMA}
         try:
             completion = await client.chat.completions.create(
@@ -190,18 +190,18 @@ class EndpointJudge:
         except BadRequestError as error:
             if error.code == "context_length_exceeded":
                 return index, None
-            if self._has_answered:  # this prompt is refused, such as by the server's filter
+            if self._has_answered:  # so it refuses this prompt alone, such as by a content filter
                 return index, self._why(error)
             raise self._error(error) from None
         except APIError as error:
             raise self._error(error) from None
         except (AttributeError, IndexError, TypeError, ValueError):
-            raise JudgeError(f"{self._base} does not answer with chat completions") from None
+            raise JudgeError(f"{self._base} does not return chat completions") from None
         self._has_answered = True
         return index, self._without_key(text)
 
     def interrupt(self) -> None:
-        """End `answers` soon; may be called from another thread."""
+        """End `answers` soon; safe to call from another thread."""
         self._interrupted = True
 
     def _error(self, error: APIError) -> JudgeError:
@@ -210,11 +210,11 @@ class EndpointJudge:
         elif isinstance(error, AuthenticationError | PermissionDeniedError):
             advice = "; see --api-key-variable"
         else:
-            advice = "; see --judge, whose URL often ends in /v1, and --judge-model"
-        return JudgeError(f"the judge's server {self._base} fails: {self._why(error)}{advice}")
+            advice = "; check the URL of --judge, which often ends in /v1, and --judge-model"
+        return JudgeError(f"the judge's server {self._base} failed: {self._why(error)}{advice}")
 
     def _why(self, error: APIError) -> str:
-        """Return what is wrong, in the server's words if it has any, without the key."""
+        """Return the error in the server's words, if it has any, without the key."""
         if isinstance(error, APIStatusError):
             return self._without_key(f"HTTP {error.status_code} ({error.message[:200]})")
         return self._without_key(f"{error.message} {error.__cause__ or ''}").rstrip(" .")
@@ -224,7 +224,7 @@ class EndpointJudge:
 
 
 def _base_url(url: str) -> str:
-    """Return the base URL of a server. Raises JudgeError, whose text does not repeat what may be secret."""
+    """Return the base URL of a server. Raises JudgeError, which does not quote what may be secret."""
     try:
         parts = urlsplit(url)
         is_base = parts.hostname and parts.port != 0 and url.isprintable()
@@ -232,8 +232,8 @@ def _base_url(url: str) -> str:
         is_base = False
     if not is_base or parts.username is not None or parts.query or parts.fragment:
         raise JudgeError(
-            "--judge is not the base URL of a server: write it like http://127.0.0.1:8080/v1, without user, "
-            "password and query, and put a key into an environment variable"
+            "--judge is not the base URL of a server: write http://127.0.0.1:8080/v1, without a user, "
+            "password or query; an API key goes into an environment variable"
         )
     path = parts.path.rstrip("/").removesuffix("/chat/completions")
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mink_local")
 
-ATTEMPTS = 3  # to get an answer that can be read
-MOST_MISSING = 0.1  # share of pairs without a judgement, above which a judge is of no use
-SHORTEST = 200  # characters of an answer; if not even they fit the judge, it cannot be used
+ATTEMPTS = 3  # to get a readable answer
+MOST_MISSING = 0.1  # share of pairs without a judgement above which the judge is useless
+SHORTEST = 200  # characters of a response; a judge whose context does not hold even these is refused
 ORDERS = ("first is A", "second is A")
 
 PROMPT = """\
@@ -54,16 +55,16 @@ Which answer is better? Write JSON and nothing else: {{"winner": "A"}} or {{"win
 {{"winner": "tie"}} if neither is better.
 """
 
-_KEY = (  # the fields that occur once in judgements.jsonl
-    "judge", "judge_sha256", "prompt_sha256", "model", "sampler", "against", "temperature", "repeat", "order",
+_KEY = (  # fields that together occur once in judgements.jsonl
+    "judge", "prompt_sha256", "model", "task", "question_id", "sampler", "against", "temperature", "repeat",
+    "order",
 )  # fmt: skip
-_ANSWER = ("winner", "raw", "attempts", "characters", "is_cut")  # those that the judge decides
 Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class PairKey:
-    """The fields that tell two methods' pairs of responses apart."""
+    """Identifies a pair of responses among those of the same two samplers."""
 
     model: str
     task: str
@@ -74,12 +75,12 @@ class PairKey:
 
 @dataclass(frozen=True)
 class ResponsePair:
-    """The responses of two methods to one question, without reasoning.
+    """The responses of two samplers to one question, without their reasoning.
 
     Attributes:
         samplers: The two samplers, each as text.
-        question: The user's message.
-        texts: The two responses.
+        question: The user message.
+        texts: The two responses, in the order of `samplers`.
     """
 
     key: PairKey
@@ -93,16 +94,15 @@ class ResponsePair:
 
 
 def response_pairs(run: RecordedRun, first: str, second: str) -> Iterator[ResponsePair]:
-    """Yield the pairs of two samplers: the same model, question, temperature and repeat, in the run's order.
+    """Yield the pairs of two samplers: same model, question, temperature and repeat; a question's in a row.
 
-    A greedy response, which is generated once, is paired with every other one to its question.
+    A greedy response, which is generated once per question, is paired with each of the other sampler's.
     """
     found: dict[tuple[str, str, str], tuple[list[Response], list[Response]]] = {}
     for r in run.responses:
         if r.sampler in (first, second):
             found.setdefault((r.task, r.question_id, r.model), ([], []))[r.sampler == second].append(r)
-    places = {key: number for number, key in enumerate(run.questions)}
-    for (task, question_id, model), both in sorted(found.items(), key=lambda one: places[one[0][:2]]):
+    for (task, question_id, model), both in found.items():
         for a, b in product(*both):
             is_greedy = not (a.temperature and b.temperature)
             if is_greedy or (a.temperature, a.repeat) == (b.temperature, b.repeat):
@@ -116,7 +116,7 @@ def response_pairs(run: RecordedRun, first: str, second: str) -> Iterator[Respon
 
 
 def samplers_of(run: RecordedRun, wanted: Iterable[str] = ()) -> list[str]:
-    """Return the samplers of a run, as text. Raises ReportError if a wanted one is not among them."""
+    """Return the samplers of a run, as text. Raises ReportError if one of `wanted` is missing."""
     samplers = list(dict.fromkeys(response.sampler for response in run.responses))
     for sampler in wanted:
         if sampler not in samplers:
@@ -126,21 +126,19 @@ def samplers_of(run: RecordedRun, wanted: Iterable[str] = ()) -> list[str]:
 
 @dataclass(frozen=True)
 class Judgement(PairKey):
-    """A judge's answer to one pair in one order: a line of `judgements.jsonl`.
+    """A judge's answer on one pair in one order: a line of `judgements.jsonl`.
 
     Attributes:
-        judge_sha256: Of the judge's file; empty if it is behind a server.
-        prompt_sha256: Of the whole prompt.
-        order: Which of the two responses was shown as A: that of `sampler`, the first, or of `against`.
-        winner: "A", "B" or "tie"; None if no answer could be read, which is never guessed.
-        raw: What the judge answered.
-        attempts: Prompts that it took; 0 for identical responses, a tie that no judge has seen.
-        characters: Most characters of an answer that were shown.
-        is_cut: Whether an answer has more characters.
+        prompt_sha256: Of the prompt with uncut responses, or those cut to --max-chars.
+        order: Which response was shown as A: "first" is that of `sampler`, the other that of `against`.
+        winner: "A", "B" or "tie"; None if no answer was readable: it is never guessed.
+        raw: The judge's answer.
+        attempts: Answers it took; 0 for identical responses, a tie that the judge never sees.
+        characters: How many characters of each response the judge was shown at most.
+        is_cut: Whether a response is longer than that.
     """
 
     judge: str
-    judge_sha256: str
     prompt_sha256: str
     sampler: str
     against: str
@@ -157,9 +155,10 @@ class Judgement(PairKey):
 
 
 def prompt_of(pair: ResponsePair, order: str, characters: int) -> str:
-    """Return the prompt that shows a pair in one order; an answer has at most so many characters.
+    """Return the prompt that shows a pair in one order, each response cut to so many characters.
 
-    No text has the frame's mark in it. Prompts about one question begin alike, and are evaluated faster.
+    No text contains the mark of the frame. The prompts about one question share a prefix, which is evaluated
+    once.
     """
     a, b = pair.texts if order == "first is A" else reversed(pair.texts)
     prompt = PROMPT.format(
@@ -174,7 +173,7 @@ def prompt_of(pair: ResponsePair, order: str, characters: int) -> str:
 
 
 def _mark(pair: ResponsePair) -> str:
-    """Return 12 characters that are in none of a pair's texts, nearly always the same for a question."""
+    """Return 12 characters that none of a pair's texts contains: nearly always the same for a question."""
     marks = (hashlib.sha256(f"{n} {pair.question!r}".encode()).hexdigest()[:12] for n in numbers())
     return next(mark for mark in marks if mark not in "".join((pair.question, *pair.texts)))
 
@@ -189,9 +188,9 @@ _ALONE = re.compile(rf"""[\s"'`*(\[]*(?:[Aa]nswer\s+)?{_NAME}[\s"'`*)\].]*""")
 
 
 def read_winner(text: str) -> str | None:
-    """Return the winner that a judge's answer names, "A", "B" or "tie"; None if it names none, or several.
+    """Return the winner that a judge's answer names: "A", "B" or "tie"; None if it names none or several.
 
-    The answer may be JSON with other text around it, or a bare A, B or tie.
+    The answer may be JSON, with text around it, or just A, B or tie.
     """
     text = without_reasoning(text)
     named = set(map(str.lower, _WINNER.findall(text)))
@@ -203,13 +202,13 @@ def read_winner(text: str) -> str | None:
 class Judging(Measurement[Judgement]):
     """Pairs of responses, each judged in both orders.
 
-    An answer that cannot be read is asked for again, twice, and then recorded without a winner. Responses
-    that do not fit the judge's context are cut shorter.
+    An unreadable answer is asked for twice more, then recorded without a winner. Responses that do not fit
+    the judge's context are cut shorter.
 
     Args:
-        judge: What answers the prompts.
+        judge: Answers the prompts.
         pairs: What it compares.
-        characters: Most characters of a response that the judge sees.
+        characters: Most characters of a response that it is shown.
     """
 
     measures, noun, row_type = "judge", "judgements", Judgement
@@ -225,11 +224,10 @@ class Judging(Measurement[Judgement]):
         self._wanted = {blank.key: (pair, blank) for blank, pair in blanks}
 
     def _blank(self, pair: ResponsePair, order: str, characters: int) -> Judgement:
-        """Return the judgement before the judge is asked, which is a tie if the texts are the same."""
+        """Return the judgement before the judge has answered: a tie if the responses are identical."""
         prompt = prompt_of(pair, order, characters)
         return Judgement(
             judge=self._judge.name,
-            judge_sha256=self._judge.sha256,
             prompt_sha256=hashlib.sha256(prompt.encode()).hexdigest(),
             **asdict(pair.key),
             sampler=pair.samplers[0],
@@ -247,42 +245,51 @@ class Judging(Measurement[Judgement]):
 
     def measure(self, keys: Sequence[Key], store: Store[Judgement]) -> Iterator[Judgement]:
         store.begin_session(judge=self._judge.name)
-        same_prompt: dict[str, list[Judgement]] = {}  # responses may be alike at several temperatures
-        waiting = []
+        # A sampler may respond alike at several temperatures: the same prompt is asked once.
+        same_prompt: dict[str, list[Judgement]] = defaultdict(list)
+        first: dict[str, tuple[ResponsePair, Judgement]] = {}
         for pair, blank in map(self._wanted.__getitem__, keys):
             if pair.identical:
                 yield blank
-                continue
-            same = same_prompt.setdefault(blank.prompt_sha256, [])
-            if not same:
-                waiting.append((pair, blank))
-            same.append(blank)
+            else:
+                same_prompt[blank.prompt_sha256].append(blank)
+                first.setdefault(blank.prompt_sha256, (pair, blank))
+        waiting = list(first.values())
         while waiting and not self.interrupted:
             again = []
             prompts = [(prompt_of(pair, one.order, one.characters), one.attempts) for pair, one in waiting]
             with closing(self._judge.answers(prompts)) as answers:
                 for index, raw in answers:
                     pair, last = waiting[index]
-                    if raw is None:
-                        again.append((pair, self._shorter(pair, last)))
-                        continue
-                    done = replace(last, winner=read_winner(raw), raw=raw, attempts=last.attempts + 1)
+                    done = self._answered(pair, last, raw)
                     if done.winner is None and done.attempts < ATTEMPTS:
                         again.append((pair, done))
                         continue
-                    found = {name: getattr(done, name) for name in _ANSWER}
                     for blank in same_prompt[done.prompt_sha256]:
-                        yield replace(blank, **found)
+                        yield replace(
+                            blank,
+                            winner=done.winner,
+                            raw=done.raw,
+                            attempts=done.attempts,
+                            characters=done.characters,
+                            is_cut=done.is_cut,
+                        )
             waiting = again
 
-    def _shorter(self, pair: ResponsePair, judgement: Judgement) -> Judgement:
-        characters = min(judgement.characters, max(map(len, pair.texts))) // 2
+    def _answered(self, pair: ResponsePair, last: Judgement, raw: str | None) -> Judgement:
+        """Return a judgement after another answer; without one, the responses are to be cut shorter.
+
+        Raises JudgeError if they cannot be.
+        """
+        if raw is not None:
+            return replace(last, winner=read_winner(raw), raw=raw, attempts=last.attempts + 1)
+        characters = min(last.characters, max(map(len, pair.texts))) // 2
         if characters < SHORTEST:
             raise JudgeError(
                 f"the context of the judge {self._judge.name} is too short for question "
                 f"{pair.key.question_id} of {pair.key.task}: take a judge with a longer one"
             )
-        return replace(judgement, characters=characters, is_cut=True)
+        return replace(last, characters=characters, is_cut=True)
 
     def interrupt(self) -> None:
         super().interrupt()
@@ -293,8 +300,8 @@ class Judging(Measurement[Judgement]):
         missing = missing_share(results.frame, self._judge.name)
         if missing > MOST_MISSING:
             raise JudgeError(
-                f'{percent(missing)}% of the pairs have no judgement that can be read: look at "raw" in '
-                f"{results.folder / self.rows}, and take another judge"
+                f'{percent(missing)}% of the pairs have no readable judgement: look at "raw" in '
+                f"{results.folder / self.rows}, and try another judge"
             )
 
     @classmethod
@@ -310,16 +317,17 @@ def judge_run(
     characters: int,
     quiet: bool = False,
 ) -> None:
-    """Have a judge compare the methods of the run in `folder` with one of them; report on all judgements.
+    """Have a judge compare the samplers of the run in `folder` with one of them; report on all judgements.
 
     Args:
-        limit: Only so many questions of a task; None is all.
-        characters: Most characters of a response that the judge sees.
+        against: The sampler that the others are compared with, as text.
+        limit: Only the first questions of each task; None is all.
+        characters: Most characters of a response that the judge is shown.
         quiet: Show no progress.
 
     Raises:
         ReportError: The folder holds no run, or nothing to compare.
-        JudgeError: The judge cannot be asked, or most of its answers cannot be read.
+        JudgeError: The judge fails, or most of its answers are unreadable.
         RunError: DIR/judge cannot be written.
     """
     run = read_run(folder)
@@ -327,18 +335,15 @@ def judge_run(
         n_left_out = count(len(run.problems), "line")
         log.warning("%s of %s left out: mink-eval report names them", n_left_out, folder)
     others = [sampler for sampler in samplers_of(run, [against]) if sampler != against]
-    wanted: dict[str, list[str]] = {}
+    ids: dict[str, list[str]] = defaultdict(list)
     for task, question_id in run.questions:
-        wanted.setdefault(task, []).append(question_id)
-    limited = {(task, question_id) for task, ids in wanted.items() for question_id in ids[:limit]}
+        ids[task].append(question_id)
     pairs = [
         pair
         for sampler in others
         for pair in response_pairs(run, sampler, against)
-        if (pair.key.task, pair.key.question_id) in limited
+        if pair.key.question_id in ids[pair.key.task][:limit]
     ]
     if not pairs:
-        raise ReportError(
-            f"{folder} has no two methods' responses to one question: there is nothing to judge"
-        )
+        raise ReportError(f"{folder} has no question that two samplers have answered: nothing to judge")
     carry_out(Judging(judge, pairs, characters), folder / "judge", quiet=quiet)

@@ -1,13 +1,12 @@
-"""People as judges: a blind sheet, one page that shows pairs of responses and collects votes, and its votes.
+"""People as judges: a blind sheet, which is a page that shows pairs of responses and collects votes.
 
-Which side is which method is in a file of its own, the key, which raters do not get.
+Which sampler is on which side is in a separate file, the key, which raters do not get.
 """
 
 import hashlib
 import json
 import random
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -42,7 +41,7 @@ class SheetPair(PairKey):
 
 
 class SheetKey(msgspec.Struct):
-    """The key of a sheet; `pairs` are by the opaque names on the page."""
+    """The key of a sheet; `pairs` has the pairs by their opaque names on the page."""
 
     sheet: str
     seed: int
@@ -51,7 +50,7 @@ class SheetKey(msgspec.Struct):
 
 
 class Ballot(msgspec.Struct):
-    """The votes of one rater, as the page saves them."""
+    """One rater's votes, as the page saves them."""
 
     sheet: str
     rater: str
@@ -64,18 +63,18 @@ Content = TypeVar("Content", SheetKey, Ballot)
 def write_sheet(
     folder: Path, samplers: Sequence[str], n: int, seed: int, temperatures: Sequence[float], out: Path
 ) -> str:
-    """Write the page and its key for pairs of the run in `folder`; return what is in them, in words.
+    """Write the page and its key for pairs of the run in `folder`; return what they hold, in words.
 
     Args:
-        samplers: At least two, as text; each is compared with each.
-        n: Most pairs. Pairs of different questions come first, in a random order; identical responses are
-            left out.
-        seed: Of the order and of the sides.
-        temperatures: Only those; none is all.
-        out: Where the page and the key are written.
+        samplers: At least two, as text; each is compared with every other.
+        n: Most pairs, in a random order and of as many questions as possible. Identical responses are left
+            out.
+        seed: For the order and the sides.
+        temperatures: Only pairs at these; none is all.
+        out: Folder for the page and the key.
 
     Raises:
-        ReportError: The run has no such pairs, or `out` has another sheet, whose key would be lost.
+        ReportError: The run has no such pairs, or `out` holds another sheet, whose key would be lost.
         RunError: A file cannot be written.
     """
     run = read_run(folder)
@@ -85,7 +84,7 @@ def write_sheet(
     shown = [pair for pair in pairs if not pair.identical]
     if not shown:
         why = "all responses are identical" if pairs else "they have no question in common"
-        raise ReportError(f"these methods have nothing to compare in {folder}: {why}")
+        raise ReportError(f"nothing to compare between these samplers in {folder}: {why}")
     rng = random.Random(seed)
     entries, key = [], {}
     for pair in _chosen(shown, n, rng):
@@ -96,11 +95,11 @@ def write_sheet(
     sheet = hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16]
     if (out / KEY).exists() and _read(out / KEY, SheetKey).sheet != sheet:
         raise ReportError(
-            f"{out / KEY} is the key of another sheet, whose votes cannot be read without it: name another "
-            "folder with --out"
+            f"{out / KEY} is the key to another sheet, whose votes would be unreadable without it: name "
+            "another folder with --out"
         )
     content = msgspec.json.encode(SheetKey(sheet, seed, list(samplers), key))
-    write_file(out / KEY, msgspec.json.format(content))  # first: a page without it is worth nothing
+    write_file(out / KEY, msgspec.json.format(content))  # first: the page is worthless without it
     write_file(out / PAGE, render_sheet(sheet, entries))
     left_out = len(pairs) - len(shown)
     same = f"; {count(left_out, 'pair')} of identical responses left out" if left_out else ""
@@ -118,9 +117,9 @@ def _chosen(pairs: list[ResponsePair], n: int, rng: random.Random) -> list[Respo
 
 
 def render_sheet(sheet: str, entries: Sequence[Sequence[str]]) -> str:
-    """Return the page for pairs of an opaque name, the question, the left and the right response.
+    """Return the page for pairs: each an opaque name, the question, the left and the right response.
 
-    Whatever a model or a task wrote is shown as text and cannot run, as in the report's page.
+    Whatever a model or a task wrote is shown as text and cannot run, as on the report's page.
     """
     style, script = ((_FOLDER / f"sheet.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     environment = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True)
@@ -134,9 +133,9 @@ def render_sheet(sheet: str, entries: Sequence[Sequence[str]]) -> str:
 
 
 def report_votes(folder: Path, paths: Iterable[Path]) -> None:
-    """Report on the votes in files, each of one rater, on the sheet in `folder`.
+    """Report on the votes in files, one per rater, on the sheet in `folder`.
 
-    Raises ReportError if a file cannot be used, two are of one rater, or there are no votes.
+    Raises ReportError if a file is unusable, two are from one rater, or there are no votes.
     """
     key = _read(folder / KEY, SheetKey)
     raters: set[str] = set()
@@ -144,9 +143,9 @@ def report_votes(folder: Path, paths: Iterable[Path]) -> None:
     for path in paths:
         ballot = _read(path, Ballot)
         if ballot.sheet != key.sheet or not ballot.votes.keys() <= key.pairs.keys():
-            raise ReportError(f"{path} has the votes on another sheet: name the folder of that sheet")
+            raise ReportError(f"{path} holds votes on another sheet: name the folder of that sheet")
         if ballot.rater in raters:
-            raise ReportError(f"two files have votes of {ballot.rater}: give the later one only")
+            raise ReportError(f"two files hold votes of {ballot.rater}: give only the later one")
         raters.add(ballot.rater)
         rows += [_judgement(ballot.rater, key, key.pairs[name], side) for name, side in ballot.votes.items()]
     if not rows:
@@ -156,17 +155,12 @@ def report_votes(folder: Path, paths: Iterable[Path]) -> None:
 
 
 def saved_votes(folder: Path) -> list[Path]:
-    """Return the files of raters' votes that were put beside the key of a sheet."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        with suppress(ReportError):
-            _read(path, Ballot)
-            found.append(path)
-    return found
+    """Return the votes that were put beside the key of a sheet, under the names that the page gives them."""
+    return sorted(folder.glob("votes-*.json"))
 
 
 def _judgement(rater: str, key: SheetKey, pair: SheetPair, side: Side) -> dict[str, object]:
-    """Return a vote as a judgement in one order, whose judge is the rater."""
+    """Return a vote as a judgement by the rater in one order."""
     first, second = sorted((pair.left, pair.right), key=key.methods.index)
     return {
         "judge": rater,
@@ -187,5 +181,5 @@ def _read(path: Path, kind: type[Content]) -> Content:
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        what = "the key of a sheet" if kind is SheetKey else "a file of votes that a sheet has saved"
+        what = "the key of a sheet" if kind is SheetKey else "a file of votes saved by a sheet"
         raise ReportError(f"{path} is not {what}: {error}") from None

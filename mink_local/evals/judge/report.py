@@ -1,4 +1,4 @@
-"""Win rates of a method over another, as a model or people have judged them.
+"""Win rates of one sampler over another, as judged by a model or by people.
 
 The unit of observation is the question: the win rate is the mean over questions of a question's share of
 wins, in which a tie counts half, and its p-value tests the same mean.
@@ -32,18 +32,18 @@ PAIR = [*CELL, "repeat", "question_id"]
 
 HOW_TO_READ = (
     "Win rate: the mean over questions of a question's share of wins, in which a tie counts half. Intervals "
-    "are 95% and over questions, Wilson's with an effective number of questions. p is the exact two-sided "
+    "are 95%, over questions: Wilson's with an effective number of questions. p is the exact two-sided "
     "sign-flip test of the same mean; Holm's is corrected for all rows of one kind.",
 )
 ABOUT_MODELS = (
-    "Every pair of responses is judged in both orders. A method wins a pair if both orders prefer it; if the "
-    "orders disagree, the pair is a tie. Identical responses are a tie that no judge has seen.",
-    "A judge is a model with preferences of its own, for example for long answers: the table shows what it "
+    "Every pair of responses is judged in both orders. A sampler wins a pair if it is preferred in both; if "
+    "the orders disagree, the pair is a tie. Identical responses are a tie that the judge never sees.",
+    "A judge is a model with preferences of its own, such as for long answers: the table shows what it "
     "prefers, not what people do.",
 )
 ABOUT_PEOPLE = (
     "Fleiss' κ is the agreement of the raters beyond chance, on the pairs that all of them voted on: 1 is "
-    "full agreement, 0 is chance; 95% bootstrap interval over questions.",
+    "full agreement, 0 is chance. Its interval is the 95% bootstrap over questions.",
 )
 
 
@@ -51,9 +51,9 @@ def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Return a row with the win rate of every group of judged pairs.
 
     Args:
-        pairs: A row for every pair and judge. `outcome` is 1 for a win of `sampler`, 0 for a tie, -1 for a
-            loss, NaN if there is no judgement.
-        by: The columns whose values make a group.
+        pairs: A row for every pair and judge, as `judged_pairs` returns them. `outcome` is 1 if `sampler`
+            wins, 0 for a tie, -1 if it loses, NaN without a judgement.
+        by: The columns to group by.
     """
     rows: list[dict[str, Any]] = []
     for key, group in pairs.groupby(list(by), sort=False):
@@ -76,9 +76,9 @@ def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def judged_pairs(judgements: pd.DataFrame, orders: int = 2) -> pd.DataFrame:
-    """Return a row for every pair and judge, from its judgements in so many orders.
+    """Return a row for every pair and judge, which was judged in so many orders.
 
-    `inconsistent` says whether the orders disagree. A pair that was judged again counts as judged last.
+    `inconsistent` says whether the orders disagree. Of several judgements of a pair the last one counts.
     """
     last = judgements.drop_duplicates(["judge", *PAIR, "order"], keep="last")
     side = np.where(last.order == "first is A", 1, -1)
@@ -98,14 +98,14 @@ def judged_pairs(judgements: pd.DataFrame, orders: int = 2) -> pd.DataFrame:
 
 
 def mean_by_question(rows: pd.DataFrame, values: pd.Series) -> Interval:
-    """Return the mean over questions of the mean of a question's values, 0 to 1, one for each row."""
+    """Return the mean over questions of a question's mean value; `values`, 0 to 1, has one for each row."""
     return share(list(values.groupby([rows[name] for name in QUESTION]).mean()))
 
 
 def kappa(votes: pd.DataFrame) -> Interval | None:
-    """Return Fleiss' κ on the pairs that all judges have judged, with its bootstrap interval over questions.
+    """Return Fleiss' κ on the pairs that all raters voted on, with its bootstrap interval over questions.
 
-    None if it is not defined: fewer than two judges or pairs, or all votes alike.
+    None if it is undefined: fewer than two raters or pairs, or all votes alike.
     """
     n_judges = votes.judge.nunique()
     if n_judges < 2:
@@ -122,7 +122,7 @@ def kappa(votes: pd.DataFrame) -> Interval | None:
 
 
 def report_judgements(results: Results) -> None:
-    """Print what the judgements of models show; write judge.md and judge.json."""
+    """Report on the judgements of models: print the win rates, write judge.md and judge.json."""
     pairs = judged_pairs(results.frame)
     sums = pairs.groupby(["judge", *CELL], sort=False)[["identical", "inconsistent"]].sum().reset_index()
     rates = win_rates(pairs, ["judge", *CELL]).merge(sums, on=["judge", *CELL])
@@ -133,14 +133,14 @@ def report_judgements(results: Results) -> None:
 
 
 def missing_share(judgements: pd.DataFrame, judge: str) -> float:
-    """Return the share of the pairs shown to a judge that have no readable judgement in both orders."""
+    """Return the share of the pairs that a judge was shown without a readable judgement in both orders."""
     pairs = judged_pairs(judgements[judgements.judge == judge])
     shown = pairs[~pairs.identical]
     return float(shown.outcome.isna().mean()) if len(shown) else 0.0
 
 
 def _notes(judge: str, judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
-    """Return what a reader must know about a judge before the table."""
+    """Return what a reader has to know about a judge."""
     notes = [f"{judge} judges {count(len(pairs), 'pair')}; {pairs.identical.sum():,} of them are identical."]
     seen = judgements[(judgements.attempts > 0) & judgements.winner.notna()]
     complete = pairs[(~pairs.identical) & pairs.outcome.notna()]
@@ -148,25 +148,25 @@ def _notes(judge: str, judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[st
         first = mean_by_question(seen, seen.winner.map({"A": 1.0, "tie": 0.5, "B": 0.0}))
         disagree = mean_by_question(complete, complete.inconsistent.astype(float))
         notes.append(
-            f"Position: the answer that is shown first wins {_in_words(first)} of the time (ties count half; "
-            f"without bias 50%), and the two orders disagree in {_in_words(disagree)} of the pairs."
+            f"Position: the answer shown first wins {_in_words(first)} of the time (ties count half; without "
+            f"bias it would be 50%), and the two orders disagree in {_in_words(disagree)} of the pairs."
         )
         if not first.low <= 0.5 <= first.high:
             place = "first" if first.value > 0.5 else "second"
-            notes.append(f"It prefers the {place} place, whatever is there.")
+            notes.append(f"It prefers whichever answer is shown {place}.")
         if disagree.value >= 0.5:
-            notes.append("The orders disagree in most pairs: this judge says little about these methods.")
+            notes.append("The orders disagree in most pairs: this judge says little about these samplers.")
     if missing := int(pairs.outcome.isna().sum()):
         notes.append(f"{count(missing, 'pair')} without a readable judgement in both orders are left out.")
     if n_cut := int(pairs.is_cut.sum()):
         notes.append(f"In {count(n_cut, 'pair')} it saw only the beginning of a long response.")
     if judge.partition(" at ")[0] in set(judgements.model):
-        notes.append("It has written responses itself: it may prefer what it would write.")
+        notes.append("It wrote some of the responses itself, and may prefer what it would write.")
     return notes
 
 
 def report_votes(results: Results, n_pairs: int) -> None:
-    """Print what the votes of people on a sheet of `n_pairs` show; write votes.md and votes.json."""
+    """Report on votes on a sheet of `n_pairs`: print the win rates, write votes.md and votes.json."""
     votes = judged_pairs(results.frame, orders=1)
     rates = win_rates(votes, ["sampler", "against"]).assign(task="all", model="all", temperature=np.nan)
     parts = win_rates(votes, CELL)
@@ -206,7 +206,7 @@ _HEADINGS = {
 
 
 def _table(part: Iterable[str], rows: pd.DataFrame) -> Table:
-    """Return the table of a task and a model; columns without values are left out."""
+    """Return the table of a task and a model, without the columns that have no values."""
     p_values = [
         Cell(p_value(p), f"Holm {p_value(adjusted)}", bold=adjusted <= ALPHA) if p == p else Cell()
         for p, adjusted in zip(rows.p, rows.p_holm, strict=True)

@@ -1,9 +1,11 @@
 """`mink-eval judge`: a server that misbehaves, both orders, what is kept, what is reported."""
 
+import itertools
 import json
 import sys
-import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,32 @@ from mink_local.evals.judge.judgements import ORDERS, PairKey, ResponsePair, pro
 from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server, says, shown_answers
 from tests.support.made_run import change, write_run
 from tests.support.mink_eval import MinkEval
+from tests.support.python import Finished
 from tests.support.server import running_server
 
 KEY = "sk-very-secret"
 N = 4  # questions
 TOO_LONG = fails(400, "too many tokens", code="context_length_exceeded")
 
+Answer = Callable[[Body], Said]
+Judge = Callable[..., Finished]
+
 
 def prefers_minimal(body: Body) -> Said:
-    """Prefer the responses of Min-k, which begin with "min-k" in these tests, in any place."""
+    """Prefer the responses of Min-k, which begin with "min-k" in these tests, in either place."""
     a, b = (text.startswith("min-k") for text in shown_answers(body))
     return says(json.dumps({"winner": "tie" if a == b else "A" if a else "B"}))
+
+
+def unless(words: str, said: Said) -> Answer:
+    """Prefer Min-k, but say something else to prompts with these words."""
+    return lambda body: said if words in str(body) else prefers_minimal(body)
+
+
+def failing_half_the_time() -> Answer:
+    failures = [fails(429, Retry_After="0.02"), fails(503), Said(0, None), fails(500)]
+    turns = itertools.cycle(said for failure in failures for said in (failure, None))
+    return lambda body: next(turns) or prefers_minimal(body)
 
 
 @pytest.fixture
@@ -54,6 +71,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
         yield running
 
 
+@pytest.fixture
+def judge(mink_eval: MinkEval, run: Path, server: JudgeServer) -> Judge:
+    """`judge(*options)` has the server judge the run."""
+    return partial(mink_eval, "judge", run, "--judge", server.url)
+
+
 def is_few(line: dict[str, Any]) -> bool:
     return bool(line["question_id"] == "0" and line["sampler"] != "top-n-sigma:n=1")
 
@@ -68,15 +91,14 @@ def rows(run: Path) -> dict[tuple[str, float], dict[str, Any]]:
     return {(row["sampler"], row["temperature"]): row for row in content["rows"]}
 
 
-def test_each_pair_is_judged_in_both_orders(mink_eval: MinkEval, run: Path, server: JudgeServer) -> None:
-    result = mink_eval("judge", run, "--judge", server.url)
+def test_each_pair_is_judged_in_both_orders(judge: Judge, run: Path, server: JudgeServer) -> None:
+    result = judge()
     assert result.status == 0, result.stderr
     shown = sorted(map(shown_answers, server.bodies))
     assert len(set(shown)) == len(shown) == 2 * 4 * N
     assert shown == sorted((b, a) for a, b in shown)
-    found = rows(run)
     for t in (1.0, 5.0):
-        best, same = found["min-k:tau=3", t], found["top-n-sigma:n=1", t]
+        best, same = rows(run)["min-k:tau=3", t], rows(run)["top-n-sigma:n=1", t]
         assert (best["won:tied:lost"], best["p"], best["win_rate"][0]) == (f"{N}:0:0", 2 * 0.5**N, 1)
         assert (same["won:tied:lost"], same["win_rate"][0]) == (f"0:{N}:0", 0.5)
         assert best["judge"] == f"judge-1 at {server.url}"
@@ -85,51 +107,43 @@ def test_each_pair_is_judged_in_both_orders(mink_eval: MinkEval, run: Path, serv
             assert number in output
 
 
-def test_a_judge_that_looks_at_the_place_only(mink_eval: MinkEval, run: Path, server: JudgeServer) -> None:
-    server.answer = lambda _: says('{"winner": "A"}')
-    result = mink_eval("judge", run, "--judge", server.url)
-    assert {(row["won:tied:lost"], row["inconsistent"]) for row in rows(run).values()} == {(f"0:{N}:0", N)}
-    for warning in ("prefers the first place", "disagree in most"):
-        assert warning in result.stdout.replace("\n", " ")
-
-
-def test_what_cannot_be_read_is_asked_thrice_and_then_missing(
-    mink_eval: MinkEval, run: Path, server: JudgeServer
+@pytest.mark.parametrize(
+    ("answer", "status", "row", "attempts", "said"),
+    [
+        (lambda _: says('{"winner": "A"}'), 0, {"won:tied:lost": f"0:{N}:0", "inconsistent": N}, {1},
+         ["whichever answer is shown first", "disagree in most"]),
+        (unless("min-k:tau=3 T=5.0 to 2", says("Both.")), 0, {"won:tied:lost": f"{N - 1}:0:0", "missing": 1},
+         {1, 3}, []),
+        (unless("to 1", says("moo")), 1, {"missing": 1}, {1, 3}, ["25.0%"]),
+        (lambda body: prefers_minimal(body) if body["temperature"] else says(None), 0, {"missing": 0}, {2},
+         []),
+        (unless("min-k:tau=3 T=5.0 to 3", fails(400, "the filter")), 0, {"missing": 1}, {1, 3}, []),
+        (failing_half_the_time(), 0, {"won:tied:lost": f"{N}:0:0"}, {1}, []),
+    ],
+    ids=["looks at the place", "unreadable once", "unreadable", "second attempt", "filter", "recovers"],
+)  # fmt: skip
+def test_answers(
+    judge: Judge,
+    run: Path,
+    server: JudgeServer,
+    answer: Answer,
+    status: int,
+    row: dict[str, Any],
+    attempts: set[int],
+    said: list[str],
 ) -> None:
-    nonsense = "Both have their merits."
-
-    def answer(body: Body) -> Said:
-        return says(nonsense) if "min-k:tau=3 T=5.0 to 2" in str(body) else prefers_minimal(body)
-
+    """What is unreadable is asked for three times, then missing; nothing is asked for again later."""
     server.answer = answer
-    assert mink_eval("judge", run, "--judge", server.url).status == 0
-    missing = [line for line in lines(run) if line["winner"] is None]
-    assert [(line["attempts"], line["raw"]) for line in missing] == [(3, nonsense)] * 2
-    temperatures = [b["temperature"] for b in server.bodies if "T=5.0 to 2" in str(b) and "min-k" in str(b)]
-    assert sorted(temperatures) == [0, 0, 0.7, 0.7, 0.7, 0.7]
-    row = rows(run)["min-k:tau=3", 5.0]
-    assert (row["missing"], row["won:tied:lost"]) == (1, f"{N - 1}:0:0")
-    n_asked = len(server.bodies)
-    assert mink_eval("judge", run, "--judge", server.url).status == 0
-    assert len(server.bodies) == n_asked
-
-
-def test_a_judge_that_answers_nonsense_is_a_failure(
-    mink_eval: MinkEval, run: Path, server: JudgeServer
-) -> None:
-    server.answer = lambda body: prefers_minimal(body) if "to 0" in str(body) else says("moo")
-    result = mink_eval("judge", run, "--judge", server.url)
-    assert result.status == 1
-    assert "75.0%" in result.stderr
-    assert rows(run)["min-k:tau=3", 5.0]["missing"] == N - 1
-
-
-def test_an_answer_that_comes_right_the_second_time(
-    mink_eval: MinkEval, run: Path, server: JudgeServer
-) -> None:
-    server.answer = lambda body: prefers_minimal(body) if body["temperature"] else says(None)
-    assert mink_eval("judge", run, "--judge", server.url).status == 0
-    assert {(line["attempts"], line["winner"] is None) for line in lines(run)} == {(2, False)}
+    for n_requests in (None, 0):
+        n_before = len(server.bodies)
+        result = judge("--parallel", 1)
+        assert result.status == status, result.stderr
+        assert n_requests in (None, len(server.bodies) - n_before)
+    assert rows(run)["min-k:tau=3", 5.0].items() >= row.items()
+    assert len(lines(run)) == 8 * N
+    assert {line["attempts"] for line in lines(run)} == attempts
+    assert {line["winner"] is None for line in lines(run) if line["attempts"] == 3} <= {True}
+    assert all(words in (result.stdout + result.stderr).replace("\n", " ") for words in said)
 
 
 @pytest.mark.parametrize(
@@ -143,153 +157,87 @@ def test_an_answer_that_comes_right_the_second_time(
         (Said(0, None), "closed connection"),
         (fails(401, f"Incorrect API key {KEY}"), "--api-key-variable"),
         (fails(404, "no such model"), "--judge-model"),
+        (TOO_LONG, "of gsm8k"),
     ],
 )
 def test_a_server_that_fails_in_the_middle(
-    mink_eval: MinkEval,
-    run: Path,
-    server: JudgeServer,
-    failure: Said,
-    named: str,
-    monkeypatch: pytest.MonkeyPatch,
+    judge: Judge, run: Path, server: JudgeServer, failure: Said, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command ends in one sentence; the same command asks for what is missing and no more."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     server.answer = lambda body: prefers_minimal(body) if len(server.bodies) <= 20 else failure
-    command = ("judge", run, "--judge", server.url, "--parallel", 3)
-    result = mink_eval(*command)
-    assert result.status == 1
-    assert named in result.stderr
+    result = judge("--parallel", 3)
+    assert (result.status, named in result.stderr) == (1, True)
     assert KEY not in result.stdout + result.stderr
     assert set(server.keys) == {f"Bearer {KEY}"}
     kept = lines(run)
     assert len(kept) == 20
     server.answer = prefers_minimal
     n_asked = len(server.bodies)
-    assert mink_eval(*command).status == 0
+    assert judge("--parallel", 3).status == 0
     assert len(server.bodies) - n_asked == 8 * N - 20
     assert lines(run)[:20] == kept
     assert not any(KEY in path.read_text() for path in (run / "judge").iterdir())
 
 
 def test_a_server_that_does_not_answer(
-    mink_eval: MinkEval, run: Path, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
+    judge: Judge, run: Path, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ask, "RETRIES", 0)
-    over = threading.Event()
-    server.answer = lambda body: (
-        says("") if len(server.bodies) > 2 and over.wait(10) else prefers_minimal(body)
-    )
-    command = ("judge", run, "--judge", server.url, "--parallel", 1, "--timeout", 1)
-    result = mink_eval(*command)
-    over.set()
-    assert (result.status, len(lines(run))) == (1, 2)
-    assert "--timeout" in result.stderr
+    server.answer = lambda body: says(str(time.sleep(2))) if len(server.bodies) > 2 else prefers_minimal(body)
+    result = judge("--parallel", 1, "--timeout", 1)
+    assert (result.status, len(lines(run)), "--timeout" in result.stderr) == (1, 2, True)
 
 
 @pytest.mark.parametrize("key", [f"{KEY}\n", f"{KEY}\nx", f"{KEY}é", KEY])
 def test_the_key_is_not_shown_and_not_written(
-    mink_eval: MinkEval, run: Path, server: JudgeServer, key: str, monkeypatch: pytest.MonkeyPatch
+    judge: Judge, run: Path, server: JudgeServer, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if no header can hold it, or the server repeats it."""
+    """Even if no header can hold it, or the server repeats it."""
     monkeypatch.setenv("MY_KEY", key)
     server.answer = lambda _: says(f'Your key is {KEY}. {{"winner": "A"}}')
-    result = mink_eval("judge", run, "--judge", server.url, "--api-key-variable", "MY_KEY")
+    result = judge("--api-key-variable", "MY_KEY")
     assert result.status == (0 if key.strip() == KEY else 1)
     assert result.status == 0 or "--api-key-variable" in result.stderr
     written = [path.read_text() for path in (run / "judge").glob("*")]
     assert KEY not in "".join([result.stdout, result.stderr, *written])
 
 
-def test_a_context_that_is_too_short_for_any_response(
-    mink_eval: MinkEval, run: Path, server: JudgeServer
-) -> None:
-    server.answer = lambda _: TOO_LONG
-    result = mink_eval("judge", run, "--judge", server.url)
-    assert result.status == 1
-    assert "of gsm8k" in result.stderr
-
-
-def test_a_server_that_recovers(mink_eval: MinkEval, run: Path, server: JudgeServer) -> None:
-    """Every second request fails, in any way, and nothing is lost."""
-    failures = [fails(429, Retry_After="0.02"), fails(503), Said(0, None), fails(500)]
-
-    def answer(body: Body) -> Said:
-        n = len(server.bodies)
-        return failures[n // 2 % 4] if n % 2 else prefers_minimal(body)
-
-    server.answer = answer
-    assert mink_eval("judge", run, "--judge", server.url, "--parallel", 1).status == 0
-    assert len(lines(run)) == 8 * N
-    assert rows(run)["min-k:tau=3", 5.0]["won:tied:lost"] == f"{N}:0:0"
-
-
-def test_no_server(mink_eval: MinkEval, run: Path, server: JudgeServer) -> None:
-    url = server.url.rpartition(":")[0] + ":9/v1"
-    result = mink_eval("judge", run, "--judge", url, "--judge-model", "j")
-    assert result.status == 1
-    for stderr in (result.stderr, mink_eval("judge", run, "--judge", url).stderr):
-        assert url in stderr.splitlines()[-1]
-
-
-def test_responses_that_do_not_fit_are_cut_shorter(
-    mink_eval: MinkEval, run: Path, server: JudgeServer
-) -> None:
-    def answer(body: Body) -> Said:
-        if len(body["messages"][0]["content"]) > 4000:
-            return TOO_LONG
-        return prefers_minimal(body)
-
-    server.answer = answer
+def test_responses_that_do_not_fit_are_cut_shorter(judge: Judge, run: Path, server: JudgeServer) -> None:
+    server.answer = lambda body: (
+        TOO_LONG if len(body["messages"][0]["content"]) > 4000 else prefers_minimal(body)
+    )
     change(run, lambda line: line.update(response=line["response"] + 9000 * "."))
-    result = mink_eval("judge", run, "--judge", server.url, "--max-chars", 5000)
+    result = judge("--max-chars", 5000)
     assert result.status == 0, result.stderr
     assert {line["characters"] for line in lines(run)} == {1250}
     assert "In 16 pairs" in result.stdout
     assert "its first 1,250 of 9,0" in server.bodies[-1]["messages"][0]["content"]
 
 
-def test_a_prompt_that_the_server_refuses_alone_is_missing(
-    mink_eval: MinkEval, run: Path, server: JudgeServer
-) -> None:
-    """Such as one that its filter forbids, after others have been answered."""
-
-    def answer(body: Body) -> Said:
-        return fails(400, "the filter") if "min-k:tau=3 T=5.0 to 3" in str(body) else prefers_minimal(body)
-
-    server.answer = answer
-    assert mink_eval("judge", run, "--judge", server.url, "--parallel", 1).status == 0
-    (refused,) = {line["raw"] for line in lines(run) if line["winner"] is None}
-    assert "the filter" in refused
-    assert rows(run)["min-k:tau=3", 5.0]["missing"] == 1
-
-
 def test_identical_responses_are_a_tie_that_is_not_asked_for(
-    mink_eval: MinkEval, run: Path, server: JudgeServer
+    judge: Judge, run: Path, server: JudgeServer
 ) -> None:
-    change(
-        run, lambda line: line.update(response="the same" if line["temperature"] < 5 else line["response"])
-    )
-    assert mink_eval("judge", run, "--judge", server.url).status == 0
-    row = rows(run)["min-k:tau=3", 1.0]
-    assert (row["identical"], row["won:tied:lost"]) == (N, f"0:{N}:0")
-    assert len(server.bodies) == 4 * N
+    """And responses that are alike at two temperatures are asked for once."""
+    change(run, lambda line: line.update(response="the same" if line["temperature"] < 5 else "others"))
+    assert judge().status == 0
+    same, other = (rows(run)["min-k:tau=3", t] for t in (1.0, 5.0))
+    assert (same["identical"], same["won:tied:lost"]) == (N, f"0:{N}:0")
+    assert (other["identical"], other["missing"]) == (0, 0)
+    assert len(server.bodies) == 2 * N
 
 
 def test_the_file_after_a_kill_in_the_middle_of_a_line(
-    mink_eval: MinkEval, run: Path, server: JudgeServer, caplog: pytest.LogCaptureFixture
+    judge: Judge, run: Path, server: JudgeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert mink_eval("judge", run, "--judge", server.url, "--limit", 2).status == 0
-    assert len(server.bodies) == 2 * 4 * 2
+    assert judge("--limit", 2).status == 0
     path = run / "judge" / "judgements.jsonl"
     path.write_bytes(path.read_bytes()[:-30])
     with (run / "records.jsonl").open("a") as records:
         records.write("{}\n")
-    n_asked = len(server.bodies)
-    assert mink_eval("judge", run, "--judge", server.url, "--limit", 2).status == 0
-    assert len(server.bodies) - n_asked == 1
-    assert mink_eval("judge", run, "--judge", server.url, "--limit", 2).status == 0
-    assert len(server.bodies) - n_asked == 1
+    for _ in range(2):
+        assert judge("--limit", 2).status == 0
+        assert len(server.bodies) == 2 * 4 * 2 + 1
     assert "1 line" in caplog.text
 
 
@@ -301,12 +249,10 @@ def test_the_file_after_a_kill_in_the_middle_of_a_line(
         (["--judge", "http://"], 1, "8080/v1"),
         (["--judge", "http://ho\x07st/v1"], 1, "8080/v1"),
         (["--judge", "http://me:secret@host/v1"], 1, "password"),
+        (["--judge", "http://127.0.0.1:9/v1"], 1, "http://127.0.0.1:9/v1"),
+        (["--judge", "http://127.0.0.1:9/v1", "--judge-model", "j", "-q"], 1, "http://127.0.0.1:9/v1"),
         (["--judge", "smollm2-135m", "--judge-model", "x"], 2, "--judge-model"),
-        (
-            ["--judge", "URL", "--against", "top-p"],
-            1,
-            "top-p:p=0.9,order=temperature-first is not",
-        ),
+        (["--judge", "URL", "--judge-model", "x", "--against", "top-p"], 1, "top-p:p=0.9"),
         (["--judge", "URL"], 1, "one, two"),
         (["votes.json", "--judge", "URL"], 2, "votes.json"),
         (["--people", "--judge", "URL"], 2, "--people"),
@@ -315,22 +261,20 @@ def test_the_file_after_a_kill_in_the_middle_of_a_line(
 def test_bad_input_is_one_sentence(
     mink_eval: MinkEval, run: Path, server: JudgeServer, options: list[str], status: int, complaint: str
 ) -> None:
-    if "--against" not in options:
-        server.models = ["one", "two"]
+    server.models = ["one", "two"]
     result = mink_eval("judge", run, *(server.url if option == "URL" else option for option in options))
     assert (result.status, len(result.stderr.splitlines())) == (status, 1)
     assert complaint in result.stderr
     assert "secret" not in result.stderr
 
 
-def test_a_library_that_is_missing(mink_eval: MinkEval, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_missing(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mink_local.evals.judge.ask")
     monkeypatch.delitem(sys.modules, "mink_local.evals.judge.judgements", raising=False)
     monkeypatch.setitem(sys.modules, "openai", None)
-    result = mink_eval("judge", run, "--judge", "http://127.0.0.1:9/v1")
+    result = judge()
     assert result.status == 2
-    assert "openai" in result.stderr
-    assert "mink-local[eval]" in result.stderr
+    assert all(words in result.stderr for words in ("openai", "mink-local[eval]"))
 
 
 @pytest.mark.parametrize(
@@ -398,7 +342,8 @@ def test_a_local_judge(
     assert len(found) == 4
     assert {line["winner"] for line in found} <= {"A", "B", "tie"}
     assert {json.loads(line["raw"])["winner"] for line in found} <= {"A", "B", "tie"}
-    assert len(found[0]["judge_sha256"]) == 64
+    (judge,) = json.loads((run / "judge" / "manifest.json").read_text())["judges"].values()
+    assert len(judge["sha256"]) == 64
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the model is loaded for nothing")
