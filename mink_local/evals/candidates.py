@@ -1,4 +1,4 @@
-"""The candidates of the next token after a prompt, and how many each method keeps: the paper's Figure 1."""
+"""The candidates for the token after a prompt, and how many each sampler keeps: the paper's Figure 1."""
 
 import warnings
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from mink_local.samplers import Sampler, label
 
 _SHOWN = 12  # candidates
 _LONGEST = 16  # columns of a token's text
-_LABELLED = (0, 1, 3, 7)  # ranks with a label, as far apart on the logarithmic axis as labels are wide
+_LABELLED = (0, 1, 3, 7)  # ranks with a label, spaced on the logarithmic axis so that labels do not overlap
 
 
 def show_candidates(
@@ -32,9 +32,12 @@ def show_candidates(
     picture: Path | None,
     **placement: Any,
 ) -> None:
-    """Print the candidates of the token after the beginning of an answer, and what samplers keep of them.
+    """Print the candidates for the token after the beginning of an answer, and how many samplers keep.
 
     Args:
+        prompt: The user message.
+        model: Name or path of the model.
+        answer: The beginning of the answer.
         samplers: Those to compare; none is all.
         temperatures: Above 0; the last one is that of the picture.
         picture: Where to write the picture, if anywhere.
@@ -81,18 +84,18 @@ def _print_tables(
 
 
 def _quoted(text: str) -> str:
-    """Return a token's text in quotes, cut to a number of columns."""
+    """Return a token's text in quotes, cut to `_LONGEST` columns."""
     shown = repr(text)
     return shown if cell_len(shown) <= _LONGEST else set_cell_size(shown, _LONGEST - 1).rstrip() + "…"
 
 
 def plot(step: SamplingStep, texts: Sequence[str], path: Path) -> None:
-    """Write a picture of the sorted logits and of what each sampler keeps.
+    """Plot the sorted logits and what each sampler keeps.
 
     Args:
-        step: Whose temperature is above 0.
-        texts: Of the tokens of the first ranks.
-        path: Its ending names the format.
+        step: The step, at a temperature above 0.
+        texts: The texts of the first ranks' tokens.
+        path: The file; its extension sets the format.
 
     Raises:
         MinkError: The file cannot be written.
@@ -128,7 +131,7 @@ def plot(step: SamplingStep, texts: Sequence[str], path: Path) -> None:
     bars.set(xlabel="rank", xlim=(0.5, 4 * len(step.ids)))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about characters that are missing in the font
+            warnings.simplefilter("ignore")  # about glyphs missing from the font
             figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise MinkError(f"{path} cannot be written: {error}") from None

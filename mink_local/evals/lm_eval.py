@@ -1,12 +1,12 @@
-"""GGUF models for lm-evaluation-harness: its tasks, in-process and batched, with any sampler.
+"""GGUF models in lm-evaluation-harness: its tasks, batched in this process, with any sampler.
 
-The harness has no entry point for models of other packages, so `mink-eval lm-eval` registers this one as
-mink-local and hands the rest of its command line to the harness.
+The harness has no entry point for other packages' models, so `mink-eval lm-eval` registers this one as
+mink-local and passes its command line on to the harness.
 """
 
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from mink_local.generation.loading import load_model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.constants import MAX_SEED
 from mink_local.models.catalog import EMBEDDED
-from mink_local.samplers import SAMPLERS, Greedy, Sampler, TopP, parse
+from mink_local.samplers import SAMPLERS, Chain, Greedy, Sampler, TopP, parse
 from mink_local.version import __version__
 
 NAME = "mink-local"
@@ -34,13 +34,24 @@ _OFF: dict[str, tuple[float, ...]] = {"top_k": (0, -1), "top_p": (1.0,), "min_p"
 
 @register_model(NAME)
 class MinkLM(TemplateLM):  # type: ignore[misc]
-    """A model of the harness.
+    """A GGUF model for the harness.
 
-    `sampler` and `temperature` are for all generation; without them, what the task asks for counts
-    (`do_sample`, `temperature`, and `top_p`, `top_k` or another field of a request), which mostly is greedy.
-    `seed` is the first request's; the others count on from it. A prompt and its answer have at most `n_ctx`
-    tokens, and an answer `max_gen_toks`, unless a task has another limit. Raises MinkError if an argument is
-    unknown or out of range.
+    Args:
+        model: Name or path.
+        sampler: For all generation, as text; None is each task's (`top_p`, `top_k` or another field of a
+            request).
+        temperature: For all generation; None is each task's, which is mostly 0, greedy.
+        seed: Of the first request; the others count on from it.
+        n_ctx: Most tokens of a prompt with its answer.
+        parallel: Answers at a time.
+        gpu_layers: As --gpu-layers.
+        threads: As --threads.
+        max_gen_toks: Most tokens of an answer, unless the task has another limit.
+        rest: Options of the sampler that the harness has split off at their commas, and what it passes to
+            every model.
+
+    Raises:
+        MinkError: An argument is unknown or out of range.
     """
 
     def __init__(
@@ -82,7 +93,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         self.max_length = min(n_ctx, self._model.weights.n_ctx_train)
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return what the harness adds to the "config" of its results; a sampler of None is each task's."""
+        """Return what the harness adds to the "config" of its results."""
         return {
             "model_sha256": file_sha256(Path(self._model.weights.path)),
             "model_sampler": None if self._sampler is None else str(self._sampler),
@@ -98,7 +109,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text that has no context: the vocabulary's first, or else its last."""
+        """The token before a text without context: the one that begins every text, or else the end token."""
         return self._token(self._model.weights.bos or self._model.weights.eos)
 
     def _token(self, text: str) -> int:
@@ -112,7 +123,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """The name under which the harness caches requests: of the model and its chat template."""
+        """The name under which the harness caches requests: it tells models and chat templates apart."""
         template = self._model.weights.chat_template or ""
         return f"{self._model.name}-{hashlib.sha256(template.encode()).hexdigest()[:16]}"
 
@@ -120,7 +131,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         return self._model.weights.chat_template if chat_template else None
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], *_: Any, **__: Any) -> str:
-        """Return the prompt for the next answer, or for the rest of it if its beginning comes last."""
+        """Return the prompt for an answer, or for the rest of the answer that comes last."""
         return self._model.apply_chat_template(chat_history)
 
     # Log-probabilities
@@ -131,7 +142,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         disable_tqdm: bool = False,
         **_: Any,
     ) -> list[tuple[float, bool]]:
-        """Return the logprob of every continuation, and if greedy sampling would generate it."""
+        """Return the logprob of each continuation, and whether greedy decoding would generate it."""
         pairs = [self._fitted(context, continuation) for _, context, continuation in requests]
         results = []
         scored = self._model.logprobs(pairs, self._parallel)
@@ -144,7 +155,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         return results
 
     def _fitted(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
-        """Cut the beginning of a context that is too long, as the harness's own models do."""
+        """Drop the beginning of a context that is too long, as the harness's own models do."""
         if len(continuation) > self.max_length:
             raise MinkError(
                 f"a continuation is {len(continuation)} tokens and n_ctx is {self.max_length}: "
@@ -153,7 +164,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         return context[-(self.max_length + 1 - len(continuation)) :], continuation
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Return the logprobs of whole texts; one that is too long is cut into windows of `max_length`."""
+        """Return the logprobs of whole texts, in windows of `max_length` tokens."""
         windows: list[tuple[None, list[int], list[int]]] = []
         text_of: list[int] = []  # by window
         for i, (text,) in enumerate(request.args for request in requests):
@@ -165,21 +176,19 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         scores = self._loglikelihood_tokens(windows, disable_tqdm)  # type: ignore[arg-type]
         for i, (score, _) in zip(text_of, scores, strict=True):
             totals[i] += score
-        for request, total in zip(requests, totals, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return totals
 
     # Generation
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return answers, each up to the first of its stop strings."""
+        """Return the answers, each up to its first stop string."""
         asked = [self.request(i, *request.args) for i, request in enumerate(requests)]
         if not asked:
             return []
         longest = max(len(request.prompt) + (request.params.max_tokens or 0) for request in asked)
         self._model.reserve(min(longest, self.max_length), self._parallel)
         texts = [""] * len(asked)
-        first = asked[0].params  # the harness logs what the task asks for, whatever --model_args say
+        first = asked[0].params  # the harness logs what the task asks for, not what --model_args say
         method = f"Generating ({first.sampler}, T = {first.temperature:g})"
         with tqdm(total=len(asked), desc=method, disable=disable_tqdm) as bar:
             for answer in self._model.answer_all(asked):
@@ -191,7 +200,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         return texts
 
     def request(self, index: int, context: str, options: dict[str, Any]) -> Request:
-        """Return the request of one of the harness: a prompt, cut at its beginning if it is too long."""
+        """Return a request of the harness as ours; a prompt that is too long loses its beginning."""
         max_tokens = int(options.get("max_gen_toks", options.get("max_new_tokens", self._max_gen_toks)))
         max_tokens = min(max_tokens, self.max_length - 1)
         until = options.get("until") or []
@@ -206,7 +215,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         return Request(self.tok_encode(context)[-(self.max_length - max_tokens) :], params)
 
     def _sampling(self, options: dict[str, Any]) -> tuple[Sampler | None, float]:
-        """Return sampler and temperature of a request: those of --model_args, or else the task's."""
+        """Return the sampler and temperature of a request: those of --model_args, or else the task's."""
         wanted = float(options.get("temperature", 1.0 if options.get("do_sample") else 0.0))
         temperature = wanted if options.get("do_sample", wanted > 0) else 0.0
         if self._sampler is not None:
@@ -215,22 +224,29 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
             temperature = self._temperature
         if temperature == 0:
             return Greedy(), 0.0
-        methods: dict[type[Sampler], dict[str, Any]] = {}
-        for method in SAMPLERS.values():
-            for name, option in method.request_fields.items():
-                if options.get(name) not in (None, *_OFF.get(name, ())):
-                    methods.setdefault(method, {})[option] = options[name]
-        if len(methods) > 1:
-            names = " and ".join(method.name for method in methods)
-            raise MinkError(f"a task combines {names}: give one with --model_args sampler=…")
-        method, values = next(iter(methods.items()), (TopP, {"p": 1.0}))
-        return method(**values), temperature
+        try:
+            cuts = list(_cuts(options)) or [TopP(1.0)]
+            return cuts[0] if len(cuts) == 1 else Chain(*cuts), temperature
+        except ValueError as error:
+            raise MinkError(f"the task's options: {error}; give --model_args sampler=…") from None
+
+
+def _cuts(options: Mapping[str, Any]) -> Iterator[Sampler]:
+    """Yield the cuts that a task's generation options ask for, in the usual order: top-k, top-p, min-p."""
+    for method in SAMPLERS.values():
+        given = {
+            option: options[name]
+            for name, option in method.request_fields.items()
+            if options.get(name) not in (None, *_OFF.get(name, ()))
+        }
+        if given:
+            yield method(**given)
 
 
 def _with_options(sampler: str, rest: dict[str, Any]) -> str:
-    """Return a sampler's text with the options that the harness has split from it, at their commas.
+    """Return a sampler's text with the options that the harness has split off at their commas.
 
-    They are taken out of `rest`.
+    They are removed from `rest`.
     """
     method: Any = SAMPLERS.get(sampler.partition(":")[0])
     split = [option.name for option in fields(method) if option.name in rest] if method else []
@@ -240,7 +256,7 @@ def _with_options(sampler: str, rest: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the harness's own command line with this model."""
+    """Run the harness's command line with this model."""
     from lm_eval.__main__ import cli_evaluate
 
     sys.argv = ["lm-eval", *_with_model(arguments)]
@@ -248,7 +264,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _with_model(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments, with `--model mink-local` before those of a run; a later --model replaces it."""
+    """Yield the arguments; those of a run begin with `--model mink-local`, which a later --model replaces."""
     command, rest = "run", list(arguments)
     if rest and rest[0] in ("run", "ls", "validate"):
         command, *rest = rest

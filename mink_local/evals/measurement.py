@@ -1,6 +1,6 @@
-"""Measurements: `plan`, `measure` and `report`, carried out in a folder that continues where it stopped.
+"""Measurements: `plan`, `measure` and `report`, carried out in a folder so that they can be resumed.
 
-A whole measurement, of the lengths of prompts:
+A complete measurement, of the lengths of prompts:
 
     @dataclass(frozen=True)
     class Length:
@@ -72,7 +72,7 @@ class Results:
         folder: Where the report is written.
         manifest: What the rows were measured with.
         frame: A pandas frame with a row for every row of the measurement and a column for every field.
-        problems: Lines of the folder that were left out.
+        problems: A sentence for every line that was left out.
     """
 
     folder: Path
@@ -89,11 +89,11 @@ class Measurement(ABC, Generic[R]):
     """Base of measurements.
 
     Attributes:
-        measures: Name of the command, which the manifest keeps.
-        noun: What a row is called, in the plural.
+        measures: Name of the command, recorded in the manifest.
+        noun: What rows are called.
         row_type: Type of a row: a dataclass or msgspec struct with a `key`.
         rows: Name of the file of rows.
-        revision: Grows when a new version computes other numbers, which cannot be mixed with the old ones.
+        revision: Incremented when a new version computes other numbers, which must not be mixed with the old.
         settings: What the rows depend on; see `store`.
         interrupted: True after `interrupt`.
     """
@@ -111,34 +111,34 @@ class Measurement(ABC, Generic[R]):
 
     @abstractmethod
     def plan(self) -> Sequence[Hashable]:
-        """Return the keys of all rows that are wanted."""
+        """Return the keys of all wanted rows."""
 
     @abstractmethod
     def measure(self, keys: Sequence[Any], store: Store[R]) -> Iterator[R]:
         """Yield a row for every key, in any order; end soon after `interrupt`.
 
-        This runs in another thread than the main one, so that Ctrl-C is heard. Whatever it opens, it closes.
+        It runs outside the main thread, so that Ctrl-C is heard, and closes whatever it opens.
         """
 
     @classmethod
     @abstractmethod
     def report(cls, results: Results) -> None:
-        """Print what a folder shows, and write the report's files."""
+        """Print the results of a folder, and write the report's files."""
 
     def interrupt(self) -> None:
-        """End `measure` soon; called in the main thread, by a signal."""
+        """End `measure` soon; called in the main thread by a signal handler."""
         self.interrupted = True
 
     def status(self, row: R) -> str:  # noqa: ARG002
-        """Return what the progress says after a new row."""
+        """Return what the progress shows after a new row."""
         return ""
 
     def conclude(self, results: Results) -> None:
-        """Do what follows when every row is there."""
+        """Finish a measurement whose rows are all there."""
         self.report(results)
 
     def prepare(self, store: Store[R]) -> None:
-        """Read the folder's rows, and do what else comes before it is known which are missing."""
+        """Read the folder's rows, and do whatever else has to happen before `plan`."""
         store.read(self.row_type)
 
     def upgrade(self, manifest: dict[str, Any]) -> None:
@@ -146,12 +146,12 @@ class Measurement(ABC, Generic[R]):
 
 
 def carry_out(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) -> None:
-    """Measure what a folder lacks, and report on all that it holds.
+    """Measure the rows that a folder lacks, and report on all it holds.
 
-    Ctrl-C and SIGTERM end it after the rows that are complete.
+    Ctrl-C and SIGTERM end it; complete rows are kept.
 
     Raises:
-        MinkError: The measurement cannot go on. Every row that was measured is kept.
+        MinkError: The measurement cannot continue. Every measured row is kept.
         KeyboardInterrupt: After Ctrl-C or SIGTERM.
     """
     with Store[Any](
@@ -170,8 +170,8 @@ def carry_out(measurement: Measurement[Any], folder: Path, *, quiet: bool = Fals
             n_done = sum(key in store.found.by_key for key in keys)
             if n_done < len(keys):
                 print(
-                    f"{n_done:,} of {len(keys):,} {measurement.noun} are in {folder}; the same command "
-                    "continues."
+                    f"{n_done:,} of {len(keys):,} {measurement.noun} are in {folder}; run the same command "
+                    "again to resume."
                 )
         found = store.found
         measurement.conclude(Results(folder, store.manifest, frame(found.by_key.values()), found.problems))
@@ -200,13 +200,13 @@ def progress(noun: str, total: int, done: int = 0, *, quiet: bool = False) -> It
     """Show progress on standard error: a bar on a terminal, else a line every half minute.
 
     Args:
-        noun: What an item is, in the plural.
-        total: Items.
-        done: Those that are there from earlier sessions.
+        noun: What items are called.
+        total: Number of items.
+        done: Those from earlier sessions.
         quiet: Show nothing.
 
     Yields:
-        A function that counts another item, and shows a status behind the counts.
+        A function to call after each item, with a status to show.
     """
     console = Console(stderr=True)
     has_bar = console.is_terminal and not console.is_dumb_terminal and not quiet
@@ -242,7 +242,7 @@ def progress(noun: str, total: int, done: int = 0, *, quiet: bool = False) -> It
 
 @contextmanager
 def _logging_above() -> Iterator[None]:
-    """Write log messages above the bar: through the standard error that rich has replaced."""
+    """Write log messages above the bar, through rich's replacement of standard error."""
     handlers = [h for h in logging.getLogger().handlers if isinstance(h, logging.StreamHandler)]
     before = [handler.setStream(sys.stderr) for handler in handlers]
     try:
@@ -259,7 +259,7 @@ def duration(seconds: float) -> str:
 
 
 def frame(rows: Iterable[Any]) -> Any:
-    """Return rows as a pandas frame, whose texts are Python's: they may hold half a character."""
+    """Return rows as a pandas frame with Python's strings, which may hold a lone surrogate."""
     import pandas as pd
 
     found = [msgspec.to_builtins(row) for row in rows]
@@ -272,10 +272,10 @@ def frame(rows: Iterable[Any]) -> Any:
 
 
 def read_results(folder: Path, kind: type[Measurement[Any]]) -> Results:
-    """Return what a measurement has left in a folder, however it ended.
+    """Return the results in a folder, even of an unfinished measurement.
 
     Raises:
-        ReportError: The folder holds no rows that can be used.
+        ReportError: The folder holds no usable rows.
     """
     rows: Rows[Any] = Rows()
     rows.read(folder / kind.rows, kind.row_type)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from mink_local.errors import GenerationError
+from mink_local.errors import DataError, GenerationError
 from mink_local.evals.measurement import Measurement
 from mink_local.evals.run.workers import DATE
 from mink_local.evals.store import R, Store, file_sha256
@@ -126,9 +126,24 @@ class SettingsMeasurement(Measurement[R], Generic[R, Unit]):
                 if not self.interrupted:
                     raise
 
-    def reader(self, opened: ExitStack, model: Model, *limits: Any) -> RowReader:
-        """Return a reader of rows that `interrupt` ends; `limits` are those of `Model.rows`."""
-        reader = opened.enter_context(model.rows(*limits))
+    def reader(
+        self, opened: ExitStack, model: Model, lengths: Iterable[tuple[int, str]], *limits: Any
+    ) -> RowReader:
+        """Return a reader of rows that `interrupt` ends.
+
+        Args:
+            opened: Closes it.
+            lengths: The tokens of each sequence that it will read, and what the sequence is.
+            limits: The other arguments of `Model.rows`.
+
+        Raises:
+            DataError: A sequence exceeds the context that the model was trained on.
+        """
+        longest, name = max(lengths)
+        most = model.weights.n_ctx_train
+        if longest > most:
+            raise DataError(f"{name} takes {longest:,} tokens and {model.name} holds {most:,}: shorten it")
+        reader = opened.enter_context(model.rows(max(1, longest), *limits))
         self._readers.append(reader)
         return reader
 

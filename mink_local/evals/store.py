@@ -1,11 +1,10 @@
 """The folder of a measurement: a lock, a manifest, rows as JSON lines, and files that are replaced whole.
 
-`Store.append` hands a line to the operating system before it returns: a process that is killed loses the rows
-being measured and no others. Half a line, left by a kill or a full disk, is removed when the folder is opened
-again.
+`Store.append` passes a line to the operating system before it returns: a killed process loses only the rows
+being measured. Half a line, left by a kill or a full disk, is removed when the folder is next opened.
 
 The manifest has one rule: what is added is measured, what is changed is refused. Settings are nested dicts.
-A key that is new is added; any other value that differs would mix rows that cannot be compared.
+New keys are added; a changed value is refused, because it would mix rows that cannot be compared.
 """
 
 import hashlib
@@ -34,10 +33,10 @@ from mink_local.version import __version__
 
 MANIFEST, ROWS = "manifest.json", "rows.jsonl"
 FORMAT = 1
-PLACES = ("path", "data")  # where a file is on this machine: may change, and no report shows it
+PLACES = ("path", "data")  # where a file is on this machine: may change, and reports leave it out
 _LOCK = ".lock"
-_SYNC_SECONDS = 1.0  # of rows are lost when the power fails; a kill loses none
-_SHOWN = 5  # problems that are written out
+_SYNC_SECONDS = 1.0  # of rows may be lost if the power fails; a kill loses none
+_SHOWN = 5  # problems that a message names
 
 log = logging.getLogger("mink_local")
 
@@ -87,12 +86,12 @@ def versions() -> dict[str, str]:
 
 
 def to_line(row: object) -> bytes:
-    """Return a row as a line of JSON, with its end. Raises ValueError for numbers that are not finite."""
+    """Return a row as a line of JSON, with its line break. Raises ValueError for NaN and infinities."""
     return json.dumps(msgspec.to_builtins(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def _parse(line: bytes) -> Any:
-    """Return the JSON in a line. Raises ValueError, whose text says what is wrong."""
+    """Return the JSON in a line. Raises ValueError, which says what is wrong."""
     try:
         return json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -105,11 +104,11 @@ def _refuse_constant(name: str) -> None:
 
 @dataclass
 class Rows(Generic[R]):
-    """Rows by key, each once.
+    """Rows by key.
 
     Attributes:
         problems: A sentence for every line that was left out, with its file and number.
-        files: How many rows each file has given.
+        files: Number of rows from each file.
     """
 
     by_key: dict[Hashable, R] = field(default_factory=dict)
@@ -117,7 +116,7 @@ class Rows(Generic[R]):
     files: dict[str, int] = field(default_factory=dict)
 
     def read(self, path: Path, kind: type[R], check: Callable[[R], str | None] = lambda _: None) -> None:
-        """Add the rows of a file, if it exists; `check` says why a row is not of this measurement.
+        """Add the rows of a file, if it exists; `check` says why a row does not belong to the measurement.
 
         Raises RunError if the file cannot be read.
         """
@@ -132,7 +131,7 @@ class Rows(Generic[R]):
         self.files[path.name] = len(self.by_key) - n_before
 
     def _add(self, line: bytes, kind: type[R], check: Callable[[R], str | None]) -> str | None:
-        """Add the row in a line; return what is wrong with it instead."""
+        """Add the row in a line, or return what is wrong with it."""
         try:
             row = msgspec.convert(_parse(line), kind)
         except (msgspec.ValidationError, ValueError) as error:
@@ -162,29 +161,28 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def public(value: Any) -> Any:
-    """Return a manifest, or a part of it, as others may see it: without places on this machine."""
+    """Return a manifest, or part of it, without the places of files on this machine."""
     if isinstance(value, dict):
         return {key: public(part) for key, part in value.items() if key not in PLACES}
     return [public(part) for part in value] if isinstance(value, list) else value
 
 
 class Store(Generic[R]):
-    """The folder of a measurement, open for this process alone; it is made if it is missing.
+    """The folder of a measurement, locked for this process; created if it is missing.
 
     Use it as a context manager.
 
     Args:
         folder: The folder.
-        measures: What it measures, such as "frontier"; another measurement's folder is refused.
-        settings: What the rows depend on. Nested dicts, whose keys may be added to and whose values must
-            stay.
-        revision: Of the measurement's numbers: it grows when a new version computes other ones.
+        measures: What is measured, such as "frontier"; another measurement's folder is refused.
+        settings: What the rows depend on, as nested dicts: keys may be added, values may not change.
+        revision: Of the measurement's numbers; see `Measurement`.
         rows: Name of the file of rows.
         upgrade: Brings the manifest of an earlier version up to date, in place.
 
     Attributes:
         manifest: The content of the manifest.
-        found: The rows that are recorded, after `read`.
+        found: The recorded rows, after `read`.
 
     Raises:
         RunError: The folder cannot be written, is in use, holds something else, or was started with other
@@ -243,8 +241,8 @@ class Store(Generic[R]):
 
         Args:
             kind: The type of a row.
-            check: Says why a row is not of this measurement, or returns None.
-            others: More files with rows.
+            check: Says why a row does not belong to the measurement, or returns None.
+            others: More files of rows.
         """
         for path in dict.fromkeys([self._path, *others]):
             self.found.read(path, kind, check)
@@ -252,7 +250,7 @@ class Store(Generic[R]):
             log.warning("%s: %s", self.folder, self.found.left_out)
 
     def append(self, row: R) -> None:
-        """Write a row behind the others; on an error, leave nothing of it and raise RunError."""
+        """Append a row. Raises RunError on failure, which leaves nothing of it in the file."""
         size = os.fstat(self._stream.fileno()).st_size
         with as_run_error(self._path):
             try:
@@ -267,7 +265,7 @@ class Store(Generic[R]):
         self.found.by_key[row.key] = row
 
     def agree(self, settings: Mapping[str, Any]) -> None:
-        """Add settings to the manifest. Raises RunError if one has changed."""
+        """Add settings to the manifest. Raises RunError if one was changed."""
         differences: list[str] = []
         merged = _merged(self.manifest, settings, (), differences)
         if differences:
@@ -278,15 +276,15 @@ class Store(Generic[R]):
         self.note(**merged)
 
     def note(self, **values: Any) -> None:
-        """Write values to the manifest that may change."""
+        """Write values that may change to the manifest."""
         self.manifest |= values
         write_file(self.folder / MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
 
     def begin_session(self, **environment: Any) -> None:
-        """Note what a session runs with, and warn if the versions are not those of the first session.
+        """Record what a session runs with, and warn if versions differ from those of the first session.
 
-        Versions, threads, layers on the GPU and the batch change the last bits of llama.cpp's sums: the rows
-        stay comparable, but are not the same to the bit.
+        Versions, threads, GPU layers and batches change the last bits of llama.cpp's sums: rows stay
+        comparable, but are not identical to the bit.
         """
         now, then = versions(), self.manifest.get("versions", {})
         for program in now:
@@ -303,11 +301,13 @@ class Store(Generic[R]):
         self.note(sessions=[*self.manifest.get("sessions", []), session])
 
     def _read_manifest(self, measures: str) -> dict[str, Any]:
-        """Return the manifest, or the beginning of one for a new folder."""
+        """Return the manifest, or a new one for a new folder."""
         if (self.folder / MANIFEST).exists():
             manifest = read_manifest(self.folder)
             if manifest.get("format", FORMAT) != FORMAT:
-                raise RunError(f"{self.folder} is of another version of mink-eval: name another --out")
+                raise RunError(
+                    f"{self.folder} was written by another version of mink-eval: name another --out"
+                )
             return manifest
         there = [path.name for path in self.folder.iterdir() if not path.name.startswith(".")]
         if there:
@@ -318,7 +318,7 @@ class Store(Generic[R]):
 def _merged(
     then: Mapping[str, Any], now: Mapping[str, Any], path: Sequence[str], differences: list[str]
 ) -> dict[str, Any]:
-    """Return `then` with what `now` adds; collect what it changes."""
+    """Return `then` with what `now` adds; append to `differences` what it changes."""
     merged = dict(then)
     for key, value in now.items():
         here = (*path, key)
@@ -345,7 +345,7 @@ def _mend(stream: FileIO, path: Path) -> None:
         return
     try:
         _parse(last)
-        _write_all(stream, b"\n")  # only its end is missing: an editor has removed it
+        _write_all(stream, b"\n")  # only the line break is missing: an editor has removed it
     except ValueError:
         log.warning("%s ends in the middle of a line: its last %d bytes are removed", path, len(last))
         stream.truncate(path.stat().st_size - len(last))

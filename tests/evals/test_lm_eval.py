@@ -13,7 +13,7 @@ import pytest
 
 from mink_local.errors import MinkError
 from mink_local.generation.model import Model
-from mink_local.samplers import Greedy, MinK, MinP, Sampler, TopP
+from mink_local.samplers import Chain, Greedy, MinK, MinP, TopK, TopP
 from tests.support.mink_eval import MINK_EVAL
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
@@ -184,52 +184,42 @@ def lm(make_lm: Callable[..., Any]) -> Any:
     return make_lm()
 
 
-def sampling(lm: Any, options: dict[str, Any]) -> tuple[Sampler | None, float]:
-    """Return how a request with a task's options is sampled."""
-    params = lm.request(0, "Hello", options).params
-    return params.sampler, params.temperature
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, (Greedy(), 0.0)),
-        ({"do_sample": False, "temperature": 0.7}, (Greedy(), 0.0)),
-        ({"temperature": 0.0}, (Greedy(), 0.0)),
-        ({"do_sample": True, "temperature": 0.6, "top_p": 0.95}, (TopP(0.95), 0.6)),
-        ({"do_sample": True, "temperature": 0.6, "top_k": -1}, (TopP(1.0), 0.6)),
-        ({"temperature": 0.8}, (TopP(1.0), 0.8)),
-        ({"temperature": 0.8, "top_p": 1.0, "min_p": 0.2}, (MinP(0.2), 0.8)),
-        ({"temperature": 0.8, "min_k_tau": 4, "min_k_floor": 1}, (MinK(4, 1), 0.8)),
-    ],
-)
-def test_what_a_task_asks_for(lm: Any, options: dict[str, Any], expected: tuple[object, float]) -> None:
-    assert sampling(lm, options) == expected
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "expected"),
     [
+        # what a task asks for
+        ({}, {}, (Greedy(), 0.0)),
+        ({}, {"do_sample": False, "temperature": 0.7}, (Greedy(), 0.0)),
+        ({}, {"temperature": 0.0}, (Greedy(), 0.0)),
+        ({}, {"do_sample": True, "temperature": 0.6, "top_p": 0.95}, (TopP(0.95), 0.6)),
+        ({}, {"do_sample": True, "temperature": 0.6, "top_k": -1}, (TopP(1.0), 0.6)),
+        ({}, {"temperature": 0.8}, (TopP(1.0), 0.8)),
+        ({}, {"temperature": 0.8, "top_p": 1.0, "min_p": 0.2}, (MinP(0.2), 0.8)),
+        ({}, {"temperature": 0.8, "min_k_tau": 4, "min_k_floor": 1}, (MinK(4, 1), 0.8)),
+        ({}, {"temperature": 0.8, "top_p": 0.9, "top_k": 20}, (Chain(TopK(20), TopP(0.9)), 0.8)),
+        # the user's choice comes first
         ({"sampler": "min-k"}, {}, (MinK(), 1.0)),
         ({"sampler": "min-k"}, {"do_sample": True, "temperature": 3.0}, (MinK(), 3.0)),
         ({"sampler": "min-k", "temperature": 5}, {"temperature": 0.0}, (MinK(), 5.0)),
         ({"sampler": "min-k", "floor": 1}, {}, (MinK(floor=1.0), 1.0)),
-        # split at its comma, by the harness
+        # split at its comma by the harness
         ({"sampler": "top-p:p=0.5", "order": "temperature-last"}, {}, (TopP(0.5, "temperature-last"), 1.0)),
     ],
 )
-def test_the_users_choice_comes_first(
+def test_sampling(
     make_lm: Callable[..., Any],
     arguments: dict[str, Any],
     options: dict[str, Any],
     expected: tuple[object, float],
 ) -> None:
-    assert sampling(make_lm(**arguments), options) == expected
+    params = make_lm(**arguments).request(0, "Hello", options).params
+    assert (params.sampler, params.temperature) == expected
 
 
-def test_a_task_with_two_samplers_is_refused(lm: Any) -> None:
-    with pytest.raises(MinkError, match="top-k and top-p"):
-        sampling(lm, {"do_sample": True, "top_p": 0.9, "top_k": 20})
+@pytest.mark.parametrize("options", [{"top_p": 5}, {"top_k": 20, "mirostat": 2}])
+def test_options_of_a_task_that_no_sampler_takes(lm: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(MinkError, match="sampler="):
+        lm.request(0, "Hello", {"temperature": 0.8} | options)
 
 
 def test_a_prompt_that_is_too_long_loses_its_beginning(lm: Any) -> None:

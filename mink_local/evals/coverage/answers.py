@@ -1,15 +1,14 @@
-"""Prompts with all their valid answers, and the texts that are such an answer or can still become one.
+"""Prompts with all their valid answers, and which texts are such an answer or can still become one.
 
 An answer ends at an end token, or at the first line break after its first letter or digit. It is valid if
-it is one of the accepted names. Upper and lower case and the shape of quotation marks, apostrophes and dashes
-make no difference; accents may be left out, and "the" before the name left out or added; up to four
-characters of white space and of " ' * ` may be before the name and after it, and after it . and ! too.
+it is one of the accepted names. Case, and the shape of quotation marks, apostrophes and dashes, make no
+difference; accents are optional, and so is "the" before the name. Up to four characters of white space or
+" ' * ` may surround the name, and . and ! may follow it.
 """
 
 import codecs
 import hashlib
 import unicodedata
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks.base import Text, json_rows
+from mink_local.evals.tasks.base import Text, json_rows, read_each_once
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
 
@@ -34,12 +33,12 @@ _Names = Annotated[tuple[_Name, ...], msgspec.Meta(min_length=1)]
 
 
 def fold(text: str) -> str:
-    """Return a text without case and shapes of marks, character by character."""
+    """Return a text in lower case and with plain marks, character by character."""
     return text.casefold().translate(_SHAPES)
 
 
 def decoded(data: bytes) -> tuple[str, bytes] | None:
-    """Return the text of UTF-8 bytes, folded, and the first bytes of a character; None if it is no text."""
+    """Return UTF-8 bytes as folded text and the first bytes of an incomplete character; None if invalid."""
     try:
         text, n_decoded = codecs.utf_8_decode(data, "strict", False)
     except UnicodeDecodeError:
@@ -48,7 +47,7 @@ def decoded(data: bytes) -> tuple[str, bytes] | None:
 
 
 def normalise(name: str) -> str:
-    """Return the form in which names that are the same are equal; empty if a name has only marks."""
+    """Return the form in which equivalent names are equal; empty if a name has only marks."""
     decomposed = unicodedata.normalize("NFD", _bare(name))
     return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
 
@@ -59,12 +58,12 @@ def _bare(name: str) -> str:
 
 
 class ClosedPrompt(msgspec.Struct, frozen=True):
-    """A prompt whose valid answers can be listed; a line of a file of prompts.
+    """A prompt whose valid answers can be listed: a line of a file of prompts.
 
     Attributes:
         id: What the report calls it.
-        prompt: The whole user message.
-        answers: The valid answers, at least two, each with its name or all its accepted names, the usual one
+        prompt: The user message.
+        answers: The valid answers, at least two: each is its name, or all its accepted names, the usual one
             first.
     """
 
@@ -86,39 +85,32 @@ def read_prompts(path: Path) -> list[ClosedPrompt]:
     """Return the prompts of a file.
 
     Raises:
-        DataError: The file cannot be read, a line is not a `ClosedPrompt` as JSON, an id or a prompt is there
-            twice, or a name is no name, or that of two answers.
+        DataError: The file cannot be read, a line is not a `ClosedPrompt` as JSON, an id or a prompt occurs
+            twice, or a name has only marks or names two answers.
     """
-    prompts: list[ClosedPrompt] = []
-    lines: dict[str, int] = {}
-    for number, prompt in json_rows(path, ClosedPrompt):
-        where = f"{path}, line {number}"
-        for value in (prompt.id, prompt.prompt):
-            if value in lines:
-                raise DataError(f"{where}: {value!r} is in line {lines[value]} too; change one or remove it")
-        lines |= dict.fromkeys((prompt.id, prompt.prompt), number)
-        owners: dict[str, tuple[str, ...]] = {}
-        for names in prompt.names:
-            for name in names:
-                normalised = normalise(name)
-                if not normalised:
-                    raise DataError(f"{where}: {name!r} has no letter and no digit")
-                other = owners.setdefault(normalised, names)
-                if other is not names:
-                    raise DataError(f"{where}: {name!r} names two answers, {other[0]!r} and {names[0]!r}")
-        prompts.append(prompt)
-    if not prompts:
-        raise DataError(f"{path} holds no prompts")
-    return prompts
+    return read_each_once(path, json_rows(path, ClosedPrompt), _checked)
+
+
+def _checked(prompt: ClosedPrompt, _: int) -> ClosedPrompt:
+    owners: dict[str, tuple[str, ...]] = {}
+    for names in prompt.names:
+        for name in names:
+            normalised = normalise(name)
+            if not normalised:
+                raise DataError(f"{name!r} has no letter and no digit")
+            other = owners.setdefault(normalised, names)
+            if other is not names:
+                raise DataError(f"{name!r} names two answers, {other[0]!r} and {names[0]!r}")
+    return prompt
 
 
 @dataclass(frozen=True)
 class Open:
-    """The text of an answer that may still become valid.
+    """The beginning of an answer that may still become valid.
 
     Attributes:
-        text: The name so far, folded, with the marks after it; before a name, as many spaces as marks.
-        partial: The first bytes of a character whose other bytes are to come.
+        text: The name so far, folded, with the marks after it; before the name, a space for each mark.
+        partial: The first bytes of an incomplete character.
     """
 
     text: str = ""
@@ -141,7 +133,7 @@ Step = Open | Valid | Invalid
 
 
 class AnswerSet:
-    """The valid answers to one prompt; every answer is a sequence of its accepted names."""
+    """The valid answers to one prompt, each a sequence of its accepted names."""
 
     def __init__(self, answers: Sequence[Sequence[str]]) -> None:
         self._n = len(answers)
@@ -158,14 +150,14 @@ class AnswerSet:
         return self._n
 
     def advance(self, state: Open, data: bytes) -> Step:
-        """Return what an answer is after some more bytes."""
+        """Return the state of an answer after more bytes."""
         text = decoded(state.partial + data)
         if text is None:
             return Invalid()
         return self.step(state.text + text[0], text[1])
 
     def step(self, text: str, partial: bytes = b"") -> Step:
-        """Return what an answer is that begins with a text, folded, and the first bytes of a character."""
+        """Return the state of an answer that begins with a folded text and the first bytes of a character."""
         name = text.lstrip(_BEFORE)
         n_before = len(text) - len(name)
         if n_before > _MOST_MARKS:
@@ -177,30 +169,22 @@ class AnswerSet:
                 return Invalid()
             if line_break:
                 return Valid(self._answers[bare])
-        state = Open(name or " " * n_before, partial)
-        if partial and not self._can_be_completed(state):
+        if partial and partial not in self._beginnings_of_characters:
             return Invalid()
-        return state
+        return Open(name or " " * n_before, partial)
 
     def end(self, state: Open) -> Valid | Invalid:
-        """Return what an answer is that ends here."""
+        """Return the state of an answer that ends here."""
         step = Invalid() if state.partial else self.step(state.text + "\n")
         return step if isinstance(step, Valid) else Invalid()
 
-    def _can_be_completed(self, state: Open) -> bool:
-        """Return whether a character of accepted texts begins with the state's bytes and may follow here."""
-        completions = self._completions.get(state.partial, ())
-        return any(not isinstance(self.step(state.text + one), Invalid) for one in completions)
-
     @cached_property
-    def _completions(self) -> dict[bytes, set[str]]:
-        """The characters of accepted texts, folded, by the beginnings of their UTF-8 bytes."""
+    def _beginnings_of_characters(self) -> set[bytes]:
+        """The first bytes, as UTF-8, of every character that may be in a valid answer."""
         alphabet = {*"".join(self._answers), *_AFTER}
-        found = defaultdict(set)
+        found: set[bytes] = set()
         for character in map(chr, (*range(0x80, 0xD800), *range(0xE000, 0x10000))):
-            folded = fold(character)
-            if alphabet.issuperset(folded):
+            if alphabet.issuperset(fold(character)):
                 encoded = character.encode()
-                for n in range(1, len(encoded)):
-                    found[encoded[:n]].add(folded)
+                found.update(encoded[:n] for n in range(1, len(encoded)))
         return found

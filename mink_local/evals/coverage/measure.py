@@ -38,11 +38,11 @@ class Coverage:
         prompt: Its id.
         temperature: As text, because JSON has no infinity.
         n_answers: Number of valid answers.
-        n_nodes: Nodes of the tree that were evaluated, for this and other settings together.
-        valid: Probability of the valid answers together.
+        n_nodes: Number of evaluated nodes of the tree, which all settings share.
+        valid: Total probability of the valid answers.
         unexplored: Probability of answers that were neither complete nor invalid when the walk ended.
         distinct: Expected number of different valid answers among `N_SAMPLES` samples.
-        coverage: The same as a share of that of a uniform distribution over the valid answers.
+        coverage: `distinct` as a share of that of a uniform distribution over the valid answers.
         top: The most probable valid answers.
     """
 
@@ -63,33 +63,37 @@ class Coverage:
 
 
 def standard_samplers() -> list[Sampler]:
-    """Return the samplers that are measured if none is named: the last one keeps every token."""
+    """Return the samplers that are measured by default; the last one keeps every token."""
     defaults = (sampler for sampler in default_samplers() if not sampler.is_stateful)
     return [*defaults, MinK(floor=1.0), MinP(p=0.0, order="temperature-last")]
 
 
 def expected_distinct(probabilities: Floats) -> Floats:
-    """Return how many different valid answers are expected among `N_SAMPLES` samples, exactly.
+    """Return the exact expected number of different valid answers among `N_SAMPLES` samples.
 
     Args:
-        probabilities: Of each valid answer, (..., answers); the rest of the mass is not valid.
+        probabilities: Of each valid answer, (..., answers).
     """
     missed = np.log1p(-np.minimum(probabilities, 1 - 1e-16))
     return np.asarray(-np.expm1(N_SAMPLES * missed).sum(axis=-1))
 
 
 class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
-    """The walks of the trees of prompts.
+    """The validity and coverage of every setting on every prompt.
 
     Args:
         model: Name or path of the model.
-        samplers: The `standard_samplers` if none is given; greedy is always measured.
+        samplers: None is the `standard_samplers`; greedy is always measured.
+        temperatures: For every sampler.
         prompts: A file of prompts instead of the bundled ones; see `read_prompts`.
         limit: Only the first prompts.
         rest: Walk until at most this probability is unexplored for every setting.
-        nodes: Most nodes of the tree that are evaluated for a prompt.
-        parallel: Nodes that are evaluated at a time.
+        nodes: Most nodes to evaluate for a prompt.
+        parallel: Nodes evaluated at a time.
         placement: Options of `load_model`.
+
+    Raises:
+        DataError: A sampler is stateful, or the file of prompts is wrong.
     """
 
     measures, noun, row_type = "coverage", "settings of prompts", Coverage
@@ -109,7 +113,7 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
     ) -> None:
         for sampler in samplers:
             if sampler.is_stateful:
-                raise DataError(f"{sampler} has no distribution: its candidates depend on what was sampled")
+                raise DataError(f"{sampler} depends on the tokens sampled before: name another sampler")
         settings = [
             SamplerSetting(sampler, temperature)
             for sampler in (samplers or standard_samplers())
@@ -133,7 +137,11 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
         (model,) = models
         vocabulary = Vocabulary(model.weights)
         tokens = [_tokens(model, prompt) for prompt, _ in units]
-        reader = self.reader(opened, model, max(map(len, tokens)) + MOST_TOKENS, self.session["parallel"])
+        lengths = [
+            (len(ids) + MOST_TOKENS, f"the prompt {prompt.id!r} with an answer")
+            for (prompt, _), ids in zip(units, tokens, strict=True)
+        ]
+        reader = self.reader(opened, model, lengths, self.session["parallel"])
         for (prompt, settings), prompt_tokens in zip(units, tokens, strict=True):
             probabilities = TokenProbabilities(settings, model.weights.n_vocab)
             answers = AnswerSet(prompt.names)
@@ -166,21 +174,21 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
         greedy = found.loc[found["sampler"] == str(Greedy()), "valid"].iloc[0].value
         tables = [
             _table(
-                f"Most coverage with a validity at most {count(round(100 * below), 'point')} below greedy's "
+                f"Most coverage with validity at most {count(round(100 * below), 'point')} below greedy's "
                 f"{percent(greedy)}%",
                 best(found, greedy - below),
             )
             for below in _BELOW_GREEDY
         ]
         text = (
-            "The distribution over answers is computed, not sampled. *Validity* is the probability that an "
-            "answer is one of the valid ones. *Coverage* is how many different valid answers "
-            f"{manifest['walk']['samples']} samples are expected to have, as a share of what they would have "
-            "if every valid answer were equally probable. *Unexplored* is the largest mass, of any prompt, "
-            "of answers that were neither complete nor invalid when the walk ended: validity may be larger "
-            "by as much. All others are means over prompts, with 95% intervals. At T = ∞ all candidates are "
-            "equally probable, and a sampler that cuts after temperature sees T = 10⁶. The best temperature "
-            "is chosen by these same prompts."
+            "The distribution over answers is computed, not sampled. *Validity* is the probability of a "
+            "valid answer. *Coverage* is the expected number of different valid answers among "
+            f"{manifest['walk']['samples']} samples, as a share of what it would be if all valid answers "
+            "were equally likely. *Unexplored* is the largest mass, on any prompt, of answers that were "
+            "neither complete nor invalid when the walk ended: validity may be higher by that much. All "
+            "other numbers are means over prompts, with 95% intervals. At T = ∞ all candidates are equally "
+            "likely; a sampler that cuts after temperature sees T = 10⁶. The best temperature is chosen on "
+            "these same prompts."
         )
         publish(
             results,
@@ -195,16 +203,9 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
 
 
 def _tokens(model: Model, prompt: ClosedPrompt) -> list[int]:
-    """Return the token ids of a prompt. Raises DataError if they leave no room for an answer."""
+    """Return the token ids of a prompt in the model's chat template, with reasoning off if it can be."""
     switch = False if model.has_thinking_switch else None
-    tokens = model.prompt_tokens([{"role": "user", "content": prompt.prompt}], switch)
-    longest = model.weights.n_ctx_train - MOST_TOKENS
-    if len(tokens) > longest:
-        raise DataError(
-            f"the prompt {prompt.id!r} is {len(tokens)} tokens, and with an answer the model's context holds "
-            f"{longest}: shorten it"
-        )
-    return tokens
+    return model.prompt_tokens([{"role": "user", "content": prompt.prompt}], switch)
 
 
 def means(rows: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
@@ -214,9 +215,9 @@ def means(rows: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
         rows: A row for each prompt and setting, with the fields of `Coverage`.
 
     Returns:
-        A row for each setting, in the order of `rows` and of temperature: `valid` and `coverage` as
-        intervals, the mean of `distinct` and the largest `unexplored`; the number of prompts, which are those
-        with every setting; and the number of the others.
+        A row for each setting, by sampler in the order of `rows` and by temperature: `valid` and `coverage`
+        as intervals, the mean of `distinct` and the largest `unexplored`; the number of prompts, which are
+        those measured with every setting; and the number of the others.
 
     Raises:
         ReportError: No prompt was measured with every setting.
@@ -236,7 +237,7 @@ def means(rows: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
 
 
 def best(found: pd.DataFrame, least: float) -> pd.DataFrame:
-    """Return each sampler at the temperature that covers most with a mean validity of at least `least`.
+    """Return each sampler at the temperature with the most coverage and a mean validity of at least `least`.
 
     The sampler that covers most comes first; one that is less valid at every temperature has empty cells.
     """
@@ -262,6 +263,6 @@ def _table(title: str, frame: pd.DataFrame) -> Table:
 
 
 def _figure(found: pd.DataFrame) -> Figure:
-    """Draw validity against coverage: a curve a sampler, from the lowest temperature up."""
+    """Draw validity against coverage, a curve per sampler, from the lowest temperature up."""
     shown = found.assign(x=100 * found["coverage"].str[0], y=100 * found["valid"].str[0])
     return curves(shown, "coverage, %", "validity, %")

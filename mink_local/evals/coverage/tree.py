@@ -1,7 +1,7 @@
 """The distribution over the answers to a prompt, computed by walking the tree of candidates.
 
-A node is the beginning of an answer, and is evaluated once: its row of logits gives the candidates of every
-method and their probabilities at every temperature. Tokens after which the answer is invalid are no nodes.
+A node is the beginning of an answer. It is evaluated once: its row of logits gives the candidates of every
+sampler and their probabilities at every temperature. Tokens that make the answer invalid are not nodes.
 """
 
 import functools
@@ -18,18 +18,18 @@ from mink_local.generation.slots import RowReader
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Workspace
 
-MOST_TOKENS = 64  # of an answer; what is longer stays unexplored
-_NEGLIGIBLE = 1e-8  # mass of a node with a setting: it stays unexplored
-_WORTHWHILE = 0.1  # of the largest mass: with less a node is not evaluated beside the one that has it
+MOST_TOKENS = 64  # of an answer; longer ones stay unexplored
+_NEGLIGIBLE = 1e-8  # mass of a node below which it stays unexplored
+_WORTHWHILE = 0.1  # share of a batch's largest mass below which a node waits for a later batch
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
 class Vocabulary:
-    """The tokens of a model by the texts that they add.
+    """The tokens of a model by the text they add.
 
-    A token without text that does not end an answer, such as the beginning of a turn, makes it invalid.
+    A token without text makes an answer invalid, unless it is an end token.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -48,10 +48,10 @@ class Vocabulary:
                 starts.setdefault(text[0][:2], []).append((token, *text))
 
     def continuations(self, answers: AnswerSet, state: Open) -> tuple[dict[int, Open], dict[int, int]]:
-        """Return the tokens that lead from a state to a valid answer; all others make it invalid.
+        """Return the tokens that may lead from a state to a valid answer; all others make it invalid.
 
         Returns:
-            The tokens after which the answer goes on, with the state after each, and the tokens that end a
+            The tokens that leave the answer open, with the state after each, and the tokens that complete a
             valid answer, with its number.
         """
         goes_on: dict[int, Open] = {}
@@ -67,7 +67,7 @@ class Vocabulary:
         return goes_on, ended
 
     def _steps(self, answers: AnswerSet, state: Open) -> Iterator[tuple[int, Step]]:
-        """Yield every token that may follow a state, and what the answer is after it."""
+        """Yield the tokens that may follow a state, each with the state of the answer after it."""
         if state.partial:
             for token in self._inner:
                 yield token, answers.advance(state, self._weights.piece(token))
@@ -83,7 +83,7 @@ class Vocabulary:
 
 
 class TokenProbabilities:
-    """The probabilities with which every setting samples tokens; settings with the same cut share it."""
+    """The probabilities with which each setting samples tokens; settings with the same cut share it."""
 
     def __init__(self, settings: Sequence[SamplerSetting], n_vocab: int) -> None:
         self._workspace = Workspace(n_vocab)
@@ -101,7 +101,7 @@ class TokenProbabilities:
         """Return the probabilities, (settings, tokens), of tokens in a row of raw logits, float32 (V,).
 
         Args:
-            wanted: For which settings, bool (settings,); the others' probabilities are 0.
+            wanted: The settings to compute, bool (settings,); the others' probabilities are 0.
 
         Raises:
             GenerationError: The row has a NaN, or no finite logit.
@@ -142,7 +142,7 @@ class Distribution:
     Attributes:
         answers: Probability of each valid answer, (settings, answers).
         invalid: Probability of the invalid answers, (settings,).
-        n_nodes: Nodes that were evaluated.
+        n_nodes: Number of evaluated nodes.
     """
 
     answers: Floats
@@ -156,7 +156,7 @@ class Distribution:
 
     @property
     def rest(self) -> Floats:
-        """Mass that is not explored, (settings,): answers that were neither complete nor invalid yet."""
+        """Unexplored mass, (settings,): of answers that are neither complete nor invalid yet."""
         return 1 - self.valid - self.invalid
 
 
@@ -171,8 +171,8 @@ def walk(
 ) -> Distribution:
     """Return the distribution over the answers to a prompt.
 
-    The nodes with the largest mass with any setting are evaluated first, until no setting has more than
-    `most_rest` of unexplored mass, or `most_nodes` are evaluated.
+    Nodes are evaluated by their largest mass under any setting, until no setting has more than `most_rest` of
+    unexplored mass, or `most_nodes` are evaluated.
 
     Args:
         prompt: Token ids.
@@ -184,7 +184,7 @@ def walk(
     n = len(probabilities)
     found = Distribution(np.zeros((n, len(answers))), np.zeros(n))
     nodes = [_Node((), Open(), np.ones(n))]
-    # Many nodes have the same state, such as those that differ in case or in marks before the name.
+    # Many nodes share a state, such as those that differ only in case or in the marks before the name.
     continuations = functools.cache(functools.partial(vocabulary.continuations, answers))
     while nodes and found.n_nodes < most_nodes:
         reach = np.stack([node.reach for node in nodes])
@@ -200,7 +200,7 @@ def walk(
 
 
 def _take(nodes: list[_Node], largest: Floats, n: int) -> list[_Node]:
-    """Remove up to n of the nodes with the largest mass, as far as it is worthwhile."""
+    """Remove and return up to n of the nodes with the largest mass, those with much less excepted."""
     best = np.argsort(-largest, kind="stable")[:n]
     best = best[largest[best] >= largest[best[0]] * _WORTHWHILE]
     taken = [nodes.pop(i) for i in sorted(best, reverse=True)]
@@ -215,7 +215,7 @@ def _expand(
     row: NDArray[np.float32],
     found: Distribution,
 ) -> Iterator[_Node]:
-    """Add the answers that end after a node to what is found, and yield the nodes after it."""
+    """Add the answers that end after a node to `found`, and yield the nodes below it."""
     ids = np.array([*ended, *goes_on], np.int64)
     mass = node.reach[:, None] * probabilities(row, ids, node.reach > 0)
     found.invalid += np.maximum(0, node.reach - mass.sum(axis=1))

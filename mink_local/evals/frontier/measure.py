@@ -27,10 +27,10 @@ class MeasuredText:
     """A text whose tokens are positions.
 
     Attributes:
-        name: What a message calls it.
+        name: What messages call it.
         text: The text.
-        prompt: The user message that it answers, or None: then its first token is no position.
-        ended: True if the answer ended on its own: the token that ended it is a position too.
+        prompt: The user message that it answers; None if it answers none: its first token is not a position.
+        ended: Whether the answer ended by itself: then the token that ended it is a position too.
     """
 
     name: str
@@ -40,15 +40,14 @@ class MeasuredText:
 
     @property
     def key(self) -> str:
-        """A hash of the text and what it answers."""
+        """A hash of the text and its prompt."""
         content = json.dumps([self.prompt, self.text, self.ended])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def sequence(self, model: Model, reference: Model) -> tuple[list[int], int]:
-        """Return the tokens that a model evaluates, and after how many of the last a position follows.
+        """Return the tokens for a model to evaluate, and how many of the last are followed by a position.
 
-        The text's own tokens are those of the reference's tokenizer; its prompt is in the chat template of
-        `model`.
+        The text is tokenized by `reference`; its prompt is in the chat template of `model`.
         """
         if self.prompt is None:
             tokens = reference.weights.tokenize(self.text, add_special=True, parse_special=False)
@@ -59,7 +58,7 @@ class MeasuredText:
 
 
 def read_paragraphs(path: Path) -> list[MeasuredText]:
-    """Return the paragraphs of a text file, which empty lines separate. Raises DataError."""
+    """Return the paragraphs of a text file, which blank lines separate. Raises DataError."""
     content = "".join(line for _, line in decoded_lines(path)).replace("\r\n", "\n")
     parts = [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]
     if not parts:
@@ -70,7 +69,7 @@ def read_paragraphs(path: Path) -> list[MeasuredText]:
 def read_answers(folder: Path, reference_sha256: str) -> list[MeasuredText]:
     """Return the answers that the reference has sampled in a folder of `mink-eval run`.
 
-    Greedy answers are left out: they hold the most probable positions only, and loops.
+    Greedy answers are left out: they hold only the likeliest positions, and loops.
 
     Raises:
         MinkError: There are none, or their prompts had examples, which are not recorded.
@@ -88,7 +87,7 @@ def read_answers(folder: Path, reference_sha256: str) -> list[MeasuredText]:
             f"mink-eval run TASK --model REFERENCE -s top-p:p=0.95,order=temperature-last -t 1 -o {folder}"
         )
     if any(run.manifest["tasks"][one.task].get("shots") for one in found):
-        raise DataError(f"the prompts in {folder} had examples: run the reference without --shots")
+        raise DataError(f"the prompts in {folder} have examples: run the reference without --shots")
     by_itself = not run.manifest.get("stop")
     return [
         MeasuredText(
@@ -128,11 +127,15 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
     Args:
         model: Name or path of the model.
         reference: Name or path of a larger model with the same vocabulary.
-        texts: A folder of `mink-eval run` with answers of the reference; or else give `text`.
-        text: A file whose paragraphs, separated by empty lines, are the texts.
+        texts: A folder of `mink-eval run` with answers of the reference; None if `text` is given.
+        text: A file whose paragraphs, separated by blank lines, are the texts.
         limit: Most texts, chosen at random; a larger number adds to them.
-        wanted: Noise in percentage points above greedy's, at which samplers are compared.
+        temperatures: For every sampler.
+        wanted: Noise at which samplers are compared, in percentage points above greedy's.
         placement: Options of `load_model`, for both models.
+
+    Raises:
+        MinkError: A model or the texts are not there.
     """
 
     measures, noun, row_type = "frontier", "settings of texts", TextSums
@@ -177,16 +180,10 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         streams = []
         for one in models:
             sequences = [text.sequence(one, reference) for text, _ in units]
-            longest, name = max(
+            lengths = [
                 (len(tokens), text.name) for (text, _), (tokens, _) in zip(units, sequences, strict=True)
-            )
-            most = one.weights.n_ctx_train
-            if longest > most:
-                raise DataError(
-                    f"{name} has {longest:,} tokens and the context of {one.name} holds {most:,}: "
-                    "split it into paragraphs, or leave it out"
-                )
-            reader = self.reader(opened, one, max(1, longest), 1, N_OUTPUTS)
+            ]
+            reader = self.reader(opened, one, lengths, 1, N_OUTPUTS)
             streams.append(reader(sequence for sequence in sequences if sequence[1] > 0))
         for (text, settings), (_, n_positions) in zip(units, sequences, strict=True):
             figures = PositionFigures(settings, n_vocab)
@@ -204,20 +201,20 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
 
 
 def common_vocabulary(model: Model, reference: Model) -> int:
-    """Return how many tokens two models have in common: all but the padding of the longer vocabulary.
+    """Return the number of tokens that two models share: all but the padding of the longer vocabulary.
 
-    The texts of all tokens are compared. Padding is "[PAD151643]" and the like, which llama.cpp's converter
-    makes of rows without a token.
+    The texts of all tokens are compared. Padding is what llama.cpp's converter makes of rows without a token:
+    "[PAD151643]" and the like.
 
     Raises:
-        ModelError: The vocabularies differ; the text says where first.
+        ModelError: The vocabularies differ; the text names the first difference.
     """
     a, b = model.weights, reference.weights
     for token in range(max(a.n_vocab, b.n_vocab)):
         texts = [one.token_text(token) if token < one.n_vocab else f"[PAD{token}]" for one in (a, b)]
         if texts[0] != texts[1]:
             raise ModelError(
-                f"{reference.name} has another vocabulary than {model.name}: token {token} is {texts[1]!r} "
-                f"in it and {texts[0]!r} in {model.name}. Name a file of the same family"
+                f"{reference.name} and {model.name} have different vocabularies: token {token} is "
+                f"{texts[1]!r} and {texts[0]!r}. Name a file of the same family"
             )
     return min(a.n_vocab, b.n_vocab)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from mink_local.errors import ReportError
-from mink_local.evals.figures import look, to_svg
+from mink_local.evals.figures import look, panels, to_svg
 from mink_local.evals.frontier.sums import FIGURES, NOISE_LEVELS
 from mink_local.evals.measurement import Results
 from mink_local.evals.settings import sweep
@@ -38,16 +38,16 @@ YARDSTICK = "min-p (T last)"
 """The curve that other samplers are compared with."""
 
 MOST_NOISE = 0.5
-"""A setting with more noise than this is not used on the way to a wanted noise; see `at_noise`."""
+"""A setting with more noise than this does not count; see `at_noise`."""
 
-_TICKS = (1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1)
-_LOOSE_NOISE = 0.2  # the least that the picture shows: what a person might choose lies below
+_LEAST_NOISE = 1e-4  # the lower end of the picture, if anything lies there
+_LOOSE_NOISE = 0.2  # its upper end is at least this: what a person might choose lies below
 
 Floats = NDArray[np.float64]
 
 
 class FrontierResults:
-    """The results of all settings of the sweep, over the texts for which every setting was measured.
+    """The figures of all settings of the sweep, over the texts measured with every setting.
 
     Args:
         rows: A row for each text and setting: `text`, `sampler`, `temperature`, the text's number of
@@ -57,9 +57,9 @@ class FrontierResults:
         ReportError: There is no such text.
 
     Attributes:
-        settings: The settings, a curve's from few candidates to many.
+        settings: The settings; those of a curve from few candidates to many.
         figures: The FIGURES of every setting, as intervals, with its `curve`, `sampler` and `temperature`.
-        n_left_out: Number of texts for which settings are missing.
+        n_left_out: Number of texts that lack a setting.
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
@@ -90,9 +90,9 @@ class FrontierResults:
     def at_noise(self, temperature: float, wanted: float, level: str = "noise") -> pd.DataFrame:
         """Return the most entropy of each curve at a wanted noise, the best curve first.
 
-        Between greedy and the settings of a curve the straight lines count: every point of a line is reached
-        by choosing at random, at each position, between the settings at its ends. A setting above
-        `MOST_NOISE` does not count: a little of it has much entropy, but of noise.
+        A curve is the straight lines from greedy through its settings: a point on a line is reached by
+        choosing at random, at each position, between the settings at its ends. Settings above `MOST_NOISE`
+        do not count: a little of them adds much entropy, but of noise.
 
         Args:
             temperature: One of `temperatures`.
@@ -100,8 +100,8 @@ class FrontierResults:
             level: "noise" or "deep_noise".
 
         Returns:
-            For each curve `entropy` and how much it is `behind` the best curve's, paired, as intervals; and
-            `between` which settings it lies, a single one if the sweep ends below the wanted noise.
+            For each curve its `entropy` and, paired, how far it is `behind` the best curve's, as intervals;
+            and `between` which settings it lies: a single one if the sweep ends below the wanted noise.
         """
         found: list[tuple[str, Floats, str]] = []
         for (t, curve), members in self._numbers.items():
@@ -123,9 +123,9 @@ class FrontierResults:
     def defaults(self, temperature: float) -> pd.DataFrame:
         """Return the `figures` of every sampler's default at a temperature, and its `gain`.
 
-        The gain is its entropy minus that of the yardstick's curve at the same noise, in nats; the curve
-        begins at greedy, also if the default has less noise. It is None for greedy itself, and if the
-        yardstick's sweep ends below the noise.
+        The gain is its entropy minus that of the yardstick's curve at the same noise, in nats. The curve
+        begins at greedy, even if the default has less noise. The gain is None for greedy itself, and where
+        the yardstick's sweep ends below the noise.
         """
         greedy = self._numbers[temperature, "greedy"]
         noise, entropy = self._path(greedy + self._numbers[temperature, YARDSTICK])
@@ -147,15 +147,15 @@ class FrontierResults:
 
 
 def _interval(means: Floats) -> Interval:
-    """Return the first number, with the interval of the others, its resamples."""
+    """Return the first number with the interval of its resamples, the others."""
     return Interval.of(means[0], means[1:])
 
 
 def most_entropy(noise: Floats, entropy: Floats, bound: Floats) -> tuple[Floats, int]:
-    """Return the most entropy, with no more noise than `bound`, on the straight lines through points.
+    """Return the most entropy with no more noise than `bound` on the straight lines through points.
 
-    On a line that stays within the bound the most is at one of its ends, and on a line that crosses it
-    perhaps at the crossing.
+    On a line within the bound it is at one of the ends; on a line that crosses the bound it may be at the
+    crossing.
 
     Args:
         noise: float64 (n, points); the first of each row is within the bound.
@@ -163,8 +163,8 @@ def most_entropy(noise: Floats, entropy: Floats, bound: Floats) -> tuple[Floats,
         bound: float64 (n,), of each row.
 
     Returns:
-        The entropy, float64 (n,), and for the first row the number of the point at which it is, or with
-        which the line begins on which it is.
+        The entropy, float64 (n,), and for the first row the number of its point, or of the point that begins
+        its line.
     """
     best, place = entropy[:, 0], 0
     for i in range(1, noise.shape[1]):
@@ -223,13 +223,13 @@ def report(results: Results) -> None:
         "the variety, is that of the sampler's distribution, in nats; *surprise* is −Σ q log p, with p the "
         "reference's probability. All are exact, given the logits: nothing is sampled. (Another batch split "
         "changes the last bits of the logits, and with them a few cuts.) In brackets: 95% intervals, by "
-        "bootstrap over texts, not corrected for the number of comparisons. What this does not show: how a "
-        "text goes on after an improbable token, and whether such a token is wrong or only rare.",
-        f"*Gain* is entropy minus that of {YARDSTICK} at the same noise: above 0 if a default gives more "
-        "variety for its noise than the yardstick with another p. A wanted noise is greedy's plus a number "
-        "of points, and the setting lies between those that are named. Bold: the most entropy, and what "
-        "cannot be distinguished from it. ≥: the sweep ends below that noise. Settings above "
-        f"{100 * MOST_NOISE:g}% noise do not count.",
+        "bootstrap over texts, not corrected for multiple comparisons. Not shown: how a text goes on after "
+        "an improbable token, and whether such a token is wrong or merely rare.",
+        f"*Gain* is entropy minus that of {YARDSTICK} at the same noise: above 0 if a default has more "
+        "variety for its noise than the yardstick with another p. A wanted noise is greedy's plus so many "
+        "points, and is reached between the settings named. Bold: the most entropy, and what cannot be "
+        f"distinguished from it. ≥: the sweep ends below that noise. Settings above {100 * MOST_NOISE:g}% "
+        "noise do not count.",
     )
     hottest = max((t for t in found.temperatures if math.isfinite(t)), default=math.inf)
     columns = ["sampler", "noise", "entropy", "k_is_1", "gain"]
@@ -251,7 +251,7 @@ def report(results: Results) -> None:
 
 
 def _table(title: str, frame: pd.DataFrame) -> Table:
-    """Return a table of those of the figures that a frame has."""
+    """Return a table of the figures that a frame has."""
     columns = {name: column for name, column in _COLUMNS.items() if name in frame}
     renamed = frame[list(columns)].rename(columns={name: head for name, (head, _) in columns.items()})
     keys = 1 + ("temperature" in frame)
@@ -259,7 +259,7 @@ def _table(title: str, frame: pd.DataFrame) -> Table:
 
 
 def _noise_tables(at_noise: pd.DataFrame) -> Iterator[Table]:
-    """Yield for each temperature the most entropy of every curve at the wanted noises."""
+    """Yield a table for each temperature: the most entropy of every curve at the wanted noises."""
     for temperature, frame in at_noise[at_noise["level"] == "noise"].groupby("temperature"):
         best = frame["entropy"].str[0].groupby(frame["curve"]).sum()
         table = pd.DataFrame({"method": best.sort_values(ascending=False).index})
@@ -276,30 +276,28 @@ def _most(row: Any) -> Cell:
 
 
 def _figure(found: FrontierResults) -> Figure:
-    """Draw noise over entropy, one curve for each method: at T = 5 or the highest finite one, and at ∞."""
+    """Draw noise over entropy, a curve for each sampler: at T = 5, or else the highest finite T, and at ∞."""
     finite = [t for t in found.temperatures if math.isfinite(t)]
-    shown = [t for t in (5.0, *finite[::-1]) if t in finite][:1] + [
-        t for t in found.temperatures if math.isinf(t)
-    ]
-    figure = Figure(figsize=(5.2 * len(shown) + 0.6, 6.2), layout="constrained")
-    axes = figure.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False).flatten()
+    shown = [5.0] if 5.0 in finite else finite[-1:]
+    shown += [t for t in found.temperatures if math.isinf(t)]
+    noise = f"noise: probability of tokens below {100 * NOISE_LEVELS['noise']:g}% of the reference"
+    figure, axes = panels([f"T = {temperature_name(t)}" for t in shown], "entropy, nats", noise)
+    figure.set_size_inches(5.2 * len(shown) + 0.6, 6.2)
     frame = found.figures.assign(x=found.figures["entropy"].str[0], y=found.figures["noise"].str[0])
     lowest = frame["y"].min()
     highest = min(1.0, max(_LOOSE_NOISE, 10 * lowest))
-    for axis, temperature in zip(axes, shown, strict=True):
+    for temperature, axis in zip(shown, axes.values(), strict=True):
         for name, curve in frame[frame["temperature"] == temperature].groupby("curve", sort=False):
             if (curve["y"] <= highest).any():
                 axis.plot(curve["x"], curve["y"], **look(str(name)), label=name, markersize=4, linewidth=1.1)
-        axis.set_title(f"T = {temperature_name(temperature)}")
-        axis.set_xlabel("entropy, nats")
-    axis = axes[0]
-    axis.set_xlim(-0.03, 1.05 * frame.loc[frame["y"] <= highest, "x"].max())
-    axis.set_yscale("log")
-    axis.set_ylim(max(0.85 * lowest, _TICKS[0]), highest)
-    axis.set_yticks([t for t in _TICKS if axis.get_ylim()[0] <= t <= highest])
+    axis.set(  # the panels share their scales
+        xlim=(-0.03, 1.05 * frame.loc[frame["y"] <= highest, "x"].max()),
+        yscale="log",
+        ylim=(max(0.85 * lowest, _LEAST_NOISE), highest),
+    )
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5), numticks=20))
     axis.yaxis.set_minor_locator(NullLocator())
     axis.yaxis.set_major_formatter(lambda noise, _: f"{100 * noise:g}%")
-    axis.set_ylabel(f"noise: probability of tokens below {100 * NOISE_LEVELS['noise']:g}% of the reference")
     handles, names = axis.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize="small", frameon=False)
     return figure

@@ -1,8 +1,8 @@
 """The figures of every setting at one position, exactly, by sums over the sorted logits.
 
-Every sampler keeps a prefix of the logits sorted from the largest down, so that one sort serves all: with
-k candidates and weights `w_i = exp((l_i - l_1) / T)`, the probability of candidate i is
-`w_i / (w_1 + … + w_k)`, and each figure is a quotient of sums over the first k.
+Every sampler keeps a prefix of the logits in descending order, so one sort serves all: with k candidates
+and weights `w_i = exp((l_i - l_1) / T)`, the probability of candidate i is `w_i / (w_1 + … + w_k)`, and each
+figure is a quotient of sums over the first k.
 """
 
 import math
@@ -28,10 +28,10 @@ class PositionFigures:
     """The figures of one position for a list of settings; `add` sums them over positions.
 
     Args:
-        n_vocab: Number of tokens that the model and its reference have in common.
+        n_vocab: Number of tokens that the model and its reference share.
 
     Attributes:
-        sums: float64 (settings, FIGURES), over the positions that were added.
+        sums: float64 (settings, FIGURES), over the added positions.
     """
 
     def __init__(self, settings: Sequence[SamplerSetting], n_vocab: int) -> None:
@@ -76,7 +76,7 @@ def _sorted(row: NDArray[np.float32]) -> tuple[NDArray[np.int64], Floats]:
     """Return the tokens with a finite logit, largest first, and their logits minus the largest."""
     if np.isnan(row).any():
         raise GenerationError("the model gave a NaN among its logits: its file is damaged")
-    # Whole numbers sort faster than floats, and with the token's number below, equal logits stay in order.
+    # Integers sort faster than floats, and with the token id in the lower bits equal logits stay in order.
     bits = row.view(np.int32)
     ordered = np.where(row == 0, 0, bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64)  # -0.0 is 0.0
     keys = (-ordered << 32) | np.arange(row.size)

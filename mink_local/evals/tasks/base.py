@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from string import ascii_uppercase
@@ -14,6 +14,7 @@ from mink_local.errors import DataError
 from mink_local.evals.tasks.statements import Statement, statements
 
 Row = TypeVar("Row")
+Item = TypeVar("Item")
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 """A field that must have text, and not blanks alone."""
 
@@ -147,24 +148,12 @@ class Task(ABC):
         `seed`, the run's, decides the order of shuffled options. Raises DataError, which names file and line,
         if a line is not in the format.
         """
-        questions: list[Question] = []
-        first: dict[tuple[str, str], int] = {}
-        for line, row in self.rows(path):
-            try:
-                question = self.question(row, seed)
-            except DataError as error:
-                raise DataError(f"{path}, line {line}: {error}") from None
-            question = replace(question, id=question.id or str(len(questions)))
-            for what in (("question", question.prompt), ("id", question.id)):
-                earlier = first.setdefault(what, line)
-                if earlier != line:
-                    raise DataError(
-                        f"{path}, line {line}: the same {what[0]} as in line {earlier}; remove one"
-                    )
-            questions.append(question)
-        if not questions:
-            raise DataError(f"{path} holds no questions")
-        return questions
+
+        def question(row: Any, number: int) -> Question:
+            found = self.question(row, seed)
+            return replace(found, id=found.id or str(number))
+
+        return read_each_once(path, self.rows(path), question)
 
     def rows(self, path: Path) -> Iterator[tuple[int, Any]]:
         """Yield line number, from 1, and content of every row of a file. Raises DataError."""
@@ -180,6 +169,36 @@ class Task(ABC):
     def scorer_of(self, question: Question) -> Scorer:  # noqa: ARG002
         """Return what scores responses to a question."""
         return self.scorer
+
+
+def read_each_once(
+    path: Path, rows: Iterable[tuple[int, Row]], convert: Callable[[Row, int], Item]
+) -> list[Item]:
+    """Return what `convert` makes of the rows of a file: things with a `prompt` and an `id`.
+
+    Args:
+        path: The file, for messages.
+        rows: Line numbers and rows.
+        convert: Takes a row and its number, from 0, and may raise DataError.
+
+    Raises:
+        DataError: A row is wrong, two have the same prompt or id, or there are none; the text names the line.
+    """
+    items: list[Item] = []
+    first: dict[tuple[str, str], int] = {}
+    for line, row in rows:
+        try:
+            item: Any = convert(row, len(items))
+        except DataError as error:
+            raise DataError(f"{path}, line {line}: {error}") from None
+        for what, text in (("prompt", item.prompt), ("id", item.id)):
+            earlier = first.setdefault((what, text), line)
+            if earlier != line:
+                raise DataError(f"{path}, line {line}: same {what} as in line {earlier}; remove one")
+        items.append(item)
+    if not items:
+        raise DataError(f"{path} holds no questions")
+    return items
 
 
 def prompt_of(question: str, instruction: str, choices: Sequence[str] = ()) -> str:

@@ -217,7 +217,7 @@ def test_own_prompts(tmp_path: Path) -> None:
         (["a prompt"], "line 1"),
         ([[1]], "line 1"),
         ([], "prompts.jsonl"),
-        ([GOOD, GOOD | {"prompt": "Other"}], "line 2: 'a' is in line 1"),
+        ([GOOD, GOOD | {"prompt": "Other"}], "id as in line 1"),
         ([GOOD, GOOD | {"id": "b"}], "line 2"),
         ([{"prompt": "x", "answers": ["a", "b"]}], "`id`"),
         ([GOOD | {"prompt": " "}], "$.prompt"),

@@ -184,7 +184,13 @@ def test_a_server_that_does_not_answer(
     judge: Judge, run: Path, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ask, "RETRIES", 0)
-    server.answer = lambda body: says(str(time.sleep(2))) if len(server.bodies) > 2 else prefers_minimal(body)
+
+    def answer(body: Body) -> Said:
+        if len(server.bodies) > 2:
+            time.sleep(2)
+        return prefers_minimal(body)
+
+    server.answer = answer
     result = judge("--parallel", 1, "--timeout", 1)
     assert (result.status, len(lines(run)), "--timeout" in result.stderr) == (1, 2, True)
 
