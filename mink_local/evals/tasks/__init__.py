@@ -64,21 +64,20 @@ TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 
 
 def find_task(name: str) -> Task:
-    """Return the task of this name, or of the user's own file if it ends in .jsonl.
+    """Return the task of a name, or of the user's own file if the name ends in .jsonl.
 
-    Raises TaskNotFoundError, whose text lists the names, and DataError if the file is no task.
+    Raises TaskNotFoundError, which lists the names, or DataError if the file is not a task.
     """
     if name.endswith(".jsonl"):
         path = user_path(name)
         if path.stem in TASKS:
             raise DataError(
-                f"{path} has the name of another task: rename it, or run {path.stem} with --data {path}"
+                f"{path} is named like another task: rename it, or run {path.stem} with --data {path}"
             )
         return own_task(path)
     if name not in TASKS:
         raise TaskNotFoundError(
-            f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and your own file, whose name ends "
-            "in .jsonl"
+            f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and your own files that end in .jsonl"
         )
     return TASKS[name]
 
@@ -86,7 +85,7 @@ def find_task(name: str) -> Task:
 def recorded_task(name: str, rule: str | None) -> Task | None:
     """Return the task of a recorded run, or None if this version does not have it.
 
-    `rule` is from the run's manifest, and None if the task is not the user's own.
+    `rule` is from the run's manifest: None unless the task is the user's own.
     """
     if rule is None:
         return TASKS.get(name)

@@ -16,14 +16,14 @@ from mink_local.evals.tasks.statements import Statement, statements
 Row = TypeVar("Row")
 Item = TypeVar("Item")
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
-"""A field that must have text, and not blanks alone."""
+"""A field with text other than white space."""
 
 _REASONING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Published:
-    """A version of a data set that its owner publishes. `size` is in bytes."""
+    """A published version of a data set. `size` is in bytes."""
 
     url: str
     sha256: str
@@ -33,7 +33,7 @@ class Published:
 
 @dataclass(frozen=True)
 class OnDisk:
-    """A data set in a file that is there: a sample of this package, or the user's own file."""
+    """A data set on disk: a sample in this package, or the user's own file."""
 
     path: Path
     how: ClassVar[str] = "part of this package"
@@ -41,7 +41,7 @@ class OnDisk:
 
 @dataclass(frozen=True)
 class OwnCopy:
-    """A data set that is not downloaded. `advice` says why, and where to get it."""
+    """A data set that users have to get themselves. `advice` says why, and where."""
 
     advice: str
     how: ClassVar[str] = "needs your own copy: --data FILE"
@@ -49,15 +49,15 @@ class OwnCopy:
 
 @dataclass(frozen=True)
 class Question:
-    """One question as a model gets it.
+    """A question as a model gets it.
 
     Attributes:
-        id: The row's number, from 0, or the data's own id: stable, and unique within the task.
-        prompt: The whole user message.
+        id: The data's own id, or the row's number from 0: stable, and unique within the task.
+        prompt: The user message.
         gold: The right answer ("18", "B", "\\frac{1}{2}"); empty if the question is open-ended.
         choices: The options of a multiple-choice question, in the order shown.
         order: The i-th option shown is option `order[i]` of the file; empty if options are not shuffled.
-        worked: The data's answer in full, as an example for few-shot prompts; empty if the data has none.
+        worked: The worked answer, for few-shot prompts; empty if the data has none.
     """
 
     id: str
@@ -70,7 +70,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer found in a response, None if there is none, and whether it is correct."""
+    """The answer found in a response, or None, and whether it is correct."""
 
     answer: str | None
     correct: bool
@@ -80,10 +80,10 @@ NO_ANSWER = Verdict(None, correct=False)
 
 
 class Scorer(ABC):
-    """How answers of one kind, such as numbers, are extracted and compared.
+    """Extracts and compares answers of one kind, such as numbers.
 
     Args:
-        pattern: The paper's regular expression of an answer, whose last match counts.
+        pattern: The paper's regular expression for an answer; its last match counts.
     """
 
     def __init__(self, pattern: str) -> None:
@@ -95,7 +95,7 @@ class Scorer(ABC):
         return Verdict(found[-1], self.is_same(found[-1], question.gold)) if found else NO_ANSWER
 
     def flexible(self, response: str, question: Question) -> Verdict:
-        """Score the stated answer as a person would understand it."""
+        """Score the stated answer as a person would read it."""
         for statement in statements(response):
             answer = self.read(statement, question)
             if answer:
@@ -104,14 +104,14 @@ class Scorer(ABC):
 
     @abstractmethod
     def read(self, statement: Statement, question: Question) -> str | None:
-        """Return the answer in a statement; None or an empty text if it states none for certain."""
+        """Return the answer in a statement; None or "" if it is not certain."""
 
     def is_same(self, answer: str, gold: str) -> bool:
-        """Return whether an answer that the pattern matches is the right one."""
+        """Return whether an answer matched by the pattern is the gold answer."""
         return answer == gold
 
     def is_right(self, answer: str, question: Question) -> bool:
-        """Return whether an answer that `read` has found is the right one."""
+        """Return whether an answer found by `read` is right."""
         return self.is_same(answer, question.gold)
 
 
@@ -120,15 +120,15 @@ class Task(ABC):
     """A data set, its prompt, and how its answers are scored.
 
     Attributes:
-        name: What the command line and the records call it.
-        title: What the report calls it.
+        name: Its name in commands and records.
+        title: Its name in reports.
         source: Where its questions come from.
-        n_questions: How many its source has; None for the user's own file.
-        max_tokens: Longest response, in tokens, unless the user gives another limit (the paper gives none).
+        n_questions: Number of questions in the source; None for the user's own file.
+        max_tokens: Default limit of a response, in tokens (the paper gives none).
         instruction: The end of every prompt (the paper's appendix, "Reasoning Datasets").
-        scorer: What scores the responses.
-        row_type: A msgspec struct with the fields of a line, if the file has a JSON object a line.
-        open_ended: No question has a right answer, and no response gets a verdict.
+        scorer: Scores the responses.
+        row_type: A msgspec struct with the fields of a line, if the file is JSON Lines.
+        open_ended: Whether questions have no right answer, so that responses get no verdict.
     """
 
     name: str
@@ -145,8 +145,8 @@ class Task(ABC):
     def read(self, path: Path, seed: int) -> list[Question]:
         """Return the questions of a file in this task's format.
 
-        `seed`, the run's, decides the order of shuffled options. Raises DataError, which names file and line,
-        if a line is not in the format.
+        The run's `seed` determines the order of shuffled options. Raises DataError, which names the line, if
+        the file is not in the format.
         """
 
         def question(row: Any, number: int) -> Question:
@@ -156,18 +156,18 @@ class Task(ABC):
         return read_each_once(path, self.rows(path), question)
 
     def rows(self, path: Path) -> Iterator[tuple[int, Any]]:
-        """Yield line number, from 1, and content of every row of a file. Raises DataError."""
+        """Yield the line number, from 1, and the content of every row. Raises DataError."""
         return json_rows(path, self.row_type)
 
     @abstractmethod
     def question(self, row: Any, seed: int) -> Question:
-        """Return the question of a row, its id empty unless the data has ids.
+        """Return the question in a row; its id is empty unless the data has ids.
 
-        Raises DataError, whose text says what is wrong with the row.
+        Raises DataError, which says what is wrong with the row.
         """
 
     def scorer_of(self, question: Question) -> Scorer:  # noqa: ARG002
-        """Return what scores responses to a question."""
+        """Return the scorer of responses to a question."""
         return self.scorer
 
 
@@ -202,32 +202,32 @@ def read_each_once(
 
 
 def prompt_of(question: str, instruction: str, choices: Sequence[str] = ()) -> str:
-    """Return a prompt: the question, its options, one a line as (A) …, and the instruction."""
+    """Return a prompt: the question, its options, one per line as (A) …, and the instruction."""
     shown = [f"({letter}) {choice}" for letter, choice in zip(ascii_uppercase, choices, strict=False)]
     return "\n\n".join(filter(None, (question, "\n".join(shown), instruction)))
 
 
 def worked(solution: str | None, ending: str) -> str:
-    """Return a solution of the data, ending as the prompt demands; an empty text if the data has none."""
+    """Return a solution, ending as the prompt asks; "" if the data has none."""
     return f"{solution.strip()}\n{ending}" if solution and solution.strip() else ""
 
 
 def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number, from 1, and text of every line. Raises DataError."""
+    """Yield the number, from 1, and the text of every line. Raises DataError."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError:
-        raise DataError(f"{path}, line {number}: this is not UTF-8 text") from None
+        raise DataError(f"{path}, line {number}: not UTF-8 text") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def json_rows(path: Path, kind: type[Row]) -> Iterator[tuple[int, Row]]:
-    """Yield number, from 1, and JSON object of every line that is not blank, as a msgspec struct.
+    """Yield the number, from 1, and the JSON object of every line that is not blank, as a msgspec struct.
 
-    Raises DataError, which names file and line, if a line is not such an object.
+    Raises DataError, which names the line, if it is not such an object.
     """
     for number, line in decoded_lines(path):
         if not line.strip():
@@ -244,7 +244,7 @@ def json_rows(path: Path, kind: type[Row]) -> Iterator[tuple[int, Row]]:
 def score(task: Task, question: Question, response: str, finish_reason: str) -> tuple[Verdict, Verdict]:
     """Return the strict and the flexible verdict on a response.
 
-    A response that ran out of tokens ("length") is wrong, even if it has the right answer.
+    A response cut off by the token limit ("length") is wrong, even if it has the right answer.
     """
     text, scorer = without_reasoning(response), task.scorer_of(question)
     strict, flexible = scorer.strict(text, question), scorer.flexible(text, question)
@@ -256,7 +256,7 @@ def score(task: Task, question: Question, response: str, finish_reason: str) -> 
 def without_reasoning(response: str) -> str:
     """Return a response without its `<think>…</think>` blocks, stripped.
 
-    A block that is never closed reaches to the end. A block that is never opened was opened in the prompt,
-    as some chat templates do.
+    An unclosed block extends to the end. An unopened block was opened in the prompt, as some chat templates
+    do.
     """
     return _REASONING.sub("", response).rpartition("</think>")[2].strip()

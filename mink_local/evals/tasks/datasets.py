@@ -1,4 +1,4 @@
-"""The published data sets and people's own, each with its prompt and its scorer.
+"""The published data sets and users' own files, each with its prompt and its scorer.
 
 A line of an own file is a JSON object with `question` (or `prompt`, `problem`, or AlpacaEval's
 `instruction`), and may have `answer`, `choices` (the texts of 2 to 10 options) and `id`. The question decides
@@ -60,13 +60,13 @@ class Gsm8k(Task):
 
 
 def _gsm8k_number(answer: str) -> str | None:
-    """Return the number of a solution that ends in "#### NUMBER", without commas; None for other texts."""
+    """Return the number, without commas, of a solution that ends in "#### NUMBER"; None for other texts."""
     found = _GSM8K_GOLD.search(answer)
     return found[1].replace(",", "") if found else None
 
 
 def _gsm8k_solution(answer: str, gold: str) -> str:
-    """Return what is before "#### NUMBER", without calculations in <<>>, ending as the prompt asks."""
+    """Return the text before "#### NUMBER" without its <<calculations>>, ending as the prompt asks."""
     return worked(_CALCULATION.sub("", _GSM8K_GOLD.sub("", answer)), f"The final answer is {gold}.")
 
 
@@ -87,7 +87,7 @@ class Aqua(Task):
     def question(self, row: _AquaRow, seed: int) -> Question:  # noqa: ARG002
         for letter, option in zip("ABCDE", row.options, strict=True):
             if not option.startswith(f"{letter})"):
-                raise DataError(f"an option begins with {option[:5]!r} and not with '{letter})'")
+                raise DataError(f"an option begins with {option[:5]!r} instead of '{letter})'")
         choices = tuple(option[2:].strip() for option in row.options)
         prompt = prompt_of(row.question, self.instruction, choices)
         solution = worked(row.rationale, f"The answer is ({row.correct}).")
@@ -124,7 +124,7 @@ class Gpqa(Task):
     def question(self, row: dict[str, str], seed: int) -> Question:
         missing = [column for column in _GPQA_COLUMNS if not (row.get(column) or "").strip()]
         if missing:
-            raise DataError(f"no '{missing[0]}'; this takes GPQA's gpqa_main.csv")
+            raise DataError(f"no '{missing[0]}'; the file has to be GPQA's gpqa_main.csv")
         if None in row:
             raise DataError("more columns than line 1 has")
         question, *options = (row[column].strip() for column in _GPQA_COLUMNS)
@@ -136,9 +136,9 @@ class Gpqa(Task):
 
 
 def shuffled(question: str, n: int, seed: int) -> tuple[int, ...]:
-    """Return the numbers below `n` in an order that depends only on the run's seed and the question's text.
+    """Return the numbers below `n` in an order that depends only on the run's seed and the question.
 
-    They are sorted by hashes, because Python's shuffle may change from one version to the next.
+    They are sorted by hashes, because Python's shuffle may change between versions.
     """
 
     def key(place: int) -> bytes:
@@ -162,7 +162,7 @@ class Math500(Task):
     row_type = _Math500Row
 
     def rows(self, path: Path) -> Iterator[tuple[int, _Math500Row]]:
-        require()  # before a run has cost hours
+        require()  # now, not after hours of a run
         return super().rows(path)
 
     def question(self, row: _Math500Row, seed: int) -> Question:  # noqa: ARG002
@@ -185,7 +185,7 @@ class _OwnRow(msgspec.Struct):
 
 
 class OwnTask(Task):
-    """Questions from a file of the user's, each scored by the kind of its answer."""
+    """Questions from the user's own file, each scored by the kind of its answer."""
 
     instruction = Gsm8k.instruction
     scorer = TextScorer(r"The final answer is[:\s]+(.+?)(?:\.|$)")
@@ -194,7 +194,7 @@ class OwnTask(Task):
 
     @property
     def rule(self) -> str:
-        """What a run's manifest says of the task."""
+        """What a run's manifest records of the task."""
         return "open" if self.open_ended else "question"
 
     def scorer_of(self, question: Question) -> Scorer:
@@ -246,7 +246,7 @@ def _choice_question(name: str, text: str, answer: str, choices: tuple[str, ...]
 
 
 def own_task(path: Path) -> OwnTask:
-    """Return the task of an own file: its name is the file's, without ".jsonl".
+    """Return the task of the user's own file, named like the file without ".jsonl".
 
     Raises DataError if the first line is not in the format.
     """

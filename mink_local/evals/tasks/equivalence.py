@@ -1,7 +1,7 @@
-"""Compare two mathematical expressions by math-verify, in a child process, which runs this module, too.
+"""Compare mathematical expressions with math-verify, in a child process that also runs this module.
 
-A few characters (9^9^9^9) send SymPy into a computation without end, and math-verify's own time limit works
-in the main thread only and stops no C code.
+A few characters (9^9^9^9) send SymPy into an endless computation, and math-verify's own time limit works only
+in the main thread and cannot stop C code.
 """
 
 import importlib.util
@@ -21,17 +21,17 @@ def require() -> None:
     """Raise DataError if math-verify is not installed."""
     if importlib.util.find_spec("math_verify") is None:
         raise DataError(
-            "math500 needs math-verify to compare answers, which is not installed: "
+            "math500 needs math-verify, which is not installed: "
             'type  python -m pip install "mink-local[eval]"'
         )
 
 
 @lru_cache(maxsize=100_000)
 def equivalent(gold: str, answer: str) -> bool:
-    """Return if `answer` (LaTeX, without $) means the same as `gold`. May be called from any thread.
+    """Return whether `answer` (LaTeX, without $) is equivalent to `gold`; safe in any thread.
 
-    An answer that takes math-verify longer than SECONDS, or too much memory, is not the same. Raises
-    DataError if math-verify is not installed, and ChildStartError if it does not start.
+    It is not if math-verify takes longer than SECONDS, or too much memory. Raises DataError if math-verify is
+    not installed, and ChildStartError if its process does not start.
     """
     if len(answer) > _LONGEST:
         return False
@@ -43,7 +43,7 @@ def equivalent(gold: str, answer: str) -> bool:
 
 
 def _begin(_: object) -> Callable[[tuple[str, str]], bool]:
-    """Return what the child answers with."""
+    """Return the function that the child answers with."""
     import math_verify
 
     def verify(expressions: tuple[str, str]) -> bool:

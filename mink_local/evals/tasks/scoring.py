@@ -35,24 +35,22 @@ _NUMBER_TAIL = re.compile(  # what follows a number and explains it
     re.IGNORECASE | re.DOTALL,
 )
 _TERSE = re.compile(r"\W*\d[\d./ ]*(?:[\w%/]+\s*){0,4}\W*$")  # 18 dollars per day
-_DOZENS = re.compile(r"(?<=\d)\W{0,3} dozens?\b")
 
 
 class NumberScorer(Scorer):
     """Scores answers that are one number.
 
-    Flexible takes the only number of a statement, or of the last part of an equation that is not left to be
-    computed, with or without currency, percent, unit, bold, LaTeX and thousands separators; a fraction; 1.5
-    million. No answer: a range, two numbers, a bound ("less than 18"), numbers in words.
+    Flexible scoring reads the only number in a statement, or in the last part of an equation that needs no
+    more arithmetic: with or without currency, percent, unit, bold, LaTeX and thousands separators; a
+    fraction; 1.5 million. A range, two numbers, a bound ("less than 18"), "7 dozen" or numbers in words are
+    no answer.
     """
 
     def is_same(self, answer: str, gold: str) -> bool:
         return _value(answer.replace(",", "")) == _value(gold)
 
-    def read(self, statement: Statement, question: Question) -> str | None:
+    def read(self, statement: Statement, question: Question) -> str | None:  # noqa: ARG002
         text = plain(statement.text)
-        if "how many dozen" in question.prompt.lower():  # then 7 dozen is 7; else it may be 84
-            text = _DOZENS.sub("", text)
         for written, meant in _SPELLINGS:
             text = re.sub(written, meant, text, flags=re.IGNORECASE)
         if statement.terse and not _TERSE.match(text):
@@ -93,9 +91,9 @@ _LOOSE = re.compile(r"[\s,]+|\.$")
 class ChoiceScorer(Scorer):
     """Scores answers that are one of a question's options.
 
-    Flexible takes the letter in brackets, in bold, in a box, in lower case if it cannot be a word, or the
-    option's text. "Apples" is A only if option A says so. Options with the same text are the same answer,
-    whatever their letters. "A or B", "not B" and "B is wrong" are no answer.
+    Flexible scoring reads the letter, in brackets, bold or a box, in lower case where it cannot be a word, or
+    the option's text: "Apples" is A only if option A says so. Options with the same text are the same
+    answer, whatever their letters. "A or B", "not B" and "B is wrong" are no answer.
     """
 
     def read(self, statement: Statement, question: Question) -> str | None:
@@ -120,7 +118,7 @@ def _options(question: Question) -> dict[str, str]:
 
 
 def _key(text: str) -> str:
-    """Return the form of an option's wording that is compared."""
+    """Return the form in which the wordings of options are compared."""
     return _LOOSE.sub("", plain(text)).casefold()
 
 
@@ -132,7 +130,7 @@ _AROUND_TEXT = " \t\n.,;:!?\"'“”‘’()[]"
 class TextScorer(Scorer):
     """Scores answers that are texts, by equality with the stated answer.
 
-    Upper and lower case, markup, an article in front and punctuation around an answer make no difference.
+    Case, markup, a leading article and surrounding punctuation make no difference.
     """
 
     def is_same(self, answer: str, gold: str) -> bool:
@@ -148,9 +146,7 @@ class TextScorer(Scorer):
 
 
 def normal_text(answer: str) -> str:
-    """Return the form of a text that is compared: plain text in lower case, no article or punctuation around
-    it, single spaces.
-    """
+    """Return the form in which texts are compared: plain, in lower case, without article and punctuation."""
     text = unicodedata.normalize("NFKC", plain(answer)).casefold()
     return _ARTICLE.sub("", " ".join(text.split()).strip(_AROUND_TEXT)).strip(_AROUND_TEXT)
 
@@ -171,9 +167,9 @@ _AROUND_MATHS = " \t\n*_`,:;\"'“”"
 class MathScorer(Scorer):
     """Scores answers that are mathematical expressions.
 
-    Strict compares as the paper describes: normalized texts (see `normalized`), or floats within 1e-6.
-    Flexible takes the stated answer, boxed, in math mode or bare, with or without the brackets that the
-    prompt's "(answer)" shows, and asks math-verify whether it is the same. A sentence is no expression.
+    Strict scoring compares as the paper does: normalized texts (see `normalized`), or floats within 1e-6.
+    Flexible scoring reads the stated answer, boxed, in math mode or bare, with or without the brackets of the
+    prompt's "(answer)", and asks math-verify whether it is equivalent. A sentence is no expression.
     """
 
     def is_same(self, answer: str, gold: str) -> bool:
@@ -184,7 +180,7 @@ class MathScorer(Scorer):
         return len(numbers) == 2 and abs(numbers[0] - numbers[1]) <= 1e-6
 
     def read(self, statement: Statement, question: Question) -> str | None:  # noqa: ARG002
-        """Return the only piece in math mode of a statement, or all of it."""
+        """Return the only part of a statement in math mode, or all of it; None for a sentence."""
         text = statement.text
         if _PROSE.search(_MATHS.sub("", text)):
             return None
@@ -202,7 +198,7 @@ class MathScorer(Scorer):
 
 
 def normalized(answer: str) -> str:
-    """Return the paper's canonical form: no LaTeX for looks, fractions as a/b, no spaces, lower case.
+    """Return the paper's canonical form: no LaTeX styling, fractions as a/b, no spaces, lower case.
 
     The paper removes all commands; here \\sqrt, \\pi and the like keep their names, or 2\\pi would be 2.
     """

@@ -1,10 +1,10 @@
 """Find where a response states its answer, and turn LaTeX and Markdown into plain text.
 
 Flexible scoring reads the last statement of an answer in one of a few common forms (`_FORMS`), up to the end
-of its sentence. If none can be read it tries the last `\\boxed{}`, a last line in bold, a response that is
-nothing but its answer, and a last sentence that begins with "so". Rarer forms count as no answer, as do
-questions, hedges and what the response takes back. The last number of a rambling text never counts: at a high
-temperature that would reward luck, and strict and flexible would differ for no visible reason.
+of its sentence. If none is readable, it tries the last `\\boxed{}`, a last line in bold, a response that is
+only an answer, and a last sentence that begins with "so". Rarer forms are no answer, and neither are
+questions, hedges and what the response retracts. The last number of a rambling text never counts: at a high
+temperature that would reward luck, and strict and flexible scoring would differ for no visible reason.
 """
 
 import re
@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_READ = 20_000  # characters of a response, from the end
+_READ = 20_000  # characters of a response that are read, from the end
 _LONGEST = 1000  # characters of a statement; keeps hostile text cheap
-_MOST = 20  # statements that are looked at, from the end
-_SHORT = 20  # characters of a response that is nothing but its answer
+_MOST = 20  # statements that are read, from the end
+_SHORT = 20  # characters of a response that is only an answer
 
 _OPTION = r"(?:option|choice|alternative|letter)"
 _NAME = rf"(?:(?:correct|right|best|closest|only|chosen|answer) {_OPTION}|(?:final )?(?:answer|result))"
@@ -80,7 +80,7 @@ _PLAIN = (  # pattern, what it means
     (r"\\approx\b", "≈"),
     (r"\\pm\b", "±"),
     (r"\\[,;:!> ]|~|[\u00a0\u2000-\u200b\u202f]", " "),  # spaces of LaTeX and of Unicode
-    # commands for the looks; what is not in here, such as \sqrt, has a meaning and is kept
+    # styling commands; others, such as \sqrt, have a meaning and are kept
     (r"\\[()\[\]]|\\(?:text\w*|math\w+|mbox|boxed|operatorname|left|right|displaystyle|q?quad)\b", ""),
     (r"(?<![\d*])(?<!\d\s)(?!(?<= )\* )\*+|(?<!\*)\*+(?!\s?[\d(*])", ""),  # bold; not the * of 3 * 6
     (r"\bUS(?=\$)|\b(?:Rs\.?|USD|EUR)\s*(?=\d)|\$|[€£¥₹]", ""),
@@ -92,7 +92,7 @@ _PLAIN = (  # pattern, what it means
 class Statement:
     """Text that states the answer, or begins with it.
 
-    `terse` text must be nothing but the answer: it may also be the beginning of a solution.
+    `terse` text counts only if it is nothing but the answer: it may also be the beginning of a solution.
     """
 
     text: str
@@ -100,7 +100,7 @@ class Statement:
 
 
 def statements(response: str) -> Iterator[Statement]:
-    """Yield the statements of the answer, the weightiest first."""
+    """Yield the statements of the answer, the most reliable first."""
     response = _DISPLAY.sub(_on_one_line, response[-_READ:].replace("...", "…"))
     withdrawn = deque(_WITHDRAWN.finditer(response), maxlen=1)
     response = _NO_STATEMENT.sub("", response[withdrawn[0].end() :] if withdrawn else response)
@@ -125,7 +125,7 @@ def _on_one_line(display: re.Match[str]) -> str:
 def _statement(response: str, form: re.Match[str]) -> Statement:
     """Return the sentence after a form, or the first box in it.
 
-    After "Answer:" or a heading it may be the first sentence of a solution, if numbers follow it.
+    After "Answer:" or a heading, it is terse if numbers follow: it may be the first sentence of a solution.
     """
     rest = response[form.end() : form.end() + _LONGEST]
     start = rest.lstrip(_OPENING)
@@ -143,7 +143,7 @@ def _statement(response: str, form: re.Match[str]) -> Statement:
 def plain(text: str) -> str:
     """Return LaTeX and Markdown as plain text: `**\\$1{,}200**` is 1,200 and `\\dfrac{1}{2}` is 1/2.
 
-    Currency signs and commands that change only the looks are dropped.
+    Currency signs and styling commands are dropped.
     """
     for written, meant in _PLAIN:
         text = re.sub(written, meant, text)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mink_local.evals.tasks import TASKS, Question, Verdict, score
+from mink_local.evals.tasks import Verdict
 from tests.support.scoring import verdicts
 
 # response, strict answer, flexible answer
@@ -89,6 +89,7 @@ NUMBERS = [
     ("The final answer is 1e5", "1", "100000"),
     ("The final answer is 1e999999999", "1", None),
     ("The final answer is that on day 2 they sell 18 eggs.", None, None),
+    ("The answer is **7** dozen.", None, None),
     ("The final answer is x18y.", None, None),
     ("The final answer is eighteen.", None, None),
     ("The final answer is (answer).", None, None),
@@ -125,9 +126,3 @@ def test_strict_compares_numbers_and_not_strings(response: str, gold: str) -> No
     strict, flexible = verdicts("gsm8k", f"The final answer is {response}", gold)
     assert strict == Verdict(response, correct=True)
     assert flexible.correct
-
-
-@pytest.mark.parametrize(("asked", "answer"), [("How many dozens of eggs?", "7"), ("How many eggs?", None)])
-def test_dozens_count_if_the_question_asks_for_dozens(asked: str, answer: str | None) -> None:
-    question = Question("0", asked, "7")
-    assert score(TASKS["gsm8k"], question, "The answer is **7** dozen.", "stop")[1].answer == answer
