@@ -17,10 +17,11 @@ from tests.support.mink_eval import MinkEval
 PROMPT, ANSWER = "Tell me a story about a dog.", "Once upon a time, there was a"
 
 
-def test_the_methods_keep_what_they_keep_of_these_logits(mink_eval: MinkEval, smollm2: Model) -> None:
-    result = mink_eval(
-        "candidates", PROMPT, "--answer", ANSWER, "-t", "1", "-t", "5", "-s", "min-k:tau=90", "-s", "top-p"
-    )
+def test_the_methods_keep_what_they_keep_of_these_logits(
+    mink_eval: MinkEval, smollm2: Model, tmp_path: Path
+) -> None:
+    options = ["--answer", ANSWER, "-t", "1", "-t", "5", "-s", "min-k:tau=90", "-s", "top-p"]
+    result = mink_eval("candidates", PROMPT, *options, "--plot", tmp_path / "step.svg")
     # What is left in the KV cache changes the last bits of the logits, and with them what top-p keeps.
     logits = forget(smollm2).logits([{"role": "user", "content": PROMPT}], smollm2.tokenize(ANSWER))
     best = smollm2.token_texts([int(logits.argmax())])[0]
@@ -34,6 +35,7 @@ def test_the_methods_keep_what_they_keep_of_these_logits(mink_eval: MinkEval, sm
     ]
     assert rows[-2:] == kept
     assert result.status == 0
+    assert (tmp_path / "step.svg").read_text().startswith("<?xml")
 
 
 def test_the_answer_goes_on(smollm2: Model) -> None:
@@ -41,12 +43,6 @@ def test_the_answer_goes_on(smollm2: Model) -> None:
     assert not np.array_equal(one.row, other.row)
     # every sampler is compared by default
     assert set(one.compared) == {sampler for sampler in default_samplers() if not sampler.is_stateful}
-
-
-@pytest.mark.slow
-def test_a_picture(mink_eval: MinkEval, tmp_path: Path) -> None:
-    assert mink_eval("candidates", "Hi", "--plot", tmp_path / "step.svg").status == 0
-    assert (tmp_path / "step.svg").read_text().startswith("<?xml")
 
 
 @pytest.mark.slow

@@ -238,9 +238,3 @@ def test_files_that_are_refused(tmp_path: Path, rows: list[object], named: str) 
         read_prompts(written(tmp_path, *rows))
     assert named in str(raised.value)
     assert "\n" not in str(raised.value)
-
-
-def test_files_that_are_not_there(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none.jsonl", tmp_path / ("long" * 999)):
-        with pytest.raises(DataError):
-            read_prompts(path)

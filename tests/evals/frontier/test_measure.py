@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -75,9 +74,11 @@ def test_the_report(frontier: Frontier, tmp_path: Path) -> None:
 def test_curves_that_all_exceed_half_noise_have_a_report(
     frontier: Frontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And its other tables."""
     monkeypatch.setattr("mink_local.evals.frontier.report.MOST_NOISE", -1.0)
     frontier("--temp", "inf", "--limit", 1)
-    assert json.loads((tmp_path / "out" / "frontier.json").read_text())["at_noise"] == []
+    found = json.loads((tmp_path / "out" / "frontier.json").read_text())
+    assert (found["at_noise"], len(found["settings"])) == ([], len(sweep([float("inf")])))
 
 
 @pytest.mark.slow
@@ -136,9 +137,6 @@ def test_vocabularies_are_compared_token_by_token(
         assert common_vocabulary(model, padded) == common_vocabulary(padded, model) == n
         with pytest.raises(ModelError, match=r"'ĠPariz'.*'ĠParis'"):
             common_vocabulary(model, differing)
-        figures = PositionFigures(sweep([1.0]), n)
-        figures.add(model.logits("A river"), padded.logits("A river"))
-        assert np.isfinite(figures.sums).all()
 
 
 def renamed_token(model: Path, folder: Path) -> Path:

@@ -1,16 +1,13 @@
 """Intervals and variety at equal noise, beside other computations of the same numbers."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
 from scipy.stats import bootstrap
 
-from mink_local.evals.frontier.report import YARDSTICK, FrontierResults, most_entropy, report
+from mink_local.evals.frontier.report import YARDSTICK, FrontierResults, most_entropy
 from mink_local.evals.frontier.sums import FIGURES
-from mink_local.evals.measurement import Results
 from mink_local.evals.settings import SamplerSetting, sweep
 from mink_local.samplers import Greedy, MinK, MinP, PLess, TopK
 
@@ -20,11 +17,7 @@ Floats = NDArray[np.float64]
 
 
 def results(settings: list[SamplerSetting], positions: NDArray[np.int64], sums: Floats) -> FrontierResults:
-    return FrontierResults(rows_of(settings, positions, sums))
-
-
-def rows_of(settings: list[SamplerSetting], positions: NDArray[np.int64], sums: Floats) -> pd.DataFrame:
-    """The rows of sums, float64 (texts, settings, FIGURES)."""
+    """Return the results of sums, float64 (texts, settings, FIGURES); a NaN is a setting not measured."""
     rows = [
         {"text": str(i), "sampler": str(setting.sampler), "temperature": str(setting.temperature)}
         | {"positions": int(n), "sums": figures}
@@ -32,7 +25,14 @@ def rows_of(settings: list[SamplerSetting], positions: NDArray[np.int64], sums: 
         for setting, figures in zip(settings, of_text, strict=True)
         if np.isfinite(figures).all()
     ]
-    return pd.DataFrame(rows)
+    return FrontierResults(pd.DataFrame(rows))
+
+
+def alike(settings: list[SamplerSetting], noise: list[float], entropy: list[float]) -> FrontierResults:
+    """Return the results of 30 texts on which a setting always has the same noise and entropy."""
+    sums = np.zeros((30, len(settings), len(FIGURES)))
+    sums[:, :, NOISE], sums[:, :, ENTROPY] = np.multiply(10, noise), np.multiply(10, entropy)
+    return results(settings, np.full(30, 10), sums)
 
 
 def made_up(
@@ -89,17 +89,12 @@ def test_the_best_setting_for_a_wanted_noise() -> None:
     """
     careful, loose = MinP(p=0.5, order="temperature-last"), MinP(p=0.1, order="temperature-last")
     settings = [SamplerSetting(one, 5.0) for one in (Greedy(), careful, loose, TopK(k=2), TopK(k=3), PLess())]
-    one_text = np.zeros((len(settings), len(FIGURES)))
-    one_text[:, NOISE] = 0.01, 0.02, 0.04, 0.02, 0.9, 0.9
-    one_text[:, ENTROPY] = 0, 0.4, 0.6, 0.3, 99, 99
-    found = results(settings, np.full(30, 10), np.repeat(10 * one_text[None], 30, axis=0))
+    found = alike(settings, noise=[0.01, 0.02, 0.04, 0.02, 0.9, 0.9], entropy=[0, 0.4, 0.6, 0.3, 99, 99])
     best, other = found.at_noise(5.0, 0.02).itertuples()
     assert (best.curve, best.between) == (YARDSTICK, "p=0.5 to p=0.1")
-    assert best.entropy.value == pytest.approx(0.5)
-    assert (best.behind.low, best.behind.high) == (0, 0)
+    assert (best.entropy.value, *best.behind) == pytest.approx((0.5, 0, 0, 0))
     assert (other.curve, other.between) == ("top-k", "k=2")
-    assert other.behind.value == pytest.approx(0.2)
-    assert other.behind.low == pytest.approx(0.2)
+    assert other.behind == pytest.approx((0.2, 0.2, 0.2))
 
 
 def test_a_default_beside_the_yardstick_at_its_noise() -> None:
@@ -121,10 +116,8 @@ def test_a_default_beside_the_yardstick_at_its_noise() -> None:
 
 def test_a_default_with_less_noise_than_greedy_has_a_finite_gain() -> None:
     settings = [GREEDY, SamplerSetting(MinP(order="temperature-last"), 5.0), SamplerSetting(MinK(), 5.0)]
-    sums = np.zeros((30, 3, len(FIGURES)))
-    sums[:, :, NOISE] = 0.5, 0.9, 0.4
-    sums[:, :, ENTROPY] = 0, 4, 1
-    defaults = results(settings, np.full(30, 10), sums).defaults(5.0).set_index("sampler")
+    found = alike(settings, noise=[0.05, 0.09, 0.04], entropy=[0, 0.4, 0.1])
+    defaults = found.defaults(5.0).set_index("sampler")
     assert defaults.loc[str(MinK()), "gain"] == pytest.approx((0.1, 0.1, 0.1))
 
 
@@ -135,24 +128,3 @@ def test_a_text_that_lacks_a_setting_is_left_out() -> None:
     found = results(settings, positions, sums)
     assert (found.n_texts, found.n_left_out) == (2, 1)
     assert found.n_positions == positions[0] + positions[2]
-
-
-def test_a_model_that_is_noisy_whatever_the_sampler(tmp_path: Path) -> None:
-    """Every setting is above the noise that counts, and the report has its other tables."""
-    settings = [GREEDY, SamplerSetting(MinP(order="temperature-last"), 5.0), SamplerSetting(MinK(), 5.0)]
-    sums = np.zeros((30, 3, len(FIGURES)))
-    sums[:, :, NOISE] = 6, 9, 8
-    sums[:, :, ENTROPY] = 0, 40, 10
-    rows = rows_of(settings, np.full(30, 10), sums)
-    model = {"name": "noisy", "sha256": ""}
-    manifest = {
-        "measures": "frontier",
-        "wanted": [1],
-        "model": model,
-        "reference": model,
-        "texts": {"source": "texts"},
-        "sessions": [],
-    }
-    report(Results(tmp_path, manifest, rows))
-    assert "min-k" in (tmp_path / "frontier.md").read_text(encoding="utf-8")
-    assert (tmp_path / "frontier.json").exists()

@@ -7,17 +7,12 @@ from typing import Any
 
 import pytest
 
-from mink_local.errors import DataError, TaskNotFoundError
+from mink_local.errors import DataError
 from mink_local.evals.run.questions import locate
 from mink_local.evals.tasks import TASKS, find_task
 from mink_local.evals.tasks.datasets import shuffled
 from tests.conftest import shared
 from tests.evals.tasks.conftest import Write
-
-
-def test_an_unknown_task_lists_the_known_ones() -> None:
-    with pytest.raises(TaskNotFoundError, match="gsm8k, aqua, gpqa, math500, sample-math"):
-        find_task("gsm8")
 
 
 @pytest.mark.parametrize(
