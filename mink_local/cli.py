@@ -29,7 +29,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 def run(command: click.Command, program: str) -> None:
     """Run a program and exit with its status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
-    handler = logging.StreamHandler()
+    handler = logging.lastResort  # writes to what sys.stderr is at the time, such as above a progress bar
+    assert handler
     handler.setFormatter(PrintableFormatter(f"{program}: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     gc.set_threshold(50_000)  # imported objects stay: 700, the default, would scan them over and over

@@ -40,12 +40,11 @@ A complete measurement, of the lengths of prompts:
     carry_out(Lengths(resolve("smollm2-135m"), ["Hello", "Good morning"]), Path("lengths"))
 """
 
-import logging
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -236,21 +235,8 @@ def progress(noun: str, total: int, done: int = 0, *, quiet: bool = False) -> It
             left = duration((now - began) / n_new * n_left)
             print(f"{counts}, {left} left", file=sys.stderr, flush=True)
 
-    with bar, _logging_above() if has_bar else nullcontext():
+    with bar:
         yield advance
-
-
-@contextmanager
-def _logging_above() -> Iterator[None]:
-    """Write log messages above the bar, through rich's replacement of standard error."""
-    handlers = [h for h in logging.getLogger().handlers if isinstance(h, logging.StreamHandler)]
-    before = [handler.setStream(sys.stderr) for handler in handlers]
-    try:
-        yield
-    finally:
-        for handler, stream in zip(handlers, before, strict=True):
-            if stream is not None:
-                handler.setStream(stream)
 
 
 def duration(seconds: float) -> str:
