@@ -24,7 +24,6 @@ from mink_local.models.catalog import resolve
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, default_samplers, label
 
 N_SAMPLES = 100
-_SHOWN = 3  # answers of a distribution that a row names
 _BELOW_GREEDY = (0.01, 0.05)  # how far mean validity may be below greedy's, in the tables of the best T
 
 Floats = NDArray[np.float64]
@@ -37,25 +36,21 @@ class Coverage:
     Attributes:
         prompt: Its id.
         temperature: As text, because JSON has no infinity.
-        n_answers: Number of valid answers.
         n_nodes: Number of evaluated nodes of the tree, which all settings share.
         valid: Total probability of the valid answers.
         unexplored: Probability of answers that were neither complete nor invalid when the walk ended.
         distinct: Expected number of different valid answers among `N_SAMPLES` samples.
         coverage: `distinct` as a share of that of a uniform distribution over the valid answers.
-        top: The most probable valid answers.
     """
 
     prompt: str
     sampler: str
     temperature: str
-    n_answers: int
     n_nodes: int
     valid: float
     unexplored: float
     distinct: float
     coverage: float
-    top: dict[str, float]
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -149,18 +144,14 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
             distinct = expected_distinct(found.answers)
             most = float(expected_distinct(np.full(len(answers), 1 / len(answers))))
             for i, setting in enumerate(settings):
-                p = found.answers[i]
-                likely = np.argsort(-p, kind="stable")[:_SHOWN]
                 yield Coverage(
                     prompt.id,
                     *setting.as_text,
-                    len(answers),
                     found.n_nodes,
                     valid=float(found.valid[i]),
                     unexplored=max(0.0, float(found.rest[i])),
                     distinct=float(distinct[i]),
                     coverage=float(distinct[i]) / most,
-                    top={prompt.names[j][0]: round(float(p[j]), 3) for j in likely if p[j] > 0.0005},
                 )
 
     def status(self, row: Coverage) -> str:

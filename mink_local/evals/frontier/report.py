@@ -298,6 +298,6 @@ def _figure(found: FrontierResults) -> Figure:
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5), numticks=20))
     axis.yaxis.set_minor_locator(NullLocator())
     axis.yaxis.set_major_formatter(lambda noise, _: f"{100 * noise:g}%")
-    handles, names = axis.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize="small", frameon=False)
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=4, fontsize="small", frameon=False)
     return figure

@@ -32,7 +32,6 @@ from mink_local.evals.tasks.base import (
     prompt_of,
     worked,
 )
-from mink_local.evals.tasks.equivalence import require
 from mink_local.evals.tasks.scoring import ChoiceScorer, MathScorer, NumberScorer, TextScorer
 
 _GSM8K_GOLD = re.compile(r"####\s*(-?\d+(?:,\d{3})*(?:\.\d+)?)\s*$")
@@ -160,10 +159,6 @@ class Math500(Task):
     instruction = Gsm8k.instruction
     scorer = MathScorer(r"The final answer is[:\s]+(.+?)(?:\.|$)")
     row_type = _Math500Row
-
-    def rows(self, path: Path) -> Iterator[tuple[int, _Math500Row]]:
-        require()  # now, not after hours of a run
-        return super().rows(path)
 
     def question(self, row: _Math500Row, seed: int) -> Question:  # noqa: ARG002
         gold = row.answer.strip()

@@ -17,15 +17,6 @@ _LONGEST = 2000  # characters; no answer is that long
 _verifier = Server("mink_local.evals.tasks.equivalence", memory=2 * GIB)
 
 
-def require() -> None:
-    """Raise DataError if math-verify is not installed."""
-    if importlib.util.find_spec("math_verify") is None:
-        raise DataError(
-            "math500 needs math-verify, which is not installed: "
-            'type  python -m pip install "mink-local[eval]"'
-        )
-
-
 @lru_cache(maxsize=100_000)
 def equivalent(gold: str, answer: str) -> bool:
     """Return whether `answer` (LaTeX, without $) is equivalent to `gold`; safe in any thread.
@@ -35,7 +26,11 @@ def equivalent(gold: str, answer: str) -> bool:
     """
     if len(answer) > _LONGEST:
         return False
-    require()
+    if importlib.util.find_spec("math_verify") is None:
+        raise DataError(
+            "comparing answers needs math-verify, which is not installed: "
+            'type  python -m pip install "mink-local[eval]"'
+        )
     try:
         return bool(_verifier.ask([gold, answer], SECONDS))
     except SandboxError:

@@ -214,10 +214,11 @@ def test_responses_that_do_not_fit_are_cut_shorter(judge: Judge, run: Path, serv
         TOO_LONG if len(body["messages"][0]["content"]) > 4000 else prefers_minimal(body)
     )
     change(run, lambda line: line.update(response=line["response"] + 9000 * "."))
-    result = judge("--max-chars", 5000)
+    result = judge("--max-chars", 5000, "--judge-model", "tiny-model")
     assert result.status == 0, result.stderr
     assert {line["characters"] for line in lines(run)} == {1250}
     assert "In 16 pairs" in result.stdout
+    assert "wrote some of the responses itself" in result.stdout.replace("\n", " ")
     assert "its first 1,250 of 9,0" in server.bodies[-1]["messages"][0]["content"]
 
 

@@ -1,7 +1,6 @@
 """MATH500: the paper's comparison, and math-verify's within limits."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -136,13 +135,9 @@ def test_the_limit_holds_in_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     assert same == [True, False, True, False, True]
 
 
-def test_without_math_verify_a_sentence_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_math_verify_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(DataError, match=r"mink-local\[eval\]"):
-        TASKS["math500"].read(tmp_path, seed=0)
-    with pytest.raises(DataError, match="math-verify"):
         equivalent("1", "a question not asked before")
 
 
