@@ -7,29 +7,22 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mink_local.evals.tasks import Verdict
-from mink_local.evals.tasks.base import without_reasoning
 from tests.support.scoring import OPTIONS, verdicts
 
 
 @pytest.mark.parametrize(
-    "response",
+    ("response", "correct"),
     [
-        "<think>The final answer is 17.</think>\nThe final answer is 18.",
-        "The final answer is 18.\n<think>The final answer is 17.",
-        "The final answer is 17.</think>The final answer is 18.",
-        "<think>a</think>The final answer is 18.<think>The final answer is 17.</think>",
+        ("<think>The final answer is 17.</think>\nThe final answer is 18.", True),
+        ("The final answer is 18.\n<think>The final answer is 17.", True),
+        ("The final answer is 17.</think>The final answer is 18.", True),
+        ("<think>a</think>The final answer is 18.<think>The final answer is 17.</think>", True),
+        ("<think>a<think>b</think>The final answer is 18.", True),
+        ("<think>The final answer is 18.", False),
     ],
 )
-def test_reasoning_is_not_the_answer(response: str) -> None:
-    assert [verdict.correct for verdict in verdicts("gsm8k", response, "18")] == [True, True]
-
-
-def test_an_answer_in_unfinished_reasoning_is_none() -> None:
-    assert verdicts("gsm8k", "<think>The final answer is 18.", "18") == (
-        Verdict(None, False),
-        Verdict(None, False),
-    )
-    assert without_reasoning(" <think>a<think>b</think> c ") == "c"
+def test_reasoning_is_not_the_answer(response: str, correct: bool) -> None:
+    assert [verdict.correct for verdict in verdicts("gsm8k", response, "18")] == [correct, correct]
 
 
 @pytest.mark.parametrize(("reason", "correct"), [("stop", True), ("length", False)])
