@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from scipy.stats import binomtest
 
+from mink_local.evals.judge.people import saved_votes
 from mink_local.evals.tables import escape_markdown
 from tests.support.browser import CHROMIUM, Browser, open_browser
 from tests.support.made_run import change, write_run
@@ -131,7 +132,6 @@ def write_votes(path: Path, folder: Path, rater: str, favours: str, n: int, ties
 def test_votes(
     mink_eval: MinkEval,
     run: Path,
-    tmp_path: Path,
     raters: list[str],
     temperature: list[object],
     won: tuple[int, int, int],
@@ -144,8 +144,10 @@ def test_votes(
     mink_eval("judge", run, "--people", *options(*METHODS), *temperature)
     n, ties = won[0] // len(raters), won[1]
     files = [
-        write_votes(tmp_path / f"{rater}.json", run / "sheet", rater, METHODS[0], n, ties) for rater in raters
+        write_votes(run / "sheet" / f"votes-{rater}.json", run / "sheet", rater, METHODS[0], n, ties)
+        for rater in raters
     ]
+    assert set(saved_votes(run / "sheet")) == set(files)
     result = mink_eval("judge", run / "sheet", "--people", *files)
     assert (result.status, result.stderr) == (0, "")
     every, *by_temperature = json.loads((run / "sheet" / "votes.json").read_text())["rows"]
