@@ -92,6 +92,7 @@ def read_prompts(path: Path) -> list[ClosedPrompt]:
 
 
 def _checked(prompt: ClosedPrompt, _: int) -> ClosedPrompt:
+    """Return the prompt. Raises DataError if a name has only marks, or names two answers."""
     owners: dict[str, tuple[str, ...]] = {}
     for names in prompt.names:
         for name in names:
