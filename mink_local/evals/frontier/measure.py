@@ -30,7 +30,7 @@ class MeasuredText:
         name: What messages call it.
         text: The text.
         prompt: The user message that it answers; None if it answers none: its first token is not a position.
-        ended: Whether the answer ended by itself: then the token that ended it is a position too.
+        ended: Whether the answer ended on its own: then the token that ended it is a position too.
     """
 
     name: str
