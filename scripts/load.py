@@ -90,9 +90,9 @@ async def ask(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[floa
     return sent, times
 
 
-async def load(url: str, clients: int, tokens: int, round_number: int) -> Load:
-    """Have `clients` send two requests each, one after the other (8 in all, if they are few)."""
-    numbers = iter(range(max(8, 2 * clients)))
+async def load(url: str, clients: int, requests: int, tokens: int, round_number: int) -> Load:
+    """Have `clients` send so many requests each, one after the other (8 in all, if they are few)."""
+    numbers = iter(range(max(8, requests * clients)))
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, limits=limits) as client:
 
@@ -124,9 +124,12 @@ def row(name: str, clients: int, rounds: Sequence[Load], reference: Sequence[Loa
 @model_option
 @click.option("--against", metavar="PROGRAM", help="A llama-server to compare with.")
 @click.option("--clients", multiple=True, type=click.IntRange(1, 256), default=[1, 4, 16, 32])
+@click.option("--requests", type=click.IntRange(1), default=4, help="Requests of a client.")
 @click.option("--tokens", "-n", type=click.IntRange(2), default=64, help="Tokens of an answer.")
 @click.option("--rounds", type=click.IntRange(1), default=3)
-def main(model: str, against: str | None, clients: Sequence[int], tokens: int, rounds: int) -> None:
+def main(
+    model: str, against: str | None, clients: Sequence[int], requests: int, tokens: int, rounds: int
+) -> None:
     slots, n_ctx, path = max(clients), tokens + PROMPT_ROOM, resolve(model).path
     common: list[object] = ["--model", path, "--parallel", slots, "--threads", n_cores()]
     commands: dict[str, list[object]] = {
@@ -145,7 +148,7 @@ def main(model: str, against: str | None, clients: Sequence[int], tokens: int, r
             loads: dict[str, list[Load]] = {name: [] for name in urls}
             for number in range(rounds + 1):  # the first one warms up
                 for name in sorted(urls, reverse=number % 2 == 1):
-                    one = asyncio.run(load(urls[name], n_clients, tokens, number))
+                    one = asyncio.run(load(urls[name], n_clients, requests, tokens, number))
                     loads[name] += [one] if number else []
             for name in urls:
                 print(row(name, n_clients, loads[name], loads[list(urls)[-1]]), flush=True)

@@ -14,8 +14,9 @@ class PromptBudget:
     A prompt that is evaluated whole delays the next token of every answer by as long. In parts, as in chunked
     prefill (Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", 2024),
     it delays each token a little. Parts that are too small cost throughput: the first answers end before the
-    others begin, and few are generated together. So a step may be slower than one with as many answers as
-    there are slots in use. The times depend on the model and the machine, and are learned from the steps.
+    others begin, few are generated together, and those that wait never catch up. So what a step may take is
+    relative to one in which all slots in use generate, though at first few do. The times depend on the model
+    and the machine, and are learned from the steps.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class PromptBudget:
             return 0
         if not self._token:
             return _FIRST
-        step = max((seconds for n, seconds in self._steps.items() if n <= n_slots), default=0.0)
+        step = self._without_prompts(n_slots)
         return max(_LEAST, int((max(_SLOWDOWN * step, _UNNOTICED) - step) / self._token))
 
     def note(self, seconds: float, n_answers: int, n_prompt: int) -> None:
@@ -44,10 +45,15 @@ class PromptBudget:
             self._steps[n_answers] = _averaged(self._steps.get(n_answers), seconds)
             self._n_steps = 0
         elif self._steps:
-            nearest = min(self._steps, key=lambda n: abs(n - n_answers))
-            added = max(0.0, seconds - self._steps[nearest])
+            added = max(0.0, seconds - self._without_prompts(n_answers))
             self._token = _averaged(self._token, added / n_prompt)
             self._n_steps += 1
+
+    def _without_prompts(self, n_answers: int) -> float:
+        """Return the seconds of a step without prompts, by a line through the fewest and the most answers."""
+        fewest, most = min(self._steps), max(self._steps)
+        slope = (self._steps[most] - self._steps[fewest]) / max(1, most - fewest)
+        return self._steps[fewest] + max(0.0, slope) * (n_answers - fewest)
 
 
 def _averaged(average: float | None, value: float) -> float:

@@ -42,6 +42,7 @@ from mink_local.serve.guard import (
     read_body,
     while_connected,
 )
+from mink_local.serve.history import SIZE
 from mink_local.serve.protocol.fields import parse
 from mink_local.serve.protocol.responses import ApiError
 from mink_local.serve.protocol.sampling import Preset, Presets
@@ -148,6 +149,7 @@ def serve(
     origins: Sequence[str],
     drain: float,
     watchdog: float,
+    no_history: bool,
     log_format: str,
     log_llama: bool,
 ) -> None:
@@ -188,6 +190,7 @@ def serve(
         max_waiting=queue,
         max_tokens=max_tokens,
         stall_seconds=watchdog,
+        n_kept=0 if no_history else SIZE,
     )
     app = guarded(make_app(service), on_response=metrics.count_response)
     server = _Server(app, service, drain, _welcome(service, bound, has_key=bool(keys)))

@@ -119,6 +119,11 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
     help="Exit if the engine makes no progress for this long.",
 )
 @click.option(
+    "--no-history",
+    is_flag=True,
+    help="Do not keep the last 100 requests in memory; the playground shows them by their ids.",
+)
+@click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
     default="text",

@@ -13,7 +13,6 @@ import hmac
 import ipaddress
 import logging
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -154,15 +153,15 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status, request_id, began = CLIENT_LEFT, f"req_{secrets.token_hex(12)}", time.perf_counter()
-        request_log.begin()
+        status, began = CLIENT_LEFT, time.perf_counter()
+        request_id = request_log.begin()
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 sent = MutableHeaders(scope=message)
-                sent["X-Request-Id"] = request_id
+                sent["X-Request-Id"] = f"req_{request_id}"
                 for name, value in _HEADERS.items():
                     sent.setdefault(name, value)
             await send(message)
@@ -172,8 +171,7 @@ class Guard:
         except Exception:  # Starlette has answered, unless it was in the middle of a response
             log.exception("%s %r failed", scope["method"], scope["path"])
         finally:
-            seconds = time.perf_counter() - began
-            request_log.write(request_id, scope["method"], scope["path"], status, seconds)
+            request_log.write(scope["method"], scope["path"], status, time.perf_counter() - began)
             self._on_response(scope["path"], status)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import secrets
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +14,7 @@ _POLLED = ("/health", "/ready", "/metrics", "/slots")  # every few seconds, by m
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
 
 _fields: ContextVar[dict[str, object]] = ContextVar("fields")
+_request_id: ContextVar[str] = ContextVar("request_id", default="0")
 
 log = logging.getLogger("mink_local.requests")
 
@@ -35,9 +37,17 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
-def begin() -> None:
-    """Begin the line of a request, in the context of its task and of those that it starts."""
+def begin() -> str:
+    """Begin the line of a request, in the context of its task and of those that it starts; return its id."""
+    request_id = secrets.token_hex(12)
+    _request_id.set(request_id)
     _fields.set({})
+    return request_id
+
+
+def request_id() -> str:
+    """Return the id of the request in hand: what follows `req_` in its line and in X-Request-Id."""
+    return _request_id.get()
 
 
 def note(**fields: object) -> None:
@@ -45,9 +55,9 @@ def note(**fields: object) -> None:
     _fields.get({}).update(fields)
 
 
-def write(request_id: str, method: str, path: str, status: int, seconds: float) -> None:
+def write(method: str, path: str, status: int, seconds: float) -> None:
     """Write the line of a request that has ended."""
-    details = {**_fields.get(), "seconds": round(seconds, 3), "id": request_id}
+    details = {**_fields.get(), "seconds": round(seconds, 3), "id": f"req_{request_id()}"}
     words = " ".join(f"{name}={_plain(value)}" for name, value in details.items())
     is_poll = path.removeprefix("/v1") in _POLLED and status < 400
     log.log(

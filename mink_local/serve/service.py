@@ -23,6 +23,7 @@ from mink_local.generation.engine import Engine, Step
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.sandbox import ChildStartError
+from mink_local.serve.history import SIZE, History
 from mink_local.serve.protocol.responses import ApiError, EngineDownError
 from mink_local.serve.protocol.sampling import Presets
 from mink_local.version import __version__
@@ -273,9 +274,11 @@ class Service:
         max_waiting: Maximum number of answers that wait for a slot; more are refused.
         max_tokens: Maximum length of an answer, whatever the client asks for; None is the context's.
         stall_seconds: Time without a step after which the engine counts as stuck.
+        n_kept: Number of requests in the history.
 
     Attributes:
         engine: Generates the answers.
+        history: The last requests, with their answers.
         max_tokens: Maximum length of an answer, or None.
         fingerprint: The same for the same model and versions.
         is_draining: Whether only the requests that are here already are answered.
@@ -290,9 +293,11 @@ class Service:
         max_waiting: int = 64,
         max_tokens: int | None = None,
         stall_seconds: float = 300,
+        n_kept: int = SIZE,
     ) -> None:
         self.model = model
         self.presets = presets
+        self.history = History(n_kept)
         self.engine = EngineThread(model.engine, metrics.steps.inc)
         self.max_tokens = max_tokens
         self.metrics = metrics

@@ -31,10 +31,11 @@ def test_it_follows_a_machine_that_gets_slower() -> None:
 
 def test_first_answers_wait_for_the_others_as_long_as_all_will() -> None:
     budget = PromptBudget()
-    run(budget, 0.1, 0.001, n_answers=4)
-    run(budget, 0.05, 0.001, n_answers=1)
-    assert budget.tokens(1) == pytest.approx(200, abs=1)
-    assert budget.tokens(4) == budget.tokens(9) == pytest.approx(300, abs=1)
+    run(budget, 0.1, 0.001, n_answers=1)
+    run(budget, 0.16, 0.001, n_answers=4)
+    assert budget.tokens(1) == pytest.approx(300, abs=1)
+    assert budget.tokens(4) == pytest.approx(480, abs=1)
+    assert budget.tokens(9) == pytest.approx(780, abs=1)  # though nine answers have not been seen yet
 
 
 def test_prompts_wait_for_one_step_in_eight() -> None:

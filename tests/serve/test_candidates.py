@@ -141,7 +141,7 @@ def test_the_endpoint_tells_the_next_token_of_a_conversation(server: RunningServ
         ({"top": 201}, "top", "200"),
         ({"sampled": 10**6}, "sampled", "1000000"),
         ({"prefix_tokens": [10**6]}, None, "1000000"),
-        ({"messages": []}, "messages", "1"),
+        ({"messages": []}, "messages", "prompt"),
         ({"model": "parrot"}, "model", "parrot"),
     ],
 )

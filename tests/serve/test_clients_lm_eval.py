@@ -13,14 +13,20 @@ import pytest
 from tests.support.server import RunningServer
 
 MODEL = "smollm2-135m"
-QUESTIONS = """{"question": "The capital of France is", "answer": 0}
-{"question": "Question: What is the capital of France? Answer:", "answer": 0}
+# Two choices with long endings as in PIQA, and four short ones as in ARC.
+QUESTIONS = """\
+{"question": "The capital of France is", "answer": 0, "choices": ["Paris", "banana"]}
+{"question": "To boil an egg,", "answer": 1, "choices": ["freeze it first.", "put it into boiling water."]}
+{"question": "To dry wet hands,", "answer": 0, "choices": ["rub them with a towel.", "put them in water."]}
+{"question": "Which is a planet? Answer:", "answer": 2, "choices": ["iron", "a dog", "Mars", "rain"]}
+{"question": "Which animal flies? Answer:", "answer": 3, "choices": ["pig", "cow", "cat", "eagle"]}
+{"question": "What do plants need? Answer:", "answer": 0, "choices": ["light", "a car", "gold", "tea"]}
 """
 TASKS = {
     "choice": """
 output_type: multiple_choice
-doc_to_choice: [" Paris", " banana"]
-metric_list: [{metric: acc}]
+doc_to_choice: choices
+metric_list: [{metric: acc}, {metric: acc_norm}]
 """,
     "text": """
 output_type: generate_until
@@ -46,10 +52,13 @@ def evaluate(server: RunningServer, tmp_path: Path) -> Callable[..., dict[str, A
         (tmp_path / f"{name}.yaml").write_text(f"task: {name}\n{data}{COMMON}{task}")
 
     def run(tasks: str, kind: str, path: str, model: str = MODEL, *options: str) -> dict[str, Any]:
-        """Return the first sample of each task, from the harness's log."""
-        arguments = f"model={model},base_url={server.url}/v1/{path},num_concurrent=2,max_retries=1"
-        command = [sys.executable, "-m", "lm_eval", "run", "--model", kind, "--model_args", arguments]
-        command += ["--tasks", tasks, "--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")]
+        """Return the samples of each task, from the harness's log."""
+        arguments, program, out = f"model={model}", ["mink_local.evals.cli", "lm-eval"], tmp_path / kind
+        if path:
+            arguments += f",base_url={server.url}/v1/{path},num_concurrent=2,max_retries=1"
+            program = ["lm_eval"]
+        command = [sys.executable, "-m", *program, "run", "--model", kind, "--model_args", arguments]
+        command += ["--tasks", tasks, "--include_path", str(tmp_path), "--output_path", str(out)]
         environment = os.environ | {
             "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"
         }  # fmt: skip
@@ -61,23 +70,27 @@ def evaluate(server: RunningServer, tmp_path: Path) -> Callable[..., dict[str, A
             timeout=300,
         )
         assert result.returncode == 0, result.stderr[-3000:]
-        logs = {task: next(tmp_path.glob(f"out/**/samples_{task}_*.jsonl")) for task in tasks.split(",")}
-        return {task: json.loads(log.read_text().splitlines()[0]) for task, log in logs.items()}
+        logs = {task: next(out.rglob(f"samples_{task}_*.jsonl")) for task in tasks.split(",")}
+        return {task: list(map(json.loads, log.read_text().splitlines())) for task, log in logs.items()}
 
     return run
 
 
-def test_choices_are_scored_by_echoed_log_probabilities_and_texts_generated(
+def test_choices_are_scored_as_in_process_and_texts_generated(
     evaluate: Callable[..., dict[str, Any]],
 ) -> None:
     samples = evaluate("choice,text", "local-completions", "completions")
-    paris, banana = (float(logprob) for logprob, _ in samples["choice"]["filtered_resps"])
-    assert banana < paris < 0
-    assert samples["choice"]["acc"] == 1
-    assert samples["text"]["resps"][0][0]
+    own = evaluate("choice", "mink-local", "")
+    assert len(own["choice"]) == 6
+    assert own["choice"][0]["acc"] == 1
+    for served, scored in zip(samples["choice"], own["choice"], strict=True):
+        assert (served["acc"], served["acc_norm"]) == (scored["acc"], scored["acc_norm"])
+        logprobs = [[float(logprob) for logprob, _ in one["filtered_resps"]] for one in (served, scored)]
+        assert logprobs[0] == pytest.approx(logprobs[1], abs=0.05)
+    assert samples["text"][0]["resps"][0][0]
 
 
 def test_chats_are_answered_with_a_presets_temperature(evaluate: Callable[..., dict[str, Any]]) -> None:
     model = f"{MODEL}:min-k-t5"
     samples = evaluate("text", "local-chat-completions", "chat/completions", model, "--apply_chat_template")
-    assert samples["text"]["resps"][0][0]
+    assert samples["text"][0]["resps"][0][0]

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -86,8 +87,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, server: RunningServer) -> Browser:
-    """The playground as it is when it is opened; at the end nothing has gone wrong in it."""
+    """The playground as it is when it is opened for the first time."""
     browser.resize(1360, 860)
+    browser.open(f"{server.url}/")
+    browser.run("removeEventListener('pagehide', keep); sessionStorage.clear()")
+    browser.open("about:blank")
     browser.open(f"{server.url}/")
     browser.wait("document.querySelector('#model').textContent.startsWith('smollm2')")
     browser.complaints.clear()
@@ -122,12 +126,14 @@ class TestInABrowser:
     def test_a_prompt_is_answered_in_columns_of_coloured_tokens(self, page: Browser) -> None:
         ask(page, "Tell me a story.")
         assert texts(page, ".column h3") == [
-            f"{m} T = 5" for m in ("min-k:tau=3", "top-p:p=0.9", "min-p:p=0.1")
+            f"{m} T = 5" for m in ("min-k:tau=3", "top-p:p=0.9 (T first)", "llama-default")
         ]
         for number in (1, 2, 3):
             tokens = texts(page, f".column:nth-child({number}) .token:not(.end)")
             assert len(tokens) <= 40
             assert "".join(tokens).strip()
+            state = texts(page, f".column:nth-child({number}) .state")[0]
+            assert ("cut off at 40 tokens" in state) == (len(tokens) == 40)
         names = page.run(
             "[...document.querySelectorAll('.column:nth-child(2) .token')].map(e => e.ariaLabel)"
         )
@@ -197,6 +203,53 @@ class TestInABrowser:
         ask(page, "<img src=x onerror=document.title=1><script>document.title=2</script>", max_tokens=3)
         assert page.run("document.title") == "mink playground"
         assert page.run("document.querySelectorAll('img, .turn script').length") == 0
+
+    def test_markdown_is_made_of_elements_and_never_of_html(self, page: Browser) -> None:
+        text = (
+            "# A\n**b** [c](https://d.example/) [e](javascript:f) ![g](https://h.example/i.png)\n\n"
+            "- 1\n  - 2\n\n```\n<script>document.title = 3</script>\n```\n<img src=x onerror=alert(1)>"
+        )
+        shown = page.run(
+            f"(made => {{ const box = make('div'); box.append(...made); document.body.append(box);"
+            f" return box.outerHTML; }})(blocks({json.dumps(text)}.split('\\n')))"
+        )
+        assert shown == (
+            '<div><h4>A</h4><p><strong>b</strong> <a href="https://d.example/" target="_blank" '
+            'rel="noopener noreferrer">c</a> e g</p><ul><li>1<ul><li>2</li></ul></li></ul>'
+            "<pre><code>&lt;script&gt;document.title = 3&lt;/script&gt;</code></pre>"
+            "<p>&lt;img src=x onerror=alert(1)&gt;</p></div>"
+        )
+
+    def test_answers_differ_and_are_still_there_after_a_reload(
+        self, page: Browser, server: RunningServer
+    ) -> None:
+        ask(page, "Tell me a story.", max_tokens=20)
+        first = texts(page, ".column .tokens")
+        page.click("document.querySelector('.turn header button')")
+        page.wait(IS_DONE)
+        before = texts(page, ".column .tokens")
+        assert before != first
+        page.open("about:blank")
+        page.open(f"{server.url}/")
+        page.wait(IS_DONE)
+        assert texts(page, ".column .tokens") == before
+        assert page.run("document.querySelector('[name=max_tokens]').value") == "20"
+        open_token(page)
+        assert page.complaints == []
+
+    def test_an_answer_of_any_client_is_opened_by_its_id(self, page: Browser, server: RunningServer) -> None:
+        fields = {"prompt": "Once upon a time", "sampler": "top-k:k=5", "temperature": 2, "max_tokens": 12}
+        answered = server.post("/v1/completions", **fields)
+        page.run(f"location.hash = {answered.headers['x-request-id']!r}")
+        page.wait("document.querySelector('.column .token')")
+        assert texts(page, ".turn h2") == ["Once upon a time"]
+        assert texts(page, ".column h3") == ["top-k:k=5 T = 2"]
+        assert "".join(texts(page, ".column .token:not(.end)")) == answered.json()["choices"][0]["text"]
+        open_token(page)
+        page.click("document.querySelectorAll('#list tbody tr:not(.cut):not(.sampled) button')[0]")
+        page.wait(IS_DONE)
+        assert "version 2 of 2" in texts(page, ".column .state")[0]
+        assert page.complaints == []
 
     def test_errors_are_sentences(self, page: Browser) -> None:
         page.run("document.querySelector('[name=method]').value = 'parrot'")

@@ -94,7 +94,7 @@ def test_the_forms_of_vllm_and_ollama(fields: dict[str, Any], form: object) -> N
 @pytest.mark.parametrize(
     "fields",
     [
-        {"structured_outputs": {"regex": "a+"}},
+        {"structured_outputs": {"regex": r"(a)\1"}},
         {"structured_outputs": {"json": COLOURS, "choice": ["a"]}},
         {"guided_json": "{"},
         {"guided_json": COLOURS, "json_schema": COLOURS},
@@ -106,7 +106,8 @@ def test_the_forms_of_vllm_and_ollama(fields: dict[str, Any], form: object) -> N
 def test_forms_that_cannot_be_kept_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as caught:
         chat(**fields)
-    assert (caught.value.status, re.split(r"\W", str(caught.value.param))[0] in fields) == (400, True)
+    assert caught.value.status == 400
+    assert re.split(r"\W", str(caught.value.param))[0] in json.dumps(fields)
 
 
 def test_null_is_as_good_as_absent() -> None:

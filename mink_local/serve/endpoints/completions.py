@@ -134,7 +134,7 @@ class Exchange(ABC):
         self._headers = {"x-mink-ignored": ",".join(ignored)} if ignored else {}
         self._clock = Clock(service)
         self._head: dict[str, Any] = {
-            "id": f"{self.whole_type.id_prefix}-{secrets.token_hex(12)}",
+            "id": f"{self.whole_type.id_prefix}-{request_log.request_id()}",
             "created": int(time.time()),
             "model": preset.model_id,
             "system_fingerprint": service.fingerprint,
@@ -172,8 +172,9 @@ class Exchange(ABC):
         return Response(content, headers=self._headers, media_type="application/json")
 
     def _close(self, events: EventStream) -> None:
-        """End the answers that are not finished, and note for the log what was generated."""
+        """End the answers that are not finished; keep what was generated, and note it for the log."""
         self.service.cancel(events)
+        self.service.history.add(request_log.request_id(), self._head["model"], events.decodings)
         answers = [decoding.answer for decoding in events.decodings]
         first = self._clock.first_token_seconds
         request_log.note(

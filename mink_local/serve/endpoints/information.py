@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from mink_local.generation.decoding import Decoding
+from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.sampling_step import sampling_step
 from mink_local.generation.slots import Slot
@@ -23,6 +24,7 @@ from mink_local.generation.text import TextStream
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Greedy, Sampler, default_samplers, parse
 from mink_local.serve.endpoints.completions import create_chat_completion, create_completion
+from mink_local.serve.history import AnswerRecord
 from mink_local.serve.protocol.fields import (
     CandidatesRequest,
     ChatRequest,
@@ -48,6 +50,9 @@ from mink_local.serve.protocol.responses import (
     ModelEntry,
     ModelList,
     ModelMeta,
+    RecordedAnswer,
+    RecordedRequest,
+    RecordedToken,
     SlotState,
     StepCandidates,
     TextCompletion,
@@ -142,7 +147,10 @@ async def find_candidates(service: Service, chat: CandidatesRequest) -> StepCand
 
     def make_requests() -> list[Request]:
         params = SamplingParams(sampler=Greedy(), max_tokens=1)
-        request, _ = prepare_chat(service.model, chat, params)
+        if chat.prompt:
+            request = Request(chat.prompt, prefix=chat.prefix_tokens or ())
+        else:
+            request, _ = prepare_chat(service.model, chat, params)
         # Not with the grammar of a forced call: the logits are the model's own.
         return [replace(request, params=params, watch=lambda logits: rows.append(logits.copy()))]
 
@@ -257,6 +265,27 @@ async def ready(service: Service) -> Health:
     return Health()
 
 
+async def recorded_request(service: Service, request_id: str) -> RecordedRequest:
+    """Return one of the last requests with its answers, by the id in X-Request-Id or in the answer."""
+    record = service.history.find(request_id)
+    answers = [await service.off_loop(_recorded, service.model, answer) for answer in record.answers]
+    return RecordedRequest(model=record.model, created=record.created, answers=answers)
+
+
+def _recorded(model: Model, answer: AnswerRecord) -> RecordedAnswer:
+    weights = model.weights
+    prompt = b"".join(weights.piece(token) or weights.token_text(token).encode() for token in answer.prompt)
+    steps = zip(answer.tokens, model.token_texts(answer.tokens), answer.k, strict=True)
+    return RecordedAnswer(
+        prompt=list(answer.prompt),
+        prompt_text=prompt.decode("utf-8", "replace"),
+        sampler=answer.sampler,
+        temperature=answer.temperature,
+        tokens=[RecordedToken(id=token, text=text, k=k) for token, text, k in steps],
+        finish_reason=answer.finish_reason,
+    )
+
+
 async def slots(service: Service) -> list[SlotState]:
     """Return what each slot of the engine does."""
     return [_slot_state(slot) for slot in service.model.engine.slots]
@@ -350,6 +379,7 @@ ENDPOINTS = {
     "/health": Endpoint(health, Health),
     "/ready": Endpoint(ready, Health),
     "/slots": Endpoint(slots, list[SlotState]),
+    "/history/{request_id}": Endpoint(recorded_request, RecordedRequest),
     "/metrics": Endpoint(metrics, str),
 }
 """The documented endpoints by their paths; they exist with and without /v1."""
@@ -394,9 +424,9 @@ def _operation(path: str, endpoint: Endpoint) -> Json:
     if endpoint.request is not None:
         body = {"application/json": _content(endpoint.request)}
         operation["requestBody"] = {"required": True, "content": body}
-    if path.endswith("{model_id}"):
-        model_id = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
-        operation["parameters"] = [model_id]
+    if names := re.findall(r"{(\w+)}", path):
+        common = {"in": "path", "required": True, "schema": {"type": "string"}}
+        operation["parameters"] = [{"name": name, **common} for name in names]
     return operation
 
 

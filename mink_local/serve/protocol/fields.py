@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from mink_local.llama.regex_grammar import from_regex
 from mink_local.samplers import SAMPLERS
 from mink_local.serve.protocol.responses import ApiError
 
@@ -29,6 +30,7 @@ TopLogprobsCount = Annotated[int, Meta(ge=0, le=20)]
 Temperature = Annotated[float, Meta(gt=0)]
 StopString = Annotated[str, Meta(max_length=1024)]
 Grammar = Annotated[str, Meta(max_length=65_536)]  # GBNF
+Pattern = Annotated[str, Meta(max_length=4096)]  # a regular expression
 Choices = Annotated[list[StopString], Meta(max_length=1024)]
 LongText = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
 Breaker = Annotated[str, Meta(max_length=40)]  # llama.cpp reads no more
@@ -49,13 +51,16 @@ UNSUPPORTED = {
 REFUSED = {
     "allowed_token_ids": "use grammar",
     "bad_words": "use logit_bias",
+    "bad_words_ids": "use logit_bias",
+    "banned_strings": "use logit_bias",
+    "banned_tokens": "use logit_bias",
     "chat_template": "the model's own template is used",
     "ebnf": "use grammar",
+    "force_words_ids": "use grammar",
     "function_call": "use tool_choice",
     "functions": "use tools",
     "guided_decoding": "use json_schema or grammar",
-    "guided_regex": "use json_schema with a pattern",
-    "regex": "use json_schema with a pattern",
+    "structural_tag": "use tools",
     "suffix": "put the text after the gap into the prompt",
 }
 """Fields that change what an answer may contain and are not supported, with what to use instead."""
@@ -197,24 +202,22 @@ class StructuredOutputs(Fields, frozen=True):
         json: A JSON schema, also as text.
         choice: The possible answers.
         grammar: A grammar in llama.cpp's GBNF.
-        regex: Not supported.
+        regex: A regular expression that the whole answer matches.
     """
 
     json: SchemaOrText | None = None
     choice: Choices | None = None
     grammar: Grammar | None = None
-    regex: str | None = None
+    regex: Pattern | None = None
 
     def __post_init__(self) -> None:
-        if self.regex:
-            raise ValueError("regex is not supported: use json with a pattern")
-        if sum(map(bool, (self.json, self.choice, self.grammar))) > 1:
-            raise ValueError("json, choice and grammar exclude each other")
+        if sum(map(bool, (self.json, self.choice, self.grammar, self.regex))) > 1:
+            raise ValueError("json, choice, grammar and regex exclude each other")
 
     @property
     def form(self) -> Form | None:
         """What the answer conforms to: a JSON schema or a grammar."""
-        return _schema(self.json) or _one_of(self.choice) or self.grammar or None
+        return _schema(self.json) or _one_of(self.choice) or self.grammar or _matching(self.regex)
 
 
 class StreamOptions(Fields, frozen=True):
@@ -267,6 +270,7 @@ class SamplingFields(Fields, frozen=True):
         guided_json: A JSON schema, as in earlier versions of vLLM.
         guided_choice: The possible answers.
         guided_grammar: The same as `grammar`.
+        guided_regex: A regular expression that the whole answer matches; `regex` is the same, as in SGLang.
         format: `json` or a JSON schema, as in Ollama.
     """
 
@@ -314,6 +318,8 @@ class SamplingFields(Fields, frozen=True):
     guided_json: SchemaOrText | None = None
     guided_choice: Choices | None = None
     guided_grammar: Grammar | None = None
+    guided_regex: Pattern | None = None
+    regex: Pattern | None = None
     format: Schema | Literal["json", ""] | None = None
 
     def __post_init__(self) -> None:
@@ -340,6 +346,8 @@ class SamplingFields(Fields, frozen=True):
             "guided_json": _schema(self.guided_json),
             "guided_choice": _one_of(self.guided_choice),
             "guided_grammar": self.guided_grammar or None,
+            "guided_regex": _matching(self.guided_regex),
+            "regex": _matching(self.regex),
             "format": {"type": "object"} if self.format == "json" else self.format or None,
         }
         return {name: form for name, form in forms.items() if form is not None}
@@ -469,18 +477,26 @@ class CandidatesRequest(ChatRequest, frozen=True, kw_only=True):
     """Body of `POST /candidates`: a conversation, and what to return about the next token of its answer.
 
     Attributes:
+        prompt: Token ids, in place of `messages`.
         samplers: Samplers such as `min-k:tau=3`, whose cuts to return.
         temperatures: The temperatures for which to return cuts; by default 1.
         top: Number of candidates to return.
         sampled: Id of a token to describe, whatever its rank.
     """
 
+    messages: Annotated[list[ChatMessage], Meta(max_length=2048)] = []
+    prompt: TokenIds | None = None
     samplers: Annotated[list[Name], Meta(max_length=8)] = []
     temperatures: Annotated[list[Annotated[float, Meta(gt=0)]], Meta(min_length=1, max_length=32)] | None = (
         None
     )
     top: Annotated[int, Meta(ge=0, le=200)] = 50
     sampled: TokenId | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if bool(self.messages) == bool(self.prompt):
+            raise ApiError(400, "messages or prompt must be given, and not both", param="messages")
 
 
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
@@ -600,6 +616,16 @@ def _schema(schema: SchemaOrText | None) -> Schema | None:
         return msgspec.json.decode(schema, type=Schema)
     except msgspec.MsgspecError as error:
         raise ApiError(400, f"the JSON schema cannot be read: {error}", param="guided_json") from None
+
+
+def _matching(pattern: str | None) -> str | None:
+    """Return a grammar for a regular expression. Raises ApiError if there is none."""
+    if not pattern:
+        return None
+    try:
+        return from_regex(pattern)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="regex") from None
 
 
 def _one_of(choices: list[str] | None) -> str | None:

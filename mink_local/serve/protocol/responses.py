@@ -360,6 +360,43 @@ class Health(Output, kw_only=True):
     status: Literal["ok"] = "ok"
 
 
+class RecordedToken(Output, kw_only=True):
+    """A token of an answer.
+
+    Attributes:
+        k: Number of candidates that it was sampled from.
+    """
+
+    id: int
+    text: str
+    k: int
+
+
+class RecordedAnswer(Output, kw_only=True):
+    """An answer, and how it was sampled.
+
+    Attributes:
+        prompt: Token ids of the prompt.
+        prompt_text: The prompt as the model saw it, with its control tokens.
+        finish_reason: `stop` or `length`; null if the client left.
+    """
+
+    prompt: list[int]
+    prompt_text: str
+    sampler: str
+    temperature: float
+    tokens: list[RecordedToken]
+    finish_reason: str | None
+
+
+class RecordedRequest(Output, kw_only=True):
+    """One of the last requests, with its answers, at most four."""
+
+    model: str
+    created: int
+    answers: list[RecordedAnswer]
+
+
 class SlotState(Output, kw_only=True):
     """A slot of the engine.
 

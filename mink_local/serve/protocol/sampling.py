@@ -12,7 +12,18 @@ from mink_local.generation.model import Model
 from mink_local.generation.request import SamplingParams
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
-from mink_local.samplers import SAMPLERS, Chain, Greedy, MinK, MinP, Sampler, TopNSigma, TopP, parse
+from mink_local.samplers import (
+    SAMPLERS,
+    Chain,
+    Greedy,
+    LlamaDefault,
+    MinK,
+    MinP,
+    Sampler,
+    TopNSigma,
+    TopP,
+    parse,
+)
 from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest, SamplingFields
 from mink_local.serve.protocol.responses import ApiError
 
@@ -56,8 +67,11 @@ class Preset:
 BUILT_IN: Mapping[str, Preset] = {
     "min-k": Preset(MinK()),
     "min-k-t5": Preset(MinK(), 5.0),
-    "top-p": Preset(TopP()),
-    "min-p": Preset(MinP()),
+    "creative": Preset(MinK(floor=1.8)),  # for prose; docs/results.md has what was measured
+    "code": Preset(MinK()),
+    "llama-default": Preset(LlamaDefault(), 0.8),
+    "top-p": Preset(TopP(order="temperature-last")),  # as llama.cpp's users have them
+    "min-p": Preset(MinP(order="temperature-last")),
     "greedy": Preset(Greedy(), 0.0),
 }
 """The presets that every server has."""

@@ -1,0 +1,85 @@
+"""Regular expressions as GBNF grammars, read with the parser of Python's `re`."""
+
+import re
+from collections.abc import Iterable
+from re import _constants, _parser
+from typing import Any
+
+from mink_local.sandbox import in_a_line
+
+_CLASSES = {
+    "CATEGORY_DIGIT": "0-9",
+    "CATEGORY_SPACE": r" \t\n\r\x0B\x0C",
+    "CATEGORY_WORD": "a-zA-Z0-9_",
+}  # of ASCII, as in JSON schemas
+
+
+def from_regex(pattern: str) -> str:
+    """Return the grammar of the texts that a regular expression matches from beginning to end.
+
+    Raises:
+        ValueError: The expression is invalid, or has what no grammar has: look-around, references, flags.
+    """
+    try:
+        parsed = _parser.parse(pattern)
+        if parsed.state.flags & ~re.UNICODE:
+            raise ValueError("it has flags")
+        return f"root ::= {_sequence(parsed)}"
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except (ValueError, OverflowError, re.error) as error:
+        reason = str(error)
+    raise ValueError(f"cannot convert the regular expression to a grammar: {in_a_line(reason)}")
+
+
+def _sequence(parts: Iterable[tuple[Any, Any]]) -> str:
+    return " ".join(filter(None, (_part(str(kind), value) for kind, value in parts))) or '""'
+
+
+def _part(kind: str, value: Any) -> str:
+    """Return the grammar of one part, as the parser names it; anchors are empty."""
+    match kind:
+        case "LITERAL":
+            return f"[{_character(value)}]"
+        case "NOT_LITERAL":
+            return f"[^{_character(value)}]"
+        case "ANY":
+            return r"[^\n]"
+        case "IN":
+            return _set(value)
+        case "BRANCH":
+            return f"({' | '.join(map(_sequence, value[1]))})"
+        case "SUBPATTERN" if not (value[1] or value[2]):  # flags
+            return f"({_sequence(value[3])})"
+        case "MAX_REPEAT" | "MIN_REPEAT":
+            least, most, repeated = value
+            upper = "" if most == _constants.MAXREPEAT else int(most)
+            return f"({_sequence(repeated)}){{{least},{upper}}}"
+        case "AT" if str(value) in ("AT_BEGINNING", "AT_END"):
+            return ""
+    raise ValueError(f"it has {kind}")
+
+
+def _set(members: Iterable[tuple[Any, Any]]) -> str:
+    """Return a set of characters; it may be the negative of a class, such as `\\D`, but not contain one."""
+    named = [(str(kind), value) for kind, value in members]
+    if [kind for kind, _ in named] == ["CATEGORY"] and "_NOT_" in str(named[0][1]):
+        return f"[^{_CLASSES[str(named[0][1]).replace('_NOT', '')]}]"
+    return f"[{''.join(_member(*member) for member in named)}]"
+
+
+def _member(kind: str, value: Any) -> str:
+    match kind:
+        case "NEGATE":
+            return "^"
+        case "LITERAL":
+            return _character(value)
+        case "RANGE":
+            return "-".join(map(_character, value))
+        case "CATEGORY" if str(value) in _CLASSES:
+            return _CLASSES[str(value)]
+    raise ValueError(f"a set of characters has {value}")
+
+
+def _character(code: int) -> str:
+    return f"\\U{code:08X}"

@@ -1,0 +1,78 @@
+"""The last answers, kept in memory: the playground shows why they say what they say."""
+
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mink_local.generation.decoding import Decoding
+from mink_local.serve.protocol.responses import ApiError
+
+SIZE = 100  # requests
+_ANSWERS = 4  # of a request: the playground's columns
+
+
+@dataclass(frozen=True)
+class AnswerRecord:
+    """An answer's tokens, with the number of candidates of each, and the prompt's."""
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    k: Sequence[int]
+    sampler: str
+    temperature: float
+    finish_reason: str | None
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """A request that was answered."""
+
+    model: str
+    created: int
+    answers: Sequence[AnswerRecord]
+
+
+class History:
+    """The last requests, by their ids.
+
+    Args:
+        size: Number of requests to keep.
+    """
+
+    def __init__(self, size: int = SIZE) -> None:
+        self._size = size
+        self._records: dict[str, RequestRecord] = {}
+
+    def add(self, request_id: str, model: str, decodings: Sequence[Decoding]) -> None:
+        """Keep a request, and drop the oldest if there are too many."""
+        answers = [_record(decoding) for decoding in decodings[:_ANSWERS] if decoding.answer.tokens]
+        if answers:
+            self._records[request_id] = RequestRecord(model, int(time.time()), answers)
+        if len(self._records) > self._size:
+            del self._records[next(iter(self._records))]
+
+    def find(self, request_id: str) -> RequestRecord:
+        """Return a request by the end of its id: `req_1f0c` and `chatcmpl-1f0c` are the same.
+
+        Raises:
+            ApiError: It is not kept.
+        """
+        record = self._records.get(request_id.replace("-", "_").rpartition("_")[2])
+        if record is None:
+            message = f"no answer of request {request_id[:100]!r} is kept: the last {self._size} are"
+            raise ApiError(404, message, param="request_id", code="request_not_found")
+        return record
+
+
+def _record(decoding: Decoding) -> AnswerRecord:
+    answer = decoding.answer
+    params = answer.request.params
+    return AnswerRecord(
+        array("i", decoding.prompt),
+        array("i", answer.tokens),
+        array("i", answer.k),
+        str(params.effective_sampler),
+        params.temperature,
+        answer.finish_reason,
+    )

@@ -1,0 +1,50 @@
+"""The last answers by their requests' ids, and what could have come in their place."""
+
+import httpx
+import pytest
+
+from tests.support.server import RunningServer, running_server
+
+MESSAGES = [{"role": "user", "content": "Name a colour."}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_found_by_its_requests_id(server: RunningServer, stream: bool) -> None:
+    fields = {"messages": MESSAGES, "sampler": "top-k:k=5", "temperature": 2, "max_tokens": 6, "seed": 3}
+    response = server.post("/v1/chat/completions", **fields, stream=stream, n=2, return_tokens=True)
+    record = httpx.get(f"{server.url}/history/{response.headers['x-request-id']}").json()
+    first = record["answers"][0]
+    assert record["model"] == "smollm2-135m"
+    assert len(record["answers"]) == 2
+    assert (first["sampler"], first["temperature"], first["finish_reason"]) == ("top-k:k=5", 2, "length")
+    assert "<|im_start|>user\nName a colour.<|im_end|>" in first["prompt_text"]
+    assert {token["k"] for token in first["tokens"]} == {5}
+    if not stream:
+        answer = response.json()
+        [choice, _] = answer["choices"]
+        assert [token["id"] for token in first["tokens"]] == choice["tokens"]
+        assert "".join(token["text"] for token in first["tokens"]) == choice["message"]["content"]
+        assert httpx.get(f"{server.url}/v1/history/{answer['id']}").json() == record
+    ids = [token["id"] for token in first["tokens"]]
+    step = server.post("/candidates", prompt=first["prompt"], prefix_tokens=ids[:3], sampled=ids[3]).json()
+    assert step["sampled"]["rank"] <= 5
+    asked = {"messages": MESSAGES, "prefix_tokens": ids[:3], "sampled": ids[3]}
+    assert server.post("/candidates", **asked).json()["candidates"][:3] == step["candidates"][:3]
+
+
+def test_only_the_last_hundred_are_kept(server: RunningServer) -> None:
+    ids = [
+        server.post("/v1/completions", prompt="x", max_tokens=1).headers["x-request-id"] for _ in range(101)
+    ]
+    found = [httpx.get(f"{server.url}/history/{one}").status_code for one in (ids[0], ids[1], "req_none")]
+    assert found == [404, 200, 404]
+
+
+@pytest.mark.slow
+def test_nothing_is_kept_with_no_history_nor_shown_without_the_key() -> None:
+    key = {"Authorization": "Bearer secret"}
+    with running_server("--no-history", "--api-key", "secret") as server:
+        url = f"{server.url}/v1/completions"
+        answered = httpx.post(url, json={"prompt": "x", "max_tokens": 1}, headers=key, timeout=60)
+        path = f"{server.url}/history/{answered.headers['x-request-id']}"
+        assert [httpx.get(path).status_code, httpx.get(path, headers=key).status_code] == [401, 404]
