@@ -241,16 +241,16 @@ class ReasoningOptions(Fields, frozen=True):
 
 
 class SamplingFields(Fields, frozen=True):
-    """The fields that chat and completion requests share.
+    """The fields that chat and completion requests have in common.
 
     Attributes:
         model: A model id; by default the model without a preset.
         stream: Whether to send the answer as server-sent events.
         n: Number of answers; their seeds are consecutive.
-        seed: The same seed gives the same answer as long as no other requests run; -1 is a random one.
+        seed: The same seed gives the same answer as long as no other requests run meanwhile; -1 is random.
         stop: Strings that end the answer and are not part of it.
         stop_token_ids: Tokens that end the answer and are not part of it.
-        ignore_eos: Never end the answer before it is as long as it may be.
+        ignore_eos: Generate until `max_tokens`, past the tokens that end an answer.
         max_tokens: Maximum length of the answer in tokens; -1 is the rest of the context.
         max_completion_tokens: The same as `max_tokens`, and wins over it.
         n_predict: The same as `max_tokens`.
@@ -629,14 +629,14 @@ def _matching(pattern: str | None) -> str | None:
 
 
 def _one_of(choices: list[str] | None) -> str | None:
-    """Return a grammar for one of some texts."""
+    """Return a grammar that allows one of several texts."""
     if not choices:
         return None
     return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
 
 
 def check_schema(schema: Schema, path: str) -> None:
-    """Raise ApiError if a JSON schema is larger or deeper than is accepted."""
+    """Raise ApiError if a JSON schema is too large or too deep."""
     values: list[tuple[int, Any]] = [(1, schema)]
     for depth, value in values:  # which grows meanwhile
         if depth > MAX_SCHEMA_DEPTH:
