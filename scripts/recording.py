@@ -53,7 +53,7 @@ def record(chat: Terminal, keys: Sequence[str]) -> list[Frame]:
             chat.send(key)
             watch(KEY)
         quiet = 0
-        while quiet < 30:  # until nothing has changed for six seconds
+        while quiet < 15 or "computing" in chat.screen:  # until nothing has changed for three seconds
             before = len(frames)
             watch(0.2)
             quiet = quiet + 1 if len(frames) == before else 0
@@ -108,7 +108,7 @@ def main() -> None:
         options = ("--temp", "5", "--seed", "3", "--max-tokens", "90", "--ctx", "2048")
         chat = Terminal(*options, rows=ROWS, columns=COLUMNS)
         try:
-            frames = record(chat, ["Tell me a short story about a lighthouse.\r", "/explain\r"])
+            frames = record(chat, ["Tell me a short story about a lighthouse.\r", "/explain\r", "n"])
         finally:
             chat.close()
     SVG.write_text(drawn(frames), encoding="utf-8")
