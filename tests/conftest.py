@@ -26,7 +26,7 @@ from tests.support.python import Finished
 from tests.support.rpc import RpcServer
 from tests.support.tiny import write_model
 
-settings.register_profile("default", deadline=None)  # a busy machine is no failure
+settings.register_profile("default", deadline=None)  # a busy machine is not a failure
 settings.register_profile("nightly", deadline=None, max_examples=10_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def forget(model: Model) -> Model:
-    """Return the model as it is when just loaded: with an empty KV cache."""
+    """Empty the model's KV cache, as after loading; return the model."""
     model.forget()
     return model
 
@@ -160,5 +160,5 @@ def tiny(user_folders: Path, smollm2_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def tiny_path(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Path:
-    """A one-layer model with random weights and SmolLM2's vocabulary, written once; it loads in no time."""
+    """A one-layer model with random weights and SmolLM2's vocabulary, written once; it loads instantly."""
     return write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf", smollm2_path)

@@ -1,4 +1,4 @@
-"""What the programs share: exit statuses, encodings, pipes whose reader has left, option types."""
+"""What the programs share: exit statuses, encodings, closed pipes, option types."""
 
 import errno
 import logging

@@ -19,7 +19,7 @@ from tests.support.effort import examples
 pytestmark = [pytest.mark.slow, pytest.mark.posix]
 
 MODULES = ["chat.cli", "evals.cli", "models.cli", "serve.cli", "bench.cli"]
-SECONDS = 5  # until Ctrl-C ends what would go on
+SECONDS = 5  # until Ctrl-C ends what is still running
 HOSTILE = [
     "", " ", "-", "--", "-1", "0", "1", "2", "7", "-0.0", "0.5", "1e-300", "1e999", "-inf", "inf", "nan",
     "9" * 40, "0x10", "1_0", "٣", "½", "true", "auto", "all", "none", "default", "{}", "[]", '{"a": 1}',
@@ -48,7 +48,7 @@ COMMANDS = [
 
 
 def arguments(rng: Random, command: click.Command, model: Path) -> list[str]:
-    """Return some options and arguments of a command, half of them with a value that may be right."""
+    """Return some options and arguments of a command, half of them with a plausible value."""
     words = []
     for parameter in rng.sample(command.params, min(len(command.params), rng.choice([0, 1, 2, 3, 5]))):
         values = [rng.choice(HOSTILE) for _ in range(max(1, parameter.nargs))]
@@ -66,14 +66,14 @@ def arguments(rng: Random, command: click.Command, model: Path) -> list[str]:
 @examples(25)
 @given(st.integers(0, 2**32))
 def test_a_random_command_line(tmp_path: Path, own_files: Path, tiny_path: Path, seed: int) -> None:
-    assert own_files  # nobody's conversations and settings
+    assert own_files  # not the user's conversations and settings
     rng = Random(seed)
     (tmp_path / "folder").mkdir(exist_ok=True)
     (tmp_path / "file").write_text("1\n")
     (tmp_path / "binary").write_bytes(rng.randbytes(99))
     module, words, command = rng.choice(COMMANDS)
     line = [*words, *arguments(rng, command, tiny_path)]
-    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}  # where nobody answers
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}  # nothing listens there
     process = subprocess.Popen(
         [sys.executable, "-m", f"mink_local.{module}", *map(os.fsencode, line)],
         cwd=tmp_path,

@@ -17,7 +17,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_the_path_that_a_person_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_a_user_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "USERPROFILE"):
         monkeypatch.setenv(name, str(tmp_path))
     assert user_path("~/a b") == tmp_path / "a b"
@@ -49,7 +49,7 @@ def test_a_target_that_cannot_be_replaced_leaves_nothing_behind(
 
 @posix
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the disk: the write fails half way."""
+    """A limit on the size of files stands in for the disk: the write fails halfway."""
     (tmp_path / "x").write_text("before")
     with disk_of(1000), pytest.raises(OSError):  # noqa: PT011
         write_atomic(tmp_path / "x", "y" * 100_000)

@@ -64,7 +64,7 @@ def test_leaving_early_ends_the_iteration_and_waits_for_it() -> None:
 
 
 def test_waiting_is_called_while_nothing_comes() -> None:
-    """Its errors end the iteration."""
+    """An error in it ends the iteration."""
     calls: list[float] = []
     stopped = threading.Event()
 
@@ -94,7 +94,7 @@ def test_ctrl_c_ends_a_source_without_an_exception() -> None:
 
 
 class HalfMade:
-    """An object whose end fails."""
+    """An object whose finalizer fails."""
 
     def __del__(self) -> None:
         raise AttributeError("not made yet")

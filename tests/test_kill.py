@@ -35,7 +35,7 @@ UPDATE conversation SET head = 2;
 
 @dataclass
 class Victim:
-    """A program that writes what must not be lost.
+    """A program whose records must not be lost.
 
     Attributes:
         arguments: Of Python.
@@ -68,7 +68,7 @@ class Victim:
         return recorded
 
     def lost(self, before: dict[str, str]) -> dict[str, str]:
-        """Return what was recorded before and is not there any more."""
+        """Return what was recorded before and is missing now."""
         now = self.recorded()
         return {name: value for name, value in before.items() if not now.get(name, "\0").startswith(value)}
 
@@ -123,7 +123,7 @@ def conversation(home: Path, model: Path) -> Victim:
 
 
 def catalogue(home: Path, _: Path) -> Victim:
-    """`mink-models add` of another name each time to a user's own catalogue."""
+    """`mink-models add` of a new name each time to a user's own catalogue."""
     path = home / "config" / "mink-local" / "models.toml"
     path.parent.mkdir(parents=True)
     (home / "a.gguf").touch()

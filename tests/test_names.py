@@ -1,4 +1,4 @@
-"""One class for a name, so that a reader who searches for it finds one."""
+"""Class names are unique, so that a search for one finds one."""
 
 import ast
 from collections import defaultdict

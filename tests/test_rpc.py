@@ -1,4 +1,4 @@
-"""Models over RPC servers in the programs, and what is left if a server goes away."""
+"""Models over RPC servers in the programs, and what remains if a server goes away."""
 
 import json
 import re
@@ -131,7 +131,7 @@ def test_a_server_without_memory_takes_fewer_layers(servers: list[RpcServer]) ->
 @pytest.mark.terminal
 @pytest.mark.posix
 def test_a_conversation_whose_server_goes_away(servers: list[RpcServer], rpc: str) -> None:
-    """The chat ends with a sentence, and all that was on the screen comes back."""
+    """The chat ends with a sentence, and the next one restores what was on the screen."""
     terminal = Terminal("--temp", "0", rpc)
     terminal.send("Tell me a long story about a dog named Max.\r")
     terminal.until(lambda: len(terminal.text.partition("named Max.")[2].strip()) > 60, seconds=300)

@@ -151,7 +151,7 @@ def test_secrets_in_the_environment_are_not_inherited(
 
 
 def ask_until(server: Server, begun: Path, act: Callable[[], object]) -> None:
-    """Ask what takes a minute, and act when the child works on it; the answer is a crash."""
+    """Ask a question that takes a minute, act once the child works on it, and expect a crash."""
 
     def wait_and_act() -> None:
         until(begun.exists)
@@ -174,7 +174,7 @@ def test_a_child_that_was_killed_is_replaced(server: Server, tmp_path: Path) -> 
 
 
 def test_threads_get_their_own_answers(server: Server) -> None:
-    """Even if the child crashes on those of others."""
+    """Even if the child crashes on others."""
 
     def answer(i: int) -> object:
         try:

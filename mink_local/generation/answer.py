@@ -31,21 +31,21 @@ class Piece(str):
 
 
 class Answer:
-    """The answer to a request, which grows while it is generated.
+    """The answer to a request; it grows while it is generated.
 
     Attributes:
         request: The request.
-        index: Number of the request among those that were given together.
-        seed: The seed of its random numbers.
+        index: Number of the request among those submitted together.
+        seed: Seed of its random numbers.
         prompt_tokens: Length of the prompt in tokens.
-        evaluated_tokens: Tokens of the prompt that were not in the KV cache and are evaluated.
+        evaluated_tokens: Number of tokens of the prompt that were not in the KV cache.
         reasoning_state: Whether the text begins inside reasoning, may begin with it, or has none.
         text: The text so far.
         tokens: Ids of the tokens so far, without the one that ends the answer.
         k: Number of candidates of the step of each of `tokens`.
-        logprobs: Log-probability of each of `tokens` in nats, if asked for (`SamplingParams.logprobs`).
+        logprobs: Log-probability of each of `tokens` in nats, if requested (`SamplingParams.logprobs`).
         top_logprobs: For each of `tokens` the most probable ones as (token id, log-probability) pairs.
-        prompt_logprobs: Log-probability of each token of the prompt, None for the first, if asked for
+        prompt_logprobs: Log-probability of each token of the prompt, None for the first, if requested
             (`SamplingParams.prompt_logprobs`).
         prompt_top_logprobs: For each token of the prompt the most probable ones, none for the first.
         finish_reason: "stop" (the model, a stop string or a stop token ended the answer), "length"
@@ -53,8 +53,8 @@ class Answer:
             context), "error" (see `error`); None while it goes on.
         stopped_by: Which of the request's stop strings or stop tokens ended the answer; None if none did.
         error: What went wrong and what to do, if finish_reason is "error".
-        no_token_left: Whether the request's constraints are what went wrong.
-        seconds: Time from when it got a slot to its end.
+        no_token_left: Whether the error is that the request's constraints excluded every token.
+        seconds: Time from getting a slot to the end.
     """
 
     def __init__(self, request: Request, index: int = 0) -> None:
@@ -85,7 +85,7 @@ class Answer:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Numbers of tokens by OpenAI's names: prompt_tokens, completion_tokens, total_tokens."""
+        """Token counts under OpenAI's names: prompt_tokens, completion_tokens, total_tokens."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.n_tokens,
@@ -94,17 +94,17 @@ class Answer:
 
     @property
     def reasoning(self) -> str:
-        """The reasoning before the answer, without its marks; empty if there is none."""
+        """The reasoning before the answer, without its tags; empty if there is none."""
         return str(self.message.get("reasoning_content", ""))
 
     @property
     def content(self) -> str:
-        """The text without reasoning and calls of tools."""
+        """The text without reasoning and tool calls."""
         return str(self.message["content"])
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:
-        """Calls of the request's tools, as OpenAI's messages have them."""
+        """Calls of the request's tools, in the form of OpenAI's messages."""
         return list(self.message.get("tool_calls", ()))
 
     @property

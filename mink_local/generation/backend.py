@@ -1,8 +1,8 @@
 """Backend sampling: which answers are sampled inside llama.cpp's graph, after a trial of the device.
 
-A device, its driver or llama.cpp's code for it may differ from the CPU: logits in float16, a wrong softmax,
-other candidates. A trial evaluates a fixed text twice, with the attached sampler and on the host. Its verdict
-is remembered for the model file, the device, llama.cpp's build and the form of the sampler.
+A device, its driver or llama.cpp's code for it may give other results than the CPU: logits in float16, a
+wrong softmax, other candidates. A trial evaluates a fixed text twice, with the sampler attached and on the
+host. Its verdict is remembered for the model file, the device, llama.cpp's build and the sampler's form.
 """
 
 import json
@@ -37,11 +37,11 @@ _TEXT = (
 )
 _STEPS = 48
 _WARM = 4  # steps that are not timed
-_SECONDS = 10.0  # after which a slow model takes no more steps
+_SECONDS = 10.0  # after which a slow model takes no further steps
 _TEMPERATURE, _SEED = 2.0, 1
 _UNDECIDED = 3  # steps that may be left to the host; each moves the rest of an answer there
-_NEAR = 1e-2  # of a threshold's logit; float32 moves what top-p and min-p keep
-_DEVIATIONS = 6  # of the tokens' surprise from what their distribution has
+_NEAR = 1e-2  # of the logit of the threshold of top-p or min-p, which float32 moves
+_DEVIATIONS = 6  # standard deviations of the tokens' surprise from its expectation
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class TrialResult:
 
 
 class BackendSampling:
-    """Decides for a model which answers are sampled inside llama.cpp's graph.
+    """Decides which answers of a model are sampled inside llama.cpp's graph.
 
     Args:
-        is_requested: Being right is enough; otherwise it must also be faster, and what has no backend form is
-            sampled on the host without a warning.
+        is_requested: It is enough that the device is right, and what has no backend form is sampled on the
+            host with a warning. Otherwise the device must also be faster, and there is no warning.
     """
 
     def __init__(self, weights: Weights, n_threads: int, is_requested: bool) -> None:
@@ -66,7 +66,7 @@ class BackendSampling:
         self._complaints: dict[Sampler, str] = {}  # "" if there is none
 
     def obstacle(self, sampler: Sampler, needs_logits: bool) -> str:
-        """Return in words why tokens are not sampled in the graph; empty if they are."""
+        """Return why tokens are not sampled in the graph, or "" if they are."""
         return _without_form(sampler, needs_logits) or self._complaint(sampler)
 
     def attached(self, request: Request, seed: int, context: Context, seq_id: int) -> BackendSampler | None:
@@ -89,7 +89,7 @@ class BackendSampling:
         return None
 
     def _complaint(self, sampler: Sampler) -> str:
-        """Return why a sampler is not to use its backend form, by a trial that is made once."""
+        """Return why a sampler should not use its backend form, or "", by a trial that is made once."""
         form = form_of(sampler)
         if form not in self._complaints:
             verdict = self._verdict(form)
@@ -105,7 +105,7 @@ class BackendSampling:
         return self._complaints[form]
 
     def _verdict(self, form: Sampler) -> TrialResult:
-        """Return the remembered verdict, or make the trial now."""
+        """Return the remembered verdict, or that of a trial."""
         path = self._weights.path.absolute()
         devices = gpu_names() if self._weights.on_gpu else ["CPU"]
         build = C.llama_print_system_info().decode()
@@ -129,7 +129,7 @@ def _without_form(sampler: Sampler, needs_logits: bool) -> str:
 
 
 def form_of(sampler: Sampler) -> Sampler:
-    """Return the sampler with usual parameters whose graph has the same nodes."""
+    """Return a sampler with ordinary parameters whose graph has the same nodes."""
     if isinstance(sampler, MinK):
         return MinK(3.0 if sampler.tau > 0 else 0.0, 1.0 if sampler.floor > 0 else 0.0)
     if isinstance(sampler, TopP | MinP):
@@ -182,7 +182,7 @@ def _take_steps(context: Context, tokens: Sequence[int], sample: Callable[[int],
 def differences(
     sampler: Sampler, rows: Sequence[NDArray[np.float32]], sampled: Sequence[tuple[int | None, int]]
 ) -> str:
-    """Return in words how backend sampling differs from a sampler's kernel, or "".
+    """Return how backend sampling differs from a sampler's kernel, or "".
 
     Args:
         sampler: The sampler.

@@ -19,7 +19,7 @@ class SampledToken:
 
 @dataclass(frozen=True, eq=False)
 class CommonNumbers(Sampler):
-    """Take the candidates of another sampler, and sample with random numbers that several answers share.
+    """Take another sampler's candidates, and sample with random numbers that several answers share.
 
     The sampled token is the candidate with the largest `logit / temperature + g`, where g is the Gumbel
     random number of the seed, the step and the token. Thus it is sampled from the softmax of the candidates;

@@ -21,8 +21,8 @@ from mink_local.samplers import TopK, kernels
 class Decoding:
     """Samples the tokens of an answer and fills in the answer.
 
-    Its prompt has `Request.prefix` at the end; `stop` strings end it besides those of the request. Raises
-    ValueError if the constraints, the prefix or the stop tokens do not suit the model.
+    Its prompt ends with `Request.prefix`; the strings `stop` end it as those of the request do. Raises
+    ValueError if the constraints, the prefix or the stop tokens do not fit the model.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Decoding:
         return self.append(token, self._sampler.k)
 
     def append(self, token: int, k: int) -> Piece:
-        """Append a token that was sampled from k candidates; return the text that can be given out now."""
+        """Append a token that was sampled from k candidates; return the text that is certain now."""
         answer = self.answer
         if token in self._stop_tokens or self._weights.ends_generation(token):
             answer.stopped_by = token if token in self._stop_tokens else None

@@ -5,9 +5,8 @@
         for answer, piece in engine.step():
             print(piece, end="")
 
-Requests may come and go at any time between two steps. A slot that becomes free is given to the next
-request at once, whose prompt is evaluated in the batches of the others. What requests have in common is
-evaluated once:
+Requests may come and go between any two steps. A free slot goes to the next request at once, whose prompt is
+evaluated in the batches of the others. What requests have in common is evaluated once:
 
 - Answers to one prompt share a slot, each sampling from the same logits, as long as they sample the same
   tokens. When they diverge, the slot is forked: copied into a free one, or the answers that diverge wait.

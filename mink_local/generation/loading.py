@@ -1,4 +1,4 @@
-"""Loading a GGUF model: which file, whether it can be trusted, where its layers go, how many KV caches."""
+"""Loading a GGUF model: its file, whether that can be trusted, where layers go, how many KV caches."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ from mink_local.samplers import MinK
 if TYPE_CHECKING:
     from mink_local.generation.model import Model
 
-ON_CPU, ON_GPU = 32, 64  # answers at a time; more of them gain little
-_UNASKED_SHARE = 4  # one part in so many of the free memory is taken for KV caches that nobody asked for
-_EVERY_LAYER = 9999  # more than any model has: llama.cpp takes as many as there are
+ON_CPU, ON_GPU = 32, 64  # answers at a time; more gain little
+_AUTO_SHARE = 4  # of the free memory, one part in so many is for KV caches whose number is "auto"
+_EVERY_LAYER = 9999  # more than any model has; llama.cpp takes as many as there are
 
 Loader = Callable[[int], tuple[Weights, Context]]
 
@@ -74,16 +74,16 @@ def load_model(
         flash_attn: Whether to use llama.cpp's flash attention; None leaves it to llama.cpp.
         backend_sampling: Sample tokens inside llama.cpp's compute graph, so that no logits leave the GPU.
             None does so in `chat` if the output layer is on a GPU, no RPC server is in use, and it is
-            faster. Its first use is preceded by a comparison with sampling on the CPU, on this model and
-            device: if they differ, tokens are sampled on the CPU, with a warning. Some methods, constraints
-            and `logprobs` have no backend form: they run on the CPU, with a warning if True was given. A
-            seed gives another text with backend sampling than on the CPU.
+            faster. Before its first use on a model and device it is compared with sampling on the CPU; if
+            they differ, tokens are sampled on the CPU, with a warning. Some samplers, constraints and
+            `logprobs` cannot run on the backend; they run on the CPU, with a warning if this is True. The
+            same seed gives another text with backend sampling than on the CPU.
         rpc: Addresses ("HOST:PORT") of llama.cpp's RPC servers, whose devices take layers like a GPU, for
-            this and all later models of this process. If a server goes away, the process ends.
+            this and all later models of the process. If a server goes away, the process ends.
         date: The date for chat templates that use it (LLaMA-3.1's does); None is today's.
-        trust: Start no child process: neither to try an unknown file or an RPC server, nor to render the
-            chat template, nor to try a grammar. For files and grammars that you trust, and for programs that
-            cannot start children.
+        trust: Start no child process to try an unknown file, an RPC server or a grammar, or to render the
+            chat template. For files and grammars that you trust, and for programs that cannot start
+            child processes.
         verbose: Write llama.cpp's log to standard error.
 
     Raises:
@@ -119,9 +119,9 @@ def load_model(
         return weights, allocate(weights, placement.n_ctx, n_parallel)
 
     renderer_process = None if trust else started_server()
-    # Numba takes longer to import than a small model to load: its first use waits for this.
+    # Importing Numba takes longer than loading a small model: begin now.
     Thread(target=MinK().cutoff, args=([0.0, 1.0],)).start()
-    # In another thread, which Ctrl-C cannot reach inside llama.cpp's log callback.
+    # In another thread: a Ctrl-C inside llama.cpp's log callback would be lost.
     with ThreadPoolExecutor(max_workers=1) as pool:
         loading = pool.submit(_load, load, placement.n_gpu_layers, n_gpu_layers, threads)
         from mink_local.generation.model import Model  # meanwhile
@@ -172,7 +172,7 @@ def make_context(
     fitting = 1 if n_parallel == 1 else caches_that_fit(weights.path, n_ctx, weights.on_gpu, kv_type)
     if n_parallel == "auto":
         most = ON_GPU if weights.on_gpu else ON_CPU
-        wanted = possible = max(1, min(most, fitting // _UNASKED_SHARE))
+        wanted = possible = max(1, min(most, fitting // _AUTO_SHARE))
     else:
         wanted, possible = n_parallel, max(1, min(n_parallel, fitting))
     while True:
@@ -220,7 +220,7 @@ def _choose(
 def _load(
     load: Loader, n_gpu_layers: int, requested: int | Literal["auto"], threads: int
 ) -> tuple[Weights, Context, str]:
-    """Load with so many layers on the GPU, or as many as it takes; say where they are."""
+    """Load with so many layers on the GPU, or as many as fit; return in words where they are."""
     missing = gpu_missing()
     if missing:
         if requested not in ("auto", 0):
@@ -234,20 +234,22 @@ def _load(
 
 
 def load_what_fits(load: Loader, n_gpu_layers: int) -> tuple[int, Weights, Context]:
-    """Load with `n_gpu_layers` on the GPU or, if llama.cpp cannot allocate that, three quarters of them,
-    half, a quarter, none. Return how many it took."""
+    """Load with `n_gpu_layers` on the GPU; if llama.cpp cannot allocate them, with fewer, at last with none.
+
+    Returns the number of layers as well.
+    """
     tries = [n_gpu_layers * quarters // 4 for quarters in (4, 3, 2, 1)]
     for layers, fewer in pairwise([*sorted({*tries} - {0}, reverse=True), 0]):
         try:
             return layers, *load(layers)
         except ModelError as error:
-            reason = str(error)  # its traceback would keep what it has loaded so far in memory
+            reason = str(error)  # the traceback would keep what has been loaded in memory
         log.warning("%d layers do not fit the GPU (%s): trying %d", layers, reason, fewer)
     return 0, *load(0)
 
 
 def describe_layers(layers: int, n_layers: int, gpus: str = "the GPU") -> str:
-    """Return in words where a model's layers are, if so many of them are on `gpus`."""
+    """Return in words where a model's layers are if `layers` of them are on `gpus`."""
     if layers == 0:
         return "on the CPU"
     if layers > n_layers:

@@ -37,27 +37,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mink_local")
 
-_TURN = 0.002  # seconds that a call which waits leaves to the others between two steps
+_TURN = 0.002  # seconds that a waiting call leaves to the others between two steps
 
-_CANCELLED = "this answer was cancelled by a later call: read answers to their end first, or use wait=True"
+_CANCELLED = "a later call cancelled this answer: read answers to their end first, or use wait=True"
 _OTHER_THREAD = "this model is in use, perhaps by another thread: use wait=True, or a model for each thread"
 
 
 class Model:
     """A loaded model, ready to generate; `load_model` makes one.
 
-    A model generates for one caller at a time. A new call cancels a reply that is not read to its end, unless
-    it is told to `wait`, and raises GenerationError while another thread is generating.
+    A model generates for one caller at a time. A new call cancels a reply that has not been read to its end,
+    unless it is told to `wait`, and raises GenerationError while another thread is generating.
 
     Attributes:
         name: Name of its file.
-        placement: Where its layers are, and why, in words.
+        placement: Where its layers are and why, in words.
         n_ctx: Tokens that a prompt and its answer share.
         n_parallel: Number of answers that are generated at a time.
-        weights: Tensors and vocabulary, to be read: n_vocab, n_ctx_train, on_gpu, chat_template, path, …
+        weights: Tensors and vocabulary, read-only: n_vocab, n_ctx_train, on_gpu, chat_template, path, …
         chat_template: Jinja source of the chat template; None if the model has none.
         can_reason: Whether the chat template supports reasoning, `<think>…</think>` before an answer.
-        has_thinking_switch: Whether the chat template has a switch for reasoning (`enable_thinking`).
+        has_thinking_switch: Whether the chat template can turn reasoning on and off (`enable_thinking`).
         supports_tools: Whether the chat template describes tools to the model.
     """
 
@@ -156,7 +156,7 @@ class Model:
         return stream.push(b"".join(map(self.weights.piece, tokens))) + stream.close()
 
     def token_texts(self, tokens: Iterable[int]) -> list[str]:
-        """Return what each token adds to the text: nothing, if its last character is not complete."""
+        """Return what each token adds to the text: "" if the last character is still incomplete."""
         stream = TextStream()
         return [stream.push(self.weights.piece(token)) for token in tokens]
 
@@ -186,9 +186,9 @@ class Model:
     ) -> "Reply":
         """Answer a conversation: an iterator over pieces of text, which are generated as they are read.
 
-        The KV cache is kept between calls: only the new end of a conversation is evaluated. A seed gives the
-        same text in any process on one machine and build, as long as the same part of the prompt is in the
-        KV cache: the last bits of llama.cpp's sums depend on what is evaluated together.
+        The KV cache is kept between calls, so only the new end of a conversation is evaluated. A seed gives
+        the same text in any process on one machine and build, as long as the same part of the prompt is in
+        the KV cache: the last bits of llama.cpp's sums depend on what is evaluated together.
 
         Args:
             messages: The user's message, or a conversation: dicts with "role" and "content". If the last one
@@ -198,8 +198,8 @@ class Model:
             enable_thinking: See `Request`.
             prefix: Token ids that the answer begins with; it continues from there.
             watch: See `Request`.
-            wait: Let what is being generated finish first: what other threads generate, and a reply that is
-                not read yet, whose pieces are kept for it. Otherwise that reply is cancelled.
+            wait: Let what is being generated finish first: what other threads generate, and an unread
+                reply, whose pieces are kept for its reader. Otherwise that reply is cancelled.
             **options: Fields of `SamplingParams`; they replace those of `params`.
 
         Raises:
@@ -224,8 +224,8 @@ class Model:
         """Continue a text or token ids as they are, without the chat template.
 
         Args:
-            prompt: A text, in which control tokens are parsed and which gets the token that the vocabulary
-                begins texts with; or token ids.
+            prompt: A text, in which control tokens are parsed, and before which the vocabulary's
+                beginning-of-text token is added; or token ids.
 
         The other arguments and the errors are those of `chat`.
         """
@@ -321,7 +321,7 @@ class Model:
                 self.engine.cancel_all()
 
     def _step(self, batch: "_Batch") -> list[Answer]:
-        """Make a step for a batch; return the answers that it finishes."""
+        """Take a step for a batch; return the answers that it finishes."""
         with self._exclusive(caller=batch):
             if self._interrupted:  # perhaps before the first request came
                 self.engine.interrupt()
@@ -394,7 +394,7 @@ class Model:
         with self._exclusive():
             self._begin(None)
             before = self.n_ctx, self.n_parallel, self.engine.context.n_outputs
-            self.engine.context.close()  # its memory is wanted
+            self.engine.context.close()  # its memory is needed
             try:
                 self._use(self._make_context(n_ctx, n_parallel, n_outputs))
             except (ModelError, ValueError):
@@ -403,9 +403,9 @@ class Model:
 
     @contextlib.contextmanager
     def _exclusive(self, wait: bool = False, caller: "_Batch | None" = None) -> Iterator[None]:
-        """Keep other threads out of llama.cpp; this thread does not wait for itself.
+        """Keep other threads out of llama.cpp; a thread does not wait for itself.
 
-        Raises GenerationError if another thread is inside, or another call came after that of `caller`.
+        Raises GenerationError if another thread is inside, or there was a call after that of `caller`.
         """
         if not self._lock.acquire(blocking=wait and self._thread != threading.get_ident()):
             raise GenerationError(_OTHER_THREAD)
@@ -437,7 +437,7 @@ class _Batch:
         """Leave the generation to the thread that reads the answers."""
         if self._thread == threading.get_ident():
             raise GenerationError(
-                "answers of this thread are not read to their end: read or close them first"
+                "this thread has unread answers of an earlier call: read or close them first"
             )
 
 
@@ -499,7 +499,7 @@ class Reply(Answer):
             self._model.interrupt()
 
     def advance(self) -> None:
-        """Make a step, unless the answer is finished, and keep its pieces for the reader."""
+        """Take a step, unless the answer is finished, and keep its pieces for the reader."""
         if self.finish_reason is None:
             self._pieces.extend(piece for _, piece in self._model.engine.step())
 

@@ -3,7 +3,7 @@
 A template is a stranger's program: Jinja's sandbox keeps it from files and code, but not from a loop that
 never ends, nor from `'a' * 10**10`. A limit inside this process could not stop the second, and one trial
 beforehand would prove nothing: the template sees the conversation, and can wait for its tenth turn. So one
-child renders all prompts of a model.
+child process renders all prompts of a model.
 """
 
 import json
@@ -25,7 +25,7 @@ _MOST_CHARACTERS = 1 << 26
 
 
 class TemplateError(Exception):
-    """A template gives no prompt; the text ends a sentence whose subject is the template."""
+    """A template gives no prompt; the text is a predicate of the template: "is broken: …"."""
 
 
 def started_server() -> Server:

@@ -39,22 +39,22 @@ def is_raw(prompt: Prompt) -> bool:
 class SamplingParams:
     """Options for the tokens of an answer, and for its end.
 
-    Options of a method are the sampler's: `sampler=TopP(p=0.9)` instead of `top_p=0.9`.
+    The options of a sampler are its own: `sampler=TopP(p=0.9)` instead of `top_p=0.9`.
 
     Args:
-        sampler: The method that decides the candidates; None is `MinK()`.
+        sampler: Decides the candidates; None is `MinK()`.
         temperature: Divides the logits of the candidates; 0 takes the largest logit.
         max_tokens: Most tokens of the answer; None leaves it to the context.
-        min_tokens: Fewest tokens before one that ends the answer (the model's own or one of
+        min_tokens: Number of tokens before one that ends the answer (the model's own or one of
             `stop_token_ids`) can be sampled.
         seed: 0 to 2^32 - 2; None is a random one.
         stop: Strings that end the answer and are not part of it.
         stop_token_ids: Tokens that end the answer and are not part of it, besides the model's own.
-        ignore_eos: Never sample a token that the model ends its answers with.
+        ignore_eos: Never sample the tokens with which the model ends its answers.
         logprobs: None for no log-probabilities; 0 for those of the sampled tokens; n for those of the n
-            most probable tokens of each step as well. They are of the model's own distribution:
-            temperature 1, before constraints and cut.
-        prompt_logprobs: The same for the tokens of the prompt, which is then evaluated from its start.
+            most probable tokens of each step as well. They are those of the model itself: at temperature
+            1, before constraints and the cut.
+        prompt_logprobs: The same for the tokens of the prompt, which is then evaluated from the start.
         constraints: Penalties, logit bias, a grammar: they change the logits before the cut.
 
     Raises:
@@ -104,7 +104,7 @@ class SamplingParams:
 
     @property
     def needs_logits(self) -> bool:
-        """True if the logits are looked at or changed for these parameters."""
+        """True if these parameters read or change the logits."""
         return bool(
             self.constraints
             or self.logprobs is not None
@@ -114,12 +114,12 @@ class SamplingParams:
         )
 
 
-# `__new__` takes any option, to say who has it; help and editors show the fields.
+# `__new__` takes any option, to say where it belongs; help() and editors show the fields.
 SamplingParams.__signature__ = inspect.signature(partial(SamplingParams.__init__, SamplingParams()))  # type: ignore[attr-defined]
 
 
 def _owner_of(option: str) -> str:
-    """Return in words where an option of other programs is to be given; empty for an unknown one."""
+    """Return where to pass an option of other programs, as the end of a message; "" for an unknown one."""
     for sampler in SAMPLERS.values():
         if option in sampler.request_fields:
             return f": pass sampler={sampler.__name__}({sampler.request_fields[option]}=…)"
@@ -169,5 +169,5 @@ class Request:
 
     @property
     def needs_logits(self) -> bool:
-        """True if the logits are looked at or changed, so that tokens are sampled on the host."""
+        """True if something reads or changes the logits, so that tokens are sampled on the host."""
         return self.watch is not None or self.params.needs_logits

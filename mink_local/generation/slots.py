@@ -28,7 +28,7 @@ class Slot(Generic[Job]):
         tokens: Token ids whose keys and values are in the cache.
         pending: Token ids that are to be evaluated after `tokens`.
         n_outputs: Number of the last pending tokens whose logits are computed.
-        deadline: The slot with the lowest is first in a batch. A prompt's is the number of tokens that the
+        deadline: The slot with the lowest comes first in a batch. A prompt's is the number of tokens that the
             context will have evaluated if it evaluates only this from now on: a short prompt passes a long
             one that has just come, but not one that has waited.
         job: What the slot is used for; None if it is free.

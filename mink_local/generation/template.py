@@ -32,7 +32,7 @@ class ChatTemplate:
     """The form in which a model wants conversations.
 
     A model without a template (`is_plain`) gets plain turns, `System: …`, `User: …`, `Assistant: …`, and its
-    answer ends where it would begin a user's turn. `date` is what a template gets as today's date.
+    answer ends where it would begin a user's turn. `date` is what templates get as today's date.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class ChatTemplate:
     ) -> list[int]:
         """Return the token ids of a prompt: messages, a text or token ids, as `Request` has them.
 
-        A text gets the beginning that the vocabulary gives to texts, unless it is there. Of messages that are
-        far too long, some more tokens are returned than any context holds, not all. `enable_thinking` is
-        for the template's switch; None leaves it alone. Raises ValueError if the prompt is empty or
-        malformed, has token ids that the vocabulary does not have, or the template knows no tools; MinkError
-        if the template refuses the messages.
+        The vocabulary's beginning-of-text token is added to a text that lacks it. Of messages that are far
+        too long, only somewhat more tokens than any context holds are returned. `enable_thinking` sets the
+        template's switch; None leaves it alone. Raises ValueError if the prompt is empty or malformed, has
+        token ids outside the vocabulary, or has tools that the template does not support; MinkError if the
+        template refuses the messages.
         """
         if isinstance(prompt, str):
             has_bos = bool(self._weights.bos) and prompt.startswith(self._weights.bos)
@@ -91,7 +91,7 @@ class ChatTemplate:
     ) -> str:
         """Return the text of a prompt that asks for the next answer.
 
-        Control tokens in messages cannot be told from the template's own in it. Raises as `tokens` does.
+        In it, control tokens typed in messages look like the template's own. Raises as `tokens` does.
         """
         return "".join(self._tokenizer.render(self._input(messages, enable_thinking, tools)))
 
@@ -111,14 +111,14 @@ class ChatTemplate:
         self._renderer.close()
 
     def _of_messages(self, given: dict[str, Any]) -> list[int]:
-        """Return the token ids for what the template is given; requests often have the same messages."""
+        """Return the token ids of a template's input, cached: requests often have the same messages."""
         try:
             question = json.dumps(given, ensure_ascii=False)
         except TypeError as error:
             raise ValueError(f"messages and tools must be JSON values: {error}") from None
         if len(question) > _LONGEST_REMEMBERED:
             return self._tokenizer(question).tolist()
-        return self._remembered(question, Date.today()).tolist()  # the prompt may tell the date
+        return self._remembered(question, Date.today()).tolist()  # the prompt may contain the date
 
     def _input(
         self, messages: Sequence[Message], enable_thinking: bool | None, tools: Sequence[Tool]
@@ -133,8 +133,7 @@ class ChatTemplate:
 class _MessageTokenizer:
     """Tokenizes messages, in which typed control tokens stay text.
 
-    `<|im_end|>` in a message, in a tool's description or in the arguments of a call changes nothing about the
-    turns.
+    `<|im_end|>` in a message, a tool's description or the arguments of a call does not change the turns.
     """
 
     def __init__(self, weights: Weights, renderer: Renderer) -> None:
@@ -143,8 +142,9 @@ class _MessageTokenizer:
     def __call__(self, question: str, _: Date | None = None) -> "array[int]":
         """Return the token ids for what the template is given, as JSON text."""
         given = json.loads(question)
-        # Every control token is broken up before it is rendered, and the text split there afterwards: no part
-        # has a whole one that a message brought. No string has the mark, a noncharacter or private character.
+        # A mark breaks up every control token before rendering, and the text is split at the marks
+        # afterwards, so that no part contains a whole one from a message. The mark is a noncharacter or a
+        # private character that no string contains.
         mark = next(c for c in map(chr, range(0xFDD0, 0x110000)) if c not in question)
         text, prefill = self.render(_map_strings(given, partial(self._control.sub, rf"\1{mark}")))
         first, *rest = text.split(mark)
@@ -164,8 +164,8 @@ class _MessageTokenizer:
     def _tokenized(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Return the token ids of a text, or of its beginning if that alone is too long for every context.
 
-        The time that llama.cpp takes for a text which the vocabulary spells in bytes grows with the square of
-        the length: hours for 10 MB.
+        llama.cpp's time for a text that the vocabulary spells in bytes grows with the square of its length:
+        hours for 10 MB.
         """
         weights = self._weights
         if len(text) > weights.n_ctx_train:
@@ -178,8 +178,8 @@ class _MessageTokenizer:
 
 
 def control_pattern(texts: Sequence[str]) -> re.Pattern[str]:
-    """Return a pattern that matches the first character of every control token of at least two."""
-    # A lookahead, so that of overlapping control tokens each is found.
+    """Return a pattern for the first character of every control token of at least two characters."""
+    # A lookahead, so that each of several overlapping control tokens is found.
     longest_first = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
     if not longest_first:
         return re.compile("(?!)")
@@ -247,7 +247,7 @@ def _text_of(part: Any) -> str:
 
 
 def _tool_call(call: Any) -> dict[str, Any]:
-    """Return a tool call with its arguments as an object, which templates write as JSON."""
+    """Return a tool call with its arguments as an object, which templates serialize."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(

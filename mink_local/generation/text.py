@@ -10,15 +10,15 @@ from mink_local.llama.weights import Weights
 THINK, THINK_END = "<think>", "</think>"
 
 ReasoningState = Literal["start", "reasoning", "text"]
-"""Where a text begins: there may be reasoning, it has started already, or there is none."""
+"""Where a text begins: before possible reasoning, inside reasoning, or after it."""
 
 
 class TextStream:
     """Decodes the bytes of tokens to text, up to the first of some stop strings.
 
     A character is returned as soon as it is complete; bytes that are not UTF-8 become U+FFFD. Text that may
-    be the start of a stop string is held back. `stopped_by` is the one that has ended the text.
-    The text may begin inside a character, whose first bytes are at the end of `before`.
+    be the start of a stop string is held back. `stopped_by` is the stop string that ended the text. The text
+    may begin inside a character whose first bytes are at the end of `before`.
     """
 
     def __init__(self, stop: Sequence[str] = (), before: bytes = b"") -> None:
@@ -85,15 +85,15 @@ class TextPart:
 
 
 class ReasoningSplitter:
-    """Splits a text into reasoning and answer, piece by piece; a `<think>` that comes later is text.
+    """Splits a text into reasoning and answer, piece by piece; a later `<think>` is text.
 
-    If `continued`, part of the text was shown before, so leading whitespace belongs to it.
+    If `continued`, part of the text was shown before, so leading whitespace is kept.
     """
 
     def __init__(self, state: ReasoningState = "start", continued: bool = False) -> None:
         self._state: ReasoningState = state
         self._held = ""
-        self._strip = state != "text" and not continued  # whitespace next to the marks is not shown
+        self._strip = state != "text" and not continued  # whitespace next to the tags is dropped
 
     @property
     def in_reasoning(self) -> bool:
@@ -101,7 +101,7 @@ class ReasoningSplitter:
         return self._state == "reasoning"
 
     def feed(self, text: str) -> Iterator[TextPart]:
-        """Yield the parts that are certain now; what may begin a mark is held back."""
+        """Yield the parts that are certain now; what may begin a tag is held back."""
         self._held += text
         if self._state == "start":
             self._decide()
@@ -111,22 +111,22 @@ class ReasoningSplitter:
             yield from self._take(len(self._held))
 
     def end(self) -> Iterator[TextPart]:
-        """Yield what was held back to the end."""
+        """Yield what was held back."""
         if self._state == "reasoning":
             self._held = self._held.rstrip()
         yield from self._take(len(self._held))
 
     def _decide(self) -> None:
-        """Leave the state "start", unless the text may still become the opening mark."""
+        """Leave the state "start", unless the text may still become the opening tag."""
         text = self._held.lstrip()
         if text.startswith(THINK):
             self._state, self._held = "reasoning", text.removeprefix(THINK)
         elif not THINK.startswith(text):
-            self._state, self._strip = "text", False  # without reasoning, leading blanks are the answer's
+            self._state, self._strip = "text", False  # without reasoning, leading whitespace is kept
 
     def _reasoning(self) -> Iterator[TextPart]:
         reasoning, mark, answer = self._held.partition(THINK_END)
-        if not mark:  # without an ending that the mark could continue
+        if not mark:  # hold back what may be the beginning of one
             reasoning = reasoning[: len(reasoning) - started_length(reasoning, (THINK_END,))]
         yield from self._take(len(reasoning.rstrip()))
         if mark:

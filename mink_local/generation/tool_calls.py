@@ -1,4 +1,4 @@
-"""Calls of tools: parsed from an answer's text while it is generated, and forced by a grammar."""
+"""Tool calls: parsed from an answer's text while it is generated, and forced by a grammar."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _WORD = re.compile(r".[^\s<]*", re.DOTALL)
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _HEAD_CHARACTERS = 256  # enough for any tool's name
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks into strings
-_RULE_NAME = re.compile(  # after texts and classes of characters, which may look like one
+_RULE_NAME = re.compile(  # after strings and character classes, which may look like one
     r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|(?P<name>[a-zA-Z0-9-]+)'
 )
 
@@ -26,7 +26,7 @@ NO_PARAMETERS = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """A piece of a call: the first has the id and the name, the others have more of the arguments."""
+    """A piece of a call: the first has the id and the name, later ones more of the arguments."""
 
     index: int
     arguments: str = ""
@@ -51,22 +51,22 @@ def whole_calls(deltas: Iterable[ToolCallDelta]) -> list[dict[str, Any]]:
 
 
 class ToolParser:
-    """Finds calls of tools in an answer's text, piece by piece.
+    """Finds tool calls in an answer's text, piece by piece.
 
-    A call is a JSON object with a name and arguments (or `parameters`): between the marks of Hermes and
-    Qwen3; or, if it begins with the name of a known tool, at the start of a line, as LLaMA-3 writes it, or in
-    a fence, as Qwen2.5-Coder does. What only begins like a call remains text. Whitespace next to calls is
+    A call is a JSON object with a name and arguments (or `parameters`): between the tags of Hermes and Qwen3;
+    or, if it begins with the name of a known tool, at the start of a line, as LLaMA-3 writes it, or in a
+    fence, as Qwen2.5-Coder does. What only begins like a call remains text. Whitespace next to calls is
     dropped.
 
-    The parser is in one of four states, each a method that takes from the start of the held text what is
-    certain and returns it, or None until there is more text: `_read_text`, `_read_call` (at what may be
-    one), `_read_arguments` (inside what is certain to be one), `_skip_separators` (after a call).
+    The parser is in one of four states. Each is a method that takes what is certain from the start of the
+    held text and returns it, or None until there is more text: `_read_text`, `_read_call` (at what may be
+    a call), `_read_arguments` (inside what is certainly one), `_skip_separators` (after a call).
 
     Args:
         names: Names of the tools.
-        is_constrained: A grammar makes every call complete, so that arguments are passed on as they come.
-            Otherwise a call is passed on when it is complete and its arguments are a JSON object.
-        is_parallel: Whether there may be more than one call; if not, only the first is passed on.
+        is_constrained: A grammar ensures that every call is complete, so arguments are emitted as they come.
+            Otherwise a call is emitted once it is complete and its arguments are a JSON object.
+        is_parallel: Whether to emit more than the first call.
 
     Attributes:
         n_calls: Number of calls so far.
@@ -86,7 +86,7 @@ class ToolParser:
         self._is_line_start = True
         self._closing = CLOSE  # may follow a call
         self._searched = 0  # of an object that the held text begins with; no mark begins before it
-        self._arguments = ""  # of a call that is passed on as it comes
+        self._arguments = ""  # of a call that is emitted as it comes
 
     def feed(self, text: str) -> list[Event]:
         """Return what is certain now; text that may belong to a call is held back."""
@@ -94,11 +94,11 @@ class ToolParser:
         return self._events(final=False)
 
     def end(self) -> list[Event]:
-        """Return what was held back to the end."""
+        """Return what was held back."""
         return self._events(final=True)
 
     def _events(self, final: bool) -> list[Event]:
-        """Take events from the held text; successive texts are joined."""
+        """Take events from the held text; consecutive texts are joined."""
         events: list[Event] = []
         while self._held or (final and self._space):
             new = self._state(final)
@@ -127,7 +127,7 @@ class ToolParser:
         return self._take_text(_word_length(held))
 
     def _take_text(self, length: int) -> list[Event]:
-        """Pass on the whitespace and the first characters of the held text as text."""
+        """Emit the whitespace and the first `length` characters of the held text as text."""
         text, self._held = self._space + self._held[:length], self._held[length:]
         self._space, self._is_line_start, self._state = "", False, self._read_text
         return [text] if text else []
@@ -154,7 +154,7 @@ class ToolParser:
         has_new_end = "}" in body[self._searched :]
         self._searched = len(body)
         found = _object(body[: mark.start()] if mark else body) if has_new_end else None
-        if found is None:  # a mark inside an object means that it will never be complete
+        if found is None:  # with a mark inside, an object will never be complete
             return self._take_text(start + mark.start()) if mark else None
         value, end = found
         call = _call(value)
@@ -208,7 +208,7 @@ def _object(text: str) -> tuple[Any, int] | None:
 
 
 def _call(value: Any) -> tuple[str, str] | None:
-    """Return a call's name and its arguments as JSON, or None if the object is no call."""
+    """Return a call's name and its arguments as JSON, or None if the object is not a call."""
     try:
         name = value["name"]
         arguments = value["arguments"] if "arguments" in value else value["parameters"]
@@ -243,7 +243,7 @@ LLAMA = CallForm('{"name": "', '", "parameters": ', "}")
 
 
 def form_of(chat_template: str) -> CallForm | None:
-    """Return the form of calls in a chat template that shows tools, or None if it is another one."""
+    """Return the form in which a chat template with tools shows calls, or None if it is unknown."""
     if OPEN in chat_template:
         return None if "<function=" in chat_template else HERMES  # Qwen3-Coder writes no JSON
     return LLAMA if '"parameters": ' in chat_template else None
@@ -256,7 +256,7 @@ def calls_grammar(
     is_parallel: bool,
     answer: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a GBNF grammar of calls of tools.
+    """Return a GBNF grammar of tool calls.
 
     Args:
         form: How the model writes them.
@@ -285,5 +285,5 @@ def calls_grammar(
 
 
 def _prefixed(grammar: str, prefix: str) -> str:
-    """Return a grammar whose rules' names begin with a prefix, so that it fits beside others."""
+    """Return a grammar with a prefix before the names of its rules, so that it can stand beside others."""
     return _RULE_NAME.sub(lambda match: f"{prefix}{match[0]}" if match["name"] else match[0], grammar)

@@ -1,4 +1,4 @@
-"""`mink-bench`: what it measures and prints. How long things take is not for a test."""
+"""`mink-bench`: what it measures and prints; durations are not tested."""
 
 import json
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def npz(tmp_path: Path) -> Path:
     return path
 
 
-def test_it_tells_its_version(bench: Bench) -> None:
+def test_version(bench: Bench) -> None:
     assert bench("--version") == (0, f"mink-bench, version {__version__}\n", "")
 
 

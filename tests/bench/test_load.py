@@ -1,4 +1,4 @@
-"""`scripts/load.py`: clients of real servers. How fast these are is not for a test."""
+"""`scripts/load.py`: clients of real servers; their speed is not tested."""
 
 import re
 import subprocess

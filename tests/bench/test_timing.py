@@ -1,4 +1,4 @@
-"""Comparing contestants whose times are known, and what the contestants do."""
+"""Comparisons of contestants whose times are known, and what the contestants do."""
 
 import time
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def test_slowdown_and_its_interval_are_order_statistics_of_the_rounds() -> None:
 
 
 def test_a_slower_method_is_told_from_noise() -> None:
-    """Beside greedy of the same form."""
+    """Each is compared with greedy of its form."""
     noise = [1.0, 1.3, 0.9, 1.1, 1.2, 0.8, 1.0, 1.4]
     greedy, slower = ([(seconds * n, seconds / 100) for n in noise] for seconds in (0.010, 0.011))
     speeds = compare_decoding(
@@ -116,7 +116,7 @@ def test_what_a_gpu_still_computes_is_not_sampling_time(
 def test_all_forms_sample_the_same_tokens(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: int
 ) -> None:
-    """Also if the backend cannot decide a token: the host goes on from there."""
+    """Even if the backend cannot decide a token, from which the host goes on."""
     sampled: list[int | None] = []
     sample = BackendSampler.next
 

@@ -8,7 +8,7 @@ from mink_local.llama.context import Context, Segment
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Segment, ...]]:
-    """What is evaluated, batch by batch."""
+    """The batches that are evaluated."""
     batches: list[tuple[Segment, ...]] = []
     decode = Context.decode
 
@@ -21,7 +21,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Segment, ...]]:
 
 
 def run(engine: Engine, steps: int = 10_000) -> None:
-    """Make so many steps, or as many as there are."""
+    """Take so many steps, or as many as there are."""
     for _ in range(steps):
         if engine.idle:
             return

@@ -4,8 +4,8 @@ import asyncio
 import inspect
 import json
 import re
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -262,30 +262,23 @@ def test_a_trusted_model_starts_no_child(tiny: Callable[..., Path]) -> None:
 
 
 def test_a_second_thread_gets_an_error_or_waits(smollm2: Model) -> None:
-    """In the middle of a prefill, and what is being generated does not change."""
-    hello = "Say hello."
-    expected = smollm2.chat(hello, temperature=0.0, max_tokens=5).read()
+    """In the middle of a prefill, which it does not disturb."""
+
+    def say_hello(wait: bool) -> str:
+        return smollm2.chat("Say hello.", temperature=0.0, max_tokens=5, wait=wait).read()
+
+    expected = say_hello(wait=True)
     long = "one two three four five six seven " * 25
     reply = forget(smollm2).chat(long, temperature=0.0, max_tokens=3)
-    errors, texts = [], []
-
-    def intrude() -> None:
-        for use in (lambda: smollm2.chat(hello), lambda: smollm2.forget()):
-            try:
-                use()
-            except GenerationError as error:
-                errors.append(error)
-        texts.append(smollm2.chat(hello, temperature=0.0, max_tokens=5, wait=True).read())
-
-    thread = threading.Thread(target=intrude)
-    with smollm2._exclusive():  # as inside a step
-        thread.start()
-        while len(errors) < 2:
-            thread.join(0.01)
-    reply.read()
-    thread.join()
-    assert (reply.n_tokens, reply.finish_reason) == (3, "length")
-    assert texts == [expected]
+    with ThreadPoolExecutor(1) as other:
+        with smollm2._exclusive():  # as inside a step
+            for refused in (other.submit(say_hello, wait=False), other.submit(smollm2.forget)):
+                with pytest.raises(GenerationError):
+                    refused.result()
+            waiting = other.submit(say_hello, wait=True)
+        reply.read()
+        assert (reply.n_tokens, reply.finish_reason) == (3, "length")
+        assert waiting.result() == expected
 
 
 def test_an_unread_reply_is_cancelled_unless_a_call_waits(smollm2: Model) -> None:

@@ -1,4 +1,4 @@
-"""Backend sampling: its trial and the remembered verdict, and the answers that are sampled so."""
+"""Backend sampling: its trial, the remembered verdict, and the answers that are sampled in the graph."""
 
 import os
 import re
@@ -48,7 +48,7 @@ def test_a_form_is_tried_with_usual_parameters() -> None:
 
 
 def keep_too_many(sampler: MinK, row: Any, min_k: Any = backend_sampler.min_k) -> Any:
-    """A device on which Min-k keeps what belongs to another tau."""
+    """A device on which Min-k uses another tau."""
     return min_k(MinK(100 * sampler.tau), row)
 
 
@@ -219,7 +219,7 @@ def test_a_device_of_another_machine_passes(smollm2_path: Path) -> None:
 
 
 def answer(model: Model, text: str = "Tell me a story about a cat.", **options: Any) -> tuple[str, list[int]]:
-    """An answer and its k, with nothing in the KV cache: what is there changes the logits a little."""
+    """An answer and its k from an empty KV cache, since cached tokens change the logits a little."""
     forget(model)
     options = {"temperature": 5.0, "seed": 3, "max_tokens": 12, **options}
     reply = model.chat([{"role": "user", "content": text}], **options)

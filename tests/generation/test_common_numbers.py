@@ -1,4 +1,4 @@
-"""Answers with common random numbers: sampled from the right distribution, and as alike as their samplers."""
+"""Common random numbers: the right distribution, and answers that differ only where their samplers do."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_a_broken_row_is_refused() -> None:
 
 
 def test_answers(smollm2: Model) -> None:
-    """One seed gives one text, whichever requests are answered beside it; the end is a step too."""
+    """One seed gives one text, whatever is generated beside it; the token that ends it is a step too."""
     messages = [{"role": "user", "content": "Say hello."}]
     samplers = [MinK(), MinP(), MinK(), TopK(1)]
     common = [CommonNumbers(sampler, 3) for sampler in samplers]

@@ -1,4 +1,4 @@
-"""Many answers at a time: each is the model's answer to its own prompt, whatever is generated beside it."""
+"""Many answers at a time: each follows its own prompt, whatever is generated beside it."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ def greedy(text: str, max_tokens: int = 12, **options: Any) -> Request:
 
 
 class Rows(list[NDArray[np.float32]]):
-    """Watches a request: the logits that its tokens were sampled from."""
+    """Collects the logits from which the tokens of a request were sampled."""
 
     def __call__(self, row: NDArray[np.float32]) -> None:
         self.append(row.copy())
@@ -78,8 +78,8 @@ def logits_alone(model: Model, tokens: Sequence[int], first: int) -> list[NDArra
     return rows
 
 
-def sees_its_own_past(model: Model, answer: Answer) -> None:
-    """Whether the logits of an answer were those of the same tokens evaluated alone, but for rounding."""
+def check_past(model: Model, answer: Answer) -> None:
+    """Check that the logits of an answer were those of the same tokens evaluated alone, up to rounding."""
     rows = answer.request.watch
     assert isinstance(rows, Rows)
     prompt = model.prompt_tokens(answer.request.prompt)
@@ -90,7 +90,7 @@ def sees_its_own_past(model: Model, answer: Answer) -> None:
 
 
 def test_a_model_that_cannot_forget_just_the_end(tmp_path: Path, smollm2_path: Path) -> None:
-    """A recurrent one: it reads a prompt again where another would rewind, and after an interrupt."""
+    """A recurrent one evaluates a prompt again where others rewind, and after an interrupt."""
     file = write_recurrent_model(tmp_path / "mamba.gguf", smollm2_path)
 
     def requests() -> list[Request]:
@@ -108,7 +108,7 @@ def test_a_model_that_cannot_forget_just_the_end(tmp_path: Path, smollm2_path: P
         answers += model.answer_all(requests())
         assert sorted(answer.index for answer in answers) == sorted([*range(18)] * 2)
         for answer in answers:
-            sees_its_own_past(model, answer)
+            check_past(model, answer)
 
 
 def test_one_at_a_time_is_chat(tiny_path: Path) -> None:
@@ -130,8 +130,7 @@ def test_one_at_a_time_is_chat(tiny_path: Path) -> None:
 def test_what_answers_have_in_common_is_evaluated_once(
     real: Model, decoded: list[tuple[Segment, ...]]
 ) -> None:
-    """Among answers that are drawn from the same logits: not one token is evaluated for a second time, and
-    what several have begun with is evaluated for all of them."""
+    """Of answers sampled from the same logits no token is evaluated twice, and a common beginning once."""
     requests = [
         request(ask(QUESTIONS[3]), sampler=MinK(), temperature=temperature, max_tokens=30, seed=1)
         for temperature in (0.0, 1.0, 2.0, 5.0)
@@ -146,24 +145,24 @@ def test_what_answers_have_in_common_is_evaluated_once(
     )
     assert evaluated < answers[0].prompt_tokens + sum(answer.n_tokens for answer in answers) * 0.9
     assert sum(answer.evaluated_tokens for answer in answers) == answers[0].prompt_tokens
-    assert len({answer.text for answer in answers}) > 1, "they parted"
+    assert len({answer.text for answer in answers}) > 1, "they diverge"
 
 
-def test_those_that_part_wait_for_a_sequence(model: Model, decoded: list[tuple[Segment, ...]]) -> None:
-    """More answers than sequences are begun together, and part at once."""
+def test_answers_that_diverge_wait_for_a_slot(model: Model, decoded: list[tuple[Segment, ...]]) -> None:
+    """More answers than slots start together and diverge at the first token."""
     requests = [
         request(ask(QUESTIONS[3]), sampler=TopP(), temperature=10.0, max_tokens=6, seed=i) for i in range(9)
     ]
     answers = list(forget(model).answer_all(requests))
     assert sorted(answer.index for answer in answers) == list(range(9))
-    assert len({tuple(answer.tokens[:1]) for answer in answers}) == 9, "no two begin alike"
+    assert len({tuple(answer.tokens[:1]) for answer in answers}) == 9, "no two have the same first token"
     assert [len(parts) for parts in decoded[:2]] == [1, 4]
     evaluated = sum(len(part.tokens) for parts in decoded for part in parts)
-    assert evaluated <= answers[0].prompt_tokens + 9 * 6, "nobody's prompt is read again"
+    assert evaluated <= answers[0].prompt_tokens + 9 * 6, "no prompt is evaluated again"
 
 
 def test_a_gap_is_closed(model: Model, decoded: list[tuple[Segment, ...]]) -> None:
-    """llama.cpp evaluates only neighbouring sequences together."""
+    """llama.cpp evaluates only adjacent sequences together."""
     requests = [
         request(ask(text), sampler=MinK(), temperature=temperature, max_tokens=3 + (5 * i) % 13, seed=i)
         for i, text in enumerate(QUESTIONS)
@@ -185,7 +184,7 @@ def test_a_common_beginning_is_evaluated_once(model: Model) -> None:
     assert all(a.prompt_tokens - a.evaluated_tokens > shared for a in answers if a not in whole)
 
 
-def test_requests_are_taken_as_there_is_room(model: Model) -> None:
+def test_requests_are_taken_as_slots_become_free(model: Model) -> None:
     taken: list[int] = []
 
     def requests() -> Iterator[Request]:
@@ -198,7 +197,7 @@ def test_requests_are_taken_as_there_is_room(model: Model) -> None:
     assert len(taken) == 20
 
 
-def test_a_prompt_that_does_not_fit_is_said_and_the_rest_goes_on(model: Model) -> None:
+def test_a_prompt_that_does_not_fit_leaves_the_others_alone(model: Model) -> None:
     prompts = [ask(QUESTIONS[0]), ask("word " * 600), ask(QUESTIONS[1])]
     answers = {a.index: a for a in model.generate(prompts, temperature=0.0, max_tokens=4)}
     assert [answers[i].finish_reason for i in range(3)] == ["length", "overflow", "length"]
@@ -222,7 +221,7 @@ def test_stop_strings_and_constraints_are_each_answers_own(real: Model) -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1, 5])
-def test_interrupt_ends_what_was_begun(model: Model, before: int) -> None:
+def test_interrupt_ends_what_has_started(model: Model, before: int) -> None:
     expected = [a.text for a in forget(model).generate([ask(QUESTIONS[0])], temperature=0.0, max_tokens=20)]
     requests = (request(ask(QUESTIONS[i % 8]), max_tokens=8, seed=i) for i in range(40))
     written = model.answer_all(requests)
@@ -247,7 +246,7 @@ def test_interrupt_ends_answers_that_share_a_sequence(model: Model) -> None:
     assert [(a.n_tokens, a.finish_reason) for a in others] == [(2, "interrupted")] * 3
 
 
-def test_a_run_that_is_dropped_harms_nothing(model: Model) -> None:
+def test_an_abandoned_batch_affects_nothing_later(model: Model) -> None:
     prompts = [ask(text) for text in QUESTIONS]
     expected = next(forget(model).answer_all([greedy(QUESTIONS[4])])).text
     abandoned = forget(model).generate(prompts, max_tokens=30, seed=1)
@@ -374,7 +373,7 @@ def test_requests_that_come_and_go(model: Model, seed: int) -> None:
     assert len(cancelled) > 2
     for answer in answers:
         assert answer.finish_reason in (("interrupted",) if answer in cancelled else ("length", "stop"))
-        sees_its_own_past(model, answer)
+        check_past(model, answer)
         assert model.detokenize(answer.tokens) == answer.text
         if answer.request.params.prompt_logprobs is not None and answer not in cancelled:
             assert len(answer.prompt_logprobs) == answer.prompt_tokens
@@ -417,8 +416,8 @@ def test_eight_threads_prepare_what_one_does(real: Model) -> None:
         assert (first.text, first.k) == (second.text, second.k)
 
 
-def test_threads_hear_of_their_own_errors_only(real: Model) -> None:
-    """llama.cpp's complaint about a grammar reaches the thread that gave it."""
+def test_threads_get_their_own_errors_only(real: Model) -> None:
+    """llama.cpp's complaint about a grammar reaches the thread that passed it."""
 
     def prepare(i: int) -> str:
         grammar = f"root ::= rule{i}" if i % 2 else 'root ::= "x"'
@@ -434,7 +433,7 @@ def test_threads_hear_of_their_own_errors_only(real: Model) -> None:
 
 
 def test_a_finished_answer_is_not_taken(real: Model) -> None:
-    """One whose prompt does not fit, or whose client has left before it was taken."""
+    """One whose prompt does not fit, or whose client disconnected before it was enqueued."""
     engine = real.engine
     too_long, left = engine.prepare(Request("word " * 2000)), engine.prepare(Request("Hello"))
     left.end("interrupted")
@@ -448,7 +447,7 @@ def test_a_finished_answer_is_not_taken(real: Model) -> None:
 def test_a_request_watches_the_logits_of_its_steps(real: Model) -> None:
     watched = request("One, two, three,", temperature=0.0, max_tokens=5, logprobs=0)
     engine = forget(real).engine
-    # On a device, too: a request that is watched is not sampled in llama.cpp's graph.
+    # With a backend, too: a watched request is not sampled in llama.cpp's graph.
     backend = BackendSampling(real.weights, 1, is_requested=True)
     answer = engine.submit(watched, backend=backend)
     run(engine)
@@ -462,7 +461,7 @@ LONG = list(range(300, 700))
 
 @pytest.fixture
 def engine(model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    """An engine that evaluates 50 tokens of prompts in a step, with an answer under way."""
+    """An engine that evaluates 50 prompt tokens in a step, with an answer in progress."""
     monkeypatch.setattr(PromptBudget, "tokens", lambda *_: 50)
     engine = forget(model).engine
     engine.submit(request("One", max_tokens=400, temperature=0, ignore_eos=True))
@@ -490,7 +489,7 @@ def test_a_prompt_is_evaluated_in_parts_while_answers_are_generated(engine: Engi
     assert alone.tokens == late.tokens
 
 
-def test_who_waits_for_a_prefix_lets_others_pass(engine: Engine) -> None:
+def test_a_request_that_waits_for_a_prefix_lets_others_pass(engine: Engine) -> None:
     first = engine.submit(prompt(LONG))
     engine.step()
     second, other = engine.submit(prompt([*LONG, 7])), engine.submit(prompt("Two"))

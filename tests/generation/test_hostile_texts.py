@@ -85,7 +85,7 @@ WORDS: dict[str, Sequence[object]] = {
 
 
 def filled(rng: Random, text: str, depth: int = 6) -> str:
-    """Return a text with every word in capitals replaced by one of its list, whose words are replaced too."""
+    """Return a text with every word in capitals replaced, recursively, by a choice from its list."""
     for word, choices in WORDS.items():
         while word in text:
             chosen = str(rng.choice(choices))

@@ -82,7 +82,7 @@ def test_fewer_layers_where_memory_runs_out(smollm2_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("layers", [1, 7, 30, 31])
 def test_so_many_layers_on_a_gpu(smollm2_path: Path, layers: int) -> None:
-    """It says how many, and their logits are the CPU's, as far as their types of numbers allow."""
+    """The placement says how many, and the logits are those of the CPU, as far as number formats allow."""
     on_cpu = Weights(smollm2_path)
     prompt = on_cpu.tokenize("Robots were rare, and so", add_special=True, parse_special=False)
 
@@ -107,7 +107,7 @@ with load_model("smollm2-135m", n_ctx=8192, n_gpu_layers=-1) as model:
 
 @pytest.mark.skipif(os.environ.get("BACKEND") != "vulkan", reason="is about a limit of Vulkan's")
 def test_fewer_layers_where_vulkan_refuses_memory() -> None:
-    """A layer's KV cache takes 3 MB, and no allocation may: none of them fits."""
+    """A layer's KV cache takes 3 MB and an allocation may have 1 MB, so no layer fits."""
     env = {**os.environ, "GGML_VK_FORCE_MAX_BUFFER_SIZE": "1000000"}
     child = run_python("-c", SMALL_ALLOCATIONS, env=env)
     assert re.fullmatch(r"on the CPU, .* 8192 .*\n3\n", child.stdout), child.stderr
@@ -182,7 +182,7 @@ def test_reserve() -> None:
 @pytest.mark.parametrize(
     ("fitting", "wanted", "possible"), [(10, 8, 8), (5, 8, 5), (0, 8, 1), (20, "auto", 5)]
 )
-def test_answers_at_a_time_are_those_that_memory_is_there_for(
+def test_no_more_answers_at_a_time_than_memory_allows(
     smollm2: Model,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -203,7 +203,7 @@ from mink_local import load_model
 from mink_local.generation import loading
 model = load_model("smollm2-135m", n_ctx=256)
 list(model.generate([[{"role": "user", "content": "Hello"}]], max_tokens=2))
-loading.caches_that_fit = lambda *_: 1 << 60  # nobody warned us
+loading.caches_that_fit = lambda *_: 1 << 60  # a wrong estimate
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), resource.RLIM_INFINITY))
 model.reserve(2048, 64)
@@ -214,7 +214,7 @@ print(model.n_parallel, len(list(model.generate(["Hello"] * 3, max_tokens=2))))
 @pytest.mark.slow
 @pytest.mark.linux
 @pytest.mark.cpu  # a device in software lives in this address space too, and Mesa's crashes there
-def test_memory_that_is_not_to_be_had_is_asked_for_in_halves() -> None:
+def test_half_as_many_answers_are_tried_when_memory_is_short() -> None:
     """With 1 GiB of address space left, 64 answers of 92 MiB each fail inside llama.cpp."""
     result = run_python("-c", HUNGRY)
     assert result.returncode == 0, result.stderr

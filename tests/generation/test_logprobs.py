@@ -1,4 +1,4 @@
-"""Rows of logits and log-probabilities of texts, beside a float64 computation from llama.cpp's logits."""
+"""Rows of logits and log-probabilities of texts, compared with float64 on llama.cpp's logits."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +74,7 @@ def n_tokens(batches: list[tuple[Segment, ...]]) -> int:
 
 @pytest.mark.parametrize("n_parallel", [1, 4])
 def test_continuations_are_scored_as_one_at_a_time(tiny_path: Path, n_parallel: int) -> None:
-    """Contexts that are shared, contexts that are not, one token and hundreds."""
+    """With shared and separate contexts, of one token and of hundreds."""
     model = load_model(tiny_path, n_ctx=1024, trust=True)
     pairs = [pair(model, "The capital of France is", f" {city}.") for city in ("Paris", "London", "a cat")]
     pairs += [pair(model, TEXT, "And then he went home.")]
@@ -90,7 +90,7 @@ def test_continuations_are_scored_as_one_at_a_time(tiny_path: Path, n_parallel: 
 
 
 def test_the_same_batch_gives_the_same_numbers(smollm2: Model) -> None:
-    """Where the batches are those of the plain computation, nothing is left but the rounding of float64."""
+    """If the batches are those of the plain computation, the only difference is float64 rounding."""
     context, continuation = pair(smollm2, "The", TEXT)
     assert len(continuation) < N_OUTPUTS
     cache = Context(smollm2.weights, 1024, smollm2.engine.context.n_threads, n_outputs=N_OUTPUTS)

@@ -1,4 +1,4 @@
-"""Generation with the real model, and with small ones that go wrong."""
+"""Generation with the real model, and with small models that fail."""
 
 import gc
 import json
@@ -121,7 +121,7 @@ def test_stop_strings_and_tokens(smollm2: Model) -> None:
         assert "".join(reply) == whole[: whole.index(stop)]
         assert (reply.finish_reason, reply.stopped_by) == ("stop", stop)
     longer = smollm2.chat(STORY, temperature=0.0, max_tokens=20, stop=[whole[-3:] + "…"])
-    assert longer.read() == whole  # what was held back for a stop string comes after all
+    assert longer.read() == whole  # including what was held back for a stop string
     assert longer.finish_reason == "length"
     token = greedy.tokens[3]
     ended = smollm2.chat(STORY, temperature=0.0, stop_token_ids=[token])
@@ -138,7 +138,7 @@ def test_context_full(tiny: Callable[..., Path]) -> None:
     assert (reply.finish_reason, reply.prompt_tokens + reply.n_tokens) == ("length", 256)
     with pytest.raises(ContextOverflowError, match="256"):
         model.chat([{"role": "user", "content": "word " * 300}])
-    "".join(model.chat(FRANCE, temperature=0.0, max_tokens=3))  # and goes on
+    "".join(model.chat(FRANCE, temperature=0.0, max_tokens=3))  # the model still works
 
 
 @pytest.mark.cpu
@@ -195,11 +195,11 @@ CONSTRAINED: dict[str, Any] = {
 
 @pytest.mark.slow
 def test_garbage_collection_in_the_middle_of_an_answer(smollm2: Model) -> None:
-    """Whatever llama.cpp has pointers to is held by the answer."""
+    """An answer holds everything that llama.cpp has pointers to."""
     undisturbed = "".join(forget(smollm2).chat(STORY, **CONSTRAINED))
     pieces = []
     for piece in forget(smollm2).chat(STORY, **CONSTRAINED):
-        TokenSampler(MinK(), 1.0, 1, 1000)  # takes the memory that is free again
+        TokenSampler(MinK(), 1.0, 1, 1000)  # reuses memory that has been freed
         gc.collect()
         pieces.append(piece)
     assert "".join(pieces) == undisturbed

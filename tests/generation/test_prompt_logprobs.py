@@ -1,4 +1,4 @@
-"""Log-probabilities of the prompt's own tokens: those of `Model.logprobs`, also beside other requests."""
+"""Log-probabilities of the prompt's tokens are those of `Model.logprobs`, alone and beside other requests."""
 
 from itertools import count
 from typing import Any
@@ -31,7 +31,7 @@ def prompt(model: Model) -> list[int]:
 
 @pytest.fixture(scope="module")
 def expected(model: Model, prompt: list[int]) -> list[float]:
-    """What `Model.logprobs` says of every token but the first."""
+    """The result of `Model.logprobs` for every token but the first."""
     (scored,) = model.logprobs([(prompt[:1], prompt[1:])], 1)
     return scored.logprobs
 
@@ -66,7 +66,7 @@ def test_alone_they_are_those_of_logprobs(model: Model, prompt: list[int], expec
 
 
 def test_they_need_no_context_of_their_own(prompt: list[int], expected: list[float]) -> None:
-    """With a row of logits for each slot, the prompt takes a batch for every few tokens."""
+    """With one row of logits for each slot, a batch has only a few of the prompt's tokens."""
     model = load_model("smollm2-135m", n_ctx=512, n_parallel=3)
     answer = model.engine.submit(request(prompt, max_tokens=4, prompt_logprobs=0))
     plain = model.engine.submit(request(CONTEXT, max_tokens=20))

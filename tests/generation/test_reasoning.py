@@ -1,4 +1,4 @@
-"""The reasoning of a model: told from the answer, shown, not part of the next prompt."""
+"""Reasoning, split from the answer and joined with it."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Chat templates: the model's own, none, broken ones; control tokens in what a user types."""
+"""Chat templates: the model's own, none, broken ones; control tokens that users type."""
 
 import json
 import subprocess
@@ -67,7 +67,7 @@ def structure(weights: Weights, tokens: list[int]) -> list[int]:
 
 
 def test_control_tokens_that_a_user_types_are_text(weights: Weights) -> None:
-    """For every one of the vocabulary: the turns stay as they are, and the text arrives whole."""
+    """For every control token of the vocabulary the turns stay as they are, and the text is complete."""
     template = ChatTemplate(weights)
     control = [text for text in weights.control_tokens if len(text) > 1]
     everything = "".join(control)
@@ -122,7 +122,7 @@ def test_tools_and_calls_reach_the_template(with_tools: Weights) -> None:
     assert template.supports_tools
     prompt = b"".join(map(with_tools.piece, template.tokens(CALLED, tools=[SEARCH]))).decode()
     assert json.dumps(SEARCH, indent=4) in prompt or json.dumps(SEARCH) in prompt
-    assert '{"query": "rain é"}' in prompt  # an object: JSON text in JSON text would have \\"
+    assert '{"query": "rain é"}' in prompt  # an object: JSON in a JSON string would have \\"
     assert "It falls." in prompt
     without = b"".join(map(with_tools.piece, template.tokens(CALLED[:1]))).decode()
     assert "Searches the web." not in without
@@ -150,7 +150,7 @@ def test_control_tokens_in_tools_and_calls_are_text(with_tools: Weights) -> None
 
 
 def test_fields_that_are_null_are_as_if_left_out(with_tools: Weights) -> None:
-    """LLaMA-3's template asks whether a message has a field tool_calls, not what is in it."""
+    """LLaMA-3's template checks whether a message has a field tool_calls, not its value."""
     template = ChatTemplate(with_tools)
     nulls: list[dict[str, Any]] = [
         {**turn, "tool_calls": [] if i % 2 else None, "name": None} for i, turn in enumerate(TURNS)
@@ -221,7 +221,7 @@ def test_a_prompt_is_rendered_once(tiny_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_no_more_of_messages_is_tokenized_than_overflows_every_context(tmp_path: Path) -> None:
-    """All of a million would take minutes. A text that is measured in parts is tokenized whole."""
+    """All of a million characters would take minutes. A raw text is tokenized whole."""
     template = "{% for i in range(1000) %}{% for j in range(1000) %}é{% endfor %}{% endfor %}"
     weights = Weights(write_scripted(tmp_path / "x.gguf", template, {"<assistant>": ["a"]}))
     longer = 60_000

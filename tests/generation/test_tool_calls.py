@@ -1,4 +1,4 @@
-"""Calls of tools in an answer's text: found whatever the pieces, and never lost."""
+"""Tool calls in an answer's text: found however it is cut into pieces, and never lost."""
 
 import json
 import random
@@ -135,7 +135,7 @@ def test_pieces_do_not_matter(
 
 @given(st.lists(st.sampled_from(PARTS)))
 def test_no_character_is_lost(parts: list[str]) -> None:
-    """Everything is either text or in a call, except blanks and marks next to calls."""
+    """Everything is text or part of a call, except whitespace and tags next to calls."""
     text = "".join(parts)
     content, calls = parsed([text])
     if not calls:
@@ -170,5 +170,5 @@ def test_constrained_arguments_come_as_they_are_written() -> None:
     "text", ["<tool_call>{" * 9999, "<tool_call>{" * 9999 + "}" * 9999, '\n{"name":"now"' * 9999]
 )
 def test_no_text_is_scanned_again_and_again(text: str) -> None:
-    """Would take minutes."""
+    """That would take minutes."""
     assert parsed([text]) == (text, [])

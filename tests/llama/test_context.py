@@ -1,4 +1,4 @@
-"""Contexts: batches, outputs, interrupts, number formats of the KV cache, the end."""
+"""Contexts: batches, outputs, interrupts, number formats of the KV cache, closing."""
 
 import gc
 import threading

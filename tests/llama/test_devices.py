@@ -44,7 +44,7 @@ def test_as_many_as_there_are() -> None:
 
 
 def test_a_hybrid_processor(tmp_path: Path) -> None:
-    """Two performance cores of two threads each beside four efficiency devices."""
+    """Two performance cores of two threads each beside four efficiency cores."""
     (tmp_path / "cpu_core").mkdir()
     (tmp_path / "cpu_core/cpus").write_text("0-3\n")
     for cpu in range(8):

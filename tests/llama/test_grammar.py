@@ -1,7 +1,8 @@
-"""Grammars: made from JSON schemas, refused for llama.cpp's reasons, and never the end of the process."""
+"""Grammars: converted from JSON schemas, rejected for llama.cpp's reasons, and never fatal."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from mink_local.llama.grammar import tidied
         ('root ::= "x" a\na ::= b a\nb ::= ([^])?', "crashed"),
         (f"root ::= {'(' * 200_000}", "crashed"),
     ],
-    ids=range(8),  # pytest puts the name of a test into the environment, where the last one has no room
+    ids=range(8),  # pytest puts a test's name into the environment, where the last one does not fit
 )
 def test_bad_grammars(smollm2_path: Path, text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
@@ -60,24 +61,22 @@ def test_a_good_grammar_is_tried_once(
 
 @pytest.mark.parametrize("text", ['root ::= "threads"', 'root ::= "threads'], ids=["good", "bad"])
 def test_threads_try_a_grammar_once(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    trials = []
+    trials = count()
 
     def counted(*arguments: Any, **limits: Any) -> Any:
-        trials.append(arguments)
+        next(trials)
         return sandbox.ask(*arguments, **limits)
 
-    monkeypatch.setattr(grammar, "ask", counted)
-
-    def complaint(_: int) -> str | None:
+    def complaint(_: int) -> str:
         try:
             grammar.check(text, smollm2_path)
         except ValueError as error:
             return str(error)
-        return None
+        return ""
 
+    monkeypatch.setattr(grammar, "ask", counted)
     with ThreadPoolExecutor(8) as pool:
-        complaints = set(pool.map(complaint, range(8)))
-    assert len(trials) == len(complaints) == 1
+        assert len(set(pool.map(complaint, range(8)))) == next(trials) == 1
 
 
 @pytest.mark.parametrize(

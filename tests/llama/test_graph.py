@@ -1,6 +1,5 @@
 """ggml's functions: where each system finds them, and the nodes that Min-k is made of."""
 
-import ctypes
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from mink_local.errors import MinkError
 from mink_local.llama import ggml
 from mink_local.llama.graph import Graph, Node
+from tests.llama.conftest import computed, filled
 from tests.support.python import run_python
 
 # Looks a symbol up as Windows does: in the library that was asked, not in those that it depends on.
@@ -93,14 +93,9 @@ def test_a_function_that_ggml_lacks_names_the_versions_that_have_it() -> None:
 
 
 def test_nodes_are_arithmetic() -> None:
-    compute = ggml.function(
-        "ggml_graph_compute_with_ctx", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
-    )
-    data = ggml.function("ggml_get_data", ctypes.c_void_p, ctypes.c_void_p)
     row = np.array([3, -1, 0.5, 8, 2], np.float32)
     with Graph(64, n_bytes=10_000) as graph:
-        node = Node.new(graph.context, row.size)
-        ctypes.memmove(data(node.pointer), row.ctypes.data, row.nbytes)
+        node = filled(graph, row)
         results: dict[str, tuple[Node, Any]] = {
             "countdown": (node.countdown(3), [3, 2, 1]),
             "largest": (node.at(node.argmax()), [8]),
@@ -110,9 +105,6 @@ def test_nodes_are_arithmetic() -> None:
             "sum": ((node * node).sum(), [(row * row).sum()]),
             "clamp": (node.clamp(0, 3).scale(2, 1), [7, 1, 2, 7, 5]),
         }
-        for result, _ in results.values():
-            graph.expand(result)
-        assert compute(graph.context, graph.pointer, 1) == 0
-        for name, (result, expected) in results.items():
-            values = (ctypes.c_float * result.size).from_address(data(result.pointer))
-            assert list(values) == pytest.approx(list(expected)), name
+        values = computed(graph, *(result for result, _ in results.values()))
+    for name, value in zip(results, values, strict=True):
+        assert value == pytest.approx(results[name][1]), name

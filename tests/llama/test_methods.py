@@ -64,7 +64,7 @@ TOP_P, MIN_P = TopP(0.95, "temperature-last"), MinP(0.05, "temperature-last")
     ids=str,
 )
 def test_chains_keep_what_llamacpps_keep(logits: Row, sampler: Sampler) -> None:
-    """The first: what cuts in llama.cpp if no option is given."""
+    """The first is llama.cpp's default."""
     makers: dict[type[Sampler], Callable[[Any], Any]] = {
         TopK: lambda cut: C.llama_sampler_init_top_k(cut.k),
         TopP: lambda cut: C.llama_sampler_init_top_p(cut.p, 1),

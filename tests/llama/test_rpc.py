@@ -1,4 +1,4 @@
-"""RPC servers: which addresses are refused, and that the process survives."""
+"""RPC servers: addresses that are refused without ending the process."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Weights: what is refused, the vocabulary, the end of a model, and whose log it is."""
+"""Weights: refused files, the vocabulary, closing a model, and logs."""
 
 import gc
 from collections.abc import Callable
