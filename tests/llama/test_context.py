@@ -4,7 +4,6 @@ import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -79,14 +78,6 @@ def test_flash_attention_changes_little(weights: Weights) -> None:
     assert np.abs(rows[0] - rows[1]).max() < 2  # of logits with a range of 40
     assert rows[0].argmax() == rows[1].argmax()
     assert not np.array_equal(rows[0], rows[1])
-
-
-@pytest.mark.parametrize(("options", "named"), [
-    ({"kv_type": "q9"}, "'q9'"), ({"kv_type": "q8_0", "flash_attn": False}, r"q8_0.* flash_attn"),
-])  # fmt: skip
-def test_options_out_of_range(tiny_weights: Weights, options: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        Context(tiny_weights, 64, 1, **options)
 
 
 def test_llama_cpp_says_why_it_makes_no_context(tiny: Callable[..., Path]) -> None:
