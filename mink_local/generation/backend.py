@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -110,10 +110,8 @@ class BackendSampling:
         devices = gpu_names() if self._weights.on_gpu else ["CPU"]
         build = C.llama_print_system_info().decode()
         key = json.dumps([str(path), file_state(path), build, devices, str(form)])
-        try:
+        with suppress(KeyError, TypeError):  # unknown, or damaged
             return TrialResult(**read_record(_record())[key])
-        except (KeyError, TypeError):  # unknown, or damaged
-            pass
         try:
             verdict = run_trial(self._weights, form, self._n_threads)
         except (GenerationError, ModelError) as error:

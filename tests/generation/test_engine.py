@@ -20,7 +20,7 @@ from mink_local.generation.model import Model
 from mink_local.generation.prompt_budget import PromptBudget
 from mink_local.generation.request import Prompt, Request, SamplingParams
 from mink_local.llama.context import Context, Segment
-from mink_local.samplers import Greedy, TopP
+from mink_local.samplers import TopP
 from tests.conftest import forget
 from tests.generation.conftest import run
 from tests.support.tiny import write_recurrent_model
@@ -109,22 +109,6 @@ def test_a_model_that_cannot_forget_just_the_end(tmp_path: Path, smollm2_path: P
         assert sorted(answer.index for answer in answers) == sorted([*range(18)] * 2)
         for answer in answers:
             check_past(model, answer)
-
-
-def test_one_at_a_time_is_chat(tiny_path: Path) -> None:
-    model = load_model(str(tiny_path), n_ctx=512, n_parallel=1, backend_sampling=False, trust=True)
-    requests = [
-        request(ask(text), sampler=sampler, temperature=temperature, max_tokens=10, seed=5)
-        for text in QUESTIONS[:2]
-        for sampler, temperature in ((MinK(), 5.0), (TopP(), 1.0), (Greedy(), 1.0))
-    ]
-    together = [(a.text, a.k, a.finish_reason, a.n_tokens) for a in model.answer_all(requests)]
-    forget(model)
-    one_by_one = []
-    for each in requests:
-        reply = model.chat(each.prompt, each.params)  # type: ignore[arg-type]
-        one_by_one.append(("".join(reply), reply.k, reply.finish_reason, reply.n_tokens))
-    assert together == one_by_one
 
 
 def test_what_answers_have_in_common_is_evaluated_once(

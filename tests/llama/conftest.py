@@ -12,6 +12,7 @@ from mink_local.llama import ggml
 from mink_local.llama.context import Context, Segment
 from mink_local.llama.graph import Graph, Node
 from mink_local.llama.weights import Weights
+from tests.support.logits import embedded_logits
 
 Generate = Callable[..., list[int]]
 
@@ -50,13 +51,9 @@ def tiny_weights(tiny_path: Path) -> Weights:
 
 
 @pytest.fixture(scope="session")
-def rows(weights: Weights) -> NDArray[np.float32]:
+def rows() -> NDArray[np.float32]:
     """Logits of the embedded model over the steps of a text, (16, V)."""
-    text = "Robots were rare, and so the small town had built its own, out of an old oven."
-    tokens = weights.tokenize(text, add_special=True, parse_special=False)[:16]
-    context = Context(weights, 64, 1, n_outputs=16)
-    context.decode(Segment(tokens, 0, n_outputs=16))
-    return np.array([context.logits(i) for i in range(16)])
+    return embedded_logits()[:16].copy()
 
 
 @pytest.fixture
