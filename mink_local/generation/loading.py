@@ -115,7 +115,9 @@ def load_model(
     def load(layers: int) -> tuple[Weights, Context]:
         weights = Weights(file.path, layers, verbose, trust)
         if n_ctx is not None and n_ctx > weights.n_ctx_train:
-            log.warning("%s was trained on %d tokens: the context is that", file.name, weights.n_ctx_train)
+            log.warning(
+                "%s was trained on %d tokens: limiting the context to that", file.name, weights.n_ctx_train
+            )
         return weights, allocate(weights, placement.n_ctx, n_parallel)
 
     renderer_process = None if trust else started_server()
@@ -224,7 +226,7 @@ def _load(
     missing = gpu_missing()
     if missing:
         if requested not in ("auto", 0):
-            log.warning("no layer goes to a GPU: %s", missing)
+            log.warning("no layers are on a GPU: %s", missing)
         weights, context = load(0)
         where = f"on the CPU, {threads} thread{'s' * (threads > 1)} ({missing})"
     else:

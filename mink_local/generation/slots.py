@@ -320,5 +320,5 @@ def logprob(logits: NDArray[np.float32], token: int) -> float:
     """Return the log-probability of a token at temperature 1. Raises GenerationError for a NaN."""
     found = float(kernels.log_probability(logits, token))
     if not found <= 0:
-        raise GenerationError("the model gave a NaN among its logits: its file is damaged")
+        raise GenerationError("the model's logits contain a NaN: its file is damaged")
     return found

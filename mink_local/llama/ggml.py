@@ -100,10 +100,7 @@ def function(name: str, result: Any, *arguments: Any) -> Any:
             symbol = library[name]  # unlike an attribute, not shared with other users of the library
             symbol.restype, symbol.argtypes = result, arguments
             return symbol
-    raise MinkError(
-        f"llama-cpp-python {llama_cpp.__version__} has no {name}: "
-        "install a version from 0.3.36 on and below 0.4"
-    )
+    raise MinkError(f"llama-cpp-python {llama_cpp.__version__} has no {name}: install 0.3.36 or a later 0.3")
 
 
 def _libraries() -> Iterator[ctypes.CDLL]:
