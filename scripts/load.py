@@ -124,7 +124,7 @@ def row(name: str, clients: int, rounds: Sequence[Load], reference: Sequence[Loa
 @model_option
 @click.option("--against", metavar="PROGRAM", help="A llama-server to compare with.")
 @click.option("--clients", multiple=True, type=click.IntRange(1, 256), default=[1, 4, 16, 32])
-@click.option("--requests", type=click.IntRange(1), default=4, help="Requests of a client.")
+@click.option("--requests", type=click.IntRange(1), default=2, help="Requests of a client.")
 @click.option("--tokens", "-n", type=click.IntRange(2), default=64, help="Tokens of an answer.")
 @click.option("--rounds", type=click.IntRange(1), default=3)
 def main(

@@ -63,16 +63,6 @@ def test_a_chat_is_answered(client: OpenAI) -> None:
     assert usage.prompt_tokens_details is not None
 
 
-def test_a_stream_has_the_same_text_and_ends_with_the_usage(client: OpenAI) -> None:
-    options: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 6, "temperature": 0}
-    whole = client.chat.completions.create(**options)
-    stream = client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
-    *deltas, last = stream
-    text = "".join(chunk.choices[0].delta.content or "" for chunk in deltas)
-    assert text == whole.choices[0].message.content
-    assert last.usage.completion_tokens == 6
-
-
 def test_min_k_is_asked_for_in_three_ways(client: OpenAI) -> None:
     def text(model: str = MODEL, **extra: object) -> str | None:
         completion = client.chat.completions.create(
@@ -84,13 +74,6 @@ def test_min_k_is_asked_for_in_three_ways(client: OpenAI) -> None:
     assert text(temperature=5, min_k=True, min_k_tau=3) == wanted
     assert text(temperature=5, sampler="min-k:tau=3") == wanted
     assert text(temperature=5, min_k_tau=3) == wanted
-
-
-def test_what_is_ignored_is_told_in_a_header(client: OpenAI) -> None:
-    response = client.chat.completions.with_raw_response.create(
-        model=f"{MODEL}:greedy", messages=HELLO, max_tokens=1, top_p=0.5, extra_body={"tfs_z": 1}
-    )
-    assert response.headers["x-mink-ignored"] == "tfs_z,top_p"
 
 
 def test_choices_and_log_probabilities(client: OpenAI) -> None:
