@@ -13,7 +13,8 @@ from mink_local.models.memory import memory_budget
 
 # Qwen3: one family in all sizes, with a free licence and no login.
 LADDER = ("qwen3-0.6b:Q8_0", "qwen3-1.7b:Q4_K_M", "qwen3-4b-instruct:Q4_K_M", "qwen3-8b:Q4_K_M")
-_SHARE = 4  # of the memory, for a model on the CPU: the rest is other programs', and larger models are slow
+# On the CPU, a model may take a quarter of the memory, and no more than 3 GB: larger ones answer slowly.
+_SHARE, _MOST = 4, 3 * 10**9
 
 
 def find_offer() -> dict[str, Any] | None:
@@ -22,7 +23,7 @@ def find_offer() -> dict[str, Any] | None:
     A model that is here already, in any program's store, comes before one to download: the largest that
     suits the machine, or else the smallest that fits at all.
     """
-    most = psutil.virtual_memory().total // _SHARE
+    most = min(psutil.virtual_memory().total // _SHARE, _MOST)
     here, to_pull = [], []
     for row in model_list(memory_budget()):
         if row["fits"] in (None, "no", "damaged") or row["name"] == catalog.EMBEDDED:

@@ -40,7 +40,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
         ((8,), "qwen3-1.7b:Q4_K_M"),
         ((8, 1.5), "qwen3-0.6b:Q8_0"),  # other programs have the rest
         ((16,), "qwen3-4b-instruct:Q4_K_M"),
-        ((21,), "qwen3-8b:Q4_K_M"),
+        ((64,), "qwen3-4b-instruct:Q4_K_M"),
         ((16, 10, 8), "qwen3-8b:Q4_K_M"),  # a GPU
     ],
 )
