@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from mink_local.errors import DataError
-from mink_local.evals.run.questions import locate
 from mink_local.evals.tasks import TASKS, find_task
 from mink_local.evals.tasks.datasets import shuffled
 from tests.conftest import shared
@@ -123,12 +122,6 @@ def test_a_file_without_questions_and_one_that_cannot_be_read(
     (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(DataError, match="Is a directory"):
         read(task, tmp_path / "folder.jsonl")
-
-
-def test_aqua_shows_its_options() -> None:
-    question = TASKS["sample-choice"].read(locate(TASKS["sample-choice"]), 0)[0]
-    assert question.choices[1] == "15%"
-    assert "\n(B) 15%\n" in question.prompt
 
 
 def test_gpqa_reads_the_users_own_csv(write: Write) -> None:
