@@ -87,7 +87,7 @@ class FrontierResults:
         for i, one in enumerate(self.settings):
             self._numbers.setdefault((one.temperature, one.curve), []).append(i)
 
-    def at_noise(self, temperature: float, wanted: float, level: str = "noise") -> pd.DataFrame:
+    def at_noise(self, temperature: float, wanted: float) -> pd.DataFrame:
         """Return the most entropy of each curve at a wanted noise, the best curve first.
 
         A curve is the straight lines from greedy through its settings: a point on a line is reached by
@@ -97,7 +97,6 @@ class FrontierResults:
         Args:
             temperature: One of `temperatures`.
             wanted: Noise above greedy's, as a share.
-            level: "noise" or "deep_noise".
 
         Returns:
             For each curve its `entropy` and, paired, how far it is `behind` the best curve's, as intervals;
@@ -108,7 +107,7 @@ class FrontierResults:
             if t != temperature or not self.settings[members[0]].option:
                 continue
             numbers = np.array(self._numbers[t, "greedy"] + members)
-            noise, entropy = self._path(numbers, level)
+            noise, entropy = self._path(numbers)
             kept = np.concatenate([[True], noise[0, 1:] <= MOST_NOISE])
             if kept.sum() > 1:
                 best, place = most_entropy(noise[:, kept], entropy[:, kept], noise[:, 0] + wanted)
@@ -140,10 +139,10 @@ class FrontierResults:
                 gains[i] = _interval(own_entropy - best)
         return self.figures.loc[list(gains)].assign(gain=list(gains.values()))
 
-    def _path(self, numbers: Any, level: str = "noise") -> tuple[Floats, Floats]:
+    def _path(self, numbers: Any) -> tuple[Floats, Floats]:
         """Return noise and entropy along settings, float64 (1 + resamples, settings)."""
         means = self._means[:, numbers]
-        return means[:, :, FIGURES.index(level)], means[:, :, FIGURES.index("entropy")]
+        return means[:, :, FIGURES.index("noise")], means[:, :, FIGURES.index("entropy")]
 
 
 def _interval(means: Floats) -> Interval:
@@ -209,8 +208,7 @@ def report(results: Results) -> None:
     defaults = pd.concat([found.defaults(temperature) for temperature in found.temperatures])
     at_noise = pd.concat(
         [
-            found.at_noise(temperature, more, level).assign(temperature=temperature, wanted=more, level=level)
-            for level in NOISE_LEVELS
+            found.at_noise(temperature, more).assign(temperature=temperature, wanted=more)
             for temperature in found.temperatures
             for more in wanted
         ]
@@ -260,7 +258,7 @@ def _table(title: str, frame: pd.DataFrame) -> Table:
 
 def _noise_tables(at_noise: pd.DataFrame) -> Iterator[Table]:
     """Yield a table for each temperature: the most entropy of every curve at the wanted noises."""
-    for temperature, frame in at_noise[at_noise["level"] == "noise"].groupby("temperature"):
+    for temperature, frame in at_noise.groupby("temperature"):
         best = frame["entropy"].str[0].groupby(frame["curve"]).sum()
         table = pd.DataFrame({"method": best.sort_values(ascending=False).index})
         for wanted, column in frame.groupby("wanted"):

@@ -64,7 +64,6 @@ def test_the_report(frontier: Frontier, tmp_path: Path) -> None:
     assert found["n_texts"] == 2
     assert str(tmp_path) not in (out / "frontier.md").read_text() + json.dumps(found)  # it is for others too
     assert {row["sampler"] for row in found["defaults"]} >= {"min-k:tau=3", "greedy"}
-    assert {row["level"] for row in found["at_noise"]} == {"noise", "deep_noise"}
     rows = pd.read_csv(out / "frontier.csv")
     assert len(rows) == len(found["settings"]) == len(sweep([5.0]))
     assert (rows["entropy_low"] <= rows["entropy"] + 1e-6).all()
