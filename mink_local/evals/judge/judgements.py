@@ -94,7 +94,7 @@ class ResponsePair:
 
 
 def response_pairs(run: RecordedRun, first: str, second: str) -> Iterator[ResponsePair]:
-    """Yield the pairs of two samplers: same model, question, temperature and repeat; a question's in a row.
+    """Yield the pairs of two samplers, of the same model, question, temperature and repeat, by question.
 
     A greedy response, which is generated once per question, is paired with each of the other sampler's.
     """
@@ -115,7 +115,7 @@ def response_pairs(run: RecordedRun, first: str, second: str) -> Iterator[Respon
                 )
 
 
-def samplers_of(run: RecordedRun, wanted: Iterable[str] = ()) -> list[str]:
+def samplers_of(run: RecordedRun, wanted: Iterable[str]) -> list[str]:
     """Return the samplers of a run, as text. Raises ReportError if one of `wanted` is missing."""
     samplers = list(dict.fromkeys(response.sampler for response in run.responses))
     for sampler in wanted:
@@ -129,7 +129,7 @@ class Judgement(PairKey):
     """A judge's answer on one pair in one order: a line of `judgements.jsonl`.
 
     Attributes:
-        prompt_sha256: Of the prompt with uncut responses, or those cut to --max-chars.
+        prompt_sha256: Of the prompt, before responses that do not fit are cut shorter.
         order: Which response was shown as A: "first" is that of `sampler`, the other that of `against`.
         winner: "A", "B" or "tie"; None if no answer was readable: it is never guessed.
         raw: The judge's answer.
