@@ -533,10 +533,11 @@ def quants_command(
 
     Compares the distributions of the next token at the same positions of a text: divergence, the top token,
     perplexity, and the candidates of samplers, all beside the base's own noise; and speed, size and memory.
-    Both files are in memory at a time.
+    Two files that do not fit in memory together are loaded in turns.
 
-    Writes to DIR: quants.html, quants.md, .csv and .json, and two pictures. Run the same command again to
-    resume; with more files or positions, only what is new is measured.
+    Writes to DIR: quants.html, with the task's responses if there is one, quants.md, .csv and .json, and two
+    pictures. Run the same command again to resume; with more files or positions, only what is new is
+    measured.
     """
     if len(models) < 2:
         raise click.UsageError("name the base and at least one other file.")

@@ -19,7 +19,7 @@ NOTE: dict[str, Any] = {"fontsize": "small", "x": 0.01, "ha": "left", "wrap": Tr
 
 # Colours that colour-blind people can tell apart, of Okabe and Ito (2008), https://jfly.uni-koeln.de/color/,
 # and of Paul Tol; Min-k, which is registered first, is vermilion. What colours tell apart, markers do too.
-_COLOURS = (
+COLOURS = (
     *("#D55E00", "#000000", "#56B4E9", "#009E73", "#0072B2", "#CC79A7", "#8C6D1F", "#882255", "#777777"),
     *("#44AA99", "#E69F00", "#332288", "#999933"),
 )
@@ -35,7 +35,7 @@ def look(sampler: str) -> dict[str, Any]:
     name = sampler.replace(":", " ").partition(" ")[0]  # also of a label: "top-p (T last)"
     names = list(SAMPLERS)
     place = names.index(name) if name in names else len(names)
-    colour = _COLOURS[place % len(_COLOURS)]
+    colour = COLOURS[place % len(COLOURS)]
     first = "temperature-first" in sampler or "(T first)" in sampler
     return {
         "color": colour,

@@ -57,10 +57,56 @@ class SamplerSetting(NamedTuple):
         return self.sampler in default_samplers()
 
 
+class RowMeasurement(Measurement[R]):
+    """Base of measurements that read rows of logits, which an interrupt ends in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._readers: list[RowReader] = []
+
+    @abstractmethod
+    def measure_rows(self, keys: Sequence[Any], store: Store[R]) -> Iterator[R]:
+        """Yield a row for every key; see `measure`."""
+
+    def measure(self, keys: Sequence[Any], store: Store[R]) -> Iterator[R]:
+        try:
+            yield from self.measure_rows(keys, store)
+        except GenerationError:
+            if not self.interrupted:
+                raise
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        for reader in list(self._readers):
+            reader.interrupt()
+
+    def reader(
+        self, opened: ExitStack, model: Model, lengths: Iterable[tuple[int, str]], *limits: Any
+    ) -> RowReader:
+        """Return a reader of rows that `interrupt` ends.
+
+        Args:
+            opened: Closes it.
+            lengths: The tokens of each sequence that it will read, and what the sequence is.
+            limits: The other arguments of `Model.rows`.
+
+        Raises:
+            DataError: A sequence exceeds the context that the model was trained on.
+        """
+        longest, name = max(lengths)
+        most = model.weights.n_ctx_train
+        if longest > most:
+            raise DataError(f"{name} takes {longest:,} tokens and {model.name} holds {most:,}: shorten it")
+        reader = opened.enter_context(model.rows(max(1, longest), *limits))
+        self._readers.append(reader)
+        opened.callback(self._readers.remove, reader)
+        return reader
+
+
 Unit = TypeVar("Unit")
 
 
-class SettingsMeasurement(Measurement[R], Generic[R, Unit]):
+class SettingsMeasurement(RowMeasurement[R], Generic[R, Unit]):
     """Base of measurements of settings on texts or prompts; a row's key is the unit's and the setting's.
 
     Args:
@@ -82,7 +128,6 @@ class SettingsMeasurement(Measurement[R], Generic[R, Unit]):
         super().__init__()
         self._units, self._files, self._placement = units, files, placement
         self._by_text = {one.as_text: one for one in settings}
-        self._readers: list[RowReader] = []
         self.session: dict[str, Any] = {}
         self.settings: dict[str, Any] = {
             role: {"name": file.name, "path": str(file.path), "sha256": file_sha256(file.path)}
@@ -103,12 +148,7 @@ class SettingsMeasurement(Measurement[R], Generic[R, Unit]):
     def plan(self) -> list[tuple[str, str, str]]:
         return [(key, *setting) for key in self._units for setting in self._by_text]
 
-    def interrupt(self) -> None:
-        super().interrupt()
-        for reader in self._readers:
-            reader.interrupt()
-
-    def measure(self, keys: Sequence[tuple[str, str, str]], store: Store[R]) -> Iterator[R]:
+    def measure_rows(self, keys: Sequence[tuple[str, str, str]], store: Store[R]) -> Iterator[R]:
         units = [
             (self._units[key], [self._by_text[sampler, temperature] for _, sampler, temperature in members])
             for key, members in groupby(keys, lambda key: key[0])
@@ -119,33 +159,7 @@ class SettingsMeasurement(Measurement[R], Generic[R, Unit]):
                 for file in self._files.values()  # n_ctx: no answers are generated
             ]
             store.begin_session(placement=[model.placement for model in models], **self.session)
-            opened.callback(self._readers.clear)
-            try:
-                yield from self.measure_units(units, models, opened)
-            except GenerationError:
-                if not self.interrupted:
-                    raise
-
-    def reader(
-        self, opened: ExitStack, model: Model, lengths: Iterable[tuple[int, str]], *limits: Any
-    ) -> RowReader:
-        """Return a reader of rows that `interrupt` ends.
-
-        Args:
-            opened: Closes it.
-            lengths: The tokens of each sequence that it will read, and what the sequence is.
-            limits: The other arguments of `Model.rows`.
-
-        Raises:
-            DataError: A sequence exceeds the context that the model was trained on.
-        """
-        longest, name = max(lengths)
-        most = model.weights.n_ctx_train
-        if longest > most:
-            raise DataError(f"{name} takes {longest:,} tokens and {model.name} holds {most:,}: shorten it")
-        reader = opened.enter_context(model.rows(max(1, longest), *limits))
-        self._readers.append(reader)
-        return reader
+            yield from self.measure_units(units, models, opened)
 
 
 def cuts(settings: Sequence[SamplerSetting]) -> Iterator[tuple[Sampler, float, list[int]]]:

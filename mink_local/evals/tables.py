@@ -170,8 +170,8 @@ def grid(frame: pd.DataFrame, row: str, column: str, value: str) -> pd.DataFrame
     return wide.astype(object).where(wide.notna(), None).reset_index()
 
 
-def to_csv(frame: pd.DataFrame) -> str:
-    """Return a frame as CSV. An interval has three columns: NAME, NAME_low and NAME_high."""
+def spread(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame in which an interval has three columns: NAME, NAME_low and NAME_high."""
     columns: dict[Any, pd.Series] = {}
     for name, column in frame.items():
         if any(isinstance(value, Interval) for value in column):
@@ -179,7 +179,12 @@ def to_csv(frame: pd.DataFrame) -> str:
                 columns[f"{name}{end}"] = column.str[i]
         else:
             columns[name] = column
-    return str(pd.DataFrame(columns).to_csv(index=False, lineterminator="\n"))
+    return pd.DataFrame(columns)
+
+
+def to_csv(frame: pd.DataFrame) -> str:
+    """Return a frame as CSV, with intervals in three columns; see `spread`."""
+    return str(spread(frame).to_csv(index=False, lineterminator="\n"))
 
 
 def to_json(about: Mapping[str, Any], **frames: pd.DataFrame) -> str:

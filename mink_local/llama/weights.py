@@ -33,6 +33,7 @@ class Weights:
             is used at all, not even where llama.cpp would by default.
         verbose: Write llama.cpp's log to standard error, including that of contexts over these weights.
         trust: Do not try grammars in a child process first.
+        vocab_only: Load the vocabulary and nothing else, to tokenize and detokenize.
 
     Attributes:
         n_vocab: Number of tokens in the vocabulary, V.
@@ -52,6 +53,7 @@ class Weights:
         n_gpu_layers: int = 0,
         verbose: bool = False,
         trust: bool = False,
+        vocab_only: bool = False,
     ) -> None:
         self.path, self.verbose, self.trust = path, verbose, trust
         self.on_gpu = n_gpu_layers != 0
@@ -60,6 +62,7 @@ class Weights:
             C.llama_backend_init()
             params = C.llama_model_default_params() if n_gpu_layers else cpu_params()
             params.n_gpu_layers = n_gpu_layers
+            params.vocab_only = vocab_only
             self.handle = C.llama_model_load_from_file(bytes(path), params)
         if not self.handle:
             raise ModelError(f"llama.cpp cannot load {path}: {reason()}")

@@ -61,12 +61,13 @@ class Array(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A tensor's name, type, number of parameters, and their bytes."""
+    """A tensor's name, type, number of parameters, their bytes, and the parameters in a row."""
 
     name: str
     type: str
     n_parameters: int
     n_bytes: int
+    row: int = 0
 
     @property
     def layer(self) -> int | None:
@@ -257,13 +258,14 @@ class _Reader:
             n_dimensions = self._number(_U32)
             if n_dimensions > _MOST_DIMENSIONS:
                 raise _DamagedError(f"tensor {name[:60]!r} has {n_dimensions} dimensions")
-            n_parameters = math.prod(self._numbers(_U64, n_dimensions))
+            dimensions = self._numbers(_U64, n_dimensions)
+            n_parameters = math.prod(dimensions)
             number, offset = self._number(_U32), self._number(_U64)
             if not (kind := tensor_types().get(number)):
                 raise _DamagedError(f"tensor {name[:60]!r} has unknown type {number}")
             n_bytes = kind.n_bytes(n_parameters)
             ends = max(ends, offset + n_bytes)
-            yield Tensor(name, kind.name, n_parameters, n_bytes)
+            yield Tensor(name, kind.name, n_parameters, n_bytes, next(iter(dimensions), 1))
         if not isinstance(alignment, int) or alignment < 1:
             raise _DamagedError(f"invalid alignment {alignment!r}")
         missing = -(-self._at // alignment) * alignment + ends - self._size

@@ -19,6 +19,7 @@ from mink_local.evals.store import Store, file_sha256
 from mink_local.evals.tasks.base import decoded_lines
 from mink_local.generation.model import Model
 from mink_local.generation.slots import N_OUTPUTS
+from mink_local.llama.weights import Weights
 from mink_local.models.catalog import resolve
 
 
@@ -176,7 +177,7 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         opened: ExitStack,
     ) -> Iterator[TextSums]:
         model, reference = models
-        n_vocab = common_vocabulary(model, reference)
+        n_vocab = common_vocabulary(model.weights, reference.weights)
         streams = []
         for one in models:
             sequences = [text.sequence(one, reference) for text, _ in units]
@@ -200,7 +201,7 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         report(results)
 
 
-def common_vocabulary(model: Model, reference: Model) -> int:
+def common_vocabulary(model: Weights, reference: Weights) -> int:
     """Return the number of tokens that two models share: all but the padding of the longer vocabulary.
 
     The texts of all tokens are compared. Padding is what llama.cpp's converter makes of rows without a token:
@@ -209,12 +210,13 @@ def common_vocabulary(model: Model, reference: Model) -> int:
     Raises:
         ModelError: The vocabularies differ; the text names the first difference.
     """
-    a, b = model.weights, reference.weights
-    for token in range(max(a.n_vocab, b.n_vocab)):
-        texts = [one.token_text(token) if token < one.n_vocab else f"[PAD{token}]" for one in (a, b)]
-        if texts[0] != texts[1]:
+    for token in range(max(model.n_vocab, reference.n_vocab)):
+        ours, theirs = (
+            one.token_text(token) if token < one.n_vocab else f"[PAD{token}]" for one in (model, reference)
+        )
+        if ours != theirs:
             raise ModelError(
-                f"{reference.name} and {model.name} have different vocabularies: token {token} is "
-                f"{texts[1]!r} and {texts[0]!r}. Name a file of the same family"
+                f"{reference.path} and {model.path} have different vocabularies: token {token} is "
+                f"{theirs!r} and {ours!r}. Name a file of the same family"
             )
-    return min(a.n_vocab, b.n_vocab)
+    return min(model.n_vocab, reference.n_vocab)

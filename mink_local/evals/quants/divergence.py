@@ -14,26 +14,7 @@ from numpy.typing import NDArray
 from mink_local.evals.frontier.sums import log_softmax
 from mink_local.samplers import Sampler, Workspace
 
-N_PEAKS = 10  # positions that are shown, and kept of each chunk
-_N_TOP = 3  # tokens of a distribution that are shown
-
 Logits = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Peak:
-    """A position with a large divergence.
-
-    Attributes:
-        position: Number of the token in the chunk.
-        base: The base's most probable tokens with their probabilities.
-        file: Those of the file.
-    """
-
-    position: int
-    kld: float
-    base: list[tuple[int, float]]
-    file: list[tuple[int, float]]
 
 
 @dataclass
@@ -47,7 +28,6 @@ class Divergence:
         same_top: 1 where both have the same most probable token.
         same_set: By sampler, 1 where it keeps the same candidates.
         k_is_1: By sampler, 1 where it keeps a single one, in the base and in the file.
-        peaks: The positions with the largest divergence, in no order.
     """
 
     kld: list[float] = field(default_factory=list)
@@ -56,16 +36,14 @@ class Divergence:
     same_top: list[int] = field(default_factory=list)
     same_set: dict[str, list[int]] = field(default_factory=dict)
     k_is_1: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    peaks: list[Peak] = field(default_factory=list)
 
-    def add(self, base: Logits, file: Logits, token: int, position: int, candidates: "CandidateSets") -> None:
+    def add(self, base: Logits, file: Logits, token: int, candidates: "CandidateSets") -> None:
         """Append a position.
 
         Args:
             base: Raw logits of the base, (V,) or longer; tokens beyond the common vocabulary are ignored.
             file: Those of the file.
             token: The token that follows.
-            position: Its number in the chunk.
             candidates: Of the samplers.
 
         Raises:
@@ -73,27 +51,33 @@ class Divergence:
         """
         rows = [np.ascontiguousarray(row[: candidates.n_vocab]) for row in (base, file)]
         log_p, log_q = (log_softmax(row) for row in rows)
-        p = np.exp(log_p)
-        kld = max(0.0, float(p @ (log_p - log_q)))  # below 0 by rounding only
-        self.kld.append(kld)
+        self.kld.append(max(0.0, float(np.exp(log_p) @ (log_p - log_q))))  # below 0 by rounding only
         self.base_logprob.append(float(log_p[token]))
         self.logprob.append(float(log_q[token]))
         self.same_top.append(int(rows[0].argmax() == rows[1].argmax()))
         for name, (in_base, in_file) in candidates(*rows).items():
             self.same_set.setdefault(name, []).append(int(np.array_equal(in_base, in_file)))
             self.k_is_1.setdefault(name, []).append((int(in_base.size == 1), int(in_file.size == 1)))
-        if len(self.peaks) == N_PEAKS:
-            least = min(self.peaks, key=lambda peak: peak.kld)
-            if kld <= least.kld:
-                return
-            self.peaks.remove(least)
-        self.peaks.append(Peak(position, kld, _top(log_p), _top(log_q)))
 
 
-def _top(log_p: NDArray[np.float64]) -> list[tuple[int, float]]:
-    best = np.argpartition(-log_p, _N_TOP)[:_N_TOP]
-    ordered = best[np.argsort(-log_p[best], kind="stable")]
-    return [(int(token), float(np.exp(log_p[token]))) for token in ordered]
+def compare(base: Logits, file: Logits, tokens: Sequence[int], candidates: "CandidateSets") -> Divergence:
+    """Return the figures of the last positions of a chunk.
+
+    Args:
+        base: Raw logits before each of the last tokens, (positions, V); `file`, too.
+        tokens: The chunk.
+    """
+    found = Divergence()
+    for row, other, token in zip(base, file, tokens[-len(base) :], strict=True):
+        found.add(row, other, token, candidates)
+    return found
+
+
+def most_probable(logits: Logits, n: int) -> list[tuple[int, float]]:
+    """Return the `n` most probable tokens of a row with their probabilities, the largest first."""
+    log_p = log_softmax(logits)
+    best = np.argsort(-log_p, kind="stable")[:n]
+    return [(int(token), float(np.exp(log_p[token]))) for token in best]
 
 
 class CandidateSets:

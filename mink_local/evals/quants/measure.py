@@ -1,40 +1,70 @@
-"""Measure quantizations: stream the logits of a base file and of another one over the same chunks of text."""
+"""Measure quantizations: evaluate the same chunks of text with a base file and with another one."""
 
+import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+import psutil
 from llama_cpp import llama_cpp as C
 
-from mink_local.errors import DataError, GenerationError, RunError
+from mink_local.errors import DataError, RunError
 from mink_local.evals.frontier.measure import common_vocabulary
-from mink_local.evals.measurement import Measurement, Results, carry_out
-from mink_local.evals.quants.divergence import CandidateSets, Divergence
-from mink_local.evals.quants.report import RUN, report
+from mink_local.evals.measurement import Results, carry_out
+from mink_local.evals.quants.divergence import CandidateSets, Divergence, Logits, compare, most_probable
+from mink_local.evals.quants.report import N_PEAKS, RUN, report
 from mink_local.evals.run.evaluation import Run
-from mink_local.evals.run.workers import DATE
+from mink_local.evals.settings import RowMeasurement
 from mink_local.evals.store import Store, file_sha256
 from mink_local.evals.tasks.base import Task, decoded_lines
 from mink_local.generation.loading import load_model
-from mink_local.generation.model import Model
-from mink_local.generation.slots import N_OUTPUTS, Row, RowReader
+from mink_local.generation.slots import N_OUTPUTS, RowReader
+from mink_local.llama.devices import gpus
+from mink_local.llama.weights import Weights
+from mink_local.models import trust
 from mink_local.models.catalog import ModelFile
 from mink_local.models.gguf import Metadata, read_metadata, tensor_types
 from mink_local.models.info import tensors_by_type
-from mink_local.models.memory import USUAL_CONTEXT, choose_placement, memory_budget
+from mink_local.models.memory import Budget, choose_placement, memory_budget
 from mink_local.samplers import Greedy, Sampler
 
 BUNDLED = Path(__file__).with_name("text.txt")  # written for mink-local, under its license
 
 _OTHER_SPLIT = 48  # logits rows of a batch of the base against itself, where all others have N_OUTPUTS
 _N_ANSWER = 16  # tokens by which the speed of an answer is timed, after each chunk
+_N_WARM = 32  # tokens that are evaluated first, so that all weights have been read
+_N_BEFORE = 16  # tokens of text that are shown before a position
+_N_TOP = 3  # tokens of a distribution that are shown
 _FEWEST = 2  # chunks, without which there is no interval
-_SMALL_BLOCK = 32  # numbers in a block of the types that llama.cpp falls back to
+_LARGE_BLOCK, _SMALL_BLOCK = 256, 32  # numbers in a block of K-quants, and of the types they fall back to
 _FILE_TYPE = "LLAMA_FTYPE_MOSTLY_"
+
+log = logging.getLogger("mink_local")
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A position with a large divergence.
+
+    Attributes:
+        before: The text before it.
+        follows: The token that follows in the text.
+        base: The base's most probable tokens with their probabilities.
+        file: Those of the file.
+    """
+
+    kld: float
+    before: str
+    follows: str
+    base: list[tuple[str, float]]
+    file: list[tuple[str, float]]
 
 
 @dataclass(frozen=True)
@@ -42,10 +72,12 @@ class ChunkRow:
     """A file on one chunk of the text, beside the base.
 
     Attributes:
-        seconds: Of the prompt and of the answer, in the base and in the file, measured in turns.
         n_prompt: Tokens of the prompt.
-        before: The text before each of the peaks, and the token that follows.
-        tops: The texts of the most probable tokens of each peak by token.
+        prompt_seconds: Of the base and of the file, as are the other seconds.
+        answer_seconds: Of a short answer behind the chunk.
+        load_seconds: 0 if the model was loaded for an earlier chunk.
+        memory: Bytes by which the process grew when it loaded the file.
+        peaks: The positions with the largest divergence, in descending order.
     """
 
     file: str
@@ -54,15 +86,16 @@ class ChunkRow:
     n_prompt: int
     prompt_seconds: tuple[float, float]
     answer_seconds: tuple[float, float]
-    before: dict[str, tuple[str, str]]
-    tokens: dict[str, str]
+    load_seconds: tuple[float, float]
+    memory: int
+    peaks: list[Peak]
 
     @property
     def key(self) -> tuple[str, int]:
         return self.file, self.chunk
 
 
-class Quants(Measurement[ChunkRow]):
+class Quants(RowMeasurement[ChunkRow]):
     """Every file against the base, and the base against itself in another batch split.
 
     Args:
@@ -101,15 +134,17 @@ class Quants(Measurement[ChunkRow]):
         self._quiet = quiet
         path = text or BUNDLED
         self._text = "".join(line for _, line in decoded_lines(path)).replace("\r\n", "\n")
-        self._base, self._others, self._samplers = base, others, samplers
-        self._chunk, self._placement = chunk, placement
-        self._n_chunks = max(_FEWEST, -(-positions // (chunk - 1 - chunk // 2)))
+        self._base, self._samplers = base, samplers
+        self._files = {file.name: file for file in (base, *others)}
+        self._positions, self._chunk, self._placement = positions, chunk, placement
         self._fail_above = dict(fail_above or {})
         self._run = None if task is None else Run(
             [task], [base, *others], [Greedy()], [0.0],
             data=data or {}, shots_from={}, limit=limit, **placement,
         )  # fmt: skip
-        self._readers: list[RowReader] = []
+        self._metadata: dict[str, Metadata] = {}
+        self._vocabularies: dict[str, Weights] = {}
+        self._n_common: dict[str, int] = {}
         self._chunks: list[list[int]] = []
         self.settings = {
             "base": _described(base),
@@ -121,51 +156,118 @@ class Quants(Measurement[ChunkRow]):
 
     def prepare(self, store: Store[ChunkRow]) -> None:
         super().prepare(store)
-        facts = {file.name: file_facts(read_metadata(file.path)) for file in (self._base, *self._others)}
+        for name, file in self._files.items():
+            trust.check(file)
+            self._metadata[name] = read_metadata(file.path)
+            self._vocabularies[name] = Weights(file.path, vocab_only=True)
+            self._n_common[name] = common_vocabulary(
+                self._vocabularies[self._base.name], self._vocabularies[name]
+            )
+        facts = {name: file_facts(metadata) for name, metadata in self._metadata.items()}
         store.note(facts=store.manifest.get("facts", {}) | facts)
-        # On the CPU, because nothing is evaluated.
-        options = self._placement | {"n_gpu_layers": 0}
-        with load_model(str(self._base.path), n_ctx=256, date=DATE, **options) as model:
-            longest = model.weights.n_ctx_train - _N_ANSWER
-            if self._chunk > longest:
-                raise DataError(
-                    f"{self._base.name} takes chunks of {longest:,} tokens: give a smaller --chunk"
-                )
-            self._chunks = chunks_of(model, self._text, self._chunk)[: self._n_chunks]
+        chunks = chunks_of(self._vocabularies[self._base.name], self._text, self._chunk)
+        each = n_scored(self._chunk)
+        if self._positions > len(chunks) * each:
+            log.warning(
+                "the text has %d positions and --positions wants %d: give a longer --text",
+                len(chunks) * each,
+                self._positions,
+            )
+        self._chunks = chunks[: max(_FEWEST, -(-self._positions // each))]
 
     def plan(self) -> list[tuple[str, int]]:
-        return [
-            (file.name, chunk) for file in (self._base, *self._others) for chunk in range(len(self._chunks))
-        ]
+        return [(name, chunk) for name in self._files for chunk in range(len(self._chunks))]
 
-    def interrupt(self) -> None:
-        super().interrupt()
-        for reader in self._readers:
-            reader.interrupt()
+    def measure_rows(self, keys: Sequence[tuple[str, int]], store: Store[ChunkRow]) -> Iterator[ChunkRow]:
+        for name, members in groupby(keys, lambda key: key[0]):
+            chunks = [chunk for _, chunk in members]
+            n_held = self._chunks_to_hold(name)
+            each = n_held or len(chunks)
+            if n_held:
+                log.warning(
+                    "%s and %s do not fit in memory together: they are loaded in turns, %d times each",
+                    self._base.name,
+                    name,
+                    -(-len(chunks) // each),
+                )
+            for first in range(0, len(chunks), each):
+                yield from self._measure_batch(name, chunks[first : first + each], n_held is not None, store)
 
-    def measure(self, keys: Sequence[tuple[str, int]], store: Store[ChunkRow]) -> Iterator[ChunkRow]:
-        files = {file.name: file for file in (self._base, *self._others)}
-        with load_model(str(self._base.path), n_ctx=256, date=DATE, **self._placement) as base:
-            for name, members in groupby(keys, lambda key: key[0]):
-                with ExitStack() as opened:
-                    opened.callback(self._readers.clear)
-                    path = str(files[name].path)
-                    model = opened.enter_context(load_model(path, n_ctx=256, date=DATE, **self._placement))
-                    n_outputs = _OTHER_SPLIT if name == self._base.name else N_OUTPUTS
-                    store.begin_session(model=name, placement=[base.placement, model.placement])
-                    sets = CandidateSets(self._samplers, common_vocabulary(base, model))
-                    for one, outputs in ((base, N_OUTPUTS), (model, n_outputs)):
-                        reader = one.rows(self._chunk + _N_ANSWER, 1, outputs)
-                        self._readers.append(opened.enter_context(reader))
-                    try:
-                        for _, chunk in members:
-                            if self.interrupted:
-                                return
-                            tokens = self._chunks[chunk]
-                            yield measure_chunk(name, chunk, tokens, base, self._readers, sets)
-                    except GenerationError:
-                        if not self.interrupted:
-                            raise
+    def _chunks_to_hold(self, name: str) -> int | None:
+        return chunks_to_hold(
+            self._metadata[self._base.name],
+            self._metadata[name],
+            memory_budget(),
+            n_bytes=4 * n_scored(self._chunk) * self._n_common[name],
+            n_ctx=self._chunk + _N_ANSWER,
+            n_gpu_layers=self._placement.get("n_gpu_layers", "auto"),
+        )
+
+    def _measure_batch(
+        self, name: str, chunks: Sequence[int], in_turns: bool, store: Store[ChunkRow]
+    ) -> Iterator[ChunkRow]:
+        """Yield the rows of a file; in turns, the base is gone when the file is loaded."""
+        sets = CandidateSets(self._samplers, self._n_common[name])
+        n_outputs = _OTHER_SPLIT if name == self._base.name else N_OUTPUTS
+        with ExitStack() as opened:
+            base = self._open(opened, self._base, N_OUTPUTS)
+            of_base: Iterator[Evaluated] = map(base.evaluate, [self._chunks[chunk] for chunk in chunks])
+            if in_turns:
+                of_base = iter(list(of_base))
+                opened.close()
+            file = self._open(opened, self._files[name], n_outputs)
+            store.begin_session(model=name, in_turns=in_turns)
+            for chunk, by_base in zip(chunks, of_base, strict=True):
+                by_file = file.evaluate(self._chunks[chunk])
+                if self.interrupted:
+                    return
+                yield self._row(name, chunk, by_base, by_file, sets)
+
+    def _open(self, opened: ExitStack, file: ModelFile, n_outputs: int) -> "Evaluator":
+        """Return a model that is loaded, and has read all its weights, until `opened` is closed."""
+        before, began = memory_in_use(), time.perf_counter()
+        model = opened.enter_context(load_model(str(file.path), n_ctx=256, **self._placement))
+        length = self._chunk + _N_ANSWER, "a --chunk with a short answer"
+        reader = self.reader(opened, model, [length], 1, n_outputs)
+        for _ in reader([(self._chunks[0][:_N_WARM], 1)]):
+            pass
+        memory = memory_in_use() - before
+        return Evaluator(reader, model.weights.n_vocab, memory, time.perf_counter() - began)
+
+    def _row(
+        self, name: str, chunk: int, base: "Evaluated", file: "Evaluated", sets: CandidateSets
+    ) -> ChunkRow:
+        """Return the figures of a chunk, and the positions at which the file differs most."""
+        tokens = self._chunks[chunk]
+        divergence = compare(base.rows, file.rows, tokens, sets)
+        first = len(tokens) - len(base.rows)
+        return ChunkRow(
+            name,
+            chunk,
+            divergence,
+            len(tokens) - 1,
+            (base.prompt_seconds, file.prompt_seconds),
+            (base.answer_seconds, file.answer_seconds),
+            (base.load_seconds, file.load_seconds),
+            file.memory,
+            [
+                Peak(
+                    divergence.kld[i],
+                    self._text_of(tokens[max(0, first + i - _N_BEFORE) : first + i]),
+                    self._text_of([tokens[first + i]]),
+                    self._most_probable(base.rows[i]),
+                    self._most_probable(file.rows[i]),
+                )
+                for i in np.argsort(divergence.kld)[: -N_PEAKS - 1 : -1].tolist()
+            ],
+        )
+
+    def _most_probable(self, logits: Logits) -> list[tuple[str, float]]:
+        return [(self._text_of([token]), p) for token, p in most_probable(logits, _N_TOP)]
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        pieces = map(self._vocabularies[self._base.name].piece, tokens)
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def conclude(self, results: Results) -> None:
         if self._run is not None:
@@ -189,13 +291,18 @@ def _described(file: ModelFile) -> dict[str, Any]:
     return {"name": file.name, "path": str(file.path), "sha256": file_sha256(file.path)}
 
 
-def chunks_of(model: Model, text: str, length: int) -> list[list[int]]:
+def n_scored(chunk: int) -> int:
+    """Return how many positions of a chunk of so many tokens are scored: those of its second half."""
+    return chunk - 1 - chunk // 2
+
+
+def chunks_of(vocabulary: Weights, text: str, length: int) -> list[list[int]]:
     """Return the whole chunks of a text, each beginning with the token that begins every text, if any.
 
     Raises DataError if there are too few for intervals.
     """
-    special = model.weights.tokenize("", add_special=True, parse_special=False)[:1]
-    tokens = model.weights.tokenize(text, add_special=True, parse_special=False)
+    special = vocabulary.tokenize("", add_special=True, parse_special=False)[:1]
+    tokens = vocabulary.tokenize(text, add_special=True, parse_special=False)
     starts = range(0, len(tokens) - length + 1, length)
     chunks = [[*special, *tokens[start + len(special) : start + length]] for start in starts]
     if len(chunks) < _FEWEST:
@@ -206,72 +313,98 @@ def chunks_of(model: Model, text: str, length: int) -> list[list[int]]:
     return chunks
 
 
-def measure_chunk(
-    file: str,
-    chunk: int,
-    tokens: Sequence[int],
-    base: Model,
-    readers: Sequence[RowReader],
-    sets: CandidateSets,
-) -> ChunkRow:
-    """Return the figures of a chunk, whose second half is scored.
+def chunks_to_hold(
+    base: Metadata,
+    file: Metadata,
+    budget: Budget,
+    *,
+    n_bytes: int,
+    n_ctx: int,
+    n_gpu_layers: int | Literal["auto"],
+) -> int | None:
+    """Return how many chunks' logits of the base to hold while the file is loaded in its place.
+
+    None if both fit in memory together, with as many layers on the GPU as each has alone.
 
     Args:
-        readers: Of the base and of the file, with room for the chunk and a short answer.
+        n_bytes: Of the logits of a chunk.
+        n_ctx: Tokens of the context.
     """
-    first = len(tokens) // 2
-    divergence, prompt_seconds = Divergence(), [0.0, 0.0]
-    streams = [reader([(tokens[:-1], len(tokens) - 1 - first)]) for reader in readers]
-    for position in range(first + 1, len(tokens)):
-        rows: list[Row] = []
-        for i, stream in enumerate(streams):
-            began = time.perf_counter()
-            rows.append(next(stream))
-            prompt_seconds[i] += time.perf_counter() - began
-        divergence.add(rows[0].logits, rows[1].logits, tokens[position], position, sets)
-    for stream in streams:
-        stream.close()  # type: ignore[attr-defined]
-    peaks = divergence.peaks
-    shown = {token for peak in peaks for token, _ in (*peak.base, *peak.file)}
-    return ChunkRow(
-        file,
-        chunk,
-        divergence,
-        len(tokens) - 1,
-        (prompt_seconds[0], prompt_seconds[1]),
-        _time_answer(readers, tokens),
-        {
-            str(peak.position): (
-                _text(base, tokens[max(0, peak.position - 16) : peak.position]),
-                _text(base, [tokens[peak.position]]),
-            )
-            for peak in peaks
-        },
-        {str(token): _text(base, [token]) for token in shown},
+    place = partial(choose_placement, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers)
+    of_base, alone = place(base, budget), place(file, budget)
+    left = replace(
+        budget,
+        ram=budget.ram - budget.usage(of_base.need).total - 2 * n_bytes,
+        vram=budget.vram - of_base.need.gpu.total,
     )
+    beside = place(file, left)
+    if beside.warning is None and beside.n_gpu_layers == alone.n_gpu_layers:
+        return None
+    larger = max(budget.usage(one.need).total for one in (of_base, alone))
+    return max(1, (budget.ram - larger) // n_bytes - 1)  # one is the file's
 
 
-def _time_answer(readers: Sequence[RowReader], tokens: Sequence[int]) -> tuple[float, float]:
-    """Return the seconds that both models take for tokens one at a time, behind a chunk."""
-    seconds = [0.0, 0.0]
-    for n in range(_N_ANSWER):
-        sequence = [*tokens, *tokens[1 : n + 1]]
-        for i, reader in enumerate(readers):
+def memory_in_use() -> int:
+    """Return a number that grows by the bytes that this process takes in system memory and on GPUs."""
+    on_gpus: int = psutil.Process().memory_info().rss
+    return on_gpus - sum(gpu.free for gpu in gpus() if not gpu.shares_ram)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A chunk evaluated by a model.
+
+    Attributes:
+        rows: Raw logits before each token of the second half, (positions, V).
+        memory: Bytes that the model takes.
+    """
+
+    rows: Logits
+    prompt_seconds: float
+    answer_seconds: float
+    load_seconds: float
+    memory: int
+
+
+class Evaluator:
+    """A loaded model that evaluates chunks.
+
+    Args:
+        reader: Its rows, with room for a chunk and a short answer.
+        n_vocab: Tokens of its vocabulary, V.
+        memory: Bytes that it takes.
+        load_seconds: What loading it took.
+    """
+
+    def __init__(self, reader: RowReader, n_vocab: int, memory: int, load_seconds: float) -> None:
+        self._reader, self._n_vocab = reader, n_vocab
+        self._memory, self._load_seconds = memory, load_seconds
+
+    def evaluate(self, tokens: Sequence[int]) -> Evaluated:
+        """Return the rows of a chunk's second half, and how long they and a short answer behind it take."""
+        rows = np.empty((n_scored(len(tokens)), self._n_vocab), np.float32)
+        prompt_seconds = 0.0
+        stream = self._reader([(tokens[:-1], len(rows))])
+        for row in rows:
             began = time.perf_counter()
-            for _ in reader([(sequence, 1)]):
-                seconds[i] += time.perf_counter() - began
-    return seconds[0], seconds[1]
-
-
-def _text(model: Model, tokens: Sequence[int]) -> str:
-    return b"".join(map(model.weights.piece, tokens)).decode("utf-8", "replace")
+            found = next(stream)
+            prompt_seconds += time.perf_counter() - began
+            row[:] = found.logits
+        stream.close()  # type: ignore[attr-defined]
+        began = time.perf_counter()
+        for n in range(_N_ANSWER):
+            for _ in self._reader([([*tokens, *tokens[1 : n + 1]], 1)]):
+                pass
+        answer_seconds = time.perf_counter() - began
+        loaded, self._load_seconds = self._load_seconds, 0.0
+        return Evaluated(rows, prompt_seconds, answer_seconds, loaded, self._memory)
 
 
 def file_facts(metadata: Metadata) -> dict[str, Any]:
-    """Return size, bits a weight, and the tensors by type of a file.
+    """Return size, bits a weight, and the tensors by type of a file, with how many of them fell back.
 
-    A tensor "fell back" if the file's type has blocks of 256 numbers and its own rows are no multiple of it:
-    llama.cpp then takes a larger type, of blocks of 32.
+    llama.cpp gives a tensor whose rows are no multiple of a large block a type of small blocks, which is
+    larger than the file's own.
     """
     blocks = {kind.name: kind.block for kind in tensor_types().values()}
     number = metadata.values.get("general.file_type")
@@ -279,16 +412,17 @@ def file_facts(metadata: Metadata) -> dict[str, Any]:
         (name for name in dir(C) if name.startswith(_FILE_TYPE) and getattr(C, name) == number), ""
     )
     wants_large = "_K" in nominal or ("IQ" in nominal and "IQ4_NL" not in nominal)
-    types = tensors_by_type(metadata)
+    fell_back = Counter(
+        tensor.type
+        for tensor in metadata.tensors
+        if wants_large and tensor.row % _LARGE_BLOCK and blocks[tensor.type] == _SMALL_BLOCK
+    )
+    types = [{**row, "fell_back": fell_back[row["type"]]} for row in tensors_by_type(metadata)]
     n_parameters, n_bytes = (sum(row[key] for row in types) for key in ("parameters", "bytes"))
-    need = choose_placement(metadata, memory_budget(), n_ctx=USUAL_CONTEXT).need
     return {
         "bytes": metadata.n_bytes,
         "bits_per_weight": 8 * n_bytes / n_parameters if n_parameters else 0.0,
         "nominal_type": nominal.removeprefix(_FILE_TYPE),
         "types": types,
-        "memory": need.gpu.total + need.cpu.total,
         "n_answer": _N_ANSWER,
-        "tensors": len(metadata.tensors),
-        "fell_back": sum(wants_large and blocks[tensor.type] == _SMALL_BLOCK for tensor in metadata.tensors),
     }

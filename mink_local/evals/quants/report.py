@@ -4,47 +4,51 @@ A mean over positions has Student's 95% interval over the means of the chunks, b
 depend on each other; quantiles are over all positions. All files are compared on the same chunks.
 """
 
-import base64
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-from numpy.typing import NDArray
 from rich.console import Console
 
-from mink_local.cli import printable
 from mink_local.errors import ReportError
-from mink_local.evals.figures import GREY, MARKERS, to_svg
+from mink_local.evals.figures import COLOURS, GREY, MARKERS, to_svg
 from mink_local.evals.measurement import Results
-from mink_local.evals.quants.divergence import N_PEAKS
-from mink_local.evals.report.page import FOLDER, content_policy, report_run
+from mink_local.evals.report.document import (
+    HOW_TO_READ,
+    Document,
+    Section,
+    made_with_table,
+    make_document,
+)
+from mink_local.evals.report.page import document_files, print_findings
 from mink_local.evals.report.plots import Picture
-from mink_local.evals.report.recorded_run import read_run, rescore
-from mink_local.evals.stats import Interval, few_clusters, mean, paired_test
+from mink_local.evals.report.recorded_run import RecordedRun, read_run, rescore
+from mink_local.evals.report.summary import Baseline, summarise
+from mink_local.evals.stats import Interval, few_clusters, mean
 from mink_local.evals.store import public
 from mink_local.evals.tables import (
     Cell,
     Format,
     Table,
     count,
-    escape_markdown,
+    listed,
     percent,
     points,
     show_file,
-    to_csv,
+    spread,
     with_interval,
 )
 from mink_local.samplers import label
 
 RUN = "run"  # folder of the task's responses
+N_PEAKS = 10  # positions that are shown, and kept of each chunk
 FIGURES = (
     *("kld_mean", "kld_median", "kld_90", "kld_99", "kld_max", "rms_dp", "ppl", "ppl_ratio"),
     "bits_per_weight",
@@ -52,16 +56,22 @@ FIGURES = (
 """Figures that grow with what is lost, and can be limited."""
 
 _QUANTILES = {"kld_median": 0.5, "kld_90": 0.9, "kld_99": 0.99, "kld_max": 1.0}
-_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288")
-_FORMATS: dict[str, Format] = {
-    "KLD mean": with_interval("{:.4f}".format),
-    **dict.fromkeys(("median", "90%", "99%", "max"), "{:.3f}".format),
-    "same top, %": with_interval(percent),
-    "RMS Δp, %": percent,
-    "mean Δp, %": lambda share: f"{100 * share:+.2f}".replace("-", "−"),
-    "PPL": "{:.2f}".format,
-    "PPL ratio": with_interval("{:.3f}".format),
+_LOST: dict[str, tuple[str, Format]] = {
+    "MB": ("bytes", lambda n: f"{n / 1e6:,.0f}"),
+    "bits": ("bits_per_weight", "{:.1f}".format),
+    "KLD mean": ("kld_mean", with_interval("{:.4f}".format)),
+    "median": ("kld_median", "{:.3f}".format),
+    "90%": ("kld_90", "{:.3f}".format),
+    "99%": ("kld_99", "{:.3f}".format),
+    "max": ("kld_max", "{:.3f}".format),
+    "same top, %": ("same_top", with_interval(percent)),
+    "RMS Δp, %": ("rms_dp", percent),
+    "mean Δp, %": ("mean_dp", lambda share: f"{100 * share:+.2f}".replace("-", "−")),
+    "PPL": ("ppl", "{:.2f}".format),
+    "PPL ratio": ("ppl_ratio", with_interval("{:.3f}".format)),
 }
+_FORMATS = {head: as_text for head, (_, as_text) in _LOST.items()}
+_BRIEF = ["file", "MB", "bits", "KLD mean", "99%", "same top, %", "PPL ratio"]
 
 
 def file_figures(
@@ -80,7 +90,9 @@ def file_figures(
     )  # (chunks, positions)
     change = np.exp(logprob) - np.exp(base_logprob)
     log_ratio = mean((base_logprob - logprob).mean(axis=1))
-    prompt, answer = (np.array(list(rows[f"{part}_seconds"])).sum(axis=0) for part in ("prompt", "answer"))
+    prompt, answer, load = (
+        np.array(list(rows[f"{part}_seconds"])).sum(axis=0) for part in ("prompt", "answer", "load")
+    )
     n_prompt, side = rows["n_prompt"].sum(), 0 if is_base else 1
     samplers = list(found[0]["same_set"])
     k_is_1 = {one: np.mean(np.concatenate([row["k_is_1"][one] for row in found]), axis=0) for one in samplers}
@@ -103,6 +115,8 @@ def file_figures(
         "tokens_per_s": float(facts["n_answer"] * len(rows) / answer[side]),
         "prompt_speed_ratio": float(prompt[0] / prompt[side]),
         "speed_ratio": float(answer[0] / answer[side]),
+        "load_seconds": float(load.sum()),
+        "memory": int(rows["memory"].max()),
         "positions": kld.size,
     }
 
@@ -121,182 +135,220 @@ def verdict(figures: Mapping[str, Any], noise: float) -> str:
 
 
 def report(results: Results) -> pd.DataFrame:
-    """Print the table, write the report, and return the figures of the files, the base's self-noise apart.
+    """Print what is lost, write the report, and return the figures of the files, without the base.
 
     Raises ReportError if no two chunks have been measured with the base and a file.
     """
     manifest = results.manifest
-    base, names = manifest["base"]["name"], list(manifest["files"])
+    base, facts = manifest["base"]["name"], manifest["facts"]
+    rows = _rows(results)
+    figures = pd.DataFrame(
+        [file_figures(name, found, facts[name], name == base) for name, found in rows.items()]
+    )
+    run = _task_run(results.folder)
+    against = Baseline("model", base)
+    own = _section(figures, facts, rows)
+    answers = list(_task_sections(run, against)) if run else []
+    few = few_clusters(len(rows[base]), "chunks")
+    document = Document(
+        f"What is lost: {base} and {count(len(rows) - 1, 'other file')}",
+        [few] if few else [],
+        [own, *answers],
+        [],
+        made_with_table({key: value for key, value in public(manifest).items() if key != "facts"}),
+        [_how_to_read(manifest, figures), *(HOW_TO_READ if run else [])],
+    )
+    for name, content in document_files("quants", document, run, against).items():
+        results.write(name, content)
+    table = spread(figures).to_dict("records")
+    results.write("quants.csv", pd.json_normalize(table, sep=" ").to_csv(index=False, lineterminator="\n"))
+    results.write("quants.json", _json(manifest, table))
+    console = Console()
+    _in_brief(own, figures).print(console)
+    print_findings(console, document)
+    show_file(console, results.folder / "quants.html")
+    files = figures[1:]
+    return files.assign(kld_mean=files["kld_mean"].str[0], ppl_ratio=files["ppl_ratio"].str[0])
+
+
+def _rows(results: Results) -> dict[str, pd.DataFrame]:
+    """Return the rows of the base and of each file on the chunks that all of them have, by name."""
+    base, names = results.manifest["base"]["name"], results.manifest["files"]
     wide = results.frame.pivot(index="chunk", columns="file", values="n_prompt")
     measured = [name for name in (base, *names) if name in wide and wide[name].notna().sum() > 1]
     chunks = wide[measured].dropna().index
     if len(chunks) < 2 or measured[:1] != [base] or len(measured) < 2:
         raise ReportError(f"{results.folder} has too few chunks yet: type the mink-eval quants command again")
-    frame = results.frame[results.frame["chunk"].isin(chunks)]
-    rows = {name: frame[frame["file"] == name].sort_values("chunk") for name in measured}
-    found = {name: file_figures(name, rows[name], manifest["facts"][name], name == base) for name in measured}
-    noise = found.pop(base)
-    files = pd.DataFrame(list(found.values()))
-    n = count(noise["positions"], "position")
-    few = few_clusters(len(chunks), "chunks")
-    findings = [verdict(one, noise["kld_mean"].value) for one in found.values()]
-    findings += [*_fallbacks(manifest["facts"], measured), *_flips(results.folder, base, list(found))]
-    tables = list(_tables(noise, files, manifest["facts"], rows))
-    text = (
-        f"{n} in {count(len(chunks), 'chunk')} of the text ({manifest['text']['source']}): the second half "
-        f"of every {manifest['chunk']} tokens is scored. Divergences are D(base ‖ file), in nats. In "
-        "brackets: Student's 95% intervals over chunks. The row of the base is its self-noise: the same file "
-        "with its tokens in another batch split. Speeds are of this run, measured in turns; × is beside the "
-        "base in the same rounds. Memory is estimated for a context of 4,096 tokens."
+    frame = results.frame[results.frame["chunk"].isin(chunks)].sort_values("chunk")
+    return {name: frame[frame["file"] == name] for name in measured}
+
+
+def _section(figures: pd.DataFrame, facts: Mapping[str, Any], rows: Mapping[str, pd.DataFrame]) -> Section:
+    noise, *others = figures.to_dict("records")
+    size = to_svg(lambda: _size_figure(figures))
+    distribution = to_svg(lambda: _distribution_figure(rows))
+    lost, *tables = _tables(figures, facts, rows)
+    return Section(
+        "What is lost",
+        Picture("quants-size", "Divergence against size", size),
+        [verdict(one, noise["kld_mean"].value) for one in others] + list(_fallbacks(facts, rows)),
+        [lost, Picture("quants-distribution", "Distribution of divergence", distribution), *tables],
     )
-    pictures = [
-        Picture("quants-size", "Divergence against size", to_svg(lambda: _size_figure(noise, files))),
-        Picture(
-            "quants-distribution",
-            "Distribution of divergence",
-            to_svg(lambda: _distribution_figure(rows, base)),
-        ),
-    ]
-    console = Console()
-    _in_brief(tables[0].frame, noise, files).print(console)
-    for sentence in findings:
-        console.print(f"• {printable(sentence)}", highlight=False, markup=False)
-    notes = [few] if few else []
-    title = f"What is lost: {base} and {count(len(found), 'other file')}"
-    _write(results, title, [*notes, text], findings, tables, pictures)
-    results.write("quants.csv", to_csv(_flat(pd.DataFrame([noise, *found.values()]))))
-    results.write("quants.json", _json(manifest, noise, found))
-    show_file(console, results.folder / "quants.html")
-    return files.assign(kld_mean=files["kld_mean"].str[0], ppl_ratio=files["ppl_ratio"].str[0])
+
+
+def _how_to_read(manifest: Mapping[str, Any], figures: pd.DataFrame) -> str:
+    n = figures["positions"].iloc[0]
+    in_turns = any(session.get("in_turns") for session in manifest["sessions"])
+    return (
+        f"{count(n, 'position')} of the text ({manifest['text']['source']}): the second half of every "
+        f"{manifest['chunk']} tokens is scored. Divergences are D(base ‖ file), in nats. In brackets: "
+        "Student's 95% intervals over chunks. The row of the base is its self-noise: the same file with its "
+        "tokens in another batch split, which changes the last bits of llama.cpp's sums. Speeds are of this "
+        "run, alternating with the base's by chunks; × is beside the base in the same rounds. Memory is what "
+        "the process grew by when it loaded the file, with a context of a chunk. Loading: in seconds, all "
+        "times together, with those of the base beside the file."
+        + " Two files did not fit in memory together: they were loaded in turns."
+        * in_turns
+    )
 
 
 def _tables(
-    noise: Mapping[str, Any], files: pd.DataFrame, facts: Mapping[str, Any], rows: Mapping[str, pd.DataFrame]
+    figures: pd.DataFrame, facts: Mapping[str, Any], rows: Mapping[str, pd.DataFrame]
 ) -> Iterator[Table]:
-    """Yield the table of figures, of speed and size, of tensors, and of where the files differ."""
-    every = pd.concat([pd.DataFrame([noise]), files], ignore_index=True)
-    shown = pd.DataFrame({"file": every["file"]})
-    shown.loc[0, "file"] = f"{noise['file']} (base)"
-    shown["MB"] = every["bytes"].map(lambda n: f"{n / 1e6:,.0f}")
-    shown["bits"] = every["bits_per_weight"].map("{:.1f}".format)
-    columns = ("kld_mean", *_QUANTILES, "same_top", "rms_dp", "mean_dp", "ppl", "ppl_ratio")
-    for head, column in zip(_FORMATS, columns, strict=True):
-        shown[head] = every[column]
-    kept = pd.DataFrame({"file": shown["file"]})
-    for sampler in noise["set_same"]:
-        same, single = (
-            every[name].map(lambda by_sampler, sampler=sampler: percent(by_sampler[sampler]))
-            for name in ("set_same", "k_is_1")
-        )
-        kept[label(sampler)] = [Cell(*pair) for pair in zip(same, single, strict=True)]
-    yield Table("What is lost", shown, formats=_FORMATS)
-    yield Table("Positions with the same candidates, % (below: with a single one)", kept)
-    speed = pd.DataFrame({"file": shown["file"]})
-    for head, rate, ratio in (
-        ("prompt, tokens/s", "prompt_tokens_per_s", "prompt_speed_ratio"),
-        ("answer, tokens/s", "tokens_per_s", "speed_ratio"),
-    ):
-        speed[head] = [
-            Cell(f"{one[rate]:.1f}", "" if i == 0 else f"×{one[ratio]:.2f}")
-            for i, one in enumerate(every.to_dict("records"))
+    """Yield the table of figures, of candidates, of speed and memory, of tensors, and of peaks."""
+    names = figures["file"].mask(figures.index == 0, figures["file"] + " (base)")
+    lost = {head: figures[column] for head, (column, _) in _LOST.items()}
+    yield Table("What is lost", pd.DataFrame({"file": names, **lost}), formats=_FORMATS)
+    kept = {
+        label(sampler): [
+            Cell(percent(same[sampler]), percent(single[sampler]))
+            for same, single in zip(figures["set_same"], figures["k_is_1"], strict=True)
         ]
-    speed["memory, MB"] = every["file"].map(lambda name: f"{facts[name]['memory'] / 1e6:,.0f}")
-    yield Table("Speed and memory", speed)
-    types = [{"file": name, **one} for name in rows for one in facts[name]["types"]]
-    yield Table(
-        "Size by type of tensor",
-        pd.DataFrame(types),
-        keys=2,
-        formats={"parameters": "{:,}".format, "bytes": "{:,}".format},
-    )
-    for name in files["file"]:
+        for sampler in figures["set_same"].iloc[0]
+    }
+    title = "Positions with the same candidates, % (below: with a single one)"
+    yield Table(title, pd.DataFrame({"file": names, **kept}))
+    speed = {
+        "prompt, tokens/s": _beside(figures["prompt_tokens_per_s"], figures["prompt_speed_ratio"]),
+        "answer, tokens/s": _beside(figures["tokens_per_s"], figures["speed_ratio"]),
+        "memory, MB": figures["memory"].map(_megabytes),
+        "loading, s": figures["load_seconds"].map("{:.1f}".format),
+    }
+    yield Table("Speed and memory", pd.DataFrame({"file": names, **speed}))
+    types = pd.DataFrame([{"file": name, **one} for name in rows for one in facts[name]["types"]])
+    types["fell_back"] = types["fell_back"].replace(0, np.nan)
+    formats = {"parameters": "{:,}".format, "bytes": "{:,}".format, "fell back": "{:.0f}".format}
+    types = types.rename(columns={"fell_back": "fell back"})
+    yield Table("Tensors by type, and how many fell back to it", types, keys=2, formats=formats)
+    for name in list(rows)[1:]:
         yield Table(f"Where {name} differs most", _peaks(rows[name]), numbers=False)
 
 
-def _in_brief(lost: pd.DataFrame, noise: Mapping[str, Any], files: pd.DataFrame) -> Table:
+def _megabytes(n: float) -> str:
+    return f"{n / 1e6:,.0f}"
+
+
+def _beside(speeds: pd.Series, ratios: pd.Series) -> list[Cell]:
+    return [Cell(f"{speed:.1f}", f"×{ratio:.2f}") for speed, ratio in zip(speeds, ratios, strict=True)]
+
+
+def _in_brief(section: Section, figures: pd.DataFrame) -> Table:
     """Return the table that is printed, which fits most terminals."""
-    brief = lost[["file", "MB", "bits", "KLD mean", "99%", "same top, %", "PPL ratio"]].copy()
-    first, *_ = noise["set_same"]
-    same = pd.Series([noise["set_same"], *files["set_same"]])
-    brief["same set, %"] = same.map(lambda by_sampler: percent(by_sampler[first]))
-    brief["answer speed"] = ["×1.00", *(f"×{ratio:.2f}" for ratio in files["speed_ratio"])]
-    return Table(f"What is lost (same set: of {label(first)})", brief, formats=_FORMATS)
+    lost = section.parts[0]
+    assert isinstance(lost, Table)
+    sampler, *_ = figures["set_same"].iloc[0]
+    brief = lost.frame[_BRIEF].assign(
+        **{
+            "same set, %": figures["set_same"].str[sampler].map(percent),
+            "answer speed": figures["speed_ratio"].map("×{:.2f}".format),
+        }
+    )
+    return Table(f"What is lost (same set: of {label(sampler)})", brief, formats=_FORMATS)
 
 
 def _peaks(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the positions of a file with the largest divergence."""
-    peaks = [(peak, row) for row in rows.itertuples() for peak in row.divergence["peaks"]]
-    peaks.sort(key=lambda one: -one[0]["kld"])
-    shown = []
-    for peak, row in peaks[:N_PEAKS]:
-        before, token = row.before[str(peak["position"])]
-
-        def tops(side: str, peak: Any = peak, row: Any = row) -> str:
-            return ", ".join(f"{row.tokens[str(token)]!r} {100 * p:.0f}%" for token, p in peak[side])
-
-        shown.append((f"{peak['kld']:.2f}", repr(before)[1:-1], repr(token), tops("base"), tops("file")))
-    return pd.DataFrame(shown, columns=["KLD", "text before", "follows", "base", "file"])
-
-
-def _fallbacks(facts: Mapping[str, Any], names: Sequence[str]) -> Iterator[str]:
-    for name in names:
-        n = facts[name]["fell_back"]
-        if n:
-            yield (
-                f"{name}: {n} of {count(facts[name]['tensors'], 'tensor')} fell back to a larger type than "
-                f"{facts[name]['nominal_type']}."
-            )
-
-
-def _flips(folder: Path, base: str, names: Sequence[str]) -> Iterator[str]:
-    """Report on the task's run, if there is one, and yield what each file changes."""
-    if not (folder / RUN).is_dir():
-        return
-    run = rescore(read_run(folder / RUN))
-    report_run(folder / RUN, ("model", base))
-    judged = pd.DataFrame(
-        [
-            (one.task, one.model, one.question_id, one.flexible.correct)
-            for one in run.responses
-            if one.flexible
-        ],
-        columns=["task", "model", "question", "correct"],
+    peaks = pd.DataFrame(list(chain.from_iterable(rows["peaks"])))
+    peaks = peaks.sort_values("kld", ascending=False).head(N_PEAKS)
+    return pd.DataFrame(
+        {
+            "KLD": peaks["kld"].map("{:.2f}".format),
+            "text before": peaks["before"].map(lambda text: repr(text)[1:-1]),
+            "follows": peaks["follows"].map(repr),
+            "base": peaks["base"].map(_in_words),
+            "file": peaks["file"].map(_in_words),
+        }
     )
-    for task, of_task in judged.groupby("task"):
-        right = of_task.pivot(index="question", columns="model", values="correct")
-        for name in names:
-            if name not in right or base not in right:
-                continue
-            pairs = right[[base, name]].dropna().astype(int)
-            gains = pairs[name] - pairs[base]
-            test = paired_test(gains.tolist())
-            low, high = points(test.difference.low), points(test.difference.high)
-            lost, won = ([str(one) for one in gains.index[gains == sign]] for sign in (-1, 1))
+
+
+def _in_words(distribution: Sequence[tuple[str, float]]) -> str:
+    return ", ".join(f"{token!r} {100 * p:.0f}%" for token, p in distribution)
+
+
+def _fallbacks(facts: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        types = pd.DataFrame(facts[name]["types"])
+        larger = types[types["fell_back"] > 0]
+        if len(larger):
+            to = listed(f"{row.fell_back} to {row.type}" for row in larger.itertuples())
             yield (
-                f"{name}: {points(test.difference.value)} points [{low}, {high}] on "
-                f"{count(test.n, 'question')} of {task} (p = {test.p:.3f}). "
-                f"Right → wrong: {', '.join(lost) or 'none'}; wrong → right: {', '.join(won) or 'none'}."
+                f"{name}: {larger['fell_back'].sum()} of {count(types['tensors'].sum(), 'tensor')} fell back "
+                f"from {facts[name]['nominal_type']} to larger types ({to}), because their rows are no "
+                "multiple of 256."
             )
 
 
-def _size_figure(noise: Mapping[str, Any], files: pd.DataFrame) -> Figure:
+def _task_run(folder: Path) -> RecordedRun | None:
+    """Return the run of the task, if there is one with a response."""
+    try:
+        return rescore(read_run(folder / RUN))
+    except ReportError:
+        return None
+
+
+def _task_sections(run: RecordedRun, against: Baseline) -> Iterator[Section]:
+    """Yield the questions that flip, and the report of the run."""
+    summary = summarise(run, against)
+    flips = _flips(run, summary.verdicts[summary.verdicts["scoring"] == "flexible"], against.value)
+    if len(flips):
+        yield Section("Questions that flip", None, [], [Table("Answers", flips, keys=3, numbers=False)])
+    yield from make_document(run, summary).sections
+
+
+def _flips(run: RecordedRun, verdicts: pd.DataFrame, base: str) -> pd.DataFrame:
+    """Return the questions that one of a file and the base answers correctly, with both answers."""
+    wide = verdicts.pivot(index=["task", "question_id"], columns="model", values=["correct", "answer"])
+    right, answers = wide["correct"], wide["answer"]
+    found = []
+    for name in right.columns.drop(base):
+        both = right[[base, name]].dropna()
+        for task, question_id in both.index[both[base] != both[name]]:
+            question = run.questions[task, question_id]
+            given = [answers.loc[(task, question_id), one] or "none" for one in (base, name)]
+            change = "wrong → right" if both.loc[(task, question_id), name] else "right → wrong"
+            found.append((name, question_id, change, question.prompt, question.gold, *given))
+    head = ["file", "question", "change", "text", "gold", "base's answer", "file's answer"]
+    return pd.DataFrame(found, columns=head)
+
+
+def _size_figure(figures: pd.DataFrame) -> Figure:
     """Draw mean divergence over size with its interval, and the self-noise as a line."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
-    least = max(1e-9, min(noise["kld_mean"].value or math.inf, files["kld_mean"].str[0].min()) / 2)
-    for i, one in enumerate(files.itertuples()):
+    noise, *others = figures.itertuples()
+    means = figures["kld_mean"].str[0]
+    least = means[means > 0].min() / 2  # where a logarithm needs a value for 0
+    for i, one in enumerate(others):
         value, low, high = (max(least, end) for end in one.kld_mean)
-        color, marker = _COLOURS[i % len(_COLOURS)], MARKERS[i % len(MARKERS)]
-        x = one.bytes / 1e6
-        axis.errorbar([x], [value], [[value - low], [high - value]], capsize=3, color=color, fmt=marker)
+        error = [[value - low], [high - value]]
+        look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "fmt": MARKERS[i % len(MARKERS)]}
+        axis.errorbar([one.bytes / 1e6], [value], error, capsize=3, **look)
         above = 5 if i % 2 == 0 else -12  # so that two files of one size have both names
-        axis.annotate(one.file, (x, value), xytext=(6, above), textcoords="offset points", fontsize="small")
-    if noise["kld_mean"].value:
-        axis.axhline(noise["kld_mean"].value, color=GREY, linestyle="--")
-        place = axis.get_yaxis_transform()
-        axis.text(
-            0.01, noise["kld_mean"].value, "self-noise of the base", va="bottom", color=GREY, transform=place
-        )
+        place = (one.bytes / 1e6, value)
+        axis.annotate(one.file, place, xytext=(6, above), textcoords="offset points", fontsize="small")
+    if noise.kld_mean.value:
+        axis.axhline(noise.kld_mean.value, color=GREY, linestyle="--", label="self-noise of the base")
+        axis.legend(frameon=False, fontsize="small")
     axis.set(yscale="log", xlabel="size, MB", ylabel="mean divergence from the base, nats")
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter(NullFormatter())
@@ -304,93 +356,36 @@ def _size_figure(noise: Mapping[str, Any], files: pd.DataFrame) -> Figure:
     return figure
 
 
-def _distribution_figure(rows: Mapping[str, pd.DataFrame], base: str) -> Figure:
-    """Draw the share of positions with at least a divergence, a line a file and a grey one of self-noise."""
+def _distribution_figure(rows: Mapping[str, pd.DataFrame]) -> Figure:
+    """Draw the share of positions with at least a divergence, for each file and for the self-noise."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
-    others = [name for name in rows if name != base]
-    for name, found in rows.items():
-        kld: NDArray[np.float64] = np.sort(np.concatenate([one["kld"] for one in found["divergence"]]))
-        share = 100 * (1 - np.arange(kld.size) / kld.size)
-        colour = GREY if name == base else _COLOURS[others.index(name) % len(_COLOURS)]
-        title = f"{name}, self-noise" if name == base else name
-        axis.step(kld, share, color=colour, linestyle="--" if name == base else "-", label=title)
-    axis.set(xscale="log", yscale="log", ylim=(None, 130), xlim=(1e-6, None))
-    axis.set(xlabel="divergence, nats", ylabel="positions with at least that, %")
+    for i, (name, found) in enumerate(rows.items()):
+        kld = np.concatenate([one["kld"] for one in found["divergence"]])
+        look: dict[str, Any] = {"color": COLOURS[(i - 1) % len(COLOURS)], "label": name}
+        if i == 0:
+            look = {"color": GREY, "label": f"{name}, self-noise", "linestyle": "--"}
+        axis.ecdf(kld, complementary=True, **look)
+    axis.set(xscale="log", yscale="log", xlim=(1e-6, None))
+    axis.set(xlabel="divergence, nats", ylabel="share of positions with at least that")
     for ticks in (axis.xaxis, axis.yaxis):
         ticks.set_major_formatter("{x:g}")
     axis.legend(frameon=False, fontsize="small")
     return figure
 
 
-def _write(
-    results: Results,
-    title: str,
-    text: Sequence[str],
-    findings: Sequence[str],
-    tables: Sequence[Table],
-    pictures: Sequence[Picture],
-) -> None:
-    """Write quants.md, quants.html and the pictures."""
-    parts = [f"# {escape_markdown(title)}", "\n".join(f"- {escape_markdown(one)}" for one in findings)]
-    parts += [escape_markdown(one) for one in text]
-    for picture in pictures:
-        results.write(f"{picture.stem}.svg", picture.svg)
-        parts.append(f"![{picture.description}]({picture.stem}.svg)")
-    for table in tables:
-        parts += [f"## {escape_markdown(table.title)}", table.markdown()]
-    results.write("quants.md", "\n\n".join(parts) + "\n")
-    style = (FOLDER / "page.css").read_text(encoding="utf-8")
-    environment = Environment(
-        loader=FileSystemLoader([Path(__file__).parent, FOLDER]),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    page = environment.get_template("quants.html").render(
-        title=title,
-        text=text,
-        findings=findings,
-        tables=tables,
-        pictures=pictures,
-        has_run=(results.folder / RUN / "report").is_dir(),
-        image=lambda svg: f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}",
-        style=Markup(style),
-        policy=content_policy(style, ""),
-    )
-    results.write("quants.html", page.encode("utf-8", "replace"))
-
-
-def _flat(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame with a column for every sampler's share."""
-    shares = [
-        pd.DataFrame(frame[name].tolist()).add_prefix(f"{name} ")
-        for name in ("set_same", "base_k_is_1", "k_is_1")
-    ]
-    return pd.concat([frame.drop(columns=["set_same", "base_k_is_1", "k_is_1"]), *shares], axis=1)
-
-
-def _json(manifest: Mapping[str, Any], noise: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def _json(manifest: Mapping[str, Any], table: Sequence[Mapping[str, Any]]) -> str:
     """Return the figures as JSON; an interval has three keys: NAME, NAME_low and NAME_high."""
-    base = {"ppl": noise["base_ppl"], "k_is_1": noise["base_k_is_1"]}
-    shared = {key: noise[key] for key in ("bytes", "bits_per_weight", "prompt_tokens_per_s", "tokens_per_s")}
-    about = {key: public(manifest[key]) for key in ("text", "chunk", "samplers", "versions")}
+    noise, *files = ({**one, "types": manifest["facts"][one["file"]]["types"]} for one in table)
+    own = ("file", "bytes", "bits_per_weight", "prompt_tokens_per_s", "tokens_per_s", "memory", "types")
     content = {
-        **about,
-        "base": {"file": noise["file"], **shared, **base, "types": manifest["facts"][noise["file"]]["types"]},
-        "files": [
-            {**_with_ends(one), "types": manifest["facts"][name]["types"]} for name, one in found.items()
-        ],
-        "self_noise": _with_ends(noise),
+        **{key: public(manifest[key]) for key in ("text", "chunk", "samplers", "versions")},
+        "base": {
+            **{key: noise[key] for key in own},
+            "ppl": noise["base_ppl"],
+            "k_is_1": noise["base_k_is_1"],
+        },
+        "files": files,
+        "self_noise": noise,
     }
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _with_ends(figures: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in figures.items():
-        if isinstance(value, Interval):
-            flat |= {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
-        else:
-            flat[name] = value
-    return flat

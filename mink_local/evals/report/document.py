@@ -82,6 +82,7 @@ class Document:
     sections: Sequence[Section]
     findings: Sequence[str]
     made_with: Table | None
+    how_to_read: Sequence[str] = HOW_TO_READ
 
     @property
     def pictures(self) -> list[Picture]:
@@ -91,13 +92,13 @@ class Document:
     def markdown(self) -> str:
         """Return the document as Markdown, with links to the pictures' SVG files."""
         parts: list[Any] = [f"# {escape_markdown(self.title)}", *map(escape_markdown, self.notes)]
-        parts.append("## What this run shows")
+        parts.append("## Findings")
         for section in self.sections:
             parts += [f"### {escape_markdown(section.title)}", section.lead, _bullets(section.findings)]
         parts.append(_bullets(self.findings))
         for section in self.sections:
             parts += [f"## {escape_markdown(section.title)}", *section.parts, *section.more]
-        parts += ["## How to read this", *map(escape_markdown, HOW_TO_READ), self.made_with]
+        parts += ["## How to read this", *map(escape_markdown, self.how_to_read), self.made_with]
         return "\n\n".join(_markdown(part) for part in parts if part is not None) + "\n"
 
 
@@ -141,7 +142,6 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
             _flexible(comparisons[comparisons["kind"] == "default"]),
             lambda row: _points(row.difference),
         ),
-        *(picture for subject, picture in drawn.items() if subject.startswith("sweep")),
         _grid(
             f"{of} {'mean tokens' if is_open else 'no answer found, %'}; cut off at the token limit, %",
             cells,

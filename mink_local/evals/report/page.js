@@ -40,7 +40,7 @@ async function unpack() {
   return new Response(stream).json();
 }
 
-function connect({ baseline, questions, cells, responses }) {
+function connect({ baseline: [kind, baseline], questions, cells, responses }) {
   const cellOf = cells.map(([model, task, sampler, t, method]) => ({ model, task, sampler, t, method }));
   const questionOf = questions.map(([task, id, prompt, gold]) => ({ task, id, prompt, gold, responses: [] }));
   const ofBaseline = new Map();
@@ -48,20 +48,20 @@ function connect({ baseline, questions, cells, responses }) {
     const response = { cell: cellOf[cell], order: cell, question, repeat, text, strict, strictRight: !!s, flexible,
       flexibleRight: !!f, judged: f !== null, finish, tokens, steps, ones, largest };
     questionOf[question].responses.push(response);
-    if (response.cell.sampler === baseline) ofBaseline.set(pairKey(response), response);
+    if (response.cell[kind] === baseline) ofBaseline.set(pairKey(response, kind), response);
   }
   for (const question of questionOf) {
     question.responses.sort((a, b) => a.order - b.order || a.repeat - b.repeat);
     for (const response of question.responses) {
-      if (response.cell.sampler !== baseline) response.other = ofBaseline.get(pairKey(response));
+      if (response.cell[kind] !== baseline) response.other = ofBaseline.get(pairKey(response, kind));
     }
   }
   return { baseline, cells: cellOf, questions: questionOf };
 }
 
-// Two responses with the same key differ in their method alone.
-function pairKey({ cell, question, repeat }) {
-  return JSON.stringify([cell.model, cell.t, question, repeat]);
+// Two responses with the same key differ in this alone: "sampler" or "model".
+function pairKey({ cell, question, repeat }, kind) {
+  return JSON.stringify([kind === "sampler" ? cell.model : cell.sampler, cell.t, question, repeat]);
 }
 
 function fill(name, all, options) {

@@ -15,62 +15,62 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from rich.console import Console
 
-from mink_local.evals.report.document import HOW_TO_READ, Document, make_document
+from mink_local.cli import printable
+from mink_local.evals.report.document import Document, make_document
 from mink_local.evals.report.recorded_run import RecordedRun, read_run, rescore
-from mink_local.evals.report.summary import sampler_rank, summarise
-from mink_local.evals.store import as_run_error
+from mink_local.evals.report.summary import Baseline, sampler_rank, summarise
+from mink_local.evals.store import as_run_error, write_file
 from mink_local.evals.tables import Table, show_file, to_csv, to_json
 from mink_local.evals.tasks.base import Verdict
-from mink_local.files import write_atomic
 from mink_local.samplers import label
 
 FOLDER = Path(__file__).parent
 
 
-def report_run(folder: Path, against: tuple[str, Any] | None = None) -> None:
+def report_run(folder: Path, chosen: tuple[str, Any] | None = None) -> None:
     """Print a run's tables, and write all of its report to DIR/report.
 
-    The run may still be going on. `against` is as for `summarise`. Raises ReportError if the folder holds no
-    run or not what is compared with, RunError if a file cannot be read or written, and ModuleNotFoundError if
-    a library of the extra "eval" is not installed.
+    The run may still be going on. `chosen` is what to compare with, as for `summarise`. Raises ReportError if
+    the folder holds no run or not what is compared with, RunError if a file cannot be read or written, and
+    ModuleNotFoundError if a library of the extra "eval" is not installed.
     """
     console, out = Console(), folder / "report"
     recorded = read_run(folder)
-    with console.status("Judging the responses …"):
+    with console.status("Scoring the responses …"):
         run = rescore(recorded)
-    summary = summarise(run, against)
+    summary = summarise(run, chosen)
     for note in run.notes:
         print(f"mink-eval: {note}", file=sys.stderr)
-    with console.status("Plotting …"):
+    with console.status("Drawing …"):
         document = make_document(run, summary)
-        page = render_page(document, run, summary.baseline)
-    _print(console, document)
+        against = next((one for one in summary.baselines if one.kind != "temperature"), None)
+        page = document_files("report", document, run, against)
+    for section in document.sections:
+        for part in section.parts:
+            if isinstance(part, Table):
+                part.print(console)
+    print_findings(console, document)
     frames = {"table": summary.cells, "comparisons": summary.comparisons, "repeats": summary.attempts}
     frames = {name: frame for name, frame in frames.items() if len(frame)}
     made_with = document.made_with.frame.to_numpy().tolist() if document.made_with else []
-    files: dict[str, str | bytes] = {
-        **{f"{picture.stem}.svg": picture.svg for picture in document.pictures},
+    files = {
+        **page,
         **{f"{name}.csv": to_csv(frame) for name, frame in frames.items()},
         "report.json": to_json({"made_with": made_with}, **frames),
-        "report.md": document.markdown(),
-        "report.html": page,
     }
+    for name, content in files.items():
+        write_file(out / name, content)
     with as_run_error(out):
-        out.mkdir(exist_ok=True)
-        for name, content in files.items():
-            data = content if isinstance(content, bytes) else content.encode("utf-8", "replace")
-            write_atomic(out / name, data)
         for path in out.iterdir():
             if path.suffix in (".csv", ".svg") and path.name not in files:  # of an earlier report
                 path.unlink()
     show_file(console, out / "report.html")
 
 
-def _print(console: Console, document: Document) -> None:
-    for section in document.sections:
-        for part in section.parts:
-            if isinstance(part, Table):
-                part.print(console)
+def print_findings(console: Console, document: Document) -> None:
+    """Print what a document says in sentences."""
+    for note in document.notes:
+        console.print(printable(note), highlight=False, markup=False)
     for section in document.sections:
         console.print(f"\n{section.title}", style="bold", highlight=False, markup=False)
         for sentence in section.findings:
@@ -79,7 +79,23 @@ def _print(console: Console, document: Document) -> None:
         console.print(f"• {sentence}", highlight=False, markup=False)
 
 
-def render_page(document: Document, run: RecordedRun, baseline: str | None) -> str:
+def document_files(
+    name: str, document: Document, run: RecordedRun | None = None, against: Baseline | None = None
+) -> dict[str, str | bytes]:
+    """Return the files of a document: NAME.html, NAME.md, and the pictures that this one links to.
+
+    Args:
+        run: Its responses are in the page.
+        against: What the page's browser compares them with.
+    """
+    return {
+        **{f"{picture.stem}.svg": picture.svg for picture in document.pictures},
+        f"{name}.md": document.markdown().encode("utf-8", "replace"),
+        f"{name}.html": render_page(document, run, against).encode("utf-8", "replace"),
+    }
+
+
+def render_page(document: Document, run: RecordedRun | None = None, against: Baseline | None = None) -> str:
     """Return the text of the page.
 
     Whatever a model, a task or a user wrote is shown as text and cannot run: the template escapes it, the
@@ -88,8 +104,8 @@ def render_page(document: Document, run: RecordedRun, baseline: str | None) -> s
 
     Args:
         document: The report.
-        run: The questions and responses.
-        baseline: The sampler with which the browser of responses compares the others.
+        run: The questions and responses, if the page has them.
+        against: The sampler or model with which the browser of responses compares the others.
     """
     style, script = ((FOLDER / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     environment = Environment(
@@ -97,13 +113,12 @@ def render_page(document: Document, run: RecordedRun, baseline: str | None) -> s
     )
     return environment.get_template("page.html").render(
         document=document,
-        how_to_read=HOW_TO_READ,
-        n_responses=len(run.responses),
+        n_responses=len(run.responses) if run else 0,
         image=lambda svg: f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}",
         style=Markup(style),
         script=Markup(script),
         policy=content_policy(style, script),
-        data=base64.b64encode(pack(run, baseline)).decode(),
+        data=base64.b64encode(pack(run, against)).decode() if run else "",
     )
 
 
@@ -123,7 +138,7 @@ def _packed(verdict: Verdict | None) -> tuple[str | None, int | None]:
     return (verdict.answer, int(verdict.correct)) if verdict else (None, None)
 
 
-def pack(run: RecordedRun, baseline: str | None) -> bytes:
+def pack(run: RecordedRun, against: Baseline | None) -> bytes:
     """Return questions, cells and responses as gzip of JSON, which `unpack` of page.js reads.
 
     A response begins with the numbers of its cell and its question.
@@ -135,7 +150,7 @@ def pack(run: RecordedRun, baseline: str | None) -> bytes:
     cell_numbers = {cell: number for number, cell in enumerate(cells)}
     question_numbers = {key: number for number, key in enumerate(run.questions)}
     content = {
-        "baseline": baseline,
+        "baseline": [against.kind, against.value] if against else [None, None],
         "questions": [[task, q.id, q.prompt, q.gold] for (task, _), q in run.questions.items()],
         "cells": [[*cell, label(cell[2])] for cell in cells],
         "responses": [

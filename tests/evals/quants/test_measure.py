@@ -1,7 +1,10 @@
 """`mink-eval quants` on files that llama.cpp has quantized."""
 
 import json
+import os
 import shutil
+import subprocess
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,17 +14,25 @@ import numpy as np
 import pandas as pd
 import pytest
 from llama_cpp import Llama
+from numpy.typing import NDArray
 from scipy.special import log_softmax
 
 from mink_local.errors import DataError
-from mink_local.evals.quants.divergence import CandidateSets
-from mink_local.evals.quants.measure import BUNDLED, chunks_of, file_facts, measure_chunk
+from mink_local.evals.quants import measure
+from mink_local.evals.quants.divergence import CandidateSets, Divergence, compare
+from mink_local.evals.quants.measure import BUNDLED, Evaluator, chunks_of, chunks_to_hold, file_facts
 from mink_local.generation.loading import load_model
+from mink_local.generation.model import Model
+from mink_local.llama.weights import Weights
 from mink_local.models.gguf import read_metadata
+from mink_local.models.memory import Budget, choose_placement
 from mink_local.samplers import MinK
-from tests.support.mink_eval import MinkEval
-from tests.support.python import Finished
+from tests.support.hub import REPOSITORY, Hub, serve
+from tests.support.made_run import change
+from tests.support.mink_eval import MINK_EVAL, MinkEval
+from tests.support.python import Finished, output_of
 from tests.support.quantize import quantize
+from tests.support.rpc import RpcServer
 from tests.support.tiny import Shape, write_model
 
 Quants = Callable[..., Finished]
@@ -73,14 +84,23 @@ def test_more_bits_lose_less(quants: Quants, files: dict[str, Path], tmp_path: P
     assert str(tmp_path) not in page + (tmp_path / "out" / "quants.json").read_text()
 
 
+def divergence(base: Model, file: Model, tokens: list[int]) -> Divergence:
+    """The figures of one chunk."""
+
+    def evaluated(model: Model) -> NDArray[np.float32]:
+        with model.rows(CHUNK + 16, 1, 128) as rows:
+            return Evaluator(rows, model.weights.n_vocab, 0, 0.0).evaluate(tokens).rows
+
+    sets = CandidateSets([MinK()], base.weights.n_vocab)
+    return compare(evaluated(base), evaluated(file), tokens, sets)
+
+
 def test_the_figures_are_those_of_a_plain_computation(files: dict[str, Path]) -> None:
     """Beside llama-cpp-python's own logits of whole chunks, and float64 sums over them."""
     with load_model(str(files["base"]), trust=True, n_ctx=64) as base:
-        [tokens, *_] = chunks_of(base, BUNDLED.read_text(encoding="utf-8"), CHUNK)
+        [tokens, *_] = chunks_of(base.weights, BUNDLED.read_text(encoding="utf-8"), CHUNK)
         with load_model(str(files["Q2_K"]), trust=True, n_ctx=64) as other:
-            sets = CandidateSets([MinK()], base.weights.n_vocab)
-            with base.rows(CHUNK + 16, 1, 128) as a, other.rows(CHUNK + 16, 1, 128) as b:
-                row = measure_chunk("Q2_K", 0, tokens, base, [a, b], sets)
+            found = divergence(base, other, tokens)
     log_probabilities = []
     for name in ("base", "Q2_K"):
         llama = Llama(str(files[name]), n_ctx=CHUNK, logits_all=True, verbose=False)
@@ -91,26 +111,24 @@ def test_the_figures_are_those_of_a_plain_computation(files: dict[str, Path]) ->
     log_p, log_q = log_probabilities
     following = tokens[CHUNK // 2 + 1 :]
     steps = range(len(following))
-    assert len(row.divergence.kld) == CHUNK - 1 - CHUNK // 2
+    assert len(found.kld) == CHUNK - 1 - CHUNK // 2
     expected = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
     # llama.cpp's batches differ, and with them the last bits of quantized products.
-    assert np.mean(row.divergence.kld) == pytest.approx(expected.mean(), rel=0.02)
-    assert row.divergence.kld == pytest.approx(expected.tolist(), rel=0.15, abs=0.01)
-    assert row.divergence.base_logprob == pytest.approx(log_p[steps, following].tolist(), abs=0.1)
-    assert row.divergence.logprob == pytest.approx(log_q[steps, following].tolist(), abs=0.1)
+    assert np.mean(found.kld) == pytest.approx(expected.mean(), rel=0.02)
+    assert found.kld == pytest.approx(expected.tolist(), rel=0.15, abs=0.01)
+    assert found.base_logprob == pytest.approx(log_p[steps, following].tolist(), abs=0.1)
+    assert found.logprob == pytest.approx(log_q[steps, following].tolist(), abs=0.1)
 
 
 def test_a_file_and_itself_in_the_same_batches_do_not_differ(files: dict[str, Path]) -> None:
     with (
         load_model(str(files["Q2_K"]), trust=True, n_ctx=64) as one,
         load_model(str(files["Q2_K"]), trust=True, n_ctx=64) as same,
-        one.rows(CHUNK + 16, 1, 128) as a,
-        same.rows(CHUNK + 16, 1, 128) as b,
     ):
-        tokens = chunks_of(one, BUNDLED.read_text(encoding="utf-8"), CHUNK)[1]
-        row = measure_chunk("", 1, tokens, one, [a, b], CandidateSets([MinK()], one.weights.n_vocab))
-    assert set(row.divergence.kld) == {0.0}
-    assert set(row.divergence.same_set[str(MinK())]) == {1}
+        tokens = chunks_of(one.weights, BUNDLED.read_text(encoding="utf-8"), CHUNK)[1]
+        found = divergence(one, same, tokens)
+    assert set(found.kld) == {0.0}
+    assert set(found.same_set[str(MinK())]) == {1}
 
 
 def test_only_what_is_added_is_measured(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
@@ -159,24 +177,158 @@ def test_another_vocabulary_is_refused(quants: Quants, files: dict[str, Path], t
     assert "ĠPariz" in refused.stderr
 
 
-def test_a_task_says_which_questions_flip(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
+def test_a_task_says_which_questions_flip(
+    quants: Quants, files: dict[str, Path], tmp_path: Path, mink_eval: MinkEval
+) -> None:
     done = quants(files["base"], files["Q2_K"], "--task", "sample-choice", "--limit", 2)
     assert done.status == 0, done.stderr
+    run = tmp_path / "out" / "run"
     assert "sample-choice" in (tmp_path / "out" / "quants.md").read_text()
-    assert (tmp_path / "out" / "run" / "report" / "report.html").exists()
-    assert "run/report/report.html" in (tmp_path / "out" / "quants.html").read_text()
+    questions = (run / "questions.jsonl").read_text().splitlines()
+    golds = {question["question_id"]: question["gold"] for question in map(json.loads, questions)}
+    first = next(iter(golds))
+
+    def flip(r: dict[str, Any]) -> None:
+        letter = golds[r["question_id"]]
+        if (r["model"], r["question_id"]) == ("Q2_K", first):
+            letter = "B" if letter == "A" else "A"
+        r.update(response=f"The answer is ({letter}).", finish_reason="stop")
+
+    change(run, flip)
+    assert mink_eval("report", tmp_path / "out").status == 0
+    page = (tmp_path / "out" / "quants.html").read_text()
+    flips = page[page.index("Questions that flip") :]
+    assert "right → wrong" in flips
+    assert "wrong → right" not in flips.partition("Answers")[2].partition("</table>")[0]
+    assert json.loads(questions[0])["prompt"].split()[0] in flips
+    assert 'id="responses"' in page
 
 
 def test_a_text_that_is_too_short_is_refused(files: dict[str, Path]) -> None:
-    with load_model(str(files["base"]), trust=True, n_ctx=64) as model, pytest.raises(DataError):
-        chunks_of(model, "Too short.", CHUNK)
+    vocabulary = Weights(files["base"], vocab_only=True)
+    with pytest.raises(DataError):
+        chunks_of(vocabulary, "Too short.", CHUNK)
+
+
+def test_fewer_positions_than_are_wanted_are_said(
+    quants: Quants, files: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("One word follows another. " * 60)
+    assert quants(files["base"], files["Q2_K"], "--text", text, "--positions", 999).status == 0
+    n = found_in(tmp_path / "out")["files"][0]["positions"]
+    assert f"{n} positions" in caplog.text
+    assert "999" in caplog.text
+
+
+def test_two_files_that_do_not_fit_are_loaded_in_turns(
+    quants: Quants,
+    files: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The figures are the same to the last bit, and the report says how they were measured."""
+    command = [files["base"], files["Q4_K_M"]]
+    assert quants(*command).status == 0
+    together = found_in(tmp_path / "out")
+    monkeypatch.setattr(measure, "memory_budget", lambda: Budget(ram=1))
+    assert quants(*command, "--out", "turns").status == 0
+    in_turns = found_in(tmp_path / "turns")
+    assert "2 times" in caplog.text
+    assert "in turns" in (tmp_path / "turns" / "quants.md").read_text()
+    for one, other in zip(together["files"], in_turns["files"], strict=True):
+        for figure in ("kld_mean", "kld_max", "same_top", "ppl", "set_same"):
+            assert one[figure] == other[figure]
+
+
+def test_as_many_chunks_are_held_as_memory_has_room_for(files: dict[str, Path]) -> None:
+    base, other = (read_metadata(files[name]) for name in ("base", "Q4_K_M"))
+
+    def held(ram: int, vram: int = 0) -> int | None:
+        budget = Budget(ram, vram)
+        return chunks_to_hold(base, other, budget, n_bytes=10**6, n_ctx=80, n_gpu_layers="auto")
+
+    enough = next(ram for ram in range(10**7, 10**10, 10**6) if held(ram) is None)
+    fewer, one = held(enough - 10**6), held(10**7)
+    assert fewer is not None
+    assert one is not None
+    assert fewer > one == 1
+    roomy = choose_placement(base, Budget(10**10, 10**10), n_ctx=80)
+    assert held(enough, vram=10**10) is None
+    assert (
+        held(enough, vram=roomy.need.gpu.total) is not None
+    )  # beside the base it would have no layers there
+
+
+def test_a_killed_measurement_continues(files: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [
+        *(*MINK_EVAL, "quants", files["base"], files["Q8_0"], files["Q2_K"], "--out", out, "--threads", 1),
+        *("--chunk", CHUNK, "--positions", 310),
+    ]
+    arguments = list(map(str, command))
+    with subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and len(rows_of(out)) < 13:
+            time.sleep(0.005)
+        process.kill()
+    before = rows_of(out)
+    assert 13 <= len(before) < 30
+    output_of(*arguments[1:])
+    assert rows_of(out)[: len(before) - 1] == before[:-1]
+    assert {one["positions"] for one in found_in(out)["files"]} == {310}
+
+
+def rows_of(folder: Path) -> list[bytes]:
+    path = folder / "rows.jsonl"
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
+def test_files_of_a_store_and_of_the_hub(files: dict[str, Path], tmp_path: Path) -> None:
+    store = tmp_path / "ollama"
+    weights = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{'a' * 64}"}
+    manifest = store / "manifests/registry.ollama.ai/library/parrot/latest"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [weights]}))
+    (store / "blobs").mkdir()
+    shutil.copy(files["Q8_0"], store / "blobs" / f"sha256-{'a' * 64}")
+    on_hub = f"hf:{REPOSITORY}:tiny-Q2_K.gguf"
+    command = ["--chunk", CHUNK, "--positions", 62, "--gpu-layers", 0, "--out", tmp_path / "out"]
+    with serve(Hub({"tiny-Q2_K.gguf": files["Q2_K"].read_bytes()})) as hub:
+        environment = {
+            **os.environ,
+            "HF_HUB_CACHE": str(tmp_path / "hub"),
+            "HF_ENDPOINT": hub.url,
+            "OLLAMA_MODELS": str(store),
+        }
+        pull = "from mink_local.models.cli import main; main()"
+        output_of("-c", pull, "pull", on_hub, env=environment)
+    arguments = ["quants", files["base"], "ollama:parrot", on_hub, *command]
+    output_of(*MINK_EVAL[1:], *arguments, env=environment)
+    first, second = (one["kld_mean"] for one in found_in(tmp_path / "out")["files"])
+    assert 0 < first < second
+
+
+@pytest.mark.slow
+def test_layers_on_another_machine(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
+    """Its server changes the last bits of the sums, and no more."""
+    with RpcServer() as server:
+        command = ["--rpc", server.address, "--gpu-layers", -1, "--out", str(tmp_path / "out")]
+        command += ["--chunk", CHUNK, "--positions", 62, "--threads", 1]
+        output_of(*MINK_EVAL[1:], "quants", files["base"], files["Q2_K"], *command)
+    assert quants(files["base"], files["Q2_K"], "--out", "here").status == 0
+    found, here = (found_in(tmp_path / name)["files"][0]["kld_mean"] for name in ("out", "here"))
+    assert found == pytest.approx(here, rel=0.05)
 
 
 def test_tensors_that_fell_back_are_counted(
     files: dict[str, Path], smollm2_path: Path, tmp_path: Path
 ) -> None:
     """SmolLM2's rows of 576 numbers are no multiple of 256."""
-    assert file_facts(read_metadata(files["Q2_K"]))["fell_back"] == 0
-    narrow = file_facts(read_metadata(quantize(smollm2_path, tmp_path / "narrow.gguf", "Q2_K")))
-    assert 0 < narrow["fell_back"] < narrow["tensors"]
-    assert narrow["nominal_type"] == "Q2_K"
+
+    def fell_back(file: Path) -> dict[str, int]:
+        return {row["type"]: row["fell_back"] for row in file_facts(read_metadata(file))["types"]}
+
+    assert set(fell_back(files["Q2_K"]).values()) == {0}
+    narrow = fell_back(quantize(smollm2_path, tmp_path / "narrow.gguf", "Q2_K"))
+    assert narrow["F32"] == narrow["Q3_K"] == 0 < narrow["Q4_0"]

@@ -67,7 +67,7 @@ def write_page(folder: Path, *remarks: str) -> Path:
     run = read_run(folder)
     run.remarks += remarks
     summary = summarise(run)
-    page = render_page(make_document(run, summary), run, summary.baseline)
+    page = render_page(make_document(run, summary), run, next(iter(summary.baselines), None))
     (folder / "report.html").write_text(page, encoding="utf-8")
     return folder / "report.html"
 
@@ -135,7 +135,7 @@ def test_all_responses_are_packed(page: Path) -> None:
     assert packed
     data: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed[1])))
     records = [json.loads(line) for line in (page.parent / "records.jsonl").read_bytes().splitlines()]
-    assert data["baseline"] == "min-k:tau=3"
+    assert data["baseline"] == ["sampler", "min-k:tau=3"]
     got = []
     for cell, question, *rest in data["responses"]:
         repeat, response, strict, right, _, _, _, n_tokens, n_steps, ones, largest = rest
