@@ -4,9 +4,8 @@ Sources: M. Chen et al. (2021), arXiv:2107.03374, for pass@k without bias; X. Wa
 arXiv:2203.11171, for the majority; Y. Zhu et al. (2018), arXiv:1802.01886, for self-BLEU.
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from itertools import chain
 from math import comb
@@ -16,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.helpers import extract_all_word_ngrams
+from sacrebleu import sentence_bleu
 
 from mink_local.errors import ReportError
 from mink_local.evals.measurement import frame
@@ -256,27 +254,13 @@ def _diversity(cell: pd.DataFrame, n_repeats: int) -> dict[str, Any]:
 def self_bleu(texts: Sequence[str]) -> float:
     """Return the mean of each text's BLEU-4 against the others, 0 to 100: sacrebleu's, of a sentence.
 
-    Of each text the first `WORDS` words count, so that responses of any greater length are alike. The n-grams
-    of a text are counted once for all sentences.
+    Of each text the first `WORDS` words count, so that responses of any greater length are alike.
     """
-    counted = [extract_all_word_ngrams(" ".join(text.split()[:WORDS]), 1, 4) for text in texts]
-    counts = defaultdict(list)
-    for ngram, count in chain.from_iterable(ngrams.items() for ngrams, _ in counted):
-        counts[ngram].append(count)
-    highest = {ngram: sorted((0, *given))[-2:] for ngram, given in counts.items()}
-    lengths = Counter(length for _, length in counted)
-    scores = []
-    for ngrams, length in counted:
-        correct, total = [0] * 4, [0] * 4
-        for ngram, count in ngrams.items():
-            second, first = highest[ngram]
-            correct[len(ngram) - 1] += min(count, second if count == first else first)
-            total[len(ngram) - 1] += count
-        others = lengths - Counter([length])
-        nearest = min(others, key=lambda other: (abs(other - length), other))
-        bleu = BLEU.compute_bleu(correct, total, length, nearest, smooth_method="exp", effective_order=True)
-        scores.append(bleu.score)
-    return fmean(scores)
+    beginnings = [" ".join(text.split()[:WORDS]) for text in texts]
+    return fmean(
+        sentence_bleu(text, beginnings[:i] + beginnings[i + 1 :], tokenize="none").score
+        for i, text in enumerate(beginnings)
+    )
 
 
 def _comparisons(verdicts: pd.DataFrame, baseline: Baseline) -> Iterator[dict[str, Any]]:
@@ -387,23 +371,3 @@ def majority_at(votes: NDArray[np.int64], k: int) -> float:
     most = counts.max(axis=1)
     is_right = (counts[:, 0] == most) & (most > 0)
     return float((is_right / (counts == most[:, None]).sum(axis=1)).mean())
-
-
-def sweeps(samplers: Iterable[str], fewest: int = 3) -> pd.DataFrame:
-    """Return the numeric options that have `fewest` values or more among samplers alike in all else.
-
-    Returns:
-        A row for each such sampler and option: its `sampler` as text, the sampler's `name`, the `option`, its
-        `value`, by which the rows of an option ascend, and `fixed`, the other options that are not defaults.
-    """
-    rows = []
-    for text in samplers:
-        sampler = _sampler_of(text)
-        for field in fields(sampler) if sampler else ():  # type: ignore[arg-type]
-            if sampler and type(field.default) in (int, float):
-                options = text.partition(":")[2].split(",")
-                fixed = ",".join(one for one in options if not one.startswith(f"{field.name}="))
-                rows.append((text, sampler.name, field.name, fixed, getattr(sampler, field.name)))
-    found = pd.DataFrame(rows, columns=["sampler", "name", "option", "fixed", "value"])
-    by = ["name", "option", "fixed"]
-    return found.groupby(by).filter(lambda group: len(group) >= fewest).sort_values([*by, "value"])

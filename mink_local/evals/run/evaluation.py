@@ -14,8 +14,6 @@ from pathlib import Path
 from subprocess import list2cmdline
 from typing import Any, Literal
 
-from rich.console import Console
-
 from mink_local.errors import RunError
 from mink_local.evals.measurement import Measurement, Results, duration
 from mink_local.evals.run.questions import AskedTask, ask, locate
@@ -32,12 +30,11 @@ from mink_local.evals.run.records import (
 from mink_local.evals.run.workers import NO_TEMPLATE, Cluster, LoadedModel, Worker
 from mink_local.evals.stats import what_can_be_found
 from mink_local.evals.store import Rows, Store, file_sha256, to_line, write_file
-from mink_local.evals.tables import Table, percent, temperature_name
 from mink_local.evals.tasks.base import Task
 from mink_local.evals.tasks.datasets import OwnTask
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile
-from mink_local.samplers import Sampler, label
+from mink_local.samplers import Sampler
 
 log = logging.getLogger("mink_local")
 
@@ -221,7 +218,6 @@ class Run(Measurement[Response]):
         return max(1e-3, time.monotonic() - self._began)
 
     def conclude(self, results: Results) -> None:
-        self.report(results)
         n_empty = int((results.frame["finish_reason"] == "overflow").sum())
         if n_empty:
             print(f"{n_empty} responses are empty and count as wrong: the prompt did not fit the context.")
@@ -235,21 +231,7 @@ class Run(Measurement[Response]):
 
     @classmethod
     def report(cls, results: Results) -> None:
-        """Print the accuracies; `mink-eval report` says more."""
-        frame = results.frame
-        shares = frame[["task", "model", "sampler", "temperature"]].assign(
-            sampler=frame["sampler"].map(label), n=1, truncated=frame["finish_reason"] == "length"
-        )
-        shares = shares.rename(columns={"temperature": "T"})
-        for scoring in ("flexible", "strict"):
-            shares[scoring] = frame[scoring].map(lambda verdict: verdict and verdict["correct"])
-        shares["no answer"] = frame["flexible"].map(lambda verdict: verdict and verdict["answer"] is None)
-        means = {name: (name, "mean") for name in ("flexible", "strict", "no answer", "truncated")}
-        found = shares.groupby(["task", "model", "sampler", "T"], as_index=False).agg(n=("n", "sum"), **means)
-        formats = {"T": temperature_name, **dict.fromkeys(means, percent)}
-        for (task, model), group in found.groupby(["task", "model"]):
-            table = group.drop(columns=["task", "model"])
-            Table(f"{task} · {model}, %", table, keys=2, formats=formats).print(Console())
+        """Print nothing: `mink-eval report` reads more than the frame."""
 
 
 def _task_settings(asked: AskedTask, file: Path) -> dict[str, Any]:

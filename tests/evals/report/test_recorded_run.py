@@ -26,7 +26,6 @@ def test_questions_responses_and_manifest_are_read(folder: Path) -> None:
         "seed": 7,
         "ctx": None,
         "models": {"m": {"path": "/home/me", "sha256": "ab"}},
-        "tasks": {},
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     run = read_run(folder)
@@ -68,7 +67,6 @@ def test_records_of_other_files_are_read_if_they_are_of_this_run(folder: Path) -
         "seed": 7,
         "models": {"tiny-model": {}},
         "tasks": {"gsm8k": {"max_tokens": 100}},
-        "sessions": [],
         "questions_sha256": hashlib.sha256((folder / "questions.jsonl").read_bytes()).hexdigest(),
     }
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 
 from mink_local.errors import ReportError
 from mink_local.evals.report.recorded_run import read_run
-from mink_local.evals.report.summary import Summary, summarise, sweeps
+from mink_local.evals.report.summary import Summary, summarise
 from mink_local.evals.stats import paired_test, share
 from mink_local.samplers import label
 from tests.support.made_run import change, judge, records, write_run
@@ -193,22 +193,6 @@ def test_two_scorings_that_agree_are_one(tmp_path: Path) -> None:
 MIN_P = [
     f"min-p:p={p},order=temperature-{order}" for order in ("first", "last") for p in ("0.05", "0.1", "0.2")
 ]
-
-
-def test_values_of_one_option_are_a_sweep() -> None:
-    taus = ("min-k:tau=0", MIN_K, "min-k:tau=10")
-    others = ("min-k:tau=3,alpha=0.5", "min-k:tau=3,decay=log", "top-p:p=0.5", "another:x=1", "greedy")
-    found = sweeps([*reversed(taus), *others, *MIN_P])
-    assert list(found.itertuples(index=False, name=None)) == [
-        *((text, "min-k", "tau", "", tau) for text, tau in zip(taus, (0, 3, 10), strict=True)),
-        *(
-            (text, "min-p", "p", text.partition(",")[2], p)
-            for text, p in zip(MIN_P, (0.05, 0.1, 0.2) * 2, strict=True)
-        ),
-    ]
-    alphas = [f"min-k:tau={t},alpha={a}" for t in (0, 3) for a in (0.25, 0.5, 2)]
-    found = sweeps(alphas)[["option", "fixed"]].drop_duplicates()
-    assert found.to_numpy().tolist() == [["alpha", "tau=0"], ["alpha", "tau=3"]]
 
 
 def test_variants_are_compared_with_the_defaults(tmp_path: Path) -> None:

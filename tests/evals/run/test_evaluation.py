@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import shutil
 import subprocess
 import time
@@ -222,7 +221,6 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, here: list[object]) -> None:
 def test_a_log_is_plain_lines(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:
     loud = mink_eval("run", "gsm8k", *here, "-n", 2, "-o", tmp_path / "run")
     assert "24 of 24 responses, " in loud.stderr
-    assert re.search(r"greedy .* 0 .* 12 .* 0.0", loud.stdout)
     assert f"mink-eval report {tmp_path / 'run'}" in loud.stdout
     assert "\x1b" not in loud.stdout + loud.stderr
     assert mink_eval("run", "gsm8k", *here, "-n", 2, "-o", tmp_path / "other", "--quiet").stderr == ""

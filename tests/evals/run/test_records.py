@@ -96,7 +96,6 @@ MANIFEST: dict[str, Any] = {
     "seed": 7,
     "models": {"tiny": {}},
     "tasks": {"gsm8k": {"max_tokens": 100}},
-    "sessions": [{"n_ctx_seq": 512}, {"n_ctx_seq": 256}],
 }
 PROMPT = "What is 1 + 1?"
 FITS = replace(RESPONSE, seed=seed_of(7, "gsm8k", "7", 0), prompt_sha256=prompt_sha256(PROMPT))
@@ -108,13 +107,11 @@ FITS = replace(RESPONSE, seed=seed_of(7, "gsm8k", "7", 0), prompt_sha256=prompt_
         ({}, None),
         ({"seed": 5}, "--seed"),
         ({"n_tokens": 101}, "--max-tokens"),
-        ({"finish_reason": "length", "n_tokens": 64}, "--max-tokens"),
         ({"model": "other-model"}, "other-model"),
         ({"task": "aqua"}, "aqua"),
         ({"question_id": "99"}, "99"),
         ({"prompt_sha256": "ab"}, "prompt"),
         ({"finish_reason": "length", "n_tokens": 100}, None),
-        ({"finish_reason": "length", "n_tokens": 64, "prompt_tokens": 192}, None),  # the context was full
         ({"seed": 0, "prompt_sha256": ""}, None),  # as if the record had none
     ],
 )
