@@ -237,7 +237,8 @@ async def read_body(http: HttpRequest) -> bytes:
     """Return the JSON body of a request.
 
     Raises:
-        ApiError: It is too long, too slow, or has another type, which forms of any web page can send.
+        ApiError: It is too long, too slow, or has a type that forms of any web page can send. What a script
+            sends without a type has an Origin, which is checked before.
         ClientDisconnect: The client has left.
     """
     content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
