@@ -86,7 +86,7 @@ def test_choices_are_scored_as_in_process_and_texts_generated(
     for served, scored in zip(samples["choice"], own["choice"], strict=True):
         assert (served["acc"], served["acc_norm"]) == (scored["acc"], scored["acc_norm"])
         logprobs = [[float(logprob) for logprob, _ in one["filtered_resps"]] for one in (served, scored)]
-        assert logprobs[0] == pytest.approx(logprobs[1], abs=0.05)
+        assert logprobs[0] == pytest.approx(logprobs[1], abs=0.2)
     assert samples["text"][0]["resps"][0][0]
 
 
