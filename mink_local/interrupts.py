@@ -17,12 +17,11 @@ llama.cpp, and an exception that a handler raises inside a callback of C code is
     mink-models rpc-server        ends it at once; llama.cpp never returns    SIG_DFL
 """
 
+import queue
 import signal
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -36,37 +35,44 @@ _WAIT_SECONDS = 0.25  # between two calls of `waiting`; on Windows an endless wa
 def until_interrupted(
     items: Iterable[T], interrupt: Callable[[], None], waiting: Callable[[], None] = lambda: None
 ) -> Generator[T, None, None]:
-    """Iterate over `items` in another thread, one item ahead, and yield them here, until Ctrl-C.
+    """Iterate over `items` in another thread, and yield them here, until Ctrl-C.
 
     Args:
         interrupt: Makes the iteration end soon; called on Ctrl-C, and if this generator is closed early.
         waiting: Called periodically while no item arrives.
     """
-    iterator = iter(items)
-    with on_interrupt(interrupt), ThreadPoolExecutor(1, "generation") as thread:
-        upcoming = thread.submit(_next, iterator)
+    arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
+
+    def collect() -> None:
         try:
-            while arrived := _result(upcoming, waiting):
-                upcoming = thread.submit(_next, iterator)
-                yield arrived[0]
-        except BaseException:
-            if not upcoming.done() or not upcoming.exception():  # not an error of the items themselves
+            for item in items:
+                arrived.put((item,))
+        except BaseException as error:
+            arrived.put(error)
+        else:
+            arrived.put(None)
+
+    def next_item() -> tuple[T] | BaseException | None:
+        while True:
+            try:
+                return arrived.get(timeout=_WAIT_SECONDS)
+            except queue.Empty:
+                waiting()
+
+    thread = threading.Thread(target=collect, name="generation")
+    ended = False
+    with on_interrupt(interrupt):
+        thread.start()
+        try:
+            while isinstance(item := next_item(), tuple):
+                yield item[0]
+            ended = True
+        finally:
+            if not ended:
                 interrupt()
-                thread.submit(deque, iterator, 0)  # to its end
-            raise
-
-
-def _next(iterator: Iterator[T]) -> tuple[T] | None:
-    """Return the next item in a tuple, or None at the end."""
-    for item in iterator:
-        return (item,)
-    return None
-
-
-def _result(future: "Future[T]", waiting: Callable[[], None]) -> T:
-    while not wait([future], _WAIT_SECONDS).done:
-        waiting()
-    return future.result()
+            thread.join()
+    if item is not None:
+        raise item
 
 
 def was_interrupted() -> bool:
