@@ -13,6 +13,7 @@ llama.cpp clones and frees it like its own samplers; nothing has to be kept aliv
 
 import ctypes
 import itertools
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,12 @@ _UNKNOWN_TOKEN = -3  # beside the errors of kernels
 class _Selection:
     """The state of one `llama_sampler`; an error stays until llama.cpp resets the chain."""
 
-    def __init__(self, sampler: Sampler, n_vocab: int, temperature: float) -> None:
-        self.options = sampler, n_vocab, temperature
+    def __init__(self, sampler: Sampler, n_vocab: int, temperature: float, seed: int | None) -> None:
+        self.options = sampler, n_vocab, temperature, seed
         self.k = self.error = 0
         workspace = Workspace(n_vocab)
-        self._select, self._ids = sampler.selector(temperature, workspace), workspace.ids
+        self.random = Random(seed)
+        self._select, self._ids = sampler.selector(temperature, workspace, self.random), workspace.ids
         self._logits = np.empty(n_vocab, np.float32)
 
     def apply(self, array: Any) -> None:
@@ -71,12 +73,14 @@ def _apply(sampler: int, array: int) -> None:
 def _reset(sampler: int) -> None:
     selection = _selections[_of(sampler)]
     selection.k = selection.error = 0
+    selection.random.seed(selection.options[-1])
 
 
 def _clone(sampler: int) -> int | None:
     original = _selections[_of(sampler)]
     clone = _Selection(*original.options)
     clone.k, clone.error = original.k, original.error
+    clone.random.setstate(original.random.getstate())
     return ctypes.cast(_init(clone), ctypes.c_void_p).value
 
 
@@ -109,7 +113,7 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_CALLBACKS))
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_INTERFACE))
 
 
-def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0) -> Any:
+def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0, seed: int | None = None) -> Any:
     """Return a new `llama_sampler_p` that keeps the candidates of `sampler`.
 
     Place it after penalties and grammar, and before llama.cpp's `temp`. It leaves the candidates in the order
@@ -117,16 +121,18 @@ def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0) -> 
     The caller owns it, or the chain that it is added to.
 
     Args:
-        sampler: Any sampler, your own included, except mirostat, which llama.cpp has itself.
+        sampler: Any sampler or chain, your own included, that does not end with one that llama.cpp has itself:
+            mirostat, adaptive-p, dynatemp.
         n_vocab: Number of tokens of the vocabulary.
         temperature: The temperature of `temp`; only samplers of order "temperature-first" depend on it.
+        seed: Of what the sampler leaves to chance, as xtc does; None is a random one.
 
     Raises:
-        TypeError: The sampler is mirostat.
+        TypeError: The sampler ends with one of those.
     """
-    if sampler.is_stateful:
-        raise TypeError(f"{sampler.name} also samples the token: use llama.cpp's own llama_sampler")
-    return _init(_Selection(sampler, n_vocab, temperature))
+    if sampler.comes_last:
+        raise TypeError(f"{sampler.members[-1].name} is llama.cpp's: use its own llama_sampler")
+    return _init(_Selection(sampler, n_vocab, temperature, seed))
 
 
 def check(sampler: Any, step: int) -> int:

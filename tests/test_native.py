@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.native import check, native_sampler
-from mink_local.samplers import MinK, Mirostat, Sampler
+from mink_local.samplers import MinK, Mirostat, Sampler, Xtc
 from tests.support.chain import SamplerChain
 from tests.support.logits import embedded_logits
 from tests.support.memory import grown
 from tests.support.methods import EXAMPLES, Near
 from tests.support.python import output_of
 
-SAMPLES = [sampler for sampler in EXAMPLES if not isinstance(sampler, Mirostat)]
+SAMPLES = [sampler for sampler in EXAMPLES if not sampler.comes_last]
 MANY = MinK(tau=10_000.0)  # keeps hundreds of tokens of a row whose range is about 30
 INF = float("inf")
 NAN = float("nan")
@@ -71,6 +71,27 @@ def test_candidates_are_the_kernels_in_any_order_of_records(rows: Row, sampler: 
         assert np.array_equal(records["logit"], row[records["id"]])
         assert selected == -1
         assert check(native, 1) == len(ids)
+
+
+def test_what_is_left_to_chance_has_a_stream_of_the_seed(rows: Row) -> None:
+    """The same in every form, again after a reset, and in a clone from where it is."""
+    sampler, n_vocab = Xtc(0.5, 0.01, "temperature-last"), rows.shape[1]
+    direct = TokenSampler(sampler, 1.0, 9, n_vocab)
+    process, native = sampler.at(1.0, 9), native_sampler(sampler, n_vocab, seed=9)
+    chain = SamplerChain(native)
+
+    def kept(chain: SamplerChain) -> list[int]:
+        return [len(chain.apply(np.arange(n_vocab), row)[0]) for row in rows]
+
+    k = [(direct(row, 1), direct.k)[1] for row in rows]
+    assert kept(chain) == k == [int((process([], row) > -INF).sum()) for row in rows]
+    assert {n - len(sampler.candidates(row)[0]) == 0 for n, row in zip(k, rows, strict=True)} == {True, False}
+    other = TokenSampler(sampler, 1.0, 10, n_vocab)
+    assert k != [(other(row, 1), other.k)[1] for row in rows]
+    C.llama_sampler_reset(chain.handle)
+    assert kept(chain) == k
+    clone = SamplerChain(C.llama_sampler_clone(native))
+    assert kept(clone) == kept(chain)
 
 
 def test_candidates_of_what_another_sampler_left(rows: Row) -> None:

@@ -26,7 +26,7 @@ from mink_local.serve.cli import cli as mink_serve
 from mink_local.serve.endpoints.information import playground_page
 from mink_local.serve.protocol.fields import sampler_fields
 
-NAME = "top-a"
+NAME = "epsilon"
 
 
 COMMANDS = {
@@ -37,34 +37,34 @@ COMMANDS = {
 
 
 @compiled
-def top_a(logits: Any, options: Any, work: Any, ids: Any) -> Any:
-    """Keep the tokens with `p_i >= a * (max p_j)**2`. Options: a, the temperature of the distribution."""
-    a, temperature = options[0], options[1]
+def epsilon(logits: Any, options: Any, work: Any, ids: Any) -> Any:
+    """Keep the tokens with `p_i >= epsilon`. Options: epsilon, the temperature of the distribution."""
+    temperature = options[1]
     n, _, largest = survey(logits, work)
     if n <= 0:
         return n
     total = 0.0
     for logit in logits:
         total += np.exp((logit - largest) / temperature)
-    return keep_from(largest + temperature * np.log(a / total), largest, logits, work, ids)
+    return keep_from(largest + temperature * np.log(options[0] * total), largest, logits, work, ids)
 
 
 @pytest.fixture
 def kind() -> Iterator[type[Sampler]]:
-    """Top-a, registered for the test only."""
+    """Epsilon sampling, registered for the test only."""
 
     @dataclass(frozen=True)
-    class TopA(Sampler):
-        a: float = 0.2
+    class Epsilon(Sampler):
+        epsilon: float = 0.05
         order: Order = "temperature-first"
 
         name = NAME
-        keeps = "probabilities of at least a times the square of the largest"
-        sweep = ("a", (0.5, 0.2, 0.1, 0.05))
-        request_fields: ClassVar = {"top_a": "a"}
-        kernel = staticmethod(top_a)
+        keeps = "probabilities of at least epsilon"
+        sweep = ("epsilon", (0.5, 0.2, 0.1, 0.05))
+        request_fields: ClassVar = {"epsilon_cutoff": "epsilon"}
+        kernel = staticmethod(epsilon)
 
-    yield TopA
+    yield Epsilon
     del SAMPLERS[NAME]
 
 
@@ -76,9 +76,9 @@ def row() -> NDArray[np.float32]:
 @pytest.mark.parametrize(
     ("text", "temperature", "k"),
     [
-        ("top-a", 1.0, 4),  # 0.2 * 0.25 = 0.05
-        ("top-a:a=0.41", 1.0, 2),  # 0.1025
-        ("top-a:a=0.41,order=temperature-last", 9.0, 2),
+        ("epsilon", 1.0, 4),
+        ("epsilon:epsilon=0.11", 1.0, 2),
+        ("epsilon:epsilon=0.11,order=temperature-last", 9.0, 2),
     ],
 )
 def test_it_cuts_as_defined(
@@ -105,7 +105,7 @@ def test_it_is_in_the_help(command: click.Command) -> None:
 @pytest.mark.usefixtures("kind")
 def test_it_is_completed() -> None:
     completion = ShellComplete(mink_chat, {}, "mink-chat", "_COMPLETE")
-    assert NAME in [item.value for item in completion.get_completions(["--sampler"], "top-")]
+    assert NAME in [item.value for item in completion.get_completions(["--sampler"], "ep")]
 
 
 @pytest.mark.usefixtures("kind")
@@ -118,13 +118,13 @@ def test_it_is_timed(tmp_path: Path, row: NDArray[np.float32]) -> None:
 
 def test_it_is_swept(kind: type[Sampler]) -> None:
     samplers = [setting.sampler for setting in sweep([5.0]) if isinstance(setting.sampler, kind)]
-    assert [sampler.a for sampler in samplers] == 2 * [0.5, 0.2, 0.1, 0.05]  # type: ignore[attr-defined]
+    assert [sampler.epsilon for sampler in samplers] == 2 * [0.5, 0.2, 0.1, 0.05]  # type: ignore[attr-defined]
 
 
 def test_it_is_in_the_playground_and_a_field_of_requests(kind: type[Sampler]) -> None:
     page, _ = playground_page(tuple(map(str, default_samplers())))
     assert str(kind()) in page
-    assert "top_a" in sampler_fields()
+    assert "epsilon_cutoff" in sampler_fields()
 
 
 @pytest.mark.usefixtures("kind")

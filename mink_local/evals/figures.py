@@ -20,10 +20,10 @@ NOTE: dict[str, Any] = {"fontsize": "small", "x": 0.01, "ha": "left", "wrap": Tr
 # Colours that colour-blind people can tell apart, of Okabe and Ito (2008), https://jfly.uni-koeln.de/color/,
 # and of Paul Tol; Min-k, which is registered first, is vermilion. What colours tell apart, markers do too.
 COLOURS = (
-    *("#D55E00", "#000000", "#56B4E9", "#009E73", "#0072B2", "#CC79A7", "#8C6D1F", "#882255", "#777777"),
-    *("#44AA99", "#E69F00", "#332288", "#999933"),
+    *("#D55E00", "#000000", "#CC79A7", "#56B4E9", "#E69F00", "#332288", "#009E73", "#0072B2", "#999933"),
+    *("#8C6D1F", "#882255", "#AA4499", "#117733", "#777777", "#44AA99", "#661100", "#6699CC", "#AA4466"),
 )
-MARKERS = ("o", "+", "P", "^", "s", "D", "x", "X", "d", "v", "<", ">", "*")
+MARKERS = ("o", "+", "D", "P", "<", ">", "^", "s", "*", "x", "X", "h", "p", "d", "v", "1", "8", "2")
 
 
 def look(sampler: str) -> dict[str, Any]:

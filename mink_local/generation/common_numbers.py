@@ -1,6 +1,7 @@
 """Common random numbers: answers that differ because their samplers do, and not by chance."""
 
 from dataclasses import dataclass, field
+from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +49,7 @@ class CommonNumbers(Sampler):
         """The number of candidates of each of them."""
         return [step.k for step in self.steps]
 
-    def selector(self, temperature: float, workspace: Workspace) -> Selector:
+    def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:  # noqa: ARG002
         """Return a function that leaves the sampled token as the only candidate of a row, for one answer."""
         select = self.sampler.selector(temperature, workspace)
 

@@ -8,6 +8,7 @@ from llama_cpp import llama_cpp as C
 
 from mink_local.samplers import Workspace
 from mink_local.samplers.compile import compiled, helper
+from mink_local.samplers.kernels import sort_ids
 
 _LARGEST = np.finfo(np.float32).max
 
@@ -53,17 +54,7 @@ def write_token_data(logits, ids, k, records):
     llama.cpp's `dist` walks its array in order, so all forms of a sampler must agree on one to sample the
     same token for a seed. Sorts the first k of `ids`.
     """
-    if k < logits.size // 32:
-        ids[:k].sort()
-    else:  # for many candidates a pass over all tokens is cheaper than sorting
-        kept = np.zeros(logits.size, np.bool_)
-        for i in range(k):
-            kept[ids[i]] = True
-        i = 0
-        for token in range(logits.size):
-            if kept[token]:
-                ids[i] = token
-                i += 1
+    sort_ids(ids, k, logits.size)
     for i in range(k):
         _write(records, i, ids[i], logits[ids[i]])
 

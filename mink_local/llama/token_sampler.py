@@ -2,6 +2,7 @@
 
 import ctypes
 import weakref
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError, NoTokenLeftError
 from mink_local.llama.constraints import Constrainer
 from mink_local.llama.token_data import SamplingBuffers, write_token_data
-from mink_local.samplers import Mirostat, Sampler, kernels
+from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, kernels
 
 _MIROSTAT_M = 100  # tokens that version 1 estimates Zipf's exponent from; llama.cpp's own choice
 
@@ -20,12 +21,13 @@ class TokenSampler:
     """Samples tokens from rows of logits: constraints, the sampler's cut, temperature, `dist`.
 
     The kernel reads the logits in llama.cpp's memory; only the candidates are copied, for llama.cpp's own
-    `temp` and `dist` (or `mirostat`). With constraints, which are llama.cpp samplers over the whole
-    vocabulary, the kernel reads their result instead.
+    `temp` and `dist`, or what a sampler that comes last has in their place. With constraints, which are
+    llama.cpp samplers over the whole vocabulary, the kernel reads their result instead.
 
     Args:
         temperature: > 0, except with `Greedy`.
-        seed: Each token consumes one of its random numbers.
+        seed: Of llama.cpp's random numbers, of which each token consumes one, and of Python's for what the
+            sampler leaves to chance.
 
     Attributes:
         k: Number of candidates of the last token; with mirostat, of those that it kept.
@@ -43,14 +45,16 @@ class TokenSampler:
         self._constrainer = constrainer
         buffers = buffers or SamplingBuffers(n_vocab)
         self._candidates = buffers.workspace.ids
-        self._select = sampler.selector(temperature, buffers.workspace)
+        self._select = sampler.selector(temperature, buffers.workspace, Random(seed))
         self._records, self._array = buffers.records, buffers.array
         self._write = write_token_data.dispatcher
         self._array_pointer = ctypes.byref(self._array)
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         weakref.finalize(self, C.llama_sampler_free, self._chain)
-        C.llama_sampler_chain_add(self._chain, C.llama_sampler_init_temp(temperature))
-        C.llama_sampler_chain_add(self._chain, _choice(sampler, seed, n_vocab))
+        last = sampler.members[-1]
+        for handle in (_temperature(last, temperature), _choice(last, seed, n_vocab)):
+            C.llama_sampler_chain_add(self._chain, handle)
+        self._learns = isinstance(last, AdaptiveP)
         self.k = 0
 
     def __call__(self, logits: NDArray[np.float32], step: int) -> int:
@@ -72,6 +76,8 @@ class TokenSampler:
         C.llama_sampler_apply(self._chain, self._array_pointer)
         self.k = array.size
         token = int(self._records["id"][array.selected])
+        if self._learns:
+            C.llama_sampler_accept(self._chain, token)
         if self._constrainer is not None:
             self._constrainer.accept(token)
         return token
@@ -86,10 +92,19 @@ def broken(error: int, step: int) -> str:
     )
 
 
-def _choice(sampler: Sampler, seed: int, n_vocab: int) -> Any:
-    """Return the last sampler of the chain: `dist`, or mirostat, which truncates and samples in one."""
-    if not isinstance(sampler, Mirostat):
+def _temperature(last: Sampler, temperature: float) -> Any:
+    """Return llama.cpp's sampler for the temperature; `last` is the last sampler of the cut."""
+    if isinstance(last, DynamicTemperature):
+        return C.llama_sampler_init_temp_ext(temperature, last.range, last.exponent)
+    return C.llama_sampler_init_temp(temperature)
+
+
+def _choice(last: Sampler, seed: int, n_vocab: int) -> Any:
+    """Return llama.cpp's sampler that samples the token: `dist`, or that of a sampler that also does."""
+    if isinstance(last, AdaptiveP):
+        return C.llama_sampler_init_adaptive_p(last.target, last.decay, seed)
+    if not isinstance(last, Mirostat):
         return C.llama_sampler_init_dist(seed)
-    if sampler.version == 1:
-        return C.llama_sampler_init_mirostat(n_vocab, seed, sampler.tau, sampler.eta, _MIROSTAT_M)
-    return C.llama_sampler_init_mirostat_v2(seed, sampler.tau, sampler.eta)
+    if last.version == 1:
+        return C.llama_sampler_init_mirostat(n_vocab, seed, last.tau, last.eta, _MIROSTAT_M)
+    return C.llama_sampler_init_mirostat_v2(seed, last.tau, last.eta)

@@ -22,12 +22,28 @@ from mink_local.samplers.base import (
     number,
 )
 from mink_local.samplers.chain import Chain, LlamaDefault
-from mink_local.samplers.cuts import Eta, Greedy, MinK, MinP, Mirostat, PLess, TopK, TopNSigma, TopP
+from mink_local.samplers.cuts import (
+    AdaptiveP,
+    DynamicTemperature,
+    Eta,
+    Greedy,
+    MinK,
+    MinP,
+    Mirostat,
+    PLess,
+    TopA,
+    TopK,
+    TopNSigma,
+    TopP,
+    Typical,
+    Xtc,
+)
 
 __all__ = [
-    "SAMPLERS", "Chain", "Eta", "Greedy", "LlamaDefault", "LogitsProcessor", "MinK", "MinP", "Mirostat",
-    "Order", "PLess", "Sampler", "Selector", "TopK", "TopNSigma", "TopP", "Workspace", "choice",
-    "default_samplers", "label", "number", "parse",
+    "SAMPLERS", "AdaptiveP", "Chain", "DynamicTemperature", "Eta", "Greedy", "LlamaDefault",
+    "LogitsProcessor", "MinK", "MinP", "Mirostat", "Order", "PLess", "Sampler", "Selector", "TopA", "TopK",
+    "TopNSigma", "TopP", "Typical", "Workspace", "Xtc", "choice", "default_samplers", "label", "number",
+    "parse",
 ]  # fmt: skip
 
 

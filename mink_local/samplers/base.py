@@ -4,6 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
+from random import Random
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -116,7 +117,11 @@ class Sampler:
         keeps: Which tokens remain candidates, in a few words, for help texts and tables.
         sweep: The option that a sweep varies, and its values from few candidates to many; None for no sweep.
         request_fields: The option that each field of a request sets; the fields are named as in llama-server.
-        is_stateful: Whether the candidates also depend on the tokens sampled before.
+            The first one may switch the sampler off (`is_off`).
+        is_stateful: Whether the candidates depend on more than the logits: on the tokens sampled before, or
+            on chance.
+        comes_last: Whether it keeps every token, and llama.cpp's own sampler then changes the temperature or
+            samples the token: it can only be the last of a chain.
         order: Which distribution the sampler sees: that of `logits / temperature` ("temperature-first"), that
             of `logits` ("temperature-last"), or None if its candidates do not depend on temperature.
     """
@@ -126,6 +131,7 @@ class Sampler:
     sweep: ClassVar[tuple[str, tuple[float, ...]] | None] = None
     request_fields: ClassVar[Mapping[str, str]] = {}
     is_stateful: ClassVar[bool] = False
+    comes_last: ClassVar[bool] = False
     kernel: ClassVar[Kernel]
     order: Order | None = None
 
@@ -142,6 +148,16 @@ class Sampler:
             if f.name == "order" or "choices" in f.metadata:
                 _check_choice(f.name, value, f.metadata.get("choices", get_args(Order)))
 
+    @classmethod
+    def is_off(cls, value: float) -> bool:
+        """Return whether this value of the first of `request_fields` stands for not using the sampler."""
+        return value <= 0
+
+    @property
+    def members(self) -> "tuple[Sampler, ...]":
+        """The cuts that it consists of, in turn: itself, unless it is a chain."""
+        return (self,)
+
     def kernel_options(self, temperature: float) -> NDArray[np.float64]:
         """Return the kernel's `options`.
 
@@ -151,12 +167,13 @@ class Sampler:
         options = [getattr(self, f.name) for f in fields(self) if f.name != "order"]  # type: ignore[arg-type]
         return np.array(options + [self.seen(temperature)] * (self.order is not None), np.float64)
 
-    def selector(self, temperature: float, workspace: Workspace) -> Selector:
+    def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:  # noqa: ARG002
         """Return a function that selects the candidates of a row without allocating.
 
         Args:
             temperature: What the logits will be divided by, > 0.
             workspace: Receives the ids of the candidates; must have the size of the rows.
+            random: Decides what a sampler leaves to chance; None: it cuts in every step.
 
         Returns:
             A function of a row of raw logits, contiguous float32 (V,), that returns k or the kernel's error.
@@ -168,6 +185,8 @@ class Sampler:
 
     def cutoff(self, logits: ArrayLike, temperature: float = 1.0) -> int:
         """Return how many tokens of a row of logits remain candidates.
+
+        A sampler that leaves it to chance whether it cuts does so here.
 
         Args:
             logits: Raw logits of shape (V,). -inf (banned) and NaN are never candidates; +inf counts as the
@@ -217,26 +236,34 @@ class Sampler:
             )
         return self.at(1.0)(input_ids, scores)
 
-    def at(self, temperature: float) -> LogitsProcessor:
-        """Return the logits processor for generation at `temperature`, > 0, which is applied after it."""
+    def at(self, temperature: float, seed: int | None = None) -> LogitsProcessor:
+        """Return the logits processor for generation at `temperature`, > 0, which is applied after it.
+
+        Args:
+            temperature: What the logits are divided by after it, > 0.
+            seed: Of what the sampler leaves to chance; None is a random one. Make a processor for each text.
+        """
         _require_temperature(temperature)
+        random = Random(seed)
 
         def process(input_ids: Any, scores: NDArray[np.float32]) -> NDArray[np.float32]:  # noqa: ARG001
             row = _as_row(scores)
-            ids = self._select(row, temperature)
+            ids = self._select(row, temperature, random)
             kept = np.full_like(row, -np.inf)
             kept[ids] = np.minimum(row[ids], _LARGEST)
             return kept
 
         return process
 
-    def _select(self, row: NDArray[np.float32], temperature: float) -> NDArray[np.int32]:
+    def _select(
+        self, row: NDArray[np.float32], temperature: float, random: Random | None = None
+    ) -> NDArray[np.int32]:
         """Return the ids of the candidates, unordered, in an array that the next call overwrites."""
         _require_temperature(temperature)
         if _of_thread.workspace.ids.size != row.size:
             _of_thread.workspace = Workspace(row.size)
         workspace = _of_thread.workspace
-        select = self.selector(temperature, workspace)
+        select = self.selector(temperature, workspace, random)
         k = select(row)
         if k == kernels.HAS_NAN:
             k = select(np.where(np.isnan(row), np.float32(-np.inf), row))

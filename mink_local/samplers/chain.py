@@ -1,11 +1,13 @@
 """Chains of cuts: `Chain(TopK(40), MinK())`, written `top-k:k=40+min-k:tau=3`."""
 
 from dataclasses import dataclass
+from random import Random
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.samplers import kernels
 from mink_local.samplers.base import Order, Sampler, Selector, Workspace, number
 from mink_local.samplers.cuts import MinP, TopK, TopP
 
@@ -14,11 +16,13 @@ from mink_local.samplers.cuts import MinP, TopK, TopP
 class Chain(Sampler):
     """Cuts one after the other: each sees only what the one before has left, renormalized, as in llama.cpp.
 
-    Only the first cut reads the whole row. So a chain costs little more than its first cut, unless that keeps
-    most of the vocabulary. R, the range of a Min-k that is not the first, is that of the candidates it gets.
+    Only the first cut reads the whole row: a chain costs little more than its first cut, unless that keeps
+    most of the vocabulary. Min-k after other cuts is defined on the candidates that they leave: its range R
+    is theirs.
 
     Args:
-        cuts: At least one, none of them mirostat, which also samples. The cuts of a chain become its own.
+        cuts: At least one. The cuts of a chain among them become its own. Mirostat, adaptive-p and dynatemp
+            can only be the last.
     """
 
     cuts: tuple[Sampler, ...]
@@ -27,9 +31,9 @@ class Chain(Sampler):
         flat = tuple(part for cut in cuts for part in (cut.cuts if isinstance(cut, Chain) else (cut,)))
         if not flat:
             raise ValueError("a chain has at least one cut")
-        for cut in flat:
-            if cut.is_stateful:
-                raise ValueError(f"{cut.name} does its own sampling: it cannot be part of a chain")
+        for cut in flat[:-1]:
+            if cut.comes_last:
+                raise ValueError(f"{cut.name} can only be the last of a chain")
         object.__setattr__(self, "cuts", flat)
 
     @property
@@ -45,20 +49,37 @@ class Chain(Sampler):
     def kernel_options(self, temperature: float) -> NDArray[np.float64]:
         return np.concatenate([cut.kernel_options(temperature) for cut in self.cuts])
 
-    def selector(self, temperature: float, workspace: Workspace) -> Selector:
+    @property
+    def is_stateful(self) -> bool:  # type: ignore[override]
+        return any(cut.is_stateful for cut in self.cuts)
+
+    @property
+    def comes_last(self) -> bool:  # type: ignore[override]
+        return self.cuts[-1].comes_last
+
+    @property
+    def members(self) -> tuple[Sampler, ...]:
+        return self.cuts
+
+    def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:
         first, *others = self.cuts
-        select = first.selector(temperature, workspace)
-        part = Workspace(workspace.ids.size)
-        selects = [cut.selector(temperature, part) for cut in others]
+        select, ids = first.selector(temperature, workspace, random), workspace.ids
+        part = Workspace(ids.size)
+        candidates, places = np.empty(ids.size, np.float32), part.ids
+        selects = [cut.selector(temperature, part, random) for cut in others]
+        take, narrow = kernels.take.dispatcher, kernels.narrow.dispatcher
 
         def select_in_turn(row: NDArray[np.float32]) -> int:
             k = select(row)
+            if k <= 1:  # or an error of the first
+                return k
+            take(row, ids, k, candidates)
             for select_of_part in selects:
-                if k <= 1:  # or an error of the first
+                left = candidates[:k]
+                k = select_of_part(left)
+                narrow(left, ids, places, k)
+                if k == 1:
                     break
-                ids = np.sort(workspace.ids[:k])  # a tie goes to the lowest id
-                k = select_of_part(row[ids])
-                workspace.ids[:k] = ids[part.ids[:k]]
             return k
 
         return select_in_turn
@@ -86,7 +107,10 @@ class LlamaDefault(Sampler):
     name = "llama-default"
     keeps: ClassVar = "top-k, then top-p, then min-p: llama.cpp's default cuts"
 
-    def selector(self, temperature: float, workspace: Workspace) -> Selector:
+    @property
+    def members(self) -> tuple[Sampler, ...]:
         last: Order = "temperature-last"
-        chain = Chain(TopK(self.k), TopP(self.p, last), MinP(self.min_p, last))
-        return chain.selector(temperature, workspace)
+        return TopK(self.k), TopP(self.p, last), MinP(self.min_p, last)
+
+    def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:
+        return Chain(*self.members).selector(temperature, workspace, random)

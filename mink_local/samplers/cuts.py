@@ -1,13 +1,18 @@
-"""The cuts, each a frozen dataclass of its options."""
+"""The cuts, each a frozen dataclass of its options.
+
+They are registered in the order in which a request's fields cut: Min-k first, on the raw logits, then
+llama.cpp's order.
+"""
 
 from dataclasses import dataclass
+from random import Random
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.samplers import kernels
-from mink_local.samplers.base import Order, Sampler, choice, number
+from mink_local.samplers.base import Order, Sampler, Selector, Workspace, choice, number
 
 Decay = Literal["power", "log"]
 
@@ -47,6 +52,10 @@ class MinK(Sampler):
     request_fields: ClassVar = {"min_k_tau": "tau", "min_k_floor": "floor"}
     kernel = staticmethod(kernels.min_k)
 
+    @classmethod
+    def is_off(cls, value: float) -> bool:
+        return value < 0
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.decay == "log" and self.alpha != 1:
@@ -67,6 +76,25 @@ class Greedy(Sampler):
 
 
 @dataclass(frozen=True)
+class TopNSigma(Sampler):
+    """Keep the logits of at least `l_1 - n σ` (top-nσ, Tang et al. 2025, arXiv 2411.07641).
+
+    σ is the population standard deviation of the finite logits.
+
+    Args:
+        n: > 0.
+    """
+
+    n: float = number(1.0, low=0, exclusive=True)
+
+    name = "top-n-sigma"
+    keeps = "logits of at least the largest minus n·σ"
+    sweep = ("n", (0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2))
+    request_fields: ClassVar = {"top_n_sigma": "n"}
+    kernel = staticmethod(kernels.top_n_sigma)
+
+
+@dataclass(frozen=True)
 class TopK(Sampler):
     """Keep the k largest logits (Fan et al. 2018, arXiv 1805.04833), of equal ones the lower token ids.
 
@@ -81,6 +109,51 @@ class TopK(Sampler):
     sweep = ("k", (2, 3, 5, 10, 20, 40))
     request_fields: ClassVar = {"top_k": "k"}
     kernel = staticmethod(kernels.top_k)
+
+
+@dataclass(frozen=True)
+class TopA(Sampler):
+    """Keep the tokens with a probability of at least a times the square of the largest.
+
+    From KoboldAI and RWKV; no paper. The most probable token is always kept.
+
+    Args:
+        a: 0 to 1; 0 keeps every token.
+    """
+
+    a: float = number(0.2, low=0, high=1)
+    order: Order = "temperature-first"
+
+    name = "top-a"
+    keeps = "probabilities of at least a times the square of the largest"
+    sweep = ("a", (1, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02))
+    request_fields: ClassVar = {"top_a": "a"}
+    kernel = staticmethod(kernels.top_a)
+
+
+@dataclass(frozen=True)
+class Typical(Sampler):
+    """Keep the tokens whose surprise is nearest to the entropy until their probability reaches p.
+
+    Locally typical sampling (Meister et al. 2023, arXiv 2202.00666). The most probable token may be cut. Of
+    tokens whose surprise is as near as that of the last one all are kept.
+
+    Args:
+        p: 0 to 1; 1 keeps every token, as in llama.cpp.
+    """
+
+    p: float = number(0.9, low=0, high=1)
+    order: Order = "temperature-first"
+
+    name = "typical"
+    keeps = "the tokens whose surprise is nearest to the entropy until their probability reaches p"
+    sweep = ("p", (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99))
+    request_fields: ClassVar = {"typical_p": "p"}
+    kernel = staticmethod(kernels.typical)
+
+    @classmethod
+    def is_off(cls, value: float) -> bool:
+        return value >= 1
 
 
 @dataclass(frozen=True)
@@ -101,6 +174,10 @@ class TopP(Sampler):
     sweep = ("p", (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99))
     request_fields: ClassVar = {"top_p": "p"}
     kernel = staticmethod(kernels.top_p)
+
+    @classmethod
+    def is_off(cls, value: float) -> bool:
+        return value >= 1
 
 
 @dataclass(frozen=True)
@@ -124,22 +201,36 @@ class MinP(Sampler):
 
 
 @dataclass(frozen=True)
-class TopNSigma(Sampler):
-    """Keep the logits of at least `l_1 - n σ` (top-nσ, Tang et al. 2025, arXiv 2411.07641).
+class Xtc(Sampler):
+    """Drop the most probable of several probable tokens, in some steps (XTC, "exclude top choices").
 
-    σ is the population standard deviation of the finite logits.
+    Of the tokens with a probability of at least `threshold`, only the least probable one is kept, together
+    with all that are less probable. See https://github.com/oobabooga/text-generation-webui/pull/6335.
 
     Args:
-        n: > 0.
+        probability: 0 to 1, of cutting in a step. The random numbers are a stream of the answer's seed.
+        threshold: 0 to 1; above 0.5 nothing is dropped.
     """
 
-    n: float = number(1.0, low=0, exclusive=True)
+    probability: float = number(0.5, low=0, high=1)
+    threshold: float = number(0.1, low=0, high=1)
+    order: Order = "temperature-first"
 
-    name = "top-n-sigma"
-    keeps = "logits of at least the largest minus n·σ"
-    sweep = ("n", (0.1, 0.2, 0.3, 0.5, 0.7, 0.85, 1, 1.2, 1.5, 2))
-    request_fields: ClassVar = {"top_n_sigma": "n"}
-    kernel = staticmethod(kernels.top_n_sigma)
+    name = "xtc"
+    keeps = "all but the most probable tokens above a threshold, in a random share of the steps"
+    request_fields: ClassVar = {"xtc_probability": "probability", "xtc_threshold": "threshold"}
+    is_stateful = True
+    kernel = staticmethod(kernels.xtc)
+
+    def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:
+        drop = super().selector(temperature, workspace)
+        keep_all = MinP(0).selector(temperature, workspace)
+
+        def select(row: NDArray[np.float32]) -> int:
+            is_on = random is None or random.random() < self.probability
+            return drop(row) if is_on else keep_all(row)
+
+        return select
 
 
 @dataclass(frozen=True)
@@ -176,11 +267,59 @@ class PLess(Sampler):
 
 
 @dataclass(frozen=True)
+class DynamicTemperature(Sampler):
+    """Vary the temperature with the entropy of the candidates, by llama.cpp's own sampler.
+
+    The temperature is `T - range + 2 range (H / log k)**exponent`, at least 0, with the entropy H of the k
+    candidates. Cuts that see probabilities at a temperature see them at T.
+
+    Args:
+        range: >= 0; 0 leaves the temperature as it is.
+        exponent: > 0.
+    """
+
+    range: float = number(0.5, low=0)
+    exponent: float = number(1.0, low=0, exclusive=True)
+
+    name = "dynatemp"
+    keeps = "every token, at a temperature that rises with the entropy"
+    request_fields: ClassVar = {"dynatemp_range": "range", "dynatemp_exponent": "exponent"}
+    comes_last = True
+    kernel = staticmethod(kernels.every_finite)
+
+
+@dataclass(frozen=True)
+class AdaptiveP(Sampler):
+    """Sample tokens whose probability is near a target, by llama.cpp's own sampler.
+
+    It moves the target so that the average probability of the tokens sampled before comes near it; see
+    https://github.com/ggml-org/llama.cpp/pull/17927. It is meant to come after a mild cut such as min-p.
+
+    Args:
+        target: 0 to 1.
+        decay: 0 to 0.99, of the average: it looks back on some 1 / (1 - decay) tokens.
+    """
+
+    target: float = number(0.5, low=0, high=1)
+    decay: float = number(0.9, low=0, high=0.99)
+
+    name = "adaptive-p"
+    keeps = "every token, and samples one whose probability is near a target"
+    request_fields: ClassVar = {"adaptive_target": "target", "adaptive_decay": "decay"}
+    comes_last = True
+    kernel = staticmethod(kernels.every_finite)
+
+    @classmethod
+    def is_off(cls, value: float) -> bool:
+        return value < 0
+
+
+@dataclass(frozen=True)
 class Mirostat(Sampler):
     """Keep the surprise of the sampled tokens near a target (Mirostat, Basu et al. 2021, arXiv 2007.14966).
 
-    The candidates depend on the tokens sampled before; llama.cpp's own sampler both cuts and samples. Here
-    every finite logit is a candidate. In llama-cpp-python use `mirostat_mode`.
+    The candidates depend on the tokens sampled before; llama.cpp's own sampler both cuts and samples; it
+    comes last in a chain. In llama-cpp-python use `mirostat_mode`.
 
     Args:
         tau: Target surprise in bits, > 0.
@@ -195,5 +334,5 @@ class Mirostat(Sampler):
     name = "mirostat"
     keeps = "llama.cpp's own, which also samples"
     request_fields: ClassVar = {"mirostat": "version", "mirostat_tau": "tau", "mirostat_eta": "eta"}
-    is_stateful = True
+    is_stateful = comes_last = True
     kernel = staticmethod(kernels.every_finite)

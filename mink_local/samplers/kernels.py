@@ -11,11 +11,14 @@ A kernel is a function `(logits, options, work, ids) -> k` of one row of raw log
 It returns k, the number of candidates, or NO_FINITE_LOGIT or HAS_NAN, and allocates nothing. A method with a
 threshold needs little more than `survey` and `keep_from`.
 
+Sorted by logit, the candidates are consecutive: most kernels keep the first k, typical and xtc may drop some
+before them.
+
 No kernel sorts the row. Min-k (arXiv 2604.11012, section 3) looks for the largest weighted drop from one
 sorted logit to the next, and only the largest few dozen logits can matter. One vectorised pass finds the
 maximum of every block and the minimum of the row; the logits above a threshold taken from the block maxima
 go into a heap; `_walk` pops them until no smaller logit can matter. If the heap runs out first, the threshold
-is lowered. Top-k and top-p find the end of their prefix by quickselect. The other methods
+is lowered. Top-k, top-p and typical find the end of a prefix by quickselect. The other methods
 keep every logit above a threshold that follows from the maximum and a sum or two over the row.
 """
 
@@ -203,10 +206,15 @@ def _collect(logits, threshold, block_max, entries):
                 continue
             for j in range(start, start + strip.size):
                 if logits[j] >= threshold:
-                    rank = np.uint64(0x7FFFFFFF - np.int64(_clamped_key(bits[j])))
-                    entries[count] = (rank << np.uint64(32)) | np.uint64(j)
+                    entries[count] = _entry(bits[j], j)
                     count += 1
     return count
+
+
+@helper
+def _entry(bits, token):
+    rank = np.uint64(0x7FFFFFFF - np.int64(_clamped_key(bits)))
+    return (rank << np.uint64(32)) | np.uint64(token)
 
 
 @helper
@@ -413,11 +421,17 @@ def _median(a, b, c):
 
 
 @helper
-def _shortest_prefix(wanted, entries, m, largest, scale, ids):
+def _weight(logits, entry, largest, scale):
+    """Return exp((logit - largest) / T) of an entry's token."""
+    return _exp2(_exponent(min(logits[_token(entry)], _LARGEST), largest, scale))
+
+
+@helper
+def _shortest_prefix(wanted, logits, entries, m, largest, scale, ids):
     """Write the ids of the shortest prefix of the m sorted entries whose weights sum to `wanted`.
 
-    The weight of a logit is exp((logit - largest) / T). Returns the length of the prefix, and whether the sum
-    is reached; if not, the prefix is all m entries. Quickselect, since sorting takes 7 times as long.
+    Returns the length of the prefix, and whether the sum is reached; if not, the prefix is all m entries. The
+    id of the last one is written last. Quickselect, since sorting takes 7 times as long.
     """
     start, stop, mass = 0, m, 0.0  # the prefix ends within entries[start:stop]; mass is that of those before
     while stop - start > _FEW:
@@ -429,7 +443,7 @@ def _shortest_prefix(wanted, entries, m, largest, scale, ids):
                 entries[i] = entries[middle]
                 entries[middle] = entry
                 middle += 1
-                mass_before += _exp2(_exponent(_entry_logit(entry), largest, scale))
+                mass_before += _weight(logits, entry, largest, scale)
         if mass_before >= wanted:
             stop = middle
         else:
@@ -441,7 +455,7 @@ def _shortest_prefix(wanted, entries, m, largest, scale, ids):
     for i in range(last.size):
         entry = _pop(last, last.size - i)
         ids[start + i] = _token(entry)
-        mass += _exp2(_exponent(_entry_logit(entry), largest, scale))
+        mass += _weight(logits, entry, largest, scale)
         if mass >= wanted:
             return start + i + 1, True
     return stop, False
@@ -455,7 +469,9 @@ def top_k(logits, options, work, ids):
         return n
     entries, block_max = _parts(work, logits.size)
     m = _collect(logits, _threshold_of_largest(options[0], block_max, entries), block_max, entries)
-    k, _ = _shortest_prefix(options[0], entries, m, largest, 0.0, ids)  # with scale 0 each weight is 1
+    k, _ = _shortest_prefix(
+        options[0], logits, entries, m, largest, 0.0, ids
+    )  # with scale 0 each weight is 1
     return k
 
 
@@ -480,7 +496,7 @@ def top_p(logits, options, work, ids):
     k = 0
     for threshold in (first, _round_up(cut, largest)):
         m = _collect(logits, threshold, block_max, entries)
-        k, reached = _shortest_prefix(p * total, entries, m, largest, scale, ids)
+        k, reached = _shortest_prefix(p * total, logits, entries, m, largest, scale, ids)
         if reached:
             break
     return k
@@ -498,6 +514,103 @@ def min_p(logits, options, work, ids):
         return n
     log_p = math.log(p) if p > 0.0 else -math.inf
     return keep_from(largest + temperature * log_p, largest, logits, work, ids)
+
+
+@compiled
+def top_a(logits, options, work, ids):
+    """Keep the tokens with `p_i >= a * (max p_j)**2`. Options: 0 <= a <= 1, the temperature."""
+    a, temperature = options[0], options[1]
+    n, _, largest = survey(logits, work)
+    if n <= 0:
+        return n
+    total, _, _ = _exp_sums(logits, largest, _scale(temperature))
+    log_a = math.log(a) if a > 0.0 else -math.inf
+    return keep_from(largest + temperature * (log_a - math.log(total)), largest, logits, work, ids)
+
+
+@_reordered_helper
+def _mean_drop(logits, spread, largest, scale):
+    """Return the sum of e = exp((logit - largest) / T) over a row, and the e-weighted mean of the drop.
+
+    The drop is largest - logit, from 0 to `spread`.
+    """
+    total = drops = 0.0
+    for j in range(logits.size):
+        e = _exp2(_exponent(logits[j], largest, scale))
+        drop = largest - np.float64(logits[j])
+        drop = drop if drop <= spread else 0.0  # -inf
+        drop = drop if drop >= 0.0 else 0.0  # +inf
+        total += e
+        drops += e * drop
+    return total, drops / total
+
+
+@helper
+def _distance(logit, centre):
+    """Return half the distance of a logit from the centre, float32: the whole of it might overflow."""
+    return np.float32(0.5 * abs(np.float64(min(logit, _LARGEST)) - centre))
+
+
+@compiled
+def typical(logits, options, work, ids):
+    """Keep the tokens with `|-log p_i - H|` nearest to 0 until their probability reaches p; all for p = 1.
+
+    H is the entropy. Since `-log p_i - H = (E[l] - l_i) / T`, with the expected logit E[l], these are the
+    logits nearest to the expected one. Distances are compared in float32, as in llama.cpp; of equally
+    distant tokens all are kept. Options: 0 <= p <= 1, the temperature of the distribution.
+    """
+    p, temperature = options[0], options[1]
+    n, smallest, largest = survey(logits, work)
+    if n <= 0:
+        return n
+    if p == 1.0:
+        return keep_from(-math.inf, largest, logits, work, ids)
+    scale = _scale(temperature)
+    total, drop = _mean_drop(logits, largest - smallest, largest, scale)
+    centre = largest - drop
+    entries, _ = _parts(work, logits.size)
+    m = 0
+    for j in range(logits.size):
+        if logits[j] > -np.inf:
+            bits = np.uint64(np.float32(_distance(logits[j], centre)).view(np.int32))
+            entries[m] = (bits << np.uint64(32)) | np.uint64(j)
+            m += 1
+    k, _ = _shortest_prefix(p * total, logits, entries, m, largest, scale, ids)
+    farthest = _distance(logits[ids[k - 1]], centre)
+    k = 0
+    for j in range(logits.size):
+        if _distance(logits[j], centre) <= farthest:
+            ids[k] = j
+            k += 1
+    return k
+
+
+@compiled
+def xtc(logits, options, work, ids):
+    """Drop all but the last of the sorted tokens with `p_i >= threshold`.
+
+    Options: the probability, which is not used here, the threshold, the temperature of the distribution.
+    """
+    threshold, temperature = options[1], options[2]
+    n, _, largest = survey(logits, work)
+    if n <= 0:
+        return n
+    total, _, _ = _exp_sums(logits, largest, _scale(temperature))
+    log_threshold = math.log(threshold) if threshold > 0.0 else -math.inf
+    log_ratio = log_threshold + math.log(total)  # of the threshold to the largest probability
+    if log_ratio > 0.0:
+        return keep_from(-math.inf, largest, logits, work, ids)
+    entries, block_max = _parts(work, logits.size)
+    cut = _round_up(largest + temperature * log_ratio, largest)
+    m = _collect(logits, cut, block_max, entries)
+    last = entries[:m].max()
+    bits = logits.view(np.int32)
+    k = 0
+    for j in range(logits.size):
+        if logits[j] > -np.inf and _entry(bits[j], j) >= last:
+            ids[k] = j
+            k += 1
+    return k
 
 
 @compiled
@@ -536,3 +649,39 @@ def p_less(logits, options, work, ids):
         return n
     total, squares, _ = _exp_sums(logits, largest, _scale(temperature))
     return keep_from(largest + temperature * math.log(squares / total), largest, logits, work, ids)
+
+
+# Between the cuts of a chain
+
+
+@helper
+def sort_ids(ids, k, n_vocab):
+    """Sort the first k of `ids`, which are different numbers below n_vocab."""
+    if k < n_vocab // 32:
+        ids[:k].sort()
+        return
+    kept = np.zeros(n_vocab, np.bool_)  # for many candidates a pass over all tokens is cheaper than sorting
+    for i in range(k):
+        kept[ids[i]] = True
+    i = 0
+    for token in range(n_vocab):
+        if kept[token]:
+            ids[i] = token
+            i += 1
+
+
+@compiled
+def take(logits, ids, k, candidates):
+    """Sort the first k of `ids`, and write their logits to `candidates`, float32 (V,)."""
+    sort_ids(ids, k, logits.size)
+    for i in range(k):
+        candidates[i] = logits[ids[i]]
+
+
+@compiled
+def narrow(candidates, ids, places, k):
+    """Leave of `candidates` and their sorted `ids` those at the first k of `places`, which are sorted too."""
+    sort_ids(places, k, candidates.size)
+    for i in range(k):  # a place is at least i: nothing is overwritten before it is read
+        candidates[i] = candidates[places[i]]
+        ids[i] = ids[places[i]]

@@ -11,7 +11,19 @@ from llama_cpp import LogitsProcessorList
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local.samplers import Chain, LlamaDefault, MinK, MinP, Sampler, TopK, TopNSigma, TopP
+from mink_local.samplers import (
+    Chain,
+    LlamaDefault,
+    MinK,
+    MinP,
+    Order,
+    Sampler,
+    TopK,
+    TopNSigma,
+    TopP,
+    Typical,
+    Xtc,
+)
 from tests.support.chain import SamplerChain
 
 INF = float("inf")
@@ -48,19 +60,28 @@ def test_keeps_what_llamacpp_keeps(logits: Row, temperature: float) -> None:
             differing = np.setxor1d(ours, theirs)
             np.testing.assert_allclose(row[differing], row[ours[-1]], rtol=0, atol=1e-5 * temperature)
             assert ours.size == theirs.size or not isinstance(sampler, TopK)
-        theirs = kept_by_llamacpp(scaled, C.llama_sampler_init_top_p(0.9, 1))
-        fewest, most = (TopP(0.9 * factor).cutoff(row, temperature) for factor in (0.999, 1.001))
-        assert fewest <= theirs.size <= most
-        _, longest = TopP(0.9 * 1.001).candidates(row, temperature)
-        np.testing.assert_array_equal(np.sort(row[theirs])[::-1], longest[: theirs.size])
+        for kind, init in ((TopP, C.llama_sampler_init_top_p), (Typical, C.llama_sampler_init_typical)):
+            theirs = kept_by_llamacpp(scaled, init(0.9, 1))
+            fewest, most = (kind(0.9 * factor).candidates(row, temperature)[0] for factor in (0.999, 1.001))
+            assert set(fewest) <= set(theirs) <= set(most)
+        theirs = kept_by_llamacpp(scaled, C.llama_sampler_init_xtc(1.0, 0.05, 1, 1))
+        ours = Xtc(1.0, 0.05).candidates(row, temperature)[0]
+        np.testing.assert_array_equal(np.sort(row[theirs])[::-1], row[ours])
 
 
-TOP_P, MIN_P = TopP(0.95, "temperature-last"), MinP(0.05, "temperature-last")
+LAST: Order = "temperature-last"
+TOP_P, MIN_P = TopP(0.95, LAST), MinP(0.05, LAST)
 
 
 @pytest.mark.parametrize(
     "sampler",
-    [LlamaDefault(), Chain(TopK(), TOP_P), Chain(TopNSigma(2), TopK(), MIN_P), Chain(TOP_P, TopK(5))],
+    [
+        LlamaDefault(),
+        Chain(TopK(), TOP_P),
+        Chain(TopNSigma(2), TopK(), MIN_P),
+        Chain(TOP_P, TopK(5)),
+        Chain(TopK(40), Typical(0.9, LAST), TOP_P, MIN_P, Xtc(1.0, 0.1, LAST)),
+    ],
     ids=str,
 )
 def test_chains_keep_what_llamacpps_keep(logits: Row, sampler: Sampler) -> None:
@@ -70,11 +91,11 @@ def test_chains_keep_what_llamacpps_keep(logits: Row, sampler: Sampler) -> None:
         TopP: lambda cut: C.llama_sampler_init_top_p(cut.p, 1),
         MinP: lambda cut: C.llama_sampler_init_min_p(cut.p, 1),
         TopNSigma: lambda cut: C.llama_sampler_init_top_n_sigma(cut.n),
+        Typical: lambda cut: C.llama_sampler_init_typical(cut.p, 1),
+        Xtc: lambda cut: C.llama_sampler_init_xtc(cut.probability, cut.threshold, 1, 1),
     }
-    chain = Chain(TopK(40), TOP_P, MIN_P) if sampler == LlamaDefault() else sampler
-    assert isinstance(chain, Chain)
     for row in logits:
-        theirs = kept_by_llamacpp(row, *(makers[type(cut)](cut) for cut in chain.cuts))
+        theirs = kept_by_llamacpp(row, *(makers[type(cut)](cut) for cut in sampler.members))
         _, ours = sampler.candidates(row)
         np.testing.assert_array_equal(np.sort(row[theirs])[::-1], ours)
 

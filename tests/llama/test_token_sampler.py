@@ -15,7 +15,17 @@ from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.token_sampler import TokenSampler
 from mink_local.llama.weights import Weights
 from mink_local.native import check, native_sampler
-from mink_local.samplers import Greedy, MinK, Mirostat, Sampler, TopK
+from mink_local.samplers import (
+    AdaptiveP,
+    Chain,
+    DynamicTemperature,
+    Greedy,
+    MinK,
+    MinP,
+    Mirostat,
+    Sampler,
+    TopK,
+)
 from tests.llama.conftest import Generate
 from tests.support.chain import SamplerChain
 from tests.support.memory import grown
@@ -116,7 +126,34 @@ def test_broken_rows_name_the_step(sampler: Sampler) -> None:
     assert TokenSampler(Greedy(), 0.0, 1, 1000)(row, 5) == 17
 
 
-# mirostat
+# What llama.cpp's own samplers do after the cuts
+
+
+@pytest.mark.parametrize(
+    ("last", "temperature", "choice"),
+    [
+        (
+            DynamicTemperature(0.6, 0.5),
+            C.llama_sampler_init_temp_ext(1.5, 0.6, 0.5),
+            C.llama_sampler_init_dist(5),
+        ),
+        (AdaptiveP(0.3, 0.8), C.llama_sampler_init_temp(1.5), C.llama_sampler_init_adaptive_p(0.3, 0.8, 5)),
+    ],
+    ids=lambda value: value.name if isinstance(value, Sampler) else "",
+)
+def test_what_comes_last_is_llama_cpps(rows: Row, last: Sampler, temperature: Any, choice: Any) -> None:
+    cut = MinP(0.02, "temperature-last")
+    chain = SamplerChain(C.llama_sampler_init_min_p(cut.p, 1), temperature, choice)
+    sample = TokenSampler(Chain(cut, last), 1.5, 5, rows.shape[1])
+    plain = TokenSampler(cut, 1.5, 5, rows.shape[1])
+    theirs, ours, others = [], [], []
+    for row in [*rows, *rows]:
+        theirs.append(chain.sample(row))
+        C.llama_sampler_accept(chain.handle, theirs[-1])
+        ours.append(sample(row, 1))
+        others.append(plain(row, 1))
+        assert sample.k == plain.k
+    assert ours == theirs != others
 
 
 @pytest.mark.parametrize("version", [1, 2])

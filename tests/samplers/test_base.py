@@ -76,7 +76,7 @@ def test_threads_do_not_share_a_workspace() -> None:
 
     def many(_: int) -> bool:
         return all(
-            MinK(1000.0).candidates(row)[0].tolist() == twin.ids[: twin.most].tolist()
+            MinK(1000.0).candidates(row)[0].tolist() == twin.may.tolist()
             for _ in range(20 if JIT else 1)
             for row, twin in zip(rows, expected, strict=True)
         )
@@ -103,7 +103,7 @@ def test_logits_processor(sampler: Sampler) -> None:
         np.testing.assert_array_equal(sampler([], strided), expected)
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if parse(name).order])
+@pytest.mark.parametrize("name", ["top-a", "typical", "top-p", "min-p", "eta", "p-less"])
 def test_logits_processor_without_a_temperature(name: str) -> None:
     row = np.linspace(0, 9, 50, dtype=np.float32)
     with pytest.raises(ValueError, match=r"\.at\("):

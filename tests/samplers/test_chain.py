@@ -18,8 +18,8 @@ def kept_in_turn(chain: Chain, row: Row, temperature: float) -> set[int]:
     left = row
     for cut in chain.cuts:
         twin = twin_of(cut, left, temperature)
-        assume(twin.least == twin.most)  # no rounding at a threshold decides
-        kept = twin.ids[: twin.least]
+        assume(len(twin.must) == len(twin.may))  # no rounding at a threshold decides
+        kept = twin.must
         left = np.full_like(row, -math.inf)
         left[kept] = np.minimum(row[kept], np.float32(LARGEST))
     return set(kept.tolist())
@@ -49,7 +49,8 @@ def test_a_chain_of_chains_is_one() -> None:
     with pytest.raises(ValueError, match="cut"):
         Chain()
     with pytest.raises(ValueError, match="mirostat"):
-        Chain(TopK(), Mirostat())
+        Chain(Mirostat(), TopK())
+    assert Chain(TopK(), Mirostat()).is_stateful
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_a_name_alone_means_the_defaults(name: str) -> None:
         ("min-k+", "''"),
         ("top-k+min-q", "'min-q'"),
         ("top-k:k=1e+2", "'1e\\+2'"),
-        ("top-k+mirostat", "mirostat"),
+        ("mirostat+top-k", "mirostat"),
     ],
 )
 def test_bad_texts(text: str, wrong: str) -> None:

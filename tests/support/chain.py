@@ -28,7 +28,10 @@ class SamplerChain:
         array.data = ctypes.cast(records.ctypes.data, C.llama_token_data_p)
         array.size, array.selected, array.sorted = len(ids), -1, is_sorted
         C.llama_sampler_apply(self.handle, ctypes.byref(array))
-        return records[: array.size], array.selected
+        start = (
+            ctypes.addressof(array.data.contents) - records.ctypes.data
+        ) // TOKEN_DATA.itemsize  # xtc moves it
+        return records[start : start + array.size], array.selected
 
     def sample(self, row: Row) -> int:
         """Return the token that the chain selects from a row of logits."""

@@ -12,7 +12,9 @@ from hypothesis.extra import numpy as npst
 from numpy.typing import NDArray
 
 from mink_local.samplers import (
+    AdaptiveP,
     Chain,
+    DynamicTemperature,
     Eta,
     Greedy,
     LlamaDefault,
@@ -22,9 +24,12 @@ from mink_local.samplers import (
     Order,
     PLess,
     Sampler,
+    TopA,
     TopK,
     TopNSigma,
     TopP,
+    Typical,
+    Xtc,
 )
 from mink_local.samplers.compile import compiled
 from mink_local.samplers.kernels import keep_from, survey
@@ -47,7 +52,7 @@ class Method(NamedTuple):
     splits_ties: If one of two equal logits may be kept; a method with a threshold keeps both.
     """
 
-    twin: Callable[..., reference.Prefix]
+    twin: Callable[..., reference.Kept]
     samplers: st.SearchStrategy[Sampler]
     examples: tuple[Sampler, ...]
     splits_ties: bool = False
@@ -74,11 +79,20 @@ _variants = (
 METHODS: dict[type[Sampler], Method] = {
     MinK: Method(reference.min_k, _min_ks, (MinK(), *_variants), splits_ties=True),
     Greedy: Method(reference.greedy, st.just(Greedy()), (Greedy(),), splits_ties=True),
+    TopNSigma: Method(
+        reference.top_n_sigma, st.builds(TopNSigma, st.floats(1e-3, 10)), (TopNSigma(), TopNSigma(2.0))
+    ),
     TopK: Method(
         reference.top_k,
         st.builds(TopK, st.integers(1, 60) | st.integers(1, 2**31 - 1)),
         (TopK(), TopK(1000)),
         splits_ties=True,
+    ),
+    TopA: Method(reference.top_a, st.builds(TopA, _unit, _orders), (TopA(), TopA(order="temperature-last"))),
+    Typical: Method(
+        reference.typical,
+        st.builds(Typical, _unit, _orders),
+        (Typical(), Typical(0.3), Typical(0.95, order="temperature-last")),
     ),
     TopP: Method(
         reference.top_p,
@@ -87,8 +101,11 @@ METHODS: dict[type[Sampler], Method] = {
         splits_ties=True,
     ),
     MinP: Method(reference.min_p, st.builds(MinP, _unit, _orders), (MinP(), MinP(order="temperature-last"))),
-    TopNSigma: Method(
-        reference.top_n_sigma, st.builds(TopNSigma, st.floats(1e-3, 10)), (TopNSigma(), TopNSigma(2.0))
+    Xtc: Method(
+        reference.xtc,
+        st.builds(Xtc, _unit, _unit, _orders),
+        (Xtc(1.0), Xtc(1.0, 0.01, "temperature-last")),
+        splits_ties=True,
     ),
     Eta: Method(
         reference.eta,
@@ -96,6 +113,16 @@ METHODS: dict[type[Sampler], Method] = {
         (Eta(), Eta(order="temperature-last")),
     ),
     PLess: Method(reference.p_less, st.builds(PLess, _orders), (PLess(), PLess("temperature-last"))),
+    DynamicTemperature: Method(
+        reference.every_finite,
+        st.builds(DynamicTemperature, st.floats(0, 9), st.floats(0.1, 9)),
+        (DynamicTemperature(),),
+    ),
+    AdaptiveP: Method(
+        reference.every_finite,
+        st.builds(AdaptiveP, _unit, st.floats(0, 0.99)),
+        (AdaptiveP(),),
+    ),
     Mirostat: Method(
         reference.every_finite,
         st.builds(Mirostat, st.floats(1e-3, 99), st.floats(0, 9), st.sampled_from([1, 2])),
@@ -111,8 +138,10 @@ METHODS: dict[type[Sampler], Method] = {
 
 EXAMPLES = [sampler for method in METHODS.values() for sampler in method.examples]
 ANY_SAMPLER = st.one_of(*(method.samplers for method in METHODS.values()))
-ANY_CHAIN = st.lists(ANY_SAMPLER.filter(lambda one: not one.is_stateful), min_size=2, max_size=4).map(
-    lambda cuts: Chain(*cuts)
+ANY_CHAIN = st.builds(
+    lambda cuts, last: Chain(*cuts, last),
+    st.lists(ANY_SAMPLER.filter(lambda one: not one.comes_last), min_size=1, max_size=3),
+    ANY_SAMPLER,
 )
 
 
@@ -135,7 +164,7 @@ class Near(Sampler):
     kernel = staticmethod(near)
 
 
-def twin_of(sampler: Sampler, row: Row, temperature: float) -> reference.Prefix:
+def twin_of(sampler: Sampler, row: Row, temperature: float) -> reference.Kept:
     """What the sampler's twin keeps of a row."""
     options = asdict(sampler)  # type: ignore[call-overload]
     options.pop("order", None)
@@ -143,17 +172,23 @@ def twin_of(sampler: Sampler, row: Row, temperature: float) -> reference.Prefix:
 
 
 def check(sampler: Sampler, row: Row, temperature: float = 1.0) -> None:
-    """Check that the candidates are the twin's, in order, or those that rounding at its threshold allows."""
+    """Check that the candidates are the twin's or those that rounding at its threshold allows.
+
+    They come in descending order of their logits, in which they are consecutive.
+    """
     twin = twin_of(sampler, row, temperature)
     before = row.copy()
     ids, logits = sampler.candidates(row, temperature)
-    np.testing.assert_array_equal(ids, twin.ids[: ids.size])
-    assert twin.least <= ids.size <= twin.most
+    assert set(twin.must) <= set(ids) <= set(twin.may)
+    descending, _ = reference.descending(row)
+    first = int(np.flatnonzero(descending == ids[0])[0])
+    np.testing.assert_array_equal(ids, descending[first : first + ids.size])
     assert sampler.cutoff(row, temperature) == ids.size
     np.testing.assert_array_equal(row, before)
     np.testing.assert_array_equal(logits, np.minimum(row[ids], np.float32(LARGEST)))
-    if not METHODS[type(sampler)].splits_ties and ids.size < twin.ids.size:
-        assert row[twin.ids[ids.size]] < row[ids[-1]]
+    if not METHODS[type(sampler)].splits_ties:
+        cut = np.delete(descending, slice(first, first + ids.size))
+        assert not np.isin(np.minimum(row[cut], np.float32(LARGEST)), logits).any()
 
 
 def rows() -> st.SearchStrategy[Row]:

@@ -1,7 +1,7 @@
 """Slow and plain twins of the kernels: float64 NumPy and a full sort.
 
-Every method keeps a prefix of the tokens in descending order of their logits, so a twin gives that order and
-the length of the prefix: at least and at most, if the rounding of a probability at a threshold may decide.
+A twin gives the tokens that must be kept and those that may be, if the rounding of a probability at a
+threshold can decide.
 """
 
 import math
@@ -13,12 +13,15 @@ from numpy.typing import ArrayLike, NDArray
 ROUNDING = 1e-9  # what the kernels' probabilities may be off by, relatively; they are better than that
 
 
-class Prefix(NamedTuple):
-    """Tokens in descending order of their logits, and how many of them may be kept."""
+class Kept(NamedTuple):
+    """The tokens that must be kept, and those that may be, in the order in which the method prefers them."""
 
-    ids: NDArray[np.int64]
-    least: int
-    most: int
+    must: NDArray[np.int64]
+    may: NDArray[np.int64]
+
+
+def prefix(ids: NDArray[np.int64], least: int, most: int) -> Kept:
+    return Kept(ids[:least], ids[:most])
 
 
 def descending(logits: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -41,7 +44,7 @@ def min_k(
     alpha: float = 1.0,
     decay: str = "power",
     normalize: bool = True,
-) -> Prefix:
+) -> Kept:
     """The Min-k candidates: sections 3.1 and 3.2 of arXiv 2604.11012, with variants and a floor."""
     ids, sorted_logits = descending(logits)
     n = ids.size
@@ -55,12 +58,12 @@ def min_k(
     k_fallback = np.floor(tau / spread)
     k_floor = np.count_nonzero(sorted_logits >= sorted_logits[0] - floor) if floor > 0 else 0
     k = int(min(n, max(k_cliff, k_fallback, k_floor)))
-    return Prefix(ids, k, k)
+    return prefix(ids, k, k)
 
 
-def every_finite(logits: ArrayLike, temperature: float, **_: object) -> Prefix:  # noqa: ARG001
+def every_finite(logits: ArrayLike, temperature: float, **_: object) -> Kept:  # noqa: ARG001
     ids, _logits = descending(logits)
-    return Prefix(ids, ids.size, ids.size)
+    return prefix(ids, ids.size, ids.size)
 
 
 def softmax(sorted_logits: NDArray[np.float64], temperature: float) -> NDArray[np.float64]:
@@ -70,33 +73,33 @@ def softmax(sorted_logits: NDArray[np.float64], temperature: float) -> NDArray[n
     return result
 
 
-def greedy(logits: ArrayLike, temperature: float) -> Prefix:  # noqa: ARG001
-    return Prefix(descending(logits)[0], 1, 1)
+def greedy(logits: ArrayLike, temperature: float) -> Kept:  # noqa: ARG001
+    return prefix(descending(logits)[0], 1, 1)
 
 
-def top_k(logits: ArrayLike, temperature: float, k: int) -> Prefix:  # noqa: ARG001
+def top_k(logits: ArrayLike, temperature: float, k: int) -> Kept:  # noqa: ARG001
     ids, _ = descending(logits)
-    return Prefix(ids, min(k, ids.size), min(k, ids.size))
+    return prefix(ids, min(k, ids.size), min(k, ids.size))
 
 
-def top_p(logits: ArrayLike, temperature: float, p: float) -> Prefix:
+def top_p(logits: ArrayLike, temperature: float, p: float) -> Kept:
     ids, sorted_logits = descending(logits)
     if p == 1:
-        return Prefix(ids, ids.size, ids.size)
+        return prefix(ids, ids.size, ids.size)
     masses = np.cumsum(softmax(sorted_logits, temperature))
     least, most = np.searchsorted(masses, [p * (1 - ROUNDING), p * (1 + ROUNDING)]) + 1
-    return Prefix(ids, int(least), min(int(most), ids.size))
+    return prefix(ids, int(least), min(int(most), ids.size))
 
 
-def _at_least(ids: NDArray[np.int64], values: NDArray[np.float64], cut: float, rounding: float) -> Prefix:
+def _at_least(ids: NDArray[np.int64], values: NDArray[np.float64], cut: float, rounding: float) -> Kept:
     least, most = (int((values >= edge).sum()) for edge in (cut + rounding, cut - rounding))
-    return Prefix(ids, max(least, 1), max(most, 1))
+    return prefix(ids, max(least, 1), max(most, 1))
 
 
-def min_p(logits: ArrayLike, temperature: float, p: float) -> Prefix:
+def min_p(logits: ArrayLike, temperature: float, p: float) -> Kept:
     ids, sorted_logits = descending(logits)
     if p == 0:
-        return Prefix(ids, ids.size, ids.size)
+        return prefix(ids, ids.size, ids.size)
     # Logarithms of what is relative to the largest: a p of 5e-324 times a probability would be 0.
     with np.errstate(over="ignore"):
         logs = (sorted_logits - sorted_logits[0]) / temperature
@@ -104,23 +107,67 @@ def min_p(logits: ArrayLike, temperature: float, p: float) -> Prefix:
     return _at_least(ids, logs, cut, ROUNDING * max(1.0, -cut))
 
 
-def llama_default(logits: ArrayLike, temperature: float, **options: float) -> Prefix:  # noqa: ARG001
+def llama_default(logits: ArrayLike, temperature: float, **options: float) -> Kept:  # noqa: ARG001
     """llama.cpp's top-k, top-p and min-p one after the other, on what top-k left; each is a prefix."""
-    first = top_k(logits, 1.0, int(options["k"]))
+    first = top_k(logits, 1.0, int(options["k"])).must
     kept = np.full(np.size(logits), -np.inf, np.float32)
-    kept[first.ids[: first.most]] = np.asarray(logits, np.float32)[first.ids[: first.most]]
+    kept[first] = np.asarray(logits, np.float32)[first]
     ends = [top_p(kept, 1.0, options["p"]), min_p(kept, 1.0, options["min_p"])]
-    return Prefix(first.ids, min(end.least for end in ends), min(end.most for end in ends))
+    return Kept(min((end.must for end in ends), key=len), min((end.may for end in ends), key=len))
 
 
-def top_n_sigma(logits: ArrayLike, temperature: float, n: float) -> Prefix:  # noqa: ARG001
+def top_a(logits: ArrayLike, temperature: float, a: float) -> Kept:
+    ids, sorted_logits = descending(logits)
+    if a == 0:
+        return prefix(ids, ids.size, ids.size)
+    # As logarithms relative to the largest, like min-p's.
+    with np.errstate(over="ignore"):
+        logs = (sorted_logits - sorted_logits[0]) / temperature
+    cut = math.log(a) + math.log(softmax(sorted_logits, temperature)[0])
+    return _at_least(ids, logs, cut, ROUNDING * max(1.0, -cut))
+
+
+def typical(logits: ArrayLike, temperature: float, p: float) -> Kept:
+    """Locally typical sampling (arXiv 2202.00666, section 4), with all tokens as far as the last one.
+
+    Distances are compared in float32; a centre that is off by rounding may give others.
+    """
+    ids, sorted_logits = descending(logits)
+    if p == 1:
+        return prefix(ids, ids.size, ids.size)
+    probabilities = softmax(sorted_logits, temperature)
+    drops = sorted_logits[0] - sorted_logits
+    rounding = 1e-3 * ROUNDING * drops[-1]
+    found = []
+    for shift in (-rounding, 0.0, rounding):
+        distances = (abs(drops - (probabilities @ drops + shift)) / 2).astype(np.float32)
+        order = np.argsort(distances, kind="stable")
+        masses = np.cumsum(probabilities[order])
+        for mass in (p * (1 - ROUNDING), p * (1 + ROUNDING)):
+            last = order[min(int(np.searchsorted(masses, mass)), ids.size - 1)]
+            found.append(distances <= distances[last])
+    return Kept(ids[np.logical_and.reduce(found)], ids[np.logical_or.reduce(found)])
+
+
+def xtc(logits: ArrayLike, temperature: float, probability: float, threshold: float) -> Kept:  # noqa: ARG001
+    """What is left when it cuts."""
+    ids, sorted_logits = descending(logits)
+    probabilities = softmax(sorted_logits, temperature)
+    fewest, most = (
+        max(0, int((probabilities >= threshold * factor).sum()) - 1)
+        for factor in (1 + ROUNDING, 1 - ROUNDING)
+    )
+    return Kept(ids[most:], ids[fewest:])
+
+
+def top_n_sigma(logits: ArrayLike, temperature: float, n: float) -> Kept:  # noqa: ARG001
     ids, sorted_logits = descending(logits)
     reach = n * sorted_logits.std()
     rounding = ROUNDING * reach + 2 * np.spacing(abs(sorted_logits[0]))
     return _at_least(ids, sorted_logits, sorted_logits[0] - reach, rounding)
 
 
-def eta(logits: ArrayLike, temperature: float, epsilon: float) -> Prefix:
+def eta(logits: ArrayLike, temperature: float, epsilon: float) -> Kept:
     ids, sorted_logits = descending(logits)
     probabilities = softmax(sorted_logits, temperature)
     positive = probabilities[probabilities > 0]
@@ -129,7 +176,7 @@ def eta(logits: ArrayLike, temperature: float, epsilon: float) -> Prefix:
     return _at_least(ids, probabilities, cut, ROUNDING * cut)
 
 
-def p_less(logits: ArrayLike, temperature: float) -> Prefix:
+def p_less(logits: ArrayLike, temperature: float) -> Kept:
     ids, sorted_logits = descending(logits)
     probabilities = softmax(sorted_logits, temperature)
     cut = float((probabilities**2).sum())
