@@ -37,7 +37,7 @@ COMMANDS = {
 
 
 @compiled
-def epsilon(logits: Any, options: Any, work: Any, ids: Any) -> Any:
+def probable(logits: Any, options: Any, work: Any, ids: Any) -> Any:
     """Keep the tokens with `p_i >= epsilon`. Options: epsilon, the temperature of the distribution."""
     temperature = options[1]
     n, _, largest = survey(logits, work)
@@ -62,7 +62,7 @@ def kind() -> Iterator[type[Sampler]]:
         keeps = "probabilities of at least epsilon"
         sweep = ("epsilon", (0.5, 0.2, 0.1, 0.05))
         request_fields: ClassVar = {"epsilon_cutoff": "epsilon"}
-        kernel = staticmethod(epsilon)
+        kernel = staticmethod(probable)
 
     yield Epsilon
     del SAMPLERS[NAME]

@@ -1,15 +1,16 @@
 """One step of an answer: its candidates, the cliff, and what each sampler keeps."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.llama.constraints import Constrainer, Constraints
 from mink_local.llama.weights import Weights
-from mink_local.samplers import Greedy, MinK, Sampler, default_samplers
+from mink_local.samplers import Chain, Greedy, MinK, Order, Sampler, default_samplers
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +27,8 @@ class SamplingStep:
         p: Probabilities at temperature 1, before the cut.
         temperature: Above 0.
         sampler: The sampler of the step.
-        k: How many candidates it keeps.
+        first: The first rank that it keeps.
+        k: How many candidates it keeps, from that rank on.
         compared: The samplers of `kept`.
         sampled: The rank of the sampled token.
     """
@@ -38,6 +40,7 @@ class SamplingStep:
     p: Floats
     temperature: float
     sampler: Sampler
+    first: int
     k: int
     compared: tuple[Sampler, ...]
     sampled: int
@@ -56,8 +59,13 @@ class SamplingStep:
     def p_sampled(self) -> Floats:
         """Probabilities at `temperature`, after the cut: those that the token is sampled with."""
         kept = np.zeros(len(self.ids))
-        kept[: self.k] = _softmax(self.logits[: self.k] / self.temperature)
+        run = slice(self.first, self.first + self.k)
+        kept[run] = _softmax(self.logits[run] / self.temperature)
         return kept
+
+    def keeps(self, rank: int) -> bool:
+        """Return whether the sampler keeps a candidate."""
+        return self.first <= rank < self.first + self.k
 
     @cached_property
     def kept(self) -> dict[Sampler, int]:
@@ -67,13 +75,33 @@ class SamplingStep:
             kept[self.sampler] = self.k
         return kept
 
-    @property
-    def cuts(self) -> dict[str, int]:
-        """`kept` by short names; at temperature 1 a sampler's two orders are one."""
-        cuts: dict[str, int] = {}
+    @cached_property
+    def cuts(self) -> list[tuple[str, int | None, int | None]]:
+        """Names of samplers, and how many candidates they keep: before temperature, and after it.
+
+        A chain's members come first, numbered, each with what is left after it. At temperature 1, and for a
+        sampler that does not look at probabilities, the second number is None.
+        """
+        table: dict[str, dict[bool, int]] = {}
+        for i, (member, left) in enumerate(zip(self.sampler.members, self.left, strict=False), start=1):
+            table[f"{i}. {member.name}"] = {self._comes_after(member): left}
         for sampler, k in self.kept.items():
-            cuts.setdefault(_short_name(sampler, self.temperature), k)
-        return cuts
+            if sampler == self.sampler and table:
+                continue
+            table.setdefault(sampler.name, {}).setdefault(self._comes_after(sampler), k)
+        return [(name, row.get(False), row.get(True)) for name, row in table.items()]
+
+    @cached_property
+    def left(self) -> list[int]:
+        """The number of candidates left after each member of a chain; empty if the sampler is none."""
+        members = self.sampler.members
+        chains = [Chain(*members[:n]) for n in range(1, len(members))]
+        left = [chain.cutoff(self.row, self.temperature) for chain in chains]
+        return [*left, self.k] if left else []
+
+    def _comes_after(self, sampler: Sampler) -> bool:
+        """Return whether a sampler sees other probabilities because it cuts after temperature."""
+        return sampler.order == "temperature-first" and self.temperature != 1
 
     @property
     def entropy(self) -> float:
@@ -88,8 +116,14 @@ class SamplingStep:
 
     def at(self, temperature: float) -> "SamplingStep":
         """Return the step as it would be at another temperature > 0; nothing is sorted again."""
-        k = self.sampler.cutoff(self.row, temperature) if self.sampler.order else self.k
-        return replace(self, temperature=temperature, k=k)
+        moved = replace(self, temperature=temperature)
+        return moved.of(self.sampler) if self.sampler.order else moved
+
+    def of(self, sampler: Sampler) -> "SamplingStep":
+        """Return the step with what another sampler keeps."""
+        kept, _ = sampler.candidates(self.row, self.temperature)
+        first = int(np.flatnonzero(self.ids == kept[0])[0])
+        return replace(self, sampler=sampler, first=first, k=len(kept))
 
     def shown_ranks(self, rows: int) -> list[int]:
         """Return the ranks for a table of `rows` rows: the first ones, and always the sampled one."""
@@ -114,7 +148,7 @@ def sampling_step(
         temperature: Of the sampler; 0 is greedy, which is compared with others at temperature 1.
         compared: The samplers to compare; None is `compared_with(sampler)`.
         sampler: The sampler of the step; None is Min-k.
-        k: How many candidates the sampler kept, if known; needed for a stateful one.
+        k: How many candidates the sampler kept, if known: what a stateful one keeps varies.
     """
     sampler = Greedy() if temperature == 0 else sampler or MinK()
     temperature = temperature or 1.0
@@ -123,9 +157,7 @@ def sampling_step(
     ordered = logits[order].astype(np.float64)
     span = ordered[0] - ordered[-1] + 1e-8
     gaps = np.append(ordered[:-1] - ordered[1:], np.nan)
-    if k is None or not sampler.is_stateful:
-        k = sampler.cutoff(logits, temperature)
-    return SamplingStep(
+    step = SamplingStep(
         row=logits,
         ids=order,
         logits=ordered,
@@ -133,17 +165,23 @@ def sampling_step(
         p=_softmax(ordered),
         temperature=temperature,
         sampler=sampler,
-        k=k,
+        first=0,
+        k=len(order),
         compared=tuple(compared_with(sampler) if compared is None else compared),
         sampled=int(np.flatnonzero(order == sampled)[0]),
-    )
+    ).of(sampler)
+    if sampler.is_stateful and k is not None and k != step.k:
+        return replace(step, first=0, k=k)  # mirostat's cut, or xtc did not cut in this step
+    return step
 
 
 def compared_with(sampler: Sampler) -> list[Sampler]:
-    """Return a sampler, then every other registered one with its default options, in both orders."""
-    like = (sampler.name, sampler.order)
-    others = [other for other in default_samplers() if (other.name, other.order) != like]
-    return [sampler, *(other for other in others if not other.is_stateful)]
+    """Return a sampler, then every other registered one with its default options, all in both orders."""
+    own = [sampler]
+    if "order" in (field.name for field in fields(sampler)):  # type: ignore[arg-type]
+        own += [replace(sampler, order=one) for one in get_args(Order) if one != sampler.order]  # type: ignore[type-var]
+    others = (other for other in default_samplers() if other.name != sampler.name)
+    return own + [other for other in others if not other.is_stateful]
 
 
 class ConstrainedRows:
@@ -182,12 +220,6 @@ class ConstrainedRows:
             self._constrainer.accept(token)
             self._at += 1
         return self._constrainer.apply(logits).copy()
-
-
-def _short_name(sampler: Sampler, temperature: float) -> str:
-    if sampler.order is None or temperature == 1:
-        return sampler.name
-    return f"{sampler.name}, T {sampler.order.removeprefix('temperature-')}"
 
 
 def _softmax(logits: Floats) -> Floats:

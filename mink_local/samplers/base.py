@@ -118,8 +118,8 @@ class Sampler:
         sweep: The option that a sweep varies, and its values from few candidates to many; None for no sweep.
         request_fields: The option that each field of a request sets; the fields are named as in llama-server.
             The first one may switch the sampler off (`is_off`).
-        is_stateful: Whether the candidates depend on more than the logits: on the tokens sampled before, or
-            on chance.
+        is_stateful: Whether a token's probability depends on more than the candidates' logits and the
+            temperature: on chance, on the tokens sampled before, or on a sampler of llama.cpp's own.
         comes_last: Whether it keeps every token, and llama.cpp's own sampler then changes the temperature or
             samples the token: it can only be the last of a chain.
         order: Which distribution the sampler sees: that of `logits / temperature` ("temperature-first"), that

@@ -284,7 +284,7 @@ class DynamicTemperature(Sampler):
     name = "dynatemp"
     keeps = "every token, at a temperature that rises with the entropy"
     request_fields: ClassVar = {"dynatemp_range": "range", "dynatemp_exponent": "exponent"}
-    comes_last = True
+    is_stateful = comes_last = True
     kernel = staticmethod(kernels.every_finite)
 
 
@@ -306,7 +306,7 @@ class AdaptiveP(Sampler):
     name = "adaptive-p"
     keeps = "every token, and samples one whose probability is near a target"
     request_fields: ClassVar = {"adaptive_target": "target", "adaptive_decay": "decay"}
-    comes_last = True
+    is_stateful = comes_last = True
     kernel = staticmethod(kernels.every_finite)
 
     @classmethod

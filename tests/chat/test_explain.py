@@ -69,8 +69,10 @@ def test_temperature_moves_the_cuts_of_others(walk: Walk) -> None:
         kept.append(walk.step.cuts)
         walk.change_temperature(1)
     assert walk.temperature == TEMPERATURES[-1]
-    assert {one["min-k"] for one in kept} == {walk.steps.k[0]}
-    top_p = [one.get("top-p, T first") or one["top-p"] for one in kept]
+    numbers = [{name: (last, first) for name, last, first in one} for one in kept]
+    assert {one["min-k"] for one in numbers} == {(walk.steps.k[0], None)}
+    assert len({one["top-p"][0] for one in numbers}) == 1
+    top_p = [one["top-p"][1] or one["top-p"][0] or 0 for one in numbers]
     assert top_p == sorted(top_p)
     assert top_p[-1] > 100 * top_p[0]
 
@@ -136,8 +138,8 @@ def test_lines_fit_the_window(walk: Walk, columns: int, rows: int) -> None:
         assert max(line.cell_len for line in shown) <= columns
         text = "\n".join(line.plain for line in shown)
         assert f"token {at + 1} of 16" in text
-        for name, kept in walk.step.cuts.items():
-            assert re.search(rf" {name} +{kept:,}$", text, re.M)
+        for name, *kept in walk.step.cuts:
+            assert re.search(rf" {name}{_numbers(kept)} *$", text, re.M)
         assert text.count("▸") == text.count("◀") == 1
         assert "q" in shown[-1].plain
     assert str(MIN_COLUMNS) in lines(walk, MIN_COLUMNS - 1, rows)[0].plain
@@ -152,8 +154,12 @@ def test_a_printed_step_fits(walk: Walk, columns: int) -> None:
     assert sum("◀" in line for line in shown) == 1
     assert sum("%" in line for line in shown) == 12
     assert ("logit" in shown[0]) == (columns >= 60)
-    for name, kept in walk.step.cuts.items():
-        assert any(re.search(rf"{name} +{kept:,}$", line) for line in shown)
+    for name, *kept in walk.step.cuts:
+        assert any(re.search(rf"{name}{_numbers(kept)}$", line) for line in shown)
+
+
+def _numbers(kept: list[int | None]) -> str:
+    return "".join(f" +{k:,}" for k in kept if k is not None)
 
 
 def test_a_step_is_printed(typist: Callable[..., Typist]) -> None:

@@ -1,12 +1,26 @@
 """The candidates of one step and what each method keeps, by hand and on real logits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from mink_local.generation.sampling_step import compared_with, sampling_step
 from mink_local.generation.text import visible
-from mink_local.samplers import SAMPLERS, Greedy, MinK, MinP, Mirostat, TopK, TopP
+from mink_local.samplers import (
+    SAMPLERS,
+    Chain,
+    Greedy,
+    LlamaDefault,
+    MinK,
+    MinP,
+    Mirostat,
+    TopK,
+    TopP,
+    Xtc,
+    parse,
+)
 
 
 def test_by_hand() -> None:
@@ -61,18 +75,48 @@ def test_another_temperature_is_the_same_as_from_the_beginning(logits: NDArray[n
 
 
 def test_both_orders_are_told_apart_where_they_differ(logits: NDArray[np.float32]) -> None:
-    at_1 = sampling_step(logits[0], 0, 1.0, sampler=TopP(p=0.5))
-    assert set(at_1.cuts) == set(SAMPLERS) - {"mirostat"}
-    assert at_1.cuts["top-p"] == at_1.k  # one's own, not the default's
-    assert {"min-p, T first", "min-p, T last", "top-p, T first", "top-p, T last"} < set(at_1.at(5.0).cuts)
+    row, own = logits[0], TopP(p=0.5)
+    last = replace(own, order="temperature-last")
+    at_1, at_5 = (sampling_step(row, 0, t, sampler=own) for t in (1.0, 5.0))
+    cuts = {name: kept for name, *kept in at_1.cuts}
+    assert list(cuts) == [
+        own.name,
+        *(one for one in SAMPLERS if one != own.name and not parse(one).is_stateful),
+    ]
+    assert cuts["top-p"] == [at_1.k, None]  # one's own, not the default's
+    cuts = {name: kept for name, *kept in at_5.cuts}
+    assert cuts["top-p"] == [last.cutoff(row), own.cutoff(row, 5.0)] == [at_1.k, at_5.k]
+    assert cuts["min-k"] == [MinK().cutoff(row), None]
+
+
+def test_a_chain_shows_what_is_left_after_each_member(logits: NDArray[np.float32]) -> None:
+    for sampler in (parse("top-k:k=40+top-p:p=0.9+min-k"), LlamaDefault()):
+        step = sampling_step(logits[0], 0, 5.0, sampler=sampler)
+        members = sampler.members
+        left = [Chain(*members[:i]).cutoff(logits[0], 5.0) for i in (1, 2, 3)]
+        assert [last or first for _, last, first in step.cuts[:3]] == left
+        assert left[-1] == step.k == step.at(1.0).at(5.0).k
+        assert "top-k" in [name for name, *_ in step.cuts[3:]]
+
+
+def test_a_cut_may_drop_the_most_probable_tokens(logits: NDArray[np.float32]) -> None:
+    xtc = Xtc(1.0, 0.05, "temperature-last")
+    step = next(one for row in logits if (one := sampling_step(row, row.argmin(), 2.0, sampler=xtc)).first)
+    kept, _ = xtc.candidates(step.row)
+    assert [rank for rank in range(len(step.ids)) if step.keeps(rank)] == np.flatnonzero(
+        step.p_sampled
+    ).tolist()
+    assert step.ids[step.first : step.first + step.k].tolist() == kept.tolist()
+    assert step.p_sampled.sum() == pytest.approx(1)
+    uncut = sampling_step(step.row, int(step.ids[0]), 2.0, sampler=xtc, k=len(step.ids))
+    assert (uncut.first, uncut.k) == (0, len(step.ids))  # as recorded: it did not cut in this step
 
 
 def test_a_sampler_takes_the_place_of_its_like() -> None:
     own = TopP(p=0.5, order="temperature-last")
     samplers = compared_with(own)
-    assert samplers[0] == own
-    assert TopP() in samplers
-    assert TopP(order="temperature-last") not in samplers
+    assert samplers[:2] == [own, TopP(p=0.5)]
+    assert [sampler.name for sampler in samplers].count("top-p") == 2
     assert len(samplers) == len(compared_with(MinK()))
     assert Mirostat() not in samplers
     assert compared_with(Mirostat())[1:] == [MinK(), *compared_with(MinK())[1:]]

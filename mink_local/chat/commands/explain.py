@@ -379,13 +379,22 @@ def step_lines(
         rows: For the candidates, with their titles and the cliff.
         selected: The rank of a candidate to be marked.
     """
-    cuts = [Text(f"{'sampler':<{_NAME}}{'keeps':>{_NUMBER}}", _DIM)]
-    cuts += [Text(f"{name:<{_NAME}}{kept:>{_NUMBER},}") for name, kept in step.cuts.items()]
+    cuts = _cuts(step)
     if columns < MIN_COLUMNS:
         return [*_candidates(steps, step, columns, rows, selected), Text(), *cuts]
-    left = min(columns - _NAME - _NUMBER - 2, _WIDEST)
+    left = min(columns - len(cuts[0]) - 2, _WIDEST)
     both = zip_longest(_candidates(steps, step, left, rows, selected), cuts, fillvalue=Text())
     return [_fit(one.copy(), left).append("  ").append_text(other) for one, other in both]
+
+
+def _cuts(step: SamplingStep) -> list[Text]:
+    """Return how many candidates each sampler keeps; in a second column if temperature comes first."""
+    titles = ("keeps", "T first") if step.temperature != 1 else ("keeps",)
+    lines = [Text(f"{'sampler':<{_NAME}}" + "".join(f"{title:>{_NUMBER}}" for title in titles), _DIM)]
+    for name, *numbers in step.cuts:
+        shown = (f"{'' if k is None else f'{k:,}':>{_NUMBER}}" for k in numbers[: len(titles)])
+        lines.append(Text(f"{name:<{_NAME}}" + "".join(shown)))
+    return lines
 
 
 def _candidates(
@@ -400,7 +409,7 @@ def _candidates(
     titles = f"{'#':>{number + 2}} {'token':<{token + 2}}{logit}{'p':>{_NUMBER}}{'sampled':>{_NUMBER}}"
     table = [Text(titles, _DIM)]
     for rank in ranks:
-        is_kept, is_sampled = rank < step.k, rank == step.sampled
+        is_kept, is_sampled = step.keeps(rank), rank == step.sampled
         line = Text("▸ " if rank == selected else "  ", _DIM if not is_kept else "bold" if is_sampled else "")
         line.append(f"{rank + 1:>{number},} ")
         line.append_text(_fit(Text(repr(steps.text(int(step.ids[rank])))), token))

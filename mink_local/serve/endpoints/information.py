@@ -18,7 +18,7 @@ from starlette.responses import Response
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.generation.sampling_step import sampling_step
+from mink_local.generation.sampling_step import SamplingStep, sampling_step
 from mink_local.generation.slots import Slot
 from mink_local.generation.text import TextStream
 from mink_local.llama.weights import Weights
@@ -233,23 +233,25 @@ def step_candidates(
         curve=[(rank, float(step.logits[rank - 1])) for rank in ranks],
         cliff=step.cliff,
         entropy=step.entropy,
-        cuts=[_cut(sampler, logits, step.logits, temperatures) for sampler in samplers],
+        cuts=[_cut(step.of(sampler), temperatures) for sampler in samplers],
     )
 
 
-def _cut(
-    sampler: Sampler, logits: NDArray[np.float32], ordered: NDArray[np.float64], temperatures: list[float]
-) -> Cut:
-    """Return a sampler's cut at each temperature; one cut serves all if it does not depend on them."""
-    if sampler.order == "temperature-first":
-        cutoffs = [sampler.cutoff(logits, temperature) for temperature in temperatures]
-    else:
-        cutoffs = [sampler.cutoff(logits)] * len(temperatures)
+def _cut(step: SamplingStep, temperatures: list[float]) -> Cut:
+    """Return the cut of a step's sampler at each temperature."""
+    steps = [step.at(temperature) for temperature in temperatures]
     weights = []
-    for k, temperature in zip(cutoffs, temperatures, strict=True):
+    for one in steps:
+        kept = one.logits[one.first : one.first + one.k]
         with np.errstate(over="ignore"):  # at temperatures near 0
-            weights.append(float(np.exp((ordered[:k] - ordered[0]) / temperature).sum()))
-    return Cut(sampler=str(sampler), k=cutoffs, weight=weights)
+            weights.append(float(np.exp((kept - one.logits[0]) / one.temperature).sum()))
+    return Cut(
+        sampler=str(step.sampler),
+        first=[one.first + 1 for one in steps],
+        k=[one.k for one in steps],
+        members=[one.left for one in steps],
+        weight=weights,
+    )
 
 
 async def health(service: Service) -> Health:

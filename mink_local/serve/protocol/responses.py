@@ -437,12 +437,16 @@ class Cut(Output, kw_only=True):
     """The cut of a sampler at each temperature.
 
     Attributes:
-        k: Number of candidates that it keeps.
-        weight: Sum of `exp((logit - largest) / temperature)` over them.
+        first: Rank of the first candidate that it keeps, from 1; above 1 with `typical` and `xtc` only.
+        k: Number of candidates that it keeps, from that rank on.
+        members: For a chain, the number of candidates left after each of its cuts.
+        weight: Sum of `exp((logit - largest) / temperature)` over the candidates.
     """
 
     sampler: str
+    first: list[int]
     k: list[int]
+    members: list[list[int]]
     weight: list[float]
 
 
