@@ -458,7 +458,7 @@ def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
 def _stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sampler]") -> "Sequence[Sampler]":
     for sampler in samplers:
         if sampler.is_stateful:
-            raise click.BadParameter(f"{sampler.name} depends on the tokens before: name another sampler.")
+            raise click.BadParameter(f"{sampler.name} depends on more than the logits: name another sampler.")
     return samplers
 
 

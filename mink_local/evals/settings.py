@@ -181,7 +181,7 @@ def sweep(temperatures: Sequence[float]) -> list[SamplerSetting]:
 
     The settings of a curve follow each other, from few candidates to many. "Temperature first" is left out at
     infinity, where it would see a uniform distribution and keep every token, and at 1, where it is the same
-    as "temperature last". So are stateful samplers, whose candidates do not depend on the logits alone.
+    as "temperature last". So are stateful samplers.
     """
     return [
         SamplerSetting(sampler, temperature)

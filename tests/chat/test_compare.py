@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("own_files")
 
 Begin = Callable[..., Typist]
 LAST: Order = "temperature-last"
-USUAL = ["min-k", "top-k", "top-p", "min-p", "top-n-sigma", "eta"]
+USUAL = ["min-k", "top-n-sigma", "top-k", "top-a", "typical", "top-p", "min-p", "eta"]
 
 
 @pytest.mark.parametrize("own", [MinK(), MinK(tau=1), TopK(7), MinP(p=0.2, order=LAST)])
@@ -138,7 +138,7 @@ def test_completion(typist: Begin) -> None:
         return [choice.text for choice in complete(typed.chat, argument)]
 
     assert texts("T") == ["T="]
-    assert texts("T=1 top-") == ["top-k", "top-p", "top-n-sigma"]
+    assert texts("T=1 top-") == ["top-n-sigma", "top-k", "top-a", "top-p"]
     assert texts("miro") == []
     typed.say("/compare min-k top-k Hello")
     assert texts("take ") == ["1", "2"]

@@ -108,7 +108,7 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
     ) -> None:
         for sampler in samplers:
             if sampler.is_stateful:
-                raise DataError(f"{sampler} depends on the tokens sampled before: name another sampler")
+                raise DataError(f"{sampler} depends on more than the logits: name another sampler")
         settings = [
             SamplerSetting(sampler, temperature)
             for sampler in (samplers or standard_samplers())

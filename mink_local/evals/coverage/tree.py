@@ -107,7 +107,6 @@ class TokenProbabilities:
             GenerationError: The row has a NaN, or no finite logit.
         """
         found = np.zeros((len(self._temperatures), len(tokens)))
-        below = row[tokens] - row.max()
         for select, members in self._cuts:
             members = members[wanted[members]]
             if not members.size:
@@ -117,12 +116,13 @@ class TokenProbabilities:
                 raise GenerationError("the model gave a NaN among its logits: its file is damaged")
             ids = self._every if k == row.size else self._workspace.ids[:k]
             kept = np.isin(tokens, ids)
-            logits = row[ids] - row[ids].max()
+            largest = row[ids].max()
+            logits, below = row[ids] - largest, row[tokens[kept]] - largest
             for i in members:
                 t = np.float32(self._temperatures[i])
                 with np.errstate(over="ignore", invalid="ignore"):  # at temperatures near 0 and at ∞
                     total = np.exp(logits / t).sum(dtype=np.float64)
-                    found[i, kept] = np.exp(below[kept] / t, dtype=np.float64) / total
+                    found[i, kept] = np.exp(below / t, dtype=np.float64) / total
         return found
 
 

@@ -1,8 +1,8 @@
 """The figures of every setting at one position, exactly, by sums over the sorted logits.
 
-Every sampler keeps a prefix of the logits in descending order, so one sort serves all: with k candidates
-and weights `w_i = exp((l_i - l_1) / T)`, the probability of candidate i is `w_i / (w_1 + … + w_k)`, and each
-figure is a quotient of sums over the first k.
+Every sampler keeps consecutive logits in descending order, mostly from the first on, so one sort serves all:
+with k candidates and weights `w_i = exp((l_i - l_1) / T)`, the probability of candidate i is
+`w_i / (w_1 + … + w_k)`, and each figure is a quotient of sums over them.
 """
 
 import math
@@ -37,10 +37,12 @@ class PositionFigures:
     def __init__(self, settings: Sequence[SamplerSetting], n_vocab: int) -> None:
         self._n_vocab = n_vocab
         self._temperatures = np.array([setting.temperature for setting in settings])
+        self._first = np.zeros(len(settings), np.int64)
         self._k = np.zeros(len(settings), np.int64)
-        workspace = Workspace(n_vocab)
+        self._rank_of = np.zeros(n_vocab, np.int64)
+        self._workspace = Workspace(n_vocab)
         self._cuts = [
-            (sampler.selector(seen, workspace), members) for sampler, seen, members in cuts(settings)
+            (sampler.selector(seen, self._workspace), members) for sampler, seen, members in cuts(settings)
         ]
         self.sums = np.zeros((len(settings), len(FIGURES)))
 
@@ -57,14 +59,16 @@ class PositionFigures:
         row = np.ascontiguousarray(logits[: self._n_vocab])
         ids, x = _sorted(row)
         log_p = log_softmax(reference[: self._n_vocab])[ids]
+        self._rank_of[ids] = np.arange(ids.size)
         for select, members in self._cuts:
-            self._k[members] = select(row)
-        for temperature in np.unique(self._temperatures):
-            of_temperature = self._temperatures == temperature
-            sizes, size_of = np.unique(self._k[of_temperature], return_inverse=True)
-            scaled = x[: sizes[-1]] / temperature
-            figures = _figures(scaled, log_p[: sizes[-1]], sizes)
-            self.sums[of_temperature, :4] += figures[size_of]
+            self._k[members] = k = select(row)
+            self._first[members] = self._rank_of[self._workspace.ids[:k]].min()
+        for temperature, first in set(zip(self._temperatures.tolist(), self._first.tolist(), strict=True)):
+            alike = (self._temperatures == temperature) & (self._first == first)
+            sizes, size_of = np.unique(self._k[alike], return_inverse=True)
+            kept = slice(first, first + sizes[-1])
+            figures = _figures((x[kept] - x[first]) / temperature, log_p[kept], sizes)
+            self.sums[alike, :4] += figures[size_of]
         self.sums[:, 4] += self._k == 1
         self.sums[:, 5] += self._k
 

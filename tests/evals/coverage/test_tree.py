@@ -22,7 +22,7 @@ ANSWERS = AnswerSet([[day] for day in DAYS])
 METHODS = [
     sampler
     for sampler in standard_samplers()
-    if sampler.name in ("min-k", "min-p", "top-p", "llama-default", "p-less", "greedy", "top-n-sigma")
+    if sampler.name in ("min-k", "min-p", "top-p", "llama-default", "p-less", "greedy", "typical")
 ]
 PROMPT = "Name a day of the week.\nSunday\nName a day.\nmonday.\nName a day of the week.\n"
 CELLS = [
