@@ -121,7 +121,7 @@ def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0, see
     The caller owns it, or the chain that it is added to.
 
     Args:
-        sampler: Any sampler or chain, your own included, that does not end with one that llama.cpp has itself:
+        sampler: Any sampler or chain, your own included, that does not end with one of llama.cpp's own:
             mirostat, adaptive-p, dynatemp.
         n_vocab: Number of tokens of the vocabulary.
         temperature: The temperature of `temp`; only samplers of order "temperature-first" depend on it.

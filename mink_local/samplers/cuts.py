@@ -275,11 +275,11 @@ class DynamicTemperature(Sampler):
 
     Args:
         range: >= 0; 0 leaves the temperature as it is.
-        exponent: > 0.
+        exponent: >= 0.
     """
 
     range: float = number(0.5, low=0)
-    exponent: float = number(1.0, low=0, exclusive=True)
+    exponent: float = number(1.0, low=0)
 
     name = "dynatemp"
     keeps = "every token, at a temperature that rises with the entropy"

@@ -14,20 +14,28 @@ from mink_local.generation.request import SamplingParams
 from mink_local.llama.constraints import Constraints
 from mink_local.samplers import (
     SAMPLERS,
+    AdaptiveP,
     Chain,
+    DynamicTemperature,
+    Greedy,
     MinK,
     MinP,
     Mirostat,
+    Order,
     PLess,
     Sampler,
+    TopA,
     TopK,
     TopNSigma,
     TopP,
+    Typical,
+    Xtc,
 )
 from mink_local.serve.protocol.fields import REFUSED, ChatRequest, CompletionRequest, TokenizeRequest, parse
 from mink_local.serve.protocol.responses import ApiError
 from mink_local.serve.protocol.sampling import BUILT_IN, Preset, Presets, sampling_params
 
+LAST: Order = "temperature-last"
 HELLO = [{"role": "user", "content": "Hello"}]
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
@@ -51,9 +59,12 @@ def nested(depth: int) -> dict[str, Any]:
 
 def test_unknown_fields_are_ignored_and_unsupported_sampling_fields_reported() -> None:
     fields = {"messages": HELLO, "user": "me", "store": True, "metadata": {}, "min_k_taus": 3, "top_p": 0.9}
-    fields |= {"tfs_z": 0.5, "top_a": 1, "samplers": ["xtc"], "typical_p": None, "guided_json": None}
+    fields |= {"tfs_z": 0.5, "min_keep": 1, "typical_p": None, "sampler_order": [6, 0], "guided_json": None}
     request = chat(**fields)
-    assert (request.sampler_options, request.unsupported) == ({"top_p": 0.9}, {"samplers", "tfs_z", "top_a"})
+    assert (request.sampler_options, request.unsupported) == (
+        {"top_p": 0.9},
+        {"min_keep", "sampler_order", "tfs_z"},
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -227,7 +238,10 @@ def accepted(**fields: Any) -> SamplingParams:
 
 NEUTRAL = {
     "top_p": 1, "top_k": 0, "min_p": 0, "top_n_sigma": -1, "mirostat": 0, "mirostat_tau": 5, "min_k": False,
-    "min_k_tau": -1, "min_k_floor": 0, "frequency_penalty": 0, "presence_penalty": 0, "repeat_penalty": 1,
+    "min_k_tau": -1, "min_k_floor": 0, "typical_p": 1, "top_a": 0, "xtc_probability": 0, "xtc_threshold": 0.1,
+    "dynatemp_range": 0, "dynatemp_exponent": 1, "adaptive_target": -0.01, "adaptive_decay": 0.9,
+    "samplers": ["penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"],
+    "frequency_penalty": 0, "presence_penalty": 0, "repeat_penalty": 1,
     "repeat_last_n": 128, "dry_multiplier": 0, "dry_base": 2, "logit_bias": {}, "stop": "", "seed": -1,
     "min_tokens": 0, "max_tokens": -1, "grammar": "",
 }  # fmt: skip
@@ -246,8 +260,16 @@ def test_neutral_values_ask_for_nothing(fields: dict[str, Any]) -> None:
     ("fields", "sampler"),
     [
         ({"top_k": 40}, TopK(40)),
-        ({"top_p": 0.8}, TopP(0.8, order="temperature-last")),
-        ({"min_p": 0.05}, MinP(0.05, order="temperature-last")),
+        ({"top_p": 0.8}, TopP(0.8, LAST)),
+        ({"min_p": 0.05}, MinP(0.05, LAST)),
+        ({"typical_p": 0.5}, Typical(0.5, LAST)),
+        ({"top_a": 0.3}, TopA(0.3, LAST)),
+        ({"xtc_probability": 0.4, "xtc_threshold": 0.2}, Xtc(0.4, 0.2, LAST)),
+        ({"dynatemp_range": 0.4, "dynatemp_exponent": 2}, DynamicTemperature(0.4, 2.0)),
+        ({"adaptive_target": 0, "min_p": 0.1}, Chain(MinP(0.1, LAST), AdaptiveP(0.0))),
+        ({"top_p": 1.5, "min_p": 2, "top_k": -1}, MinP(1.0, LAST)),  # within their ranges, as in llama-server
+        ({"top_k": 2**31}, TopK(2**31 - 1)),
+        ({"top_k": 4.0, "mirostat": -1}, TopK(4)),
         ({"top_n_sigma": 1.5}, TopNSigma(1.5)),
         ({"mirostat": 1, "mirostat_tau": 4, "mirostat_eta": 0.2}, Mirostat(4.0, 0.2, 1)),
         ({"min_k": True}, MinK()),
@@ -260,14 +282,60 @@ def test_neutral_values_ask_for_nothing(fields: dict[str, Any]) -> None:
         ({"sampler": "p-less"}, PLess()),
         ({"sampler": "min-k:tau=0.5"}, MinK(tau=0.5)),
         ({"sampler": "top-k:k=9+min-k"}, Chain(TopK(9), MinK())),
-        ({"top_p": 0.95, "top_k": 20, "min_p": 0}, Chain(TopK(20), TopP(0.95, order="temperature-last"))),
-        ({"min_p": 0.2, "top_n_sigma": 2}, Chain(TopNSigma(2.0), MinP(0.2, order="temperature-last"))),
+        ({"top_p": 0.95, "top_k": 20, "min_p": 0}, Chain(TopK(20), TopP(0.95, LAST))),
+        ({"min_p": 0.2, "top_n_sigma": 2}, Chain(TopNSigma(2.0), MinP(0.2, LAST))),
+        ({"min_k": True, "top_p": 0.95}, Chain(MinK(), TopP(0.95, LAST))),
         ({"min_k": True, "top_p": 1, "top_k": 0}, MinK()),
         ({"min_k_tau": 1, "top_n_sigma": 2, "top_k": 2}, Chain(MinK(tau=1.0), TopNSigma(2.0), TopK(2))),
     ],
 )
 def test_a_sampler_is_set_by_its_fields(fields: dict[str, Any], sampler: Any) -> None:
     assert accepted(**fields) == SamplingParams(sampler=sampler, temperature=1.5)
+
+
+EVERY: dict[str, Any] = {
+    "min_k": True, "top_n_sigma": 2, "top_k": 40, "top_a": 0.1, "typical_p": 0.9, "top_p": 0.95,
+    "min_p": 0.05, "xtc_probability": 0.5,
+}  # fmt: skip
+CUTS = [
+    MinK(), TopNSigma(2.0), TopK(40), TopA(0.1, LAST), Typical(0.9, LAST), TopP(0.95, LAST), MinP(0.05, LAST),
+    Xtc(0.5, order=LAST),
+]  # fmt: skip
+
+
+def test_cuts_are_in_llama_cpps_order_whatever_the_clients() -> None:
+    fields = dict(reversed(EVERY.items()))
+    assert accepted(**fields, dynatemp_range=1).sampler == Chain(*CUTS, DynamicTemperature(1.0))
+
+
+@pytest.mark.parametrize(
+    ("samplers", "cuts"),
+    [
+        (["xtc", "top_k", "temperature"], [MinK(), Xtc(0.5, order=LAST), TopK(40)]),
+        (["top_k", "min-k", "Typ_P", "temp"], [TopK(40), MinK(), Typical(0.9, LAST)]),
+        (["penalties", "top-p", "temperature", "min_p", "none"], [MinK(), TopP(0.95, LAST), MinP(0.05)]),
+    ],
+)
+def test_samplers_change_the_order_and_leave_out_what_they_do_not_name(
+    samplers: list[str], cuts: list[Sampler]
+) -> None:
+    params, ignored = params_of(**EVERY, samplers=samplers)
+    assert params.sampler == Chain(*cuts)
+    assert params.temperature == 1.5
+    used = {field for cut in cuts for field in cut.request_fields}
+    assert set(ignored) == set(EVERY) - used - {"min_k"}
+
+
+def test_a_temperature_that_samplers_do_not_name_is_1() -> None:
+    params, ignored = params_of(top_k=3, samplers=["top_k"], temperature=0.5)
+    assert (params.sampler, params.temperature, ignored) == (TopK(3), 1.0, ["temperature"])
+    assert params_of(top_k=3, samplers=["top_k"], temperature=0)[0].effective_sampler == Greedy()
+    assert params_of(top_k=3, samplers="kt")[1] == ["samplers"]  # llama-server's letters
+
+
+@pytest.mark.parametrize("fields", [EVERY, {**EVERY, "mirostat": 2}, {**EVERY, "samplers": ["xtc"]}])
+def test_at_temperature_0_every_request_is_greedy(fields: dict[str, Any]) -> None:
+    assert params_of(**fields, temperature=0)[0].effective_sampler == Greedy()
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -295,6 +363,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": 5}, "stop", "int"),
     ({"seed": "one"}, "seed", "str"),
     ({"top_p": "high"}, "top_p", "str"),
+    ({"samplers": [5]}, "samplers[0]", "int"),
     ({"stream": "yes"}, "stream", "str"),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "1024"),
     ({"logit_bias": [[1, 1]] * 1025}, "logit_bias", "1024"),
@@ -344,12 +413,11 @@ WRONG_PROMPTS: list[tuple[dict[str, Any], str, str]] = [
 ]
 IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"sampler": "mirostat+top-k"}, "sampler", "mirostat"),
+    ({"mirostat": 3}, "mirostat", "3"),
     ({"sampler": "min-q"}, "sampler", "'min-q'"),
     ({"sampler": "min-k:tau=-1"}, "sampler", "-1"),
     ({"min_k": True, "min_k_tau": -1}, "min_k_tau", "-1"),
     ({"min_k": True, "min_k_floor": -1}, "min_k_floor", "-1"),
-    ({"top_k": 40, "top_p": 1.5}, "top_p", "1.5"),
-    ({"top_k": 2**31}, "top_k", "2147483648"),
     ({"repeat_penalty": 0}, "repeat_penalty", "0"),
     ({"logit_bias": {"cat": 1}}, "logit_bias", "str"),
     ({"logit_bias": [[1, True]]}, "logit_bias", "true"),
@@ -395,15 +463,15 @@ def test_a_preset_wins_over_the_clients_sampler_and_temperature_and_nothing_else
 
 def test_a_sampler_that_is_registered_later_has_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
-    class TopA(Sampler):
-        a: float = 0.2
+    class Epsilon(Sampler):
+        epsilon: float = 0.2
 
-        name = "top-a"
-        request_fields: ClassVar = {"top_a": "a"}
+        name = "epsilon"
+        request_fields: ClassVar = {"epsilon_cutoff": "epsilon"}
 
-    monkeypatch.setitem(SAMPLERS, "top-a", TopA)
-    assert accepted(top_a=0.5).sampler == TopA(0.5)
-    assert accepted(top_a=0).sampler == SERVER.sampler
+    monkeypatch.setitem(SAMPLERS, "epsilon", Epsilon)
+    assert accepted(epsilon_cutoff=0.5).sampler == Epsilon(0.5)
+    assert accepted(epsilon_cutoff=0).sampler == SERVER.sampler
 
 
 @pytest.mark.parametrize("temperature", [0, 0.5, 5, 1000])

@@ -40,11 +40,10 @@ SchemaOrText = Schema | Annotated[str, Meta(max_length=65_536)]
 Form = Schema | str  # of an answer: a JSON schema, or a grammar
 
 UNSUPPORTED = {
-    *("adaptive_decay", "adaptive_target", "best_of", "diversity_penalty", "dynatemp_exponent"),
-    *("dynatemp_range", "early_stopping", "epsilon_cutoff", "eta_cutoff", "length_penalty", "min_keep"),
-    *("no_repeat_ngram_size", "num_beams", "penalty_alpha", "samplers", "smoothing_curve"),
-    *("smoothing_factor", "temperature_last", "tfs", "tfs_z", "top_a", "typical", "typical_p"),
-    *("use_beam_search", "vllm_xargs", "xtc_probability", "xtc_threshold"),
+    *("best_of", "diversity_penalty", "early_stopping", "epsilon_cutoff", "eta_cutoff", "length_penalty"),
+    *("min_keep", "no_repeat_ngram_size", "num_beams", "penalty_alpha", "sampler_order"),
+    *("sampler_priority", "smoothing_curve", "smoothing_factor", "temperature_last", "tfs", "tfs_z"),
+    *("typical", "use_beam_search", "vllm_xargs"),
 }
 """Sampling fields of other servers that are ignored here, and reported to the client."""
 
@@ -258,6 +257,8 @@ class SamplingFields(Fields, frozen=True):
         return_tokens: Whether choices have `tokens`.
         temperature: Applied to the candidates that the sampler keeps; 0 is greedy. There is no upper bound.
         sampler: A sampler such as `min-k:tau=3`; it wins over the samplers' own fields.
+        samplers: The order in which samplers act, as in llama-server: `["top_k", "typ_p", "temperature"]`.
+            Cuts that are not listed are left out; Min-k comes first then.
         min_k: Use Min-k, with `min_k_tau` and `min_k_floor`.
         logit_bias: By token id, or a list of pairs of token id or text and bias, as in llama-server; -100 and
             `false` ban a token.
@@ -290,6 +291,7 @@ class SamplingFields(Fields, frozen=True):
 
     temperature: Annotated[float, Meta(ge=0)] | None = None
     sampler: Name | None = None
+    samplers: Annotated[list[Name], Meta(max_length=64)] | str | None = None
     min_k: bool | None = None
 
     logit_bias: (

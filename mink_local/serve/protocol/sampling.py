@@ -4,7 +4,7 @@ A client that can only choose a model can so have Min-k at temperature 5: `qwen3
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +19,9 @@ from mink_local.samplers import (
     LlamaDefault,
     MinK,
     MinP,
+    Mirostat,
+    Order,
     Sampler,
-    TopNSigma,
     TopP,
     parse,
 )
@@ -153,11 +154,13 @@ def sampling_params(
 
 
 def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, list[str]]:
-    """Return the sampler, the temperature, and the fields that these override."""
+    """Return the sampler, the temperature, and the fields that have no effect beside them."""
     chosen = _chosen_options(request.sampler_options, request.min_k)
     fields = [field for given in chosen.values() for field in given]
     if request.min_k:
         fields.append("min_k")
+    if request.samplers:
+        fields.append("samplers")
     if preset.is_fixed:
         fields += [name for name in ("sampler", "temperature") if getattr(request, name) is not None]
         return preset.sampler, preset.temperature, fields
@@ -167,29 +170,32 @@ def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, l
             return parse(request.sampler), temperature, fields
         except ValueError as error:
             raise ApiError(400, f"sampler: {error}", param="sampler") from None
-    cuts = [_cut(sampler, given) for sampler, given in chosen.items()]
-    for cut in cuts:
-        if cut.is_stateful:  # mirostat, as in llama.cpp: it leaves the other cuts out
-            return cut, temperature, [field for field in fields if field not in cut.request_fields]
-    cuts.sort(key=lambda cut: not isinstance(cut, MinK | TopNSigma))  # then llama.cpp's order
-    sampler = Chain(*cuts) if len(cuts) > 1 else next(iter(cuts), preset.sampler)
-    return sampler, temperature, []
+    names = _names(request.samplers)
+    turns = _turns(chosen, names)
+    cuts = [_cut(kind, chosen[kind], order) for kind, order in turns.items()]
+    ignored = [field for kind, given in chosen.items() if kind not in turns for field in given]
+    if isinstance(request.samplers, str) and request.samplers:
+        ignored.append("samplers")
+    if names and "temperature" not in names and temperature > 0:
+        temperature = 1.0
+        ignored += ["temperature"] if request.temperature is not None else []
+    return Chain(*cuts) if len(cuts) > 1 else next(iter(cuts), preset.sampler), temperature, ignored
 
 
 def _chosen_options(options: Options, min_k: bool | None) -> dict[type[Sampler], Options]:
     """Return the samplers that a request asks for, each with the fields of its options.
 
-    A sampler's first field switches it off with a neutral value (`top_k: 0`). Without that field, Mirostat is
-    off, since clients send its other options in every request.
+    A sampler's first field can switch it off (`top_k: 0`). Without that field, samplers such as xtc are off,
+    since clients send their other options in every request.
     """
     chosen: dict[type[Sampler], Options] = {}
     for sampler in SAMPLERS.values():
         given = {field: options[field] for field in sampler.request_fields if field in options}
         switch = next(iter(sampler.request_fields), "")
         if switch in given:
-            is_on = not _is_neutral(switch, given[switch])
+            is_on = not sampler.is_off(given[switch])
         else:
-            is_on = not sampler.is_stateful and any(not _is_neutral(*item) for item in given.items())
+            is_on = not sampler.is_stateful and any(value > 0 for value in given.values())
         if sampler is MinK and min_k is not None:
             is_on = min_k
         if is_on:
@@ -197,20 +203,53 @@ def _chosen_options(options: Options, min_k: bool | None) -> dict[type[Sampler],
     return chosen
 
 
-def _is_neutral(field: str, value: float) -> bool:
-    """Return whether a field's value stands for not using the sampler."""
-    if field == "top_p":
-        return value == 1
-    return value < 0 or (value == 0 and field != "min_k_tau")
+_ALIASES = {"typ-p": "typical", "typical-p": "typical", "nucleus": "top-p", "temp": "temperature"}
 
 
-def _cut(sampler: type[Sampler], given: Options) -> Sampler:
-    """Return a sampler with the options of a request's fields. Raises ApiError if one is out of range."""
-    options: dict[str, Any] = {sampler.request_fields[field]: value for field, value in given.items()}
-    if sampler.order is not None:
-        options["order"] = "temperature-last"  # as in llama.cpp
+def _names(samplers: list[str] | str | None) -> list[str]:
+    """Return the names that the field `samplers` lists, as they are called here."""
+    listed = samplers if isinstance(samplers, list) else []
+    names = [name.lower().replace("_", "-") for name in listed]
+    return [_ALIASES.get(name, name) for name in names]
+
+
+def _turns(chosen: Collection[type[Sampler]], names: Sequence[str]) -> dict[type[Sampler], Order]:
+    """Return the samplers of a request in the order in which they act, and which probabilities each sees.
+
+    They act in llama.cpp's order, before temperature. If `names` are given, they do so in that order, those
+    after "temperature" see its probabilities, and a cut that is not named is left out; but Min-k comes first
+    then. As in llama.cpp, mirostat does without cuts.
+    """
+    last = [kind for kind in chosen if kind.comes_last][-1:]
+    if Mirostat in last:
+        return {Mirostat: "temperature-last"}
+    cuts = {kind.name: kind for kind in chosen if not kind.comes_last}
+    named = names or list(cuts)
+    if MinK.name not in named:
+        named = [MinK.name, *named]
+    heat = named.index("temperature") if "temperature" in named else len(named)
+    turns: dict[type[Sampler], Order] = {
+        cuts[name]: "temperature-last" if i < heat else "temperature-first"
+        for i, name in enumerate(named)
+        if name in cuts
+    }
+    return turns | dict.fromkeys(last, "temperature-last")
+
+
+def _cut(kind: type[Sampler], given: Options, order: Order) -> Sampler:
+    """Return a sampler with the options of a request's fields, each within its range, as in llama-server.
+
+    Raises ApiError if the options are out of range all the same.
+    """
+    options: dict[str, Any] = {}
+    for field, value in given.items():
+        option = kind.__dataclass_fields__[kind.request_fields[field]]  # type: ignore[attr-defined]
+        low, high, _ = option.metadata.get("range", (value, value, False))
+        options[option.name] = type(option.default)(min(max(value, low), high))
+    if kind.order is not None:
+        options["order"] = order
     try:
-        return sampler(**options)
+        return kind(**options)
     except ValueError as error:
         field = next(iter(given))
         raise ApiError(400, f"{field}: {error}", param=field) from None
