@@ -52,10 +52,18 @@ def _text(value: Any) -> str:
     return label(value) if isinstance(value, str) else f"{value or ''}"
 
 
-def _samplers(_: click.Context, __: click.Parameter, samplers: "tuple[Sampler, ...]") -> "Sequence[Sampler]":
-    from mink_local.samplers import SAMPLERS
+# Qwen3's recommendation, one of many cuts, and one whose first cut keeps most of the vocabulary.
+_CHAINS = (
+    "top-k:k=20+top-p:p=0.95,order=temperature-last",
+    "top-k:k=100+typical:p=0.95,order=temperature-last+min-p:p=0.02,order=temperature-last+min-k",
+    "xtc:probability=0.5,order=temperature-last+min-k",
+)
 
-    return samplers or [sampler() for sampler in SAMPLERS.values()]
+
+def _samplers(_: click.Context, __: click.Parameter, samplers: "tuple[Sampler, ...]") -> "Sequence[Sampler]":
+    from mink_local.samplers import SAMPLERS, parse
+
+    return samplers or [*(sampler() for sampler in SAMPLERS.values()), *map(parse, _CHAINS)]
 
 
 def _rounds_option(least: int, default: int) -> Callable[[Command], Command]:
@@ -110,7 +118,10 @@ def sampler_command(
     rounds: int,
     output: str | None,
 ) -> None:
-    """Time one step of every sampler on one thread, next to llama.cpp's own, np.max and np.sort."""
+    """Time one step of every sampler on one thread, next to llama.cpp's own, np.max and np.sort.
+
+    A chain costs its first cut and little more, unless that keeps most of the vocabulary, as xtc does.
+    """
     from mink_local.bench.timing import logits_of_answer, read_logits, time_samplers
     from mink_local.generation.loading import load_model
 

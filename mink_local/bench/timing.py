@@ -28,7 +28,7 @@ from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
 from mink_local.llama.context import Context, Segment
 from mink_local.llama.token_data import TOKEN_DATA
 from mink_local.llama.token_sampler import TokenSampler
-from mink_local.samplers import Greedy, MinK, MinP, Sampler, TopK, TopNSigma, TopP, Workspace
+from mink_local.samplers import Greedy, MinK, MinP, Sampler, TopK, TopNSigma, TopP, Typical, Workspace, Xtc
 
 PROMPT = "Tell me a long story about a dog named Max who went to the sea."
 
@@ -38,8 +38,21 @@ LLAMA_CPP: dict[type[Sampler], Callable[[Any], Any]] = {
     TopP: lambda sampler: C.llama_sampler_init_top_p(sampler.p, 1),
     MinP: lambda sampler: C.llama_sampler_init_min_p(sampler.p, 1),
     TopNSigma: lambda sampler: C.llama_sampler_init_top_n_sigma(sampler.n),
+    Typical: lambda sampler: C.llama_sampler_init_typical(sampler.p, 1),
+    Xtc: lambda sampler: C.llama_sampler_init_xtc(sampler.probability, sampler.threshold, 1, 1),
 }
 """llama.cpp's own form of a sampler, if there is one."""
+
+
+def llama_cpp_chain(sampler: Sampler) -> Any:
+    """Return a new chain of llama.cpp's own forms of a sampler's members; None if one has no such form."""
+    if not all(type(member) in LLAMA_CPP for member in sampler.members):
+        return None
+    chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
+    for member in sampler.members:
+        C.llama_sampler_chain_add(chain, LLAMA_CPP[type(member)](member))
+    return chain
+
 
 Name = TypeVar("Name", bound=Hashable)
 Measured = TypeVar("Measured")
@@ -113,8 +126,8 @@ def time_samplers(logits: Logits, samplers: Sequence[Sampler], temperature: floa
         contestants[name, "cut_us"] = _timed(sampler.selector(temperature, Workspace(n_vocab)))
         contestants[name, "step_us"] = _timed(partial(TokenSampler(sampler, temperature, 1, n_vocab), step=1))
         contestants[name, "processor_us"] = _processor(sampler, temperature)
-        if type(sampler) in LLAMA_CPP:
-            contestants[name, "llama_cpp_us"] = _llama_cpp(sampler, n_vocab)
+        if (own := llama_cpp_chain(sampler)) is not None:
+            contestants[name, "llama_cpp_us"] = _llama_cpp(own, n_vocab)
     contestants["np.sort", "cut_us"] = _timed(np.sort)
     rows = [np.ascontiguousarray(row) for row in logits]
     timed = in_turn(
@@ -149,16 +162,15 @@ def _processor(sampler: Sampler, temperature: float) -> Timed:
     return contestant
 
 
-def _llama_cpp(sampler: Sampler, n_vocab: int) -> Timed:
-    """Time llama.cpp's sampler on a llama_token_data_array that is already filled."""
-    own = LLAMA_CPP[type(sampler)](sampler)
+def _llama_cpp(own: Any, n_vocab: int) -> Timed:
+    """Time a chain of llama.cpp's on a llama_token_data_array that is already filled."""
     records = np.zeros(n_vocab, TOKEN_DATA)
     array = C.llama_token_data_array()
-    array.data = ctypes.cast(records.ctypes.data, C.llama_token_data_p)
 
     def contestant(row: Logits) -> float:
         records["id"] = np.arange(n_vocab)
         records["logit"] = row
+        array.data = ctypes.cast(records.ctypes.data, C.llama_token_data_p)  # xtc moves it
         array.size, array.selected, array.sorted = n_vocab, -1, False
         return seconds(lambda: C.llama_sampler_apply(own, ctypes.byref(array)))
 
@@ -214,7 +226,7 @@ def time_decoding(
     contestants = {("greedy", "llama.cpp"): partial(answer, Greedy(), "llama.cpp")}
     for form in forms:
         for sampler in (Greedy(), *samplers):
-            has_llama_cpp = form == "llama.cpp" and type(sampler) in LLAMA_CPP
+            has_llama_cpp = form == "llama.cpp" and all(type(one) in LLAMA_CPP for one in sampler.members)
             if form == "host" or has_llama_cpp or (form == "backend" and has_backend_form(sampler)):
                 contestants[str(sampler), form] = partial(answer, sampler, form)
     return compare_decoding(in_turn(contestants, rounds))
@@ -292,8 +304,7 @@ def answer_steps(
 
 def _llama_cpp_chain(context: Context, sampler: Sampler, temperature: float, seed: int) -> Callable[[], int]:
     """Return a function that samples with llama.cpp's own samplers."""
-    chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
-    C.llama_sampler_chain_add(chain, LLAMA_CPP[type(sampler)](sampler))
+    chain = llama_cpp_chain(sampler)
     if not isinstance(sampler, Greedy):
         C.llama_sampler_chain_add(chain, C.llama_sampler_init_temp(temperature))
         C.llama_sampler_chain_add(chain, C.llama_sampler_init_dist(seed))

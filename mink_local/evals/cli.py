@@ -333,6 +333,22 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
             report_votes(folder / "sheet", votes)
 
 
+def _stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sampler]") -> "Sequence[Sampler]":
+    for sampler in samplers:
+        if sampler.is_stateful:
+            raise click.BadParameter(f"{sampler.name} depends on more than the logits: name another sampler.")
+    return samplers
+
+
+def _chains(
+    context: click.Context, option: click.Parameter, samplers: "Sequence[Sampler]"
+) -> "Sequence[Sampler]":
+    for sampler in samplers:
+        if len(sampler.members) == 1:
+            raise click.BadParameter(f"{sampler.name} is measured anyway: name a chain, such as top-k+min-k.")
+    return _stateless(context, option, samplers)
+
+
 @cli.command("frontier")
 @model_option.replace(required=True, show_default=False)
 @click.option(
@@ -360,6 +376,12 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
     default=100,
     metavar="N",
     help="At most N texts, chosen at random; a larger N adds to them.",
+)
+@samplers_option.replace(
+    default=None,
+    show_default=False,
+    callback=_chains,
+    help="Chain to measure too, such as top-k:k=40+min-k; repeatable.",
 )
 @temperatures_option.replace(
     type=Temperature(),
@@ -453,13 +475,6 @@ def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
     from mink_local.evals.measurement import carry_out
 
     carry_out(Walks(**options), out, quiet=quiet)
-
-
-def _stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sampler]") -> "Sequence[Sampler]":
-    for sampler in samplers:
-        if sampler.is_stateful:
-            raise click.BadParameter(f"{sampler.name} depends on more than the logits: name another sampler.")
-    return samplers
 
 
 def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict[str, float]:

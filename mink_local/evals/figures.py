@@ -2,8 +2,10 @@
 
 import io
 import math
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -23,18 +25,19 @@ COLOURS = (
     *("#D55E00", "#000000", "#CC79A7", "#56B4E9", "#E69F00", "#332288", "#009E73", "#0072B2", "#999933"),
     *("#8C6D1F", "#882255", "#AA4499", "#117733", "#777777", "#44AA99", "#661100", "#6699CC", "#AA4466"),
 )
+_N_CHAINS = 3  # looks of chains
 MARKERS = ("o", "+", "D", "P", "<", ">", "^", "s", "*", "x", "X", "h", "p", "d", "v", "1", "8", "2")
 
 
 def look(sampler: str) -> dict[str, Any]:
     """Return the colour, marker and line style of a sampler's text: the same in all figures.
 
-    Methods have their colour by their place among the samplers; those that cut after temperature are dashed
-    and hollow.
+    Methods have their colour by their place among the samplers, chains by their names; those that cut after
+    temperature are dashed and hollow.
     """
-    name = sampler.replace(":", " ").partition(" ")[0]  # also of a label: "top-p (T last)"
+    name = "+".join(re.findall(r"(?:^|\+)([a-z-]+)", sampler))  # also of a label: "top-p (T last)"
     names = list(SAMPLERS)
-    place = names.index(name) if name in names else len(names)
+    place = names.index(name) if name in names else len(names) + crc32(name.encode()) % _N_CHAINS
     colour = COLOURS[place % len(COLOURS)]
     first = "temperature-first" in sampler or "(T first)" in sampler
     return {

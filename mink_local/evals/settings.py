@@ -53,8 +53,8 @@ class SamplerSetting(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """True if every option but the order has its default."""
-        return self.sampler in default_samplers()
+        """True if every option but the order has its default, and for a chain, which is not swept."""
+        return self.sampler in default_samplers() or len(self.sampler.members) > 1
 
 
 class RowMeasurement(Measurement[R]):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mink_local.bench.cli import main
-from mink_local.bench.timing import LLAMA_CPP
-from mink_local.samplers import SAMPLERS, Greedy, MinK, Mirostat
+from mink_local.bench.timing import LLAMA_CPP, llama_cpp_chain
+from mink_local.samplers import SAMPLERS, Greedy, MinK, Mirostat, parse
 from mink_local.version import __version__
 from tests.support.python import Finished
 
@@ -49,12 +49,16 @@ def test_version(bench: Bench) -> None:
 
 def test_every_method_is_timed_in_every_form_it_has(rows: Callable[..., Any], npz: Path) -> None:
     costs = {cost["method"]: cost for cost in rows("sampler", "--logits", npz, "--rounds", 3)}
-    assert list(costs) == ["np.max", *(str(sampler()) for sampler in SAMPLERS.values()), "np.sort"]
-    for sampler in SAMPLERS.values():
-        cost = costs[str(sampler())]
+    samplers = [sampler() for sampler in SAMPLERS.values()]
+    chains = list(costs)[1 + len(samplers) : -1]
+    assert list(costs) == ["np.max", *map(str, samplers), *chains, "np.sort"]
+    assert any(chain.startswith("xtc") for chain in chains)
+    for sampler in [*samplers, *map(parse, chains)]:
+        cost = costs[str(sampler)]
         assert cost["vocabulary"] == 5000
         assert min(cost["cut_us"], cost["step_us"], cost["processor_us"]) > 0
-        assert (cost["llama_cpp_us"] is not None) == (sampler in LLAMA_CPP)
+        has_form = all(type(one) in LLAMA_CPP for one in sampler.members)
+        assert (cost["llama_cpp_us"] is not None) == has_form == (llama_cpp_chain(sampler) is not None)
 
 
 def test_rows_of_several_files_are_one_list(rows: Callable[..., Any], npz: Path) -> None:

@@ -20,6 +20,9 @@ def test_every_method_has_a_look_of_its_own() -> None:
         assert (look(sampler)["linestyle"] == "--") == ("temperature-first" in sampler)
         assert look(label(sampler)) == look(sampler)
     assert look("top-p (T last)")["color"] == looks["top-p"]["color"]
+    chain = look("min-k:tau=1e+16+top-p:p=0.9,order=temperature-last")
+    assert chain == look("min-k+top-p (T last)") == look(label("min-k+top-p:p=0.5,order=temperature-last"))
+    assert chain["color"] not in [one["color"] for one in looks.values()]
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from mink_local.generation.model import Model
 from mink_local.generation.slots import N_OUTPUTS
 from mink_local.llama.weights import Weights
 from mink_local.models.catalog import resolve
+from mink_local.samplers import Sampler
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         texts: A folder of `mink-eval run` with answers of the reference; None if `text` is given.
         text: A file whose paragraphs, separated by blank lines, are the texts.
         limit: Most texts, chosen at random; a larger number adds to them.
+        samplers: Chains to measure besides the sweep; not stateful ones.
         temperatures: For every sampler.
         wanted: Noise at which samplers are compared, in percentage points above greedy's.
         placement: Options of `load_model`, for both models.
@@ -148,6 +150,7 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         texts: Path | None,
         text: Path | None,
         limit: int = 100,
+        samplers: Sequence[Sampler] = (),
         temperatures: Sequence[float] = (1.0, 2.0, 5.0, float("inf")),
         wanted: Sequence[float] = (0.5, 1.0, 2.0, 5.0),
         **placement: Any,
@@ -162,7 +165,8 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
             source = {"source": texts.resolve().name, "path": str(texts)}
         by_key = {one.key: one for one in found}
         chosen = {key: by_key[key] for key in sorted(by_key)[:limit]}  # the keys are hashes
-        super().__init__(chosen, sweep(temperatures), files, placement)
+        more = (SamplerSetting(sampler, t) for sampler in samplers for t in temperatures)
+        super().__init__(chosen, [*sweep(temperatures), *more], files, placement)
         self.settings["texts"] = source
         self._wanted = list(wanted)
 

@@ -19,7 +19,7 @@ from mink_local.errors import ReportError
 from mink_local.evals.figures import look, panels, to_svg
 from mink_local.evals.frontier.sums import FIGURES, NOISE_LEVELS
 from mink_local.evals.measurement import Results
-from mink_local.evals.settings import sweep
+from mink_local.evals.settings import SamplerSetting, sweep
 from mink_local.evals.stats import Interval, resample
 from mink_local.evals.tables import (
     Cell,
@@ -32,7 +32,7 @@ from mink_local.evals.tables import (
     temperature_name,
     with_interval,
 )
-from mink_local.samplers import label
+from mink_local.samplers import label, parse
 
 YARDSTICK = "min-p (T last)"
 """The curve that other samplers are compared with."""
@@ -71,7 +71,10 @@ class FrontierResults:
         self.n_texts, self.n_left_out = len(texts), len(by_text) - len(texts)
         measured = set(texts["positions"].columns)
         self.temperatures = sorted({temperature for _, temperature in measured})
-        self.settings = [one for one in sweep(self.temperatures) if one.key in measured]
+        swept = [one for one in sweep(self.temperatures) if one.key in measured]
+        others = measured - {one.key for one in swept}
+        more = [SamplerSetting(parse(sampler), temperature) for sampler, temperature in sorted(others)]
+        self.settings = swept + more
         positions = texts["positions"].iloc[:, 0].to_numpy(np.int64)
         self.n_positions = int(positions.sum())
         sums = np.array(texts["sums"][[one.key for one in self.settings]].to_numpy().tolist())

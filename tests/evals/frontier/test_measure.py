@@ -56,16 +56,16 @@ def test_only_what_is_added_is_measured(frontier: Frontier, tmp_path: Path) -> N
 
 
 def test_the_report(frontier: Frontier, tmp_path: Path) -> None:
-    measured = frontier("--temp", 5)
+    measured = frontier("--temp", 5, "--sampler", "top-k:k=5+min-k")
     assert len({row["text"] for row in measured}) == 3
     out = tmp_path / "out"
     assert (out / "frontier.svg").read_text().startswith("<?xml")
     found = json.loads((out / "frontier.json").read_text())
     assert found["n_texts"] == 2
     assert str(tmp_path) not in (out / "frontier.md").read_text() + json.dumps(found)  # it is for others too
-    assert {row["sampler"] for row in found["defaults"]} >= {"min-k:tau=3", "greedy"}
+    assert {row["sampler"] for row in found["defaults"]} >= {"greedy", "top-k:k=5+min-k:tau=3"}
     rows = pd.read_csv(out / "frontier.csv")
-    assert len(rows) == len(found["settings"]) == len(sweep([5.0]))
+    assert len(rows) == len(found["settings"]) == len(sweep([5.0])) + 1
     assert (rows["entropy_low"] <= rows["entropy"] + 1e-6).all()
     assert (rows["entropy"] <= rows["entropy_high"] + 1e-6).all()
 
@@ -159,6 +159,8 @@ def renamed_token(model: Path, folder: Path) -> Path:
         (["--text", "file.txt"], "\n \n\n", "file.txt", 1),
         (["--text", "file.txt"], "word " * 3000, "paragraph 1", 1),
         (["--text", "file.txt", "-t", 1], "a", "two tokens", 1),
+        (["--text", "file.txt", "-s", "top-p"], "a", "top-p", 2),
+        (["--text", "file.txt", "-s", "top-k+xtc"], "a", "xtc", 2),
     ],
 )
 def test_what_is_refused(
