@@ -125,7 +125,7 @@ class TopA(Sampler):
     order: Order = "temperature-first"
 
     name = "top-a"
-    keeps = "probabilities of at least a times the square of the largest"
+    keeps = "probabilities of at least a·p_max²"
     sweep = ("a", (1, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.02))
     request_fields: ClassVar = {"top_a": "a"}
     kernel = staticmethod(kernels.top_a)
@@ -146,7 +146,7 @@ class Typical(Sampler):
     order: Order = "temperature-first"
 
     name = "typical"
-    keeps = "the tokens whose surprise is nearest to the entropy until their probability reaches p"
+    keeps = "surprise nearest to the entropy, until the probability reaches p"
     sweep = ("p", (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99))
     request_fields: ClassVar = {"typical_p": "p"}
     kernel = staticmethod(kernels.typical)
@@ -217,7 +217,7 @@ class Xtc(Sampler):
     order: Order = "temperature-first"
 
     name = "xtc"
-    keeps = "all but the most probable tokens above a threshold, in a random share of the steps"
+    keeps = "all but the top choices above `threshold`, in random steps"
     request_fields: ClassVar = {"xtc_probability": "probability", "xtc_threshold": "threshold"}
     is_stateful = True
     kernel = staticmethod(kernels.xtc)
@@ -282,7 +282,7 @@ class DynamicTemperature(Sampler):
     exponent: float = number(1.0, low=0)
 
     name = "dynatemp"
-    keeps = "every token, at a temperature that rises with the entropy"
+    keeps = "all, at a temperature that rises with entropy"
     request_fields: ClassVar = {"dynatemp_range": "range", "dynatemp_exponent": "exponent"}
     is_stateful = comes_last = True
     kernel = staticmethod(kernels.every_finite)
@@ -304,7 +304,7 @@ class AdaptiveP(Sampler):
     decay: float = number(0.9, low=0, high=0.99)
 
     name = "adaptive-p"
-    keeps = "every token, and samples one whose probability is near a target"
+    keeps = "all, and samples near the probability `target`"
     request_fields: ClassVar = {"adaptive_target": "target", "adaptive_decay": "decay"}
     is_stateful = comes_last = True
     kernel = staticmethod(kernels.every_finite)
