@@ -59,7 +59,15 @@ def nested(depth: int) -> dict[str, Any]:
 
 def test_unknown_fields_are_ignored_and_unsupported_sampling_fields_reported() -> None:
     fields = {"messages": HELLO, "user": "me", "store": True, "metadata": {}, "min_k_taus": 3, "top_p": 0.9}
-    fields |= {"tfs_z": 0.5, "min_keep": 1, "typical_p": None, "sampler_order": [6, 0], "guided_json": None}
+    fields |= {
+        "tfs_z": 0.5,
+        "min_keep": 1,
+        "tfs": 1,
+        "smoothing_factor": 0,
+        "typical_p": None,
+        "sampler_order": [6, 0],
+        "guided_json": None,
+    }
     request = chat(**fields)
     assert (request.sampler_options, request.unsupported) == (
         {"top_p": 0.9},

@@ -39,13 +39,24 @@ Schema = dict[str, Any]
 SchemaOrText = Schema | Annotated[str, Meta(max_length=65_536)]
 Form = Schema | str  # of an answer: a JSON schema, or a grammar
 
-UNSUPPORTED = {
-    *("best_of", "diversity_penalty", "early_stopping", "epsilon_cutoff", "eta_cutoff", "length_penalty"),
-    *("min_keep", "no_repeat_ngram_size", "num_beams", "penalty_alpha", "sampler_order"),
-    *("sampler_priority", "smoothing_curve", "smoothing_factor", "temperature_last", "tfs", "tfs_z"),
-    *("typical", "use_beam_search", "vllm_xargs"),
-}
-"""Sampling fields of other servers that are ignored here, and reported to the client."""
+_OFF_AT_0 = (
+    *(
+        "diversity_penalty",
+        "early_stopping",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "min_keep",
+        "no_repeat_ngram_size",
+    ),
+    *("penalty_alpha", "sampler_order", "sampler_priority", "smoothing_factor", "temperature_last"),
+    *("use_beam_search", "vllm_xargs"),
+)
+_OFF_AT_1 = ("best_of", "length_penalty", "num_beams", "smoothing_curve", "tfs", "tfs_z", "typical")
+UNSUPPORTED = dict.fromkeys(_OFF_AT_0, 0) | dict.fromkeys(_OFF_AT_1, 1)
+"""Sampling fields of other servers that are ignored here, with the value that asks for nothing.
+
+Others are reported to the client.
+"""
 
 REFUSED = {
     "allowed_token_ids": "use grammar",
@@ -377,8 +388,8 @@ class SamplingFields(Fields, frozen=True):
     @property
     def unsupported(self) -> set[str]:
         """The sampling fields that have no effect in any request."""
-        names = UNSUPPORTED.difference(sampler_fields())
-        return {name for name in names if getattr(self, name, None) not in NOT_GIVEN}
+        names = UNSUPPORTED.keys() - sampler_fields()
+        return {name for name in names if getattr(self, name, None) not in (*NOT_GIVEN, UNSUPPORTED[name])}
 
     @property
     def n_answers(self) -> int:
