@@ -11,11 +11,16 @@ from mink_local.samplers import Sampler, Selector, Workspace
 
 @dataclass(frozen=True)
 class SampledToken:
-    """A sampled token with its rank, which counts from 1, and the number of candidates of the step."""
+    """A sampled token with its rank, from 1, and the candidates of the step: k of them from rank `first` on."""
 
     token: int
     rank: int
+    first: int
     k: int
+
+    def keeps(self, rank: int) -> bool:
+        """Return whether the token of a rank was a candidate."""
+        return self.first <= rank < self.first + self.k
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +68,8 @@ class CommonNumbers(Sampler):
             with np.errstate(over="ignore", invalid="ignore"):  # at temperatures near 0
                 scores = (logits - logits.max()) / temperature - np.log(numbers[ids])
             token = int(ids[np.nanargmax(scores)])
-            rank = int(np.count_nonzero(row > row[token])) + 1
-            self.steps.append(SampledToken(token, rank, k))
+            rank, first = (int(np.count_nonzero(row > logit)) + 1 for logit in (row[token], logits.max()))
+            self.steps.append(SampledToken(token, rank, first, k))
             workspace.ids[0] = token
             return 1
 

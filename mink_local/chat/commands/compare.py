@@ -136,10 +136,10 @@ def divergence(first: CommonNumbers, other: CommonNumbers, model: Model) -> str:
         return "cut off before it leaves 1"
     theirs, ours = first.steps[at], other.steps[at]
     where = f"leaves 1 at token {at + 1}: {name(ours.token)}, rank {ours.rank:,}"
-    if ours.rank > theirs.k:
-        return f"{where}; 1 had cut at {theirs.k:,}"
+    if not theirs.keeps(ours.rank):
+        return f"{where}; 1 had cut it and kept {theirs.k:,}"
     where += f"; 1 has {name(theirs.token)}, rank {theirs.rank:,}"
-    return f"{where}, which is cut here at {ours.k:,}" if theirs.rank > ours.k else where
+    return where if ours.keeps(theirs.rank) else f"{where}, which is cut here, keeping {ours.k:,}"
 
 
 def compare(chat: Chat, argument: str) -> None:

@@ -10,7 +10,7 @@ from mink_local.chat.conversation.store import SamplingInfo, StoredMessage
 from mink_local.generation.sampling_step import ConstrainedRows, SamplingStep, sampling_step
 from mink_local.generation.text import token_name
 from mink_local.llama.constraints import Constraints
-from mink_local.samplers import parse
+from mink_local.samplers import AdaptiveP, DynamicTemperature, parse
 
 
 class AnswerSteps:
@@ -81,6 +81,8 @@ class AnswerSteps:
         if part.constraints:
             remarks.append("Logits are after bias, penalties and grammar.")
         remarks.append(f"{step.sampler} keeps {step.k:,} of {len(step.ids):,} tokens.")
+        if isinstance(step.sampler.members[-1], AdaptiveP | DynamicTemperature):
+            remarks.append(f"What {step.sampler.members[-1].name} does to their probabilities is not shown.")
         remarks.append(f"Surprise {step.surprise:.1f} bits, entropy {step.entropy:.1f} bits.")
         return remarks
 
