@@ -11,7 +11,7 @@ from mink_local.samplers import Sampler, Selector, Workspace
 
 @dataclass(frozen=True)
 class SampledToken:
-    """A sampled token with its rank, from 1, and the candidates of the step: k of them from rank `first` on."""
+    """A sampled token with its rank, from 1, and the k candidates of the step, from rank `first` on."""
 
     token: int
     rank: int
