@@ -4,6 +4,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import field, fields
+from functools import cached_property
 from random import Random
 from typing import Any, ClassVar, Literal, get_args
 
@@ -26,6 +27,16 @@ class Workspace:
     def __init__(self, n_vocab: int) -> None:
         self.work = np.empty(kernels.work_size(n_vocab), np.uint64)  # the kernel's scratch
         self.ids = np.empty(n_vocab, np.int32)  # begins with the candidates last selected, unordered
+
+    @cached_property
+    def left(self) -> NDArray[np.float32]:
+        """Scratch for the logits that a cut leaves to the next one of a chain."""
+        return np.empty(self.ids.size, np.float32)
+
+    @cached_property
+    def next(self) -> "Workspace":
+        """Scratch for the next cuts of a chain."""
+        return Workspace(self.ids.size)
 
 
 class _OfThread(threading.local):

@@ -64,8 +64,8 @@ class Chain(Sampler):
     def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:
         first, *others = self.cuts
         select, ids = first.selector(temperature, workspace, random), workspace.ids
-        part = Workspace(ids.size)
-        candidates, places = np.empty(ids.size, np.float32), part.ids
+        part, candidates = workspace.next, workspace.left
+        places = part.ids
         selects = [cut.selector(temperature, part, random) for cut in others]
         take, narrow = kernels.take.dispatcher, kernels.narrow.dispatcher
 

@@ -424,8 +424,6 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"mirostat": 3}, "mirostat", "3"),
     ({"sampler": "min-q"}, "sampler", "'min-q'"),
     ({"sampler": "min-k:tau=-1"}, "sampler", "-1"),
-    ({"min_k": True, "min_k_tau": -1}, "min_k_tau", "-1"),
-    ({"min_k": True, "min_k_floor": -1}, "min_k_floor", "-1"),
     ({"repeat_penalty": 0}, "repeat_penalty", "0"),
     ({"logit_bias": {"cat": 1}}, "logit_bias", "str"),
     ({"logit_bias": [[1, True]]}, "logit_bias", "true"),

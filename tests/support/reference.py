@@ -130,23 +130,26 @@ def top_a(logits: ArrayLike, temperature: float, a: float) -> Kept:
 def typical(logits: ArrayLike, temperature: float, p: float) -> Kept:
     """Locally typical sampling (arXiv 2202.00666, section 4), with all tokens as far as the last one.
 
-    Distances are compared in float32; a centre that is off by rounding may give others.
+    Distances are compared in float32, from a centre that is rounded: tokens of other logits that are about as
+    far as the last one may be kept or not.
     """
     ids, sorted_logits = descending(logits)
     if p == 1:
         return prefix(ids, ids.size, ids.size)
     probabilities = softmax(sorted_logits, temperature)
     drops = sorted_logits[0] - sorted_logits
-    rounding = 1e-3 * ROUNDING * drops[-1]
-    found = []
-    for shift in (-rounding, 0.0, rounding):
-        distances = (abs(drops - (probabilities @ drops + shift)) / 2).astype(np.float32)
-        order = np.argsort(distances, kind="stable")
-        masses = np.cumsum(probabilities[order])
-        for mass in (p * (1 - ROUNDING), p * (1 + ROUNDING)):
-            last = order[min(int(np.searchsorted(masses, mass)), ids.size - 1)]
-            found.append(distances <= distances[last])
-    return Kept(ids[np.logical_and.reduce(found)], ids[np.logical_or.reduce(found)])
+    distances = abs(drops - probabilities @ drops)
+    order = np.argsort(distances, kind="stable")
+    masses = np.cumsum(probabilities[order])
+    must, may = [], []
+    for mass in (p * (1 - ROUNDING), p * (1 + ROUNDING)):
+        last = order[min(int(np.searchsorted(masses, mass)), ids.size - 1)]
+        tolerance = 1e-3 * ROUNDING * drops[-1] + 2e-7 * distances[last]
+        near = abs(distances - distances[last]) <= tolerance
+        nearer = (distances < distances[last]) & ~near
+        may.append(nearer | near)
+        must.append(nearer | (sorted_logits[near] == sorted_logits[last]).all() & near)
+    return Kept(ids[must[0] & must[1]], ids[may[0] | may[1]])
 
 
 def xtc(logits: ArrayLike, temperature: float, probability: float, threshold: float) -> Kept:  # noqa: ARG001

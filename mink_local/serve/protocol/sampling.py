@@ -174,6 +174,8 @@ def _sampler(request: SamplingFields, preset: Preset) -> tuple[Sampler, float, l
     turns = _turns(chosen, names)
     cuts = [_cut(kind, chosen[kind], order) for kind, order in turns.items()]
     ignored = [field for kind, given in chosen.items() if kind not in turns for field in given]
+    if request.min_k and MinK not in turns:
+        ignored.append("min_k")
     if isinstance(request.samplers, str) and request.samplers:
         ignored.append("samplers")
     if names and "temperature" not in names and temperature > 0:
