@@ -158,6 +158,18 @@ class TestInABrowser:
         assert texts(page, "#curve tspan")[0] == hot[0]
         assert page.complaints == []
 
+    def test_a_chain_tells_what_each_cut_leaves(self, page: Browser) -> None:
+        chain = "top-k:k=40+xtc:probability=1,threshold=0.001+min-k:tau=1e+16"
+        page.run(f"document.querySelectorAll('[name=method]')[3].value = '{chain}'")
+        ask(page, "Tell me a story.")
+        open_token(page)
+        found = re.match(r"keeps 40 → (\d+) → (\d+), without the first", texts(page, "#curve tspan")[3])
+        assert found
+        assert 40 > int(found[1]) >= int(found[2])
+        rows = texts(page, "#list tr.cut")
+        assert any(row.startswith("top-k+xtc+min-k keeps 40 →") for row in rows)
+        assert page.complaints == []
+
     def test_another_candidate_goes_on_from_there(self, page: Browser) -> None:
         ask(page, "Tell me a story.")
         open_token(page)
