@@ -4,6 +4,8 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
 
@@ -49,6 +51,13 @@ def test_the_page_needs_no_network_and_no_html_from_text() -> None:
     for _, attributes in Tags(HTML).found:
         assert not any(name.startswith("on") or name == "style" for name in attributes)
         assert (attributes.get("src") or attributes.get("href") or "data:,") == "data:,"
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_script_is_javascript() -> None:
+    [script] = re.findall(r"<script>(.*?)</script>", HTML, re.DOTALL)
+    result = subprocess.run(["node", "--check", "-"], input=script, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_every_field_has_a_name_that_a_screen_reader_says() -> None:
