@@ -117,9 +117,9 @@ def ask(page: Browser, text: str, *, max_tokens: int = 40) -> None:
     page.wait(IS_DONE)
 
 
-def open_token(page: Browser) -> None:
-    """Click a token of Min-k's answer that had several candidates, and wait for the pictures."""
-    page.click(MANY)
+def open_token(page: Browser, token: str = MANY) -> None:
+    """Click a token, by default one of Min-k's answer that had several candidates; wait for the pictures."""
+    page.click(token)
     page.wait("!document.querySelector('#pictures').hidden && document.querySelector('#curve .cut')")
 
 
@@ -171,7 +171,7 @@ class TestInABrowser:
         chain = "top-k:k=40+xtc:probability=1,threshold=0.001+min-k:tau=1e+16"
         page.run(f"document.querySelectorAll('[name=method]')[3].value = '{chain}'")
         ask(page, "Tell me a story.")
-        open_token(page)
+        open_token(page, f"{FIRST}.querySelector('.token')")
         found = re.match(r"keeps 40 → (\d+) → (\d+), without the first", texts(page, "#curve tspan")[3])
         assert found
         assert 40 > int(found[1]) >= int(found[2])
