@@ -21,6 +21,7 @@ from mink_local.models.options import (
     model_option,
     parallel_option,
     placement_options,
+    reasoning_budget_option,
     sampler_option,
     seed_option,
     temp_option,
@@ -188,6 +189,7 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
     show_default="the task's",
     help="Maximum length of a response in tokens; a longer one is cut off and counts as wrong.",
 )
+@reasoning_budget_option
 @data_option
 @click.option(
     "--shots",

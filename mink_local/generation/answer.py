@@ -17,7 +17,7 @@ class Piece(str):
 
     Attributes:
         token: Id of the sampled token, or None.
-        k: Number of candidates of the step; 0 without a token.
+        k: Number of candidates of the step; 0 without a token and for one that was forced.
         is_end_token: Whether the token ends the answer and is not part of it.
         logprob: See `SamplingParams.logprobs`; in nats.
         top_logprobs: Pairs of token id and log-probability, most probable first.
@@ -42,7 +42,8 @@ class Answer:
         reasoning_state: Whether the text begins inside reasoning, may begin with it, or has none.
         text: The text so far.
         tokens: Ids of the tokens so far, without the one that ends the answer.
-        k: Number of candidates of the step of each of `tokens`.
+        k: Number of candidates of the step of each of `tokens`; 0 if it was forced, not sampled.
+        reasoning_cut: Whether `SamplingParams.reasoning_budget` ended the reasoning.
         logprobs: Log-probability of each of `tokens` in nats, if requested (`SamplingParams.logprobs`).
         top_logprobs: For each of `tokens` the most probable ones as (token id, log-probability) pairs.
         prompt_logprobs: Log-probability of each token of the prompt, None for the first, if requested
@@ -67,6 +68,7 @@ class Answer:
         self.text = ""
         self.tokens: list[int] = []
         self.k: list[int] = []
+        self.reasoning_cut = False
         self.logprobs: list[float] = []
         self.top_logprobs: list[TopLogprobs] = []
         self.prompt_logprobs: list[float | None] = []

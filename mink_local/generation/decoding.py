@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.generation.answer import Answer, FinishReason, Piece, TopLogprobs
+from mink_local.generation.reasoning_budget import ReasoningBudget
 from mink_local.generation.slots import logprob
 from mink_local.generation.text import TextStream
 from mink_local.llama.constants import RANDOM_SEED
@@ -60,6 +61,11 @@ class Decoding:
             Constrainer(constraints, weights, prompt, buffers) if constraints else None,
             buffers,
         )
+        self._budget: ReasoningBudget | None = None
+        if params.reasoning_budget is not None and params.limits_reasoning:
+            self._budget = ReasoningBudget(
+                params.reasoning_budget, answer.reasoning_state, weights, answer.request.prefix
+            )
         self._logprob: float | None = None
         self._top_logprobs: TopLogprobs = ()
 
@@ -98,18 +104,25 @@ class Decoding:
         if (watch := self.answer.request.watch) is not None:
             watch(logits)
         params = self._params
-        step = len(self.answer.tokens) + 1
-        if params.ignore_eos or step <= params.min_tokens:
-            token = self._sampler(self._without_ends(logits, step <= params.min_tokens), step)
+        token = self._budget.forced if self._budget else None
+        if token is None:
+            token, k = self._sampled(logits), self._sampler.k
         else:
-            token = self._sampler(logits, step)
+            self._sampler.accept(token)
+            k = 0
         if params.logprobs is not None:
             self._logprob = logprob(logits, token)
             self._top_logprobs = _top_logprobs(logits, params.logprobs)
-        return self.append(token, self._sampler.k)
+        return self.append(token, k)
+
+    def _sampled(self, logits: NDArray[np.float32]) -> int:
+        params, step = self._params, len(self.answer.tokens) + 1
+        if params.ignore_eos or step <= params.min_tokens:
+            logits = self._without_ends(logits, step <= params.min_tokens)
+        return self._sampler(logits, step)
 
     def append(self, token: int, k: int) -> Piece:
-        """Append a token that was sampled from k candidates; return the text that is certain now."""
+        """Append a token sampled from k candidates, or forced (k = 0); return the text certain by now."""
         answer = self.answer
         if token in self._stop_tokens or self._weights.ends_generation(token):
             answer.stopped_by = token if token in self._stop_tokens else None
@@ -118,6 +131,9 @@ class Decoding:
             return piece
         answer.tokens.append(token)
         answer.k.append(k)
+        if self._budget is not None:
+            self._budget.add(token)
+            answer.reasoning_cut = self._budget.is_used_up
         if self._logprob is not None:
             answer.logprobs.append(self._logprob)
             answer.top_logprobs.append(self._top_logprobs)

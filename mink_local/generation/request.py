@@ -55,6 +55,9 @@ class SamplingParams:
             most probable tokens of each step as well. They are those of the model itself: at temperature
             1, before constraints and the cut.
         prompt_logprobs: The same for the tokens of the prompt, which is then evaluated from the start.
+        reasoning_budget: Maximum number of tokens of reasoning; None and -1 are no limit, 0 is no reasoning.
+            When they are used up, a closing sentence and the closing mark are forced, at the end of the
+            current sentence or after 32 more tokens. Forced tokens have k = 0. No effect with a grammar.
         constraints: Penalties, logit bias, a grammar: they change the logits before the cut.
 
     Raises:
@@ -72,6 +75,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    reasoning_budget: int | None = None
     constraints: Constraints | None = None
 
     def __new__(cls, **options: object) -> "SamplingParams":
@@ -90,6 +94,7 @@ class SamplingParams:
         check_range("seed", self.seed, 0, MAX_SEED)
         check_range("logprobs", self.logprobs, 0)
         check_range("prompt_logprobs", self.prompt_logprobs, 0)
+        check_range("reasoning_budget", self.reasoning_budget, -1)
 
     @property
     def effective_sampler(self) -> Sampler:
@@ -103,14 +108,20 @@ class SamplingParams:
         return constraints is not None and (constraints.grammar or constraints.json_schema) is not None
 
     @property
+    def limits_reasoning(self) -> bool:
+        """True if reasoning is to end at a budget, and no grammar decides where it ends."""
+        return self.reasoning_budget not in (None, -1) and not self.has_grammar
+
+    @property
     def needs_logits(self) -> bool:
-        """True if these parameters read or change the logits."""
+        """True if these parameters read or change the logits, or force tokens."""
         return bool(
             self.constraints
             or self.logprobs is not None
             or self.prompt_logprobs is not None
             or self.ignore_eos
             or self.min_tokens
+            or self.limits_reasoning
         )
 
 
@@ -141,6 +152,7 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     prompt_logprobs: int | None
+    reasoning_budget: int | None
     constraints: Constraints | None
 
 

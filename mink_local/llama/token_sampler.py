@@ -78,9 +78,13 @@ class TokenSampler:
         token = int(self._records["id"][array.selected])
         if self._learns:
             C.llama_sampler_accept(self._chain, token)
+        self.accept(token)
+        return token
+
+    def accept(self, token: int) -> None:
+        """Have the constraints take a token into account; one that was forced, not sampled."""
         if self._constrainer is not None:
             self._constrainer.accept(token)
-        return token
 
 
 def broken(error: int, step: int) -> str:

@@ -195,6 +195,13 @@ max_tokens_option = SharedOption(
     show_default="until the context is full",
     help="Maximum length of an answer in tokens.",
 )
+reasoning_budget_option = SharedOption(
+    "--reasoning-budget",
+    type=WholeNumber(min=-1),
+    metavar="N",
+    show_default="no limit",
+    help="Maximum length of the reasoning in tokens, then its end is forced; 0: none; -1: no limit.",
+)
 
 
 def placement_options(command: Command) -> Command:

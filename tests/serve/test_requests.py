@@ -510,6 +510,8 @@ def test_the_end_of_an_answer_is_the_clients() -> None:
     params = accepted(stop=["a", ""], stop_token_ids=[3], ignore_eos=True, min_tokens=2)
     assert (params.stop, params.stop_token_ids) == (("a",), [3])
     assert (params.ignore_eos, params.min_tokens) == (True, 2)
+    budgets = [accepted(**{name: 7}) for name in ("reasoning_budget", "thinking_budget_tokens")]
+    assert [params.reasoning_budget for params in budgets] == [7, 7]
 
 
 def constraints(**fields: Any) -> Constraints | None:

@@ -147,7 +147,8 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
             cells,
             lambda row: Cell(
                 f"{row.mean_tokens:.1f}" if is_open else percent(row.no_answer),
-                f"cut off {percent(row.truncated)}",
+                f"cut off {percent(row.truncated)}"
+                + (f", thoughts {percent(row.thoughts_cut)}" if row.thoughts_cut else ""),
             ),
         ),
         _grid(f"{of} mean tokens; tokens per correct answer", _flexible(cells), _costs),

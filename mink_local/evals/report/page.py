@@ -163,7 +163,7 @@ def pack(run: RecordedRun, against: Baseline | None) -> bytes:
                 *_packed(r.flexible),
                 r.finish_reason,
                 r.n_tokens,
-                len(r.k),
+                len(r.k) - r.k.count(0),
                 r.k.count(1),
                 max(r.k, default=0),
             ]

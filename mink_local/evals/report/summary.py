@@ -31,7 +31,7 @@ WORDS = 50  # of a text that count for its diversity, from its beginning
 SUBSETS = 500  # of the responses to a question whose majority is counted
 
 _NUMBERS = [
-    *("questions", "responses", "complete", "truncated", "overflowed", "mean_tokens"),
+    *("questions", "responses", "complete", "truncated", "thoughts_cut", "overflowed", "mean_tokens"),
     *("k_is_1", "k_95", "k_99", "k_max", "self_bleu", "distinct"),
 ]
 _ACCURACY = ["scoring", "accuracy", "spread", "no_answer", "tokens_per_correct"]
@@ -202,6 +202,7 @@ def _cells(responses: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
                     "responses": len(cell),
                     "complete": len(cell) == n_wanted,
                     "truncated": (cell["finish_reason"] == "length").mean(),
+                    "thoughts_cut": cell["thoughts_cut"].mean(),
                     "overflowed": (cell["finish_reason"] == "overflow").mean(),
                     "mean_tokens": cell["n_tokens"].mean(),
                     **_cutoffs(cell),
@@ -229,6 +230,7 @@ def _accuracy(cell: pd.DataFrame) -> dict[str, Any]:
 
 def _cutoffs(cell: pd.DataFrame) -> dict[str, Any]:
     sizes = np.concatenate([np.asarray(k, np.int64) for k in cell["k"]])
+    sizes = sizes[sizes > 0]  # of tokens that were sampled, not forced
     if not len(sizes):
         return {}
     k_95, k_99, k_max = np.quantile(sizes, (0.95, 0.99, 1), method="inverted_cdf")

@@ -48,6 +48,7 @@ class Run(Measurement[Response]):
         data: Files with questions, by task, that replace a task's own.
         shots_from: Files to take the examples from, by task; see `ask`, also for the options of tasks.
         max_tokens: Of a response; None is the task's own limit.
+        reasoning_budget: Most tokens of reasoning; None for no limit.
         ctx: Most tokens of a prompt and its response; None is what a model was trained on.
         greedy: Greedy is run in any case.
         start: Returns what answers, a `Worker` or a `Cluster`, from the arguments of `Worker`.
@@ -72,6 +73,7 @@ class Run(Measurement[Response]):
         limit: int | None = None,
         seed: int = 0,
         max_tokens: int | None = None,
+        reasoning_budget: int | None = None,
         ctx: int | None = None,
         greedy: bool = True,
         start: Callable[..., Worker | Cluster] = Worker,
@@ -90,6 +92,7 @@ class Run(Measurement[Response]):
                 stop=list(stop),
                 limit=limit,
                 max_tokens=max_tokens,
+                reasoning_budget=reasoning_budget,
             )
             for task in tasks
         }
@@ -243,6 +246,8 @@ def _task_settings(asked: AskedTask, file: Path) -> dict[str, Any]:
         "shots": len(asked.shots),
         "shots_sha256": hashlib.sha256(shots).hexdigest() if asked.shots else None,
     }
+    if asked.reasoning_budget is not None:
+        kept["reasoning_budget"] = asked.reasoning_budget
     if isinstance(asked.task, OwnTask):
         kept["rule"] = asked.task.rule
     return kept

@@ -26,6 +26,7 @@ class AskedTask:
         max_tokens: Longest response, in tokens.
         shots: Examples before every question: a prompt and the answer to it each.
         stop: Strings that end a response and are not part of it.
+        reasoning_budget: Most tokens of reasoning; None for no limit.
     """
 
     task: Task
@@ -33,6 +34,7 @@ class AskedTask:
     max_tokens: int
     shots: tuple[tuple[str, str], ...] = ()
     stop: Sequence[str] = ()
+    reasoning_budget: int | None = None
 
     def messages(self, question: Question) -> list[dict[str, str]]:
         """Return the conversation that ends with a question; the examples are its earlier turns."""
@@ -54,6 +56,7 @@ def ask(
     stop: Sequence[str] = (),
     limit: int | None = None,
     max_tokens: int | None = None,
+    reasoning_budget: int | None = None,
 ) -> AskedTask:
     """Return the questions of a file, as a run puts them.
 
@@ -64,6 +67,7 @@ def ask(
         stop: Strings that end a response.
         limit: Most questions.
         max_tokens: Of a response; None is the task's own limit.
+        reasoning_budget: Most tokens of reasoning; None for no limit.
 
     Raises:
         DataError: The file is not in the task's format, or has no worked answers for `shots`.
@@ -89,6 +93,7 @@ def ask(
         max_tokens or task.max_tokens,
         tuple((example.prompt, example.worked) for example in examples),
         stop,
+        reasoning_budget,
     )
 
 

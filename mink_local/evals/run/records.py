@@ -48,7 +48,8 @@ class Response:
         repeat: From 0.
         n_tokens: Of the response, without the token that ends it.
         finish_reason: "stop", "length" (truncated) or "overflow" (the prompt did not fit the context).
-        k: The number of candidates at every step.
+        k: The number of candidates at every step; 0 where a token was forced.
+        thoughts_cut: Whether the reasoning was ended by its budget.
         prompt_sha256: Of the user's message, as UTF-8.
         seconds: From the moment the request got a slot to its end.
     """
@@ -70,6 +71,7 @@ class Response:
     prompt_sha256: str = ""
     prompt_tokens: Count = 0
     seconds: Amount = 0.0
+    thoughts_cut: bool = False
 
     def __post_init__(self) -> None:
         if (self.strict is None) != (self.flexible is None):

@@ -180,6 +180,7 @@ class Worker:
             max_tokens=asked.max_tokens,
             seed=seed_of(self._seed, key.task, key.question_id, key.repeat),
             stop=asked.stop,
+            reasoning_budget=asked.reasoning_budget,
         )
         return Request(asked.messages(asked.questions[key.question_id]), params)
 
@@ -198,6 +199,7 @@ class Worker:
             n_tokens=answer.n_tokens,
             finish_reason=finish_reason,
             k=[int(k) for k in answer.k],
+            thoughts_cut=answer.reasoning_cut,
             seconds=round(answer.seconds, 3),
             strict=strict,
             flexible=flexible,

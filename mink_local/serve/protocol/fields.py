@@ -265,6 +265,9 @@ class SamplingFields(Fields, frozen=True):
         max_completion_tokens: The same as `max_tokens`, and wins over it.
         n_predict: The same as `max_tokens`.
         min_tokens: Minimum length of the answer in tokens.
+        reasoning_budget: Maximum length of the reasoning in tokens, then its end is forced; 0: no reasoning;
+            -1: no limit. No effect with a grammar or a JSON schema.
+        thinking_budget_tokens: The same as `reasoning_budget`.
         return_tokens: Whether choices have `tokens`.
         temperature: Applied to the candidates that the sampler keeps; 0 is greedy. There is no upper bound.
         sampler: A sampler such as `min-k:tau=3`; it wins over the samplers' own fields.
@@ -298,6 +301,8 @@ class SamplingFields(Fields, frozen=True):
     max_completion_tokens: CountOrRest | None = None
     n_predict: CountOrRest | None = None
     min_tokens: Count | None = None
+    reasoning_budget: CountOrRest | None = None
+    thinking_budget_tokens: CountOrRest | None = None
     return_tokens: bool | None = None
 
     temperature: Annotated[float, Meta(ge=0)] | None = None
@@ -407,6 +412,11 @@ class SamplingFields(Fields, frozen=True):
         given = (self.max_completion_tokens, self.max_tokens, self.n_predict)
         limit = next((value for value in given if value is not None), -1)
         return None if limit == -1 else limit
+
+    @property
+    def reasoning_limit(self) -> int | None:
+        """Maximum length of the reasoning in tokens; None or -1 for no limit."""
+        return self.thinking_budget_tokens if self.reasoning_budget is None else self.reasoning_budget
 
 
 class ChatRequest(SamplingFields, frozen=True, kw_only=True):

@@ -145,6 +145,7 @@ def sampling_params(
             ignore_eos=bool(request.ignore_eos),
             logprobs=request.logprobs_count,
             prompt_logprobs=request.logprobs_count if is_echo else None,
+            reasoning_budget=request.reasoning_limit,
             constraints=_constraints(request, model),
         )
     except ValueError as error:

@@ -118,6 +118,20 @@ def test_the_report_reads_the_run(tmp_path: Path, here: list[object], mink_eval:
     assert "All 36 responses" in mink_eval.run(*command).stdout  # the report's files do no harm
 
 
+def test_thoughts_end_at_their_budget(tmp_path: Path, tiny: Callable[..., Path], mink_eval: MinkEval) -> None:
+    """What was cut is recorded and reported apart from responses that are too long."""
+    thinker = tiny(template="{% for m in messages %}{{ m.content }}{% endfor %}<think>")
+    data = tmp_path / "gsm8k.jsonl"
+    data.write_text(json.dumps({"question": "1 + 1?", "answer": "#### 2"}) + "\n")
+    command = ["--model", thinker, "--data", data, "-n", 8, "-o", tmp_path / "run", "--no-greedy"]
+    mink_eval.run(*command, "--reasoning-budget", 0)
+    [record] = read_responses(tmp_path / "run")
+    assert (record.thoughts_cut, record.k[0], record.response[:8]) == (True, 0, "</think>")
+    assert mink_eval("report", tmp_path / "run").status == 0
+    assert "thoughts 100" in (tmp_path / "run" / "report" / "report.md").read_text(encoding="utf-8")
+    assert "reasoning_budget" in mink_eval("run", "gsm8k", *command, "--reasoning-budget", 5).stderr
+
+
 def test_a_prompt_that_does_not_fit_is_recorded_and_the_run_continues(
     tmp_path: Path, tiny_path: Path, mink_eval: MinkEval
 ) -> None:
