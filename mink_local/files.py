@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +32,20 @@ def write_atomic(path: Path, data: str | bytes) -> None:
         OSError: The file cannot be written; it is unchanged, and nothing is left behind.
     """
     path = Path(os.path.realpath(path))
+    with replaced(path) as unfinished, unfinished.open("xb") as stream:
+        if path.exists():
+            unfinished.chmod(path.stat().st_mode & 0o777)
+        stream.write(data.encode() if isinstance(data, str) else data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield the path of a new file, which replaces `path` at the end of the block unless that fails."""
     unfinished = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with unfinished.open("xb") as stream:
-            if path.exists():
-                unfinished.chmod(path.stat().st_mode & 0o777)
-            stream.write(data.encode() if isinstance(data, str) else data)
-            stream.flush()
-            os.fsync(stream.fileno())
+        yield unfinished
         unfinished.replace(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)

@@ -9,12 +9,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import ContextOverflowError, GenerationError, ModelError
+from mink_local.files import replaced
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.engine import Engine
 from mink_local.generation.request import (
@@ -375,6 +377,50 @@ class Model:
         with self._exclusive():
             self._begin(None)
             self.engine.forget()
+
+    @property
+    def n_cached(self) -> int:
+        """Number of tokens in the KV cache of the last prompt and its answer."""
+        return max(len(slot.tokens) for slot in self.engine.slots)
+
+    def save_cache(self, path: Path, most_bytes: int) -> bool:
+        """Write the KV cache of the last prompt and its answer to a file, for `load_cache`.
+
+        Args:
+            path: The file, which is replaced whole.
+            most_bytes: Nothing is written if the file would be larger.
+
+        Returns:
+            Whether it was written.
+
+        Raises:
+            OSError: The file cannot be written; it is as before.
+        """
+        with self._exclusive():
+            self._begin(None)
+            slot = max(self.engine.slots, key=lambda slot: len(slot.tokens))
+            context = self.engine.context
+            if not slot.tokens or context.state_size(slot.seq_id) > most_bytes:
+                return False
+            with replaced(path) as unfinished:
+                context.save(unfinished, slot.tokens, slot.seq_id)
+            return True
+
+    def load_cache(self, path: Path) -> int:
+        """Fill the KV cache from a file that `save_cache` wrote: a prompt that begins with the same tokens
+        continues from there.
+
+        A file that is missing or damaged, or of another model file, `kv_type` or build of llama.cpp, is
+        ignored.
+
+        Returns:
+            Number of tokens in the cache.
+        """
+        with self._exclusive():
+            self._begin(None)
+            slot = self.engine.slots[0]
+            slot.load(path)
+            return len(slot.tokens)
 
     def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = 1, n_outputs: int = 0) -> None:
         """Reallocate the KV caches, which empties them.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -75,6 +76,10 @@ class Slot(Generic[Job]):
         self._context.clear(self.seq_id)
         self._context.copy(other.seq_id, self.seq_id)
         self.tokens = other.tokens.copy()
+
+    def load(self, path: Path) -> None:
+        """Fill the cache from a file; see `Context.load`."""
+        self.tokens = self._context.load(path, self.seq_id)
 
     def take_over(self, other: "Slot[Job]") -> None:
         """Continue another slot's job; the other slot is free then."""

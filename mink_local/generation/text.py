@@ -3,9 +3,10 @@
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from mink_local.llama.weights import Weights
+if TYPE_CHECKING:
+    from mink_local.llama.weights import Weights
 
 THINK, THINK_END = "<think>", "</think>"
 
@@ -62,7 +63,7 @@ def visible(data: bytes) -> str:
     return data.decode(errors="mink-local-hex")
 
 
-def token_name(weights: Weights, token: int) -> str:
+def token_name(weights: "Weights", token: int) -> str:
     """Return the `visible` text of a token, or the vocabulary's name for one without text."""
     return visible(weights.piece(token)) or weights.token_text(token)
 

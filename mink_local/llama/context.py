@@ -1,9 +1,13 @@
 """Contexts: the KV caches over a model's weights, and the batches that llama.cpp evaluates in them."""
 
 import ctypes
+import hashlib
+import mmap
 import os
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +21,7 @@ from mink_local.llama.weights import Weights
 
 # A C function that reads a flag, as bool (*)(void *): the length of a string of at most one character.
 _FLAG_IS_SET = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.pythonapi).strlen
+_SEAL = 32  # bytes of the checksum at the end of a saved sequence
 
 
 class Segment(NamedTuple):
@@ -91,6 +96,9 @@ class Context:
         self.n_batch: int = C.llama_n_batch(self.handle)  # maximum size of a batch
         self.n_seq, self.n_threads, self.n_outputs = n_seq, n_threads, params.n_outputs_max
         self.kv_type, self.n_vocab, self._verbose = kv_type, weights.n_vocab, weights.verbose
+        file = weights.path.stat()
+        fits = f"{weights.path.resolve()} {file.st_size} {file.st_mtime_ns} {kv_type} {C.llama_version()!r}"
+        self._fits = hashlib.blake2b(fits.encode(errors="replace"), digest_size=_SEAL).digest()
         self.n_evaluated = 0  # tokens so far
         self._chains: dict[int, Any] = {}
         self._rows: dict[int, NDArray[np.float32]] = {}  # views of llama.cpp's logits by address
@@ -196,6 +204,60 @@ class Context:
     def clear(self, seq_id: int = 0) -> None:
         """Remove a whole sequence, which every model can."""
         C.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
+
+    def state_size(self, seq_id: int = 0) -> int:
+        """Return the size of a sequence's keys and values in bytes."""
+        return int(C.llama_state_seq_get_size(self.handle, seq_id))
+
+    def save(self, path: Path, tokens: Sequence[int], seq_id: int = 0) -> None:
+        """Write the keys and values of a sequence, whose token ids are `tokens`, to a file.
+
+        Raises:
+            OSError: The file cannot be written; a part of it may be.
+        """
+        ids = (C.llama_token * len(tokens))(*tokens)
+        with logged(self._verbose):
+            written = C.llama_state_seq_save_file(self.handle, os.fsencode(path), seq_id, ids, len(ids))
+        if not written:
+            raise OSError(f"llama.cpp cannot write {path}: {reason()}")
+        with path.open("r+b") as file:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                seal = self._seal(data)
+            file.seek(0, os.SEEK_END)
+            file.write(seal)
+
+    def load(self, path: Path, seq_id: int = 0) -> list[int]:
+        """Replace a sequence by one that `save` wrote; return its token ids.
+
+        They are none, and the sequence is empty, if the file is missing or damaged, too long for this
+        context, or of another model file, KV cache type or build of llama.cpp.
+        """
+        ids, count, read = (C.llama_token * self.n_ctx)(), ctypes.c_size_t(), 0
+        if self._is_sealed(path):  # llama.cpp aborts the process on a damaged file
+            with logged(self._verbose):
+                read = C.llama_state_seq_load_file(
+                    self.handle, os.fsencode(path), seq_id, ids, len(ids), ctypes.byref(count)
+                )
+        if read:
+            return list(ids[: count.value])
+        self.clear(seq_id)
+        return []
+
+    def _is_sealed(self, path: Path) -> bool:
+        """Return whether a file is as `save` wrote it for this model, KV cache type and build."""
+        with (
+            suppress(OSError, ValueError),  # ValueError: it is empty
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            memoryview(data) as view,
+            view[:-_SEAL] as content,
+        ):
+            return self._seal(content) == view[-_SEAL:]
+        return False
+
+    def _seal(self, data: Any) -> bytes:
+        """Return a checksum of keys and values that depends on what they fit."""
+        return hashlib.blake2b(data, digest_size=_SEAL, key=self._fits).digest()
 
 
 class _TokenBatch:
