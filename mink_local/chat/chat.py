@@ -1,49 +1,11 @@
 """The state of a running chat: what commands and the loop work on."""
 
-import os
-from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
-
+from mink_local.chat.attachments import Attachment, with_files
 from mink_local.chat.conversation.session import AnswerStream, ConversationChangedError, Session
-from mink_local.chat.settings import file_text
 from mink_local.chat.terminal.input import InputLine
 from mink_local.chat.terminal.progress import note_end, show_answer, status
 from mink_local.chat.terminal.screen import Screen, counted
-from mink_local.generation.model import Model
 from mink_local.interrupts import on_interrupt
-
-
-class Attachment(NamedTuple):
-    """A file that is sent with the next message."""
-
-    name: str
-    tokens: int
-    text: str
-
-    @classmethod
-    def read(cls, model: Model, path: Path) -> "Attachment":
-        """Return a text file with its name above it, in a fence.
-
-        Raises:
-            ValueError: The context cannot hold it.
-            click.BadParameter: It cannot be read, or is not UTF-8 text.
-        """
-        text = file_text(os.path.abspath(path))
-        tokens = len(model.tokenize(text))
-        if tokens >= model.n_ctx:
-            raise ValueError(
-                f"{path} has {tokens} tokens, and the context holds {model.n_ctx}: use a shorter file"
-            )
-        fence = "```"
-        while fence in text:
-            fence += "`"
-        return cls(path.name, tokens, f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}")
-
-
-def with_files(files: Sequence[Attachment], text: str) -> str:
-    """Return a message that begins with files."""
-    return "\n\n".join([*(file.text for file in files), text])
 
 
 class Chat:
@@ -86,7 +48,7 @@ class Chat:
     def ask(self, text: str, replaces: bool = False) -> None:
         """Send a message with the attached files, or have it replace the last one; show the answer."""
         try:
-            answer = self.session.ask(with_files(self.attached, text), replaces)
+            answer = self.session.ask(with_files((file.text for file in self.attached), text), replaces)
         except ConversationChangedError:
             self.prefill, self.replaces = text, replaces  # so that Enter sends it again
             raise
@@ -99,17 +61,21 @@ class Chat:
             turns = counted(answer.dropped, "oldest turn")
             self.note(f"(the conversation outgrew the context: {turns} left out)")
         settings, n_ctx = self.session.settings, self.session.model.n_ctx
+        conversation = self.session.conversation
         try:
             with on_interrupt(answer.reply.interrupt):
                 if self.is_stopped:
                     answer.reply.interrupt()
-                show_answer(self.screen, answer, settings["heat"])
+                show_answer(self.screen, answer)
         finally:
             hotter = max(2.0, 2 * answer.message.parts[-1].temperature)
             against_loops = f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"
-            note_end(self.screen, answer, settings["max_tokens"], n_ctx, against_loops)
+            note_end(self.screen, answer, settings["max_tokens"], against_loops)
             if answer.reply.n_tokens and settings["status"]:
                 self.note(status(answer.message, n_ctx, answer.reply.n_tokens))
             self.screen.show("")
+        if conversation not in (None, self.session.conversation):
+            kept = self.session.conversation
+            self.note(f"(this conversation was deleted in another window: it is kept as number {kept})")
         if answer.message.id and len(answers := self.session.alternatives()) > 1:
             self.note(f"(answer {len(answers)} to this message: /pick goes back to another)")

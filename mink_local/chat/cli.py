@@ -1,6 +1,7 @@
 """`mink-chat`: a conversation with a GGUF model in the terminal, or one answer to one prompt."""
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ log = logging.getLogger("mink_local")
 
 EPILOG = """\b
 Examples:
-  mink-chat --temp 5
+  mink-chat --creative
   mink-chat "What is a haiku?"
   mink-chat --prompt "Write a haiku about rain." --temp 2 --seed 7
   mink-chat --model ~/models/Qwen3-4B-Q4_K_M.gguf --ctx 8192
@@ -32,6 +33,18 @@ Settings: every option of the first four groups is also an environment variable
   {config}
 The command line overrides the environment, the environment overrides the file.
 While chatting, /set changes a setting and /show says where each value comes from.
+The table [prompts] of the file names system prompts for --prompt-name:
+  [prompts]
+  editor = "Correct spelling and grammar. Keep everything else."
+
+\b
+Warm answers: if MINK_URL names a running mink-serve, such as http://127.0.0.1:8080, it
+answers prompts (not conversations), so that no model is loaded. It is sent the key in
+MINK_API_KEY.
+
+\b
+What this program does not do: images, tools and MCP, retrieval. llm, oterm and
+Open WebUI do, with mink-serve as their server (see docs/clients.md).
 
 \b
 Completion: add one line to the start-up file of your shell.
@@ -87,8 +100,8 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     "-p",
     type=command_line_text,
     metavar="TEXT",
-    help="Answer TEXT, print only the answer, and exit; so does PROMPT. Standard input, if it is not a "
-    "terminal, goes before TEXT; - reads it from a terminal, too.",
+    help="Print the answer to TEXT and exit; the same as PROMPT. Piped input goes before TEXT; - also reads "
+    "it from a terminal.",
 )
 @click.option(
     "--file",
@@ -96,7 +109,12 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     multiple=True,
     metavar="FILE",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Begin the prompt, or the first message of a chat, with a text file; repeatable.",
+    help="Put a text file before the prompt, or before the first message of a chat; repeatable.",
+)
+@click.option(
+    "--creative",
+    is_flag=True,
+    help="Prose that varies: --floor 1.4 --temp 5, unless these are given; see /help advice.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the answer to a prompt as a JSON object.")
 @click.option("--continue", "-c", "continued", is_flag=True, help="Continue the last conversation.")
@@ -111,7 +129,7 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     "--list",
     "listed",
     is_flag=True,
-    help="List the last 20 conversations, or those with PROMPT, and exit; all if the output is no terminal.",
+    help="List the last 20 conversations, or those that contain PROMPT, and exit; all of them into a pipe.",
 )
 @click.option(
     "--export",
@@ -132,7 +150,7 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
 @click.option(
     "--verbose",
     is_flag=True,
-    help="Show the log of llama.cpp while the model loads, and with a prompt which model that is.",
+    help="Show llama.cpp's log while the model loads; with a prompt, also which model answers.",
 )
 @click.version_option(__version__, prog_name=PROGRAM)
 @click.pass_context
@@ -181,6 +199,12 @@ def cli(
             raise click.UsageError("the prompt is empty.")
         if as_json and prompt is None:
             raise click.UsageError("--json needs a prompt.")
+        url = os.environ.get("MINK_URL")
+        if url and prompt is not None and not continued and resume is None:
+            from mink_local.chat import remote
+
+            remote.answer(ctx, url, prompt, files, as_json)
+            return
         from mink_local.chat.startup import Startup
 
         startup = Startup(ctx, "" if continued else resume, is_chat=prompt is None, files=files)

@@ -16,11 +16,12 @@ import click
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
-from mink_local.chat.chat import Attachment, Chat
+from mink_local.chat.attachments import Attachment
+from mink_local.chat.chat import Chat
 from mink_local.chat.commands import answers, compare, completion, conversations, explain, settings
 from mink_local.chat.commands.completion import Completions
 from mink_local.chat.conversation.session import Session
-from mink_local.chat.terminal.input import PlainLine, QuietTerminal, read_message
+from mink_local.chat.terminal.input import NOT_KEPT, PROMPT, PlainLine, QuietTerminal, read_message
 from mink_local.chat.terminal.screen import Screen
 from mink_local.cli import did_you_mean
 from mink_local.errors import MinkError
@@ -95,17 +96,18 @@ _GROUPS = {
         _setting("temp [T]", "Set the temperature"),
         _setting("sampler [NAME[:OPTION=…]]", "Set the sampler"),
         Command("system [TEXT]", "Set the system prompt", settings.system),
+        Command("creative", "More varied prose", settings.creative),
         Command("set SETTING VALUE", "Change any setting", settings.set_, completion.settings),
         Command("show [SETTING]", "Show the settings", settings.show, completion.settings),
         _setting("model [NAME|PATH]", "Continue with another model"),
     ),
     "Answers": (
         Command("regen [T] [SEED]", "Answer again", answers.regen),
-        Command("pick [N]", "Take another answer", answers.pick, completion.answers),
+        Command("pick [N]", "Switch to another answer", answers.pick, completion.answers),
         Command("undo", "Take back the last message", answers.undo),
         Command("redo", "Bring it back", answers.redo),
         Command("edit", "Change the last message", answers.edit),
-        Command("continue", "Complete a cut answer", answers.continue_),
+        Command("continue", "Continue a cut-off answer", answers.continue_),
         Command("copy", "Copy the last answer", answers.copy),
         Command("think [on|off|show|line]", "Show or switch reasoning", answers.think, completion.thinking),
     ),
@@ -192,11 +194,16 @@ def chat(
 
 def run(chat: Chat) -> None:
     """Answer messages until the end of the input or /exit."""
+    noted = ""
     with on_interrupt(chat.stop):
         while not chat.leaving:
             default, replaces = chat.prefill, chat.replaces
             chat.prefill, chat.replaces = "", False
-            text = read_message(chat.line, chat.screen, default)
+            if (problem := chat.session.flush()) != noted:
+                noted = problem
+                chat.note(f"(not kept so far: {problem})" if problem else "(everything is kept again)")
+            prompt = NOT_KEPT if problem else PROMPT
+            text = read_message(chat.line, chat.screen, default, prompt)
             if text is None:
                 return
             chat.is_stopped = False

@@ -26,6 +26,7 @@ from mink_local.models.options import (
     kv_type_option,
     max_tokens_option,
     model_option,
+    reasoning_budget_option,
     rpc_option,
     sampler_option,
     seed_option,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 COMMAND_LINE, DEFAULT, SET_HERE = "command line", "default", "set in this chat"  # three sources of values
 MIN_K = ("tau", "floor")  # the settings that are options of Min-k
+CREATIVE = {"temp": 5.0, "floor": 1.4}  # see `ADVICE`: prose, hot
 CONSTRAINTS = "Penalties and limits"  # the group of settings that `Constraints` are made from
 
 
@@ -125,6 +127,26 @@ def _complete_file(_: click.Context, __: click.Parameter, incomplete: str) -> li
     return [CompletionItem(incomplete, type="file")]
 
 
+def named_prompts(ctx: click.Context) -> Mapping[str, str]:
+    """Return the system prompts of the configuration file, by name."""
+    prompts: Mapping[str, str] = ctx.find_root().meta.get("prompts", {})
+    return prompts
+
+
+def _check_prompt_name(ctx: click.Context, _: click.Parameter, name: str | None) -> str | None:
+    """Return the name of a system prompt, or raise click.BadParameter."""
+    prompts = named_prompts(ctx)
+    if name is not None and name not in prompts:
+        hint = did_you_mean(name, prompts) or ": there are " + (", ".join(prompts) or "none")
+        raise click.BadParameter(f"{ctx.meta['config']} has no {name!r} in [prompts]{hint}.")
+    return name
+
+
+def _complete_prompt_name(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    prompts = named_prompts(ctx)
+    return [CompletionItem(name, help=text) for name, text in prompts.items() if name.startswith(incomplete)]
+
+
 _sampling = partial(Setting, group="Sampling")
 _constraint = partial(Setting, group=CONSTRAINTS)
 _model = partial(Setting, group="Model", reloads=True)
@@ -154,11 +176,19 @@ SETTINGS: tuple[Setting, ...] = (
     _sampling("--loop-guard/--no-loop-guard", default=True, help="Stop an answer that repeats itself."),
     _sampling("--system", type=command_line_text, metavar="TEXT", help="System prompt."),
     _sampling(
+        "--prompt-name",
+        metavar="NAME",
+        callback=_check_prompt_name,
+        shell_complete=_complete_prompt_name,
+        help="Use the system prompt of this name from the table [prompts] of the configuration file.",
+    ),
+    _sampling(
         "--think/--no-think",
         default=None,
         show_default="the model's",
-        help="Have the model reason before it answers, or not, if its chat template has a switch for that.",
+        help="Turn reasoning on or off, if the chat template has a switch for it.",
     ),
+    reasoning_budget_option.build(_sampling),
     _constraint(
         "--repeat-penalty",
         type=FiniteFloat(min=0, min_open=True),
@@ -232,18 +262,19 @@ SETTINGS: tuple[Setting, ...] = (
         "--thoughts",
         type=click.Choice(["show", "line"]),
         default="show",
-        help="Show the model's reasoning, or one line that says how long it is.",
-    ),
-    _screen(
-        "--heat/--no-heat",
-        default=False,
-        help="Colour the tokens of answers by how many candidates each had; without Markdown.",
+        help="Show the reasoning, or one line with its length.",
     ),
     _screen("--status/--no-status", default=True, help="Print figures after every answer."),
     _screen("--store/--no-store", fixed=True, default=True, help="Keep conversations on disk."),
+    _screen(
+        "--cache/--no-cache",
+        default=True,
+        help="Keep the KV caches of conversations on disk, 2 GB at most, so that long ones continue at once.",
+    ),
 )
 BY_KEY = {setting.key: setting for setting in SETTINGS}
-_OTHER_VARIABLES = ("MINK_CONFIG", "MINK_API_KEY")
+_TABLES = ("chat", "prompts")  # of the TOML file
+_OTHER_VARIABLES = ("MINK_CONFIG", "MINK_URL", "MINK_API_KEY")
 
 
 def config_path() -> Path:
@@ -255,12 +286,14 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Pa
     """Make the table [chat] of the TOML file click's defaults; the callback of --config."""
     file = ctx.meta["config"] = path or config_path()
     if path or file.exists():
-        ctx.default_map = dict(_texts(file))
+        tables = _tables(file)
+        ctx.default_map = dict(_texts(file, tables.get("chat", {})))
+        ctx.meta["prompts"] = {name: str(text) for name, text in tables.get("prompts", {}).items()}
     return path
 
 
-def _texts(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a file as they would be typed, so that click parses and checks them."""
+def _tables(path: Path) -> dict[str, dict[str, Any]]:
+    """Return the tables of a file. Raises click.UsageError for a key or a table that is out of place."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -268,7 +301,14 @@ def _texts(path: Path) -> Iterator[tuple[str, Any]]:
     for name, table in tables.items():
         if not isinstance(table, dict):
             raise click.UsageError(f"{path}: {name!r} must be below the line [chat].")
-    table = tables.get("chat", {})
+        if name not in _TABLES:
+            hint = did_you_mean(name, _TABLES) or f": the tables are {', '.join(_TABLES)}."
+            raise click.UsageError(f"{path}: there is no table [{name}]{hint}")
+    return tables
+
+
+def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield settings as they would be typed, so that click parses and checks them."""
     for key, value in table.items():
         setting = BY_KEY.get(key.replace("_", "-"))
         if setting is None:
@@ -297,6 +337,17 @@ class Settings:
         self.sources = {setting.name: setting.source(ctx) for setting in SETTINGS}
         self._values = {setting.name: ctx.params[setting.name] for setting in SETTINGS}
         self.context = ctx
+        if ctx.params.get("creative"):
+            for name, value in CREATIVE.items():
+                if not self.given(name):
+                    self.put(name, value, "--creative")
+        if not self.given("system"):
+            self._take_named_prompt()
+
+    def _take_named_prompt(self) -> None:
+        """Set the system prompt to the one that `prompt_name` names, if it names one."""
+        if (name := self["prompt_name"]) is not None:
+            self.put("system", named_prompts(self.context)[name], f"prompt {name}")
 
     def __getitem__(self, name: str) -> Any:
         return self._values[name]
@@ -328,6 +379,8 @@ class Settings:
             for option in MIN_K if name == "sampler" else ():
                 if f"{option}=" in text:  # which the one that was set before must not replace
                     other.put(option, None, SET_HERE)
+        if name == "prompt_name":
+            other._take_named_prompt()
         other.check(is_new=lambda option: option == name)
         return other
 
@@ -362,6 +415,7 @@ class Settings:
             temperature=self["temp"],
             max_tokens=self["max_tokens"],
             seed=self["seed"],
+            reasoning_budget=self["reasoning_budget"],
             constraints=self.constraints,
         )
 

@@ -6,12 +6,13 @@ Most modules are imported after the model has been loaded, which goes on beside 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage, default_path
-from mink_local.chat.settings import COMMAND_LINE, DEFAULT, Settings
+from mink_local.chat.attachments import Attachment, with_files
+from mink_local.chat.conversation.store import Conversation, ConversationStore, default_path
+from mink_local.chat.settings import DEFAULT, Settings
 from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.chat.terminal.screen import Screen
 from mink_local.cli import INTERRUPTED
@@ -27,7 +28,6 @@ _TOY = (
 )
 
 if TYPE_CHECKING:
-    from mink_local.chat.chat import Attachment
     from mink_local.chat.conversation.session import Session
 
 
@@ -42,7 +42,7 @@ class Startup:
 
     Raises:
         click.UsageError: Settings do not suit each other.
-        MinkError: There is no such conversation, or the file of the conversations cannot be opened.
+        MinkError: There is no such conversation, or the file of the conversations cannot be read.
     """
 
     def __init__(
@@ -60,15 +60,7 @@ class Startup:
             if not settings.given("model"):
                 settings.put("model", self._conversation.model, "the conversation")
         else:
-            self._store = self._new_store(is_chat and settings["store"])
-
-    def _new_store(self, is_kept: bool) -> ConversationStore:
-        """Return the conversations on disk, or a store in memory if nothing is to be kept or can be."""
-        try:
-            return ConversationStore(default_path() if is_kept else None)
-        except MinkError as error:
-            self.screen.note(f"({error}; this conversation is not kept)")
-            return ConversationStore()
+            self._store = ConversationStore(default_path() if is_chat and settings["store"] else None)
 
     def answer(self, prompt: str, as_json: bool) -> None:
         """Print the answer to a prompt, or a JSON object of all that is known of it.
@@ -79,23 +71,23 @@ class Startup:
         self._note_model(session, is_named=self.settings.context.params["verbose"])
         if self.settings["model"] == EMBEDDED and not catalog.chosen_model() and sys.stderr.isatty():
             self.screen.note(f"({_TOY})")
-        from mink_local.chat.chat import with_files
-        from mink_local.chat.conversation.export import dumps
-        from mink_local.chat.terminal.progress import note_end, show_answer
+        from mink_local.chat.conversation.export import answer_as_json
+        from mink_local.chat.terminal.progress import AGAINST_LOOPS, note_end, show_answer
 
         try:
-            answer = session.ask(with_files(self._attached(session), prompt))
+            files = [file.text for file in self._attached(session)]
+            answer = session.ask(with_files(files, prompt))
             if as_json:
                 for _ in answer:
                     pass
                 sampling = session.model.sampling(self.settings.params)
-                self.screen.write(dumps(_as_json(answer.message, sampling)) + "\n")
+                self.screen.write(answer_as_json(answer.message, sampling))
             else:
                 show_answer(self.screen, answer)
-                against_loops = "--temp 2, --dry-multiplier 0.8 or --no-loop-guard"
-                note_end(self.screen, answer, self.settings["max_tokens"], session.model.n_ctx, against_loops)
+                note_end(self.screen, answer, self.settings["max_tokens"], AGAINST_LOOPS)
         except ValueError as error:  # an option that does not suit this model: a grammar, a token id
             raise click.UsageError(f"{error}.") from None
+        _end(session)
         if answer.message.finish_reason == "interrupted":
             sys.exit(INTERRUPTED)
 
@@ -112,6 +104,7 @@ class Startup:
                 self.screen.note(f"({_TOY})")
             self.screen.note("/help lists the commands, Ctrl-D leaves.")
             chat(session, self.screen, terminal, self._unanswered, self._attached(session))
+            _end(session)
 
     def _offer_model(self) -> None:
         """At the first start in a terminal, ask whether to use a better model than the embedded one."""
@@ -135,10 +128,8 @@ class Startup:
             return
         self.settings.put("model", catalog.default_model(), DEFAULT)
 
-    def _attached(self, session: "Session") -> "list[Attachment]":
+    def _attached(self, session: "Session") -> list[Attachment]:
         """Return the files for the first message."""
-        from mink_local.chat.chat import Attachment
-
         try:
             return [Attachment.read(session.model, path) for path in self._files]
         except ValueError as error:
@@ -162,11 +153,13 @@ class Startup:
         from mink_local.chat.conversation.session import Session
 
         session = Session(model, self.settings, self._store)
-        system = self.settings["system"] if self.settings.given("system") else None
+        source = self.settings.sources["system"]
+        is_given = self.settings.given("system") or self.settings.given("prompt_name")
+        system = self.settings["system"] if is_given else None
         if self._conversation:
             self._unanswered = session.load(self._conversation)
         if system is not None:
-            session.set_system(system, COMMAND_LINE)
+            session.set_system(system, source)
         return session
 
     def _note_model(self, session: "Session", is_named: bool) -> None:
@@ -180,21 +173,7 @@ class Startup:
             self.screen.note(f"tokens are sampled {model.sampling(self.settings.params)}")
 
 
-def _as_json(answer: StoredMessage, sampling: str) -> dict[str, Any]:
-    how = answer.parts[-1]
-    return {
-        "model": how.model,
-        "sampler": how.sampler,
-        "temperature": how.temperature,
-        "sampling": sampling,
-        "seed": how.seed,
-        "text": answer.content,
-        "thinking": answer.thinking,
-        "finish_reason": answer.finish_reason,
-        "prompt_tokens": answer.prompt_tokens,
-        "evaluated_tokens": answer.evaluated_tokens,
-        "n_tokens": len(answer.tokens),
-        "tokens": answer.tokens,
-        "k": answer.k,
-        "timings": {"first_token_s": round(answer.first_token_s, 4), "total_s": round(answer.seconds, 4)},
-    }
+def _end(session: "Session") -> None:
+    """Store what is left of the conversation. Raises MinkError if it cannot be."""
+    if problem := session.end():
+        raise MinkError(f"the end of the conversation could not be kept: {problem}")

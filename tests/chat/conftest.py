@@ -2,9 +2,11 @@
 
 import contextlib
 import io
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,9 +15,10 @@ import pytest
 from mink_local.chat.chat import Chat
 from mink_local.chat.cli import cli, main
 from mink_local.chat.conversation.session import Session
-from mink_local.chat.conversation.store import ConversationStore, StoredMessage
+from mink_local.chat.conversation.store import ConversationStore, Role, StoredMessage
 from mink_local.chat.loop import run
 from mink_local.chat.settings import Settings
+from mink_local.chat.terminal.input import PROMPT
 from mink_local.chat.terminal.screen import Screen
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
@@ -92,13 +95,32 @@ def converse(
     store: ConversationStore, *texts: str, model: str = "smollm2-135m", system: str | None = None
 ) -> list[StoredMessage]:
     """Store a conversation: messages with their answers, in turn. Return them."""
-    conversation = store.begin(model, system)
-    messages: list[StoredMessage] = []
-    for number, text in enumerate(texts):
-        parent = messages[-1].id if messages else None
-        messages.append(StoredMessage("assistant" if number % 2 else "user", text, parent))
-        store.add(conversation, messages[-1])
+    roles: tuple[Role, Role] = "user", "assistant"
+    messages = [
+        StoredMessage(roles[number % 2], text, finish_reason="length" if number % 2 else None)
+        for number, text in enumerate(texts)
+    ]
+    store.save(None, messages, model, system)
+    if store.is_on_disk:
+        store.close()
     return messages
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another program writes to the file, for as long as the block lasts."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def add(store: ConversationStore, message: StoredMessage, parent: int | None, conversation: int = 1) -> None:
+    """Store one more message after the one with the id `parent`, as another window does."""
+    found = store.get(conversation)
+    store.save(conversation, [*store.branch(parent), message], found.model, found.system)
+    if store.is_on_disk:
+        store.close()  # as if that window had ended
 
 
 class Typist:
@@ -110,7 +132,7 @@ class Typist:
         self._lines: list[str] = []
         self.offered = ""  # what the last input line began with
 
-    def read(self, default: str = "") -> str:
+    def read(self, default: str = "", prompt: str = PROMPT) -> str:  # noqa: ARG002
         """Return the next line."""
         if not self._lines:
             raise EOFError

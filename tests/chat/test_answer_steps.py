@@ -16,7 +16,7 @@ from mink_local.chat.conversation.store import ConversationStore, SamplingInfo, 
 from mink_local.chat.settings import BY_KEY
 from mink_local.generation.model import Model
 from mink_local.samplers import MinK, TopP
-from tests.chat.conftest import converse, load_once, new_session
+from tests.chat.conftest import add, converse, load_once, new_session
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -141,16 +141,17 @@ def test_another_model_is_refused(smollm2: Model, tiny: Callable[..., Path]) -> 
         assert steps.step(len(steps.tokens) - 1).k == steps.k[-1]
 
 
-@pytest.mark.parametrize(
-    "rewritten",
-    ["content = 'Hi' WHERE role = 'user'", "how = json_remove(how, '$.prompt') WHERE role = 'assistant'"],
-)
-def test_a_prompt_that_cannot_be_rebuilt_is_refused(smollm2: Model, rewritten: str) -> None:
+@pytest.mark.parametrize("changed", ["the message", "the digest"])
+def test_a_prompt_that_cannot_be_rebuilt_is_refused(smollm2: Model, changed: str) -> None:
     chat = new_session(smollm2)
-    steps = ask(chat, "Hello")
-    chat.store._write((f"UPDATE message SET {rewritten}", ()))
+    ask(chat, "Hello")
+    question, answer = chat.branch
+    if changed == "the message":
+        question.content = "Hi"
+    else:
+        answer.parts = [replace(answer.parts[0], prompt="")]
     with pytest.raises(ValueError, match="/regen"):
-        AnswerSteps(chat, chat.store.branch(steps.answer.id)[-1]).step(0)
+        AnswerSteps(chat, answer).step(0)
 
 
 def test_an_answer_that_was_cut_off(smollm2: Model) -> None:
@@ -158,9 +159,9 @@ def test_an_answer_that_was_cut_off(smollm2: Model) -> None:
     [user] = converse(store, "Count.")
     prompt = prompt_digest(smollm2.prompt_tokens([{"role": "user", "content": "Count."}]))
     how = SamplingInfo(smollm2.name, "min-k", 1.0, 7, first_message=0, prompt=prompt)
-    answer = StoredMessage("assistant", parent=user.id, parts=[how])
-    store.add(1, answer)
-    store.append(answer, "One, two,")
+    answer = StoredMessage("assistant", parts=[how])
+    add(store, answer, user.id)
+    store.append(1, answer, "One, two,")
     chat = new_session(smollm2, store=store)
     chat.load(store.find())
     steps = AnswerSteps(chat, chat.last_answer())

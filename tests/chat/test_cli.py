@@ -1,7 +1,6 @@
 """The command line of `mink-chat`: what is refused before an answer, and what needs no model."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -76,7 +75,7 @@ def test_the_list_and_exports_need_no_model(mink_chat: MinkChat, tmp_path: Path)
     assert (empty.out, len(empty.err.splitlines())) == ("", 1)
     store = ConversationStore(default_path())
     converse(store, "Say `hi` \x1b[31m日本語 " + "long " * 50, "**Hi!**", model="parrot")
-    store.change(1, name="birds")
+    store.rename(1, "birds")
     for listed in (mink_chat("--list"), mink_chat("--list", "日本語")):
         assert "birds" in listed.out
         assert "\x1b" not in listed.out
@@ -94,9 +93,9 @@ def test_the_list_at_any_width(mink_chat: MinkChat, monkeypatch: pytest.MonkeyPa
     """A long name takes nothing from the texts, and each conversation takes one row."""
     monkeypatch.setenv("COLUMNS", str(columns))
     store = ConversationStore(default_path())
-    for text in ("日本語" * 5, "Write two sentences about the sea and the wind.", "Hello"):
+    for text in ("Write two sentences about the sea and the wind.", "日本語" * 5, "Hello"):
         converse(store, text, model="models/Qwen2.5-Coder-0.5B-Instruct-Q4_K_M.gguf")
-    store.change(2, name="notes on the migration of the database to postgres", updated=time.time() - 1e6)
+    store.rename(1, "notes on the migration of the database to postgres")
     rows = mink_chat("--list").out.splitlines()
     assert len(rows) == 4
     assert all(cell_len(row) <= columns for row in rows)

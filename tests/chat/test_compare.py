@@ -8,7 +8,7 @@ import pytest
 from mink_local.chat.commands.compare import complete, parsed
 from mink_local.chat.conversation.store import StoredMessage
 from mink_local.samplers import MinK, MinP, Mirostat, Order, Sampler, TopK, TopP
-from tests.chat.conftest import Typist
+from tests.chat.conftest import Typist, add
 from tests.support.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("own_files")
@@ -106,7 +106,7 @@ def test_the_last_message_is_answered_again(typist: Begin) -> None:
     assert session.branch[3].parts[0].sampler == "top-k:k=20"
     assert len(session.alternatives()) == 2
     end = session.branch[-1].id
-    session.store.add(session.conversation, StoredMessage("user", "Typed in another window.", end))
+    add(session.store, StoredMessage("user", "Typed in another window."), end, session.conversation)
     typed.say("/compare take 1")  # is told so, once
     assert session.branch[-1].id == end
     typed.say("/compare take 1")

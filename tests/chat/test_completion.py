@@ -8,7 +8,7 @@ import pytest
 from mink_local.chat.loop import COMMANDS, CommandCompleter
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.screen import one_line
-from tests.chat.conftest import Typist
+from tests.chat.conftest import Typist, converse
 
 
 @pytest.fixture
@@ -17,7 +17,8 @@ def completed(typist: Callable[..., Typist]) -> Callable[[str], list[str]]:
     chat = typist().chat
     completer = CommandCompleter(chat)
     store = chat.session.store
-    store.change(store.begin("model", None), name="fruit")
+    converse(store, "Name a fruit.")
+    store.rename(1, "fruit")
 
     def complete(line: str) -> list[str]:
         return [line[: len(line) + one.start_position] + one.text for one in completer.complete(line)]

@@ -91,7 +91,7 @@ def test_selecting(walk: Walk) -> None:
 
 
 def test_a_step_that_cannot_be_computed(session: Session) -> None:
-    session.store._write(("UPDATE message SET content = 'Hi' WHERE role = 'user'", ()))
+    session.branch[0].content = "Hi"
     broken = Walk(AnswerSteps(session, session.last_answer()))
     broken.compute()
     assert (broken.step, broken.selected, broken.shown, broken.fork()) == (None, None, [], None)

@@ -8,7 +8,7 @@ import pytest
 from mink_local.chat.conversation.export import export
 from mink_local.chat.conversation.store import ConversationStore, SamplingInfo, StoredMessage
 from mink_local.errors import MinkError
-from tests.chat.conftest import converse
+from tests.chat.conftest import add, converse
 
 
 @pytest.fixture
@@ -18,10 +18,10 @@ def store() -> ConversationStore:
     [user] = converse(store, "Say hi 日本語", system="Be brief.")
     info = SamplingInfo("parrot", "min-k:tau=3", 5.0, 7)
     thinking = "They want a greeting."
-    answer = StoredMessage("assistant", "**Hi!**", user.id, thinking, [info], finish_reason="stop", k=[2, 1])
-    store.add(1, StoredMessage("assistant", "Another", user.id))
-    store.add(1, answer)
-    store.change(1, name="birds")
+    answer = StoredMessage("assistant", "**Hi!**", None, thinking, [info], finish_reason="stop", k=[2, 1])
+    add(store, StoredMessage("assistant", "Another"), user.id)
+    add(store, answer, user.id)
+    store.rename(1, "birds")
     return store
 
 

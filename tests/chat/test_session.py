@@ -2,6 +2,7 @@
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from mink_local.chat.conversation.session import (
     Session,
     drop_oldest_turns,
 )
-from mink_local.chat.conversation.store import ConversationStore
-from mink_local.errors import ContextOverflowError, GenerationError, MinkError
+from mink_local.chat.conversation.store import ConversationStore, DeletedError, StoredMessage
+from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.model import Model
-from tests.chat.conftest import converse, new_session
+from tests.chat.conftest import converse, locked, new_session
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -212,14 +213,109 @@ def test_continuing_overwrites_nothing(smollm2: Model) -> None:
 
 
 def test_a_conversation_that_is_deleted_while_an_answer_comes(smollm2: Model) -> None:
+    """The branch is kept as a new conversation; one that was deleted before is refused."""
     chat = session(smollm2)
-    parts = chat.ask("Tell me a story.").parts()
+    ask(chat, "Hello")
+    answer = chat.ask("Tell me a story.")
+    parts = answer.parts()
     next(parts)
-    assert chat.conversation
-    chat.store.delete(chat.conversation)
-    with pytest.raises(MinkError):
-        list(parts)
-    with pytest.raises(MinkError):
+    assert chat.conversation == 1
+    chat.store.delete(1)
+    others = converse(chat.store, "Another one.", "Yes.", "And another.", "No.")
+    list(parts)
+    assert chat.conversation == 3
+    assert chat.store.messages(2) == others
+    kept = chat.store.branch(chat.store.get(3).head)
+    assert kept == chat.branch
+    assert kept[-1].finish_reason is not None
+    chat.store.delete(3)
+    with pytest.raises(DeletedError):
         chat.ask("And now?")
     chat.clear()
     assert ask(chat, "Hello")
+
+
+def test_a_lock_costs_nothing(smollm2: Model, tmp_path: Path) -> None:
+    """Messages that could not be stored are there, and are stored when the file is free again."""
+    path = tmp_path / "c.db"
+    chat = session(smollm2, store=ConversationStore(path))
+    first = ask(chat, "Hello")
+    began = time.monotonic()
+    with locked(path):
+        answer = chat.ask("Tell me a story.")
+        texts = [text_of(answer), text_of(chat.regenerate(temperature=5.0))]
+        assert chat.problem
+        assert [one.content for one in chat.alternatives()] == texts
+        chat.undo()
+        chat.redo()
+        assert said(chat) == ["Hello", first, "Tell me a story.", texts[1]]
+        assert time.monotonic() - began < 30
+    assert chat.flush() == ""
+    [stored] = ConversationStore(path).conversations()
+    assert ConversationStore(path).branch(stored.head) == chat.branch
+    assert [one.content for one in chat.alternatives()] == texts
+
+
+def test_a_lock_in_the_middle_of_an_answer(smollm2: Model, tmp_path: Path) -> None:
+    path = tmp_path / "c.db"
+    chat = session(smollm2, "-n", "12", store=ConversationStore(path))
+    answer = chat.ask("Tell me a story.")
+    parts = answer.parts()
+    text = next(parts).text
+    with locked(path):
+        for _ in range(3):
+            text += next(parts).text
+    text += next(parts).text  # the next piece that can be stored brings those before it
+    assert ConversationStore(path).branch(answer.message.id)[-1].content == text
+    list(parts)
+    assert ConversationStore(path).branch(answer.message.id) == chat.branch
+
+
+def test_a_file_that_is_locked_from_the_start(smollm2: Model, tmp_path: Path) -> None:
+    path = tmp_path / "c.db"
+    ConversationStore(path).conversations()
+    chat = session(smollm2, store=ConversationStore(path))
+    with locked(path):
+        text = ask(chat, "Hello")
+        assert chat.problem
+    ask(chat, "And now?")
+    assert chat.problem == ""
+    assert [one.content for one in ConversationStore(path).messages(1)][:2] == ["Hello", text]
+
+
+def test_an_answer_that_another_window_is_writing(smollm2: Model, tmp_path: Path) -> None:
+    """It is not continued, answered or replaced until it has ended; then it is there as a whole."""
+    stores = [ConversationStore(tmp_path / "c.db") for _ in range(2)]
+    one, two = (session(smollm2, store=store) for store in stores)
+    ask(one, "Hello")
+    answer = one.ask("Tell me a story.")
+    parts = answer.parts()
+    next(parts)
+    two.load(stores[1].find())
+    assert two.is_written_elsewhere
+    refused: list[Callable[[], object]] = [two.extend, two.regenerate, two.undo, lambda: two.ask("And?")]
+    for act in refused:
+        with pytest.raises(ConversationChangedError, match="writing"):
+            act()
+    list(parts)
+    two.check_unchanged()
+    assert two.branch == one.branch
+    ask(two, "And now?")
+    assert said(two)[:4] == said(one)
+
+
+def test_a_message_that_another_window_is_about_to_answer(smollm2: Model, tmp_path: Path) -> None:
+    """It is not taken into the input line; what is asked meanwhile is another branch."""
+    stores = [ConversationStore(tmp_path / "c.db") for _ in range(2)]
+    one, two = (session(smollm2, store=store) for store in stores)
+    first = ask(one, "Hello")
+    answer = one.ask("Tell me a story.")
+    assert two.load(stores[1].find()) == ""
+    assert said(two) == ["Hello", first]
+    text = text_of(answer)
+    assert said(one)[-2:] == ["Tell me a story.", text]
+    assert stores[1].branch(stores[1].find().head) == one.branch
+    stores[0].close()
+    stores[0].save(1, [*one.branch, StoredMessage("user", "And now?")], "model", None)
+    stores[0].close()  # as if killed
+    assert two.load(stores[1].find()) == "And now?"

@@ -12,6 +12,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from mink_local.chat.cli import cli
+from mink_local.chat.commands.settings import ADVICE
 from mink_local.chat.settings import BY_KEY, SETTINGS, Setting, Settings, config_path, unknown_variables
 from mink_local.samplers import Greedy, MinK
 from tests.chat.conftest import MinkChat, context
@@ -182,3 +183,47 @@ def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("MINK_TMEP")
     monkeypatch.setenv("MINK_TEMP", "3")
     assert [*unknown_variables()] == []
+
+
+def test_named_prompts() -> None:
+    """Of the file; the text of the command line wins, and /set takes another one."""
+    path = write_config(
+        "[prompts]\npirate = 'You are a pirate.'\nbrief = 'Be brief.'\n[chat]\nsystem = 'Hi'\n"
+    )
+    assert settings()["system"] == "Hi"
+    named = settings("--prompt-name", "pirate")
+    assert (named["system"], named.sources["system"]) == ("You are a pirate.", "prompt pirate")
+    assert settings("--prompt-name", "pirate", "--system", "No.")["system"] == "No."
+    assert named.changed(BY_KEY["prompt-name"], "brief")["system"] == "Be brief."
+    assert [item.value for item in BY_KEY["prompt-name"].shell_complete(named.context, "p")] == ["pirate"]
+    with pytest.raises(click.BadParameter, match="did you mean pirate"):
+        settings("--prompt-name", "pirat")
+    path.write_text("[chat]\nprompt-name = 'brief'\n[prompts]\nbrief = 'Be brief.'\n")
+    assert settings()["system"] == "Be brief."
+
+
+def test_creative() -> None:
+    """What is given wins; the rest is that of the advice for prose."""
+    creative = settings("--creative")
+    assert creative.sampler == MinK(tau=3, floor=1.4)
+    assert (creative["temp"], settings("--creative", "-t", "2")["temp"]) == (5, 2)
+    advice = {kind: options for kind, options, *_ in ADVICE}
+    assert advice["prose, hot"] == "--floor 1.4 --temp 5"
+    with pytest.raises(click.UsageError, match="floor"):
+        settings("--creative", "-s", "top-p").check(is_new=lambda _: True)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("temp = 3", "'temp'"),
+        ("[chatt]\ntemp = 3", "mean chat"),
+        ("[chat]\ntmep = 3", "mean temp"),
+        ("[x]", "chat, prompts"),
+    ],
+)
+def test_what_is_out_of_place_in_the_file(text: str, complaint: str) -> None:
+    write_config(text)
+    with pytest.raises(click.UsageError) as error:
+        settings()
+    assert complaint in error.value.message

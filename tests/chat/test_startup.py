@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from mink_local.chat.conversation import cache, session
 from mink_local.chat.conversation.store import ConversationStore, default_path
 from mink_local.generation.model import Model
-from tests.chat.conftest import MinkChat, converse
+from tests.chat.conftest import MinkChat, converse, locked
 from tests.conftest import shared
 
 pytestmark = pytest.mark.usefixtures("own_files")
@@ -288,13 +290,72 @@ def test_an_unanswered_message_is_sent_again(mink_chat: MinkChat) -> None:
     assert store.get(1).system == "Be brief."
 
 
-def test_a_store_that_cannot_be_opened(mink_chat: MinkChat, own_files: Path) -> None:
+def test_a_store_that_cannot_be_opened(
+    mink_chat: MinkChat, own_files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chat goes on and says so; that its end is lost is an error."""
+    monkeypatch.setattr(session, "_LAST_SECONDS", 0.1)
     own_files.mkdir(parents=True)
     (own_files / "conversations.db").write_text("this is not a database, and too long to be empty " * 9)
-    result = mink_chat("-n", "2", typed=["Hello"])
-    assert "cannot be opened" in result.err
+    result = mink_chat("-n", "2", typed=["Hello", "/save me", "/clear", "n"])
     assert "2 tokens" in result.err
+    assert result.err.count("conversations.db") >= 4  # a note, /save, /clear and the end
+    assert "(a new conversation)" not in result.err
+    assert result.status == 1
     assert mink_chat("--continue", "-p", "Hi").status == 1
+
+
+def test_an_answer_that_cannot_be_kept(
+    mink_chat: MinkChat, own_files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_LAST_SECONDS", 0.1)
+    converse(ConversationStore(default_path()), "Hello", "Hello!")
+    with locked(own_files / "conversations.db"):
+        result = mink_chat("--continue", "-p", "And now?", "-n", "2")
+    assert (result.status, bool(result.out), "locked" in result.err) == (1, True, True)
+
+
+def test_a_conversation_is_not_evaluated_again(mink_chat: MinkChat, own_files: Path) -> None:
+    """Its KV cache is on disk, unless that is not wanted, and is deleted with it."""
+    text = "Tell me about the number seven. " * 50
+    mink_chat("-t", "0", "-n", "8", typed=[text])
+    [file] = (own_files / "kv").iterdir()
+
+    def evaluated(*options: str, model: str = "smollm2-135m") -> tuple[str, int, int]:
+        asked = ("--continue", "-p", "And eight?", "-t", "0", "-n", "8", "--json", "-m", model)
+        answer = json.loads(mink_chat(*asked, *options).out)
+        return answer["text"], answer["evaluated_tokens"], answer["prompt_tokens"]
+
+    copy = file.read_bytes()
+    cached = evaluated()
+    assert cached[1] < 40 < 300 < cached[2]
+    file.write_bytes(copy)
+    mink_chat("--continue", typed=["/undo"])
+    text, n_evaluated, n_prompt = evaluated("--no-cache")
+    assert (n_evaluated, n_prompt) == (n_prompt, cached[2])
+    file.write_bytes(copy[:-1])  # damaged
+    mink_chat("--continue", "--no-cache", typed=["/undo"])
+    assert evaluated()[1] == n_prompt
+    mink_chat("--no-cache", typed=["/delete 1", "y"])
+    assert not file.exists()
+    mink_chat("--no-store", "-t", "0", "-n", "8", typed=["Hello " * 400])
+    assert [*(own_files / "kv").iterdir()] == []
+
+
+def test_the_oldest_caches_make_room(
+    own_files: Path, smollm2: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smollm2.chat("word " * 300, max_tokens=1).read()
+    cache.save(smollm2, 1)
+    [file] = (own_files / "kv").iterdir()
+    monkeypatch.setattr(cache, "MOST_BYTES", 2 * file.stat().st_size)
+    for number in (2, 3):
+        os.utime(own_files / "kv" / f"{number - 1}.kv", (number, number))
+        cache.save(smollm2, number)
+    assert sorted(path.name for path in (own_files / "kv").iterdir()) == ["2.kv", "3.kv"]
+    monkeypatch.setattr(cache, "MOST_BYTES", 1000)
+    cache.save(smollm2, 4)
+    assert not (own_files / "kv" / "4.kv").exists()
 
 
 def test_a_conversation_that_outgrows_the_context(mink_chat: MinkChat, tiny_path: Path) -> None:

@@ -1,40 +1,56 @@
 """Conversations on disk: nothing is lost, nothing is overwritten."""
 
 import os
+import re
 import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from mink_local.chat.conversation.store import ConversationStore, SamplingInfo, StoredMessage
+from mink_local.chat.conversation.store import (
+    ConversationStore,
+    DeletedError,
+    SamplingInfo,
+    StoredMessage,
+    StoreError,
+)
 from mink_local.errors import MinkError
-from tests.chat.conftest import converse
+from tests.chat.conftest import converse, locked
 
 INFO = SamplingInfo("model", "min-k:tau=3", 5.0, 7)
+
+
+def begin(store: ConversationStore, *branch: StoredMessage) -> int:
+    """Store a new conversation; return its id."""
+    return store.save(None, branch, "model", "Be brief.")
 
 
 def test_a_message_grows_by_pieces_and_is_folded(tmp_path: Path) -> None:
     """Another program sees every piece at once, and what a killed program left."""
     store, other = ConversationStore(tmp_path / "c.db"), ConversationStore(tmp_path / "c.db")
-    [user] = converse(store, "Hello", system="Be brief.")
-    answer = StoredMessage("assistant", parent=user.id, parts=[INFO, INFO])
-    store.add(1, answer)
+    user, answer = StoredMessage("user", "Hello"), StoredMessage("assistant", parts=[INFO, INFO])
+    begin(store, user, answer)
+    assert other.is_being_written(answer)
     for text, is_reasoning in (("Well", True), ("Hi ", False), ("😀", False)):
-        store.append(answer, text, is_reasoning)
+        answer.add(text, is_reasoning)
+        store.append(1, answer, text, is_reasoning)
     assert other.branch(answer.id) == [user, replace(answer, parts=[INFO])]
     assert (answer.thinking, answer.content, answer.finish_reason) == ("Well", "Hi 😀", None)
     answer.finish_reason, answer.tokens, answer.k, answer.seconds = "stop", [1, 2], [3, 1, 1], 0.5
-    store.finish(answer)
+    answer.is_kept = False
+    store.save(1, [user, answer], "model", "Be brief.")
     assert other.branch(answer.id) == [user, answer]
+    assert not other.is_being_written(answer)
     latest = other.find()
     assert (latest.id, latest.system, latest.turns, latest.title, latest.head) == (
         1, "Be brief.", 1, "Hello", answer.id,
@@ -44,29 +60,35 @@ def test_a_message_grows_by_pieces_and_is_folded(tmp_path: Path) -> None:
 def test_branches() -> None:
     store = ConversationStore()
     user, answer = converse(store, "one", "a")
-    other, edited = StoredMessage("assistant", "b", user.id), StoredMessage("user", "two")
-    store.add(1, other)
-    store.add(1, edited)
+    other, edited = StoredMessage("assistant", "b"), StoredMessage("user", "two")
+    store.save(1, [user, other], "model", None)
+    store.save(1, [edited], "model", None)
     assert store.get(1).head == edited.id
     assert store.branch(answer.id) == [user, answer]
     assert store.messages(1) == [user, answer, other, edited]
-    store.change(1, head=answer.id)
-    assert store.get(1).turns == 1
+    assert store.answers(user.id) == [answer, other]
+    store.save(1, [user, answer], "model", None)
+    assert (store.get(1).turns, store.get(1).head) == (1, answer.id)
+    store.save(1, [], "model", None)
+    assert (store.get(1).turns, store.get(1).head) == (0, None)
     store.delete(1)
     assert (store.conversations(), store.messages(1)) == ([], [])
-    with pytest.raises(MinkError):
-        store.add(1, StoredMessage("user", "three"))
+    assert begin(store, StoredMessage("user", "Another one.")) == 2  # the number is not given again
+    with pytest.raises(DeletedError):
+        store.save(1, [StoredMessage("user", "three")], "model", None)
+    with pytest.raises(DeletedError):
+        store.append(1, answer, "more")
 
 
 def test_names(tmp_path: Path) -> None:
     store = ConversationStore(tmp_path / "c.db")
     with pytest.raises(MinkError):
         store.find()
-    one, two = store.begin("model", None), store.begin("model", None)
-    store.change(one, name="fruit")
-    store.change(one, name="fruit")
+    one, two = begin(store), begin(store)
+    store.rename(one, "fruit")
+    store.rename(one, "fruit")
     with pytest.raises(MinkError, match="another conversation 'fruit'"):
-        store.change(two, name="fruit")
+        store.rename(two, "fruit")
     assert store.find("fruit").id == store.find(str(one)).id == one
     for name in ("veg", "9999999999999999999999", "'; DROP TABLE conversation; --"):
         with pytest.raises(MinkError):
@@ -86,8 +108,8 @@ def elsewhere() -> Iterator[Path]:
 
 
 @pytest.mark.posix
-def test_a_file_that_can_only_be_read(elsewhere: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is listed and continued, and what is new is kept in memory."""
+def test_a_file_that_can_only_be_read(elsewhere: Path) -> None:
+    """It is listed and read; what is new stays with the message that could not be stored."""
     path = elsewhere / "c.db"
     store = ConversationStore(path)
     converse(store, "Hello")
@@ -98,47 +120,63 @@ def test_a_file_that_can_only_be_read(elsewhere: Path, caplog: pytest.LogCapture
         os.seteuid(65534)
     store = ConversationStore(path)
     assert [one.title for one in store.conversations()] == ["Hello"]
-    assert caplog.messages == []
-    store.add(1, StoredMessage("user", "Hello again"))
-    assert "readonly" in caplog.text
-    assert [message.content for message in store.messages(1)] == ["Hello", "Hello again"]
-    for change in (partial(store.delete, 1), partial(store.change, 1, name="fruit")):
-        with pytest.raises(MinkError):  # the file still has it
+    message = StoredMessage("user", "Hello again")
+    changes = (
+        partial(store.save, 1, [message], "model", None),
+        partial(store.delete, 1),
+        partial(store.rename, 1, "fruit"),
+    )
+    for change in changes:
+        with pytest.raises(StoreError, match="readonly"):
             change()
-    with pytest.raises(MinkError, match="Permission denied"):
-        ConversationStore(elsewhere / "new.db")
+    assert (message.id, message.is_kept) == (0, False)
+    with pytest.raises(StoreError, match="Permission denied"):
+        ConversationStore(elsewhere / "new.db").find()
 
 
 def test_files_that_are_no_store(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("not a database " * 99)
     for path in (tmp_path / "text.db", tmp_path, tmp_path / "text.db" / "c.db"):
-        with pytest.raises(MinkError, match="cannot be opened"):
-            ConversationStore(path)
-    ConversationStore(tmp_path / "new.db")._db.execute("PRAGMA user_version = 99")
-    with pytest.raises(MinkError, match="a newer version"):
-        ConversationStore(tmp_path / "new.db")
+        with pytest.raises(StoreError, match=re.escape(str(path))):
+            ConversationStore(path).conversations()
+    begin(ConversationStore(tmp_path / "new.db"))
+    with closing(sqlite3.connect(tmp_path / "new.db")) as db:
+        db.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreError, match="a newer version"):
+        ConversationStore(tmp_path / "new.db").conversations()
 
 
 @pytest.mark.posix
 def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
-    ConversationStore(tmp_path / "folder" / "c.db")
+    begin(ConversationStore(tmp_path / "folder" / "c.db"))
     assert stat.S_IMODE((tmp_path / "folder").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "folder" / "c.db").stat().st_mode) == 0o600
 
 
-def test_a_full_disk_costs_the_store_not_the_conversation(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("obstacle", ["a lock", "a full disk"])
+def test_what_cannot_be_stored_now_is_stored_later(tmp_path: Path, obstacle: str) -> None:
+    """The first call waits a little, the next ones do not; a call that succeeds stores all."""
     store = ConversationStore(tmp_path / "c.db")
-    [message] = converse(store, "kept")
-    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
-    store._db.execute(f"PRAGMA max_page_count = {pages}")
-    for _ in range(3):
-        store.append(message, "x" * 9000)
-    assert "disk is full" in caplog.text
-    assert len(caplog.records) == 1
-    assert store.messages(1) == [message]
-    assert message.content == "kept" + "x" * 27000
+    user, answer = StoredMessage("user", "kept"), StoredMessage("assistant", "One")
+    begin(store, user, answer)
+    with ExitStack() as stack:
+        if obstacle == "a lock":
+            stack.enter_context(locked(tmp_path / "c.db"))
+        else:
+            assert store._db
+            [pages] = store._db.execute("PRAGMA page_count").fetchone()
+            store._db.execute(f"PRAGMA max_page_count = {pages}")
+            stack.callback(store._db.execute, "PRAGMA max_page_count = 99999")
+        answer.content += "," * 9000
+        answer.is_kept = False
+        began = time.monotonic()
+        for _ in range(100):
+            with pytest.raises(StoreError, match=r"locked|full"):
+                store.save(1, [user, answer], "model", None)
+        assert time.monotonic() - began < 10
+        assert ConversationStore(tmp_path / "c.db").branch(answer.id)[1].content == "One"
+    store.save(1, [user, answer], "model", None)
+    assert ConversationStore(tmp_path / "c.db").branch(answer.id) == [user, answer]
 
 
 WRITER = """
@@ -146,32 +184,103 @@ import sys
 from pathlib import Path
 from mink_local.chat.conversation.store import ConversationStore, StoredMessage
 store = ConversationStore(Path(sys.argv[1]))
-message = StoredMessage("user")
-store.add(store.begin("model", None), message)
+message = StoredMessage("assistant")
+conversation = store.save(None, [message], "model", None)
 for i in range(10**9):
-    store.append(message, f"{i} ")
+    store.append(conversation, message, f"{i} ")
     print(message.id, i, flush=True)
 """
 
 
+def run(program: str, *arguments: object) -> "subprocess.Popen[str]":
+    """Start a Python program that uses the store."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2], text=True)
+
+
 def test_a_kill_loses_nothing_that_was_shown(tmp_path: Path) -> None:
-    """Two writers at once, killed while they write."""
+    """Two writers at once, killed while they write; until then it is known that they do."""
     path = tmp_path / "c.db"
-    ConversationStore(path).close()
-    command = [sys.executable, "-c", WRITER, str(path)]
-    root = Path(__file__).parents[2]
-    writers = [subprocess.Popen(command, stdout=subprocess.PIPE, cwd=root, text=True) for _ in range(2)]
+    store = ConversationStore(path)
+    begin(store)
+    writers = [run(WRITER, path) for _ in range(2)]
     shown = {}
     for writer in writers:
         assert writer.stdout
         lines = [writer.stdout.readline() for _ in range(50)]
+        written = StoredMessage("assistant", id=int(lines[0].split()[0]))
+        assert store.is_being_written(written)
         writer.kill()
         lines += writer.communicate()[0].splitlines(keepends=True)
+        assert not store.is_being_written(written)
         ident, last = [line for line in lines if line.endswith("\n")][-1].split()
         shown[int(ident)] = int(last)
-    store = ConversationStore(path)
     for number, n in shown.items():
         [kept] = store.branch(number)
         assert kept.content.split() in ([str(i) for i in range(n + more)] for more in (1, 2))
+    assert is_sound(path)
+
+
+def is_sound(path: Path) -> bool:
+    """Return whether SQLite finds no fault in a file."""
     with closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return bool(db.execute("PRAGMA integrity_check").fetchone() == ("ok",))
+
+
+WINDOW = """
+import random, sys, time
+from pathlib import Path
+from mink_local.chat.conversation.store import ConversationStore, StoredMessage, StoreError
+path, name, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+store, random = ConversationStore(path), random.Random(name)
+branches = [[], []]  # one in a conversation that all windows have, one in its own
+conversations = [1, None]
+end, turn = time.monotonic() + seconds, 0
+while time.monotonic() < end:
+    turn += 1
+    which = random.randrange(2)
+    answer = StoredMessage("assistant")
+    before = branches[which][:random.randrange(9) * 2]
+    branch = branches[which] = [*before, StoredMessage("user", f"{name} asks {turn}"), answer]
+    pieces = [f"{name}.{turn}.{i} " for i in range(random.randrange(1, 9))]
+    for piece in [*pieces, ""]:
+        answer.add(piece, False)
+        if not piece:
+            answer.finish_reason, answer.is_kept = "stop", False
+        while True:
+            try:
+                if answer.is_kept:
+                    store.append(conversations[which], answer, piece)
+                else:
+                    conversations[which] = store.save(conversations[which], branch, "model", None)
+                break
+            except StoreError:
+                answer.is_kept = False
+    print(" ".join(str(message.id) for message in branch), "|", answer.content, flush=True)
+"""
+
+
+def test_four_programs_lose_and_mix_nothing(tmp_path: Path) -> None:
+    """They answer in one conversation and in their own, while the file is locked now and then."""
+    path, seconds = tmp_path / "c.db", float(os.environ.get("MINK_TEST_SECONDS", "4"))
+    store = ConversationStore(path)
+    begin(store)
+    windows = [run(WINDOW, path, name, seconds) for name in "ABCD"]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.4)
+        with suppress(sqlite3.OperationalError), locked(path):
+            time.sleep(0.2)
+    written = [line for window in windows for line in window.communicate()[0].splitlines()]
+    assert [window.returncode for window in windows] == [0] * 4
+    assert len(written) > 40
+    for line in written:
+        ids, _, text = line.partition(" | ")
+        branch = store.branch(int(ids.split()[-1]))
+        assert [message.id for message in branch] == [int(number) for number in ids.split()]
+        assert branch[-1].content == text
+        assert {message.content.split(".")[0].split()[0] for message in branch} == {text[0]}
+    asked = sum(message.role == "user" for one in store.conversations() for message in store.messages(one.id))
+    assert asked == len(written)
+    assert len(store.conversations()) == 5
+    assert is_sound(path)

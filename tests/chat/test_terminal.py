@@ -347,22 +347,6 @@ def test_text_of_the_model_does_not_control_the_terminal(opened: Open, tmp_path:
     assert "\x9b" not in terminal.raw
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"NO_COLOR": "1"}])
-def test_heat_while_it_streams(opened: Open, options: dict[str, Any]) -> None:
-    """Tokens are coloured, or followed by their number, and lines break between words."""
-    heated = ("--heat", "--temp", "5", "--tau", "90", "--seed", "3", "--max-tokens", "40")
-    terminal = opened(*heated, columns=40, **options)
-    shown = terminal.say("Tell me about the sea.")
-    if options:
-        assert re.search(r"\w\[\d+\]", shown)
-    else:
-        assert "\x1b[48;5;" in terminal.raw
-        assert re.search(r"^candidates:  1   2–3 ", shown, re.M)
-    terminal.say("/set heat off")
-    assert not re.search(r"\w\[\d+\]|candidates:", terminal.say("/regen"))
-
-
 @pytest.fixture
 def thinker(tiny: Callable[..., Path]) -> tuple[str, ...]:
     """Options that have a model with Qwen3's template reason, by a grammar."""

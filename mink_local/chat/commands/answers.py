@@ -1,15 +1,11 @@
 """The commands for messages and answers: the tree of answers, files, the clipboard, reasoning."""
 
-import re
-from glob import glob
-from pathlib import Path
-
-from mink_local.chat.chat import Attachment, Chat
+from mink_local.chat.attachments import Attachment, matching
+from mink_local.chat.chat import Chat
 from mink_local.chat.commands.settings import change_setting
 from mink_local.chat.settings import BY_KEY
 from mink_local.chat.terminal.screen import counted, one_line
 from mink_local.cli import WholeNumber
-from mink_local.files import user_path
 
 
 def regen(chat: Chat, argument: str) -> None:
@@ -27,7 +23,7 @@ def regen(chat: Chat, argument: str) -> None:
 
 
 def pick(chat: Chat, argument: str) -> None:
-    """Go on from the Nth answer to the last message. Without N: list the answers, the present one with *."""
+    """Switch to the Nth answer to the last message. Without N, list the answers; * marks the current one."""
     answers = chat.session.alternatives()
     if not argument:
         current = chat.session.last_answer().id
@@ -57,9 +53,9 @@ def redo(chat: Chat, _: str) -> None:
 
 
 def edit(chat: Chat, _: str) -> None:
-    """Put the last message into the input line; when you send it, it replaces the one before.
+    """Edit the last message in the input line; sending it replaces the old one.
 
-    Ctrl-X Ctrl-E opens $EDITOR. The message before is kept with its answers.
+    Ctrl-X Ctrl-E opens $EDITOR. The old message is kept with its answers.
     """
     chat.session.last_answer()
     chat.prefill, chat.replaces = chat.session.branch[-2].content, True
@@ -68,7 +64,7 @@ def edit(chat: Chat, _: str) -> None:
 
 
 def continue_(chat: Chat, _: str) -> None:
-    """Continue the last answer if it was cut short by Ctrl-C, by max-tokens or by the end of the program."""
+    """Continue the last answer if Ctrl-C, max-tokens or the end of the program cut it off."""
     chat.show(chat.session.extend())
 
 
@@ -80,26 +76,9 @@ def file(chat: Chat, argument: str) -> None:
     if argument == "-":
         chat.attached.clear()
     elif argument:
-        chat.attached += [Attachment.read(chat.session.model, path) for path in _paths(argument)]
+        chat.attached += [Attachment.read(chat.session.model, path) for path in matching(argument)]
     files = ", ".join(f"{one.name} ({counted(one.tokens, 'token')})" for one in chat.attached)
     chat.note(f"(with your next message: {files}; /file - removes)" if files else "(no file is attached)")
-
-
-def unquoted(path: str) -> str:
-    """Return a path without the quotes around it; backslashes stay, which paths of Windows have."""
-    return path[1:-1] if len(path) > 2 and path[0] in "\"'" and path[0] == path[-1] else path
-
-
-def _paths(argument: str) -> list[Path]:
-    """Return the files of one path, which may have spaces, or of several paths and patterns."""
-    if (whole := user_path(unquoted(argument))).exists():
-        return [whole]
-    paths: list[Path] = []
-    for word in re.findall(r'"[^"]+"|\'[^\']+\'|\S+', argument):
-        path = user_path(unquoted(word))
-        matches = [] if path.exists() else sorted(glob(str(path), recursive=True))
-        paths += [found for found in map(Path, matches) if found.is_file()] or [path]
-    return paths
 
 
 def copy(chat: Chat, _: str) -> None:
@@ -110,9 +89,9 @@ def copy(chat: Chat, _: str) -> None:
 
 
 def think(chat: Chat, argument: str) -> None:
-    """Show the reasoning of the last answer. on, off: have the model reason before it answers, or not.
+    """Show the reasoning of the last answer. on, off: turn reasoning on or off.
 
-    show, line: show the reasoning of the next answers, or one line that says how long it is.
+    show, line: show the reasoning of later answers, or one line with its length.
     """
     if argument in ("show", "line"):
         change_setting(chat, "thoughts", argument)

@@ -105,8 +105,6 @@ class Comparison:
         if answer is None or not answer.tokens:
             raise ValueError(f"answer {number} is empty")
         session.check_unchanged()
-        if not self._branch[-1].id:  # another answer that is taken later is one to the same message
-            session.add(self._branch)
         taken = StoredMessage(
             "assistant",
             answer.content,
@@ -119,7 +117,6 @@ class Comparison:
             evaluated_tokens=answer.evaluated_tokens,
             seconds=answer.seconds,
         )
-        session.add([*self._branch, taken])
         session.go_to([*self._branch, taken])
         self.conversation = session.conversation
 
@@ -162,7 +159,7 @@ def compare(chat: Chat, argument: str) -> None:
     chat.note(f"(temperature {temperature:g}, seed {comparison.info.seed}, the same random numbers)\n")
     _generate(chat, comparison)
     chat.comparison = comparison
-    chat.note("(none of these is part of the conversation: /compare take N goes on with one)")
+    chat.note("(the conversation is unchanged: /compare take N continues with answer N)")
 
 
 def parsed(argument: str, temperature: float, own: Sampler) -> tuple[float, list[Sampler], str]:

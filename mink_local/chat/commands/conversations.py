@@ -8,12 +8,14 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from mink_local.chat.attachments import unquoted
 from mink_local.chat.chat import Chat
-from mink_local.chat.commands.answers import unquoted
+from mink_local.chat.conversation import cache
 from mink_local.chat.conversation.export import export as write_export
 from mink_local.chat.conversation.store import Conversation, ConversationStore, StoredMessage
 from mink_local.chat.terminal.screen import Screen, counted, one_line
 from mink_local.cli import UNPRINTABLE, WholeNumber
+from mink_local.errors import MinkError
 from mink_local.files import user_path
 
 _SHOWN = 20  # conversations, in a terminal
@@ -22,6 +24,7 @@ _COLUMNS = {"": 0, "name": 0, "turns": 60, "last": 60, "model": 100}  # and the 
 
 def clear(chat: Chat, _: str) -> None:
     """Begin a new conversation. This one is kept: /list shows it, /load continues it."""
+    _leave(chat)
     chat.session.clear()
     chat.attached.clear()
     chat.note("(a new conversation)")
@@ -37,7 +40,7 @@ def save(chat: Chat, argument: str) -> None:
         raise ValueError("usage: /save NAME")
     if name.isdecimal():
         raise ValueError(f"{name} could be the number of a conversation: choose a name with a letter")
-    session.store.change(_current(chat).id, name=name)
+    session.store.rename(_current(chat).id, name)
     kept = "" if session.settings["store"] else ", until you leave: --no-store"
     chat.note(f"(this conversation is now {name}{kept})")
 
@@ -45,6 +48,7 @@ def save(chat: Chat, argument: str) -> None:
 def load(chat: Chat, argument: str) -> None:
     """Continue a conversation, by its name or the number that /list shows."""
     conversation = chat.session.store.find(argument)
+    _leave(chat)
     chat.prefill = chat.session.load(conversation)
     chat.attached.clear()
     recall(chat)
@@ -64,6 +68,7 @@ def delete(chat: Chat, argument: str) -> None:
     chat.session.store.delete(conversation.id)
     if conversation.id == chat.session.conversation:
         chat.session.clear()
+    cache.forget(conversation.id)
     chat.note(f"({argument} is deleted)")
 
 
@@ -136,7 +141,16 @@ def _when(seconds: float) -> str:
     return f"{then:%H:%M}" if then.date() == datetime.now().date() else f"{then:%Y-%m-%d}"
 
 
+def _leave(chat: Chat) -> None:
+    """Ask before a conversation is left that could not be stored. Raises ValueError if it is to stay."""
+    if problem := chat.session.flush():
+        chat.confirm(f"this conversation could not be kept ({problem}): leave it for good?")
+
+
 def _current(chat: Chat) -> Conversation:
+    """Return the conversation as it is stored. Raises MinkError if it could not be."""
+    if problem := chat.session.flush():
+        raise MinkError(f"this conversation is not kept yet: {problem}")
     if chat.session.conversation is None:
         raise ValueError("there is no message in this conversation yet")
     return chat.session.store.get(chat.session.conversation)
@@ -149,8 +163,7 @@ def _show_messages(chat: Chat, messages: Sequence[StoredMessage]) -> None:
             chat.note(f"> {one_line(message.content, 4 * chat.screen.width)}")
             continue
         chat.screen.text(message.content)
-        if message.finish_reason is None:
-            chat.note(
-                "(this answer is unfinished: another window is writing it, or the program ended; "
-                "/continue completes it)"
-            )
+        if message.is_unfinished and chat.session.store.is_being_written(message):
+            chat.note("(another window is writing this answer)")
+        elif message.is_unfinished:
+            chat.note("(the program ended during this answer: /continue completes it)")

@@ -98,7 +98,7 @@ def _print_step(screen: Screen, steps: AnswerSteps, at: int) -> None:
 def heat(chat: Chat, _: str) -> None:
     """Colour the tokens of the last answer by how many candidates each had.
 
-    /set heat on colours answers while they are generated. /explain N shows the candidates of token N.
+    /explain N shows the candidates of token N.
     """
     session, screen = chat.session, chat.screen
     steps = AnswerSteps(session, session.last_answer())

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mink_local.chat.chat import Chat
-from mink_local.chat.settings import BY_KEY, DEFAULT, MIN_K, SET_HERE, SETTINGS, Setting, Settings
+from mink_local.chat.settings import BY_KEY, CREATIVE, DEFAULT, MIN_K, SET_HERE, SETTINGS, Setting, Settings
 from mink_local.chat.terminal.screen import Screen, one_line
 from mink_local.cli import printable
 from mink_local.generation.model import Model
@@ -38,7 +38,7 @@ def setting_command(key: str, about: str) -> Callable[[Chat, str], None]:
     def run(chat: Chat, text: str) -> None:
         change_setting(chat, key, text)
 
-    run.__doc__ = f"{about}. {BY_KEY[key].help}\n\nWithout a value: show it. default: reset it."
+    run.__doc__ = f"{about}. {BY_KEY[key].help}\n\nWithout a value, show it; default resets it."
     return run
 
 
@@ -69,7 +69,7 @@ def _change(chat: Chat, setting: Setting, text: str) -> None:
     if setting.reloads:
         session.changed_model()
         chat.note(f"{session.model.name} {session.model.placement}")
-    if setting.key == "system":
+    if setting.key in ("system", "prompt-name"):
         session.set_system(settings["system"], settings.sources["system"])
     chat.screen = Screen(settings["plain"], settings["thoughts"])
 
@@ -94,6 +94,15 @@ def system(chat: Chat, argument: str) -> None:
     change_setting(chat, "system", argument)
 
 
+def creative(chat: Chat, _: str) -> None:
+    """Set temperature and floor for prose that varies; see /help advice.
+
+    /temp default and /set floor default reset them.
+    """
+    for key, value in CREATIVE.items():
+        change_setting(chat, key, f"{value:g}")
+
+
 def set_(chat: Chat, argument: str) -> None:
     """Change a setting of this chat: /set max-tokens 200. /show lists the settings.
 
@@ -104,7 +113,7 @@ def set_(chat: Chat, argument: str) -> None:
 
 
 def show(chat: Chat, argument: str) -> None:
-    """List the settings, those that were changed first, and where their values come from.
+    """List the settings, changed ones first, and where each value comes from.
 
     With SETTING: show its whole value and what it is for.
     """

@@ -14,7 +14,7 @@ from mink_local.samplers import AdaptiveP, DynamicTemperature, parse
 
 
 class AnswerSteps:
-    """The steps of an answer: of its model, prompt, sampler and constraints, not of today's settings.
+    """The steps of the last answer: of its model, prompt, sampler and constraints, not of today's settings.
 
     Attributes:
         tokens: Token ids of the answer, without the one that ended it.
@@ -29,7 +29,7 @@ class AnswerSteps:
     def __init__(self, session: Session, answer: StoredMessage) -> None:
         self.answer = answer
         self.model = session.model
-        self._branch = session.store.branch(answer.parent)  # now: the store belongs to one thread
+        self._branch = session.branch[:-1]
         self._require_model(answer.parts[-1], "this answer")
         self.tokens = session.answer_tokens(answer)
         if not self.tokens:

@@ -59,6 +59,28 @@ def as_json(store: ConversationStore, conversation: Conversation) -> str:
     return dumps(whole, indent=1) + "\n"
 
 
+def answer_as_json(answer: StoredMessage, sampling: str) -> str:
+    """Return what is known of an answer as a line of JSON; `sampling` says where its tokens were sampled."""
+    how = answer.parts[-1]
+    known = {
+        "model": how.model,
+        "sampler": how.sampler,
+        "temperature": how.temperature,
+        "sampling": sampling,
+        "seed": how.seed,
+        "text": answer.content,
+        "thinking": answer.thinking,
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": answer.prompt_tokens,
+        "evaluated_tokens": answer.evaluated_tokens,
+        "n_tokens": len(answer.tokens),
+        "tokens": answer.tokens,
+        "k": answer.k,
+        "timings": {"first_token_s": round(answer.first_token_s, 4), "total_s": round(answer.seconds, 4)},
+    }
+    return dumps(known) + "\n"
+
+
 def dumps(value: Any, indent: int | None = None) -> str:
     """Return a value as JSON in which characters that a terminal obeys are escaped."""
     return json.dumps(value, ensure_ascii=False, indent=indent).translate(_ESCAPES)

@@ -4,11 +4,19 @@ import hashlib
 import time
 from array import array
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
+from mink_local.chat.conversation import cache
 from mink_local.chat.conversation.loop_guard import LoopGuard
-from mink_local.chat.conversation.store import Conversation, ConversationStore, SamplingInfo, StoredMessage
+from mink_local.chat.conversation.store import (
+    Conversation,
+    ConversationStore,
+    DeletedError,
+    SamplingInfo,
+    StoredMessage,
+    StoreError,
+)
 from mink_local.chat.settings import Settings
 from mink_local.errors import MinkError
 from mink_local.generation.model import Model, Reply
@@ -19,10 +27,13 @@ from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
 
 Messages = list[dict[str, str]]
+Branch = list[StoredMessage]
+
+_LAST_SECONDS = 5.0  # in which a locked file is waited for at the end
 
 
 class ConversationChangedError(MinkError):
-    """Another program has changed the conversation since this one looked last."""
+    """Another program has changed the conversation since this one looked last, or is changing it."""
 
 
 def as_messages(system: str | None, branch: Sequence[StoredMessage]) -> Messages:
@@ -58,50 +69,77 @@ def prompt_digest(tokens: Sequence[int]) -> str:
 
 
 class Session:
-    """A model, the settings, and the current conversation in a store."""
+    """A model, the settings, and the current conversation in a store.
+
+    Attributes:
+        conversation: Its id in the store, from its first message on.
+        branch: The current one, from the first message to the last.
+        problem: Why messages could not be stored yet, "" if all are; `flush` and every further message try
+            again.
+    """
 
     def __init__(self, model: Model, settings: Settings, store: ConversationStore) -> None:
         self.model = model
         self.settings = settings
         self.store = store
-        self.clear()
+        self._begin()
 
     def clear(self) -> None:
         """Begin another conversation; the store keeps the one before."""
-        self.conversation: int | None = None  # its id, from its first message on
-        self.branch: list[StoredMessage] = []  # the current one, from the first message to the last
-        self._undone: list[list[StoredMessage]] = []  # the branches that `undo` left, the last one last
+        self._save_cache()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.conversation: int | None = None
+        self.branch: Branch = []
+        self.problem = ""
+        self._unkept: list[Branch] = []  # what is to be stored, oldest first
+        self._undone: list[Branch] = []  # the branches that `undo` left, the last one last
         self._start = 0  # index of the first message of the branch that still fits the context
         self._head: int | None = None  # the end of the branch in the store, as it was last known
 
     def load(self, conversation: Conversation) -> str:
-        """Continue a conversation; return a last message that was never answered, which is taken back."""
+        """Continue a conversation; return a last message that was never answered, which is taken back.
+
+        One that another program is about to answer is that program's.
+        """
         self.clear()
         self.conversation = conversation.id
         source = f"conversation {conversation.name or conversation.id}"
         self.settings.put("system", conversation.system, source)
         branch = self.store.branch(conversation.head)
-        unanswered = branch.pop().content if branch and branch[-1].role == "user" else ""
+        if self.store.is_on_disk and self.settings["cache"]:
+            cache.load(self.model, conversation.id)
+        unanswered = branch.pop() if branch and branch[-1].role == "user" else None
+        if unanswered is None or self.store.is_being_written(unanswered):
+            self.branch, self._head = branch, conversation.head
+            return ""
         self.go_to(branch)
-        return unanswered
+        return unanswered.content
 
     def changed_model(self) -> None:
         """Note that another model continues the conversation."""
         self._start = 0
-        if self.conversation is not None:
-            self.store.change(self.conversation, model=self.settings["model"])
+        self.go_to(self.branch)
 
     def set_system(self, text: str | None, source: str) -> None:
         """Set the system prompt, None for none, and keep it with the conversation."""
         self.settings.put("system", text, source)
-        if self.conversation is not None:
-            self.store.change(self.conversation, system=text)
+        self.go_to(self.branch)
 
     def check_unchanged(self) -> None:
-        """Raise ConversationChangedError, once, if another program went on with the conversation."""
-        if self.conversation is None:
+        """Raise ConversationChangedError if another program is writing the last answer, and, once, if one has
+        gone on with the conversation.
+        """
+        if self.conversation is None or self.flush():
             return
         stored = self.store.get(self.conversation)
+        if self.branch and self.branch[-1].is_unfinished:
+            if self.is_written_elsewhere:
+                raise ConversationChangedError(
+                    "another window is writing the last answer: wait until it has ended"
+                )
+            self.branch = self.store.branch(self.branch[-1].id)  # it may have been finished meanwhile
         if stored.head != self._head:
             self._head = stored.head
             name = stored.name or stored.id
@@ -109,6 +147,11 @@ class Session:
                 f"this conversation was continued in another window: /load {name} goes on from there; "
                 "the same again goes on from here, as another branch"
             )
+
+    @property
+    def is_written_elsewhere(self) -> bool:
+        """Whether another program is writing the last answer."""
+        return bool(self.branch) and self.store.is_being_written(self.branch[-1])
 
     def ask(self, text: str, replaces: bool = False) -> "AnswerStream":
         """Return the answer to a message, which after an error is not part of the conversation.
@@ -122,11 +165,10 @@ class Session:
             ConversationChangedError: Another program went on with the conversation; but not the next time,
                 when the message begins a branch.
         """
-        before = self.branch
+        self.check_unchanged()
         if replaces:
             self.last_answer()
-            before = before[:-2]
-        self.check_unchanged()
+        before = self.branch[:-2] if replaces else self.branch
         branch = [*before, StoredMessage("user", text)]
         self.add(branch)
         return self._answer(branch, self.settings.params)
@@ -136,8 +178,8 @@ class Session:
 
         A seed of the settings is counted up by the number of earlier answers, so that the text differs.
         """
-        params, earlier = self.settings.params, self.alternatives()
         self.check_unchanged()
+        params, earlier = self.settings.params, self.alternatives()
         if temperature is None:
             temperature = params.temperature
         if seed is None and params.seed is not None:
@@ -146,10 +188,10 @@ class Session:
 
     def extend(self) -> "AnswerStream":
         """Return an answer that was cut short and its rest, as another answer. Raises as `ask` does."""
+        self.check_unchanged()
         last = self.last_answer()
         if last.finish_reason == "stop":
             raise ValueError("the last answer is finished: there is nothing to continue")
-        self.check_unchanged()
         beginning = replace(self._tokens_of(last), content=last.content, thinking=last.thinking)
         return self._answer(self.branch[:-1], self.settings.params, beginning)
 
@@ -158,19 +200,19 @@ class Session:
 
         `at` counts from 0. Raises as `ask` does.
         """
+        self.check_unchanged()
         beginning = self._tokens_of(self.last_answer())
         beginning.tokens[at:] = [token]
         beginning.k = beginning.k[: at + 1]
         beginning.parts = [part for part in beginning.parts if part.first_token <= at]
         beginning.chosen = [*(index for index in beginning.chosen if index < at), at]
-        self.check_unchanged()
         text = "".join(self.model.token_texts(beginning.tokens))
         return self._answer(self.branch[:-1], self.settings.params, beginning, text)
 
     def undo(self) -> StoredMessage:
         """Take back the last message and its answer; return the message. `redo` brings both back."""
         if not self.branch:
-            raise ValueError("there is nothing to take back")
+            raise ValueError("there is nothing to undo")
         self.check_unchanged()
         self._undone.append(self.branch)
         self.go_to(self.branch[:-2])
@@ -179,15 +221,20 @@ class Session:
     def redo(self) -> None:
         """Bring back the message and the answer that the last `undo` took."""
         if not self._undone:
-            raise ValueError("there is nothing to bring back")
+            raise ValueError("there is nothing to redo")
         self.go_to(self._undone.pop())
 
     def alternatives(self) -> list[StoredMessage]:
         """Return all answers to the last message, oldest first."""
-        last = self.last_answer()
-        assert self.conversation is not None
-        messages = self.store.messages(self.conversation)
-        return [message for message in messages if message.parent == last.parent]
+        self.last_answer()
+        question = self.branch[-2]
+        stored = self.store.answers(question.id) if question.id else []
+        unstored = [
+            branch[-1]
+            for branch in self._unkept
+            if branch[-2:-1] and branch[-2] is question and not branch[-1].id
+        ]
+        return stored + unstored
 
     def choose(self, answer: StoredMessage) -> None:
         """Continue with another answer to the last message."""
@@ -247,26 +294,80 @@ class Session:
             prompt=prompt_digest(self.model.prompt_tokens(messages, thinking)),
         )
 
-    def add(self, branch: Sequence[StoredMessage]) -> None:
-        """Store the last message of a branch, of which the store has the others."""
-        if self.conversation is None:
-            self.conversation = self.store.begin(self.settings["model"], self.settings["system"])
+    def add(self, branch: Branch) -> None:
+        """Store a branch that ends with a new message, or a new state of one."""
         self._undone.clear()
-        branch[-1].parent = branch[-2].id if len(branch) > 1 else None
-        self.store.add(self.conversation, branch[-1])
+        self._keep(branch)
 
-    def go_to(self, branch: list[StoredMessage]) -> None:
-        """Make a branch that the store has the current one."""
-        assert self.conversation is not None
-        self._head = branch[-1].id if branch else None
-        self.store.change(self.conversation, head=self._head)
+    def add_piece(self, branch: Branch, part: TextPart) -> None:
+        """Add a part of the text to the last message of a branch, and store it."""
+        message = branch[-1]
+        message.add(part.text, part.is_reasoning)
+        if message.is_kept:
+            try:
+                assert self.conversation is not None
+                self.store.append(self.conversation, message, part.text, part.is_reasoning)
+            except MinkError:
+                message.is_kept = False
+        if not message.is_kept:
+            self.add(branch)
+
+    def go_to(self, branch: Branch) -> None:
+        """Make a branch the current one."""
+        self._keep(branch)
         self.branch = branch
         if self._start >= len(branch):
             self._start = 0
 
+    def _keep(self, branch: Branch) -> None:
+        """Store a branch now, or with what comes next."""
+        if branch or self.conversation is not None:
+            self._unkept = [other for other in self._unkept if other is not branch]
+            self._unkept.append(branch)
+            self.flush()
+
+    def flush(self) -> str:
+        """Store what could not be stored before; return the `problem` if there still is one.
+
+        A conversation that was deleted meanwhile becomes a new one.
+        """
+        while self._unkept:
+            branch = self._unkept[0]
+            try:
+                model, system = self.settings["model"], self.settings["system"]
+                self.conversation = self.store.save(self.conversation, branch, model, system)
+            except DeletedError:
+                self.conversation = None
+                self._undone.clear()
+                for message in [message for branch in self._unkept for message in branch]:
+                    message.id, message.is_kept = 0, False
+                continue
+            except StoreError as error:
+                self.problem = str(error)
+                return self.problem
+            self._head = branch[-1].id if branch else None
+            self._unkept.pop(0)
+        self.problem = ""
+        return ""
+
+    def end(self) -> str:
+        """Store what is left, in some seconds if need be, and the KV cache; return the last `problem`."""
+        give_up = time.monotonic() + _LAST_SECONDS
+        while self.flush() and time.monotonic() < give_up:
+            time.sleep(0.1)
+        self._save_cache()
+        return self.problem
+
+    def _save_cache(self) -> None:
+        if self.conversation is None or not (self.store.is_on_disk and self.settings["cache"]):
+            return
+        with suppress(MinkError):  # it was deleted, or the file is locked
+            self.store.get(self.conversation)
+            cache.save(self.model, self.conversation)
+
     def _answer(
         self,
-        branch: list[StoredMessage],
+        branch: Branch,
         params: SamplingParams,
         answer: StoredMessage | None = None,
         prefix: str = "",
@@ -306,15 +407,14 @@ class AnswerStream:
         repeats_since: Number of the token from which on the answer repeats itself, counted from 1.
     """
 
-    def __init__(
-        self, session: Session, reply: Reply, branch: list[StoredMessage], prefix: str, dropped: int
-    ) -> None:
+    def __init__(self, session: Session, reply: Reply, branch: Branch, prefix: str, dropped: int) -> None:
         self.reply = reply
         self.message = branch[-1]
         self.dropped = dropped
         self.repeats_since: int | None = None
         self._session = session
         self._branch = branch
+        self._has_text = False
         self._prefix = prefix
         self._guard = LoopGuard() if session.settings["loop_guard"] else None
         state = reply.reasoning_state
@@ -325,18 +425,21 @@ class AnswerStream:
         is_continued = bool(self.message.content or self.message.thinking)
         self._splitter = ReasoningSplitter(state, is_continued)
 
+    @property
+    def unread_tokens(self) -> int:
+        """Number of prompt tokens that are not evaluated yet."""
+        return self.reply.unread_tokens
+
+    @property
+    def n_new(self) -> int:
+        """Number of tokens that were generated, without those that the answer takes over."""
+        return self.reply.n_tokens
+
     def __iter__(self) -> Iterator[TextPart]:
         return self.parts()
 
-    def parts(
-        self, waiting: Callable[[], None] = lambda: None, on_token: Callable[[int], None] = lambda _: None
-    ) -> Generator[TextPart, None, None]:
-        """Yield the parts of the answer, once.
-
-        Args:
-            waiting: Called now and then while none comes.
-            on_token: Called with the k of every token before its text is yielded.
-        """
+    def parts(self, waiting: Callable[[], None] = lambda: None) -> Generator[TextPart, None, None]:
+        """Yield the parts of the answer, once; `waiting` is called now and then while none comes."""
         began = time.perf_counter()
         pieces = until_interrupted(self.reply, self.reply.interrupt, waiting)
         try:
@@ -345,10 +448,8 @@ class AnswerStream:
                     if not self.message.first_token_s:
                         self.message.first_token_s = time.perf_counter() - began
                         yield from map(self._stored, self._splitter.feed(self._prefix))
-                    if piece.token is not None:
-                        if self._guard and self._guard.feed(piece.token, piece):
-                            self.reply.interrupt()
-                        on_token(piece.k)
+                    if self._guard and piece.token is not None and self._guard.feed(piece.token, piece):
+                        self.reply.interrupt()
                     yield from map(self._stored, self._splitter.feed(piece))
             yield from map(self._stored, self._splitter.end())
         finally:
@@ -356,9 +457,8 @@ class AnswerStream:
             self._finish()
 
     def _stored(self, part: TextPart) -> TextPart:
-        if not self.message.id:
-            self._session.add(self._branch)
-        self._session.store.append(self.message, part.text, part.is_reasoning)
+        self._has_text = True
+        self._session.add_piece(self._branch, part)
         return part
 
     def _finish(self) -> None:
@@ -371,9 +471,8 @@ class AnswerStream:
         message.k += reply.k
         message.prompt_tokens = reply.prompt_tokens
         message.evaluated_tokens = reply.evaluated_tokens
-        if message.id:
-            self._session.store.finish(message)
-        self._session.go_to(self._branch if message.id else self._session.branch)
+        message.is_kept = False
+        self._session.go_to(self._branch if self._has_text else self._session.branch)
 
 
 def _given(constraints: Constraints) -> dict[str, object]:

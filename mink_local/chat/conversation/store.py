@@ -1,33 +1,35 @@
 """Conversations on disk: a SQLite file in which every token is committed before it is shown.
 
 The messages of a conversation are a tree: another answer to the same message, or an edited message, is
-a sibling, and `head` is the last message of the current branch. Nothing is ever overwritten. While an
-answer is generated, each piece of its text is a row of its own; the pieces are folded into the message at
-the end. If the program is killed, the pieces stay, and reading the message joins them.
+a sibling, and `head` is the last message of the current branch. So two programs never write the same
+message. While an answer is generated, each piece of its text is a row of its own; the pieces are folded into
+the message at the end. If the program is killed, the pieces stay, and reading the message joins them. A lock
+beside the file tells an answer that is being written from one that was cut off.
+
+Messages know whether the store has them: what cannot be stored now is stored with what comes next.
 """
 
 import json
-import logging
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from platformdirs import user_data_path
 
 from mink_local.errors import MinkError
-from mink_local.files import private_file
+from mink_local.files import private_file, private_folder
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
 
 Role = Literal["user", "assistant"]
 
-log = logging.getLogger("mink_local")
-
-_DELETED = "this conversation was deleted in another window: /clear begins a new one"
-_PATIENCE = 30  # seconds for another program that has locked the file
+_PATIENCE_MS = 1000  # milliseconds for another program that has locked the file
 _VERSION = 1
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -67,6 +69,7 @@ WITH RECURSIVE branch (id, parent) AS (
     UNION ALL SELECT message.id, message.parent FROM message JOIN branch ON message.id = branch.parent
 )
 """
+_EXISTS = "model != ''"  # a conversation that was not deleted
 _CONVERSATIONS = f"""
 SELECT id, name, model, system, head, updated,
     ({_BRANCH.format(head="conversation.head")}
@@ -119,6 +122,7 @@ class StoredMessage:
         repeated: Characters at the end that say again what was said, if that ended the answer.
         first_token_s: Time until the first piece of text, in seconds.
         seconds: Time until the end.
+        is_kept: Whether the store has all of it.
     """
 
     role: Role
@@ -137,6 +141,19 @@ class StoredMessage:
     evaluated_tokens: int = 0
     first_token_s: float = 0.0
     seconds: float = 0.0
+    is_kept: bool = field(default=False, compare=False, repr=False)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it is an answer that is being generated, or was when the program was killed."""
+        return self.role == "assistant" and self.finish_reason is None
+
+    def add(self, text: str, is_reasoning: bool) -> None:
+        """Add a piece of the text or of the reasoning; the store lacks it then."""
+        if is_reasoning:
+            self.thinking += text
+        else:
+            self.content += text
 
     @property
     def to_evaluate(self) -> str:
@@ -151,6 +168,7 @@ class StoredMessage:
         """
         values = asdict(self)
         parts = values.pop("parts")
+        del values["is_kept"]
         outcome = {name: values.pop(name) for name in _OUTCOME}
         values["how"] = parts[0] if parts else None
         values["outcome"] = {**outcome, "continued": parts[1:]} if self.finish_reason else None
@@ -189,79 +207,168 @@ def default_path() -> Path:
     return user_data_path("mink-local") / "conversations.db"
 
 
+class StoreError(MinkError):
+    """The file of the conversations cannot be read or written, perhaps only for now."""
+
+
+class DeletedError(MinkError):
+    """Another program has deleted the conversation."""
+
+    def __init__(self) -> None:
+        super().__init__("this conversation was deleted in another window: /clear begins a new one")
+
+
 class ConversationStore:
     """The conversations of one SQLite file, or of memory.
 
-    Several programs may have the file open at once. If the file can only be read, or no longer be written
-    (the disk is full, for example), a warning is logged with the next message and the conversations go on in
-    memory. Raises MinkError if it cannot be opened.
+    Several programs may have the file open at once. It is opened when it is first needed. A file that another
+    program has locked is waited for, but only once: until a call succeeds, the next ones fail at once. All
+    methods raise StoreError if the file cannot be read or written.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._is_lost = False  # what is new is only in memory
-        try:
-            self._db = _open(path) if path else _connect(":memory:")
-            _create_tables(self._db)
-        except OSError as error:
-            raise MinkError(f"the conversations in {path} cannot be opened: {error.strerror}") from None
-        except sqlite3.Error as error:
-            raise MinkError(
-                f"the conversations in {path} cannot be opened ({error}): move them away, or take --no-store"
-            ) from None
+        self._path = path
+        self._db: sqlite3.Connection | None = None
+        self._has_failed = False
+        self._claim: BaseFileLock | None = None  # of the answer that is being written
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether conversations are kept."""
+        return self._path is not None
 
     def close(self) -> None:
-        self._db.close()
+        """Close the file; another call opens it again."""
+        self._release()
+        if self._db:
+            self._db.close()
+            self._db = None
 
-    def begin(self, model: str, system: str | None) -> int:
-        """Start a conversation; return its id."""
-        insert = "INSERT INTO conversation (model, system, updated) VALUES (?, ?, ?)"
-        return self._write((insert, (model, system, time.time())))
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield the open database; a block that fails changes nothing in it."""
+        try:
+            self._db = self._db or _open(self._path)
+            self._db.execute(f"PRAGMA busy_timeout = {0 if self._has_failed else _PATIENCE_MS}")
+            with self._db:
+                yield self._db
+        except sqlite3.IntegrityError:
+            raise
+        except (OSError, sqlite3.Error) as error:
+            self._has_failed = True
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise StoreError(f"{self._path}: {reason}") from None
+        self._has_failed = False
 
-    def add(self, conversation: int, message: StoredMessage) -> None:
-        """Add a message, make it the head of its conversation, and give it its id."""
-        row = {**message.as_row(), "conversation": conversation}
+    def save(
+        self, conversation: int | None, branch: Sequence[StoredMessage], model: str, system: str | None
+    ) -> int:
+        """Store what the store lacks of a branch, and make it the current one of its conversation.
+
+        Args:
+            conversation: Its id; None begins one.
+            branch: From the first message to the last, which becomes the head; perhaps none.
+            model: With which the conversation goes on.
+            system: The system prompt.
+
+        Returns:
+            The conversation's id.
+
+        Raises:
+            DeletedError: There is no conversation with the id.
+        """
+        end = branch[-1].created if branch else 0.0
+        ids: list[int | None] = [None]  # the first message has no parent
+        with self._transaction() as db:
+            if conversation is None:
+                begin = "INSERT INTO conversation (model, updated) VALUES (?, ?)"
+                conversation = db.execute(begin, (model, end)).lastrowid or 0
+            change = "UPDATE conversation SET model = ?, system = ?, updated = max(updated, ?)"
+            where = f"WHERE id = ? AND {_EXISTS}"
+            if not db.execute(f"{change} {where}", (model, system, end, conversation)).rowcount:
+                raise DeletedError
+            for message in branch:
+                ids.append(message.id if message.is_kept else self._keep(db, conversation, ids[-1], message))
+            db.execute("UPDATE conversation SET head = ? WHERE id = ?", (ids[-1], conversation))
+        for message, parent, number in zip(branch, ids, ids[1:], strict=False):
+            message.id, message.parent, message.is_kept = number or 0, parent, True
+        if not branch or branch[-1].finish_reason is not None:
+            self._release()
+        return conversation
+
+    def _keep(
+        self, db: sqlite3.Connection, conversation: int, parent: int | None, message: StoredMessage
+    ) -> int:
+        """Insert a message, or replace it and the pieces of its text; return its id."""
+        row = {**message.as_row(), "conversation": conversation, "parent": parent}
+        if message.id:
+            columns = "content = :content, thinking = :thinking, outcome = :outcome"
+            db.execute(f"UPDATE message SET {columns} WHERE id = :id", row)
+            db.execute("DELETE FROM piece WHERE message = :id", row)
+            return message.id
         insert = (
             "INSERT INTO message (conversation, parent, role, content, thinking, how, outcome, created) "
             "VALUES (:conversation, :parent, :role, :content, :thinking, :how, :outcome, :created)"
         )
-        head = (
-            "UPDATE conversation SET head = last_insert_rowid(), updated = :created WHERE id = :conversation"
+        number = db.execute(insert, row).lastrowid or 0
+        if self._path and (message.is_unfinished or message.role == "user"):
+            self._release()
+            self._claim = _lock(self._path, number)
+            with suppress(OSError):  # SQLite gives the number of a deleted message again
+                self._claim.acquire(blocking=False)
+        return number
+
+    def append(
+        self, conversation: int, message: StoredMessage, text: str, is_reasoning: bool = False
+    ) -> None:
+        """Store a piece of text of a message that is being generated. Raises DeletedError."""
+        insert = (
+            "INSERT INTO piece (message, thinking, text) "
+            "SELECT id, ?, ? FROM message WHERE id = ? AND conversation = ?"
         )
-        message.id = self._write((insert, row), (head, row))
+        with self._transaction() as db:
+            if not db.execute(insert, (is_reasoning, text, message.id, conversation)).rowcount:
+                raise DeletedError
 
-    def append(self, message: StoredMessage, text: str, is_reasoning: bool = False) -> None:
-        """Add a piece of text to a message that is being generated."""
-        insert = "INSERT INTO piece (message, thinking, text) VALUES (?, ?, ?)"
-        self._write((insert, (message.id, is_reasoning, text)))
-        if is_reasoning:
-            message.thinking += text
-        else:
-            message.content += text
-
-    def finish(self, message: StoredMessage) -> None:
-        """Fold the pieces of a message into it and store its outcome."""
-        update = (
-            "UPDATE message SET content = :content, thinking = :thinking, outcome = :outcome WHERE id = :id"
-        )
-        row = message.as_row()
-        self._write((update, row), ("DELETE FROM piece WHERE message = :id", row))
-
-    def change(self, conversation: int, **columns: object) -> None:
-        """Replace the head, the system prompt, the model or the name; MinkError if another has the name."""
-        assignments = ", ".join(f"{column} = ?" for column in columns)
-        update = f"UPDATE conversation SET {assignments} WHERE id = ?"
+    def is_being_written(self, message: StoredMessage) -> bool:
+        """Return whether a program that is running writes an answer, or is about to answer a message."""
+        if not (self._path and message.finish_reason is None and message.id):
+            return False
+        lock = _lock(self._path, message.id)
         try:
-            self._write((update, (*columns.values(), conversation)))
+            lock.acquire(blocking=False)
+        except OSError:  # filelock's Timeout is one
+            return True
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)
+        return False
+
+    def _release(self) -> None:
+        """Note that no answer is being written any more."""
+        if self._claim:
+            self._claim.release()
+            with suppress(OSError):
+                Path(self._claim.lock_file).unlink(missing_ok=True)
+            self._claim = None
+
+    def rename(self, conversation: int, name: str) -> None:
+        """Name a conversation. Raises MinkError if another one has the name."""
+        try:
+            with self._transaction() as db:
+                db.execute("UPDATE conversation SET name = ? WHERE id = ?", (name, conversation))
         except sqlite3.IntegrityError:
-            name = columns.get("name")
             raise MinkError(f"there is another conversation {name!r}: choose another name") from None
-        if "name" in columns:
-            self._require_file()
 
     def delete(self, conversation: int) -> None:
-        """Delete a conversation with its messages. Raises MinkError if the file still has it."""
-        self._write(("DELETE FROM conversation WHERE id = ?", (conversation,)))
-        self._require_file()
+        """Delete a conversation with its messages.
+
+        An empty row stays, or SQLite would give the id again, while another window may still have the
+        conversation.
+        """
+        empty = "UPDATE conversation SET model = '', name = NULL, system = NULL, updated = 0 WHERE id = ?"
+        with self._transaction() as db:
+            db.execute("DELETE FROM message WHERE conversation = ?", (conversation,))
+            db.execute(empty, (conversation,))
 
     def branch(self, head: int | None) -> list[StoredMessage]:
         """Return the messages from the first to `head`."""
@@ -270,6 +377,10 @@ class ConversationStore:
     def messages(self, conversation: int) -> list[StoredMessage]:
         """Return every message of every branch, oldest first."""
         return self._messages("conversation = ?", conversation)
+
+    def answers(self, message: int) -> list[StoredMessage]:
+        """Return all answers to a message, oldest first."""
+        return self._messages("parent = ?", message)
 
     def conversations(self, text: str = "") -> list[Conversation]:
         """Return all conversations, the most recent first.
@@ -282,7 +393,7 @@ class ConversationStore:
         wanted = text.casefold()
         named = "SELECT id, name FROM conversation WHERE instr(casefold(name), ?)"
         said = "SELECT conversation, content FROM message WHERE instr(casefold(content), ?) ORDER BY id"
-        found = {row[0]: row[1] for sql in (named, said) for row in self._db.execute(sql, (wanted,))}
+        found = {row[0]: row[1] for sql in (named, said) for row in self._rows(sql, (wanted,))}
         return [
             replace(one, title=_around(wanted, found[one.id])) for one in conversations if one.id in found
         ]
@@ -303,51 +414,43 @@ class ConversationStore:
         """Return the conversation with an id. Raises MinkError if another program has deleted it."""
         if found := self._conversations("id = ?", conversation):
             return found[0]
-        raise MinkError(_DELETED)
+        raise DeletedError
 
     def _messages(self, where: str, *arguments: object) -> list[StoredMessage]:
-        rows = self._db.execute(f"SELECT * FROM message WHERE {where} ORDER BY id", arguments).fetchall()
+        rows = self._rows(f"SELECT * FROM message WHERE {where} ORDER BY id", arguments)
         pieces = "SELECT text, thinking FROM piece WHERE message = ? ORDER BY id"
-        return [_message(row, self._db.execute(pieces, (row["id"],)).fetchall()) for row in rows]
+        return [_message(row, self._rows(pieces, (row["id"],))) for row in rows]
 
     def _conversations(self, where: str, *arguments: object) -> list[Conversation]:
-        query = f"{_CONVERSATIONS} WHERE {where} ORDER BY updated DESC, id DESC"
-        return [Conversation(**row) for row in map(dict, self._db.execute(query, arguments))]
+        query = f"{_CONVERSATIONS} WHERE {_EXISTS} AND ({where}) ORDER BY updated DESC, id DESC"
+        return [Conversation(**dict(row)) for row in self._rows(query, arguments)]
 
-    def _write(self, *statements: tuple[str, Sequence[object] | dict[str, Any]]) -> int:
-        """Execute statements in one transaction; return the id of the row that the first one inserted."""
-        try:
-            with self._db:
-                ids = [self._db.execute(sql, values).lastrowid for sql, values in statements]
-            return ids[0] or 0
-        except sqlite3.IntegrityError as error:
-            if "FOREIGN KEY" in str(error):
-                raise MinkError(_DELETED) from None
-            raise
-        except sqlite3.DatabaseError as error:
-            if self._is_lost:
-                raise
-            log.warning("the conversation is no longer being kept: %s", error)
-            self._is_lost = True
-            with closing(self._db) as on_disk:
-                self._db = _connect(":memory:")
-                on_disk.backup(self._db)
-            return self._write(*statements)
-
-    def _require_file(self) -> None:
-        if self._is_lost:
-            raise MinkError("the file of the conversations cannot be written: this is not changed there")
+    def _rows(self, query: str, arguments: Sequence[object] = ()) -> list[sqlite3.Row]:
+        with self._transaction() as db:
+            return db.execute(query, arguments).fetchall()
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    """Open a file, only for reading if it cannot be written."""
-    if path.exists() and not all(map(_is_writable, (path, path.resolve().parent))):
+def _lock(path: Path, message: int) -> "BaseFileLock":
+    """Return the lock that the program holds which writes an answer; it ends with the program."""
+    from filelock import FileLock  # slow to import, and needed for answers only
+
+    folder = private_folder(path.parent / "writing")
+    return FileLock(folder / f"{message}.lock")
+
+
+def _open(path: Path | None) -> sqlite3.Connection:
+    """Open a file, only for reading if it cannot be written, or a database in memory."""
+    if path is None:
+        db = _connect(":memory:")
+    elif path.exists() and not all(map(_is_writable, (path, path.resolve().parent))):
         # In WAL mode even a reader writes, unless it is told that nobody writes meanwhile.
         return _connect(f"{path.absolute().as_uri()}?immutable=1")
-    db = _connect(private_file(path))
-    db.execute("PRAGMA journal_mode = WAL")
-    # In WAL mode a commit survives the end of the program at once, and a power cut a little later.
-    db.execute("PRAGMA synchronous = NORMAL")
+    else:
+        db = _connect(private_file(path))
+        db.execute("PRAGMA journal_mode = WAL")
+        # In WAL mode a commit survives the end of the program at once, and a power cut a little later.
+        db.execute("PRAGMA synchronous = NORMAL")
+    _create_tables(db)
     return db
 
 
@@ -357,7 +460,8 @@ def _is_writable(path: Path) -> bool:
 
 def _connect(path: Path | str) -> sqlite3.Connection:
     """Open a database in which a change begins a transaction, at once as the only writer."""
-    db = sqlite3.connect(path, timeout=_PATIENCE, isolation_level="IMMEDIATE", uri=isinstance(path, str))
+    seconds = _PATIENCE_MS / 1000
+    db = sqlite3.connect(path, timeout=seconds, isolation_level="IMMEDIATE", uri=isinstance(path, str))
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")
     db.create_function("casefold", 1, lambda text: text and text.casefold(), deterministic=True)
@@ -384,10 +488,18 @@ def _message(row: sqlite3.Row, pieces: Sequence[sqlite3.Row]) -> StoredMessage:
     texts = [row["content"], row["thinking"]]
     for text, is_reasoning in pieces:
         texts[is_reasoning] += text
-    outcome = _known(StoredMessage, outcome)
-    return StoredMessage(
-        row["role"], texts[0], row["parent"], texts[1], parts, row["id"], row["created"], **outcome
+    message = StoredMessage(
+        row["role"],
+        texts[0],
+        row["parent"],
+        texts[1],
+        parts,
+        row["id"],
+        row["created"],
+        **_known(StoredMessage, outcome),
     )
+    message.is_kept = True
+    return message
 
 
 def _known(kind: type[Any], stored: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,6 @@ class EditedLine:
         self._history = _History(user_data_path("mink-local") / "history") if keep else None
         history: History = self._history or InMemoryHistory()
         self._session: PromptSession[str] = PromptSession(
-            message=PROMPT,
             multiline=False,  # Enter sends in any case, and the line of a search takes the place of this one
             prompt_continuation=MORE,
             key_bindings=_key_bindings(),
@@ -53,11 +52,11 @@ class EditedLine:
             tempfile_suffix=".md",
         )
 
-    def read(self, default: str = "") -> str:
+    def read(self, default: str = "", prompt: str = PROMPT) -> str:
         """See `InputLine`."""
         left = "".join(press.data for press in get_typeahead(self._session.input))
         with self._terminal.reading() as typed:
-            text = self._session.prompt(default=default + as_typed(left) + typed)
+            text = self._session.prompt(prompt, default=default + as_typed(left) + typed)
         if self._history and self._history.problem:
             self._screen.note(f"(the history of the input line is not kept: {self._history.problem})")
             self._history.problem = ""

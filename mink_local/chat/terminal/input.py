@@ -18,6 +18,7 @@ from mink_local.cli import printable
 from mink_local.interrupts import interrupt_raises
 
 PROMPT, MORE = "> ", "  "
+NOT_KEPT = "> (not kept) "  # the prompt while messages cannot be stored
 _QUOTES = '"""'
 _ESCAPE_SEQUENCE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|O.|.)?")  # of an arrow key, or around a paste
 
@@ -25,8 +26,8 @@ _ESCAPE_SEQUENCE = re.compile(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|O.|.)?")  # of an arr
 class InputLine(Protocol):
     """Reads messages from the user."""
 
-    def read(self, default: str = "") -> str:
-        """Return a message; the line begins with `default`.
+    def read(self, default: str = "", prompt: str = PROMPT) -> str:
+        """Return a message; the line, after the prompt, begins with `default`.
 
         Raises:
             EOFError: Ctrl-D.
@@ -48,10 +49,10 @@ def unquoted_block(text: str) -> str:
     return text
 
 
-def read_message(line: InputLine, screen: Screen, default: str = "") -> str | None:
+def read_message(line: InputLine, screen: Screen, default: str = "", prompt: str = PROMPT) -> str | None:
     """Return a message; "" after Ctrl-C, and None at the end of the input."""
     try:
-        return line.read(default)
+        return line.read(default, prompt)
     except EOFError:
         screen.show("")
         return None
@@ -157,13 +158,13 @@ class PlainLine:
     def __init__(self, terminal: QuietTerminal) -> None:
         self._terminal = terminal
 
-    def read(self, default: str = "") -> str:
+    def read(self, default: str = "", prompt: str = PROMPT) -> str:
         """See `InputLine`."""
         with self._terminal.reading() as typed:
             default += typed
-            prompt, instead = PROMPT, ""
+            instead = ""
             if not _begin_line_with(default):
-                prompt, instead = f"(Enter sends: {printable(default)})\n{PROMPT}", default
+                prompt, instead = f"(Enter sends: {printable(default)})\n{prompt}", default
             with interrupt_raises():
                 text = input(prompt) or instead
                 while is_open(text):

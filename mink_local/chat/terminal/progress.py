@@ -1,15 +1,18 @@
-"""An answer while it is generated: prompt progress, the reasoning, the text or its heat, the figures."""
+"""An answer while it is generated: prompt progress, the reasoning, the text, the figures; and its colours."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median_low
+from typing import TYPE_CHECKING, Protocol
 
-from rich.cells import cell_len
 from rich.text import Text
 
-from mink_local.chat.conversation.session import AnswerStream
-from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.terminal.screen import Screen, TextWriter, counted
 
+if TYPE_CHECKING:
+    from mink_local.chat.conversation.store import StoredMessage
+    from mink_local.generation.text import TextPart
+
+AGAINST_LOOPS = "--temp 2, --dry-multiplier 0.8 or --no-loop-guard"  # what helps a one-shot answer
 # The least k of each level, its name and its style; the last levels do not differ by colour alone.
 _LEVELS = {
     1: ("1", ""),
@@ -20,26 +23,37 @@ _LEVELS = {
 }
 
 
-def show_answer(screen: Screen, answer: AnswerStream, heat: bool = False) -> None:
-    """Show an answer while it is generated; with `heat`, its tokens coloured by their candidates."""
+class GrowingAnswer(Protocol):
+    """An answer while it is generated, here or elsewhere; see `AnswerStream`."""
+
+    message: "StoredMessage"
+    repeats_since: int | None
+
+    @property
+    def unread_tokens(self) -> int: ...
+
+    @property
+    def n_new(self) -> int: ...
+
+    def parts(self, waiting: Callable[[], None] = ...) -> "Iterator[TextPart]": ...
+
+
+def show_answer(screen: Screen, answer: GrowingAnswer) -> None:
+    """Show an answer while it is generated."""
     total = 0
 
     def show_prompt() -> None:
         nonlocal total
-        unread = answer.reply.unread_tokens
+        unread = answer.unread_tokens
         total = max(total, unread)
         if unread:
             screen.progress(f"prompt: {total - unread} of {counted(total, 'token')}")
 
-    text: TextWriter = screen.writer()
-    parts = answer.parts(show_prompt)
-    if heat and screen.is_terminal:
-        text = heated = HeatWriter(screen)
-        parts = answer.parts(show_prompt, heated.token)
+    text = screen.writer()
     reasoning: _ReasoningView | None = None
     continued = answer.message.content
     try:
-        for part in parts:
+        for part in answer.parts(show_prompt):
             if part.is_reasoning:
                 reasoning = reasoning or _ReasoningView(screen)
                 reasoning.feed(part.text)
@@ -96,22 +110,21 @@ class _ReasoningView:
         return counted(len(self._text.split()), "word")
 
 
-def note_end(
-    screen: Screen, answer: AnswerStream, max_tokens: int | None, n_ctx: int, against_loops: str
-) -> None:
+def note_end(screen: Screen, answer: GrowingAnswer, max_tokens: int | None, against_loops: str) -> None:
     """Say why an answer was cut short, if it was; `against_loops` says what to do about repetition."""
     reason = answer.message.finish_reason
     if reason == "repetition":
-        screen.note(f"(stopped: repeats itself since token {answer.repeats_since}; try {against_loops})")
+        screen.note(f"(stopped: repeating itself since token {answer.repeats_since}; try {against_loops})")
     elif reason == "interrupted":
         screen.note("(interrupted)")
-    elif reason == "length" and max_tokens == answer.reply.n_tokens:
+    elif reason == "length" and max_tokens == answer.n_new:
         screen.note(f"(stopped after {counted(max_tokens, 'token')}: --max-tokens)")
     elif reason == "length":
-        screen.note(f"(stopped: the context of {n_ctx} tokens is full)")
+        used = answer.message.prompt_tokens + answer.n_new
+        screen.note(f"(stopped: the context of {used} tokens is full)")
 
 
-def status(answer: StoredMessage, n_ctx: int, new_tokens: int) -> str:
+def status(answer: "StoredMessage", n_ctx: int, new_tokens: int) -> str:
     """Return the figures of an answer."""
     seconds = max(answer.seconds - answer.first_token_s, 1e-9)
     parts = [counted(new_tokens, "token")]
@@ -152,40 +165,3 @@ def legend() -> Text:
     for name, style in _LEVELS.values():
         shown.append(" ").append(f" {name} ", style)
     return shown
-
-
-class HeatWriter:
-    """Shows an answer while it is generated, its tokens coloured; a `TextWriter`.
-
-    `token` is called for each token, before its text is fed.
-    """
-
-    def __init__(self, screen: Screen) -> None:
-        self._screen = screen
-        self._k = 0
-        self._column = 0
-
-    def token(self, k: int) -> None:
-        """Note how many candidates a token had; a character may have several tokens."""
-        self._k = max(k, self._k)
-
-    def feed(self, text: str) -> None:
-        shown = marked(text, self._k, self._screen.is_plain)
-        if text.startswith(" ") and self._column + shown.cell_len > self._screen.width:
-            self._print(Text("\n"))
-            shown = shown[1:]
-        self._print(shown)
-        self._k = 0
-
-    def recall(self, text: str) -> None:
-        self._print(Text(text.rpartition("\n")[2]))
-
-    def end(self) -> None:
-        self._screen.console.print()
-        if not self._screen.is_plain:
-            self._screen.console.print(legend())
-
-    def _print(self, text: Text) -> None:
-        self._screen.console.print(text, end="", soft_wrap=True)
-        _, newline, last = text.plain.rpartition("\n")
-        self._column = cell_len(last) if newline else self._column + cell_len(last)
