@@ -107,8 +107,9 @@ def page(browser: Browser, server: RunningServer) -> Browser:
     return browser
 
 
-def ask(page: Browser, text: str, *, max_tokens: int = 40) -> None:
+def ask(page: Browser, text: str, *, max_tokens: int = 40, seed: str = "1") -> None:
     """Type a prompt, send it, and wait for the answers."""
+    page.run(f"document.querySelector('[name=seed]').value = '{seed}'")
     page.run(f"document.querySelector('[name=max_tokens]').value = {max_tokens}")
     page.run("document.querySelector('#prompt').value = ''; document.querySelector('#prompt').focus()")
     for character in text:
@@ -244,7 +245,7 @@ class TestInABrowser:
     def test_answers_differ_and_are_still_there_after_a_reload(
         self, page: Browser, server: RunningServer
     ) -> None:
-        ask(page, "Tell me a story.", max_tokens=20)
+        ask(page, "Tell me a story.", max_tokens=20, seed="")
         first = texts(page, ".column .tokens")
         page.click("document.querySelector('.turn header button')")
         page.wait(IS_DONE)
@@ -255,7 +256,7 @@ class TestInABrowser:
         page.wait(IS_DONE)
         assert texts(page, ".column .tokens") == before
         assert page.run("document.querySelector('[name=max_tokens]').value") == "20"
-        open_token(page)
+        open_token(page, f"{FIRST}.querySelector('.token')")
         assert page.complaints == []
 
     def test_an_answer_of_any_client_is_opened_by_its_id(self, page: Browser, server: RunningServer) -> None:

@@ -55,7 +55,7 @@ def test_accuracies_have_intervals_marks_and_bold_winners(tmp_path: Path) -> Non
     assert table.rows[0][2].below == "33.2–66.8"  # Wilson's interval of 15 in 30
     said = sentences(tmp_path)
     assert f"better than {MIN_K}: {SIGMA} at T = 10." in said
-    assert f"worse than {MIN_K}: top-p:p=0.9 (T last) at T = 1; {SIGMA} at T = 1." in said
+    assert f"worse than {MIN_K}: {SIGMA} at T = 1; top-p:p=0.9 (T last) at T = 1." in said
     assert "of 4 comparisons" in said
     assert "strict" not in document.markdown().partition("How to read")[0]  # it is the same
 
