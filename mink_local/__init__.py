@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from mink_local.llama.constraints import Constraints
     from mink_local.native import native_sampler
     from mink_local.samplers import (
+        AdaptiveP,
         Chain,
+        DynamicTemperature,
         Eta,
         Greedy,
         LlamaDefault,
@@ -39,18 +41,21 @@ if TYPE_CHECKING:
         Mirostat,
         PLess,
         Sampler,
+        TopA,
         TopK,
         TopNSigma,
         TopP,
+        Typical,
+        Xtc,
         parse,
     )
 
 __all__ = [
-    "Answer", "CatalogError", "Chain", "Constraints", "ContextOverflowError", "Continuation",
-    "DownloadError", "Eta", "GenerationError", "Greedy", "LlamaDefault", "MinK", "MinP", "MinkError",
-    "Mirostat", "Model", "ModelError", "ModelNotFoundError", "PLess", "Piece", "Reply", "Request",
-    "Sampler", "SamplingParams", "TopK", "TopNSigma", "TopP", "__version__", "load_model",
-    "native_sampler", "parse",
+    "AdaptiveP", "Answer", "CatalogError", "Chain", "Constraints", "ContextOverflowError", "Continuation",
+    "DownloadError", "DynamicTemperature", "Eta", "GenerationError", "Greedy", "LlamaDefault", "MinK", "MinP",
+    "MinkError", "Mirostat", "Model", "ModelError", "ModelNotFoundError", "PLess", "Piece", "Reply", "Request",
+    "Sampler", "SamplingParams", "TopA", "TopK", "TopNSigma", "TopP", "Typical", "Xtc", "__version__",
+    "load_model", "native_sampler", "parse",
 ]  # fmt: skip
 
 _HOMES = {

@@ -38,8 +38,8 @@ def read(path: Path, *lines: bytes) -> Rows[Response]:
     return rows
 
 
-def test_the_format_of_a_line_is_that_of_stored_runs(tmp_path: Path) -> None:
-    assert to_line(RESPONSE) == OLD_LINE
+def test_stored_runs_are_read_and_continued_in_their_format(tmp_path: Path) -> None:
+    assert json.loads(to_line(RESPONSE)) == json.loads(OLD_LINE) | {"thoughts_cut": False}
     assert read(tmp_path / RECORDS, OLD_LINE).by_key == {RESPONSE.key: RESPONSE}
 
 
