@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptiveP", "Answer", "CatalogError", "Chain", "Constraints", "ContextOverflowError", "Continuation",
     "DownloadError", "DynamicTemperature", "Eta", "GenerationError", "Greedy", "LlamaDefault", "MinK", "MinP",
-    "MinkError", "Mirostat", "Model", "ModelError", "ModelNotFoundError", "PLess", "Piece", "Reply", "Request",
-    "Sampler", "SamplingParams", "TopA", "TopK", "TopNSigma", "TopP", "Typical", "Xtc", "__version__",
-    "load_model", "native_sampler", "parse",
+    "MinkError", "Mirostat", "Model", "ModelError", "ModelNotFoundError", "PLess", "Piece", "Reply",
+    "Request", "Sampler", "SamplingParams", "TopA", "TopK", "TopNSigma", "TopP", "Typical", "Xtc",
+    "__version__", "load_model", "native_sampler", "parse",
 ]  # fmt: skip
 
 _HOMES = {

@@ -125,7 +125,7 @@ def conversation(home: Path, model: Path) -> Victim:
 def catalogue(home: Path, _: Path) -> Victim:
     """`mink-models add` of a new name each time to a user's own catalogue."""
     path = home / "config" / "mink-local" / "models.toml"
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     (home / "a.gguf").touch()
     model = f"[[model]]\nname = 'name-{{}}'\nsource = 'file'\nfile = '{home / 'a.gguf'}'\n"
     path.write_text("\n".join(model.format(i) for i in range(300)))
