@@ -231,7 +231,8 @@ def _load(
         where = f"on the CPU, {threads} thread{'s' * (threads > 1)} ({missing})"
     else:
         layers, weights, context = load_what_fits(load, n_gpu_layers)
-        where = describe_layers(layers, weights.n_layers, gpus_in_words())
+        # Asking a server that is gone for its devices would end the process.
+        where = describe_layers(layers, weights.n_layers, gpus_in_words()) if layers else "on the CPU"
     return weights, context, f"{where}, with a context of {context.n_ctx} tokens"
 
 
