@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Iterable
-from re import _constants, _parser
+from importlib import import_module
 from typing import Any
 
 from mink_local.sandbox import in_a_line
+
+_constants: Any = import_module("re._constants")  # without type stubs
+_parser: Any = import_module("re._parser")
 
 _CLASSES = {
     "CATEGORY_DIGIT": "0-9",
