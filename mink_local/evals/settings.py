@@ -100,6 +100,8 @@ class RowMeasurement(Measurement[R]):
         reader = opened.enter_context(model.rows(max(1, longest), *limits))
         self._readers.append(reader)
         opened.callback(self._readers.remove, reader)
+        if self.interrupted:  # while the model was loading
+            reader.interrupt()
         return reader
 
 

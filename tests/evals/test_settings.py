@@ -1,12 +1,18 @@
-"""The sweep of every registered sampler."""
+"""The sweep of every registered sampler, and interrupts of measurements that read rows."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from mink_local.evals.settings import sweep
+from mink_local.errors import GenerationError
+from mink_local.evals.measurement import Results
+from mink_local.evals.settings import RowMeasurement, sweep
+from mink_local.evals.store import Store
+from mink_local.generation.model import Model
 from mink_local.samplers import SAMPLERS, Order, Sampler, kernels
 
 
@@ -23,28 +29,53 @@ def test_the_sweep_has_every_default_once_and_no_setting_twice() -> None:
 
 
 @pytest.fixture
-def top_a() -> Iterator[type[Sampler]]:
+def late() -> Iterator[type[Sampler]]:
     """A sampler that is registered while a test runs, whose default is not among the swept values."""
 
     @dataclass(frozen=True)
-    class TopA(Sampler):
+    class Late(Sampler):
         a: float = 0.2
         order: Order = "temperature-first"
 
-        name = "top-a"
+        name = "late"
         keeps = "some"
         sweep = ("a", (0.5, 0.1))
         kernel = staticmethod(kernels.greedy)
 
-    yield TopA
-    del SAMPLERS["top-a"]
+    yield Late
+    del SAMPLERS["late"]
 
 
-def test_a_sampler_that_is_registered_later_is_swept(top_a: type[Sampler]) -> None:
-    found = [one for one in sweep([1.0, 2.0]) if isinstance(one.sampler, top_a)]
+def test_a_sampler_that_is_registered_later_is_swept(late: type[Sampler]) -> None:
+    found = [one for one in sweep([1.0, 2.0]) if isinstance(one.sampler, late)]
     assert [(one.curve, one.option, one.temperature) for one in found] == [
-        (f"top-a (T {order})", f"a={a}", temperature)
+        (f"late (T {order})", f"a={a}", temperature)
         for temperature, orders in ((1.0, ["last"]), (2.0, ["first", "last"]))
         for order in orders
         for a in (0.5, 0.2, 0.1)
     ]
+
+
+class _Rows(RowMeasurement[Any]):
+    """A measurement of nothing."""
+
+    def plan(self) -> list[int]:
+        return []
+
+    def measure_rows(self, keys: Sequence[Any], store: Store[Any]) -> Iterator[Any]:  # noqa: ARG002
+        yield from ()
+
+    @classmethod
+    def report(cls, results: Results) -> None: ...
+
+
+def test_an_interrupt_while_a_model_loads_ends_its_first_rows(smollm2: Model) -> None:
+    measurement = _Rows()
+    with ExitStack() as opened:
+        reader = measurement.reader(opened, smollm2, [(8, "a text")])
+        assert [row.n_tokens for row in reader([([1, 2, 3], 1)])] == [3]
+    measurement.interrupt()
+    with ExitStack() as opened:
+        reader = measurement.reader(opened, smollm2, [(8, "a text")])
+        with pytest.raises(GenerationError):
+            list(reader([([1, 2, 3], 1)]))
