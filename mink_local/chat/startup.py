@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mink_local.chat.attachments import Attachment, with_files
-from mink_local.chat.conversation.store import Conversation, ConversationStore, default_path
+from mink_local.chat.conversation.store import Conversation, ConversationStore, StoreError, default_path
 from mink_local.chat.settings import DEFAULT, Settings
 from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.chat.terminal.screen import Screen
@@ -102,9 +102,17 @@ class Startup:
             self.screen.note(f"{self.settings.sampler}, temperature {self.settings['temp']:g}")
             if self.settings["model"] == EMBEDDED:
                 self.screen.note(f"({_TOY})")
+            self._note_store()
             self.screen.note("/help lists the commands, Ctrl-D leaves.")
             chat(session, self.screen, terminal, self._unanswered, self._attached(session))
             _end(session)
+
+    def _note_store(self) -> None:
+        """Say at the start if conversations cannot be kept, before there is one to lose."""
+        try:
+            self._store.open()
+        except StoreError as error:
+            self.screen.note(f"(nothing is kept: {error})")
 
     def _offer_model(self) -> None:
         """At the first start in a terminal, ask whether to use a better model than the embedded one."""

@@ -230,6 +230,7 @@ def test_the_input_line(opened: Open, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_data_folder_that_cannot_be_written(opened: Open) -> None:
     terminal = opened("-n", "2", "--temp", "0", XDG_DATA_HOME="/dev/null")
+    assert terminal.text.count("Not a directory") == 1
     shown = terminal.say("Hello")
     assert "2 tokens" in shown
     assert "Not a directory" in shown

@@ -13,7 +13,7 @@ import pytest
 
 from mink_local.errors import MinkError
 from mink_local.generation.model import Model
-from mink_local.samplers import Chain, Greedy, MinK, MinP, TopK, TopP
+from mink_local.samplers import Chain, Greedy, MinK, MinP, Mirostat, TopK, TopP
 from tests.support.mink_eval import MINK_EVAL
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
@@ -197,6 +197,7 @@ def lm(make_lm: Callable[..., Any]) -> Any:
         ({}, {"temperature": 0.8, "top_p": 1.0, "min_p": 0.2}, (MinP(0.2), 0.8)),
         ({}, {"temperature": 0.8, "min_k_tau": 4, "min_k_floor": 1}, (MinK(4, 1), 0.8)),
         ({}, {"temperature": 0.8, "top_p": 0.9, "top_k": 20}, (Chain(TopK(20), TopP(0.9)), 0.8)),
+        ({}, {"temperature": 0.8, "top_k": 20, "mirostat": 2}, (Chain(TopK(20), Mirostat(version=2)), 0.8)),
         # the user's choice comes first
         ({"sampler": "min-k"}, {}, (MinK(), 1.0)),
         ({"sampler": "min-k"}, {"do_sample": True, "temperature": 3.0}, (MinK(), 3.0)),

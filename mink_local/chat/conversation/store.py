@@ -237,6 +237,11 @@ class ConversationStore:
         """Whether conversations are kept."""
         return self._path is not None
 
+    def open(self) -> None:
+        """Open the file now, to learn whether it can be."""
+        with self._transaction():
+            pass
+
     def close(self) -> None:
         """Close the file; another call opens it again."""
         self._release()
