@@ -1,3 +1,3 @@
 """Version of the package; its metadata and its command lines take it from here."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -50,7 +50,8 @@ def setup(tmp_path: Path, wheels: str) -> "subprocess.CompletedProcess[str]":
     tools.mkdir()
     for name in TOOLS.split():
         (tools / name).symlink_to(shutil.which(name) or name)
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ours = {"PYTHONPATH", "BUILD", "CMAKE_ARGS"}
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
     own = {"PATH": tools, "HOME": tmp_path, "VENV": tmp_path / "venv", "PYTHON": _PYTHON}
     variables = kept | {name: str(value) for name, value in own.items()}
     variables |= {"BACKEND": "cpu", "LLAMA_CPP_WHEELS": wheels}
