@@ -98,7 +98,8 @@ async def load(url: str, clients: int, requests: int, tokens: int, round_number:
 
         async def one_client() -> list[tuple[float, list[float]]]:
             # No two prompts share more than the chat template's beginning.
-            return [await ask(client, f"Story {round_number}.{n}. {PROMPT}", tokens) for n in numbers]
+            name = f"Story {clients}.{round_number}"
+            return [await ask(client, f"{name}.{n}. {PROMPT}", tokens) for n in numbers]
 
         began = time.perf_counter()
         by_client = await asyncio.gather(*(one_client() for _ in range(clients)))

@@ -19,7 +19,7 @@ While answers are generated, a step evaluates prompts in parts so small that the
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.prompt_budget import PromptBudget
 from mink_local.generation.request import Request
-from mink_local.generation.slots import Slot, decode, reserve
+from mink_local.generation.slots import Slot, decode, find_free, reserve
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.context import Context
 from mink_local.llama.token_data import SamplingBuffers
@@ -259,15 +259,23 @@ class Engine:
         return True
 
     def _compact(self) -> list[Slot[Group]]:
-        """Move busy slots down so that they are adjacent; return them.
+        """Move busy slots together unless they are adjacent; return them.
 
-        llama.cpp evaluates only adjacent sequences together; separate ones cost more than the copies.
+        llama.cpp evaluates only adjacent sequences together; separate ones cost more than the copies. Of the
+        places for them, the one is taken that needs the fewest copies, and overwrites the fewest tokens.
         """
         busy = [slot for slot in self.slots if slot.job]
-        if not any(slot.backend_sampler for slot in busy):  # an attached sampler stays in its sequence
-            for gap in [slot for slot in self.slots[: len(busy)] if not slot.job]:
-                gap.take_over(busy.pop())
-        return [slot for slot in self.slots if slot.job]
+        is_compact = not busy or busy[-1].seq_id - busy[0].seq_id < len(busy)
+        if is_compact or any(slot.backend_sampler for slot in busy):  # an attached sampler stays
+            return busy
+        starts = range(len(self.slots) - len(busy) + 1)
+        places = [self.slots[start : start + len(busy)] for start in starts]
+        place = min(places, key=_cost_of_moving)
+        gaps = [slot for slot in place if not slot.job]
+        outside = [slot for slot in busy if slot not in place]
+        for gap, slot in zip(gaps, outside, strict=True):
+            gap.take_over(slot)
+        return place
 
     def _take(self, slot: Slot[Group], output: int, position: int) -> Step:
         """Use a row of the batch's outputs: the logits after the first `position` tokens of a slot."""
@@ -344,7 +352,7 @@ class Engine:
             return
         [(token, group), *others] = by_token.items()
         for other_token, other_group in others:
-            if (copy := next((free for free in self.slots if free.job is None), None)) is None:
+            if (copy := find_free(self.slots)) is None:
                 self._forked.append(other_group)
             else:
                 copy.copy_from(slot)
@@ -352,6 +360,12 @@ class Engine:
                 copy.push(other_token)
         slot.job = group
         slot.push(token)
+
+
+def _cost_of_moving(place: Sequence[Slot[Group]]) -> tuple[int, int]:
+    """Return how many copies it takes to fill adjacent slots, and how many tokens are overwritten."""
+    gaps = [slot for slot in place if not slot.job]
+    return len(gaps), sum(len(slot.tokens) for slot in gaps if slot.last_used)
 
 
 def _can_share(first: Decoding, other: Decoding) -> bool:

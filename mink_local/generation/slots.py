@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 N_OUTPUTS = 128  # logits rows of a batch: 78 MB at a vocabulary of 151,936
 MIN_SHARED_PREFIX = 4  # a shorter prefix is cheaper to evaluate again than to copy
+_CONTINUED = 0.75  # share of a slot's tokens that a prompt begins with if it continues the same conversation
 
 Job = TypeVar("Job")
 
@@ -33,6 +34,8 @@ class Slot(Generic[Job]):
             context will have evaluated if it evaluates only this from now on: a short prompt passes a long
             one that has just come, but not one that has waited.
         job: What the slot is used for; None if it is free.
+        last_used: Number of tokens that the context had evaluated when the slot was released; 0 if the slot
+            holds nothing that is not in another one.
         backend_sampler: Samples the slot's tokens inside llama.cpp's graph, if one is attached.
     """
 
@@ -43,6 +46,7 @@ class Slot(Generic[Job]):
         self.n_outputs = 1
         self.deadline = 0
         self.job: Job | None = None
+        self.last_used = 0
         self.backend_sampler: BackendSampler | None = None
         self._context = context
 
@@ -87,6 +91,7 @@ class Slot(Generic[Job]):
         self.job, self.pending = other.job, other.pending
         self.n_outputs, self.deadline = other.n_outputs, other.deadline
         other.release()
+        other.last_used = 0
 
     def next_segment(self, n_tokens: int, n_outputs: int) -> Segment:
         """Return as many of the pending tokens as a batch has room for."""
@@ -107,6 +112,8 @@ class Slot(Generic[Job]):
 
     def release(self) -> None:
         """Make the slot free. The cache keeps its tokens, for a request with the same prefix."""
+        if self.job is not None:
+            self.last_used = self._context.n_evaluated
         self.job, self.pending = None, ()
         self.detach()
 
@@ -125,26 +132,35 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
 
 
+def find_free(slots: Iterable[Slot[Job]]) -> Slot[Job] | None:
+    """Return the free slot whose tokens are the least likely to be wanted again: the least recently used."""
+    free = (slot for slot in slots if slot.job is None)
+    return min(free, key=lambda slot: slot.last_used if slot.tokens else 0, default=None)
+
+
 def reserve(slots: Sequence[Slot[Job]], tokens: Sequence[int], n_outputs: int = 1) -> Slot[Job] | None:
     """Queue `tokens` in a free slot and return it; the caller sets its `job`.
 
-    The free slot with the longest cached prefix is taken; if another slot holds a longer one, it is copied.
+    A prompt that continues what a free slot holds gets that slot. Any other gets the one used least recently,
+    so that conversations which take turns each find their tokens; a prefix that is in any slot is copied.
 
     Returns None if no slot is free, or if another slot is prefilling a longer shared prefix: then the same
     call succeeds some batches later.
     """
+    found = find_free(slots)
+    if found is None:
+        return None
     reusable = tokens[: len(tokens) - n_outputs]  # the others are evaluated again, for their logits
     n_cached = {slot: common_prefix(slot.tokens, reusable) for slot in slots}
-    free = [slot for slot in slots if slot.job is None]
-    if not free:
-        return None
-    best, best_free = max(slots, key=n_cached.__getitem__), max(free, key=n_cached.__getitem__)
+    best = max(slots, key=lambda slot: (n_cached[slot], slot.job is None))
     if _is_prefilling_more(slots, reusable, n_cached[best] + MIN_SHARED_PREFIX):
         return None
-    if n_cached[best] >= n_cached[best_free] + MIN_SHARED_PREFIX:
-        best_free.copy_from(best)
-    best_free.queue(tokens, n_outputs)
-    return best_free
+    if best.job is None and n_cached[best] >= _CONTINUED * len(best.tokens):
+        found = best
+    elif n_cached[best] >= n_cached[found] + MIN_SHARED_PREFIX:
+        found.copy_from(best)
+    found.queue(tokens, n_outputs)
+    return found
 
 
 def _is_prefilling_more(slots: Sequence[Slot[Job]], tokens: Sequence[int], enough: int) -> bool:

@@ -154,7 +154,8 @@ def test_a_gap_is_closed(model: Model, decoded: list[tuple[Segment, ...]]) -> No
     ]
     assert len(list(model.answer_all(requests))) == 24
     for parts in decoded:
-        assert [part.seq_id for part in parts] == list(range(len(parts)))
+        first = parts[0].seq_id
+        assert [part.seq_id for part in parts] == list(range(first, first + len(parts)))
     assert {len(parts) for parts in decoded} == {1, 2, 3, 4}
 
 
@@ -166,6 +167,16 @@ def test_a_common_beginning_is_evaluated_once(model: Model) -> None:
     whole = [answer for answer in answers if answer.evaluated_tokens == answer.prompt_tokens]
     assert len(whole) == 1
     assert all(a.prompt_tokens - a.evaluated_tokens > shared for a in answers if a not in whole)
+
+
+def test_conversations_that_take_turns_are_evaluated_once(model: Model) -> None:
+    conversations = [ask(f"{i}. {QUESTIONS[3]}" * 5) for i in range(3)]
+    for turn in range(3):
+        for messages in conversations:
+            [answer] = model.generate([messages], temperature=0.0, max_tokens=4)
+            new = answer.evaluated_tokens if turn else 0
+            assert new < answer.prompt_tokens / 2
+            messages += [{"role": "assistant", "content": answer.text}, *ask("Go on.")]
 
 
 def test_requests_are_taken_as_slots_become_free(model: Model) -> None:
