@@ -54,20 +54,6 @@ def test_real_logits_are_decided_as_by_the_kernel(logits: Row, tau: float, floor
         assert run(MinK(tau, floor), row) == (len(expected), expected)
 
 
-@pytest.mark.parametrize("n", [2, 3, 100, WIDTH, WIDTH + 1, 40_000])
-@pytest.mark.parametrize(("tau", "floor"), [(0.0, 0.0), (3.0, 0.0), (40.0, 0.0), (0.0, 1.0), (40.0, 3.0)])
-def test_random_logits_are_decided_as_by_the_kernel(tau: float, floor: float, n: int) -> None:
-    rng = np.random.default_rng(n)
-    certain = 0
-    for _ in range(20):
-        logits = rng.normal(scale=rng.uniform(0.1, 10), size=n).astype(np.float32)
-        k, ids = run(MinK(tau, floor), logits)
-        if k > 0:
-            certain += 1
-            assert (k, ids) == (len(ids), kept_by_kernel(MinK(tau, floor), logits))
-    assert certain >= 10 or n < 40  # a small row may have fewer tokens than tau or floor keeps
-
-
 def test_a_drop_that_overflows_is_not_certain() -> None:
     """The drop after rank 100 is infinite in float32, and smaller than the first one in float64."""
     logits = np.repeat([3e38, 2.9e38, -3e38], [1, 99, 50]).astype(np.float32)
@@ -160,7 +146,7 @@ def check_kept(sampler: Sampler, row: Row, temperature: float, token: int, k: in
 
 
 @pytest.mark.parametrize("temperature", [0.7, 5.0])
-@pytest.mark.parametrize("n_vocab", [64, 3000])
+@pytest.mark.parametrize("n_vocab", [64, WIDTH, WIDTH + 1, 3000])
 def test_random_rows_have_the_kernels_candidates(chosen: Chosen, n_vocab: int, temperature: float) -> None:
     rng = np.random.default_rng(n_vocab)
     rows = (rng.normal(size=(32, n_vocab)) * rng.uniform(0.5, 8, (32, 1))).astype(np.float32)

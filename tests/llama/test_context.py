@@ -1,6 +1,5 @@
 """Contexts: batches, outputs, interrupts, number formats of the KV cache, closing."""
 
-import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -106,13 +105,3 @@ def test_a_failure_is_an_error_with_llama_cpps_reason(tiny_weights: Weights) -> 
     context = Context(tiny_weights, 64, 1)
     with pytest.raises(GenerationError, match="status -1"):
         context.decode(Segment([1], 5, seq_id=9))
-
-
-def test_close_may_be_called_again(tiny_path: Path) -> None:
-    context = Context(Weights(tiny_path), 64, 2)  # which holds the weights
-    gc.collect()
-    assert context.decode(Segment([1, 2], 0))
-    context.close()
-    context.close()
-    with pytest.raises(GenerationError, match="closed"):
-        context.decode(Segment([1], 0))

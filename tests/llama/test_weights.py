@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mink_local.errors import GenerationError, ModelError
-from mink_local.llama.context import Context
+from mink_local.llama.context import Context, Segment
 from mink_local.llama.weights import Weights
 from tests.support.python import run_python
 from tests.support.tiny import write_embedding_model
@@ -50,6 +50,9 @@ def test_close_frees_contexts_first_and_may_be_called_again(tiny: Callable[..., 
         weights.tokenize("Hello", add_special=True, parse_special=False)
     with pytest.raises(ModelError, match=r"tiny\.gguf"):
         Context(weights, 64, 1)
+    contexts[0].close()
+    with pytest.raises(GenerationError, match="closed"):
+        contexts[0].decode(Segment([1], 0))
     del weights, contexts
     gc.collect()
 

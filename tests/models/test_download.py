@@ -68,9 +68,7 @@ def sha256(content: bytes) -> str:
 
 def pulled(mink: Mink, name: str = NAME) -> Path:
     """Pull a model and return its path."""
-    result = mink("pull", name)
-    assert result.status == 0, result.stderr
-    return Path(result.stdout.strip())
+    return Path(mink("pull", name).succeeded().stdout.strip())
 
 
 def refused(result: Finished, *values: object, status: int = 1) -> None:

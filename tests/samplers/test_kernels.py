@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mink_local.samplers import (
@@ -23,6 +23,7 @@ from mink_local.samplers import (
     kernels,
     parse,
 )  # fmt: skip
+from tests.support.effort import examples
 from tests.support.methods import EXAMPLES, JIT, LARGEST, METHODS, TEMPERATURES, Row, check, large_row, rows
 
 INF = float("inf")
@@ -36,31 +37,19 @@ def test_every_method_is_in_the_table() -> None:
 # Any row
 
 
-def _agrees(kind: type[Sampler], data: st.DataObject) -> None:
-    sampler = data.draw(METHODS[kind].samplers)
-    check(sampler, data.draw(rows()), data.draw(st.sampled_from(TEMPERATURES) | st.floats(0.01, 100)))
-
-
 @pytest.mark.parametrize("kind", METHODS)
-@settings(max_examples=120 if JIT else 25)
+@examples(120 if JIT else 25)
 @given(st.data())
 def test_agrees_with_its_twin(kind: type[Sampler], data: st.DataObject) -> None:
-    _agrees(kind, data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", METHODS)
-@settings(max_examples=1000 if JIT else 60)
-@given(st.data())
-def test_agrees_with_its_twin_on_many_rows(kind: type[Sampler], data: st.DataObject) -> None:
-    _agrees(kind, data)
+    sampler = data.draw(METHODS[kind].samplers)
+    check(sampler, data.draw(rows()), data.draw(st.sampled_from(TEMPERATURES) | st.floats(0.01, 100)))
 
 
 def test_a_probability_below_the_smallest_float() -> None:
     check(MinP(5e-324), np.array([-2.5, math.inf, math.inf], np.float32), 1e-300)
 
 
-@settings(max_examples=50 if JIT else 10)
+@examples(50 if JIT else 10)
 @given(st.integers(0, 2**32 - 1), st.floats(0.5, 1), st.floats(0.5, 20))
 def test_top_p_of_many_candidates(seed: int, p: float, temperature: float) -> None:
     """Thousands of them: quickselect divides the entries many times over."""
@@ -315,28 +304,3 @@ def test_equal_logits_go_by_token_id() -> None:
         ids, logits = sampler.candidates(row)
         assert ids.tolist() == [4, 5, 1, 3, 6, 0, 2]
         assert logits.tolist() == [LARGEST, LARGEST, 7.0, 7.0, 7.0, 0.0, 0.0]
-
-
-# Their parts
-
-
-def test_exp2() -> None:
-    ts = np.concatenate([-np.linspace(0, 1022, 20_001), -np.logspace(-18, 3, 1000)])
-    results = np.array([float(kernels._exp2(t)) for t in ts])
-    np.testing.assert_allclose(results, 2.0**ts, rtol=1e-13)
-    assert kernels._exp2(0.0) == 1.0
-
-
-@given(st.floats(), st.floats(-LARGEST, LARGEST, width=32))
-@example(-math.inf, 1.0)
-@example(0.1, 1.0)
-@example(math.nextafter(0.1, 0), 1.0)
-def test_round_up(cut: float, largest: float) -> None:
-    """The threshold in float32 keeps the logits that `cut` keeps in float64."""
-    if math.isnan(cut):
-        return
-    threshold = float(kernels._round_up(cut, largest))
-    assert -LARGEST <= threshold <= largest
-    assert threshold >= cut or threshold == largest
-    if threshold > -LARGEST:
-        assert float(np.nextafter(np.float32(threshold), -np.float32(LARGEST))) < cut

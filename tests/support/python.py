@@ -12,6 +12,17 @@ class Finished(NamedTuple):
     stdout: str
     stderr: str
 
+    def succeeded(self) -> "Finished":
+        """Return it, after checking that the status is 0."""
+        assert self.status == 0, self.stderr
+        return self
+
+    def refused(self, status: int, *named: object) -> None:
+        """Check that it ended with this status and one line on standard error, which has these texts."""
+        assert (self.status, self.stderr.count("\n")) == (status, 1), self.stderr
+        for text in named:
+            assert str(text) in self.stderr
+
 
 def run_python(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[str]":
     """Run Python with these arguments; options are those of `subprocess.run`."""

@@ -174,16 +174,6 @@ def test_without_min_k_samplers_are_not_compared(tmp_path: Path) -> None:
     assert other.baseline == "min-k:tau=9"
 
 
-def test_open_ended_tasks_have_cells_without_accuracy(tmp_path: Path) -> None:
-    make(tmp_path, tasks=("gsm8k", "essay"), n_questions=3)
-    summary = summary_of(tmp_path)
-    essays = summary.cells[summary.cells["task"] == "essay"]
-    assert len(essays) == 8
-    assert essays["scoring"].isna().all()
-    assert essays["mean_tokens"].notna().all()
-    assert set(summary.comparisons["task"]) == {"gsm8k"}
-
-
 def test_two_scorings_that_agree_are_one(tmp_path: Path) -> None:
     make(tmp_path, n_questions=5)
     assert summary_of(tmp_path).scorings == ("flexible", "strict")
