@@ -112,7 +112,7 @@ def test_python_blocks_run(smollm2_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     program = "\n".join(blocks).replace('"model.gguf"', repr(str(smollm2_path)))
     result = run_python("-c", program)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.status, result.stderr) == (0, "")
     assert len(blocks) == 2
     assert len(result.stdout.split()) > 5
 

@@ -45,8 +45,8 @@ def has_own_gpu() -> bool:
 
 
 def test_two_servers_answer_as_the_cpu(smollm2: Model, rpc: str) -> None:
-    child = run_python(*MINK_CHAT, rpc, "--prompt", SEA, "--temp", 0, "-n", 12, "--json", "--verbose")
-    assert child.returncode == 0, child.stderr
+    options = ["--prompt", SEA, "--temp", 0, "-n", 12, "--json", "--verbose"]
+    child = run_python(*MINK_CHAT, rpc, *options).succeeded()
     own = "the GPU, " if has_own_gpu() else ""
     assert f"on {own}{rpc[6:].replace(',', ' and ')}, every layer" in child.stderr.replace("\n", " ")
     reply = forget(smollm2).chat([{"role": "user", "content": SEA}], sampler=Greedy(), max_tokens=12)
@@ -120,8 +120,7 @@ def test_a_server_without_memory_takes_fewer_layers(servers: list[RpcServer]) ->
     if has_own_gpu():
         pytest.skip("the servers use this machine's GPU, not its memory")
     servers[0].limit_memory(220 << 20)
-    child = run_python("-c", IN_LITTLE_MEMORY, servers[0].address)
-    assert child.returncode == 0, child.stderr
+    child = run_python("-c", IN_LITTLE_MEMORY, servers[0].address).succeeded()
     placement, text = child.stdout.splitlines()
     assert re.search(r" (7|15|23) of 31 layers", placement)
     assert "31 layers" in child.stderr

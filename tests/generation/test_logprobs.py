@@ -86,19 +86,6 @@ def test_continuations_are_scored_as_one_at_a_time(tiny_path: Path, n_parallel: 
         assert scored_one.is_greedy == greedy
 
 
-def test_the_same_batch_gives_the_same_numbers(smollm2: Model) -> None:
-    """If the batches are those of the plain computation, the only difference is float64 rounding."""
-    context, continuation = pair(smollm2, "The", TEXT)
-    assert len(continuation) < N_OUTPUTS
-    cache = Context(smollm2.weights, 1024, smollm2.engine.context.n_threads, n_outputs=N_OUTPUTS)
-    tokens = [*context, *continuation[:-1]]
-    cache.decode(Segment(tokens, 0, n_outputs=len(continuation)))
-    rows = [cache.logits(len(context) - 1 + i) for i in range(len(continuation))]
-    expected = [plain(row, token) for row, token in zip(rows, continuation, strict=True)]
-    (scored,) = smollm2.logprobs([(context, continuation)], 1)
-    assert scored.logprobs == pytest.approx(expected, rel=1e-11)
-
-
 def test_a_shared_context_is_evaluated_once(smollm2: Model, decoded: list[tuple[Segment, ...]]) -> None:
     choices = [pair(smollm2, TEXT * 3, f" {word}") for word in ("Boats", "Trees", "Nobody", "Everything")]
     smollm2.logprobs(choices, 4)

@@ -302,39 +302,6 @@ def test_a_random_number_of_1_gives_no_token_outside_the_candidates(chosen: Chos
         assert token in candidates
 
 
-# A real model's steps
-
-
-def test_the_steps_of_a_real_model_have_the_kernels_candidates(weights: Weights) -> None:
-    """Each sampler has a sequence, and a second one beside it has the raw logits of the same tokens."""
-    temperature = 2.0
-    samplers: list[Sampler] = [
-        MinK(0),
-        MinK(),
-        MinK(1000),
-        MinK(floor=1.5),
-        Greedy(),
-        TopK(20),
-        TopP(0.9),
-        MinP(0.05),
-    ]
-    n = len(samplers)
-    context = Context(weights, 64, 1, 2 * n)
-    backends = [BackendSampler(sampler, temperature, 3, context, i) for i, sampler in enumerate(samplers)]
-    assert all(backend.attach() for backend in backends)
-    tokens = weights.tokenize("Once", add_special=True, parse_special=False)[:1] * n
-    decided = 0
-    for step in range(10):
-        context.decode(*(Segment([tokens[i % n]], step, i) for i in range(2 * n)))
-        for i, (sampler, backend) in enumerate(zip(samplers, backends, strict=True)):
-            row = context.logits(n + i)
-            if (token := backend.next(i)) is not None:
-                check_kept(sampler, row, temperature, token, backend.k)
-                decided += 1
-            tokens[i] = int(row.argmax()) if token is None else token
-    assert decided >= 10 * n - 3
-
-
 def test_only_an_output_takes_a_random_number(tiny_weights: Weights) -> None:
     """However much of the prompt is evaluated with the sampler attached."""
 

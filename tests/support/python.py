@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Finished(NamedTuple):
-    """What a program did in this process."""
+    """What a program did."""
 
     status: int
     stdout: str
@@ -24,16 +24,15 @@ class Finished(NamedTuple):
             assert str(text) in self.stderr
 
 
-def run_python(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[str]":
+def run_python(*arguments: object, **options: Any) -> Finished:
     """Run Python with these arguments; options are those of `subprocess.run`."""
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(
+    done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False, **options
     )
+    return Finished(done.returncode, done.stdout, done.stderr)
 
 
 def output_of(*arguments: object, **options: Any) -> str:
     """Return what Python with these arguments prints; it must succeed."""
-    child = run_python(*arguments, **options)
-    assert child.returncode == 0, child.stderr
-    return child.stdout
+    return run_python(*arguments, **options).succeeded().stdout

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from mink_local import load_model
-from mink_local.errors import ModelError
 from mink_local.evals.frontier.measure import MeasuredText, common_vocabulary
 from mink_local.evals.frontier.sums import FIGURES, PositionFigures
 from mink_local.evals.settings import sweep
@@ -120,21 +119,15 @@ def test_the_positions_are_those_of_the_answer(tiny_path: Path) -> None:
         assert figures.sums[greedy, FIGURES.index("k")] == n_positions
 
 
-def test_vocabularies_are_compared_token_by_token(
-    tiny_path: Path, tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    """A reference whose vocabulary is padded is taken, one with another token is not."""
+def test_a_padded_vocabulary_is_taken(tiny_path: Path, tiny: Callable[..., Path]) -> None:
     with (
         load_model(str(tiny_path), trust=True, n_ctx=64) as model,
         load_model(str(tiny("padded.gguf", padding=3)), trust=True, n_ctx=64) as padded,
-        load_model(str(renamed_token(tiny_path, tmp_path)), trust=True, n_ctx=64) as differing,
     ):
         n = model.weights.n_vocab
         assert padded.weights.n_vocab == n + 3
         assert common_vocabulary(model.weights, padded.weights) == n
         assert common_vocabulary(padded.weights, model.weights) == n
-        with pytest.raises(ModelError, match=r"'ĠPariz'.*'ĠParis'"):
-            common_vocabulary(model.weights, differing.weights)
 
 
 def renamed_token(model: Path, folder: Path) -> Path:
@@ -156,7 +149,7 @@ def renamed_token(model: Path, folder: Path) -> Path:
         (["--text", "x", "--temp", "nan"], "", "nan", 2),
         (["--text", "file.txt"], "\n \n\n", "file.txt", 1),
         (["--text", "file.txt"], "word " * 3000, "paragraph 1", 1),
-        (["--text", "file.txt", "-t", 1], "a", "two tokens", 1),
+        (["--text", "file.txt", "-t", 1, "-q"], "a", "two tokens", 1),
         (["--text", "file.txt", "-s", "top-p"], "a", "top-p", 2),
         (["--text", "file.txt", "-s", "top-k+xtc"], "a", "xtc", 2),
     ],
@@ -177,6 +170,6 @@ def test_another_model_or_text_in_a_folder_is_refused(
     for options, named in (
         (["--text", "other.txt", "--out", "out"], "other"),
         (["--text", "text.txt", "--out", "out", *other], "other"),
-        (["--text", "text.txt", "--out", "new", *other], "ĠPariz"),
+        (["--text", "text.txt", "--out", "new", *other], "'ĠPariz'"),
     ):
         finished(*options).refused(1, named)
