@@ -18,7 +18,6 @@ from tests.support.mink_eval import MINK_EVAL, count_lines, responses
 from tests.support.python import output_of, run_python
 from tests.support.rpc import RpcServer
 from tests.support.server import running_server
-from tests.support.terminal import Terminal
 
 pytestmark = [pytest.mark.usefixtures("own_files"), pytest.mark.slow]
 
@@ -125,24 +124,6 @@ def test_a_server_without_memory_takes_fewer_layers(servers: list[RpcServer]) ->
     assert re.search(r" (7|15|23) of 31 layers", placement)
     assert "31 layers" in child.stderr
     assert text
-
-
-@pytest.mark.terminal
-@pytest.mark.posix
-def test_a_conversation_whose_server_goes_away(servers: list[RpcServer], rpc: str) -> None:
-    """The chat ends with a sentence, and the next one restores what was on the screen."""
-    terminal = Terminal("--temp", "0", rpc)
-    terminal.send("Tell me a long story about a dog named Max.\r")
-    terminal.until(lambda: len(terminal.text.partition("named Max.")[2].strip()) > 60, seconds=300)
-    servers[1].kill()
-    assert terminal.ended() == 1
-    assert GONE in terminal.text
-    shown = " ".join(terminal.text.partition("named Max.")[2].partition(GONE)[0].split())
-    again = Terminal("--continue", "--temp", "0", "-n", "5")
-    recalled = " ".join(again.text.split())
-    assert len(shown) > 40
-    assert shown[: len(shown) - 20] in recalled
-    again.close()
 
 
 def test_a_run_whose_server_goes_away(servers: list[RpcServer], rpc: str, tmp_path: Path) -> None:

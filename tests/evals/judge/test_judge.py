@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -270,13 +269,6 @@ def test_bad_input_is_one_sentence(
     result = mink_eval("judge", run, *(server.url if option == "URL" else option for option in options))
     result.refused(status, complaint)
     assert "secret" not in result.stderr
-
-
-def test_a_library_that_is_missing(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "mink_local.evals.judge.ask")
-    monkeypatch.delitem(sys.modules, "mink_local.evals.judge.judgements", raising=False)
-    monkeypatch.setitem(sys.modules, "openai", None)
-    judge().refused(2, "openai", "mink-local[eval]")
 
 
 @pytest.mark.parametrize(
