@@ -221,7 +221,6 @@ def test_descriptions(smollm2: Model) -> None:
 def test_a_model_is_closed(tiny: Callable[..., Path]) -> None:
     before = set(psutil.Process().children())
     with load_model(str(tiny(template="{{ messages[0].content }}"))) as model:
-        assert set(psutil.Process().children()) <= before
         reply = model.chat(FRANCE, max_tokens=50)
         next(reply)
         assert len(set(psutil.Process().children()) - before) == 1, "the child that renders the template"

@@ -1,6 +1,7 @@
 """Chat templates: the model's own, none, broken ones; control tokens that users type."""
 
 import json
+import subprocess
 from collections.abc import Callable
 from copy import deepcopy
 from datetime import date
@@ -366,3 +367,13 @@ def test_a_template_that_does_not_end_while_it_is_compiled(monkeypatch: pytest.M
     monkeypatch.setattr(rendering, "SECONDS", 1)
     with pytest.raises(TemplateError, match="1 s"):
         renderer("{{ 9 ** (9 ** (9 ** 9)) }}")(HELLO)
+
+
+def test_no_child_starts_before_the_first_prompt_or_for_a_trusted_template(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a child was started"))
+    render = renderer("x")
+    assert renderer("x", in_process=True)(HELLO) == "x"
+    monkeypatch.undo()
+    assert render(HELLO) == "x"
