@@ -43,15 +43,6 @@ def test_by_hand() -> None:
     assert step.shown_ranks(2) == [0, 2]  # the sampled one is always shown
 
 
-def test_on_real_logits(logits: NDArray[np.float32]) -> None:
-    step = sampling_step(logits[0], int(logits[0].argmax()), 5.0)
-    assert step.sampled == 0
-    kept, _ = MinK().candidates(logits[0])
-    assert step.ids[: step.cliff].tolist() == kept.tolist()
-    for sampler in compared_with(MinK()):
-        assert step.kept[sampler] == sampler.cutoff(logits[0], 5.0)
-
-
 def test_the_probability_that_a_token_is_sampled_with() -> None:
     """After the cut, at the temperature."""
     row = np.array([2, 1, 0, -8], np.float32)

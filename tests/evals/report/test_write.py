@@ -86,11 +86,9 @@ def test_the_least_that_a_run_can_be(
     assert rows(tmp_path)[0]["sampler"] == samplers[0]
 
 
-@pytest.mark.parametrize("chunk", [500, 3])  # of 10 responses: scored in this process, and in others
 def test_verdicts_are_judged_again_and_those_that_differ_are_counted(
-    tmp_path: Path, mink_eval: MinkEval, monkeypatch: pytest.MonkeyPatch, chunk: int
+    tmp_path: Path, mink_eval: MinkEval, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded_run, "CHUNK", chunk)
     write_run(tmp_path, **SMALL)
     assert "recorded verdicts" not in mink_eval("report", tmp_path).stderr
     recorded = read_run(tmp_path).responses
@@ -102,6 +100,7 @@ def test_verdicts_are_judged_again_and_those_that_differ_are_counted(
     assert int(differ[1]) > 0
     assert differ[0] in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     assert (tmp_path / "records.jsonl").read_bytes() == before
+    monkeypatch.setattr(recorded_run, "CHUNK", 3)  # of 10 responses, which other processes judge then
     assert rescore(read_run(tmp_path)).responses == recorded
     [row] = [r for r in rows(tmp_path) if (r["sampler"], r["scoring"]) == (SIGMA, "strict")]
     right = [bool(r.strict and r.strict.correct) for r in recorded if r.sampler == SIGMA]
