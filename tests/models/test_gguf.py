@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mink_local.errors import ModelError
@@ -16,6 +16,7 @@ from mink_local.llama.constants import KV_TYPES
 from mink_local.models import gguf as gguf_module
 from mink_local.models.gguf import Metadata, read_metadata, shards
 from tests.conftest import shared
+from tests.support.effort import examples
 from tests.support.tiny import write_gguf
 
 STRING, ARRAY, U32, U64 = 8, 9, 4, 10
@@ -202,7 +203,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(200)
 @given(data=st.data())
 def test_mutated_metadata(small: Path, tmp_path: Path, data: st.DataObject) -> None:
     """Whatever is changed, cut off or put in: metadata, or one sentence."""

@@ -202,6 +202,7 @@ def test_fewer_positions_than_are_wanted_are_said(
     assert "999" in caplog.text
 
 
+@pytest.mark.slow
 def test_two_files_that_do_not_fit_are_loaded_in_turns(
     quants: Quants,
     files: dict[str, Path],

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mink_local.errors import ReportError, RunError
 from mink_local.evals.report.recorded_run import read_run, rescore
 from mink_local.evals.run.records import seed_of
 from mink_local.evals.tasks import Verdict
@@ -71,23 +70,6 @@ def test_records_of_other_files_are_read_if_they_are_of_this_run(folder: Path) -
     questions = folder / "questions.jsonl"
     questions.write_text(questions.read_text(encoding="utf-8").replace('"gold": "', '"gold": "9'))
     assert any("questions.jsonl" in remark for remark in read_run(folder).remarks)
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    def refuse(named: str) -> None:
-        with pytest.raises((ReportError, RunError), match=named):
-            read_run(tmp_path)
-
-    refuse("questions.jsonl")
-    write_run(tmp_path, n_questions=1)
-    (tmp_path / "records.jsonl").write_text("", encoding="utf-8")
-    refuse("no responses")
-    (tmp_path / "records.jsonl").write_text('{"response": 1}\n', encoding="utf-8")
-    refuse("line 1")
-    (tmp_path / "records.jsonl").unlink()
-    (tmp_path / "questions.jsonl").unlink()
-    (tmp_path / "questions.jsonl").mkdir()
-    refuse("questions.jsonl")
 
 
 def test_an_unknown_task_keeps_its_verdicts(tmp_path: Path) -> None:

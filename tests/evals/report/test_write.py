@@ -141,6 +141,11 @@ def test_wrong_use_is_refused_in_a_sentence(tmp_path: Path, mink_eval: MinkEval)
     mink_eval("report", run).refused(1, str(run / "report"))
     (run / "records.jsonl").write_text(json.dumps({"response": 1}) + "\n", encoding="utf-8")
     mink_eval("report", run).refused(1, "records.jsonl, line 1")
+    (run / "records.jsonl").write_text("", encoding="utf-8")
+    mink_eval("report", run).refused(1, "no responses")
+    (run / "questions.jsonl").unlink()
+    (run / "questions.jsonl").mkdir()
+    mink_eval("report", run).refused(1, "questions.jsonl")
 
 
 def test_a_missing_library_is_named(tmp_path: Path) -> None:
