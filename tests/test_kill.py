@@ -1,14 +1,15 @@
-"""kill -9 at any moment loses nothing that was recorded, and the same command finishes the work."""
+"""kill -9 at any moment loses nothing that was recorded, and the same command finishes the work.
+
+Killed chats are in tests/chat.
+"""
 
 import json
 import random
-import sqlite3
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +24,6 @@ KILLS = 3 * FACTOR
 START_SECONDS, RUN_SECONDS = 60, 120
 N_QUESTIONS, REPEATS = 4, 4
 DOWNLOAD = random.Random(0).randbytes(20_000_000)
-CONVERSATION = """
-INSERT INTO conversation VALUES (1, NULL, 'tiny', NULL, NULL, 0);
-INSERT INTO message VALUES (1, 1, NULL, 'user', 'Hello', '', '{}', NULL, 0);
-INSERT INTO message VALUES (2, 1, 1, 'assistant', 'Hi', '',
-    '{"model": "tiny", "sampler": "min-k:tau=3", "temperature": 5.0, "seed": 7}',
-    '{"finish_reason": "stop"}', 0);
-UPDATE conversation SET head = 2;
-"""
 
 
 @dataclass
@@ -95,33 +88,6 @@ def evaluation(home: Path, model: Path) -> Victim:
     return Victim(arguments, recorded, is_complete, window=0.5)
 
 
-def conversation(home: Path, model: Path) -> Victim:
-    """`mink-chat --continue`, which adds a turn to the conversation that is there."""
-    options = ["--temp", 5, "--max-tokens", 80, "--seed", 1, "--threads", 1, "--model", model]
-    chat = ["-m", "mink_local.chat", *options]
-    subprocess.run([sys.executable, *map(str, chat), "--list"], check=True, capture_output=True)
-    [store] = home.rglob("conversations.db")
-    with closing(sqlite3.connect(store)) as db:
-        db.executescript(CONVERSATION)
-
-    def recorded() -> dict[str, str]:
-        with closing(sqlite3.connect(store, timeout=30)) as db:
-            assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-            db.execute("BEGIN")
-            texts = {f"message {key}": text for key, text in db.execute("SELECT id, content FROM message")}
-            pieces = db.execute("SELECT message, text FROM piece WHERE NOT thinking ORDER BY id")
-            for key, text in pieces:
-                texts[f"message {key}"] += text
-            return texts
-
-    def is_complete() -> bool:
-        with closing(sqlite3.connect(store)) as db:
-            query = "SELECT role, outcome IS NOT NULL FROM message ORDER BY id DESC LIMIT 1"
-            return bool(db.execute(query).fetchone() == ("assistant", 1))
-
-    return Victim([*chat, "--continue", "--prompt", "More"], recorded, is_complete, window=0.5)
-
-
 def catalogue(home: Path, _: Path) -> Victim:
     """`mink-models add` of a new name each time to a user's own catalogue."""
     path = home / "config" / "mink-local" / "models.toml"
@@ -166,7 +132,7 @@ def hub(user_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
-@pytest.mark.parametrize("victim", [evaluation, conversation, catalogue, download])
+@pytest.mark.parametrize("victim", [evaluation, catalogue, download])
 @pytest.mark.usefixtures("hub", "own_files")
 def test_a_killed_program_loses_nothing(
     victim: Callable[[Path, Path], Victim], user_folders: Path, tiny_path: Path

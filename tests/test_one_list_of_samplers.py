@@ -4,14 +4,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import click
 import numpy as np
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
-from numpy.typing import NDArray
 
 from mink_local.bench.cli import cli as mink_bench
 from mink_local.chat.cli import cli as mink_chat
@@ -19,16 +18,13 @@ from mink_local.evals.cli import cli as mink_eval
 from mink_local.evals.figures import look
 from mink_local.evals.settings import sweep
 from mink_local.generation.sampling_step import compared_with
-from mink_local.samplers import SAMPLERS, MinK, Order, Sampler, default_samplers, parse
-from mink_local.samplers.compile import compiled
-from mink_local.samplers.kernels import keep_from, survey
+from mink_local.samplers import SAMPLERS, MinK, Sampler, default_samplers, parse
 from mink_local.serve.cli import cli as mink_serve
 from mink_local.serve.endpoints.information import playground_page
 from mink_local.serve.protocol.fields import sampler_fields
+from tests.support.methods import Near
 
-NAME = "epsilon"
-
-
+NAME = "close"
 COMMANDS = {
     "mink-chat": mink_chat,
     "mink-eval run": mink_eval.commands["run"],
@@ -36,58 +32,28 @@ COMMANDS = {
 }
 
 
-@compiled
-def probable(logits: Any, options: Any, work: Any, ids: Any) -> Any:
-    """Keep the tokens with `p_i >= epsilon`. Options: epsilon, the temperature of the distribution."""
-    temperature = options[1]
-    n, _, largest = survey(logits, work)
-    if n <= 0:
-        return n
-    total = 0.0
-    for logit in logits:
-        total += np.exp((logit - largest) / temperature)
-    return keep_from(largest + temperature * np.log(options[0] * total), largest, logits, work, ids)
-
-
 @pytest.fixture
 def kind() -> Iterator[type[Sampler]]:
-    """Epsilon sampling, registered for the test only."""
+    """A sampler of one's own, registered for the test only; its default is not among the swept values."""
 
     @dataclass(frozen=True)
-    class Epsilon(Sampler):
-        epsilon: float = 0.05
-        order: Order = "temperature-first"
+    class Close(Near):
+        distance: float = 0.7
 
         name = NAME
-        keeps = "probabilities of at least epsilon"
-        sweep = ("epsilon", (0.5, 0.2, 0.1, 0.05))
-        request_fields: ClassVar = {"epsilon_cutoff": "epsilon"}
-        kernel = staticmethod(probable)
+        keeps = "logits within `distance` of the largest"
+        sweep = ("distance", (0.1, 0.5, 1.0))
+        request_fields: ClassVar = {"close_cutoff": "distance"}
 
-    yield Epsilon
+    yield Close
     del SAMPLERS[NAME]
 
 
-@pytest.fixture
-def row() -> NDArray[np.float32]:
-    return np.log([0.5, 0.3, 0.1, 0.06, 0.04]).astype(np.float32)
-
-
-@pytest.mark.parametrize(
-    ("text", "temperature", "k"),
-    [
-        ("epsilon", 1.0, 4),
-        ("epsilon:epsilon=0.11", 1.0, 2),
-        ("epsilon:epsilon=0.11,order=temperature-last", 9.0, 2),
-    ],
-)
-def test_it_cuts_as_defined(
-    kind: type[Sampler], row: NDArray[np.float32], text: str, temperature: float, k: int
-) -> None:
-    sampler = parse(text)
-    assert isinstance(sampler, kind)
-    assert parse(str(sampler)) == sampler
-    assert sampler.candidates(row, temperature)[0].tolist() == list(range(k))
+def test_it_is_parsed(kind: type[Sampler]) -> None:
+    for text in ("close", "close:distance=0.11,order=temperature-last"):
+        sampler = parse(text)
+        assert isinstance(sampler, kind)
+        assert parse(str(sampler)) == sampler
 
 
 @pytest.mark.parametrize("listed", [default_samplers, lambda: compared_with(MinK())])
@@ -105,26 +71,31 @@ def test_it_is_in_the_help(command: click.Command) -> None:
 @pytest.mark.usefixtures("kind")
 def test_it_is_completed() -> None:
     completion = ShellComplete(mink_chat, {}, "mink-chat", "_COMPLETE")
-    assert NAME in [item.value for item in completion.get_completions(["--sampler"], "ep")]
+    assert NAME in [item.value for item in completion.get_completions(["--sampler"], "cl")]
 
 
 @pytest.mark.usefixtures("kind")
-def test_it_is_timed(tmp_path: Path, row: NDArray[np.float32]) -> None:
-    np.savez(tmp_path / "rows.npz", logits=row[None])
+def test_it_is_timed(tmp_path: Path) -> None:
+    np.savez(tmp_path / "rows.npz", logits=np.zeros((1, 5), np.float32))
     arguments = ["sampler", "--logits", str(tmp_path / "rows.npz"), "--rounds", "1", "--json"]
     printed = CliRunner().invoke(mink_bench, arguments, catch_exceptions=False).stdout
     assert str(parse(NAME)) in [cost["method"] for cost in json.loads(printed)]
 
 
 def test_it_is_swept(kind: type[Sampler]) -> None:
-    samplers = [setting.sampler for setting in sweep([5.0]) if isinstance(setting.sampler, kind)]
-    assert [sampler.epsilon for sampler in samplers] == 2 * [0.5, 0.2, 0.1, 0.05]  # type: ignore[attr-defined]
+    found = [one for one in sweep([1.0, 2.0]) if isinstance(one.sampler, kind)]
+    assert [(one.curve, one.option, one.temperature) for one in found] == [
+        (f"close (T {order})", f"distance={distance}", temperature)
+        for temperature, orders in ((1.0, ["last"]), (2.0, ["first", "last"]))
+        for order in orders
+        for distance in (0.1, 0.5, 0.7, 1)
+    ]
 
 
 def test_it_is_in_the_playground_and_a_field_of_requests(kind: type[Sampler]) -> None:
     page, _ = playground_page(tuple(map(str, default_samplers())))
     assert str(kind()) in page
-    assert "epsilon_cutoff" in sampler_fields()
+    assert "close_cutoff" in sampler_fields()
 
 
 @pytest.mark.usefixtures("kind")

@@ -1,7 +1,8 @@
-"""README.md and docs/ are true: command lines, options, Python blocks, links, generated pages, tables."""
+"""README.md and docs/ are true: command lines, options, Python blocks, links, generated pages, numbers."""
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -111,7 +112,7 @@ def test_python_blocks_run(smollm2_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     program = "\n".join(blocks).replace('"model.gguf"', repr(str(smollm2_path)))
     result = run_python("-c", program)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.status, result.stderr) == (0, "")
     assert len(blocks) == 2
     assert len(result.stdout.split()) > 5
 
@@ -129,3 +130,40 @@ def test_every_measured_table_names_its_command() -> None:
     )
     assert {command.split()[1] for command, _ in blocks} >= {"sampler", "decode", "batch"}
     assert all(f"`{command}`, 20" in block for command, block in blocks)
+
+
+# docs/results.md and README.md have the numbers of docs/results
+
+
+def check(root: Path) -> str:
+    """Run `scripts/results.py --check` in a copy of the repository; return its complaints."""
+    return run_python(root / "scripts" / "results.py", "--check").stderr
+
+
+def test_the_pages_have_the_numbers_of_the_tables() -> None:
+    assert check(ROOT) == ""
+
+
+@pytest.mark.parametrize(
+    ("page", "number", "wrong", "found"),
+    [
+        ("README.md", "9.5", "19.5", "README.md"),
+        ("docs/results.md", "33.0 (24.6–42.7)", "133.0 (24.6–42.7)", "results.md"),
+        ("docs/results.md", "−29.0 points", "−29.3 points", "−29.3"),  # in a verdict
+    ],
+)
+def test_another_number_is_found(page: str, number: str, wrong: str, found: str, tmp_path: Path) -> None:
+    for folder in ("docs", "scripts"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    path = tmp_path / page
+    path.write_text(path.read_text("utf-8").replace(number, wrong, 1), "utf-8")
+    assert found in check(tmp_path)
+
+
+def test_every_file_of_the_results_is_shown() -> None:
+    pages = "".join((ROOT / page).read_text("utf-8") for page in ("README.md", "docs/results.md"))
+    named = set(re.findall(r"results/([^)\s]+\.svg)", pages))
+    blocks = {f"{name.replace(' ', '-')}.csv" for name in re.findall(r"<!-- begin: (.+) -->", pages)}
+    sources = {f"{name}.csv" for line in re.findall(r"<!-- from: (.+) -->", pages) for name in line.split()}
+    assert {path.name for path in (ROOT / "docs" / "results").iterdir()} <= named | blocks | sources

@@ -29,9 +29,7 @@ def rows(bench: Bench) -> Callable[..., list[dict[str, Any]]]:
     """Run the program, which must succeed, with --json."""
 
     def run(*arguments: object) -> list[dict[str, Any]]:
-        status, out, err = bench(*arguments, "--json")
-        assert status == 0, err
-        return json.loads(out)  # type: ignore[no-any-return]
+        return json.loads(bench(*arguments, "--json").succeeded().stdout)  # type: ignore[no-any-return]
 
     return run
 
@@ -69,8 +67,7 @@ def test_rows_of_several_files_are_one_list(rows: Callable[..., Any], npz: Path)
 @pytest.mark.parametrize("output", [[], ["--markdown"]])
 def test_tables(bench: Bench, npz: Path, output: list[str]) -> None:
     samplers = ["--sampler", "min-k", "--sampler", "top-k:k=5"]
-    status, out, err = bench("sampler", "--logits", npz, "--rounds", 1, *samplers, *output)
-    assert status == 0, err
+    out = bench("sampler", "--logits", npz, "--rounds", 1, *samplers, *output).succeeded().stdout
     assert all(text in out for text in ("5000", "min-k:tau=3", "top-k:k=5", "llama cpp µs"))
     assert "mirostat" not in out
     assert ("| ---" in out or "|---" in out) == bool(output)
@@ -109,13 +106,12 @@ def test_decoding_is_compared_with_greedy(bench: Bench, rows: Callable[..., Any]
     ],
 )
 def test_bad_input_is_one_sentence(bench: Bench, arguments: list[str], status: int, complaint: str) -> None:
-    ended, out, err = bench(*arguments)
-    assert (ended, out, len(err.splitlines())) == (status, "", 1)
-    assert err.startswith("mink-bench: ")
-    assert complaint in err
+    result = bench(*arguments)
+    result.refused(status, complaint)
+    assert result.stdout == ""
+    assert result.stderr.startswith("mink-bench: ")
 
 
 def test_logits_of_another_shape(bench: Bench, tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", logits=np.zeros(5))
-    status, _, err = bench("sampler", "--logits", tmp_path / "x.npz")
-    assert (status, "(5,)" in err) == (1, True)
+    bench("sampler", "--logits", tmp_path / "x.npz").refused(1, "(5,)")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.browser import Browser, open_browser
 from tests.support.mink_eval import MinkEval
 from tests.support.python import Finished
 
@@ -16,6 +17,13 @@ def cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser for the pages that mink-eval writes."""
+    with open_browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 @pytest.fixture

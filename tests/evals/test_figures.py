@@ -1,14 +1,11 @@
 """The looks of methods and the bytes of pictures."""
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 
-import pytest
 from matplotlib.figure import Figure
 
 from mink_local.evals.figures import look, to_svg
-from mink_local.samplers import SAMPLERS, Sampler, default_samplers, kernels, label
+from mink_local.samplers import SAMPLERS, default_samplers, label
 
 
 def test_every_method_has_a_look_of_its_own() -> None:
@@ -23,25 +20,6 @@ def test_every_method_has_a_look_of_its_own() -> None:
     chain = look("min-k:tau=1e+16+top-p:p=0.9,order=temperature-last")
     assert chain == look("min-k+top-p (T last)") == look(label("min-k+top-p:p=0.5,order=temperature-last"))
     assert chain["color"] not in [one["color"] for one in looks.values()]
-
-
-@pytest.fixture
-def added() -> Iterator[str]:
-    """A sampler that is added at run time."""
-
-    @dataclass(frozen=True)
-    class Added(Sampler):
-        name = "added"
-        keeps = "everything"
-        kernel = staticmethod(kernels.every_finite)
-
-    yield "added"
-    del SAMPLERS["added"]
-
-
-def test_an_added_sampler_has_a_look_of_its_own(added: str) -> None:
-    others = [look(name) for name in SAMPLERS if name != added]
-    assert all(look(added)["color"] != other["color"] for other in others)
 
 
 def test_the_same_figure_is_the_same_bytes() -> None:

@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +14,7 @@ from mink_local.errors import MinkError
 from mink_local.generation.model import Model
 from mink_local.samplers import Chain, Greedy, MinK, MinP, Mirostat, TopK, TopP
 from tests.support.mink_eval import MINK_EVAL
+from tests.support.python import output_of
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
 
@@ -158,15 +158,9 @@ def test_the_command_is_the_harnesss_own(tasks: Path) -> None:
         "--output_path": str(out),
     }
     arguments = [text for option in options.items() for text in option]
-    result = subprocess.run(
-        [*MINK_EVAL, "lm-eval", *arguments, "--apply_chat_template", "--log_samples"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tasks / "cache")},
-    )
-    assert result.returncode == 0, result.stderr
-    assert "local_sums" in result.stdout
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tasks / "cache")}
+    command = [*MINK_EVAL[1:], "lm-eval", *arguments, "--apply_chat_template", "--log_samples"]
+    assert "local_sums" in output_of(*command, env=environment)
     (logged,) = out.rglob("samples_*.jsonl")
     assert len(logged.read_text().splitlines()) == 2
 

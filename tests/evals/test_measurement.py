@@ -1,17 +1,20 @@
 """A measurement carried out in a folder: what is missing is measured, whatever ended the session before."""
 
 import logging
+import math
 import os
 import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from mink_local.errors import ModelError, ReportError
+from mink_local.errors import GenerationError, ModelError, ReportError
 from mink_local.evals.measurement import (
     Measurement,
     Results,
@@ -19,7 +22,10 @@ from mink_local.evals.measurement import (
     progress,
     read_results,
 )
+from mink_local.evals.settings import RowMeasurement, sweep
 from mink_local.evals.store import ROWS, Store
+from mink_local.generation.model import Model
+from mink_local.samplers import SAMPLERS
 
 
 class Square(msgspec.Struct, frozen=True):
@@ -135,3 +141,43 @@ def test_a_terminal_has_a_bar_with_the_log_above(
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
     assert "1,999 of 2,000 texts, 42%" in shown
     assert "beware\n" in shown.replace("\r", "")
+
+
+# Measurements of settings that read rows
+
+
+def test_the_sweep_has_every_default_once_and_no_setting_twice() -> None:
+    settings = sweep([1.0, 5.0, math.inf, 5.0])
+    keys = [one.key for one in settings]
+    assert len(set(keys)) == len(keys)
+    assert not any(one.sampler.order == "temperature-first" for one in settings if one.temperature != 5)
+    stateless = {name for name, sampler in SAMPLERS.items() if not sampler.is_stateful}
+    for temperature in (1.0, 5.0, math.inf):
+        defaults = [one for one in settings if one.is_default and one.temperature == temperature]
+        assert {one.sampler.name for one in defaults} == stateless
+        assert len({one.curve for one in defaults}) == len(defaults)
+
+
+class _Rows(RowMeasurement[Any]):
+    """A measurement of nothing."""
+
+    def plan(self) -> list[int]:
+        return []
+
+    def measure_rows(self, keys: Sequence[Any], store: Store[Any]) -> Iterator[Any]:  # noqa: ARG002
+        yield from ()
+
+    @classmethod
+    def report(cls, results: Results) -> None: ...
+
+
+def test_an_interrupt_while_a_model_loads_ends_its_first_rows(smollm2: Model) -> None:
+    measurement = _Rows()
+    with ExitStack() as opened:
+        reader = measurement.reader(opened, smollm2, [(8, "a text")])
+        assert [row.n_tokens for row in reader([([1, 2, 3], 1)])] == [3]
+    measurement.interrupt()
+    with ExitStack() as opened:
+        reader = measurement.reader(opened, smollm2, [(8, "a text")])
+        with pytest.raises(GenerationError):
+            list(reader([([1, 2, 3], 1)]))

@@ -192,14 +192,6 @@ def test_requests_are_taken_as_slots_become_free(model: Model) -> None:
     assert len(taken) == 20
 
 
-def test_a_prompt_that_does_not_fit_leaves_the_others_alone(model: Model) -> None:
-    prompts = [ask(QUESTIONS[0]), ask("word " * 600), ask(QUESTIONS[1])]
-    answers = {a.index: a for a in model.generate(prompts, temperature=0.0, max_tokens=4)}
-    assert [answers[i].finish_reason for i in range(3)] == ["length", "overflow", "length"]
-    assert (answers[1].text, answers[1].n_tokens, answers[1].evaluated_tokens) == ("", 0, 0)
-    assert answers[1].prompt_tokens > model.n_ctx
-
-
 def test_stop_strings_and_constraints_are_each_answers_own(real: Model) -> None:
     yes_or_no, only_yes = (Constraints(grammar=f"root ::= {words}") for words in ('"yes" | "no"', '"yes"'))
     requests = [

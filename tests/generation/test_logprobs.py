@@ -1,7 +1,9 @@
-"""Rows of logits and log-probabilities of texts, compared with float64 on llama.cpp's logits."""
+"""Rows of logits and log-probabilities of texts and prompts, compared with float64 on llama.cpp's logits."""
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +13,14 @@ from numpy.typing import NDArray
 
 from mink_local import load_model
 from mink_local.errors import ContextOverflowError, GenerationError
+from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model
+from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.slots import N_OUTPUTS, RowReader, score
 from mink_local.llama.context import Context, Segment
 from mink_local.samplers import kernels
+from tests.conftest import forget
+from tests.generation.conftest import run
 
 TEXT = (
     "The lighthouse keeper walked down to the harbour every morning, whatever the weather, and counted the "
@@ -80,19 +86,6 @@ def test_continuations_are_scored_as_one_at_a_time(tiny_path: Path, n_parallel: 
         assert scored_one.is_greedy == greedy
 
 
-def test_the_same_batch_gives_the_same_numbers(smollm2: Model) -> None:
-    """If the batches are those of the plain computation, the only difference is float64 rounding."""
-    context, continuation = pair(smollm2, "The", TEXT)
-    assert len(continuation) < N_OUTPUTS
-    cache = Context(smollm2.weights, 1024, smollm2.engine.context.n_threads, n_outputs=N_OUTPUTS)
-    tokens = [*context, *continuation[:-1]]
-    cache.decode(Segment(tokens, 0, n_outputs=len(continuation)))
-    rows = [cache.logits(len(context) - 1 + i) for i in range(len(continuation))]
-    expected = [plain(row, token) for row, token in zip(rows, continuation, strict=True)]
-    (scored,) = smollm2.logprobs([(context, continuation)], 1)
-    assert scored.logprobs == pytest.approx(expected, rel=1e-11)
-
-
 def test_a_shared_context_is_evaluated_once(smollm2: Model, decoded: list[tuple[Segment, ...]]) -> None:
     choices = [pair(smollm2, TEXT * 3, f" {word}") for word in ("Boats", "Trees", "Nobody", "Everything")]
     smollm2.logprobs(choices, 4)
@@ -150,3 +143,111 @@ def test_what_cannot_be_evaluated(tiny_model: Model) -> None:
         with pytest.raises(ContextOverflowError):
             list(rows([([1, 2], 1), ([1] * 300, 1)]))
         assert len(list(rows([([1, 2], 1)]))) == 1, "the slots are free again"
+
+
+# Of the prompt: those of `Model.logprobs`, alone and beside other requests
+
+
+CONTEXT = "The lighthouse keeper walked down to the harbour every morning, whatever the weather."
+CONTINUATION = " There were eleven boats, all of them painted white."
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    model = load_model("smollm2-135m", n_ctx=512, n_parallel=3)
+    model.reserve(512, 3, n_outputs=64)
+    return model
+
+
+@pytest.fixture(scope="module")
+def prompt(model: Model) -> list[int]:
+    return model.prompt_tokens(CONTEXT + CONTINUATION)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Model, prompt: list[int]) -> list[float]:
+    """The result of `Model.logprobs` for every token but the first."""
+    (scored,) = model.logprobs([(prompt[:1], prompt[1:])], 1)
+    return scored.logprobs
+
+
+def request(prompt: Any, **options: Any) -> Request:
+    return Request(prompt, SamplingParams(temperature=0.0, **options))
+
+
+def assert_recorded(answer: Answer, expected: list[float], tolerance: float) -> None:
+    first, *others = answer.prompt_logprobs
+    assert first is None
+    assert len(others) == len(expected)
+    assert np.abs(np.subtract(others, expected)).max() < tolerance  # type: ignore[arg-type]
+    assert len(answer.prompt_top_logprobs) == len(answer.prompt_logprobs)
+
+
+def test_alone_they_are_those_of_logprobs(model: Model, prompt: list[int], expected: list[float]) -> None:
+    engine = forget(model).engine
+    answer = engine.submit(request(prompt, max_tokens=1, prompt_logprobs=2))
+    run(engine)
+    assert_recorded(answer, expected, 1e-3)
+    assert answer.evaluated_tokens == answer.prompt_tokens
+    start = len(model.prompt_tokens(CONTEXT))
+    (scored,) = model.logprobs([(prompt[:start], prompt[start:])], 1)
+    assert sum(answer.prompt_logprobs[start:]) == pytest.approx(scored.total, abs=1e-3)  # type: ignore[arg-type]
+    assert answer.prompt_top_logprobs[0] == ()
+    for token, logprob, top in zip(
+        prompt[1:], answer.prompt_logprobs[1:], answer.prompt_top_logprobs[1:], strict=True
+    ):
+        assert len(top) == 2
+        assert dict(top).get(token, logprob) == pytest.approx(logprob, abs=1e-6)
+
+
+def test_they_need_no_context_of_their_own(prompt: list[int], expected: list[float]) -> None:
+    """With one row of logits for each slot, a batch has only a few of the prompt's tokens."""
+    model = load_model("smollm2-135m", n_ctx=512, n_parallel=3)
+    answer = model.engine.submit(request(prompt, max_tokens=4, prompt_logprobs=0))
+    plain = model.engine.submit(request(CONTEXT, max_tokens=20))
+    run(model.engine)
+    # llama.cpp's logits depend on what is evaluated together, a 4-bit model's more than others.
+    assert_recorded(answer, expected, 0.6)
+    assert set(answer.prompt_top_logprobs) == {()}
+    assert (answer.n_tokens, plain.n_tokens) == (4, 20)
+    assert plain.prompt_logprobs == []
+
+
+def test_beside_other_requests_and_after_them(model: Model, prompt: list[int], expected: list[float]) -> None:
+    """All logits are needed, so neither a cached prompt nor another answer's slot is reused.
+
+    An answer without them shares the slot of one with them.
+    """
+    engine = forget(model).engine
+    plain = request(prompt, max_tokens=8)
+    before = engine.submit(plain)
+    run(engine)
+    recorded = [engine.submit(request(prompt, max_tokens=8, prompt_logprobs=0)) for _ in range(2)]
+    others = [engine.submit(plain), engine.submit(request(CONTEXT, max_tokens=30))]
+    run(engine)
+    for answer in recorded:
+        assert_recorded(answer, expected, 0.6)
+        assert answer.evaluated_tokens == answer.prompt_tokens
+    assert {answer.text for answer in [*recorded, others[0]]} == {before.text}
+    assert others[0].evaluated_tokens == 0
+
+
+def test_a_row_with_a_nan_ends_one_answer(
+    model: Model, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = forget(model).engine
+    with_them = engine.submit(request(prompt, max_tokens=5, prompt_logprobs=0))
+    sharing = engine.submit(request(prompt, max_tokens=5))
+    rows = count()
+    logits = type(engine.context).logits
+
+    def damaged(self: Any, output: int = -1) -> Any:
+        row = logits(self, output)
+        return np.full_like(row, np.nan) if next(rows) == 2 else row
+
+    monkeypatch.setattr(type(engine.context), "logits", damaged)
+    run(engine)
+    assert with_them.finish_reason == "error"
+    assert "NaN" in str(with_them.error)
+    assert (with_them.n_tokens, len(with_them.prompt_logprobs)) == (0, 3)
+    assert (sharing.n_tokens, sharing.finish_reason) == (5, "length")

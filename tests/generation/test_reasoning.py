@@ -1,10 +1,16 @@
-"""Reasoning, split from the answer and joined with it."""
+"""Reasoning, split from the answer and joined with it, and ended at a budget."""
+
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mink_local.generation.text import ReasoningSplitter, ReasoningState, TextPart, joined
+from mink_local import Constraints, SamplingParams, load_model
+from mink_local.generation.model import Model
+from mink_local.generation.reasoning_budget import CLOSING, GRACE
+from mink_local.generation.text import THINK, THINK_END, ReasoningSplitter, ReasoningState, TextPart, joined
+from tests.support.tiny import write_scripted
 
 
 def split(pieces: list[str], state: ReasoningState = "start") -> tuple[str, str]:
@@ -62,3 +68,80 @@ def test_joined_is_the_inverse() -> None:
     assert split([joined("Let me see.", "Four.", opened=True)], "reasoning") == ("Let me see.", "Four.")
     assert split([joined("Let me", "", opened=False)]) == ("Let me", "")
     assert joined("", "Four.", opened=False) == "Four."
+
+
+# Ended at a budget: where, with which tokens, and what is known of them
+
+
+WORDS = [" a", " b.", *(f" w{i}" for i in range(60))]
+OPENED = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+OPENS = "{% for m in messages %}{{ m.content }}{% endfor %}<assistant>{# <think> #}"
+
+
+@pytest.fixture(scope="module", params=[OPENED, OPENS], ids=["the template opens", "the model opens"])
+def thinker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """A model that reasons with WORDS, and goes on from a forced closing with "Four."."""
+    opening = {THINK: WORDS} if request.param == OPENED else {"<assistant>": [THINK, *WORDS]}
+    path = tmp_path_factory.mktemp("thinker") / "thinker.gguf"
+    scripts = {**opening, THINK_END: ["x"], "\n\n": ["Four."]}
+    with load_model(write_scripted(path, request.param, scripts), n_ctx=1024, n_threads=1) as model:
+        yield model
+
+
+@pytest.mark.parametrize(
+    ("budget", "n_words"), [(0, 0), (1, 2), (2, 2), (3, 3 + GRACE), (20, 20 + GRACE), (62, 62), (-1, 62)]
+)
+def test_it_ends_to_the_token(thinker: Model, budget: int, n_words: int) -> None:
+    """With the sentence that goes on, or 32 tokens later; whoever opens the reasoning."""
+    answer = thinker.chat("2 + 2?", temperature=0, reasoning_budget=budget, logprobs=0)
+    answer.read()
+    sampled = [*[THINK] * (answer.reasoning_state == "start"), *WORDS[:n_words]]
+    is_cut = 0 <= budget < len(WORDS)
+    assert answer.reasoning_cut is is_cut
+    closing = (CLOSING if budget else f"{THINK_END}\n\n") if is_cut else ""
+    assert answer.text == "".join(sampled) + closing + ("Four." if is_cut else "")
+    n_forced = len(thinker.weights.tokenize(closing, add_special=False, parse_special=True)) if closing else 0
+    n_after = answer.n_tokens - len(sampled) - n_forced
+    assert answer.k == [1] * len(sampled) + [0] * n_forced + [1] * n_after
+    assert len(answer.logprobs) == answer.n_tokens
+    assert all(logprob < -1 for logprob in answer.logprobs[len(sampled) : len(sampled) + n_forced - 1])
+
+
+def test_an_answer_that_continues_another(thinker: Model) -> None:
+    """From any of its tokens, forced ones included, the rest is the same."""
+    whole = thinker.chat("2 + 2?", temperature=0, reasoning_budget=1)
+    whole.read()
+    for at in range(1, whole.n_tokens, 7):
+        rest = thinker.chat("2 + 2?", temperature=0, reasoning_budget=1, prefix=whole.tokens[:at])
+        rest.read()
+        assert rest.tokens == whole.tokens[at:]
+
+
+def test_answers_of_a_batch_have_budgets_of_their_own(thinker: Model) -> None:
+    budgets = [None, 0, 2]
+    texts = [thinker.chat("2 + 2?", temperature=0, reasoning_budget=budget).read() for budget in budgets]
+    thinker.reserve(256, 3)
+    prompts = ["2 + 2?"] * 3
+    for budget, text in zip(budgets, texts, strict=True):
+        answers = thinker.generate(prompts, temperature=0, reasoning_budget=budget)
+        assert {answer.text for answer in answers} == {text}
+
+
+def test_penalties_see_forced_tokens(thinker: Model) -> None:
+    """As they see sampled ones: those of a text are the same, whoever chose its tokens."""
+    ban = Constraints(presence_penalty=1e6, penalty_last_n=256)
+    answer = thinker.chat("x", temperature=0, reasoning_budget=0, constraints=ban, max_tokens=20)
+    answer.read()
+    assert answer.reasoning_cut
+    assert len(set(answer.tokens)) == answer.n_tokens
+
+
+def test_a_grammar_decides_where_reasoning_ends(thinker: Model) -> None:
+    grammar = Constraints(grammar='root ::= "no more"')
+    answer = thinker.chat("x", temperature=0, reasoning_budget=0, constraints=grammar)
+    assert (answer.read(), answer.reasoning_cut) == ("no more", False)
+
+
+def test_a_text_that_is_no_reasoning_is_not_cut(smollm2: Model) -> None:
+    asked = ("Tell me a story.", SamplingParams(temperature=0, max_tokens=12))
+    assert smollm2.chat(*asked, reasoning_budget=0).read() == smollm2.chat(*asked).read()

@@ -1,4 +1,4 @@
-"""The candidates of one step and what each method keeps, by hand and on real logits."""
+"""One step: its candidates, what each method keeps, and tokens sampled with common random numbers."""
 
 from dataclasses import replace
 
@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from mink_local.generation.common_numbers import CommonNumbers
+from mink_local.generation.model import Model
+from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.sampling_step import compared_with, sampling_step
 from mink_local.generation.text import visible
 from mink_local.samplers import (
@@ -16,11 +19,14 @@ from mink_local.samplers import (
     MinK,
     MinP,
     Mirostat,
+    Sampler,
     TopK,
     TopP,
+    Workspace,
     Xtc,
     parse,
 )
+from tests.conftest import forget
 
 
 def test_by_hand() -> None:
@@ -35,15 +41,6 @@ def test_by_hand() -> None:
     assert step.p.sum() == pytest.approx(1)
     assert step.shown_ranks(3) == [0, 1, 2]
     assert step.shown_ranks(2) == [0, 2]  # the sampled one is always shown
-
-
-def test_on_real_logits(logits: NDArray[np.float32]) -> None:
-    step = sampling_step(logits[0], int(logits[0].argmax()), 5.0)
-    assert step.sampled == 0
-    kept, _ = MinK().candidates(logits[0])
-    assert step.ids[: step.cliff].tolist() == kept.tolist()
-    for sampler in compared_with(MinK()):
-        assert step.kept[sampler] == sampler.cutoff(logits[0], 5.0)
 
 
 def test_the_probability_that_a_token_is_sampled_with() -> None:
@@ -127,3 +124,64 @@ def test_parts_of_characters_are_visible() -> None:
     assert visible("é".encode()[:1]) == "<0xC3>"
     assert visible(b" \x98\x80a\xf0\x9f") == " <0x98><0x80>a<0xF0><0x9F>"
     assert visible(b"") == ""
+
+
+# Common random numbers: the right distribution, and answers that differ only where their samplers do
+
+
+def sampled(sampler: Sampler, rows: NDArray[np.float32], temperature: float, seed: int) -> CommonNumbers:
+    """Return the sampler after a token of each row."""
+    common = CommonNumbers(sampler, seed)
+    workspace = Workspace(rows.shape[1])
+    select = common.selector(temperature, workspace)
+    for row in rows:
+        assert select(row) == 1
+        assert workspace.ids[0] == common.steps[-1].token
+    return common
+
+
+def test_tokens_are_sampled_from_the_softmax_of_the_candidates() -> None:
+    row = np.array([2.0, -np.inf, 1.0, 0.5, -8.0], np.float32)
+    common = sampled(TopK(3), np.tile(row, (20_000, 1)), 2.0, 1)
+    counts = np.bincount([step.token for step in common.steps], minlength=5)
+    weights = np.exp(np.array([2.0, 1.0, 0.5]) / 2)
+    assert counts[[0, 2, 3]] / counts.sum() == pytest.approx(weights / weights.sum(), abs=0.015)
+    assert {(step.token, step.rank, step.k) for step in common.steps} == {(0, 1, 3), (2, 2, 3), (3, 3, 3)}
+
+
+def test_methods_differ_only_in_tokens_that_one_of_them_cuts(logits: NDArray[np.float32]) -> None:
+    rows = np.tile(logits, (5, 1))
+    for temperature in (0.5, 5.0):
+        few = sampled(MinK(), rows, temperature, 7)
+        for other in (MinP(), MinP(order="temperature-last"), TopP(), TopK(40)):
+            for one, two in zip(few.steps, sampled(other, rows, temperature, 7).steps, strict=True):
+                assert one.token == two.token or one.rank > two.k or two.rank > one.k
+
+
+def test_a_temperature_near_zero_takes_the_largest_logit(logits: NDArray[np.float32]) -> None:
+    common = sampled(TopP(order="temperature-last"), logits, 1e-300, 1)
+    assert [step.rank for step in common.steps] == [1] * len(logits)
+
+
+def test_a_broken_row_is_refused() -> None:
+    common = CommonNumbers(MinK(), 1)
+    assert common.selector(1.0, Workspace(2))(np.array([np.nan, 1], np.float32)) < 0
+    assert common.steps == []
+
+
+def test_answers(smollm2: Model) -> None:
+    """One seed gives one text, whatever is generated beside it; the token that ends it is a step too."""
+    messages = [{"role": "user", "content": "Say hello."}]
+    samplers = [MinK(), MinP(), MinK(), TopK(1)]
+    common = [CommonNumbers(sampler, 3) for sampler in samplers]
+    requests = [
+        Request(messages, SamplingParams(sampler=sampler, temperature=2.0, max_tokens=12))
+        for sampler in common
+    ]
+    answers = sorted(forget(smollm2).answer_all(requests), key=lambda answer: answer.index)
+    assert answers[0].tokens == answers[2].tokens != answers[1].tokens
+    for answer, sampler in zip(answers, common, strict=True):
+        tokens = [step.token for step in sampler.steps]
+        assert tokens[: answer.n_tokens] == answer.tokens
+        assert len(tokens) == answer.n_tokens + (answer.finish_reason == "stop")
+    assert all(step.k == step.rank == 1 for step in common[3].steps)

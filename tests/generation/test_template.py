@@ -265,11 +265,6 @@ def test_no_template_is_plain_turns(tiny: Callable[..., Path], caplog: pytest.Lo
     assert len("".join(model.chat(TURNS, temperature=5.0, seed=1, max_tokens=5))) > 0
 
 
-def test_a_template_gets_the_date_of_load_model(tiny: Callable[..., Path]) -> None:
-    path = str(tiny(template="{{ strftime_now('%d %b %Y') }}"))
-    assert load_model(path, date=date(2025, 3, 1)).apply_chat_template(TURNS) == "01 Mar 2025"
-
-
 def test_a_template_that_fails(tiny: Callable[..., Path]) -> None:
     path = tiny(template="{{ raise_exception('no system prompt, please') }}")
     with load_model(path) as model, pytest.raises(MinkError, match=f"{path} .*: no system prompt, please"):

@@ -1,7 +1,6 @@
 """Constraints: llama.cpp's penalties, bias, DRY and grammars, before any sampler."""
 
 import ctypes
-import json
 import re
 from typing import Any
 
@@ -175,14 +174,6 @@ def test_the_end_of_a_grammar_ends_the_text(
     choice = Constraints(grammar='root ::= "yes" | "no"')
     sample = constrained(weights, choice, sampler=sampler, temperature=temperature)
     assert text_of(weights, generate(sample, prompt, 20)) in ("yes", "no")
-
-
-@pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)], ids=["dict", "text"])
-def test_json_schema(weights: Weights, generate: Generate, prompt: list[int], schema: Any) -> None:
-    sample = constrained(weights, Constraints(json_schema=schema), temperature=5.0)
-    cat = json.loads(text_of(weights, generate(sample, prompt, 100)))
-    assert isinstance(cat["name"], str)
-    assert isinstance(cat["age"], int)
 
 
 def test_greedy_takes_the_largest_logit_that_is_left(weights: Weights, rows: Row) -> None:

@@ -1,4 +1,4 @@
-"""Contexts: batches, outputs, interrupts, number formats of the KV cache, closing."""
+"""Weights and contexts: batches, interrupts, number formats of the KV cache, refused files, closing, logs."""
 
 import gc
 import threading
@@ -10,44 +10,16 @@ import pytest
 from llama_cpp import llama_cpp as C
 
 from mink_local.errors import GenerationError, ModelError
-from mink_local.llama.constants import KV_TYPES, MAX_SEED, N_BATCH, N_SEQ_MAX, RANDOM_SEED
+from mink_local.llama.constants import KV_TYPES, MAX_SEED, N_SEQ_MAX, RANDOM_SEED
 from mink_local.llama.context import Context, Segment
 from mink_local.llama.weights import Weights
-from tests.support.tiny import Shape
+from tests.support.python import output_of, run_python
+from tests.support.tiny import Shape, write_embedding_model
 
 
 def test_constants_are_llama_cpps() -> None:
     assert (C.LLAMA_DEFAULT_SEED, C.llama_max_parallel_sequences()) == (RANDOM_SEED, N_SEQ_MAX)
     assert MAX_SEED == RANDOM_SEED - 1
-
-
-def test_logits_of_outputs_only(tiny_weights: Weights) -> None:
-    context = Context(tiny_weights, 64, 1, n_outputs=2)
-    context.decode(Segment([5, 6, 7, 8], 0, n_outputs=2))
-    before_last, last = context.logits(2).copy(), context.logits().copy()
-    assert last.shape == (tiny_weights.n_vocab,)
-    with pytest.raises(GenerationError, match="logits"):
-        context.logits(0)
-    context.clear()
-    context.decode(Segment([5, 6, 7], 0))
-    np.testing.assert_allclose(context.logits(), before_last, rtol=1e-3, atol=1e-4)
-    context.decode(Segment([8], 3))
-    np.testing.assert_allclose(context.logits(), last, rtol=1e-3, atol=1e-4)
-
-
-def test_sequences_are_copied_and_truncated(tiny_weights: Weights) -> None:
-    context = Context(tiny_weights, 64, 1, n_seq=2)
-    context.decode(Segment([5, 6, 7], 0))
-    context.copy(0, 1)
-    context.decode(Segment([8], 3, 0), Segment([8], 3, 1))
-    assert np.array_equal(context.logits(0), context.logits(1))
-    assert context.truncate(2, 1)
-    context.decode(Segment([9], 2, 1))
-    truncated = context.logits().copy()
-    context.clear(0)
-    context.decode(Segment([5, 6], 0))
-    context.decode(Segment([9], 2))
-    np.testing.assert_allclose(truncated, context.logits(), rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("kv_type", KV_TYPES)
@@ -56,17 +28,6 @@ def test_every_number_format_of_the_cache_answers(weights: Weights, kv_type: str
     context = Context(weights, 256, 1, kv_type=kv_type)
     context.decode(Segment(tokens, 0))
     assert weights.piece(int(context.logits().argmax())) == b" Paris"
-
-
-def test_q8_0_takes_half_the_memory_of_f16(tiny_weights: Weights) -> None:
-    def state_size(kv_type: str) -> int:
-        context = Context(tiny_weights, 1024, 1, kv_type=kv_type)
-        empty = C.llama_state_get_size(context.handle)
-        context.decode(Segment([5] * N_BATCH, 0))
-        context.decode(Segment([6] * 500, N_BATCH))
-        return int(C.llama_state_get_size(context.handle) - empty)
-
-    assert state_size("q8_0") / state_size("f16") == pytest.approx(34 / 64, rel=0.1)
 
 
 def test_flash_attention_changes_little(weights: Weights) -> None:
@@ -108,11 +69,87 @@ def test_a_failure_is_an_error_with_llama_cpps_reason(tiny_weights: Weights) -> 
         context.decode(Segment([1], 5, seq_id=9))
 
 
-def test_close_may_be_called_again(tiny_path: Path) -> None:
-    context = Context(Weights(tiny_path), 64, 2)  # which holds the weights
-    gc.collect()
-    assert context.decode(Segment([1, 2], 0))
-    context.close()
-    context.close()
+# Weights: refused files, the vocabulary, closing a model, and logs
+
+
+def test_the_vocabulary(weights: Weights) -> None:
+    text = "Größe, 猫 and <|im_end|>\n"
+    tokens = weights.tokenize(text, add_special=False, parse_special=False)
+    assert b"".join(map(weights.piece, tokens)).decode() == text
+    end = weights.tokenize("<|im_end|>", add_special=False, parse_special=True)
+    assert len(end) == 1
+    assert weights.piece(end[0]) == b""
+    assert weights.token_text(end[0]) == weights.eos == "<|im_end|>"
+    assert "<|im_end|>" in weights.control_tokens
+    assert weights.token_text(-1) == ""
+
+
+def test_end_tokens(weights: Weights) -> None:
+    assert {weights.token_text(token) for token in weights.end_tokens} >= {"<|im_end|>", "<|endoftext|>"}
+    assert [token for token in range(100) if weights.ends_generation(token)] == sorted(weights.end_tokens)
+
+
+def test_other_files_are_refused_with_llama_cpps_reason(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"missing\.gguf.*failed"):
+        Weights(tmp_path / "missing.gguf")
+    (tmp_path / "text.gguf").write_text("no model at all")
+    with pytest.raises(ModelError, match=r"text\.gguf.*magic"):
+        Weights(tmp_path / "text.gguf")
+    with pytest.raises(ModelError, match=r"bert\.gguf"):
+        Context(Weights(write_embedding_model(tmp_path / "bert.gguf")), 64, 1)
+
+
+def test_close_frees_contexts_first_and_may_be_called_again(tiny: Callable[..., Path]) -> None:
+    weights = Weights(tiny())
+    contexts = [Context(weights, 64, 1) for _ in range(2)]
+    weights.close()
+    weights.close()
+    assert all(context.handle is None for context in contexts)
+    with pytest.raises(GenerationError, match=r"tiny\.gguf"):
+        weights.tokenize("Hello", add_special=True, parse_special=False)
+    with pytest.raises(ModelError, match=r"tiny\.gguf"):
+        Context(weights, 64, 1)
+    contexts[0].close()
     with pytest.raises(GenerationError, match="closed"):
-        context.decode(Segment([1], 0))
+        contexts[0].decode(Segment([1], 0))
+    del weights, contexts
+    gc.collect()
+
+
+LOGS = """
+import ctypes, logging, sys
+from pathlib import Path
+from llama_cpp import Llama
+from llama_cpp import llama_cpp as C
+from mink_local.llama.weights import Weights
+path = sys.argv[1]
+heard = []
+if sys.argv[2] == "own callback":
+    callback = C.llama_log_callback(lambda level, text, _: heard.append(text))
+    C.llama_log_set(callback, None)
+quiet = Weights(Path(path))
+if sys.argv[2] == "own callback":
+    print(len(heard))
+    C.llama_model_free(C.llama_model_load_from_file(path.encode(), C.llama_model_default_params()))
+    print(len(heard) > 50)
+elif sys.argv[2] == "verbose":
+    loud = Weights(Path(path), verbose=True)
+    print("loud", file=sys.stderr)
+    Weights(Path(path))
+else:
+    Llama(path, n_ctx=64, verbose=True)
+"""
+
+
+def test_an_embedders_callback_hears_all_but_our_calls(tiny_path: Path) -> None:
+    assert output_of("-c", LOGS, tiny_path, "own callback") == "0\nTrue\n"
+
+
+def test_an_embedders_verbose_model_is_heard_after_ours(tiny_path: Path) -> None:
+    assert "llama_model_loader" in run_python("-c", LOGS, tiny_path, "Llama").stderr
+
+
+def test_verbose_is_of_one_model(tiny_path: Path) -> None:
+    before, _, after = run_python("-c", LOGS, tiny_path, "verbose").stderr.partition("loud\n")
+    assert "llama_model_loader" in before
+    assert after == ""

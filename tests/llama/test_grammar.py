@@ -1,6 +1,7 @@
-"""Grammars: converted from JSON schemas, rejected for llama.cpp's reasons, and never fatal."""
+"""Grammars: converted from schemas and regular expressions, refused with llama.cpp's reasons, never fatal."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from mink_local import Constraints, sandbox
+from mink_local import Constraints, MinK, Request, SamplingParams, sandbox
 from mink_local.generation.model import Model
 from mink_local.llama import grammar
 from mink_local.llama.grammar import tidied
+from mink_local.llama.regex_grammar import from_regex
 
 
 @pytest.mark.parametrize(
@@ -180,3 +182,43 @@ def test_a_string_has_what_json_allows_whatever_the_model_wants(
 
 def test_a_text_that_looks_like_a_class_is_kept() -> None:
     assert '"\\"[^a]\\""' in grammar.from_json_schema({"const": "[^a]"})
+
+
+# Regular expressions, with llama.cpp's sampler between them and what is sampled
+
+
+PATTERNS = [
+    r"^\d{3}-\d{2,4}$",
+    r"(red|blue|)\s\w+\.",
+    r"[^a-z\n]{1,5}|[\w.+-]{2,6}@[a-c]\.org",
+    r'"é東":\S{2}.',
+    r"(?:ab)*?c+",
+    r"x?\"[\]^-]{3}",
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_what_is_sampled_matches(smollm2: Model, pattern: str) -> None:
+    constraints = Constraints(grammar=from_regex(pattern))
+    params = [
+        SamplingParams(
+            sampler=MinK(floor=9.0), temperature=5.0, max_tokens=40, seed=i, constraints=constraints
+        )
+        for i in range(4)
+    ]
+    ended = [
+        answer.text
+        for answer in smollm2.answer_all(Request("Say:", one) for one in params)
+        if answer.finish_reason == "stop"
+    ]
+    assert all(re.fullmatch(pattern, text, re.ASCII) for text in ended), ended
+    assert ended or pattern.endswith(("c+", ".")), pattern  # an open end may go on
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(", r"(a)\1", "(?=a)b", r"\bword", "(?i)a", "(?i:a)", r"[\W\d]", "a{99999999999}", "(" * 5000],
+)
+def test_what_no_grammar_has_is_refused(pattern: str) -> None:
+    with pytest.raises(ValueError, match="regular expression"):
+        from_regex(pattern)

@@ -18,7 +18,8 @@ from huggingface_hub import constants
 from mink_local.models import catalog, download
 from tests.models.conftest import Mink
 from tests.support.hub import COMMIT, REPOSITORY, Hub, serve
-from tests.support.python import Finished, run_python
+from tests.support.python import Finished
+from tests.support.records import disk_of
 
 BIG = os.urandom(300_000)
 NAME = f"hf:{REPOSITORY}:big.gguf"
@@ -40,15 +41,6 @@ def hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         huggingface_hub.close_session()
 
 
-def process(home: Path, hub: Hub, limit: int, *arguments: str) -> Finished:
-    """Run `mink-models` in a process of its own that can write no file of more than `limit` bytes."""
-    environment = {**os.environ, "HF_HUB_CACHE": str(home / "hub"), "HF_ENDPOINT": hub.url}
-    program = "import resource; from mink_local.models.cli import main; "
-    program += f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit})); main()"
-    done = run_python("-c", program, *arguments, env=environment)
-    return Finished(done.returncode, done.stdout, done.stderr)
-
-
 def cache(home: Path) -> Path:
     return home / "hub" / FOLDER
 
@@ -68,9 +60,7 @@ def sha256(content: bytes) -> str:
 
 def pulled(mink: Mink, name: str = NAME) -> Path:
     """Pull a model and return its path."""
-    result = mink("pull", name)
-    assert result.status == 0, result.stderr
-    return Path(result.stdout.strip())
+    return Path(mink("pull", name).succeeded().stdout.strip())
 
 
 def refused(result: Finished, *values: object, status: int = 1) -> None:
@@ -110,10 +100,10 @@ def test_an_interrupted_connection_is_taken_up_again(mink: Mink, hub: Hub, home:
 
 
 @pytest.mark.posix
-def test_an_interrupted_process_is_taken_up_again(mink: Mink, hub: Hub, home: Path) -> None:
-    """The part that an earlier process fetched is there for the next one, and not as a model."""
-    interrupted = process(home, hub, 120_000, "pull", NAME)
-    refused(interrupted, os.strerror(errno.EFBIG))
+def test_what_a_full_disk_ended_is_taken_up_again(mink: Mink, hub: Hub, home: Path) -> None:
+    """The part that was fetched is there for the next pull, and not as a model."""
+    with disk_of(120_000):
+        refused(mink("pull", NAME), os.strerror(errno.EFBIG))
     assert blobs(home) == {f"{sha256(BIG)}.incomplete": 120_000}
     assert mink("path", NAME).status == 2
     hub.requests.clear()

@@ -105,11 +105,6 @@ def test_types_of_the_kv_cache(kv_type: str, n_bytes: int) -> None:
     assert placement.need.cpu.kv == 4 * 4096 * n_bytes
 
 
-def test_an_unknown_type_of_the_kv_cache() -> None:
-    with pytest.raises(ValueError, match="q2_K"):
-        choose_placement(model(), Budget(ROOMY), kv_type="q2_K")
-
-
 def test_recurrent_layers_have_no_kv_cache() -> None:
     attention = model()
     tensors = [Tensor("blk.1.ssm_a", "F32", 1, 4), *(t for t in attention.tensors if t.layer != 1)]

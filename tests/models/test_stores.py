@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mink_local.errors import ModelNotFoundError
 from mink_local.models import stores
 from mink_local.models.catalog import resolve
 from mink_local.models.stores import AmbiguousError, select
+from tests.support.effort import examples
 
 FILES = [
     "README.md",
@@ -128,7 +129,7 @@ def test_a_damaged_manifest_or_one_without_its_file(ollama: Path, manifest: Any)
     assert list(stores.elsewhere()) == []
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20)
 @given(
     st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
 )

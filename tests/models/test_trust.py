@@ -190,17 +190,6 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert len(tried) == 2
 
 
-def test_the_cache_holds_nothing_half_written(
-    user_folders: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    trust.remember(model)
-    assert not [left for left in user_folders.rglob("*") if left.is_file() and left != model]
-
-
 def test_a_trial_that_fails_or_takes_too_long(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = Mock(side_effect=SandboxError("crashed (signal 6)"))
     monkeypatch.setattr(trust, "ask", child)

@@ -62,13 +62,6 @@ def test_any_form_of_a_row_is_taken(form: Callable[[Row], Any]) -> None:
     assert MinK(2000.0).candidates(form(row))[0].tolist() == MinK(2000.0).candidates(row)[0].tolist()
 
 
-def test_a_nan_counts_for_nothing() -> None:
-    row = np.array([NAN, 3.0, 2.9, -NAN, 0.0], np.float32)
-    ids, logits = MinK().candidates(row)
-    assert (ids.tolist(), logits.tolist()) == ([1, 2], [3.0, float(np.float32(2.9))])
-    assert np.isnan(row[[0, 3]]).all()
-
-
 def test_threads_do_not_share_a_workspace() -> None:
     random = np.random.default_rng(3)
     rows = [random.normal(0, 3, 5000).astype(np.float32) for _ in range(8)]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mink_local.samplers import (
@@ -23,6 +23,7 @@ from mink_local.samplers import (
     kernels,
     parse,
 )  # fmt: skip
+from tests.support.effort import examples
 from tests.support.methods import EXAMPLES, JIT, LARGEST, METHODS, TEMPERATURES, Row, check, large_row, rows
 
 INF = float("inf")
@@ -36,31 +37,19 @@ def test_every_method_is_in_the_table() -> None:
 # Any row
 
 
-def _agrees(kind: type[Sampler], data: st.DataObject) -> None:
-    sampler = data.draw(METHODS[kind].samplers)
-    check(sampler, data.draw(rows()), data.draw(st.sampled_from(TEMPERATURES) | st.floats(0.01, 100)))
-
-
 @pytest.mark.parametrize("kind", METHODS)
-@settings(max_examples=120 if JIT else 25)
+@examples(120 if JIT else 25)
 @given(st.data())
 def test_agrees_with_its_twin(kind: type[Sampler], data: st.DataObject) -> None:
-    _agrees(kind, data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", METHODS)
-@settings(max_examples=1000 if JIT else 60)
-@given(st.data())
-def test_agrees_with_its_twin_on_many_rows(kind: type[Sampler], data: st.DataObject) -> None:
-    _agrees(kind, data)
+    sampler = data.draw(METHODS[kind].samplers)
+    check(sampler, data.draw(rows()), data.draw(st.sampled_from(TEMPERATURES) | st.floats(0.01, 100)))
 
 
 def test_a_probability_below_the_smallest_float() -> None:
     check(MinP(5e-324), np.array([-2.5, math.inf, math.inf], np.float32), 1e-300)
 
 
-@settings(max_examples=50 if JIT else 10)
+@examples(50 if JIT else 10)
 @given(st.integers(0, 2**32 - 1), st.floats(0.5, 1), st.floats(0.5, 20))
 def test_top_p_of_many_candidates(seed: int, p: float, temperature: float) -> None:
     """Thousands of them: quickselect divides the entries many times over."""
@@ -70,7 +59,7 @@ def test_top_p_of_many_candidates(seed: int, p: float, temperature: float) -> No
 # Real logits
 
 
-@pytest.mark.parametrize("n_rows", [1, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_rows", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sampler", EXAMPLES, ids=str)
 def test_agrees_with_its_twin_on_real_logits(logits: Row, sampler: Sampler, n_rows: int) -> None:
     for temperature in (0.3, 1.0, 5.0, 10.0) if sampler.order == "temperature-first" else (1.0,):
@@ -82,19 +71,10 @@ def test_agrees_with_its_twin_on_real_logits(logits: Row, sampler: Sampler, n_ro
 @pytest.mark.parametrize("tau", [0.0, 3.0, 100.0, 1e4, 1e30])
 @pytest.mark.parametrize("scale", [1.0, 0.01, 1e-7, 1e30])
 def test_min_k_of_real_logits_at_any_scale(logits: Row, tau: float, scale: float) -> None:
-    for row in logits:
+    for row in logits[:2]:
         check(MinK(tau), row * np.float32(scale))
         for floor in (1.0, 5.0, 1e30):
             check(MinK(tau, floor * scale), row * np.float32(scale))
-
-
-@pytest.mark.parametrize("banned", [0.01, 0.5, 0.999])
-def test_min_k_of_real_logits_with_banned_and_broken_tokens(logits: Row, banned: float) -> None:
-    random = np.random.default_rng(1)
-    for row, value in zip(logits[:3], (-INF, NAN, -NAN), strict=True):
-        broken = row.copy()
-        broken[random.random(row.size) < banned] = value
-        check(MinK(), broken)
 
 
 def test_min_k_does_not_depend_on_temperature(logits: Row) -> None:
@@ -152,18 +132,6 @@ def test_hard_shapes(shape: Callable[[int, np.random.Generator], Row], n: int) -
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_equal_logits(name: str, temperature: float) -> None:
-    """A method with a threshold keeps all of them, whatever rounding does."""
-    row = np.full(1000, -7.3, np.float32)
-    row[500] = -np.inf
-    kept = {"greedy": 1, "top-k": 20, "top-p": 900, "llama-default": 38}
-    ids, _ = parse(name).candidates(row, temperature)
-    assert abs(ids.size - kept.get(name, 999)) <= (name == "top-p")
-    assert ids.tolist() == [j for j in range(1000) if j != 500][: ids.size]
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
 def test_nearly_everything_banned(name: str) -> None:
     """As by a grammar: most blocks of logits have no finite one."""
     row = np.full(20_000, -np.inf, np.float32)
@@ -182,16 +150,6 @@ def test_top_p_reaches_into_a_flat_tail() -> None:
     row[12_345] = 0.0
     check(TopP(0.9), row)
     assert TopP(0.9).cutoff(row) == pytest.approx(20_000 * (0.9 * 1.14 - 1) / 0.14, rel=1e-2)
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_an_infinite_logit_is_the_largest_finite_one(name: str) -> None:
-    row = np.array([1.0, np.inf, LARGEST, 2.0], np.float32)
-    ids, logits = parse(name).candidates(row)
-    everything = [1, 2, 3, 0]
-    expected = everything if name == "top-k" or SAMPLERS[name].comes_last else [1, 2]
-    assert ids.tolist() == {"greedy": [1], "xtc": [2, 3, 0]}.get(name, expected)
-    assert np.isfinite(logits).all()
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -265,12 +223,6 @@ def test_min_k_floor_by_hand(row: list[float], floor: float, k: int) -> None:
     check(sampler, np.array(row, np.float32))
 
 
-def test_a_floor_of_zero_keeps_no_ties_with_the_largest() -> None:
-    ties = np.full(50, 2.0, np.float32)
-    assert MinK(0, floor=0).cutoff(ties) == 1
-    assert MinK(0, floor=1e-9).cutoff(ties) == 50
-
-
 @pytest.mark.parametrize("floor", [0.3, 2.0, 60.0])
 def test_a_floor_keeps_what_min_p_keeps_of_temperature_last(logits: Row, floor: float) -> None:
     """And the tokens before the cliff."""
@@ -307,36 +259,3 @@ def test_other_methods_by_hand() -> None:
     assert TopNSigma(1).cutoff([4.0, 2.0, 0.0, 2.0]) == 1  # σ = sqrt(2): from 2.59 on
     assert TopNSigma(1.5).cutoff([4.0, 2.0, 0.0, 2.0]) == 3  # from 1.88 on
     assert Greedy().candidates([1.0, INF, LARGEST, -INF])[0].tolist() == [1]
-
-
-def test_equal_logits_go_by_token_id() -> None:
-    row = np.array([0.0, 7.0, -0.0, 7.0, INF, LARGEST, 7.0], np.float32)
-    for sampler in (MinK(1e40), TopK(7), TopP(1.0)):
-        ids, logits = sampler.candidates(row)
-        assert ids.tolist() == [4, 5, 1, 3, 6, 0, 2]
-        assert logits.tolist() == [LARGEST, LARGEST, 7.0, 7.0, 7.0, 0.0, 0.0]
-
-
-# Their parts
-
-
-def test_exp2() -> None:
-    ts = np.concatenate([-np.linspace(0, 1022, 20_001), -np.logspace(-18, 3, 1000)])
-    results = np.array([float(kernels._exp2(t)) for t in ts])
-    np.testing.assert_allclose(results, 2.0**ts, rtol=1e-13)
-    assert kernels._exp2(0.0) == 1.0
-
-
-@given(st.floats(), st.floats(-LARGEST, LARGEST, width=32))
-@example(-math.inf, 1.0)
-@example(0.1, 1.0)
-@example(math.nextafter(0.1, 0), 1.0)
-def test_round_up(cut: float, largest: float) -> None:
-    """The threshold in float32 keeps the logits that `cut` keeps in float64."""
-    if math.isnan(cut):
-        return
-    threshold = float(kernels._round_up(cut, largest))
-    assert -LARGEST <= threshold <= largest
-    assert threshold >= cut or threshold == largest
-    if threshold > -LARGEST:
-        assert float(np.nextafter(np.float32(threshold), -np.float32(LARGEST))) < cut

@@ -6,23 +6,33 @@ from typing import Any, NamedTuple
 
 
 class Finished(NamedTuple):
-    """What a program did in this process."""
+    """What a program did."""
 
     status: int
     stdout: str
     stderr: str
 
+    def succeeded(self) -> "Finished":
+        """Return it, after checking that the status is 0."""
+        assert self.status == 0, self.stderr
+        return self
 
-def run_python(*arguments: object, **options: Any) -> "subprocess.CompletedProcess[str]":
+    def refused(self, status: int, *named: object) -> None:
+        """Check that it ended with this status and one line on standard error, which has these texts."""
+        assert (self.status, self.stderr.count("\n")) == (status, 1), self.stderr
+        for text in named:
+            assert str(text) in self.stderr
+
+
+def run_python(*arguments: object, **options: Any) -> Finished:
     """Run Python with these arguments; options are those of `subprocess.run`."""
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(
+    done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False, **options
     )
+    return Finished(done.returncode, done.stdout, done.stderr)
 
 
 def output_of(*arguments: object, **options: Any) -> str:
     """Return what Python with these arguments prints; it must succeed."""
-    child = run_python(*arguments, **options)
-    assert child.returncode == 0, child.stderr
-    return child.stdout
+    return run_python(*arguments, **options).succeeded().stdout

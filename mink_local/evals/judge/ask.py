@@ -161,7 +161,8 @@ class EndpointJudge:
                     done, asked = runner.run(
                         asyncio.wait(asked, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                     )
-                    for task in done:
+                    # Answers come first: a prompt without one may end the loop of the caller.
+                    for task in sorted(done, key=_has_no_answer):
                         try:
                             yield task.result()
                         except JudgeError as error:
@@ -221,6 +222,10 @@ class EndpointJudge:
 
     def _without_key(self, text: str) -> str:
         return " ".join((text.replace(self._key, "…") if self._key else text).split())
+
+
+def _has_no_answer(task: "asyncio.Task[tuple[int, str | None]]") -> bool:
+    return task.exception() is not None or task.result()[1] is None
 
 
 def _base_url(url: str) -> str:

@@ -91,8 +91,7 @@ def test_the_best_temperature() -> None:
 
 
 def test_a_run_writes_tables_picture_and_figures(coverage: Coverage, tmp_path: Path) -> None:
-    finished = coverage("-t", 0.5, "-t", "inf")
-    assert finished.status == 0, finished.stderr
+    coverage("-t", 0.5, "-t", "inf").succeeded()
     out = tmp_path / "out"
     found = rows(out)
     assert [(row["prompt"], row["sampler"], row["temperature"]) for row in found] == [
@@ -137,7 +136,7 @@ def test_another_walk_in_a_folder_is_refused(coverage: Coverage, tmp_path: Path)
     found = rows(tmp_path / "out")
     for changed in ("rest", "nodes"):
         refused = coverage("-t", 1, f"--{changed}", 0.02 if changed == "rest" else 7)
-        assert (refused.status, f"{changed} was" in refused.stderr) == (1, True)
+        refused.refused(1, f"{changed} was")
     assert rows(tmp_path / "out") == found
 
 
@@ -159,8 +158,5 @@ def test_what_is_refused(
     monkeypatch.chdir(tmp_path)
     long = PROMPTS[0] | {"prompt": "heads or tails? " * 5000}
     Path("long.jsonl").write_text(json.dumps(long) + "\n")
-    finished = coverage(*options)
-    assert finished.status == status
-    assert error in finished.stderr
-    assert "Traceback" not in finished.stderr
+    coverage(*options).refused(status, error)
     assert not (tmp_path / "out" / "coverage.md").exists()

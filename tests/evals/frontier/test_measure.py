@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 
 from mink_local import load_model
-from mink_local.errors import ModelError
 from mink_local.evals.frontier.measure import MeasuredText, common_vocabulary
 from mink_local.evals.frontier.sums import FIGURES, PositionFigures
 from mink_local.evals.settings import sweep
@@ -35,34 +34,22 @@ def frontier(finished: Callable[..., Finished], tmp_path: Path) -> Frontier:
     """`frontier(*options)` measures TEXT, which must succeed, and returns the rows."""
 
     def run(*options: object, text: Sequence[object] = ("--text", "text.txt")) -> list[dict[str, object]]:
-        done = finished("--out", "out", *text, *options)
-        assert done.status == 0, done.stderr
+        finished("--out", "out", *text, *options).succeeded()
         return [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
 
     return run
 
 
-@pytest.mark.slow
-def test_only_what_is_added_is_measured(frontier: Frontier, tmp_path: Path) -> None:
-    first = frontier("--temp", 5, "--limit", 2)
-    assert len(first) == 2 * len(sweep([5.0]))
-    added = frontier("--temp", 5, "--temp", "inf", "--limit", 3)
-    assert len(added) == 3 * len(sweep([5.0, float("inf")]))
-    assert added[: len(first)] == first
-    assert frontier("--temp", 5, "--noise", 3) == added
-    markdown = (tmp_path / "out" / "frontier.md").read_text()
-    assert "+3.0 points" in markdown
-    assert "at T = ∞" in markdown  # a report is on all that the folder holds
-
-
 def test_the_report(frontier: Frontier, tmp_path: Path) -> None:
-    measured = frontier("--temp", 5, "--sampler", "top-k:k=5+min-k")
+    measured = frontier("--temp", 5, "--sampler", "top-k:k=5+min-k", "--noise", 3)
     assert len({row["text"] for row in measured}) == 3
     out = tmp_path / "out"
     assert (out / "frontier.svg").read_text().startswith("<?xml")
     found = json.loads((out / "frontier.json").read_text())
     assert found["n_texts"] == 2
-    assert str(tmp_path) not in (out / "frontier.md").read_text() + json.dumps(found)  # it is for others too
+    markdown = (out / "frontier.md").read_text()
+    assert "+3.0 points" in markdown
+    assert str(tmp_path) not in markdown + json.dumps(found)  # it is for others too
     assert {row["sampler"] for row in found["defaults"]} >= {"greedy", "top-k:k=5+min-k:tau=3"}
     rows = pd.read_csv(out / "frontier.csv")
     assert len(rows) == len(found["settings"]) == len(sweep([5.0])) + 1
@@ -91,8 +78,7 @@ def test_recorded_answers_of_the_reference_are_texts(
     assert len(rows) == 2 * len(sweep([1.0]))  # greedy's records are no texts
     assert sum(record["sampler"] != "greedy" for record in records) == 2
     Path("other.gguf").write_bytes(tiny_path.read_bytes() + b"\0")
-    refused = finished("--texts", "run", "--reference", "other.gguf", "--out", "other")
-    assert (refused.status, "run" in refused.stderr) == (1, True)
+    finished("--texts", "run", "--reference", "other.gguf", "--out", "other").refused(1, "run")
 
 
 def test_the_positions_are_those_of_the_answer(tiny_path: Path) -> None:
@@ -122,21 +108,15 @@ def test_the_positions_are_those_of_the_answer(tiny_path: Path) -> None:
         assert figures.sums[greedy, FIGURES.index("k")] == n_positions
 
 
-def test_vocabularies_are_compared_token_by_token(
-    tiny_path: Path, tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    """A reference whose vocabulary is padded is taken, one with another token is not."""
+def test_a_padded_vocabulary_is_taken(tiny_path: Path, tiny: Callable[..., Path]) -> None:
     with (
         load_model(str(tiny_path), trust=True, n_ctx=64) as model,
         load_model(str(tiny("padded.gguf", padding=3)), trust=True, n_ctx=64) as padded,
-        load_model(str(renamed_token(tiny_path, tmp_path)), trust=True, n_ctx=64) as differing,
     ):
         n = model.weights.n_vocab
         assert padded.weights.n_vocab == n + 3
         assert common_vocabulary(model.weights, padded.weights) == n
         assert common_vocabulary(padded.weights, model.weights) == n
-        with pytest.raises(ModelError, match=r"'ĠPariz'.*'ĠParis'"):
-            common_vocabulary(model.weights, differing.weights)
 
 
 def renamed_token(model: Path, folder: Path) -> Path:
@@ -158,7 +138,7 @@ def renamed_token(model: Path, folder: Path) -> Path:
         (["--text", "x", "--temp", "nan"], "", "nan", 2),
         (["--text", "file.txt"], "\n \n\n", "file.txt", 1),
         (["--text", "file.txt"], "word " * 3000, "paragraph 1", 1),
-        (["--text", "file.txt", "-t", 1], "a", "two tokens", 1),
+        (["--text", "file.txt", "-t", 1, "-q"], "a", "two tokens", 1),
         (["--text", "file.txt", "-s", "top-p"], "a", "top-p", 2),
         (["--text", "file.txt", "-s", "top-k+xtc"], "a", "xtc", 2),
     ],
@@ -167,10 +147,7 @@ def test_what_is_refused(
     finished: Callable[..., Finished], options: list[object], text: str, named: str, status: int
 ) -> None:
     Path("file.txt").write_text(text)
-    refused = finished(*options)
-    assert named in refused.stderr
-    assert refused.status == status
-    assert "Traceback" not in refused.stderr
+    finished(*options).refused(status, named)
 
 
 def test_another_model_or_text_in_a_folder_is_refused(
@@ -182,7 +159,6 @@ def test_another_model_or_text_in_a_folder_is_refused(
     for options, named in (
         (["--text", "other.txt", "--out", "out"], "other"),
         (["--text", "text.txt", "--out", "out", *other], "other"),
-        (["--text", "text.txt", "--out", "new", *other], "ĠPariz"),
+        (["--text", "text.txt", "--out", "new", *other], "'ĠPariz'"),
     ):
-        refused = finished(*options)
-        assert (refused.status, named in refused.stderr) == (1, True)
+        finished(*options).refused(1, named)

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -92,8 +91,7 @@ def rows(run: Path) -> dict[tuple[str, float], dict[str, Any]]:
 
 
 def test_each_pair_is_judged_in_both_orders(judge: Judge, run: Path, server: JudgeServer) -> None:
-    result = judge()
-    assert result.status == 0, result.stderr
+    result = judge().succeeded()
     shown = sorted(map(shown_answers, server.bodies))
     assert len(set(shown)) == len(shown) == 2 * 4 * N
     assert shown == sorted((b, a) for a, b in shown)
@@ -214,8 +212,7 @@ def test_responses_that_do_not_fit_are_cut_shorter(judge: Judge, run: Path, serv
         TOO_LONG if len(body["messages"][0]["content"]) > 4000 else prefers_minimal(body)
     )
     change(run, lambda line: line.update(response=line["response"] + 9000 * "."))
-    result = judge("--max-chars", 5000, "--judge-model", "tiny-model")
-    assert result.status == 0, result.stderr
+    result = judge("--max-chars", 5000, "--judge-model", "tiny-model").succeeded()
     assert {line["characters"] for line in lines(run)} == {1250}
     assert "In 16 pairs" in result.stdout
     assert "wrote some of the responses itself" in result.stdout.replace("\n", " ")
@@ -270,18 +267,8 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     server.models = ["one", "two"]
     result = mink_eval("judge", run, *(server.url if option == "URL" else option for option in options))
-    assert (result.status, len(result.stderr.splitlines())) == (status, 1)
-    assert complaint in result.stderr
+    result.refused(status, complaint)
     assert "secret" not in result.stderr
-
-
-def test_a_library_that_is_missing(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "mink_local.evals.judge.ask")
-    monkeypatch.delitem(sys.modules, "mink_local.evals.judge.judgements", raising=False)
-    monkeypatch.setitem(sys.modules, "openai", None)
-    result = judge()
-    assert result.status == 2
-    assert all(words in result.stderr for words in ("openai", "mink-local[eval]"))
 
 
 @pytest.mark.parametrize(
@@ -343,8 +330,7 @@ def test_a_local_judge(
     """A model judges in this process; what it has judged is not asked again."""
     change(run, is_few)
     command = ("judge", run, "--judge", tiny_path, "--threads", 1)
-    result = mink_eval(*command)
-    assert result.status == 0, result.stderr
+    mink_eval(*command).succeeded()
     found = lines(run)
     assert len(found) == 4
     assert {line["winner"] for line in found} <= {"A", "B", "tie"}
@@ -352,7 +338,7 @@ def test_a_local_judge(
     (judge,) = json.loads((run / "judge" / "manifest.json").read_text())["judges"].values()
     assert len(judge["sha256"]) == 64
     monkeypatch.delattr(ask, "load_model")
-    assert mink_eval(*command).status == 0
+    mink_eval(*command).succeeded()
 
 
 def test_an_interrupt_loads_no_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,8 +351,7 @@ def test_an_interrupt_loads_no_model(tiny_path: Path, monkeypatch: pytest.Monkey
 def test_a_local_judge_with_a_short_context(mink_eval: MinkEval, run: Path, tiny_path: Path) -> None:
     """Responses of any length are judged, and cut until they fit."""
     change(run, lambda line: line.update(response=line["response"] + 9000 * " no") or is_few(line))
-    result = mink_eval("judge", run, "--judge", tiny_path, "--threads", 1, "--max-chars", 27000)
-    assert result.status == 0, result.stderr
+    mink_eval("judge", run, "--judge", tiny_path, "--threads", 1, "--max-chars", 27000).succeeded()
     assert [line["characters"] < 27000 for line in lines(run)] == [True] * 4
 
 
@@ -374,7 +359,5 @@ def test_a_local_judge_with_a_short_context(mink_eval: MinkEval, run: Path, tiny
 def test_mink_serve_is_a_judge(mink_eval: MinkEval, run: Path) -> None:
     change(run, is_few)
     with running_server("--ctx", "1024") as serving:
-        command = ("judge", run, "--judge", serving.url, "--judge-model", "smollm2-135m")
-        result = mink_eval(*command)
-    assert result.status == 0, result.stderr
+        mink_eval("judge", run, "--judge", serving.url, "--judge-model", "smollm2-135m").succeeded()
     assert [json.loads(line["raw"]).keys() == {"winner"} for line in lines(run)] == [True] * 4

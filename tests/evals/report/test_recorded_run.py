@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from mink_local.errors import ReportError, RunError
-from mink_local.evals.report import recorded_run as module
 from mink_local.evals.report.recorded_run import read_run, rescore
 from mink_local.evals.run.records import seed_of
 from mink_local.evals.tasks import Verdict
@@ -45,23 +43,6 @@ def test_a_manifest_is_not_needed(folder: Path, manifest: str | None) -> None:
     assert read_run(folder).manifest == {}
 
 
-def test_lines_that_are_not_records_are_named(folder: Path) -> None:
-    path = folder / "records.jsonl"
-    whole = path.read_bytes()
-    first = whole.split(b"\n")[0]
-    path.write_bytes(whole + b"[" * 100_000 + b'\n\xff\xfe\n[]\n"text"\n\n' + first + b"\n" + first[:-30])
-    (folder / "notes.jsonl").write_text('{"note": "no records here"}\n', encoding="utf-8")
-    questions = folder / "questions.jsonl"
-    questions.write_bytes(questions.read_bytes() + b"{}\n")
-    n = whole.count(b"\n")
-    run = read_run(folder)
-    assert [problem.partition(":")[0] for problem in run.problems] == [
-        "questions.jsonl, line 3",
-        *(f"records.jsonl, line {n + i}" for i in (1, 2, 3, 4, 6, 7)),
-    ]
-    assert len(run.responses) == n
-
-
 def test_records_of_other_files_are_read_if_they_are_of_this_run(folder: Path) -> None:
     manifest = {
         "seed": 7,
@@ -89,45 +70,6 @@ def test_records_of_other_files_are_read_if_they_are_of_this_run(folder: Path) -
     questions = folder / "questions.jsonl"
     questions.write_text(questions.read_text(encoding="utf-8").replace('"gold": "', '"gold": "9'))
     assert any("questions.jsonl" in remark for remark in read_run(folder).remarks)
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    def refuse(named: str) -> None:
-        with pytest.raises((ReportError, RunError), match=named):
-            read_run(tmp_path)
-
-    refuse("questions.jsonl")
-    write_run(tmp_path, n_questions=1)
-    (tmp_path / "records.jsonl").write_text("", encoding="utf-8")
-    refuse("no responses")
-    (tmp_path / "records.jsonl").write_text('{"response": 1}\n', encoding="utf-8")
-    refuse("line 1")
-    (tmp_path / "records.jsonl").unlink()
-    (tmp_path / "questions.jsonl").unlink()
-    (tmp_path / "questions.jsonl").mkdir()
-    refuse("questions.jsonl")
-
-
-@pytest.mark.parametrize("in_one_process", [True, False])
-def test_stored_responses_are_scored_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_one_process: bool
-) -> None:
-    write_run(tmp_path, samplers=("min-k:tau=3",), temperatures=(1.0,), n_questions=6)
-    recorded = read_run(tmp_path)
-    monkeypatch.setattr(module, "CHUNK", 500 if in_one_process else 15)  # of 24 responses
-
-    def misjudge(record: dict[str, Any]) -> None:
-        if int(record["question_id"]) < 5:
-            record["strict"] = {"answer": "nonsense", "correct": not record["strict"]["correct"]}
-
-    changed = read_run(change(tmp_path, misjudge))
-    assert changed.responses != recorded.responses
-    before = (tmp_path / "records.jsonl").read_bytes()
-    again = rescore(changed)
-    assert again.responses == recorded.responses
-    [remark] = again.remarks
-    assert "20 strict" in remark
-    assert (tmp_path / "records.jsonl").read_bytes() == before
 
 
 def test_an_unknown_task_keeps_its_verdicts(tmp_path: Path) -> None:

@@ -3,17 +3,16 @@
 import csv
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from mink_local.evals.cli import cli, main
-from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.report import recorded_run
+from mink_local.evals.report.recorded_run import read_run, rescore
 from tests.support.made_run import change, judge, records, write_run
+from tests.support.mink_eval import MinkEval
+from tests.support.python import run_python
 
 MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
 SMALL: dict[str, Any] = {
@@ -25,22 +24,18 @@ SMALL: dict[str, Any] = {
 }
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(cli, ["report", *map(str, arguments)], catch_exceptions=False)
-
-
 def rows(folder: Path) -> list[dict[str, str]]:
     with (folder / "report" / "table.csv").open(encoding="utf-8") as stream:
         return list(csv.DictReader(stream))
 
 
-def test_a_run_has_one_report_with_every_file(tmp_path: Path) -> None:
+def test_a_run_has_one_report_with_every_file(tmp_path: Path, mink_eval: MinkEval) -> None:
     write_run(tmp_path, **SMALL | {"repeats": 2, "temperatures": (1.0, 5.0)})
     out = tmp_path / "report"
     out.mkdir()
     for stale in ("1-attempts.svg", "ablations.csv", "notes.txt"):
         (out / stale).write_text("of an earlier report, or the user's")
-    printed = invoke(tmp_path).output
+    printed = mink_eval("report", tmp_path).stdout
     pictures = ["1-accuracy.svg", "1-diversity.svg", "1-k.svg"]
     files = {path.name: path.read_bytes() for path in out.iterdir()}
     assert set(files) == {
@@ -68,7 +63,7 @@ def test_a_run_has_one_report_with_every_file(tmp_path: Path) -> None:
     assert places == sorted(places)
     page = re.sub(r'src="[^"]+"', "", files["report.html"].decode())
     assert page.index("Accuracy against temperature") < page.index("5 questions") < page.index("<table")
-    invoke(tmp_path)
+    mink_eval("report", tmp_path)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == files
 
 
@@ -81,95 +76,89 @@ def test_a_run_has_one_report_with_every_file(tmp_path: Path) -> None:
         ((MIN_K,), {"k": [], "strict": None, "flexible": None}),
     ],
 )
-def test_the_least_that_a_run_can_be(tmp_path: Path, samplers: tuple[str, ...], edit: dict[str, Any]) -> None:
+def test_the_least_that_a_run_can_be(
+    tmp_path: Path, mink_eval: MinkEval, samplers: tuple[str, ...], edit: dict[str, Any]
+) -> None:
     """One question, one temperature, no candidates, nothing to compare with, a name that is no sampler's."""
     write_run(tmp_path, **SMALL | {"samplers": samplers, "n_questions": 1})
-    result = invoke(change(tmp_path, lambda r: r.update(edit)))
-    assert result.exit_code == 0
-    assert samplers[0] in result.output
+    result = mink_eval("report", change(tmp_path, lambda r: r.update(edit)))
+    assert samplers[0] in result.succeeded().stdout
     assert rows(tmp_path)[0]["sampler"] == samplers[0]
 
 
-def test_verdicts_are_judged_again_and_those_that_differ_are_counted(tmp_path: Path) -> None:
+def test_verdicts_are_judged_again_and_those_that_differ_are_counted(
+    tmp_path: Path, mink_eval: MinkEval, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_run(tmp_path, **SMALL)
-    assert "recorded verdicts" not in invoke(tmp_path).stderr
-    recorded = {r.key: bool(r.strict and r.strict.correct) for r in read_run(tmp_path).responses}
+    assert "recorded verdicts" not in mink_eval("report", tmp_path).stderr
+    recorded = read_run(tmp_path).responses
     judge(tmp_path, lambda r: r["question_id"] == "3")
     before = (tmp_path / "records.jsonl").read_bytes()
-    again = invoke(tmp_path)
+    again = mink_eval("report", tmp_path)
     differ = re.search(r"(\d+) flexible and (\d+) strict of 10 recorded verdicts differ", again.stderr)
     assert differ
     assert int(differ[1]) > 0
     assert differ[0] in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     assert (tmp_path / "records.jsonl").read_bytes() == before
+    monkeypatch.setattr(recorded_run, "CHUNK", 3)  # of 10 responses, which other processes judge then
+    assert rescore(read_run(tmp_path)).responses == recorded
     [row] = [r for r in rows(tmp_path) if (r["sampler"], r["scoring"]) == (SIGMA, "strict")]
-    right = [correct for key, correct in recorded.items() if key.sampler == SIGMA]
+    right = [bool(r.strict and r.strict.correct) for r in recorded if r.sampler == SIGMA]
     assert float(row["accuracy"]) == pytest.approx(sum(right) / len(right))
 
 
-def test_lines_left_out_are_named(tmp_path: Path) -> None:
-    write_run(tmp_path, **SMALL)
-    with (tmp_path / "records.jsonl").open("a") as stream:
-        stream.write("[]\n" * 6)
-    n = len(records(tmp_path)) - 6
-    result = invoke(tmp_path, "--against", "top-n-sigma")
+def test_lines_left_out_are_named(tmp_path: Path, mink_eval: MinkEval) -> None:
+    path = write_run(tmp_path, **SMALL) / "records.jsonl"
+    n = len(records(tmp_path))
+    first = path.read_bytes().splitlines()[0]
+    with path.open("ab") as stream:
+        stream.write(b"[" * 100_000 + b'\n\xff\xfe\n[]\n"text"\n\n' + first + b"\n" + first[:-30])
+    with (tmp_path / "questions.jsonl").open("a") as questions:
+        questions.write("{}\n")
+    result = mink_eval("report", tmp_path, "--against", "top-n-sigma")
     assert f"against {SIGMA}" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
-    assert f"records.jsonl, line {n + 1}: " in result.stderr
-    assert f"line {n + 6}" not in result.stderr  # the first five are enough
-    assert f"records.jsonl, line {n + 1}: " in (tmp_path / "report" / "report.html").read_text(
-        encoding="utf-8"
-    )
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    for said in (result.stderr, page):
+        for line in ("questions.jsonl, line 6: ", *(f"records.jsonl, line {n + i}: " for i in (1, 2, 3, 4))):
+            assert line in said
+        assert "and 2 more" in said  # a second one with the same key, and one that is cut short
+    assert len(read_run(tmp_path).responses) == n
 
 
-def test_wrong_use_is_refused_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(status: int, *arguments: object) -> str:
-        """Run the program, which must end with this status and one line; return the line."""
-        monkeypatch.setattr("sys.argv", ["mink-eval", "report", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == status
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        return said
-
-    write_run(tmp_path / "run", **SMALL)
-    for status, named, arguments in (
-        (2, "nothing", (tmp_path / "nothing",)),
-        (1, str(tmp_path), (tmp_path,)),
-        (2, "top-q", (tmp_path / "run", "--against", "top-q")),
-        (2, "hot", (tmp_path / "run", "--against", "temp=hot")),
-        (1, "tiny-model", (tmp_path / "run", "--against", "model=q4")),
-        (1, SIGMA, (tmp_path / "run", "--against", "top-p")),
-    ):
-        assert named in fail(status, *arguments)
-    out = tmp_path / "run" / "report"
-    out.write_text("a file where the folder should be", encoding="utf-8")
-    assert str(out) in fail(1, tmp_path / "run")
-    out.unlink()
-    (out / "report.md").mkdir(parents=True)
-    assert str(out) in fail(1, tmp_path / "run")
-    (tmp_path / "run" / "records.jsonl").write_text(json.dumps({"response": 1}) + "\n", encoding="utf-8")
-    assert "records.jsonl, line 1" in fail(1, tmp_path / "run")
+def test_wrong_use_is_refused_in_a_sentence(tmp_path: Path, mink_eval: MinkEval) -> None:
+    run = write_run(tmp_path / "run", **SMALL)
+    mink_eval("report", tmp_path / "nothing").refused(2, "nothing")
+    mink_eval("report", tmp_path).refused(1, str(tmp_path))
+    mink_eval("report", run, "--against", "top-q").refused(2, "top-q")
+    mink_eval("report", run, "--against", "temp=hot").refused(2, "hot")
+    mink_eval("report", run, "--against", "model=q4").refused(1, "tiny-model")
+    mink_eval("report", run, "--against", "temp=3").refused(1, "1.0")
+    mink_eval("report", run, "--against", "top-p").refused(1, SIGMA)
+    (run / "report").write_text("a file where the folder should be", encoding="utf-8")
+    mink_eval("report", run).refused(1, str(run / "report"))
+    (run / "report").unlink()
+    (run / "report" / "report.md").mkdir(parents=True)
+    mink_eval("report", run).refused(1, str(run / "report"))
+    (run / "records.jsonl").write_text(json.dumps({"response": 1}) + "\n", encoding="utf-8")
+    mink_eval("report", run).refused(1, "records.jsonl, line 1")
+    (run / "records.jsonl").write_text("", encoding="utf-8")
+    mink_eval("report", run).refused(1, "no responses")
+    (run / "questions.jsonl").unlink()
+    (run / "questions.jsonl").mkdir()
+    mink_eval("report", run).refused(1, "questions.jsonl")
 
 
 def test_a_missing_library_is_named(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL)
     program = "import sys; sys.modules['statsmodels'] = None; from mink_local.evals.cli import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", program, "report", tmp_path], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 2
-    assert "mink-local[eval]" in result.stderr
-    assert result.stderr.count("\n") == 1
+    run_python("-c", program, "report", tmp_path).refused(2, "mink-local[eval]")
 
 
 @pytest.mark.slow
-def test_open_ended_responses_have_no_accuracy(tmp_path: Path) -> None:
+def test_open_ended_responses_have_no_accuracy(tmp_path: Path, mink_eval: MinkEval) -> None:
     """Beside a task with verdicts, and alone."""
     write_run(tmp_path, **SMALL | {"tasks": ("gsm8k", "essay")})
-    shown = invoke(tmp_path).output
+    shown = mink_eval("report", tmp_path).stdout
     assert re.search("gsm8k .* flexible accuracy", shown)
     assert re.search("essay .* mean tokens", shown)
     assert not re.search("essay .* accuracy", shown)
@@ -177,6 +166,6 @@ def test_open_ended_responses_have_no_accuracy(tmp_path: Path) -> None:
     assert {row["accuracy"] for row in rows(tmp_path) if row["task"] == "essay"} == {""}
     for against in ("min-k", "temp=1", "model=tiny-model"):
         alone = change(tmp_path, lambda record: record["task"] == "essay")
-        shown = invoke(alone, "--against", against).output
+        shown = mink_eval("report", alone, "--against", against).stdout
         assert "accuracy, %" not in shown
         assert "Open-ended" in shown

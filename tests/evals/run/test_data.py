@@ -3,10 +3,7 @@
 import hashlib
 import random
 import re
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,19 +13,11 @@ from mink_local.evals.run.questions import fetch, locate
 from mink_local.evals.tasks import TASKS
 from mink_local.evals.tasks.base import Published
 from tests.conftest import shared
+from tests.support.hub import REPOSITORY, Hub, serve
 
+NAME = "questions.jsonl"
 CONTENT = random.Random(0).randbytes(200_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-
-
-class Website(ThreadingHTTPServer):
-    """Serves a folder, in which CONTENT is published."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder)))
-        self.file = folder / "questions.jsonl"
-        self.file.write_bytes(CONTENT)
-        self.source = Published(f"http://127.0.0.1:{self.server_port}/{self.file.name}", SHA256, len(CONTENT))
 
 
 @pytest.fixture
@@ -39,47 +28,47 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def website(tmp_path: Path) -> Iterator[Website]:
-    with Website(tmp_path) as website:
-        threading.Thread(target=website.serve_forever, args=(0.01,), daemon=True).start()
-        yield website
-        website.shutdown()
+def hub() -> Iterator[Hub]:
+    """A server on which CONTENT is published."""
+    with serve(Hub({NAME: CONTENT})) as hub:
+        yield hub
 
 
-def files(folder: Path) -> list[Path]:
+def published(hub: Hub) -> Published:
+    return Published(f"{hub.url}/{REPOSITORY}/resolve/main/{NAME}", SHA256, len(CONTENT))
+
+
+def kept(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def test_a_download_is_kept_until_it_is_damaged(website: Website, cache: Path) -> None:
-    path = fetch(website.source, "some")
+def test_a_download_is_kept_until_it_is_damaged(hub: Hub, cache: Path) -> None:
+    path = fetch(published(hub), "some")
     assert path.read_bytes() == CONTENT
-    assert files(cache) == [path]
+    assert kept(cache) == [path]
     path.write_bytes(CONTENT[:-1] + b"!")
-    assert fetch(website.source, "some").read_bytes() == CONTENT
-    website.file.unlink()
-    assert fetch(website.source, "some") == path
+    assert fetch(published(hub), "some").read_bytes() == CONTENT
+    hub.files.clear()
+    assert fetch(published(hub), "some") == path
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("files", "complaint"),
     [
-        (CONTENT[:-1] + b"!", "200000 bytes"),
-        (CONTENT + b"!!", "200001 bytes"),
-        (CONTENT[:70_000], "70000 bytes"),
-        (b"<html>Please log in</html>", "26 bytes"),
-        (None, "404"),
+        ({NAME: CONTENT[:-1] + b"!"}, "200000 bytes"),
+        ({NAME: CONTENT + b"!!"}, "200001 bytes"),
+        ({NAME: CONTENT[:70_000]}, "70000 bytes"),
+        ({NAME: b"<html>Please log in</html>"}, "26 bytes"),
+        ({}, "404"),
     ],
 )
 def test_what_is_not_the_file_is_refused(
-    website: Website, cache: Path, content: bytes | None, complaint: str
+    hub: Hub, cache: Path, files: dict[str, bytes], complaint: str
 ) -> None:
-    if content is None:
-        website.file.unlink()
-    else:
-        website.file.write_bytes(content)
+    hub.files = files
     with pytest.raises(DataError, match=complaint):
-        fetch(website.source, "some")
-    assert files(cache) == []
+        fetch(published(hub), "some")
+    assert kept(cache) == []
 
 
 def test_offline_says_what_to_do(cache: Path) -> None:
@@ -88,13 +77,13 @@ def test_offline_says_what_to_do(cache: Path) -> None:
         fetch(gone, "some")
     for part in ("refused", gone.url, "--data FILE"):
         assert part in str(raised.value)
-    assert files(cache) == []
+    assert kept(cache) == []
 
 
-def test_a_cache_that_is_not_a_folder(website: Website, cache: Path) -> None:
+def test_a_cache_that_is_not_a_folder(hub: Hub, cache: Path) -> None:
     cache.write_text("")
     with pytest.raises(DataError, match="cache"):
-        fetch(website.source, "some")
+        fetch(published(hub), "some")
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "aqua", "math500"])
