@@ -203,7 +203,7 @@ def serve(
 
 @contextmanager
 def refusing(bound: socket.socket, app: Guard) -> Iterator[None]:
-    """Have an app answer the requests that come in this block."""
+    """Have an app answer the requests that arrive during this block."""
     server = uvicorn.Server(uvicorn.Config(app, **UVICORN, lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound.dup()]}, daemon=True)
     thread.start()

@@ -89,7 +89,7 @@ def _error(answer: Answer) -> ApiError:
     """Return the error of an answer that has failed."""
     if answer.finish_reason == "interrupted":
         return _stopping()
-    if answer.no_token_left:  # the client's: it must not try again
+    if answer.no_token_left:  # the client's fault: it must not retry
         return ApiError(400, str(answer.error), code="generation_failed")
     return ApiError(500, str(answer.error), kind="server_error", code="generation_failed")
 
@@ -281,7 +281,7 @@ class Service:
         history: The last requests, with their answers.
         max_tokens: Maximum length of an answer, or None.
         fingerprint: The same for the same model and versions.
-        is_draining: Whether only the requests that are here already are answered.
+        is_draining: Whether new requests are refused.
     """
 
     def __init__(
@@ -333,11 +333,11 @@ class Service:
 
     @property
     def n_present(self) -> int:
-        """Number of answers that are being prepared, wait or are generated."""
+        """Number of answers that are being prepared, waiting or being generated."""
         return self._n_preparing + self.engine.n_answers
 
     def check_ready(self) -> None:
-        """Raise ApiError if the server takes no requests: it stops, or its engine is down."""
+        """Raise ApiError if the server accepts no requests: it is stopping, or its engine is down."""
         if self.engine.failure is not None:
             raise self.engine.failure
         if self.is_draining:
@@ -359,7 +359,7 @@ class Service:
             has_grammar: Whether preparing them includes trying a grammar.
 
         Raises:
-            ApiError: A request cannot be answered by this model, the queue is full, the server stops, or the
+            ApiError: This model cannot answer a request, the queue is full, the server is stopping, or the
                 engine is down.
         """
         self.check_ready()

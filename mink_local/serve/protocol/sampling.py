@@ -1,6 +1,6 @@
 """From the fields of a request to sampling parameters, and the presets that clients choose by model id.
 
-A client that can only choose a model can so have Min-k at temperature 5: `qwen3-4b:min-k-t5`.
+Even a client that can only choose a model can have Min-k at temperature 5: `qwen3-4b:min-k-t5`.
 """
 
 import math
