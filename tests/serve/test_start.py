@@ -47,7 +47,6 @@ def test_a_model_has_the_name_of_the_catalogue_or_of_its_file() -> None:
 
 def test_requests_are_refused_while_the_model_loads() -> None:
     with listen("127.0.0.1", 0) as bound:
-        bound.listen()
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         with refusing(bound, Guard(refuse, hosts=AllowedHosts("127.0.0.1"), keys=["secret"])):
             loading = httpx.get(f"{url}/ready")

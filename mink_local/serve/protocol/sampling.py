@@ -102,14 +102,12 @@ class Presets:
         Raises:
             ApiError: No model has the id.
         """
-        if model_id is None:
+        if model_id is None or (self._any_model and model_id not in self.by_id):
             return self.default
-        if (preset := self.by_id.get(model_id)) is not None:
-            return preset
-        if self._any_model:
-            return self.default
-        message = f"there is no model {model_id[:100]!r}: this server has {', '.join(self.by_id)}"
-        raise ApiError(404, message, param="model", code="model_not_found")
+        if model_id not in self.by_id:
+            message = f"there is no model {model_id[:100]!r}: this server has {', '.join(self.by_id)}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return self.by_id[model_id]
 
 
 def sampling_params(
