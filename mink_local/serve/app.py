@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Literal
 
@@ -96,30 +96,19 @@ def make_app(service: Service) -> Starlette:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address; nobody can connect to it yet.
+    """Return a socket that listens on an address.
 
     Raises:
         MinkError: The address is in use, or is not one of this machine's.
     """
-    with _address_errors(host, port), ExitStack() as on_error:
-        [family, kind, protocol, _, address], *_ = socket.getaddrinfo(
+    try:
+        [family, *_, address], *_ = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        bound = on_error.enter_context(socket.socket(family, kind, protocol))
-        if os.name == "posix":  # elsewhere it would let two servers have one port
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        on_error.pop_all()
-    return bound
-
-
-@contextmanager
-def _address_errors(host: str, port: int) -> Iterator[None]:
-    """Turn an OSError into a MinkError about the address."""
-    try:
-        yield
+        is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, dualstack_ipv6=is_dual)
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = (error.strerror or str(error)).partition(" (while")[0]  # which repeats the address
         raise MinkError(
             f"cannot listen on {host}, port {port}: {reason}: choose another with --port"
         ) from None
@@ -162,8 +151,6 @@ def serve(
     """
     request_log.set_up(log_format)
     guarded = partial(Guard, hosts=AllowedHosts(host, hosts), origins=origins, keys=keys)
-    with _address_errors(host, bound.getsockname()[1]):  # two servers that start together can both bind
-        bound.listen()
     with refusing(bound, guarded(refuse)):
         loaded = load_model(
             model,
@@ -203,7 +190,7 @@ def serve(
 
 @contextmanager
 def refusing(bound: socket.socket, app: Guard) -> Iterator[None]:
-    """Have an app answer the requests that come in this block."""
+    """Have an app answer the requests that arrive during this block."""
     server = uvicorn.Server(uvicorn.Config(app, **UVICORN, lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound.dup()]}, daemon=True)
     thread.start()

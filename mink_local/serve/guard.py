@@ -237,8 +237,8 @@ async def read_body(http: HttpRequest) -> bytes:
     """Return the JSON body of a request.
 
     Raises:
-        ApiError: It is too long, too slow, or has a type that forms of any web page can send. What a script
-            sends without a type has an Origin, which is checked before.
+        ApiError: It is too long or too slow, or its type is one that an HTML form on any web page can send. A
+            body without a type comes from a program, or from a script whose Origin has been checked.
         ClientDisconnect: The client has left.
     """
     content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -56,11 +56,11 @@ class History:
         """Return a request by the end of its id: `req_1f0c` and `chatcmpl-1f0c` are the same.
 
         Raises:
-            ApiError: It is not kept.
+            ApiError: It is not in the history.
         """
         record = self._records.get(request_id.replace("-", "_").rpartition("_")[2])
         if record is None:
-            message = f"no answer of request {request_id[:100]!r} is kept: the last {self._size} are"
+            message = f"request {request_id[:100]!r} is not among the last {self._size} that were answered"
             raise ApiError(404, message, param="request_id", code="request_not_found")
         return record
 

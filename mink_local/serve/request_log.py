@@ -38,7 +38,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def begin() -> str:
-    """Begin the line of a request, in the context of its task and of those that it starts; return its id."""
+    """Begin the line of a request, in the context of its task and the tasks that it starts; return its id."""
     request_id = secrets.token_hex(12)
     _request_id.set(request_id)
     _fields.set({})
@@ -46,12 +46,12 @@ def begin() -> str:
 
 
 def request_id() -> str:
-    """Return the id of the request in hand: what follows `req_` in its line and in X-Request-Id."""
+    """Return the id of the current request: what follows `req_` in its line and in X-Request-Id."""
     return _request_id.get()
 
 
 def note(**fields: object) -> None:
-    """Add fields to the line of the request in hand, if there is one."""
+    """Add fields to the line of the current request, if there is one."""
     _fields.get({}).update(fields)
 
 

@@ -24,7 +24,7 @@ from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.sandbox import ChildStartError
 from mink_local.serve.history import SIZE, History
-from mink_local.serve.protocol.responses import ApiError, EngineDownError
+from mink_local.serve.protocol.responses import ApiError
 from mink_local.serve.protocol.sampling import Presets
 from mink_local.version import __version__
 
@@ -58,13 +58,13 @@ class AnswerEvent:
 class EventStream:
     """The events of one client's answers: an asynchronous iterator that ends with the last answer.
 
-    It raises EngineDownError if the engine fails, and another ApiError if an answer does.
+    It raises ApiError if an answer or the engine fails.
     """
 
     def __init__(self, decodings: Sequence[Decoding]) -> None:
         self.decodings = decodings
         self._open = len(decodings)
-        self._arrived: asyncio.Queue[AnswerEvent | EngineDownError] = asyncio.Queue()
+        self._arrived: asyncio.Queue[AnswerEvent | ApiError] = asyncio.Queue()
 
     def __aiter__(self) -> AsyncIterator[AnswerEvent]:
         return self
@@ -73,14 +73,14 @@ class EventStream:
         if not self._open:
             raise StopAsyncIteration
         event = await self._arrived.get()
-        if isinstance(event, EngineDownError):
+        if isinstance(event, ApiError):
             raise event
         self._open -= event.finish_reason is not None
         if event.finish_reason in ("error", "interrupted"):
             raise _error(event.answer)
         return event
 
-    def put(self, event: AnswerEvent | EngineDownError) -> None:
+    def put(self, event: AnswerEvent | ApiError) -> None:
         """Add an event, or the error that ends the iteration. A slow reader finds all of them later."""
         self._arrived.put_nowait(event)
 
@@ -89,7 +89,7 @@ def _error(answer: Answer) -> ApiError:
     """Return the error of an answer that has failed."""
     if answer.finish_reason == "interrupted":
         return _stopping()
-    if answer.no_token_left:  # the client's: it must not try again
+    if answer.no_token_left:  # the client's fault: it must not retry
         return ApiError(400, str(answer.error), code="generation_failed")
     return ApiError(500, str(answer.error), kind="server_error", code="generation_failed")
 
@@ -112,7 +112,7 @@ class EngineThread:
     """
 
     def __init__(self, engine: Engine, on_step: Callable[[], object] = lambda: None) -> None:
-        self.failure: EngineDownError | None = None
+        self.failure: ApiError | None = None
         self._engine = engine
         self._on_step = on_step
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()  # before the next step
@@ -139,7 +139,7 @@ class EngineThread:
     def generate(self, decodings: Sequence[Decoding]) -> EventStream:
         """Generate prepared answers; `cancel` the stream if it is not read to its end.
 
-        Raises EngineDownError if the engine has failed.
+        Raises `failure` if the engine has failed.
         """
         if self.failure is not None:
             raise self.failure
@@ -164,8 +164,9 @@ class EngineThread:
         return bool(unfinished)
 
     def fail(self, reason: str) -> None:
-        """End all streams with an EngineDownError, and accept no more requests."""
-        self.failure = EngineDownError(reason)
+        """End all streams with an error, and accept no more requests."""
+        message = f"{reason}: restart mink-serve"
+        self.failure = ApiError(503, message, code="engine_down", kind="server_error")
         log.error("%s", self.failure)
         for stream in self._streams.values():
             stream.put(self.failure)
@@ -281,7 +282,7 @@ class Service:
         history: The last requests, with their answers.
         max_tokens: Maximum length of an answer, or None.
         fingerprint: The same for the same model and versions.
-        is_draining: Whether only the requests that are here already are answered.
+        is_draining: Whether new requests are refused.
     """
 
     def __init__(
@@ -333,11 +334,11 @@ class Service:
 
     @property
     def n_present(self) -> int:
-        """Number of answers that are being prepared, wait or are generated."""
+        """Number of answers that are being prepared, waiting or being generated."""
         return self._n_preparing + self.engine.n_answers
 
     def check_ready(self) -> None:
-        """Raise ApiError if the server takes no requests: it stops, or its engine is down."""
+        """Raise ApiError if the server accepts no requests: it is stopping, or its engine is down."""
         if self.engine.failure is not None:
             raise self.engine.failure
         if self.is_draining:
@@ -359,7 +360,7 @@ class Service:
             has_grammar: Whether preparing them includes trying a grammar.
 
         Raises:
-            ApiError: A request cannot be answered by this model, the queue is full, the server stops, or the
+            ApiError: This model cannot answer a request, the queue is full, the server is stopping, or the
                 engine is down.
         """
         self.check_ready()

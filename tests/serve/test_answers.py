@@ -14,23 +14,17 @@ MESSAGES = [{"role": "user", "content": "Name three colours."}]
 KIND = "invalid_request_error"
 
 
-@pytest.fixture
-def client(server: RunningServer) -> Any:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        yield client
-
-
-def ask(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+def ask(server: RunningServer, **fields: Any) -> dict[str, Any]:
     body = {"messages": MESSAGES, "max_tokens": 12, "seed": 7, **fields}
-    response = client.post("/v1/chat/completions", json=body)
+    response = server.post("/v1/chat/completions", **body)
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
 
 
-def streamed(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
+def streamed(server: RunningServer, **fields: Any) -> list[dict[str, Any]]:
     body = {"messages": MESSAGES, "max_tokens": 12, "seed": 7, "stream": True, **fields}
-    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
         assert response.status_code == 200
         lines = [line for line in response.iter_lines() if line]
     assert lines.pop(0).startswith(": ")
@@ -38,8 +32,8 @@ def streamed(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def test_the_answer_is_the_models_own(client: httpx.Client) -> None:
-    answer = ask(client, temperature=5, sampler="min-k:tau=3", return_tokens=True)
+def test_the_answer_is_the_models_own(server: RunningServer) -> None:
+    answer = ask(server, temperature=5, sampler="min-k:tau=3", return_tokens=True)
     with load_model("smollm2-135m", n_ctx=512) as model:
         reply = model.chat(MESSAGES, sampler=MinK(), temperature=5.0, max_tokens=12, seed=7)
         text = reply.read()
@@ -56,10 +50,10 @@ def test_the_answer_is_the_models_own(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_stream_is_the_whole_in_pieces(client: httpx.Client, n: int) -> None:
-    whole = ask(client, n=n, temperature=2, logprobs=True, top_logprobs=2, return_tokens=True)
+def test_a_stream_is_the_whole_in_pieces(server: RunningServer, n: int) -> None:
+    whole = ask(server, n=n, temperature=2, logprobs=True, top_logprobs=2, return_tokens=True)
     chunks = streamed(
-        client,
+        server,
         n=n,
         temperature=2,
         logprobs=True,
@@ -89,18 +83,18 @@ def test_a_stream_is_the_whole_in_pieces(client: httpx.Client, n: int) -> None:
         assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
 
 
-def test_several_answers_have_seeds_that_follow_each_other(client: httpx.Client) -> None:
-    several = ask(client, n=3, temperature=5)
+def test_several_answers_have_seeds_that_follow_each_other(server: RunningServer) -> None:
+    several = ask(server, n=3, temperature=5)
     texts = [choice["message"]["content"] for choice in several["choices"]]
     assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
     assert len(set(texts)) == 3
-    assert texts[0] == ask(client, temperature=5)["choices"][0]["message"]["content"]
+    assert texts[0] == ask(server, temperature=5)["choices"][0]["message"]["content"]
     assert several["usage"]["prompt_tokens"] < 60  # one prompt, counted once
 
 
-def test_a_preset_wins_over_the_clients_sampling(client: httpx.Client) -> None:
+def test_a_preset_wins_over_the_clients_sampling(server: RunningServer) -> None:
     body = {"messages": MESSAGES, "max_tokens": 8, "seed": 1, "temperature": 0, "top_p": 0.5}
-    response = client.post("/v1/chat/completions", json={**body, "model": "smollm2-135m:min-k-t5"})
+    response = server.post("/v1/chat/completions", **body, model="smollm2-135m:min-k-t5")
     assert response.headers["x-mink-ignored"] == "temperature,top_p"
     with load_model("smollm2-135m", n_ctx=512) as model:
         expected = model.chat(MESSAGES, sampler=MinK(), temperature=5.0, max_tokens=8, seed=1).read()
@@ -108,35 +102,35 @@ def test_a_preset_wins_over_the_clients_sampling(client: httpx.Client) -> None:
             MESSAGES, sampler=TopP(p=0.5, order="temperature-last"), temperature=1.5, max_tokens=8, seed=1
         ).read()
     assert response.json()["choices"][0]["message"]["content"] == expected
-    own = ask(client, max_tokens=8, seed=1, temperature=1.5, top_p=0.5)
+    own = ask(server, max_tokens=8, seed=1, temperature=1.5, top_p=0.5)
     assert own["choices"][0]["message"]["content"] == cut
 
 
-def test_a_second_turn_finds_the_first_in_the_cache(client: httpx.Client) -> None:
-    first = ask(client, temperature=0)
+def test_a_second_turn_finds_the_first_in_the_cache(server: RunningServer) -> None:
+    first = ask(server, temperature=0)
     messages = [*MESSAGES, first["choices"][0]["message"], {"role": "user", "content": "And three more?"}]
-    details = ask(client, messages=messages, temperature=0)["usage"]["prompt_tokens_details"]
+    details = ask(server, messages=messages, temperature=0)["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] >= first["usage"]["prompt_tokens"]
 
 
-def test_json_schemas_and_stop_strings_are_kept(client: httpx.Client) -> None:
+def test_json_schemas_and_stop_strings_are_kept(server: RunningServer) -> None:
     schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"]}
     form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": schema}}
-    answer = ask(client, response_format=form, temperature=5, max_tokens=60)
+    answer = ask(server, response_format=form, temperature=5, max_tokens=60)
     assert json.loads(answer["choices"][0]["message"]["content"])["colour"] in ("red", "blue")
-    chosen = ask(client, guided_choice=["a parrot", "a fish"], temperature=5)
+    chosen = ask(server, guided_choice=["a parrot", "a fish"], temperature=5)
     assert chosen["choices"][0]["message"]["content"] in ("a parrot", "a fish")
-    [matched] = ask(client, guided_regex=r"\d{3}-\w+(x|y)?!", temperature=5)["choices"]
+    [matched] = ask(server, guided_regex=r"\d{3}-\w+(x|y)?!", temperature=5)["choices"]
     assert re.match(r"\d{3}-\w+", matched["message"]["content"])
-    stopped = ask(client, messages=[*MESSAGES], temperature=0, stop=["e"], max_tokens=60)
+    stopped = ask(server, messages=[*MESSAGES], temperature=0, stop=["e"], max_tokens=60)
     assert "e" not in stopped["choices"][0]["message"]["content"]
     assert stopped["choices"][0]["finish_reason"] == "stop"
 
 
-def test_an_answer_goes_on_after_other_tokens(client: httpx.Client) -> None:
-    first = ask(client, temperature=0, return_tokens=True)["choices"][0]
+def test_an_answer_goes_on_after_other_tokens(server: RunningServer) -> None:
+    first = ask(server, temperature=0, return_tokens=True)["choices"][0]
     prefix = first["tokens"][:4]
-    rest = ask(client, temperature=0, return_tokens=True, prefix_tokens=prefix, max_tokens=8)["choices"][0]
+    rest = ask(server, temperature=0, return_tokens=True, prefix_tokens=prefix, max_tokens=8)["choices"][0]
     assert rest["tokens"] == first["tokens"][4:]
 
 
@@ -157,9 +151,9 @@ def test_an_answer_goes_on_after_other_tokens(client: httpx.Client) -> None:
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_cannot_be_answered_has_a_status(
-    client: httpx.Client, fields: dict[str, Any], status: int, param: str, code: str, stream: bool
+    server: RunningServer, fields: dict[str, Any], status: int, param: str, code: str, stream: bool
 ) -> None:
-    response = client.post("/v1/chat/completions", json={"messages": MESSAGES, "stream": stream, **fields})
+    response = server.post("/v1/chat/completions", **{"messages": MESSAGES, "stream": stream, **fields})
     assert response.status_code == status
     error = response.json()["error"]
     assert error["message"]
@@ -190,9 +184,7 @@ def test_every_prompt_is_continued_n_times_in_order(server: RunningServer) -> No
 
 
 def test_token_ids_are_continued_as_their_text(server: RunningServer) -> None:
-    tokens = httpx.post(f"{server.url}/tokenize", json={"content": TEXT, "add_special": True}).json()[
-        "tokens"
-    ]
+    tokens = server.post("/tokenize", content=TEXT, add_special=True).json()["tokens"]
     as_text, as_tokens, as_list = (complete(server, prompt=prompt) for prompt in (TEXT, tokens, [tokens]))
     assert as_text["choices"] == as_tokens["choices"] == as_list["choices"]
 
@@ -265,24 +257,24 @@ def test_slots_show_what_is_cached(server: RunningServer) -> None:
         {"temperature": 0, "top_p": 0.95, "top_k": 20, "min_p": 0},
     ],
 )
-def test_what_careless_clients_send_is_answered(client: httpx.Client, fields: dict[str, Any]) -> None:
-    assert ask(client, **fields)["choices"][0]["message"]["content"]
+def test_what_careless_clients_send_is_answered(server: RunningServer, fields: dict[str, Any]) -> None:
+    assert ask(server, **fields)["choices"][0]["message"]["content"]
 
 
-def test_no_tokens_are_an_empty_answer(client: httpx.Client) -> None:
-    answer = ask(client, max_tokens=0)
+def test_no_tokens_are_an_empty_answer(server: RunningServer) -> None:
+    answer = ask(server, max_tokens=0)
     [choice] = answer["choices"]
     assert (choice["message"]["content"], choice["finish_reason"], choice["k"]) == ("", "length", [])
     assert answer["usage"]["completion_tokens"] == 0
-    [chunk] = streamed(client, max_tokens=0)
+    [chunk] = streamed(server, max_tokens=0)
     assert chunk["choices"][0]["finish_reason"] == "length"
-    completed = client.post("/v1/completions", json={"prompt": "Hello", "max_tokens": 0}).json()
+    completed = server.post("/v1/completions", prompt="Hello", max_tokens=0).json()
     assert (completed["choices"][0]["text"], completed["usage"]["completion_tokens"]) == ("", 0)
 
 
 def test_tokenize_and_detokenize_are_inverse(server: RunningServer) -> None:
     def post(path: str, **body: Any) -> Any:
-        return httpx.post(f"{server.url}{path}", json=body).json()
+        return server.post(path, **body).json()
 
     text = "naïve 東京 <|im_end|>"
     tokens = post("/tokenize", content=text, parse_special=False)["tokens"]
@@ -290,7 +282,7 @@ def test_tokenize_and_detokenize_are_inverse(server: RunningServer) -> None:
     assert post("/tokenize", prompt=text)["count"] < len(tokens)  # <|im_end|> is one token
     pieces = post("/tokenize", content=text, parse_special=False, with_pieces=True)["tokens"]
     assert [piece["id"] for piece in pieces] == tokens
-    refused = httpx.post(f"{server.url}/detokenize", json={"tokens": [10**6]})
+    refused = server.post("/detokenize", tokens=[10**6])
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
     messages = [{"role": "user", "content": "Hi"}]
     counted = post("/v1/chat/completions/input_tokens", messages=messages)["input_tokens"]

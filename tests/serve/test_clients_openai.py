@@ -20,7 +20,11 @@ WEATHER: ChatCompletionToolParam = {
     "function": {
         "name": "get_weather",
         "description": "Tell the weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+            "required": ["city"],
+        },
     },
 }
 
@@ -33,13 +37,6 @@ def client(server: RunningServer) -> Iterator[OpenAI]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def loose(server: RunningServer) -> Iterator[OpenAI]:
-    """A client for the responses in which OpenAI sends null against its library's types."""
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def test_models_are_listed_and_each_is_found(client: OpenAI) -> None:
     ids = [model.id for model in client.models.list()]
     assert ids[0] == MODEL
@@ -49,31 +46,11 @@ def test_models_are_listed_and_each_is_found(client: OpenAI) -> None:
 
 def test_a_chat_is_answered(client: OpenAI) -> None:
     completion = client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5, seed=1)
-    choice = completion.choices[0]
-    assert (completion.object, completion.model) == ("chat.completion", MODEL)
     assert completion.id.startswith("chatcmpl-")
     assert completion._request_id
-    assert (choice.index, choice.finish_reason, choice.message.role) == (0, "length", "assistant")
-    assert choice.message.content
-    assert choice.logprobs is None
-    usage = completion.usage
-    assert usage is not None
-    assert usage.completion_tokens == 5
-    assert usage.total_tokens == usage.prompt_tokens + 5
-    assert usage.prompt_tokens_details is not None
-
-
-def test_min_k_is_asked_for_in_three_ways(client: OpenAI) -> None:
-    def text(model: str = MODEL, **extra: object) -> str | None:
-        completion = client.chat.completions.create(
-            model=model, messages=HELLO, max_tokens=6, seed=1, extra_body=extra
-        )
-        return completion.choices[0].message.content
-
-    wanted = text(f"{MODEL}:min-k-t5")
-    assert text(temperature=5, min_k=True, min_k_tau=3) == wanted
-    assert text(temperature=5, sampler="min-k:tau=3") == wanted
-    assert text(temperature=5, min_k_tau=3) == wanted
+    assert completion.choices[0].message.content
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 5
 
 
 def test_choices_and_log_probabilities(client: OpenAI) -> None:
@@ -88,13 +65,6 @@ def test_choices_and_log_probabilities(client: OpenAI) -> None:
         assert text.decode(errors="replace") == choice.message.content
         assert all(len(token.top_logprobs) == 2 for token in choice.logprobs.content)
         assert all(token.logprob <= 0 for token in choice.logprobs.content)
-
-
-def test_completions_are_streamed(client: OpenAI, loose: OpenAI) -> None:
-    prompt = "One, two, three,"
-    whole = client.completions.create(model=MODEL, prompt=prompt, max_tokens=4, temperature=0)
-    chunks = loose.completions.create(model=MODEL, prompt=prompt, max_tokens=4, temperature=0, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
 
 
 class Person(BaseModel):
@@ -124,7 +94,8 @@ def test_a_forced_tool_is_called_and_its_result_answered(client: OpenAI) -> None
     assert choice.message.tool_calls is not None
     call = choice.message.tool_calls[0]
     assert call.type == "function"
-    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")
     result: ChatCompletionMessageParam = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
     second = client.chat.completions.create(
         model=MODEL,
@@ -177,15 +148,13 @@ def test_keys_and_the_queue_have_their_errors() -> None:
             assert patient.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1).choices
 
 
-ROME: Any = {"role": "user", "content": "What is the weather in Rome?"}
-PARAMETERS = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
-TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}]
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
 
 
 def ask_with_tool(client: OpenAI, **fields: Any) -> Any:
-    options = {"messages": [ROME], "tools": TOOLS, "max_tokens": 60, "seed": 1, "temperature": 5, **fields}
-    return client.chat.completions.create(model="smollm2-135m", **options)
+    messages = [{"role": "user", "content": "What is the weather in Rome?"}]
+    options = {"messages": messages, "tools": [WEATHER], "max_tokens": 60, "seed": 1, "temperature": 5}
+    return client.chat.completions.create(model=MODEL, **{**options, **fields})
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def test_which_names_are_allowed(bound: str, others: list[str], host: str, allow
 
 
 @pytest.mark.parametrize("name", ["", "no/name", "http://desk.lan", "two words"])
-def test_a_name_that_no_host_has_is_refused(name: str) -> None:
+def test_an_invalid_host_name_is_refused(name: str) -> None:
     with pytest.raises(MinkError, match=re.escape(repr(name))):
         AllowedHosts("127.0.0.1", [name])
 
@@ -318,7 +318,7 @@ def test_without_the_key_a_request_learns_nothing(
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/health?x=1"])
-def test_the_page_and_the_health_need_no_key(locked_port: int, path: str) -> None:
+def test_the_page_and_health_checks_need_no_key(locked_port: int, path: str) -> None:
     assert send(locked_port, request("GET", path)).status == 200
 
 
@@ -410,7 +410,7 @@ def test_who_leaves_in_the_middle_of_a_body_is_forgotten(port: int, responses: l
     "body",
     [b"zz\r\nabc\r\n0\r\n\r\n", b"-1\r\nabc\r\n", b"3\r\nabcdef\r\n", b"1" * 100_000],
 )
-def test_chunks_that_are_none_are_refused(port: int, body: bytes) -> None:
+def test_malformed_chunks_are_refused(port: int, body: bytes) -> None:
     assert send(port, CHUNKED, body).status == 400
 
 

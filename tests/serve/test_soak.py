@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
 from mink_local import Greedy, Model, Request, SamplingParams
 from tests.support.http import until
 from tests.support.server import RunningServer, running_server
-
-httpx = pytest.importorskip("httpx")
 
 SECONDS = float(os.environ.get("MINK_SOAK_SECONDS", "20"))
 CLIENTS = int(os.environ.get("MINK_SOAK_CLIENTS", "40"))
@@ -103,7 +102,9 @@ def marked_questions() -> list[Question]:
     ]
 
 
-async def ask(client: Any, question: Question, outcome: Outcome, is_stream: bool, n: int) -> None:
+async def ask(
+    client: httpx.AsyncClient, question: Question, outcome: Outcome, is_stream: bool, n: int
+) -> None:
     """Ask a question and check the answer."""
     body = {**question.body, "n": n, "stream": is_stream}
     began = time.monotonic()
@@ -135,7 +136,7 @@ def whole_answer(choice: Json) -> tuple[str, str]:
     return text, choice["finish_reason"]
 
 
-async def streamed_answers(response: Any, n: int) -> dict[int, tuple[str, str | None]]:
+async def streamed_answers(response: httpx.Response, n: int) -> dict[int, tuple[str, str | None]]:
     """Return text and finish_reason of every choice of a stream, whose chunks must be of one response."""
     texts, reasons, ids, done = [""] * n, [None] * n, set(), False
     async for line in response.aiter_lines():
@@ -154,7 +155,9 @@ async def streamed_answers(response: Any, n: int) -> dict[int, tuple[str, str | 
     return dict(enumerate(zip(texts, reasons, strict=True)))
 
 
-async def behave(client: Any, questions: Sequence[Question], outcome: Outcome, end: float, seed: int) -> None:
+async def behave(
+    client: httpx.AsyncClient, questions: Sequence[Question], outcome: Outcome, end: float, seed: int
+) -> None:
     """Ask one question after the other until the end; leave some before the answer is there."""
     chance = random.Random(seed)
     while time.monotonic() < end:

@@ -1,13 +1,10 @@
 """The program mink-serve: how it starts, drains and ends."""
 
-import contextlib
 import json
 import signal
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -50,7 +47,6 @@ def test_a_model_has_the_name_of_the_catalogue_or_of_its_file() -> None:
 
 def test_requests_are_refused_while_the_model_loads() -> None:
     with listen("127.0.0.1", 0) as bound:
-        bound.listen()
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         with refusing(bound, Guard(refuse, hosts=AllowedHosts("127.0.0.1"), keys=["secret"])):
             loading = httpx.get(f"{url}/ready")
@@ -114,16 +110,14 @@ def test_answers_that_outlast_the_drain_end_with_an_error() -> None:
 @pytest.mark.slow
 @pytest.mark.posix
 def test_a_second_signal_ends_the_server_at_once() -> None:
-    with running_server("--ctx", "8192", "--parallel", "1", "--drain", "600") as server:
-        body: dict[str, Any] = {"messages": MESSAGES, "ignore_eos": True}
-        thread = threading.Thread(target=lambda: _post(server.url, body))
-        thread.start()
+    options = ("--ctx", "8192", "--parallel", "1", "--drain", "600")
+    with running_server(*options) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.post, "/v1/chat/completions", messages=MESSAGES, ignore_eos=True)
         until(lambda: server.metric("slots_busy") == 1)
         server.process.send_signal(signal.SIGINT)
         until(lambda: httpx.get(f"{server.url}/ready").status_code == 503)
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(60) == 0
-        thread.join()
 
 
 DEAD = """
@@ -155,14 +149,9 @@ Engine.step = failing
 )
 def test_a_server_without_an_engine_says_so_and_ends(fault: str, watchdog: int, reason: str) -> None:
     with running_server("--watchdog", str(watchdog), before=fault) as server:
-        body = {"messages": MESSAGES, "max_tokens": 100, "stream": True, "ignore_eos": True}
-        response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+        fields = {"messages": MESSAGES, "max_tokens": 100, "stream": True, "ignore_eos": True}
+        response = server.post("/v1/chat/completions", **fields)
         assert reason in response.text
         assert '"code":"engine_down"' in response.text
         assert server.process.wait(60) == 1
     assert any(reason in line for line in server.said)
-
-
-def _post(url: str, body: dict[str, Any]) -> None:
-    with contextlib.suppress(httpx.HTTPError):  # the server ends: a status or a closed connection
-        httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)

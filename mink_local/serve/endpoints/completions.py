@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from mink_local.generation.answer import Answer, TopLogprobs
+from mink_local.generation.answer import Answer, Piece, TopLogprobs
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request
@@ -192,8 +192,7 @@ class Exchange(ABC):
         """Return the whole body."""
         choices = self._choices(events)
         async for event in events:
-            self._clock.note(event)
-            choices[event.answer].add(event)
+            self._add(event, choices)
         taken = [choice.take() for choice in choices.values()]
         return self.whole_type(**self._head, choices=taken, **self._ending(choices))
 
@@ -212,9 +211,7 @@ class Exchange(ABC):
                     has_begun = any(decoding.has_begun for decoding in events.decodings)
                     yield b": keepalive\n\n" if has_begun else b": waiting\n\n"
                     continue
-                self._clock.note(event)
-                choice = choices[event.answer]
-                choice.add(event)
+                choice = self._add(event, choices)
                 yield _server_sent(self.chunk_type(**self._head, choices=[choice.take()]))
         except StopAsyncIteration:
             options = self.request.stream_options
@@ -223,6 +220,15 @@ class Exchange(ABC):
             yield b"data: [DONE]\n\n"
         except ApiError as error:
             yield _server_sent(error.body())
+
+    def _add(self, event: AnswerEvent, choices: "dict[Answer, _Choice]") -> "_Choice":
+        """Add an event to its choice; return the choice."""
+        self._clock.note(event)
+        if self.request.token_limit == 0:  # one token was sampled all the same
+            event = replace(event, piece=Piece(), finish_reason=event.finish_reason and "length")
+        choice = choices[event.answer]
+        choice.add(event)
+        return choice
 
     def _ending(self, choices: "dict[Answer, _Choice]") -> dict[str, Any]:
         answers, n = list(choices), self.request.n or 1
@@ -308,9 +314,6 @@ class _Choice(ABC):
 
     def add(self, event: AnswerEvent) -> None:
         """Add what one step brings."""
-        if self._request.token_limit == 0:
-            self._finish_reason = event.finish_reason and "length"
-            return
         piece = event.piece
         if piece.token is not None and not piece.is_end_token:
             self._k.append(piece.k)
@@ -350,8 +353,6 @@ class _ChatChoice(_Choice):
 
     def add(self, event: AnswerEvent) -> None:
         super().add(event)
-        if self._request.token_limit == 0:
-            return
         self._builder.add(event.piece)
         if event.finish_reason is not None:
             self._finish_reason = self._builder.end(event.finish_reason)
@@ -392,8 +393,7 @@ class _CompletionChoice(_Choice):
             self._logprobs += scores  # none if they are not asked for
             self._prompt = ()
         super().add(event)
-        if self._completion.token_limit != 0:
-            self._text += event.piece
+        self._text += event.piece
 
     def _form(self, common: dict[str, Any]) -> CompletionChoice:
         logprobs = None if self._completion.logprobs is None else self._described()

@@ -1,4 +1,4 @@
-"""What the server says of its model (ids, tokenizer, candidates) and of itself (health, OpenAPI, …)."""
+"""What the server tells about its model (ids, tokenizer, candidates) and itself (health, OpenAPI, …)."""
 
 import base64
 import hashlib
@@ -289,7 +289,7 @@ def _recorded(model: Model, answer: AnswerRecord) -> RecordedAnswer:
 
 
 async def slots(service: Service) -> list[SlotState]:
-    """Return what each slot of the engine does."""
+    """Return what each slot of the engine is doing."""
     return [_slot_state(slot) for slot in service.model.engine.slots]
 
 

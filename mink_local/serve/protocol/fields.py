@@ -40,17 +40,10 @@ SchemaOrText = Schema | Annotated[str, Meta(max_length=65_536)]
 Form = Schema | str  # of an answer: a JSON schema, or a grammar
 
 _OFF_AT_0 = (
-    *(
-        "diversity_penalty",
-        "early_stopping",
-        "epsilon_cutoff",
-        "eta_cutoff",
-        "min_keep",
-        "no_repeat_ngram_size",
-    ),
-    *("penalty_alpha", "sampler_order", "sampler_priority", "smoothing_factor", "temperature_last"),
-    *("use_beam_search", "vllm_xargs"),
-)
+    "diversity_penalty", "early_stopping", "epsilon_cutoff", "eta_cutoff", "min_keep", "no_repeat_ngram_size",
+    "penalty_alpha", "sampler_order", "sampler_priority", "smoothing_factor", "temperature_last",
+    "use_beam_search", "vllm_xargs",
+)  # fmt: skip
 _OFF_AT_1 = ("best_of", "length_penalty", "num_beams", "smoothing_curve", "tfs", "tfs_z", "typical")
 UNSUPPORTED = dict.fromkeys(_OFF_AT_0, 0) | dict.fromkeys(_OFF_AT_1, 1)
 """Sampling fields of other servers that are ignored here, with the value that asks for nothing.

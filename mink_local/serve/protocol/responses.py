@@ -46,17 +46,6 @@ class ApiError(MinkError):
         return {"error": {**error, **self.details}}
 
 
-class EngineDownError(ApiError):
-    """The engine's thread has ended or is stuck.
-
-    Args:
-        reason: Why.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(503, f"{reason}: restart mink-serve", code="engine_down", kind="server_error")
-
-
 class Output(Struct, kw_only=True):
     """Base class of what the server sends; a field that is UNSET is left out."""
 

@@ -1,6 +1,6 @@
 """From the fields of a request to sampling parameters, and the presets that clients choose by model id.
 
-A client that can only choose a model can so have Min-k at temperature 5: `qwen3-4b:min-k-t5`.
+Even a client that can only choose a model can have Min-k at temperature 5: `qwen3-4b:min-k-t5`.
 """
 
 import math
@@ -102,14 +102,12 @@ class Presets:
         Raises:
             ApiError: No model has the id.
         """
-        if model_id is None:
+        if model_id is None or (self._any_model and model_id not in self.by_id):
             return self.default
-        if (preset := self.by_id.get(model_id)) is not None:
-            return preset
-        if self._any_model:
-            return self.default
-        message = f"there is no model {model_id[:100]!r}: this server has {', '.join(self.by_id)}"
-        raise ApiError(404, message, param="model", code="model_not_found")
+        if model_id not in self.by_id:
+            message = f"there is no model {model_id[:100]!r}: this server has {', '.join(self.by_id)}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return self.by_id[model_id]
 
 
 def sampling_params(
