@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mink_local.chat.settings import SETTINGS, command_line_text, config_path, read_config, unknown_variables
+from mink_local.chat.settings import SETTINGS, command_line_text, config_path, ignored, read_config
 from mink_local.cli import run
 from mink_local.version import __version__
 
@@ -24,6 +24,7 @@ Examples:
   mink-chat --model ~/models/Qwen3-4B-Q4_K_M.gguf --ctx 8192
   mink-chat --file notes.txt --file plan.md "What is missing in the plan?"
   git log -5 | mink-chat "Summarise this in one sentence."
+  while read -r line; do mink-chat "$line" < /dev/null; done < questions.txt
   mink-chat --continue
   mink-chat --resume recipes --export recipes.md
 
@@ -100,8 +101,8 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     "-p",
     type=command_line_text,
     metavar="TEXT",
-    help="Print the answer to TEXT and exit; the same as PROMPT. Piped input goes before TEXT; - also reads "
-    "it from a terminal.",
+    help="Print the answer to TEXT and exit; the same as PROMPT. Standard input, if it is not a terminal, is "
+    "read to its end and goes before TEXT; - also reads it from a terminal.",
 )
 @click.option(
     "--file",
@@ -173,7 +174,7 @@ def cli(
     answer, Ctrl-D or /exit leaves, /help lists the commands. Conversations are kept; a one-shot answer only
     with --continue or --resume.
     """
-    for complaint in unknown_variables():
+    for complaint in ignored(ctx):
         log.warning("%s", complaint)
     if continued and resume:
         raise click.UsageError("--continue and --resume exclude each other.")

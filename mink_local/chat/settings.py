@@ -275,6 +275,8 @@ SETTINGS: tuple[Setting, ...] = (
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 _TABLES = ("chat", "prompts")  # of the TOML file
 _OTHER_VARIABLES = ("MINK_CONFIG", "MINK_URL", "MINK_API_KEY")
+# Settings of 0.1.0 that a file may still have, and what there is instead.
+_GONE = {"heat": "/heat colours the last answer", "keys": "the input line has the keys of Emacs"}
 
 
 def config_path() -> Path:
@@ -287,7 +289,9 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Pa
     file = ctx.meta["config"] = path or config_path()
     if path or file.exists():
         tables = _tables(file)
-        ctx.default_map = dict(_texts(file, tables.get("chat", {})))
+        settings = tables.get("chat", {})
+        ctx.meta["gone"] = [key for key in _GONE if key in settings]
+        ctx.default_map = dict(_texts(file, settings))
         ctx.meta["prompts"] = {name: str(text) for name, text in tables.get("prompts", {}).items()}
     return path
 
@@ -310,6 +314,8 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
 def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield settings as they would be typed, so that click parses and checks them."""
     for key, value in table.items():
+        if key in _GONE:
+            continue
         setting = BY_KEY.get(key.replace("_", "-"))
         if setting is None:
             hint = did_you_mean(key, BY_KEY) or ": mink-chat --help lists them."
@@ -322,8 +328,10 @@ def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield setting.name, str(value)
 
 
-def unknown_variables() -> Iterator[str]:
-    """Yield a sentence for each environment variable that looks like a setting and is none."""
+def ignored(ctx: click.Context) -> Iterator[str]:
+    """Yield a sentence for each setting of the file that is gone, and each variable that is no setting."""
+    for key in ctx.meta.get("gone", ()):
+        yield f"{ctx.meta['config']}: the setting {key} is gone: {_GONE[key]}"
     known = [*(str(setting.envvar) for setting in SETTINGS), *_OTHER_VARIABLES]
     for name in sorted(os.environ):
         if name.startswith("MINK_") and name not in known:
