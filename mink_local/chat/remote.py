@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from mink_local.chat.attachments import fenced, with_files
+from mink_local.chat.attachments import before_message, fenced
 from mink_local.chat.settings import MIN_K, SETTINGS, Settings
 from mink_local.cli import INTERRUPTED
 from mink_local.errors import MinkError
@@ -85,7 +85,7 @@ def _request(settings: Settings, prompt: str, files: tuple[Path, ...]) -> dict[s
     system = [{"role": "system", "content": settings["system"]}] if settings["system"] else []
     seed = settings["seed"]
     fields: dict[str, Any] = {
-        "messages": [*system, {"role": "user", "content": with_files(map(fenced, files), prompt)}],
+        "messages": [*system, {"role": "user", "content": before_message(map(fenced, files)) + prompt}],
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_tokens": True,

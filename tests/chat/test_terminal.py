@@ -16,7 +16,6 @@ import pexpect
 import pytest
 
 from mink_local.chat.conversation.store import ConversationStore, default_path
-from tests.conftest import shared
 from tests.support.terminal import Terminal
 
 pytestmark = [pytest.mark.usefixtures("own_files"), pytest.mark.terminal, pytest.mark.posix]
@@ -295,16 +294,6 @@ def test_delete_asks(opened: Open, plain: bool) -> None:
 
 
 @pytest.mark.slow
-def test_many_chats_in_one_store(opened: Open) -> None:
-    one, two = (opened("--temp", "0", "-n", "3") for _ in range(2))
-    one.say("I am one.")
-    two.say("I am two.")
-    listed = one.say("/list")
-    assert "I am one." in listed
-    assert "I am two." in listed
-
-
-@pytest.mark.slow
 def test_narrow_and_wide(opened: Open) -> None:
     """Resized, with wide characters and emoji in the input and the answer."""
     terminal = opened("--temp", "0", "-n", "30")
@@ -345,15 +334,6 @@ def test_text_of_the_model_does_not_control_the_terminal(opened: Open, tmp_path:
     terminal.press("q")
     assert "\x1b]0;" not in terminal.raw
     assert "\x9b" not in terminal.raw
-
-
-@pytest.fixture
-def thinker(tiny: Callable[..., Path]) -> tuple[str, ...]:
-    """Options that have a model with Qwen3's template reason, by a grammar."""
-    path = tiny(template=shared("vocab/Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8"))
-    grammar = path.with_suffix(".gbnf")
-    grammar.write_text('root ::= "<think>\\nTwo and two.\\n\\nFour?\\n</think>\\n\\nIt is **four**."')
-    return ("--model", str(path), "--grammar", str(grammar), "--temp", "0")
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def edit(chat: Chat, _: str) -> None:
     Ctrl-X Ctrl-E opens $EDITOR. The old message is kept with its answers.
     """
     chat.session.last_answer()
-    chat.prefill, chat.replaces = chat.session.branch[-2].content, True
+    chat.offered, chat.replaces = chat.session.branch[-2], True
     editor = ", Ctrl-X Ctrl-E opens an editor" if chat.screen.has_line_input else ""
     chat.note(f"(Enter sends the changed message{editor}, Ctrl-C leaves it as it was)")
 

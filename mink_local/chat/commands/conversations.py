@@ -49,7 +49,7 @@ def load(chat: Chat, argument: str) -> None:
     """Continue a conversation, by its name or the number that /list shows."""
     conversation = chat.session.store.find(argument)
     _leave(chat)
-    chat.prefill = chat.session.load(conversation)
+    chat.offered = chat.session.load(conversation)
     chat.attached.clear()
     recall(chat)
 

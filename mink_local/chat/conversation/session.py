@@ -98,7 +98,7 @@ class Session:
         self._start = 0  # index of the first message of the branch that still fits the context
         self._head: int | None = None  # the end of the branch in the store, as it was last known
 
-    def load(self, conversation: Conversation) -> str:
+    def load(self, conversation: Conversation) -> StoredMessage | None:
         """Continue a conversation; return a last message that was never answered, which is taken back.
 
         One that another program is about to answer is that program's.
@@ -113,9 +113,9 @@ class Session:
         unanswered = branch.pop() if branch and branch[-1].role == "user" else None
         if unanswered is None or self.store.is_being_written(unanswered):
             self.branch, self._head = branch, conversation.head
-            return ""
+            return None
         self.go_to(branch)
-        return unanswered.content
+        return unanswered
 
     def changed_model(self) -> None:
         """Note that another model continues the conversation."""
@@ -153,10 +153,11 @@ class Session:
         """Whether another program is writing the last answer."""
         return bool(self.branch) and self.store.is_being_written(self.branch[-1])
 
-    def ask(self, text: str, replaces: bool = False) -> "AnswerStream":
+    def ask(self, text: str, files: str = "", replaces: bool = False) -> "AnswerStream":
         """Return the answer to a message, which after an error is not part of the conversation.
 
         Args:
+            files: What stands before the text.
             replaces: Whether the message replaces the last one.
 
         Raises:
@@ -169,7 +170,7 @@ class Session:
         if replaces:
             self.last_answer()
         before = self.branch[:-2] if replaces else self.branch
-        branch = [*before, StoredMessage("user", text)]
+        branch = [*before, StoredMessage("user", files + text, attached=len(files))]
         self.add(branch)
         return self._answer(branch, self.settings.params)
 
@@ -350,13 +351,14 @@ class Session:
         self.problem = ""
         return ""
 
-    def end(self) -> str:
-        """Store what is left, in some seconds if need be, and the KV cache; return the last `problem`."""
+    def end(self) -> None:
+        """Store what is left, in some seconds if need be, and the KV cache. Raises MinkError if it cannot."""
         give_up = time.monotonic() + _LAST_SECONDS
         while self.flush() and time.monotonic() < give_up:
             time.sleep(0.1)
         self._save_cache()
-        return self.problem
+        if self.problem:
+            raise MinkError(f"the end of the conversation could not be kept: {self.problem}")
 
     def _save_cache(self) -> None:
         if self.conversation is None or not (self.store.is_on_disk and self.settings["cache"]):

@@ -110,6 +110,7 @@ class StoredMessage:
 
     Attributes:
         content: The text; of an answer without its reasoning, which is `thinking`.
+        attached: How many characters of the content, at its beginning, are files.
         parent: The id of the message before it.
         parts: How an answer was sampled: one part, unless it was continued.
         id: 0 until it is in a store.
@@ -136,6 +137,7 @@ class StoredMessage:
     tokens: list[int] = field(default_factory=list)
     k: list[int] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
+    attached: int = 0
     repeated: int = 0
     prompt_tokens: int = 0
     evaluated_tokens: int = 0
@@ -147,6 +149,16 @@ class StoredMessage:
     def is_unfinished(self) -> bool:
         """Whether it is an answer that is being generated, or was when the program was killed."""
         return self.role == "assistant" and self.finish_reason is None
+
+    @property
+    def files(self) -> str:
+        """What the content begins with if files are attached."""
+        return self.content[: self.attached]
+
+    @property
+    def typed(self) -> str:
+        """The content without attached files."""
+        return self.content[self.attached :]
 
     def add(self, text: str, is_reasoning: bool) -> None:
         """Add a piece of the text or of the reasoning; the store lacks it then."""
@@ -164,14 +176,16 @@ class StoredMessage:
         """Return the message as exports have it.
 
         `how` is the first of the parts; `outcome` is what is known of an answer that ended, with the other
-        parts as `continued`.
+        parts as `continued`, or of a message with files.
         """
         values = asdict(self)
         parts = values.pop("parts")
         del values["is_kept"]
         outcome = {name: values.pop(name) for name in _OUTCOME}
         values["how"] = parts[0] if parts else None
-        values["outcome"] = {**outcome, "continued": parts[1:]} if self.finish_reason else None
+        values["outcome"] = (
+            {**outcome, "continued": parts[1:]} if self.finish_reason or self.attached else None
+        )
         return values
 
     def as_row(self) -> dict[str, Any]:
@@ -183,7 +197,7 @@ class StoredMessage:
 
 
 _OUTCOME = (
-    "finish_reason", "tokens", "k", "chosen", "repeated", "prompt_tokens", "evaluated_tokens",
+    "finish_reason", "tokens", "k", "chosen", "attached", "repeated", "prompt_tokens", "evaluated_tokens",
     "first_token_s", "seconds",
 )  # fmt: skip
 
