@@ -204,7 +204,7 @@ def run(chat: Chat) -> None:
                 noted = problem
                 chat.note(f"(not kept so far: {problem})" if problem else "(everything is kept again)")
             if offered.files:
-                chat.note(f"(its files, {counted(offered.attached, 'character')}, are sent with it)")
+                chat.note(f"(this message has {counted(offered.attached, 'character')} of attached files)")
             prompt = NOT_KEPT if problem else PROMPT
             text = read_message(chat.line, chat.screen, offered.typed, prompt)
             if text is None:

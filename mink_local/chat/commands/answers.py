@@ -41,14 +41,14 @@ def pick(chat: Chat, argument: str) -> None:
 def undo(chat: Chat, _: str) -> None:
     """Take back the last message and its answer. /redo brings both back until you send another message."""
     message = chat.session.undo()
-    chat.note(f"(taken back: {one_line(message.content, chat.screen.width - 30)}; /redo brings it back)")
+    chat.note(f"(taken back: {one_line(message.typed, chat.screen.width - 30)}; /redo brings it back)")
 
 
 def redo(chat: Chat, _: str) -> None:
     """Bring back the message and the answer that the last /undo took."""
     chat.session.redo()
     message, answer = chat.session.branch[-2:]
-    chat.note(f"> {one_line(message.content, chat.screen.width - 2)}")
+    chat.note(f"> {one_line(message.typed, chat.screen.width - 2)}")
     chat.screen.text(answer.content)
 
 
