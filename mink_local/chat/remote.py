@@ -55,8 +55,7 @@ def answer(ctx: click.Context, url: str, prompt: str, files: tuple[Path, ...], a
         if setting.reloads and setting.name != "model" and settings.given(setting.name):
             raise click.UsageError(f"--{setting.key} is for a model that is loaded here: unset MINK_URL.")
     request = _request(settings, prompt, files)
-    with closing(_connection(url)) as connection:
-        _send(connection, url, request)
+    with closing(_sent(url, request)) as connection:
         # While the server evaluates the prompt:
         from mink_local.chat.conversation.export import answer_as_json
         from mink_local.chat.conversation.store import SamplingInfo
@@ -110,17 +109,23 @@ def _request(settings: Settings, prompt: str, files: tuple[Path, ...]) -> dict[s
     return fields
 
 
-def _connection(url: str) -> HTTPConnection:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+def _sent(url: str, request: dict[str, Any]) -> HTTPConnection:
+    """Send a request with the key in MINK_API_KEY; return the connection that its response comes from.
+
+    Raises:
+        click.UsageError: The URL is none.
+        MinkError: The server cannot be reached.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host or parts.scheme not in ("http", "https"):
         raise click.UsageError(f"MINK_URL={url} is not a URL such as http://127.0.0.1:8080")
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    return kind(parts.hostname, parts.port, timeout=_SECONDS)
-
-
-def _send(connection: HTTPConnection, url: str, request: dict[str, Any]) -> None:
-    """Send the request, with the key in MINK_API_KEY. Raises MinkError if the server cannot be reached."""
-    path = urlsplit(url).path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+    connection = kind(host, port, timeout=_SECONDS)
+    path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get("MINK_API_KEY"):
         headers["Authorization"] = f"Bearer {key}"
@@ -130,6 +135,7 @@ def _send(connection: HTTPConnection, url: str, request: dict[str, Any]) -> None
         reason = getattr(error, "strerror", None) or error
         raise MinkError(f"MINK_URL={url}: {reason}: start mink-serve there, or unset MINK_URL") from None
     connection.sock.settimeout(None)  # a prompt may take long
+    return connection
 
 
 def _response(connection: HTTPConnection, url: str) -> HTTPResponse:

@@ -417,7 +417,7 @@ def test_a_bug_ends_the_command_and_not_the_chat(typist: Begin, monkeypatch: pyt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [30, 40, 80, 100])
-@pytest.mark.parametrize("command", ["/help", "/show", "/stats", "/list", "/history"])
+@pytest.mark.parametrize("command", ["/help", "/show", "/stats", "/history"])
 def test_no_row_is_wider_than_the_window(
     typist: Begin, monkeypatch: pytest.MonkeyPatch, columns: int, command: str
 ) -> None:

@@ -213,29 +213,6 @@ def test_ctrl_c_that_ends_the_reader_too() -> None:
     assert process.returncode == 130
 
 
-LOADS_FOR_EVER = """
-import sys, time
-from mink_local.generation import loading
-def load_model(*_, **__):
-    print("loading", flush=True)
-    time.sleep(60)
-loading.load_model = load_model
-from mink_local.chat import main
-sys.argv = ["mink-chat", "-p", "Hi"]
-main()
-"""
-
-
-@pytest.mark.posix
-def test_ctrl_c_ends_the_program_while_the_model_loads() -> None:
-    with started(sys.executable, "-c", LOADS_FOR_EVER) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "loading\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
-    assert (process.returncode, errors) == (-signal.SIGINT, "")
-
-
 @pytest.mark.parametrize(
     ("arguments", "unwanted"),
     [

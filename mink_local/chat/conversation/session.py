@@ -135,7 +135,7 @@ class Session:
             return
         stored = self.store.get(self.conversation)
         if self.branch and self.branch[-1].is_unfinished:
-            if self.is_written_elsewhere:
+            if self.store.is_being_written(self.branch[-1]):
                 raise ConversationChangedError(
                     "another window is writing the last answer: wait until it has ended"
                 )
@@ -147,11 +147,6 @@ class Session:
                 f"this conversation was continued in another window: /load {name} goes on from there; "
                 "the same again goes on from here, as another branch"
             )
-
-    @property
-    def is_written_elsewhere(self) -> bool:
-        """Whether another program is writing the last answer."""
-        return bool(self.branch) and self.store.is_being_written(self.branch[-1])
 
     def ask(self, text: str, files: str = "", replaces: bool = False) -> "AnswerStream":
         """Return the answer to a message, which after an error is not part of the conversation.
