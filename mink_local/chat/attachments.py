@@ -47,7 +47,7 @@ def fenced(path: Path) -> str:
 
 
 def before_message(files: Iterable[str]) -> str:
-    """Return what a message begins with that has files."""
+    """Return files as the beginning of a message."""
     return "".join(f"{file}\n\n" for file in files)
 
 

@@ -40,8 +40,8 @@ The table [prompts] of the file names system prompts for --prompt-name:
 
 \b
 Warm answers: if MINK_URL names a running mink-serve, such as http://127.0.0.1:8080, it
-answers prompts (not conversations), so that no model is loaded. It is sent the key in
-MINK_API_KEY.
+answers prompts (not conversations), and no model is loaded. The key in MINK_API_KEY is
+sent along.
 
 \b
 What this program does not do: images, tools and MCP, retrieval. llm, oterm and
@@ -115,7 +115,7 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
 @click.option(
     "--creative",
     is_flag=True,
-    help="Prose that varies: --floor 1.4 --temp 5, unless these are given; see /help advice.",
+    help="More varied prose: --floor 1.4 --temp 5, unless these are given; see /help advice.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the answer to a prompt as a JSON object.")
 @click.option("--continue", "-c", "continued", is_flag=True, help="Continue the last conversation.")
@@ -124,13 +124,13 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     "-r",
     metavar="NAME",
     shell_complete=_complete_conversation,
-    help="Continue a conversation, by the name or number that --list shows.",
+    help="Continue a conversation by its name or number, which --list shows.",
 )
 @click.option(
     "--list",
     "listed",
     is_flag=True,
-    help="List the last 20 conversations, or those that contain PROMPT, and exit; all of them into a pipe.",
+    help="List the last 20 conversations (all of them into a pipe), or those that contain PROMPT, and exit.",
 )
 @click.option(
     "--export",

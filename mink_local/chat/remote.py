@@ -1,4 +1,4 @@
-"""One answer from a mink-serve that is running, instead of a model that has to be loaded first.
+"""One answer from a running mink-serve, instead of from a model that has to be loaded first.
 
 What an answer needs is imported after its request was sent.
 """
@@ -39,7 +39,7 @@ def answer(ctx: click.Context, url: str, prompt: str, files: tuple[Path, ...], a
     """Print the answer to a prompt, or a JSON object of all that is known of it.
 
     Args:
-        ctx: Of the command.
+        ctx: The context of the command.
         url: Where mink-serve is.
         prompt: The message.
         files: Text files for the message.
@@ -47,7 +47,7 @@ def answer(ctx: click.Context, url: str, prompt: str, files: tuple[Path, ...], a
 
     Raises:
         MinkError: The server does not answer, or refuses the request.
-        click.UsageError: Settings do not suit each other, or are for a model that is loaded here.
+        click.UsageError: Settings do not fit together, or are for a model that is loaded here.
     """
     settings = Settings(ctx)
     settings.check(is_new=settings.given)
@@ -113,7 +113,7 @@ def _sent(url: str, request: dict[str, Any]) -> HTTPConnection:
     """Send a request with the key in MINK_API_KEY; return the connection that its response comes from.
 
     Raises:
-        click.UsageError: The URL is none.
+        click.UsageError: It is not a URL.
         MinkError: The server cannot be reached.
     """
     try:
@@ -146,7 +146,7 @@ def _response(connection: HTTPConnection, url: str) -> HTTPResponse:
             return response
         error = json.loads(response.read()).get("error", {}).get("message", "")
     except (OSError, HTTPException, ValueError) as failure:
-        raise MinkError(f"MINK_URL={url} does not answer as mink-serve does: {failure}") from None
+        raise MinkError(f"MINK_URL={url} does not answer like mink-serve: {failure}") from None
     raise MinkError(f"{url}: {error or f'status {response.status}'}")
 
 

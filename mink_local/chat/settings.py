@@ -56,7 +56,7 @@ class Setting(SamplerOption):
 
     Attributes:
         key: Its name in the file and for /set.
-        unset: What holds if it is not set.
+        unset: What applies if it is not set.
         about: The first sentence of the help.
     """
 
@@ -276,7 +276,7 @@ BY_KEY = {setting.key: setting for setting in SETTINGS}
 _TABLES = ("chat", "prompts")  # of the TOML file
 _OTHER_VARIABLES = ("MINK_CONFIG", "MINK_URL", "MINK_API_KEY")
 # Settings of 0.1.0 that a file may still have, and what there is instead.
-_GONE = {"heat": "/heat colours the last answer", "keys": "the input line has the keys of Emacs"}
+_GONE = {"heat": "/heat colours the last answer", "keys": "the input line has Emacs keys"}
 
 
 def config_path() -> Path:
@@ -304,7 +304,7 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
         raise click.UsageError(f"{path} cannot be read: {error}.") from None
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise click.UsageError(f"{path}: {name!r} must be below the line [chat].")
+            raise click.UsageError(f"{path}: {name!r} belongs below the line [chat].")
         if name not in _TABLES:
             hint = did_you_mean(name, _TABLES) or f": the tables are {', '.join(_TABLES)}."
             raise click.UsageError(f"{path}: there is no table [{name}]{hint}")
@@ -361,7 +361,7 @@ class Settings:
         return self._values[name]
 
     def given(self, name: str) -> bool:
-        """Return if the value comes from the command line."""
+        """Return whether the value comes from the command line."""
         return self.sources[name] == COMMAND_LINE
 
     def put(self, name: str, value: Any, source: str) -> None:
@@ -372,7 +372,7 @@ class Settings:
         """Return a copy with one value from text; "default" is the value without the command line.
 
         Raises:
-            click.UsageError: The text is not a value of the setting, or does not suit the other settings.
+            click.UsageError: The text is not a value of the setting, or does not fit the other settings.
         """
         name, other = setting.name, copy(self)
         other._values, other.sources = self._values.copy(), self.sources.copy()
@@ -393,9 +393,9 @@ class Settings:
         return other
 
     def check(self, is_new: Callable[[str], bool]) -> None:
-        """Raise click.UsageError if settings do not suit each other or their text is not valid.
+        """Raise click.UsageError if settings do not fit together or their text is not valid.
 
-        A new option of Min-k does not suit another sampler; one that was there before is not used.
+        With another sampler, a new option of Min-k is refused; one that was there before is ignored.
         """
         name = self["sampler"].name if self["sampler"] else "min-k"
         for option in MIN_K:
@@ -462,7 +462,7 @@ class Settings:
             raise click.UsageError(f"{error}.") from None
 
     def shown(self, setting: Setting) -> str:
-        """Return a value as /set takes it, or in words what holds if it is not set."""
+        """Return a value as /set takes it, or in words what applies if it is not set."""
         value = self[setting.name]
         if setting.name == "sampler":
             value = self.sampler

@@ -41,14 +41,14 @@ class Startup:
     """The program from its options to the first answer.
 
     Args:
-        ctx: Of the command.
+        ctx: The context of the command.
         resumed: The name of the conversation to continue, "" for the last one, None for a new one.
         is_chat: A new conversation is kept.
         files: Text files for the first message.
 
     Raises:
-        click.UsageError: Settings do not suit each other.
-        MinkError: There is no such conversation, or the file of the conversations cannot be read.
+        click.UsageError: Settings do not fit together.
+        MinkError: There is no such conversation, or the store cannot be read.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages, its settings, its answers. It knows nothing of the terminal."""
+"""A conversation with a model: its messages, settings and answers. It knows nothing about the terminal."""
 
 import hashlib
 import time
@@ -29,7 +29,7 @@ from mink_local.llama.constraints import Constraints
 Messages = list[dict[str, str]]
 Branch = list[StoredMessage]
 
-_LAST_SECONDS = 5.0  # in which a locked file is waited for at the end
+_LAST_SECONDS = 5.0  # to wait for a locked file at the end
 
 
 class ConversationChangedError(MinkError):
@@ -64,7 +64,7 @@ def drop_oldest_turns(messages: Messages, model: Model, max_tokens: int | None) 
 
 
 def prompt_digest(tokens: Sequence[int]) -> str:
-    """Return what tells a prompt's token ids from any other's."""
+    """Return a digest of a prompt's token ids."""
     return hashlib.blake2b(array("i", tokens).tobytes(), digest_size=8).hexdigest()
 
 
@@ -101,7 +101,7 @@ class Session:
     def load(self, conversation: Conversation) -> StoredMessage | None:
         """Continue a conversation; return a last message that was never answered, which is taken back.
 
-        One that another program is about to answer is that program's.
+        One that another program is about to answer is left to that program.
         """
         self.clear()
         self.conversation = conversation.id
@@ -137,7 +137,7 @@ class Session:
         if self.branch and self.branch[-1].is_unfinished:
             if self.store.is_being_written(self.branch[-1]):
                 raise ConversationChangedError(
-                    "another window is writing the last answer: wait until it has ended"
+                    "another window is writing the last answer: wait until it is done"
                 )
             self.branch = self.store.branch(self.branch[-1].id)  # it may have been finished meanwhile
         if stored.head != self._head:
@@ -145,7 +145,7 @@ class Session:
             name = stored.name or stored.id
             raise ConversationChangedError(
                 f"this conversation was continued in another window: /load {name} goes on from there; "
-                "the same again goes on from here, as another branch"
+                "try again to go on from here, in another branch"
             )
 
     def ask(self, text: str, files: str = "", replaces: bool = False) -> "AnswerStream":

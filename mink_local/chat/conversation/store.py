@@ -222,7 +222,7 @@ def default_path() -> Path:
 
 
 class StoreError(MinkError):
-    """The file of the conversations cannot be read or written, perhaps only for now."""
+    """The file of conversations cannot be read or written, perhaps only for now."""
 
 
 class DeletedError(MinkError):
@@ -236,7 +236,7 @@ class ConversationStore:
     """The conversations of one SQLite file, or of memory.
 
     Several programs may have the file open at once. It is opened when it is first needed. A file that another
-    program has locked is waited for, but only once: until a call succeeds, the next ones fail at once. All
+    program has locked is waited for, but only once: until a call succeeds, further ones fail immediately. All
     methods raise StoreError if the file cannot be read or written.
     """
 
@@ -333,7 +333,7 @@ class ConversationStore:
         if self._path and (message.is_unfinished or message.role == "user"):
             self._release()
             self._claim = _lock(self._path, number)
-            with suppress(OSError):  # SQLite gives the number of a deleted message again
+            with suppress(OSError):  # SQLite reuses the number of a deleted message
                 self._claim.acquire(blocking=False)
         return number
 
@@ -350,7 +350,7 @@ class ConversationStore:
                 raise DeletedError
 
     def is_being_written(self, message: StoredMessage) -> bool:
-        """Return whether a program that is running writes an answer, or is about to answer a message."""
+        """Return whether a running program is writing an answer, or is about to answer a message."""
         if not (self._path and message.finish_reason is None and message.id):
             return False
         lock = _lock(self._path, message.id)
@@ -381,8 +381,7 @@ class ConversationStore:
     def delete(self, conversation: int) -> None:
         """Delete a conversation with its messages.
 
-        An empty row stays, or SQLite would give the id again, while another window may still have the
-        conversation.
+        An empty row stays, or SQLite would reuse the id while another window may still have the conversation.
         """
         empty = "UPDATE conversation SET model = '', name = NULL, system = NULL, updated = 0 WHERE id = ?"
         with self._transaction() as db:
@@ -404,7 +403,7 @@ class ConversationStore:
     def conversations(self, text: str = "") -> list[Conversation]:
         """Return all conversations, the most recent first.
 
-        With a text: those that contain it; their titles are the last places where it is.
+        With a text: those that contain it; their titles show its last occurrence.
         """
         conversations = self._conversations("1")
         if not text:
@@ -450,7 +449,7 @@ class ConversationStore:
 
 
 def _lock(path: Path, message: int) -> "BaseFileLock":
-    """Return the lock that the program holds which writes an answer; it ends with the program."""
+    """Return the lock of the program that is writing an answer; the system frees it when that ends."""
     from filelock import FileLock  # slow to import, and needed for answers only
 
     folder = private_folder(path.parent / "writing")
@@ -458,7 +457,7 @@ def _lock(path: Path, message: int) -> "BaseFileLock":
 
 
 def _open(path: Path | None) -> sqlite3.Connection:
-    """Open a file, only for reading if it cannot be written, or a database in memory."""
+    """Open a file, read-only if it cannot be written, or a database in memory."""
     if path is None:
         db = _connect(":memory:")
     elif path.exists() and not all(map(_is_writable, (path, path.resolve().parent))):

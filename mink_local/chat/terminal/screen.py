@@ -58,7 +58,7 @@ def counted(number: int, noun: str) -> str:
 
 
 class _GatedConsole(Console):
-    """A console that shows nothing a terminal obeys, whatever text a renderable or a link holds."""
+    """A console that passes no control characters on, whatever text a renderable or a link holds."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for text, style, control in super().render(renderable, options):
