@@ -16,6 +16,7 @@ from mink_local.chat.commands.settings import ADVICE
 from mink_local.chat.settings import BY_KEY, SETTINGS, Setting, Settings, config_path, ignored
 from mink_local.samplers import Greedy, MinK
 from tests.chat.conftest import MinkChat, context
+from tests.support.python import run_python
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -177,9 +178,7 @@ def test_completion_scripts(shell: str, tmp_path: Path) -> None:
 
 def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINK_TMEP", "3")
-    told = subprocess.run(
-        [sys.executable, "-m", "mink_local.chat", "--list"], capture_output=True, text=True, check=True
-    )
+    told = run_python("-m", "mink_local.chat", "--list")
     assert "MINK_TMEP" in told.stderr
     assert "MINK_TEMP" in told.stderr
     monkeypatch.delenv("MINK_TMEP")

@@ -16,6 +16,7 @@ from mink_local.chat.conversation import cache, session
 from mink_local.chat.conversation.store import ConversationStore, default_path
 from mink_local.generation.model import Model
 from tests.chat.conftest import MinkChat, converse, locked
+from tests.support.python import output_of, run_python
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -27,8 +28,8 @@ def test_a_prompt_prints_only_the_answer(mink_chat: MinkChat) -> None:
     """As a process of its own; the same comes for a prompt from standard input."""
     arguments = ("--temp", "5", "--seed", "1")
     prompt = "What is the capital of France?"
-    command = [*MINK_CHAT, *arguments, "-p", prompt]
-    given = subprocess.run(command, input="", capture_output=True, text=True, check=True)
+    given = run_python(*MINK_CHAT[1:], *arguments, "-p", prompt)
+    assert given.returncode == 0
     assert len(given.stdout.split()) > 5
     assert given.stderr == ""
     assert "<|im_end|>" not in given.stdout
@@ -143,8 +144,7 @@ def test_a_prompt_continues_a_conversation(mink_chat: MinkChat, own_files: Path)
 
 
 def test_verbose_shows_the_log_of_llama_cpp(tiny_path: Path) -> None:
-    command = [*MINK_CHAT, "-p", "Hi", "-n", "1", "-m", str(tiny_path), "--verbose"]
-    result = subprocess.run(command, input="", capture_output=True, text=True, check=True)
+    result = run_python(*MINK_CHAT[1:], "-p", "Hi", "-n", "1", "-m", tiny_path, "--verbose")
     assert "llama_model_loader" in result.stderr  # and not without; see the first test
 
 
@@ -225,10 +225,7 @@ def test_what_is_not_imported(arguments: list[str], unwanted: set[str]) -> None:
         f"import sys; from mink_local.chat.cli import cli; cli.main({arguments}, standalone_mode=False);"
         f"print(sorted({unwanted} & set(sys.modules)))"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code], input="", capture_output=True, text=True, check=True
-    )
-    assert result.stdout.splitlines()[-1] == "[]"
+    assert output_of("-c", code).splitlines()[-1] == "[]"
 
 
 def test_reasoning_is_not_part_of_the_answer(mink_chat: MinkChat, thinker: tuple[str, ...]) -> None:
