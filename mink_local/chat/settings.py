@@ -56,7 +56,6 @@ class Setting(SamplerOption):
 
     Attributes:
         key: Its name in the file and for /set.
-        unset: What applies if it is not set.
         about: The first sentence of the help.
     """
 
@@ -67,7 +66,6 @@ class Setting(SamplerOption):
         self.group, self.fixed, self.reloads = group, fixed, reloads
         self.envvar = f"MINK_{self.name.upper()}"
         self.key = self.name.replace("_", "-")
-        self.unset = self.show_default if isinstance(self.show_default, str) else "none"
         self.about = (self.help or "").partition(". ")[0].removesuffix(".") + "."
 
     def source(self, ctx: click.Context) -> str:
@@ -470,7 +468,7 @@ class Settings:
             value = getattr(self.sampler, setting.name)
         match value:
             case None | ():
-                return setting.unset
+                return setting.show_default if isinstance(setting.show_default, str) else "none"
             case bool():
                 return "on" if value else "off"
             case float():
