@@ -124,16 +124,6 @@ def test_what_came_before_a_failure_is_kept(smollm2: Model) -> None:
     assert said(chat)[-1].startswith(first.text)
 
 
-def test_another_process_goes_on(smollm2: Model) -> None:
-    store = ConversationStore()
-    chat = new_session(smollm2, "--system", "You are a pirate.", store=store)
-    ask(chat, "Hello")
-    again = new_session(smollm2, store=store)
-    assert again.load(store.find()) is None
-    assert said(again) == said(chat)
-    assert again.settings["system"] == "You are a pirate."
-
-
 def turns(n: int) -> list[dict[str, str]]:
     return [
         {"role": role, "content": f"{role} {i} " + "word " * 40}

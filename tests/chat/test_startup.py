@@ -143,14 +143,6 @@ def test_verbose_shows_the_log_of_llama_cpp(tiny_path: Path) -> None:
     assert "llama_model_loader" in result.stderr  # and not without; see the first test
 
 
-@pytest.mark.slow
-@pytest.mark.posix
-def test_a_reader_that_leaves_is_no_traceback() -> None:
-    shell = f"{' '.join(MINK_CHAT)} {STORY[0]} '{STORY[1]}' -t 0 -n 20 </dev/null | head -c 1"
-    result = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
-    assert (len(result.stdout), result.stderr) == (1, "")
-
-
 @pytest.mark.linux
 def test_a_full_disk_is_one_sentence() -> None:
     with open("/dev/full", "w") as full:
