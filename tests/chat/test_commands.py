@@ -227,6 +227,7 @@ def test_attached_files_stay_out_of_the_input_line(typist: Begin, tmp_path: Path
     files = "notes.txt:\n```\nThe password is swordfish.\n```\n\n"
     typed.say(f"/file {tmp_path}/notes.txt", "What is it?", "/edit", "And who?")
     assert (typed.offered, questions(typed)) == ("What is it?", [f"{files}And who?"])
+    assert re.search(r"^\* +1 .* And who\? *$", typed.say("/list"), re.M)
     unanswered = StoredMessage("user", f"{files}Why?", attached=len(files))
     typed.chat.session.store.save(None, [unanswered], "smollm2-135m", None)
     typed.say("/load 2", "")  # the second line is the one that is offered

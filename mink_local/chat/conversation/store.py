@@ -74,7 +74,7 @@ _CONVERSATIONS = f"""
 SELECT id, name, model, system, head, updated,
     ({_BRANCH.format(head="conversation.head")}
      SELECT count(*) FROM message WHERE role = 'user' AND id IN (SELECT id FROM branch)) AS turns,
-    coalesce((SELECT substr(content, 1, 200) FROM message
+    coalesce((SELECT substr(content, 1 + coalesce(json_extract(outcome, '$.attached'), 0), 200) FROM message
               WHERE conversation = conversation.id AND parent IS NULL ORDER BY id DESC LIMIT 1), '') AS title
 FROM conversation
 """
@@ -213,7 +213,7 @@ class Conversation:
     head: int | None  # the id of the last message of the current branch
     updated: float  # when the last message was added, in seconds since 1970
     turns: int  # the user's messages in the current branch
-    title: str  # the first 200 characters of the first message
+    title: str  # the first 200 characters of the first message, after its files
 
 
 def default_path() -> Path:
