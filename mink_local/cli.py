@@ -40,6 +40,8 @@ def run(command: click.Command, program: str) -> None:
             status = command.main(prog_name=program, standalone_mode=False) or 0
             sys.stdout.flush()
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption) and error.possibilities:
+            del error.possibilities[1:]  # the nearest is first; click would list three by the alphabet
         status = _fail(program, error.format_message(), error.exit_code)
     except (ModelNotFoundError, TaskNotFoundError) as error:
         status = _fail(program, str(error), 2)

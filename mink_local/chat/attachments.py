@@ -46,9 +46,9 @@ def fenced(path: Path) -> str:
     return f"{path.name}:\n{fence}\n{text}\n{fence}"
 
 
-def with_files(files: Iterable[str], text: str) -> str:
-    """Return a message that begins with files."""
-    return "\n\n".join([*files, text])
+def before_message(files: Iterable[str]) -> str:
+    """Return files as the beginning of a message."""
+    return "".join(f"{file}\n\n" for file in files)
 
 
 def unquoted(path: str) -> str:

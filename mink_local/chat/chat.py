@@ -1,7 +1,8 @@
 """The state of a running chat: what commands and the loop work on."""
 
-from mink_local.chat.attachments import Attachment, with_files
+from mink_local.chat.attachments import Attachment, before_message
 from mink_local.chat.conversation.session import AnswerStream, ConversationChangedError, Session
+from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.terminal.input import InputLine
 from mink_local.chat.terminal.progress import note_end, show_answer, status
 from mink_local.chat.terminal.screen import Screen, counted
@@ -13,7 +14,7 @@ class Chat:
 
     Attributes:
         attached: Files for the next message.
-        prefill: What the next input line begins with.
+        offered: The message that the next input line begins with; its files are sent with it.
         replaces: The next message replaces the last one.
         comparison: The last `Comparison` of /compare, if there is one.
         leaving: The chat ends after this command.
@@ -25,7 +26,7 @@ class Chat:
         self.screen = screen
         self.line = line
         self.attached: list[Attachment] = []
-        self.prefill = ""
+        self.offered: StoredMessage | None = None
         self.replaces = False
         self.comparison: object = None
         self.leaving = False
@@ -45,12 +46,17 @@ class Chat:
         if self.line.read().strip().casefold() not in ("y", "yes"):
             raise ValueError("nothing was changed")
 
-    def ask(self, text: str, replaces: bool = False) -> None:
-        """Send a message with the attached files, or have it replace the last one; show the answer."""
+    def ask(self, text: str, files: str = "", replaces: bool = False) -> None:
+        """Send a message, or have it replace the last one; show the answer.
+
+        Args:
+            files: What stands before the text, besides the attached files.
+        """
         try:
-            answer = self.session.ask(with_files((file.text for file in self.attached), text), replaces)
-        except ConversationChangedError:
-            self.prefill, self.replaces = text, replaces  # so that Enter sends it again
+            attached = before_message(file.text for file in self.attached)
+            answer = self.session.ask(text, files + attached, replaces)
+        except ConversationChangedError:  # Enter sends it again
+            self.offered, self.replaces = StoredMessage("user", files + text, attached=len(files)), replaces
             raise
         self.attached.clear()  # whatever becomes of the answer, they are not for the next message
         self.show(answer)
@@ -66,7 +72,7 @@ class Chat:
             with on_interrupt(answer.reply.interrupt):
                 if self.is_stopped:
                     answer.reply.interrupt()
-                show_answer(self.screen, answer)
+                show_answer(self.screen, answer, "; /think shows it")
         finally:
             hotter = max(2.0, 2 * answer.message.parts[-1].temperature)
             against_loops = f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mink_local.chat.settings import SETTINGS, command_line_text, config_path, read_config, unknown_variables
+from mink_local.chat.settings import SETTINGS, command_line_text, config_path, ignored, read_config
 from mink_local.cli import run
 from mink_local.version import __version__
 
@@ -24,6 +24,7 @@ Examples:
   mink-chat --model ~/models/Qwen3-4B-Q4_K_M.gguf --ctx 8192
   mink-chat --file notes.txt --file plan.md "What is missing in the plan?"
   git log -5 | mink-chat "Summarise this in one sentence."
+  while read -r line; do mink-chat "$line" < /dev/null; done < questions.txt
   mink-chat --continue
   mink-chat --resume recipes --export recipes.md
 
@@ -39,8 +40,8 @@ The table [prompts] of the file names system prompts for --prompt-name:
 
 \b
 Warm answers: if MINK_URL names a running mink-serve, such as http://127.0.0.1:8080, it
-answers prompts (not conversations), so that no model is loaded. It is sent the key in
-MINK_API_KEY.
+answers prompts (not conversations), and no model is loaded. The key in MINK_API_KEY is
+sent along.
 
 \b
 What this program does not do: images, tools and MCP, retrieval. llm, oterm and
@@ -100,8 +101,8 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     "-p",
     type=command_line_text,
     metavar="TEXT",
-    help="Print the answer to TEXT and exit; the same as PROMPT. Piped input goes before TEXT; - also reads "
-    "it from a terminal.",
+    help="Print the answer to TEXT and exit; the same as PROMPT. Standard input, if it is not a terminal, is "
+    "read to its end and goes before TEXT; - also reads it from a terminal.",
 )
 @click.option(
     "--file",
@@ -114,7 +115,7 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
 @click.option(
     "--creative",
     is_flag=True,
-    help="Prose that varies: --floor 1.4 --temp 5, unless these are given; see /help advice.",
+    help="More varied prose: --floor 1.4 --temp 5, unless these are given; see /help advice.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the answer to a prompt as a JSON object.")
 @click.option("--continue", "-c", "continued", is_flag=True, help="Continue the last conversation.")
@@ -123,13 +124,13 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
     "-r",
     metavar="NAME",
     shell_complete=_complete_conversation,
-    help="Continue a conversation, by the name or number that --list shows.",
+    help="Continue a conversation by its name or number, which --list shows.",
 )
 @click.option(
     "--list",
     "listed",
     is_flag=True,
-    help="List the last 20 conversations, or those that contain PROMPT, and exit; all of them into a pipe.",
+    help="List the last 20 conversations (all of them into a pipe), or those that contain PROMPT, and exit.",
 )
 @click.option(
     "--export",
@@ -173,7 +174,7 @@ def cli(
     answer, Ctrl-D or /exit leaves, /help lists the commands. Conversations are kept; a one-shot answer only
     with --continue or --resume.
     """
-    for complaint in unknown_variables():
+    for complaint in ignored(ctx):
         log.warning("%s", complaint)
     if continued and resume:
         raise click.UsageError("--continue and --resume exclude each other.")

@@ -21,8 +21,9 @@ from mink_local.chat.chat import Chat
 from mink_local.chat.commands import answers, compare, completion, conversations, explain, settings
 from mink_local.chat.commands.completion import Completions
 from mink_local.chat.conversation.session import Session
+from mink_local.chat.conversation.store import StoredMessage
 from mink_local.chat.terminal.input import NOT_KEPT, PROMPT, PlainLine, QuietTerminal, read_message
-from mink_local.chat.terminal.screen import Screen
+from mink_local.chat.terminal.screen import Screen, counted
 from mink_local.cli import did_you_mean
 from mink_local.errors import MinkError
 from mink_local.interrupts import on_interrupt
@@ -122,7 +123,7 @@ _GROUPS = {
         Command("history [N]", "Show this conversation", conversations.history),
     ),
     "More": (
-        Command(compare.USAGE, "Compare samplers", compare.compare, compare.complete),
+        Command("compare [T=N] [SAMPLER …] [TEXT]", "Compare samplers", compare.compare, compare.complete),
         Command("explain [N|WORD]", "Show a token's candidates", explain.explain),
         Command("heat", "Colour the last answer", explain.heat),
         Command("stats", "Show figures", explain.stats),
@@ -171,7 +172,7 @@ def chat(
     session: Session,
     screen: Screen,
     terminal: QuietTerminal,
-    unanswered: str,
+    unanswered: StoredMessage | None,
     attached: Sequence[Attachment] = (),
 ) -> None:
     """Chat until the user leaves.
@@ -188,7 +189,7 @@ def chat(
         chat.line = EditedLine(terminal, screen, session.settings["store"], CommandCompleter(chat))
     if session.conversation is not None:
         conversations.recall(chat)
-        chat.prefill = unanswered
+        chat.offered = unanswered
     run(chat)
 
 
@@ -197,21 +198,24 @@ def run(chat: Chat) -> None:
     noted = ""
     with on_interrupt(chat.stop):
         while not chat.leaving:
-            default, replaces = chat.prefill, chat.replaces
-            chat.prefill, chat.replaces = "", False
+            offered, replaces = chat.offered or StoredMessage("user"), chat.replaces
+            chat.offered, chat.replaces = None, False
             if (problem := chat.session.flush()) != noted:
                 noted = problem
                 chat.note(f"(not kept so far: {problem})" if problem else "(everything is kept again)")
+            if offered.files:
+                chat.note(f"(this message has {counted(offered.attached, 'character')} of attached files)")
             prompt = NOT_KEPT if problem else PROMPT
-            text = read_message(chat.line, chat.screen, default, prompt)
+            text = read_message(chat.line, chat.screen, offered.typed, prompt)
             if text is None:
                 return
             chat.is_stopped = False
             if text.strip():
-                _handle(chat, text, replaces)
+                _handle(chat, text, offered.files, replaces)
 
 
-def _handle(chat: Chat, text: str, replaces: bool) -> None:
+def _handle(chat: Chat, text: str, files: str, replaces: bool) -> None:
+    """Run a command, or answer a message; see `Chat.ask`."""
     try:
         word = text.split(maxsplit=1)[0]
         if text.rstrip() in _LEAVING:
@@ -219,7 +223,7 @@ def _handle(chat: Chat, text: str, replaces: bool) -> None:
         elif text.startswith("/") and _is_command(word):
             _call(find(word), chat, text[len(word) :].strip())
         else:
-            chat.ask(text.strip(), replaces)
+            chat.ask(text.strip(), files, replaces)
     except (MinkError, ValueError, OSError, click.ClickException) as error:
         chat.note(f"({str(error).removesuffix('.')})")
     except (click.Abort, KeyboardInterrupt, EOFError):  # of a question that a command asks

@@ -1,4 +1,4 @@
-"""One answer from a mink-serve that is running, instead of a model that has to be loaded first.
+"""One answer from a running mink-serve, instead of from a model that has to be loaded first.
 
 What an answer needs is imported after its request was sent.
 """
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from mink_local.chat.attachments import fenced, with_files
+from mink_local.chat.attachments import before_message, fenced
 from mink_local.chat.settings import MIN_K, SETTINGS, Settings
 from mink_local.cli import INTERRUPTED
 from mink_local.errors import MinkError
@@ -39,7 +39,7 @@ def answer(ctx: click.Context, url: str, prompt: str, files: tuple[Path, ...], a
     """Print the answer to a prompt, or a JSON object of all that is known of it.
 
     Args:
-        ctx: Of the command.
+        ctx: The context of the command.
         url: Where mink-serve is.
         prompt: The message.
         files: Text files for the message.
@@ -47,7 +47,7 @@ def answer(ctx: click.Context, url: str, prompt: str, files: tuple[Path, ...], a
 
     Raises:
         MinkError: The server does not answer, or refuses the request.
-        click.UsageError: Settings do not suit each other, or are for a model that is loaded here.
+        click.UsageError: Settings do not fit together, or are for a model that is loaded here.
     """
     settings = Settings(ctx)
     settings.check(is_new=settings.given)
@@ -55,8 +55,7 @@ def answer(ctx: click.Context, url: str, prompt: str, files: tuple[Path, ...], a
         if setting.reloads and setting.name != "model" and settings.given(setting.name):
             raise click.UsageError(f"--{setting.key} is for a model that is loaded here: unset MINK_URL.")
     request = _request(settings, prompt, files)
-    with closing(_connection(url)) as connection:
-        _send(connection, url, request)
+    with closing(_sent(url, request)) as connection:
         # While the server evaluates the prompt:
         from mink_local.chat.conversation.export import answer_as_json
         from mink_local.chat.conversation.store import SamplingInfo
@@ -85,7 +84,7 @@ def _request(settings: Settings, prompt: str, files: tuple[Path, ...]) -> dict[s
     system = [{"role": "system", "content": settings["system"]}] if settings["system"] else []
     seed = settings["seed"]
     fields: dict[str, Any] = {
-        "messages": [*system, {"role": "user", "content": with_files(map(fenced, files), prompt)}],
+        "messages": [*system, {"role": "user", "content": before_message(map(fenced, files)) + prompt}],
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_tokens": True,
@@ -110,17 +109,23 @@ def _request(settings: Settings, prompt: str, files: tuple[Path, ...]) -> dict[s
     return fields
 
 
-def _connection(url: str) -> HTTPConnection:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+def _sent(url: str, request: dict[str, Any]) -> HTTPConnection:
+    """Send a request with the key in MINK_API_KEY; return the connection that its response comes from.
+
+    Raises:
+        click.UsageError: It is not a URL.
+        MinkError: The server cannot be reached.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host or parts.scheme not in ("http", "https"):
         raise click.UsageError(f"MINK_URL={url} is not a URL such as http://127.0.0.1:8080")
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    return kind(parts.hostname, parts.port, timeout=_SECONDS)
-
-
-def _send(connection: HTTPConnection, url: str, request: dict[str, Any]) -> None:
-    """Send the request, with the key in MINK_API_KEY. Raises MinkError if the server cannot be reached."""
-    path = urlsplit(url).path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+    connection = kind(host, port, timeout=_SECONDS)
+    path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get("MINK_API_KEY"):
         headers["Authorization"] = f"Bearer {key}"
@@ -130,6 +135,7 @@ def _send(connection: HTTPConnection, url: str, request: dict[str, Any]) -> None
         reason = getattr(error, "strerror", None) or error
         raise MinkError(f"MINK_URL={url}: {reason}: start mink-serve there, or unset MINK_URL") from None
     connection.sock.settimeout(None)  # a prompt may take long
+    return connection
 
 
 def _response(connection: HTTPConnection, url: str) -> HTTPResponse:
@@ -140,7 +146,7 @@ def _response(connection: HTTPConnection, url: str) -> HTTPResponse:
             return response
         error = json.loads(response.read()).get("error", {}).get("message", "")
     except (OSError, HTTPException, ValueError) as failure:
-        raise MinkError(f"MINK_URL={url} does not answer as mink-serve does: {failure}") from None
+        raise MinkError(f"MINK_URL={url} does not answer like mink-serve: {failure}") from None
     raise MinkError(f"{url}: {error or f'status {response.status}'}")
 
 

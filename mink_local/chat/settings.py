@@ -56,7 +56,6 @@ class Setting(SamplerOption):
 
     Attributes:
         key: Its name in the file and for /set.
-        unset: What holds if it is not set.
         about: The first sentence of the help.
     """
 
@@ -67,7 +66,6 @@ class Setting(SamplerOption):
         self.group, self.fixed, self.reloads = group, fixed, reloads
         self.envvar = f"MINK_{self.name.upper()}"
         self.key = self.name.replace("_", "-")
-        self.unset = self.show_default if isinstance(self.show_default, str) else "none"
         self.about = (self.help or "").partition(". ")[0].removesuffix(".") + "."
 
     def source(self, ctx: click.Context) -> str:
@@ -275,6 +273,8 @@ SETTINGS: tuple[Setting, ...] = (
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 _TABLES = ("chat", "prompts")  # of the TOML file
 _OTHER_VARIABLES = ("MINK_CONFIG", "MINK_URL", "MINK_API_KEY")
+# Settings of 0.1.0 that a file may still have, and what there is instead.
+_GONE = {"heat": "/heat colours the last answer", "keys": "the input line has Emacs keys"}
 
 
 def config_path() -> Path:
@@ -287,7 +287,9 @@ def read_config(ctx: click.Context, _: click.Parameter, path: Path | None) -> Pa
     file = ctx.meta["config"] = path or config_path()
     if path or file.exists():
         tables = _tables(file)
-        ctx.default_map = dict(_texts(file, tables.get("chat", {})))
+        settings = tables.get("chat", {})
+        ctx.meta["gone"] = [key for key in _GONE if key in settings]
+        ctx.default_map = dict(_texts(file, settings))
         ctx.meta["prompts"] = {name: str(text) for name, text in tables.get("prompts", {}).items()}
     return path
 
@@ -300,7 +302,7 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
         raise click.UsageError(f"{path} cannot be read: {error}.") from None
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise click.UsageError(f"{path}: {name!r} must be below the line [chat].")
+            raise click.UsageError(f"{path}: {name!r} belongs below the line [chat].")
         if name not in _TABLES:
             hint = did_you_mean(name, _TABLES) or f": the tables are {', '.join(_TABLES)}."
             raise click.UsageError(f"{path}: there is no table [{name}]{hint}")
@@ -310,6 +312,8 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
 def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield settings as they would be typed, so that click parses and checks them."""
     for key, value in table.items():
+        if key in _GONE:
+            continue
         setting = BY_KEY.get(key.replace("_", "-"))
         if setting is None:
             hint = did_you_mean(key, BY_KEY) or ": mink-chat --help lists them."
@@ -322,8 +326,10 @@ def _texts(path: Path, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield setting.name, str(value)
 
 
-def unknown_variables() -> Iterator[str]:
-    """Yield a sentence for each environment variable that looks like a setting and is none."""
+def ignored(ctx: click.Context) -> Iterator[str]:
+    """Yield a sentence for each setting of the file that is gone, and each variable that is no setting."""
+    for key in ctx.meta.get("gone", ()):
+        yield f"{ctx.meta['config']}: the setting {key} is gone: {_GONE[key]}"
     known = [*(str(setting.envvar) for setting in SETTINGS), *_OTHER_VARIABLES]
     for name in sorted(os.environ):
         if name.startswith("MINK_") and name not in known:
@@ -353,7 +359,7 @@ class Settings:
         return self._values[name]
 
     def given(self, name: str) -> bool:
-        """Return if the value comes from the command line."""
+        """Return whether the value comes from the command line."""
         return self.sources[name] == COMMAND_LINE
 
     def put(self, name: str, value: Any, source: str) -> None:
@@ -364,7 +370,7 @@ class Settings:
         """Return a copy with one value from text; "default" is the value without the command line.
 
         Raises:
-            click.UsageError: The text is not a value of the setting, or does not suit the other settings.
+            click.UsageError: The text is not a value of the setting, or does not fit the other settings.
         """
         name, other = setting.name, copy(self)
         other._values, other.sources = self._values.copy(), self.sources.copy()
@@ -385,9 +391,9 @@ class Settings:
         return other
 
     def check(self, is_new: Callable[[str], bool]) -> None:
-        """Raise click.UsageError if settings do not suit each other or their text is not valid.
+        """Raise click.UsageError if settings do not fit together or their text is not valid.
 
-        A new option of Min-k does not suit another sampler; one that was there before is not used.
+        With another sampler, a new option of Min-k is refused; one that was there before is ignored.
         """
         name = self["sampler"].name if self["sampler"] else "min-k"
         for option in MIN_K:
@@ -454,7 +460,7 @@ class Settings:
             raise click.UsageError(f"{error}.") from None
 
     def shown(self, setting: Setting) -> str:
-        """Return a value as /set takes it, or in words what holds if it is not set."""
+        """Return a value as /set takes it, or in words what applies if it is not set."""
         value = self[setting.name]
         if setting.name == "sampler":
             value = self.sampler
@@ -462,7 +468,7 @@ class Settings:
             value = getattr(self.sampler, setting.name)
         match value:
             case None | ():
-                return setting.unset
+                return setting.show_default if isinstance(setting.show_default, str) else "none"
             case bool():
                 return "on" if value else "off"
             case float():

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mink_local.chat.attachments import Attachment, with_files
-from mink_local.chat.conversation.store import Conversation, ConversationStore, StoreError, default_path
+from mink_local.chat.attachments import Attachment, before_message
+from mink_local.chat.conversation.store import (
+    Conversation,
+    ConversationStore,
+    StoredMessage,
+    StoreError,
+    default_path,
+)
 from mink_local.chat.settings import DEFAULT, Settings
 from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.chat.terminal.screen import Screen
@@ -35,14 +41,14 @@ class Startup:
     """The program from its options to the first answer.
 
     Args:
-        ctx: Of the command.
+        ctx: The context of the command.
         resumed: The name of the conversation to continue, "" for the last one, None for a new one.
         is_chat: A new conversation is kept.
         files: Text files for the first message.
 
     Raises:
-        click.UsageError: Settings do not suit each other.
-        MinkError: There is no such conversation, or the file of the conversations cannot be read.
+        click.UsageError: Settings do not fit together.
+        MinkError: There is no such conversation, or the store cannot be read.
     """
 
     def __init__(
@@ -53,7 +59,7 @@ class Startup:
         settings.check(is_new=settings.given)
         self.screen = Screen(settings["plain"], settings["thoughts"])
         self._conversation: Conversation | None = None
-        self._unanswered = ""  # the last message of the conversation if it was never answered
+        self._unanswered: StoredMessage | None = None  # the last message of the conversation
         if resumed is not None:
             self._store = ConversationStore(default_path())
             self._conversation = self._store.find(resumed)
@@ -75,8 +81,8 @@ class Startup:
         from mink_local.chat.terminal.progress import AGAINST_LOOPS, note_end, show_answer
 
         try:
-            files = [file.text for file in self._attached(session)]
-            answer = session.ask(with_files(files, prompt))
+            files = before_message(file.text for file in self._attached(session))
+            answer = session.ask(prompt, files)
             if as_json:
                 for _ in answer:
                     pass
@@ -87,7 +93,7 @@ class Startup:
                 note_end(self.screen, answer, self.settings["max_tokens"], AGAINST_LOOPS)
         except ValueError as error:  # an option that does not suit this model: a grammar, a token id
             raise click.UsageError(f"{error}.") from None
-        _end(session)
+        session.end()
         if answer.message.finish_reason == "interrupted":
             sys.exit(INTERRUPTED)
 
@@ -105,7 +111,7 @@ class Startup:
             self._note_store()
             self.screen.note("/help lists the commands, Ctrl-D leaves.")
             chat(session, self.screen, terminal, self._unanswered, self._attached(session))
-            _end(session)
+            session.end()
 
     def _note_store(self) -> None:
         """Say at the start if conversations cannot be kept, before there is one to lose."""
@@ -179,9 +185,3 @@ class Startup:
             self.screen.note(f"(--ctx {n_ctx}: llama.cpp rounds that up to {model.n_ctx})")
         if self.settings.context.params["verbose"]:
             self.screen.note(f"tokens are sampled {model.sampling(self.settings.params)}")
-
-
-def _end(session: "Session") -> None:
-    """Store what is left of the conversation. Raises MinkError if it cannot be."""
-    if problem := session.end():
-        raise MinkError(f"the end of the conversation could not be kept: {problem}")

@@ -22,7 +22,7 @@ from mink_local.chat.terminal.input import PROMPT
 from mink_local.chat.terminal.screen import Screen
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
-from tests.conftest import forget
+from tests.conftest import forget, shared
 from tests.support.python import Finished
 
 _models: dict[str, Model] = {}
@@ -177,3 +177,12 @@ def opened() -> Iterator[Callable[..., Any]]:
             return terminal
 
         yield open_
+
+
+@pytest.fixture
+def thinker(tiny: Callable[..., Path]) -> tuple[str, ...]:
+    """Options that have a model with Qwen3's template reason, by a grammar."""
+    path = tiny(template=shared("vocab/Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8"))
+    grammar = path.with_suffix(".gbnf")
+    grammar.write_text('root ::= "<think>\\nTwo and two.\\n\\nFour?\\n</think>\\n\\nIt is **four**."')
+    return ("--model", str(path), "--grammar", str(grammar), "--temp", "0")

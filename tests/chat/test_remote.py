@@ -97,7 +97,7 @@ def test_servers_that_do_not_answer(
     with HTTPServer(("127.0.0.1", 0), Other) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         for url, status in (
-            ("http://127.0.0.1:1", 1), ("127.0.0.1:8080", 2), (server.url, 1),
+            ("http://127.0.0.1:1", 1), ("127.0.0.1:8080", 2), ("http://localhost:99999", 2), (server.url, 1),
             (f"http://127.0.0.1:{other.server_port}", 1),
         ):  # fmt: skip
             monkeypatch.setenv("MINK_URL", url)

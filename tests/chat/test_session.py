@@ -24,9 +24,6 @@ from tests.chat.conftest import converse, locked, new_session
 pytestmark = pytest.mark.usefixtures("own_files")
 
 
-session = new_session
-
-
 def said(session: Session) -> list[str]:
     return [message.content for message in session.branch]
 
@@ -40,7 +37,7 @@ def ask(session: Session, text: str) -> str:
 
 
 def test_a_conversation_is_kept(smollm2: Model) -> None:
-    chat = session(smollm2, "--system", "Be brief.")
+    chat = new_session(smollm2, "--system", "Be brief.")
     first = ask(chat, "Hello")
     answer = chat.ask("And now?")
     second = text_of(answer)
@@ -52,7 +49,7 @@ def test_a_conversation_is_kept(smollm2: Model) -> None:
 
 
 def test_branches(smollm2: Model) -> None:
-    chat = session(smollm2, "--temp", "9", "--seed", "3", "-n", "16")
+    chat = new_session(smollm2, "--temp", "9", "--seed", "3", "-n", "16")
     one, two = ask(chat, "Hello"), ask(chat, "Tell me a story.")
     other = text_of(chat.regenerate())
     assert other != two  # though the seed is fixed
@@ -80,8 +77,8 @@ def test_branches(smollm2: Model) -> None:
 
 
 def test_going_on_gives_the_answer_in_one_piece(smollm2: Model) -> None:
-    whole = ask(session(smollm2, "-n", "24"), "Tell me a story about a dog.")
-    chat = session(smollm2, "-n", "12")
+    whole = ask(new_session(smollm2, "-n", "24"), "Tell me a story about a dog.")
+    chat = new_session(smollm2, "-n", "12")
     ask(chat, "Tell me a story about a dog.")
     text_of(chat.extend())
     answer = chat.last_answer()
@@ -100,7 +97,7 @@ def test_an_answer_without_a_token_changes_nothing(
     model = load_model(str(tiny(scale=float("nan"))), n_ctx=256) if how == "fails" else smollm2
     store = ConversationStore()
     converse(store, "Hello", "Hello!")
-    chat = session(model, store=store)
+    chat = new_session(model, store=store)
     chat.load(store.find())
     before = said(chat)
     text = "word " * 2000 if how == "does not fit" else "And now?"
@@ -119,22 +116,12 @@ def test_an_answer_without_a_token_changes_nothing(
 
 
 def test_what_came_before_a_failure_is_kept(smollm2: Model) -> None:
-    chat = session(smollm2)
+    chat = new_session(smollm2)
     answer = chat.ask("Tell me a story.")
     parts = answer.parts()
     first = next(parts)
     parts.close()
     assert said(chat)[-1].startswith(first.text)
-
-
-def test_another_process_goes_on(smollm2: Model) -> None:
-    store = ConversationStore()
-    chat = session(smollm2, "--system", "You are a pirate.", store=store)
-    ask(chat, "Hello")
-    again = session(smollm2, store=store)
-    assert again.load(store.find()) == ""
-    assert said(again) == said(chat)
-    assert again.settings["system"] == "You are a pirate."
 
 
 def turns(n: int) -> list[dict[str, str]]:
@@ -161,7 +148,7 @@ def test_oldest_turns_are_dropped(smollm2: Model) -> None:
 
 def test_many_turns_in_a_small_context(tiny: Callable[..., Path]) -> None:
     """Nothing of it is lost from the store, and between the drops every turn extends the KV cache."""
-    chat = session(load_model(str(tiny()), n_ctx=256), "--system", "Be brief.", "--temp", "5")
+    chat = new_session(load_model(str(tiny()), n_ctx=256), "--system", "Be brief.", "--temp", "5")
     drops = evaluated = 0
     for i in range(20):
         answer = chat.ask(f"Tell me of the number {i}.")
@@ -180,8 +167,8 @@ def test_a_file_of_version_0_1_is_read(smollm2: Model, tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(tmp_path / "c.db")) as db:
         db.executescript((Path(__file__).parent / "data" / "conversations.sql").read_text(encoding="utf-8"))
     store = ConversationStore(tmp_path / "c.db")
-    chat = session(smollm2, store=store)
-    assert chat.load(store.find("fruit")) == ""
+    chat = new_session(smollm2, store=store)
+    assert chat.load(store.find("fruit")) is None
     assert chat.settings["system"] == "Be brief."
     before = said(chat)
     assert before[0] == "Name a fruit."
@@ -199,7 +186,7 @@ def test_a_file_of_version_0_1_is_read(smollm2: Model, tmp_path: Path) -> None:
 def test_continuing_overwrites_nothing(smollm2: Model) -> None:
     """Two windows may continue the same answer: both get an answer of their own."""
     store = ConversationStore()
-    one, two = session(smollm2, "-n", "3", store=store), session(smollm2, "-n", "3", store=store)
+    one, two = new_session(smollm2, "-n", "3", store=store), new_session(smollm2, "-n", "3", store=store)
     ask(one, "Tell me a story.")
     two.load(store.find())
     cut = said(one)[-1]
@@ -214,7 +201,7 @@ def test_continuing_overwrites_nothing(smollm2: Model) -> None:
 
 def test_a_conversation_that_is_deleted_while_an_answer_comes(smollm2: Model) -> None:
     """The branch is kept as a new conversation; one that was deleted before is refused."""
-    chat = session(smollm2)
+    chat = new_session(smollm2)
     ask(chat, "Hello")
     answer = chat.ask("Tell me a story.")
     parts = answer.parts()
@@ -238,7 +225,7 @@ def test_a_conversation_that_is_deleted_while_an_answer_comes(smollm2: Model) ->
 def test_a_lock_costs_nothing(smollm2: Model, tmp_path: Path) -> None:
     """Messages that could not be stored are there, and are stored when the file is free again."""
     path = tmp_path / "c.db"
-    chat = session(smollm2, store=ConversationStore(path))
+    chat = new_session(smollm2, store=ConversationStore(path))
     first = ask(chat, "Hello")
     began = time.monotonic()
     with locked(path):
@@ -258,7 +245,7 @@ def test_a_lock_costs_nothing(smollm2: Model, tmp_path: Path) -> None:
 
 def test_a_lock_in_the_middle_of_an_answer(smollm2: Model, tmp_path: Path) -> None:
     path = tmp_path / "c.db"
-    chat = session(smollm2, "-n", "12", store=ConversationStore(path))
+    chat = new_session(smollm2, "-n", "12", store=ConversationStore(path))
     answer = chat.ask("Tell me a story.")
     parts = answer.parts()
     text = next(parts).text
@@ -274,7 +261,7 @@ def test_a_lock_in_the_middle_of_an_answer(smollm2: Model, tmp_path: Path) -> No
 def test_a_file_that_is_locked_from_the_start(smollm2: Model, tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     ConversationStore(path).conversations()
-    chat = session(smollm2, store=ConversationStore(path))
+    chat = new_session(smollm2, store=ConversationStore(path))
     with locked(path):
         text = ask(chat, "Hello")
         assert chat.problem
@@ -286,13 +273,12 @@ def test_a_file_that_is_locked_from_the_start(smollm2: Model, tmp_path: Path) ->
 def test_an_answer_that_another_window_is_writing(smollm2: Model, tmp_path: Path) -> None:
     """It is not continued, answered or replaced until it has ended; then it is there as a whole."""
     stores = [ConversationStore(tmp_path / "c.db") for _ in range(2)]
-    one, two = (session(smollm2, store=store) for store in stores)
+    one, two = (new_session(smollm2, store=store) for store in stores)
     ask(one, "Hello")
     answer = one.ask("Tell me a story.")
     parts = answer.parts()
     next(parts)
     two.load(stores[1].find())
-    assert two.is_written_elsewhere
     refused: list[Callable[[], object]] = [two.extend, two.regenerate, two.undo, lambda: two.ask("And?")]
     for act in refused:
         with pytest.raises(ConversationChangedError, match="writing"):
@@ -307,10 +293,10 @@ def test_an_answer_that_another_window_is_writing(smollm2: Model, tmp_path: Path
 def test_a_message_that_another_window_is_about_to_answer(smollm2: Model, tmp_path: Path) -> None:
     """It is not taken into the input line; what is asked meanwhile is another branch."""
     stores = [ConversationStore(tmp_path / "c.db") for _ in range(2)]
-    one, two = (session(smollm2, store=store) for store in stores)
+    one, two = (new_session(smollm2, store=store) for store in stores)
     first = ask(one, "Hello")
     answer = one.ask("Tell me a story.")
-    assert two.load(stores[1].find()) == ""
+    assert two.load(stores[1].find()) is None
     assert said(two) == ["Hello", first]
     text = text_of(answer)
     assert said(one)[-2:] == ["Tell me a story.", text]
@@ -318,4 +304,6 @@ def test_a_message_that_another_window_is_about_to_answer(smollm2: Model, tmp_pa
     stores[0].close()
     stores[0].save(1, [*one.branch, StoredMessage("user", "And now?")], "model", None)
     stores[0].close()  # as if killed
-    assert two.load(stores[1].find()) == "And now?"
+    unanswered = two.load(stores[1].find())
+    assert unanswered
+    assert unanswered.typed == "And now?"

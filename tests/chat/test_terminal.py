@@ -16,7 +16,6 @@ import pexpect
 import pytest
 
 from mink_local.chat.conversation.store import ConversationStore, default_path
-from tests.conftest import shared
 from tests.support.terminal import Terminal
 
 pytestmark = [pytest.mark.usefixtures("own_files"), pytest.mark.terminal, pytest.mark.posix]
@@ -101,7 +100,6 @@ def test_what_is_typed_while_the_model_loads(opened: Open, tmp_path: Path) -> No
     assert terminal.leave() == 0
 
 
-@pytest.mark.slow
 def test_ctrl_c_while_the_model_loads(opened: Open, tmp_path: Path) -> None:
     """The program ends at once, and the terminal shows again what is typed."""
     terminal = opened(program=["-c", WAITS_TO_LOAD, str(tmp_path / "gate")], waits=False)
@@ -109,6 +107,7 @@ def test_ctrl_c_while_the_model_loads(opened: Open, tmp_path: Path) -> None:
     assert not terminal.child.getecho()
     terminal.send("\x03")
     assert terminal.ended() == -signal.SIGINT
+    assert "Traceback" not in terminal.text
     assert terminal.child.getecho()
 
 
@@ -248,7 +247,7 @@ def test_a_data_folder_that_is_lost(opened: Open, own_files: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_in_the_middle_of_an_answer(opened: Open, own_files: Path, tmp_path: Path) -> None:
+def test_killed_in_the_middle_of_an_answer(opened: Open, tmp_path: Path) -> None:
     """All that was on the screen comes back, and the answer goes on from there."""
     terminal = opened("--temp", "0", "--seed", "1")
     terminal.send("Tell me a long story about a dog named Max.\r")
@@ -268,7 +267,6 @@ def test_killed_in_the_middle_of_an_answer(opened: Open, own_files: Path, tmp_pa
     assert " ".join(answer["content"].split()).startswith(shown[:30])
     assert answer["content"].startswith(cut["content"])
     assert again.leave() == 0
-    assert oct((own_files / "conversations.db").stat().st_mode)[-3:] == "600"
 
 
 @pytest.mark.slow
@@ -292,16 +290,6 @@ def test_delete_asks(opened: Open, plain: bool) -> None:
         assert "y or n)" in terminal.say("/delete 1")
         assert outcome in terminal.press(answer)
     assert "'1'" in terminal.say("/delete 1")
-
-
-@pytest.mark.slow
-def test_many_chats_in_one_store(opened: Open) -> None:
-    one, two = (opened("--temp", "0", "-n", "3") for _ in range(2))
-    one.say("I am one.")
-    two.say("I am two.")
-    listed = one.say("/list")
-    assert "I am one." in listed
-    assert "I am two." in listed
 
 
 @pytest.mark.slow
@@ -345,15 +333,6 @@ def test_text_of_the_model_does_not_control_the_terminal(opened: Open, tmp_path:
     terminal.press("q")
     assert "\x1b]0;" not in terminal.raw
     assert "\x9b" not in terminal.raw
-
-
-@pytest.fixture
-def thinker(tiny: Callable[..., Path]) -> tuple[str, ...]:
-    """Options that have a model with Qwen3's template reason, by a grammar."""
-    path = tiny(template=shared("vocab/Qwen-Qwen3-0.6B.jinja").read_text(encoding="utf-8"))
-    grammar = path.with_suffix(".gbnf")
-    grammar.write_text('root ::= "<think>\\nTwo and two.\\n\\nFour?\\n</think>\\n\\nIt is **four**."')
-    return ("--model", str(path), "--grammar", str(grammar), "--temp", "0")
 
 
 @pytest.mark.slow

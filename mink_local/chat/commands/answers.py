@@ -41,14 +41,14 @@ def pick(chat: Chat, argument: str) -> None:
 def undo(chat: Chat, _: str) -> None:
     """Take back the last message and its answer. /redo brings both back until you send another message."""
     message = chat.session.undo()
-    chat.note(f"(taken back: {one_line(message.content, chat.screen.width - 30)}; /redo brings it back)")
+    chat.note(f"(taken back: {one_line(message.typed, chat.screen.width - 30)}; /redo brings it back)")
 
 
 def redo(chat: Chat, _: str) -> None:
     """Bring back the message and the answer that the last /undo took."""
     chat.session.redo()
     message, answer = chat.session.branch[-2:]
-    chat.note(f"> {one_line(message.content, chat.screen.width - 2)}")
+    chat.note(f"> {one_line(message.typed, chat.screen.width - 2)}")
     chat.screen.text(answer.content)
 
 
@@ -58,7 +58,7 @@ def edit(chat: Chat, _: str) -> None:
     Ctrl-X Ctrl-E opens $EDITOR. The old message is kept with its answers.
     """
     chat.session.last_answer()
-    chat.prefill, chat.replaces = chat.session.branch[-2].content, True
+    chat.offered, chat.replaces = chat.session.branch[-2], True
     editor = ", Ctrl-X Ctrl-E opens an editor" if chat.screen.has_line_input else ""
     chat.note(f"(Enter sends the changed message{editor}, Ctrl-C leaves it as it was)")
 

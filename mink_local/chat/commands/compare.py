@@ -29,8 +29,6 @@ from mink_local.interrupts import until_interrupted
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.samplers import SAMPLERS, MinK, Sampler, label, parse
 
-USAGE = "compare [T=N] [SAMPLER …] [TEXT]"
-
 _SHARED = 30  # characters of the common beginning that are shown again
 _LONGEST = 200  # tokens of an answer, unless max-tokens is set: at T = 5 some never end
 

@@ -46,10 +46,10 @@ def save(chat: Chat, argument: str) -> None:
 
 
 def load(chat: Chat, argument: str) -> None:
-    """Continue a conversation, by its name or the number that /list shows."""
+    """Continue a conversation by its name or number, which /list shows."""
     conversation = chat.session.store.find(argument)
     _leave(chat)
-    chat.prefill = chat.session.load(conversation)
+    chat.offered = chat.session.load(conversation)
     chat.attached.clear()
     recall(chat)
 
@@ -60,7 +60,7 @@ def list_(chat: Chat, argument: str) -> None:
 
 
 def delete(chat: Chat, argument: str) -> None:
-    """Delete a conversation for good, by its name or the number that /list shows, after asking you."""
+    """Delete a conversation for good, by its name or number, which /list shows, after asking you."""
     conversation = chat.session.store.find(argument)
     messages = counted(conversation.turns, "message")
     begins = one_line(conversation.title, 40)
@@ -104,8 +104,8 @@ def show_conversations(
 ) -> None:
     """Print a table of the conversations that contain a text; an asterisk marks the one with an id.
 
-    The last one is at the end, where one looks. A terminal shows no more than it has room for, a pipe gets
-    all. A narrow table lacks the columns that matter least.
+    The newest is at the end, where one looks. A terminal shows the last 20, a pipe gets all. A narrow table
+    leaves out the columns that matter least.
     """
     found = [one for one in store.conversations(text) if one.turns]
     if not found:
@@ -142,7 +142,7 @@ def _when(seconds: float) -> str:
 
 
 def _leave(chat: Chat) -> None:
-    """Ask before a conversation is left that could not be stored. Raises ValueError if it is to stay."""
+    """Ask before leaving a conversation that could not be stored. Raises ValueError after a no."""
     if problem := chat.session.flush():
         chat.confirm(f"this conversation could not be kept ({problem}): leave it for good?")
 

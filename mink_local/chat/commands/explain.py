@@ -173,7 +173,7 @@ class Walk:
 
     @property
     def remark(self) -> str:
-        """What there is to say about the step."""
+        """The remarks on the step, in one line."""
         return self._remark if self.is_computed else "computing …"
 
     def compute(self) -> None:

@@ -1,6 +1,5 @@
 """The commands that show and change settings, and advice on them."""
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -11,7 +10,7 @@ from rich.text import Text
 from mink_local.chat.chat import Chat
 from mink_local.chat.settings import BY_KEY, CREATIVE, DEFAULT, MIN_K, SET_HERE, SETTINGS, Setting, Settings
 from mink_local.chat.terminal.screen import Screen, one_line
-from mink_local.cli import printable
+from mink_local.cli import did_you_mean, printable
 from mink_local.generation.model import Model
 from mink_local.llama.devices import n_cores
 from mink_local.models import trust
@@ -78,9 +77,8 @@ def _setting(key: str) -> Setting:
     """Return the setting of a key. Raises ValueError, with the nearest key, if there is none."""
     if key in BY_KEY:
         return BY_KEY[key]
-    near = difflib.get_close_matches(key, BY_KEY, n=1)
-    hint = f"did you mean {near[0]}?" if near else "/show lists them"
-    raise ValueError(f"there is no setting {key!r}; {hint}")
+    hint = did_you_mean(key, BY_KEY) or ": /show lists them"
+    raise ValueError(f"there is no setting {key!r}{hint}")
 
 
 def system(chat: Chat, argument: str) -> None:

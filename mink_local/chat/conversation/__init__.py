@@ -1,1 +1,1 @@
-"""The conversation: its messages, its answers, and where they are kept. It knows nothing of the terminal."""
+"""The conversation: its messages, its answers, and its store. It knows nothing about the terminal."""

@@ -69,7 +69,7 @@ class AnswerSteps:
         )
 
     def remarks(self, at: int, step: SamplingStep) -> list[str]:
-        """Return what there is to say of a step: first where it differs from when it was sampled."""
+        """Return remarks on a step, first on what differs from when it was sampled."""
         part, k = self.sampling_info(at), self.k[at]
         remarks = []
         if at in self.answer.chosen:

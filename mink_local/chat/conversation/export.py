@@ -82,7 +82,7 @@ def answer_as_json(answer: StoredMessage, sampling: str) -> str:
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON in which characters that a terminal obeys are escaped."""
+    """Return a value as JSON with control characters escaped, for terminals."""
     return json.dumps(value, ensure_ascii=False, indent=indent).translate(_ESCAPES)
 
 

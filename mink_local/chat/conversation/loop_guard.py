@@ -1,8 +1,8 @@
-"""Repetition: from which token on an answer repeats itself."""
+"""Repetition: the token from which an answer repeats itself."""
 
 import numpy as np
 
-_LONGEST = 256  # tokens of a phrase that is repeated; longer ones are not noticed
+_LONGEST = 256  # tokens of a repeated phrase; longer ones go unnoticed
 _TOKENS = 128  # of repetition make a loop,
 _TOKENS_IN_A_LINE = 48  # or so many, if the phrase has no line break, and
 _TIMES = 3  # copies of the phrase after the first

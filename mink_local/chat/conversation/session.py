@@ -1,4 +1,4 @@
-"""A conversation with a model: its messages, its settings, its answers. It knows nothing of the terminal."""
+"""A conversation with a model: its messages, settings and answers. It knows nothing about the terminal."""
 
 import hashlib
 import time
@@ -29,7 +29,7 @@ from mink_local.llama.constraints import Constraints
 Messages = list[dict[str, str]]
 Branch = list[StoredMessage]
 
-_LAST_SECONDS = 5.0  # in which a locked file is waited for at the end
+_LAST_SECONDS = 5.0  # to wait for a locked file at the end
 
 
 class ConversationChangedError(MinkError):
@@ -64,7 +64,7 @@ def drop_oldest_turns(messages: Messages, model: Model, max_tokens: int | None) 
 
 
 def prompt_digest(tokens: Sequence[int]) -> str:
-    """Return what tells a prompt's token ids from any other's."""
+    """Return a digest of a prompt's token ids."""
     return hashlib.blake2b(array("i", tokens).tobytes(), digest_size=8).hexdigest()
 
 
@@ -98,10 +98,10 @@ class Session:
         self._start = 0  # index of the first message of the branch that still fits the context
         self._head: int | None = None  # the end of the branch in the store, as it was last known
 
-    def load(self, conversation: Conversation) -> str:
+    def load(self, conversation: Conversation) -> StoredMessage | None:
         """Continue a conversation; return a last message that was never answered, which is taken back.
 
-        One that another program is about to answer is that program's.
+        One that another program is about to answer is left to that program.
         """
         self.clear()
         self.conversation = conversation.id
@@ -113,9 +113,9 @@ class Session:
         unanswered = branch.pop() if branch and branch[-1].role == "user" else None
         if unanswered is None or self.store.is_being_written(unanswered):
             self.branch, self._head = branch, conversation.head
-            return ""
+            return None
         self.go_to(branch)
-        return unanswered.content
+        return unanswered
 
     def changed_model(self) -> None:
         """Note that another model continues the conversation."""
@@ -135,9 +135,9 @@ class Session:
             return
         stored = self.store.get(self.conversation)
         if self.branch and self.branch[-1].is_unfinished:
-            if self.is_written_elsewhere:
+            if self.store.is_being_written(self.branch[-1]):
                 raise ConversationChangedError(
-                    "another window is writing the last answer: wait until it has ended"
+                    "another window is writing the last answer: wait until it is done"
                 )
             self.branch = self.store.branch(self.branch[-1].id)  # it may have been finished meanwhile
         if stored.head != self._head:
@@ -145,18 +145,14 @@ class Session:
             name = stored.name or stored.id
             raise ConversationChangedError(
                 f"this conversation was continued in another window: /load {name} goes on from there; "
-                "the same again goes on from here, as another branch"
+                "try again to go on from here, in another branch"
             )
 
-    @property
-    def is_written_elsewhere(self) -> bool:
-        """Whether another program is writing the last answer."""
-        return bool(self.branch) and self.store.is_being_written(self.branch[-1])
-
-    def ask(self, text: str, replaces: bool = False) -> "AnswerStream":
+    def ask(self, text: str, files: str = "", replaces: bool = False) -> "AnswerStream":
         """Return the answer to a message, which after an error is not part of the conversation.
 
         Args:
+            files: What stands before the text.
             replaces: Whether the message replaces the last one.
 
         Raises:
@@ -169,7 +165,7 @@ class Session:
         if replaces:
             self.last_answer()
         before = self.branch[:-2] if replaces else self.branch
-        branch = [*before, StoredMessage("user", text)]
+        branch = [*before, StoredMessage("user", files + text, attached=len(files))]
         self.add(branch)
         return self._answer(branch, self.settings.params)
 
@@ -350,13 +346,14 @@ class Session:
         self.problem = ""
         return ""
 
-    def end(self) -> str:
-        """Store what is left, in some seconds if need be, and the KV cache; return the last `problem`."""
+    def end(self) -> None:
+        """Store what is left, in some seconds if need be, and the KV cache. Raises MinkError if it cannot."""
         give_up = time.monotonic() + _LAST_SECONDS
         while self.flush() and time.monotonic() < give_up:
             time.sleep(0.1)
         self._save_cache()
-        return self.problem
+        if self.problem:
+            raise MinkError(f"the end of the conversation could not be kept: {self.problem}")
 
     def _save_cache(self) -> None:
         if self.conversation is None or not (self.store.is_on_disk and self.settings["cache"]):

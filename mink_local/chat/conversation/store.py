@@ -74,7 +74,7 @@ _CONVERSATIONS = f"""
 SELECT id, name, model, system, head, updated,
     ({_BRANCH.format(head="conversation.head")}
      SELECT count(*) FROM message WHERE role = 'user' AND id IN (SELECT id FROM branch)) AS turns,
-    coalesce((SELECT substr(content, 1, 200) FROM message
+    coalesce((SELECT substr(content, 1 + coalesce(json_extract(outcome, '$.attached'), 0), 200) FROM message
               WHERE conversation = conversation.id AND parent IS NULL ORDER BY id DESC LIMIT 1), '') AS title
 FROM conversation
 """
@@ -110,6 +110,7 @@ class StoredMessage:
 
     Attributes:
         content: The text; of an answer without its reasoning, which is `thinking`.
+        attached: How many characters of the content, at its beginning, are files.
         parent: The id of the message before it.
         parts: How an answer was sampled: one part, unless it was continued.
         id: 0 until it is in a store.
@@ -136,6 +137,7 @@ class StoredMessage:
     tokens: list[int] = field(default_factory=list)
     k: list[int] = field(default_factory=list)
     chosen: list[int] = field(default_factory=list)
+    attached: int = 0
     repeated: int = 0
     prompt_tokens: int = 0
     evaluated_tokens: int = 0
@@ -147,6 +149,16 @@ class StoredMessage:
     def is_unfinished(self) -> bool:
         """Whether it is an answer that is being generated, or was when the program was killed."""
         return self.role == "assistant" and self.finish_reason is None
+
+    @property
+    def files(self) -> str:
+        """What the content begins with if files are attached."""
+        return self.content[: self.attached]
+
+    @property
+    def typed(self) -> str:
+        """The content without attached files."""
+        return self.content[self.attached :]
 
     def add(self, text: str, is_reasoning: bool) -> None:
         """Add a piece of the text or of the reasoning; the store lacks it then."""
@@ -164,14 +176,16 @@ class StoredMessage:
         """Return the message as exports have it.
 
         `how` is the first of the parts; `outcome` is what is known of an answer that ended, with the other
-        parts as `continued`.
+        parts as `continued`, or of a message with files.
         """
         values = asdict(self)
         parts = values.pop("parts")
         del values["is_kept"]
         outcome = {name: values.pop(name) for name in _OUTCOME}
         values["how"] = parts[0] if parts else None
-        values["outcome"] = {**outcome, "continued": parts[1:]} if self.finish_reason else None
+        values["outcome"] = (
+            {**outcome, "continued": parts[1:]} if self.finish_reason or self.attached else None
+        )
         return values
 
     def as_row(self) -> dict[str, Any]:
@@ -183,7 +197,7 @@ class StoredMessage:
 
 
 _OUTCOME = (
-    "finish_reason", "tokens", "k", "chosen", "repeated", "prompt_tokens", "evaluated_tokens",
+    "finish_reason", "tokens", "k", "chosen", "attached", "repeated", "prompt_tokens", "evaluated_tokens",
     "first_token_s", "seconds",
 )  # fmt: skip
 
@@ -199,7 +213,7 @@ class Conversation:
     head: int | None  # the id of the last message of the current branch
     updated: float  # when the last message was added, in seconds since 1970
     turns: int  # the user's messages in the current branch
-    title: str  # the first 200 characters of the first message
+    title: str  # the first 200 characters of the first message, after its files
 
 
 def default_path() -> Path:
@@ -208,7 +222,7 @@ def default_path() -> Path:
 
 
 class StoreError(MinkError):
-    """The file of the conversations cannot be read or written, perhaps only for now."""
+    """The file of conversations cannot be read or written, perhaps only for now."""
 
 
 class DeletedError(MinkError):
@@ -222,7 +236,7 @@ class ConversationStore:
     """The conversations of one SQLite file, or of memory.
 
     Several programs may have the file open at once. It is opened when it is first needed. A file that another
-    program has locked is waited for, but only once: until a call succeeds, the next ones fail at once. All
+    program has locked is waited for, but only once: until a call succeeds, further ones fail immediately. All
     methods raise StoreError if the file cannot be read or written.
     """
 
@@ -319,7 +333,7 @@ class ConversationStore:
         if self._path and (message.is_unfinished or message.role == "user"):
             self._release()
             self._claim = _lock(self._path, number)
-            with suppress(OSError):  # SQLite gives the number of a deleted message again
+            with suppress(OSError):  # SQLite reuses the number of a deleted message
                 self._claim.acquire(blocking=False)
         return number
 
@@ -336,7 +350,7 @@ class ConversationStore:
                 raise DeletedError
 
     def is_being_written(self, message: StoredMessage) -> bool:
-        """Return whether a program that is running writes an answer, or is about to answer a message."""
+        """Return whether a running program is writing an answer, or is about to answer a message."""
         if not (self._path and message.finish_reason is None and message.id):
             return False
         lock = _lock(self._path, message.id)
@@ -367,8 +381,7 @@ class ConversationStore:
     def delete(self, conversation: int) -> None:
         """Delete a conversation with its messages.
 
-        An empty row stays, or SQLite would give the id again, while another window may still have the
-        conversation.
+        An empty row stays, or SQLite would reuse the id while another window may still have the conversation.
         """
         empty = "UPDATE conversation SET model = '', name = NULL, system = NULL, updated = 0 WHERE id = ?"
         with self._transaction() as db:
@@ -390,7 +403,7 @@ class ConversationStore:
     def conversations(self, text: str = "") -> list[Conversation]:
         """Return all conversations, the most recent first.
 
-        With a text: those that contain it; their titles are the last places where it is.
+        With a text: those that contain it; their titles show its last occurrence.
         """
         conversations = self._conversations("1")
         if not text:
@@ -436,7 +449,7 @@ class ConversationStore:
 
 
 def _lock(path: Path, message: int) -> "BaseFileLock":
-    """Return the lock that the program holds which writes an answer; it ends with the program."""
+    """Return the lock of the program that is writing an answer; the system frees it when that ends."""
     from filelock import FileLock  # slow to import, and needed for answers only
 
     folder = private_folder(path.parent / "writing")
@@ -444,7 +457,7 @@ def _lock(path: Path, message: int) -> "BaseFileLock":
 
 
 def _open(path: Path | None) -> sqlite3.Connection:
-    """Open a file, only for reading if it cannot be written, or a database in memory."""
+    """Open a file, read-only if it cannot be written, or a database in memory."""
     if path is None:
         db = _connect(":memory:")
     elif path.exists() and not all(map(_is_writable, (path, path.resolve().parent))):

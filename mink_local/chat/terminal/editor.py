@@ -19,14 +19,14 @@ from mink_local.files import private_file
 
 
 class EditedLine:
-    """An `InputLine` that one edits with the keys of Emacs.
+    """An `InputLine` with Emacs keys.
 
     Enter sends the message. Alt-Enter begins a new line, and so does Enter inside a block that begins with
     three double quotes. Pasted lines are one message.
 
     Args:
         terminal: What has been typed while no line was read.
-        screen: Where problems are told.
+        screen: Where problems are shown.
         keep: Keep the history in a file.
         completer: Completes lines when Tab is pressed.
     """

@@ -1,6 +1,6 @@
 """The input line for messages: one with history, search and completion, and a plain one.
 
-While no line is read, the terminal shows nothing of what is typed: the next line begins with it.
+What is typed while no line is being read is not echoed: the next line begins with it.
 """
 
 import os

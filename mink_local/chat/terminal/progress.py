@@ -38,8 +38,8 @@ class GrowingAnswer(Protocol):
     def parts(self, waiting: Callable[[], None] = ...) -> "Iterator[TextPart]": ...
 
 
-def show_answer(screen: Screen, answer: GrowingAnswer) -> None:
-    """Show an answer while it is generated."""
+def show_answer(screen: Screen, answer: GrowingAnswer, on_reasoning: str = "") -> None:
+    """Show an answer while it is generated; `on_reasoning` says where to see what was only counted."""
     total = 0
 
     def show_prompt() -> None:
@@ -55,7 +55,7 @@ def show_answer(screen: Screen, answer: GrowingAnswer) -> None:
     try:
         for part in answer.parts(show_prompt):
             if part.is_reasoning:
-                reasoning = reasoning or _ReasoningView(screen)
+                reasoning = reasoning or _ReasoningView(screen, on_reasoning)
                 reasoning.feed(part.text)
                 continue
             if reasoning:
@@ -80,8 +80,9 @@ class _ReasoningView:
     Reasoning is not part of the answer: it is not written to a file or a pipe.
     """
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, hint: str) -> None:
         self._screen = screen
+        self._hint = hint
         self._text = ""
         self._writer: TextWriter | None = None
         if screen.reasoning == "show" and screen.is_terminal:
@@ -103,7 +104,7 @@ class _ReasoningView:
             self._writer.end()
         else:
             self._screen.progress()
-            self._screen.note(f"(reasoning: {self._words}; /think shows it)")
+            self._screen.note(f"(reasoning: {self._words}{self._hint})")
 
     @property
     def _words(self) -> str:
@@ -144,12 +145,16 @@ def candidates(k: Sequence[int]) -> str:
 
 
 def coloured(texts: Iterable[str], k: Iterable[int], plain: bool = False) -> Text:
-    """Return an answer with its tokens `marked`, and the legend below."""
-    shown = Text().join(marked(text, n, plain) for text, n in zip(texts, k, strict=False))
-    return shown if plain else shown.append("\n\n").append(legend())
+    """Return an answer whose tokens are coloured by k, with a legend; if plain, with k in brackets."""
+    shown = Text().join(_marked(text, n, plain) for text, n in zip(texts, k, strict=False))
+    if not plain:
+        shown.append("\n\ncandidates:")
+        for name, style in _LEVELS.values():
+            shown.append(" ").append(f" {name} ", style)
+    return shown
 
 
-def marked(text: str, k: int, plain: bool) -> Text:
+def _marked(text: str, k: int, plain: bool) -> Text:
     """Return a token with k as a colour, or in brackets if plain; as it is if it had no alternative."""
     if k < 2:
         return Text(text)
@@ -157,11 +162,3 @@ def marked(text: str, k: int, plain: bool) -> Text:
         return Text(f"{text}[{k:,}]")
     level = max(least for least in _LEVELS if least <= k)
     return Text(text.replace("\n", "↵\n"), _LEVELS[level][1])
-
-
-def legend() -> Text:
-    """Return the levels in their colours."""
-    shown = Text("candidates:")
-    for name, style in _LEVELS.values():
-        shown.append(" ").append(f" {name} ", style)
-    return shown

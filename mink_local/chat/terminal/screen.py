@@ -58,7 +58,7 @@ def counted(number: int, noun: str) -> str:
 
 
 class _GatedConsole(Console):
-    """A console that shows nothing a terminal obeys, whatever text a renderable or a link holds."""
+    """A console that passes no control characters on, whatever text a renderable or a link holds."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for text, style, control in super().render(renderable, options):
@@ -90,22 +90,23 @@ class Screen:
     Args:
         plain: Show text as it is, also on a terminal that has colours.
         reasoning: "show" the reasoning of a model, or "line": only count its words.
+
+    Attributes:
+        is_terminal: Whether standard output is a terminal.
+        has_line_input: Whether the terminal can show an input line that is edited.
+        is_plain: Whether text is shown as it is.
     """
 
     def __init__(self, plain: bool = False, reasoning: str = "show") -> None:
         self.is_terminal = sys.stdout.isatty()
-        self.is_dumb = os.environ.get("TERM") in ("dumb", "unknown")
-        self.is_plain = plain or self.is_dumb or not self.is_terminal or bool(os.environ.get("NO_COLOR"))
+        self.has_line_input = (
+            self.is_terminal and not plain and os.environ.get("TERM") not in ("dumb", "unknown")
+        )
+        self.is_plain = not self.has_line_input or bool(os.environ.get("NO_COLOR"))
         self.reasoning = reasoning
-        self._is_asked_plain = plain
         options: dict[str, Any] = {"color_system": None} if self.is_plain else {}
         self.console: Console = _GatedConsole(highlight=False, markup=False, emoji=False, **options)
         self._progress = ""  # the line of standard error that is overwritten next
-
-    @property
-    def has_line_input(self) -> bool:
-        """If the terminal can show an input line that is edited."""
-        return self.is_terminal and not self.is_dumb and not self._is_asked_plain
 
     @property
     def width(self) -> int:
