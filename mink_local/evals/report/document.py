@@ -305,8 +305,8 @@ def _findings(run: RecordedRun, part: Summary, cells: pd.DataFrame) -> Iterator[
     if cut_off > 0.5:
         yield (
             f"At T = {temperature_name(temperatures[0])}, the token limit cut off {percent(cut_off)}% of the "
-            "responses, which count as wrong: raise --max-tokens, or use --stop and --shots if the model does "
-            "not end its answers, as is common for base models."
+            "responses, which count as wrong: raise --max-tokens, or use --stop and --shots if the model, "
+            "like most base models, does not end its answers."
         )
     if n_repeats == 1:
         yield "One response per question shows nothing about diversity: use --repeats 2 or more."
