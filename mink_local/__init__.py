@@ -73,7 +73,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: Numba and llama.cpp take a third of a second, which --help need not pay."""
+    """Import on first use: Numba and llama.cpp take a third of a second, which --help can do without."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'samplers')}"), name)

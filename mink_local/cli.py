@@ -1,4 +1,4 @@
-"""What all programs share: the main function with its exit statuses, and option types."""
+"""Shared by all programs: the main function with its exit statuses, and option types."""
 
 import difflib
 import errno
@@ -15,11 +15,11 @@ import click
 from mink_local.errors import MinkError, ModelNotFoundError, TaskNotFoundError
 from mink_local.interrupts import lost_interrupts_repeated, was_interrupted
 
-INTERRUPTED = 130  # the shell's exit status for a program that Ctrl-C ended
+INTERRUPTED = 130  # the shell's exit status for a program ended by Ctrl-C
 _CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-# Control characters and their replacements: the character's picture, or U+FFFD for C1 controls and for marks
-# that change the writing direction.
+# Control characters and their replacements: the Unicode control picture, or U+FFFD for C1 controls and for
+# marks that change the writing direction.
 UNPRINTABLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 UNPRINTABLE |= dict.fromkeys((*range(0x80, 0xA0), 0x061C, 0x200E, 0x200F), 0xFFFD)
 UNPRINTABLE |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
@@ -29,11 +29,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 def run(command: click.Command, program: str) -> None:
     """Run a program and exit with its status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
-    handler = logging.lastResort  # writes to what sys.stderr is at the time, such as above a progress bar
+    handler = logging.lastResort  # writes to the current sys.stderr, for example above a progress bar
     assert handler
     handler.setFormatter(PrintableFormatter(f"{program}: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
-    gc.set_threshold(50_000)  # imported objects stay: 700, the default, would scan them over and over
+    gc.set_threshold(50_000)  # imported objects stay; the default, 700, would scan them over and over
     _write_any_character()
     try:
         with lost_interrupts_repeated():
@@ -49,7 +49,7 @@ def run(command: click.Command, program: str) -> None:
         status = _fail(program, str(error), 1)
     except (click.Abort, KeyboardInterrupt):
         status = INTERRUPTED
-    except SystemExit as end:  # from click, if the reader of standard output has left; Ctrl-C ends both
+    except SystemExit as end:  # from click, if the reader of stdout is gone; Ctrl-C ends both
         status = INTERRUPTED if was_interrupted() else end.code
     except OSError as error:
         if error.filename is None and error.errno in _CANNOT_BE_WRITTEN:
@@ -59,30 +59,30 @@ def run(command: click.Command, program: str) -> None:
         else:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again when it exits
-    gc.freeze()  # a last collection of all that Numba has allocated would take longer than importing it
+    gc.freeze()  # a final collection of all that Numba allocated would take longer than importing it
     sys.exit(status)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message that suggests the closest known word; "" if none is close."""
+    """Return the ending of a message that suggests the closest known word; "" if none is close."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f": did you mean {near[0]}?" if near else ""
 
 
 def printable(text: str) -> str:
-    """Return a text without control characters: ESC becomes ␛, for example."""
+    """Return a text with its control characters replaced: ESC becomes ␛, for example."""
     return text.replace("\r\n", "\n").translate(UNPRINTABLE)
 
 
 class PrintableFormatter(logging.Formatter):
-    """Formats log records without control characters, which names of files and models may contain."""
+    """Formats log records without control characters, which file and model names may contain."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 def _write_any_character() -> None:
-    """Write UTF-8 to pipes and files, on Windows too, and ? for what a terminal cannot display."""
+    """Write UTF-8 to pipes and files, on Windows too, and ? for characters a terminal cannot display."""
     for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
         if not hasattr(stream, "reconfigure"):
             continue
@@ -98,14 +98,14 @@ def _fail(program: str, message: str, status: int) -> int:
 
 
 def _reader_has_left(error: OSError) -> bool:
-    """Return whether the reader of standard output has left, which is EINVAL on Windows."""
+    """Return whether the reader of standard output is gone, which Windows reports as EINVAL."""
     return error.errno == errno.EPIPE or (
         os.name == "nt" and error.errno == errno.EINVAL and error.filename is None
     )
 
 
 class ParsedType(click.ParamType):  # type: ignore[type-arg]  # takes no type argument before click 8.4
-    """Base class of types whose `parse` reads a text and raises ValueError for a bad one."""
+    """Base class of option types with a `parse` method that raises ValueError for invalid text."""
 
     def parse(self, text: str) -> Any:
         raise NotImplementedError
@@ -118,7 +118,7 @@ class ParsedType(click.ParamType):  # type: ignore[type-arg]  # takes no type ar
 
 
 class AutoOrInt(click.ParamType):  # type: ignore[type-arg]
-    """Type of an option that is `auto` or a whole number."""
+    """Type of an option that takes `auto` or a whole number."""
 
     name = "auto|N"
 
@@ -135,13 +135,13 @@ class AutoOrInt(click.ParamType):  # type: ignore[type-arg]
 
 
 class Number(click.types.FloatParamType):
-    """Type of an option that is any number."""
+    """Type of an option that takes any number."""
 
     name = "number"  # in messages
 
 
 class FiniteFloat(click.FloatRange):
-    """Type of an option that is a finite number in a range."""
+    """Type of an option that takes a finite number in a range."""
 
     name = "number"  # in messages
 
@@ -153,7 +153,7 @@ class FiniteFloat(click.FloatRange):
 
 
 class Temperature(click.FloatRange):
-    """Type of an option that is a temperature above 0, or inf."""
+    """Type of an option that takes a temperature above 0, or inf."""
 
     name = "T|inf"
 
@@ -163,13 +163,13 @@ class Temperature(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if number == 0:
-            self.fail("0 is greedy, which is always measured: leave it out.", param, ctx)
+            self.fail("0 means greedy, which is always measured: leave it out.", param, ctx)
         if number != number:
             self.fail("nan is not a number.", param, ctx)
         return number
 
 
 class WholeNumber(click.IntRange):
-    """Type of an option that is a whole number in a range."""
+    """Type of an option that takes a whole number in a range."""
 
     name = "whole number"  # in messages

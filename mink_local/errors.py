@@ -1,12 +1,12 @@
-"""The errors of this package; each text is a message for the user."""
+"""This package's exceptions; each text is a message for the user."""
 
 
 class MinkError(Exception):
-    """Base of this package's errors: the text says what is wrong, then what to do."""
+    """Base class of this package's errors: the text says what is wrong, then what to do."""
 
 
 class ModelNotFoundError(MinkError):
-    """No file was found for a model's name or path."""
+    """No file was found for a model name or path."""
 
 
 class CatalogError(MinkError):
@@ -22,12 +22,12 @@ class ModelError(MinkError):
 
 
 class ContextOverflowError(MinkError):
-    """A prompt of `n_tokens` exceeds the context of `n_ctx` tokens."""
+    """A prompt of `n_tokens` tokens does not fit into a context of `n_ctx` tokens."""
 
     def __init__(self, n_tokens: int, n_ctx: int) -> None:
         super().__init__(
-            f"the prompt has {n_tokens} tokens and the context holds {n_ctx}: "
-            "shorten it, or use a longer context (n_ctx, --ctx)"
+            f"the prompt has {n_tokens} tokens but the context holds only {n_ctx}: "
+            "shorten it, or use a larger context (n_ctx, --ctx)"
         )
         self.n_tokens = n_tokens
         self.n_ctx = n_ctx
@@ -54,8 +54,8 @@ class DataError(MinkError):
 
 
 class ReportError(MinkError):
-    """A folder has no run to report on, or the report cannot be written."""
+    """A folder contains no run to report on, or the report cannot be written."""
 
 
 class JudgeError(MinkError):
-    """A judge or its server does not answer."""
+    """A judge or its server does not respond."""

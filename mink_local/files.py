@@ -1,4 +1,4 @@
-"""Files: atomic writes, hashes, private folders, small JSON caches; sizes in words."""
+"""File utilities: atomic writes, hashes, private folders, small JSON caches, readable sizes."""
 
 import hashlib
 import json
@@ -15,21 +15,21 @@ import rich.filesize
 log = logging.getLogger("mink_local")
 
 size_in_words = rich.filesize.decimal
-"""Return a number of bytes in words, in powers of 1000: `98.4 MB`, `4.9 GB`."""
+"""Return a number of bytes as text, in powers of 1000: `98.4 MB`, `4.9 GB`."""
 
 
 def user_path(text: str) -> Path:
-    """Return the path for what a user typed, with ~ expanded; an unknown ~NAME stays."""
+    """Return the path a user typed, with ~ expanded; an unknown ~NAME is left as it is."""
     return Path(os.path.expanduser(text))
 
 
 def write_atomic(path: Path, data: str | bytes) -> None:
-    """Write a file atomically: a reader sees the old content or all of `data`.
+    """Write a file atomically: a reader sees either the old content or all of `data`.
 
-    Keeps permissions and symbolic links. Text is written as UTF-8 with its line ends.
+    Keeps permissions and symbolic links. Text is written as UTF-8, with its line endings unchanged.
 
     Raises:
-        OSError: The file cannot be written; it is unchanged, and nothing is left behind.
+        OSError: The file cannot be written; it is unchanged, and no temporary file is left behind.
     """
     path = Path(os.path.realpath(path))
     with replaced(path) as unfinished, unfinished.open("xb") as stream:
@@ -42,7 +42,7 @@ def write_atomic(path: Path, data: str | bytes) -> None:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Yield the path of a new file, which replaces `path` at the end of the block unless that fails."""
+    """Yield the path of a new file that replaces `path` at the end of the block, unless the block fails."""
     unfinished = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         yield unfinished
@@ -53,7 +53,7 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal digits."""
+    """Return a file's SHA-256 in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):
@@ -62,20 +62,20 @@ def sha256_of(path: Path) -> str:
 
 
 def private_folder(path: Path) -> Path:
-    """Return a folder, created if missing, with its parents, and readable by its owner only."""
+    """Return a folder, created with its parents if missing, and readable only by its owner."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
 def private_file(path: Path) -> Path:
-    """Return a file in a private folder, created empty and readable by its owner only if missing."""
+    """Return a file in a private folder; if missing, it is created empty and readable only by its owner."""
     private_folder(path.parent)
     os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     return path
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a cache file; empty if it is missing or damaged."""
+    """Return the JSON object in a cache file; empty if the file is missing or damaged."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -84,7 +84,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def add_to_record(path: Path, key: str, value: object) -> None:
-    """Add a value to the JSON object in a cache file; a failure is only logged."""
+    """Add a value to the JSON object in a cache file; failures are only logged."""
     try:
         private_folder(path.parent)
         write_atomic(path, json.dumps({**read_record(path), key: value}))

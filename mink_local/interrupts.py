@@ -1,20 +1,20 @@
 """What Ctrl-C does, everywhere in the package.
 
-Python runs signal handlers in the main thread only, between two bytecodes: never while that thread is inside
-llama.cpp, and an exception that a handler raises inside a callback of C code is lost.
+Python runs signal handlers only in the main thread, between two bytecodes: never while that thread is inside
+llama.cpp. An exception that a handler raises inside a C callback is lost.
 
-    where                         what Ctrl-C does                            by
-    any program                   exit status 130, no traceback               `cli.run`
-    a model that loads            KeyboardInterrupt; it loads in a thread     `load_model`
-    the model of a chat           ends it at once, the terminal as it was     `interrupt_ends_program`
-    a yes-or-no question          KeyboardInterrupt, which means no           `interrupt_raises`
-    an answer, an evaluation      stops it; what there is already is kept     `until_interrupted`
-    llama_decode on a CPU         returns in the middle of a batch            `Context.interrupted`
-    the chat between answers      clears the line, or leaves                  prompt_toolkit, `on_interrupt`
-    the server; also SIGTERM      accepts no more requests, drains, exits     `on_interrupt`
-    callbacks and finalizers      raised again a moment later                 `lost_interrupts_repeated`
-    child processes               nothing: they have a session of their own   `sandbox`
-    mink-models rpc-server        ends it at once; llama.cpp never returns    SIG_DFL
+    where                         what Ctrl-C does                             by
+    any program                   exits with status 130, no traceback          `cli.run`
+    loading a model               KeyboardInterrupt; it loads in a thread      `load_model`
+    loading a chat's model        exits at once, with the terminal restored    `interrupt_ends_program`
+    a yes-or-no question          KeyboardInterrupt, which means no            `interrupt_raises`
+    an answer, an evaluation      stops it; what is already there is kept      `until_interrupted`
+    llama_decode on a CPU         returns in the middle of a batch             `Context.interrupted`
+    the chat between answers      clears the line, or quits                    prompt_toolkit, `on_interrupt`
+    the server; also SIGTERM      stops accepting requests, drains, exits      `on_interrupt`
+    callbacks and finalizers      is raised again a moment later               `lost_interrupts_repeated`
+    child processes               nothing: they run in their own session       `sandbox`
+    mink-models rpc-server        exits at once; llama.cpp never returns       SIG_DFL
 """
 
 import queue
@@ -28,18 +28,18 @@ from typing import TypeVar
 T = TypeVar("T")
 _heard = False
 
-_REPEAT_SECONDS = 0.05  # until a lost Ctrl-C is repeated
-_WAIT_SECONDS = 0.25  # between two calls of `waiting`; on Windows an endless wait is deaf to Ctrl-C
+_REPEAT_SECONDS = 0.05  # before a lost Ctrl-C is repeated
+_WAIT_SECONDS = 0.25  # between calls of `waiting`; on Windows, an endless wait ignores Ctrl-C
 
 
 def until_interrupted(
     items: Iterable[T], interrupt: Callable[[], None], waiting: Callable[[], None] = lambda: None
 ) -> Generator[T, None, None]:
-    """Iterate over `items` in another thread, and yield them here, until Ctrl-C.
+    """Iterate over `items` in another thread and yield them here, until Ctrl-C.
 
     Args:
-        interrupt: Makes the iteration end soon; called on Ctrl-C, and if this generator is closed early.
-        waiting: Called periodically while no item arrives.
+        interrupt: Makes the iteration end soon; called on Ctrl-C, or if this generator is closed early.
+        waiting: Called periodically while waiting for an item.
     """
     arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
 
@@ -82,7 +82,7 @@ def was_interrupted() -> bool:
 
 @contextmanager
 def lost_interrupts_repeated() -> Iterator[None]:
-    """Repeat a Ctrl-C that is raised where Python ignores errors: in C callbacks and finalizers.
+    """Repeat a Ctrl-C raised where Python ignores errors: in C callbacks and finalizers.
 
     Python would print the KeyboardInterrupt with a traceback and carry on, for example while Numba compiles.
     Later ignored errors are not printed: they come from objects that Ctrl-C left half constructed.
@@ -137,12 +137,12 @@ def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterat
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)  # None: not a handler of Python's
+            signal.signal(number, handler or signal.SIG_DFL)  # None: the handler was not set by Python
 
 
 @contextmanager
 def interrupt_raises() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt inside a block that `on_interrupt` or another handler surrounds."""
+    """Let Ctrl-C raise KeyboardInterrupt in this block, even where `on_interrupt` has changed that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -152,7 +152,7 @@ def interrupt_raises() -> Iterator[None]:
 
 @contextmanager
 def interrupt_ends_program(clean_up: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Let Ctrl-C call `clean_up` and end the program at once, even if another thread is inside llama.cpp."""
+    """Let Ctrl-C call `clean_up` and exit at once, even if another thread is inside llama.cpp."""
 
     def end() -> None:
         clean_up()

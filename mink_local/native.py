@@ -6,9 +6,9 @@
     llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_temp(5.0))
     llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_dist(seed))
     token = llama_cpp.llama_sampler_sample(chain, context, -1)
-    k = check(min_k, step=1)  # the number of candidates; raises for a row with a NaN
+    k = check(min_k, step=1)  # the number of candidates; raises if a row had a NaN
 
-llama.cpp clones and frees it like its own samplers; nothing has to be kept alive in Python.
+llama.cpp clones and frees it like its own samplers; nothing needs to be kept alive in Python.
 """
 
 import ctypes
@@ -24,11 +24,11 @@ from mink_local.llama.token_data import TOKEN_DATA, read_token_data, write_token
 from mink_local.llama.token_sampler import broken
 from mink_local.samplers import Sampler, Workspace
 
-_UNKNOWN_TOKEN = -3  # beside the errors of kernels
+_UNKNOWN_TOKEN = -3  # in addition to the kernels' errors
 
 
 class _Selection:
-    """The state of one `llama_sampler`; an error stays until llama.cpp resets the chain."""
+    """The state of one `llama_sampler`; an error persists until llama.cpp resets the chain."""
 
     def __init__(self, sampler: Sampler, n_vocab: int, temperature: float, seed: int | None) -> None:
         self.options = sampler, n_vocab, temperature, seed
@@ -39,7 +39,7 @@ class _Selection:
         self._logits = np.empty(n_vocab, np.float32)
 
     def apply(self, array: Any) -> None:
-        """Leave the candidates in a llama_token_data_array, by token id; leave it unchanged on an error."""
+        """Reduce a llama_token_data_array to the candidates, by token id; leave it unchanged on an error."""
         address = ctypes.cast(array.data, ctypes.c_void_p).value
         records = np.frombuffer((C.llama_token_data * array.size).from_address(address), TOKEN_DATA)
         k = self._select(self._logits) if read_token_data(records, self._logits) else _UNKNOWN_TOKEN
@@ -51,7 +51,7 @@ class _Selection:
         self.k = k
 
 
-_selections: dict[int, _Selection] = {}  # by the number that a llama_sampler has as its context
+_selections: dict[int, _Selection] = {}  # by the number stored as a llama_sampler's context
 _numbers = itertools.count(1)
 
 
@@ -59,7 +59,7 @@ def _of(sampler: int) -> int:
     return int(C.llama_sampler.from_address(sampler).ctx)
 
 
-# Exceptions cannot pass through llama.cpp: these callbacks raise none, and keep a kernel's error for `check`.
+# Exceptions cannot pass through llama.cpp: these callbacks raise none and keep a kernel's error for `check`.
 
 
 def _name(_: int) -> int:
@@ -116,37 +116,38 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_INTERFACE))
 def native_sampler(sampler: Sampler, n_vocab: int, temperature: float = 1.0, seed: int | None = None) -> Any:
     """Return a new `llama_sampler_p` that keeps the candidates of `sampler`.
 
-    Place it after penalties and grammar, and before llama.cpp's `temp`. It leaves the candidates in the order
-    of their ids, so that for a seed `dist` samples the same tokens as with every other form of the sampler.
-    The caller owns it, or the chain that it is added to.
+    Place it after penalties and grammar, and before llama.cpp's `temp`. It orders the candidates by token id,
+    so that for a given seed `dist` samples the same tokens as with every other form of the sampler. It is
+    owned by the caller, or by the chain it is added to.
 
     Args:
-        sampler: Any sampler or chain, your own included, that does not end with one of llama.cpp's own:
+        sampler: Any sampler or chain, including your own, that does not end with one of llama.cpp's own:
             mirostat, adaptive-p, dynatemp.
-        n_vocab: Number of tokens of the vocabulary.
-        temperature: The temperature of `temp`; only samplers of order "temperature-first" depend on it.
-        seed: Of what the sampler leaves to chance, as xtc does; None is a random one.
+        n_vocab: Number of tokens in the vocabulary.
+        temperature: The temperature of `temp`; only samplers with order "temperature-first" depend on it.
+        seed: Seed for samplers that cut at random, such as xtc; None picks one at random.
 
     Raises:
-        TypeError: The sampler ends with one of those.
+        TypeError: The sampler ends with one of llama.cpp's own.
     """
     if sampler.comes_last:
-        raise TypeError(f"{sampler.members[-1].name} is llama.cpp's: use its own llama_sampler")
+        raise TypeError(f"{sampler.members[-1].name} is llama.cpp's own: use its llama_sampler")
     return _init(_Selection(sampler, n_vocab, temperature, seed))
 
 
 def check(sampler: Any, step: int) -> int:
-    """Return the number of candidates of the last step of a `native_sampler`.
+    """Return the number of candidates in the last step of a `native_sampler`.
 
-    A native function cannot raise: a row from which nothing can be sampled is left unchanged, and llama.cpp
-    samples some token from it. Call this after every token, or once after many.
+    A native function cannot raise: a row that cannot be sampled from is left unchanged, and llama.cpp samples
+    some token from it. Call this after every token, or once after many.
 
     Raises:
-        GenerationError: There was such a row since the sampler was made or reset; the message names `step`.
+        GenerationError: There was such a row since the sampler was created or reset; the message names
+            `step`.
     """
     selection = _selections[sampler.contents.ctx]
     if selection.error == _UNKNOWN_TOKEN:
-        raise GenerationError(f"a candidate is not a token of a vocabulary of {selection.options[1]}")
+        raise GenerationError(f"a candidate is not in the vocabulary of {selection.options[1]} tokens")
     if selection.error:
         raise GenerationError(broken(selection.error, step))
     return selection.k

@@ -1,7 +1,7 @@
 """Runs a module of this package in a child process with limits on time and memory.
 
-The parent watches the child and kills it at a limit, which works on every system, even while the child is
-inside C code. Questions and answers are lines of JSON.
+The parent watches the child and kills it at a limit, which works on every OS, even while the child is inside
+C code. Questions and answers are lines of JSON.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from mink_local.errors import MinkError
 
 GIB = 1 << 30
 
-_LONGEST_COMPLAINT = 300  # characters: one may quote a whole schema, grammar or conversation
-_INTERVAL = 0.05  # seconds between two checks of a child
+_LONGEST_COMPLAINT = 300  # characters; a complaint may quote a whole schema, grammar or conversation
+_INTERVAL = 0.05  # seconds between checks of a child
 _ORPHAN_SECONDS = 5  # how long a child outlives its time limit if its parent was killed
-_ROOT = Path(__file__).parents[1]  # -m looks here first, so it finds no other package of this name
-_INHERITED = re.compile(  # variables that a child needs; others may hold secrets, such as API keys
+_ROOT = Path(__file__).parents[1]  # -m looks here first, so it finds no other package of the same name
+_INHERITED = re.compile(  # variables a child needs; others may hold secrets such as API keys
     r"PATH|HOME|USERPROFILE|(LOCAL)?APPDATA|SYSTEM(ROOT|DRIVE)|TEMP|TMP|TMPDIR|LANG|LC_\w+|"
     r"(LD|DYLD|PYTHON|NUMBA|OMP|GGML|LLAMA_CPP|LLAMA_GRAPH|CUDA|HIP|ROCR|VK)\w*"
 )
@@ -40,30 +40,30 @@ _OWN_SESSION: dict[str, Any] = {  # so that Ctrl-C in the terminal does not reac
 
 
 def in_a_line(complaint: str) -> str:
-    """Shorten a complaint about somebody's text to one short line."""
+    """Shorten a complaint about someone's text to one short line."""
     line = " ".join(complaint.split())
     return line if len(line) <= _LONGEST_COMPLAINT else f"{line[:_LONGEST_COMPLAINT]}…"
 
 
 class SandboxError(Exception):
-    """A child process did not answer; the text is a predicate: "crashed (signal 6)"."""
+    """A child process did not answer; the text is a predicate, such as "crashed (signal 6)"."""
 
 
 class ChildStartError(MinkError):
-    """No child process can be started, whatever the question."""
+    """Child processes cannot be started, whatever the question."""
 
 
 class Server:
     """A child process that answers questions, one at a time, from any thread.
 
     The child starts with `start` or the first question. After an error or an interrupt it is killed, and the
-    next question starts another.
+    next question starts a new one.
 
     Args:
-        module: Name of a module of this package, which calls `serve`.
-        memory: Limit of the child's memory in bytes.
-        first: What the function passed to `serve` receives.
-        start_seconds: Limit of the time to start.
+        module: Name of a module of this package that calls `serve`.
+        memory: Memory limit of the child in bytes.
+        first: Passed to the function that `serve` is given.
+        start_seconds: Time limit for starting the child.
     """
 
     def __init__(self, module: str, *, memory: int, first: Any = None, start_seconds: float = 120) -> None:
@@ -75,7 +75,7 @@ class Server:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the child now, so that it gets ready in the background; `first` may be set later."""
+        """Start the child now so that it gets ready in the background; `first` may be set later."""
         with self._lock, contextlib.suppress(ChildStartError):  # the first question raises it
             self._start()
 
@@ -83,22 +83,22 @@ class Server:
         """Return the child's answer; question and answer are JSON values.
 
         Args:
-            seconds: Time limit, not counting the start of the child.
+            seconds: Time limit, not counting the child's start.
 
         Raises:
-            SandboxError: There is no answer. The next question starts another child.
+            SandboxError: The child did not answer. The next question starts a new one.
             ChildStartError: The child does not start.
         """
         with self._lock:
             try:
                 self._begin()
                 return self._exchange(question, seconds)
-            except BaseException:  # a late answer would be taken for the next one
+            except BaseException:  # a late answer would be taken for the next question's
                 self._discard()
                 raise
 
     def close(self) -> None:
-        """End the child process, if any; a pending question of another thread gets SandboxError."""
+        """End the child process, if any; a question pending in another thread raises SandboxError."""
         if (child := self._child) is not None:
             child.kill()
         with self._lock:
@@ -127,7 +127,7 @@ class Server:
         self._end = weakref.finalize(self, _end, self._child)
 
     def _begin(self) -> None:
-        """Make sure that there is a child, and that it has `first`."""
+        """Make sure that a child is running and has received `first`."""
         if self._child is None or self._child.poll() is not None:
             self._start()
         if not self._has_first:
@@ -149,7 +149,7 @@ class Server:
         assert child.stdin is not None
         assert child.stdout is not None
         with _limits(child, seconds, self._memory):
-            with contextlib.suppress(OSError):  # the child has ended: readline says so
+            with contextlib.suppress(OSError):  # the child has ended: readline shows it
                 child.stdin.write(json.dumps([seconds, question]).encode() + b"\n")
                 child.stdin.flush()
             line = child.stdout.readline()
@@ -163,7 +163,7 @@ class Server:
 
 
 def ask(module: str, question: Any, *, seconds: float, memory: int) -> Any:
-    """Return the answer of a child process started for this one question; see `Server.ask`."""
+    """Ask a single question in a new child process and return the answer; see `Server.ask`."""
     with contextlib.closing(Server(module, memory=memory)) as server:
         return server.ask(question, seconds)
 
@@ -172,10 +172,10 @@ def serve(begin: Callable[[Any], Callable[[Any], Any]]) -> None:
     """Answer the questions of a `Server`; called in the child process.
 
     Args:
-        begin: Receives the `first` of `Server`; returns the function that answers a question.
+        begin: Takes the `first` of `Server`; returns a function that answers a question.
     """
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a library prints is not an answer
+    os.dup2(2, 1)  # keeps library output out of the answers
     answer: Callable[[Any], Any] | None = None
     for line in sys.stdin.buffer:
         seconds, question = json.loads(line)
@@ -195,7 +195,7 @@ def serve(begin: Callable[[Any], Callable[[Any], Any]]) -> None:
 
 @contextlib.contextmanager
 def _limits(child: "subprocess.Popen[bytes]", seconds: float, memory: int) -> Iterator[None]:
-    """Kill a child that exceeds a limit in this block, then raise SandboxError."""
+    """Kill a child that exceeds a limit within this block, then raise SandboxError."""
     verdicts: list[SandboxError] = []
     done = threading.Event()
 
@@ -205,7 +205,7 @@ def _limits(child: "subprocess.Popen[bytes]", seconds: float, memory: int) -> It
             if time.monotonic() > end:
                 verdicts.append(SandboxError(f"timed out after {seconds:g} s"))
             elif _memory_of(child.pid) > memory:
-                verdicts.append(SandboxError(f"took more than {memory / GIB:g} GiB of memory"))
+                verdicts.append(SandboxError(f"used more than {memory / GIB:g} GiB of memory"))
         if verdicts:
             child.kill()
 
@@ -221,13 +221,13 @@ def _limits(child: "subprocess.Popen[bytes]", seconds: float, memory: int) -> It
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of a child."""
+    """Return a child's environment."""
     inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
-    return inherited | {"GGML_NO_BACKTRACE": "1"}  # a crash of llama.cpp starts no debugger
+    return inherited | {"GGML_NO_BACKTRACE": "1"}  # so that a crash in llama.cpp starts no debugger
 
 
 def _memory_of(pid: int) -> int:
-    """Return the resident bytes of a process; on Windows also those only reserved."""
+    """Return a process's resident bytes; on Windows, including those only reserved."""
     try:
         memory = psutil.Process(pid).memory_info()
     except psutil.Error:  # it has ended
@@ -236,7 +236,7 @@ def _memory_of(pid: int) -> int:
 
 
 def _cause(status: int) -> str:
-    """Return an exit status in words: a signal's number on POSIX, an exception's code on Windows."""
+    """Return an exit status as text: a signal number on POSIX, an exception code on Windows."""
     if status < 0:
         return f"signal {-status}"
     return f"status {status:#x}" if status > 255 else f"status {status}"
@@ -245,6 +245,6 @@ def _cause(status: int) -> str:
 def _end(child: "subprocess.Popen[bytes]") -> None:
     child.kill()
     for stream in (child.stdin, child.stdout):
-        with contextlib.suppress(OSError):  # what is still to be flushed has no reader
+        with contextlib.suppress(OSError):  # unflushed data has no reader left
             stream.close()  # type: ignore[union-attr]
     child.wait()

@@ -1,3 +1,3 @@
-"""Version of the package; its metadata and its command lines take it from here."""
+"""The package's version, read by its metadata and command lines."""
 
 __version__ = "0.2.0"

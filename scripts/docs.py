@@ -1,4 +1,4 @@
-"""Write docs/mink-*.md from the programs' help and types, docs/api.md from the docstrings, and the table of
+"""Write docs/mink-*.md from the programs' help and types, docs/api.md from docstrings, and the table in
 docs/samplers.md from the registry.
 
 With --check, only compare.
@@ -50,12 +50,12 @@ FOR_PROGRAMS = (
     "needs_logits",
     "unread_tokens",
     "watch",
-)  # this package's, and of no use elsewhere
+)  # used by this package's programs only
 GENERATED = "<!-- Written by scripts/docs.py: do not edit. -->\n\n"
 
 
 def help_texts(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[str]:
-    """Yield the help of a program and of its commands, each as a section."""
+    """Yield the help of a program and of each of its commands as sections."""
     settings = {**command.context_settings, "max_content_width": 100, "terminal_width": 100}
     context = click.Context(command, info_name=name, parent=parent, **settings)
     level = "#" if parent is None else "##"
@@ -71,7 +71,7 @@ def chat_commands() -> str:
 
 
 def paragraphs(text: str) -> str:
-    """Return a text indented, with lines of at most 100 columns."""
+    """Return a text indented and wrapped at 100 columns."""
     blank = "    "
     return "\n".join(
         fill(line, 100, initial_indent=blank, subsequent_indent=blank) for line in text.split("\n")
@@ -79,7 +79,7 @@ def paragraphs(text: str) -> str:
 
 
 def api() -> Iterator[str]:
-    """Yield the reference of what `mink_local` exports: `MAIN` first, then the samplers, errors last."""
+    """Yield the reference for `mink_local`'s exports: `MAIN` first, then the samplers, then errors."""
     yield "# mink_local: reference\n\nImport it from `mink_local`. By task: [python.md](python.md).\n"
     things = [getattr(mink_local, name) for name in mink_local.__all__ if not name.startswith("_")]
     errors = [thing for thing in things if inspect.isclass(thing) and issubclass(thing, Exception)]
@@ -95,7 +95,7 @@ def api() -> Iterator[str]:
 
 
 def members(kind: type) -> Iterator[str]:
-    """Yield the public methods of a class, then a list of its properties."""
+    """Yield a class's public methods, then a list of its properties."""
     names = [name for name in vars(kind) if not name.startswith("_") and name not in FOR_PROGRAMS]
     public = {name: vars(kind)[name] for name in names if vars(kind)[name].__doc__}
     methods = [name for name, value in public.items() if inspect.isfunction(value)]
@@ -110,7 +110,7 @@ def members(kind: type) -> Iterator[str]:
 
 
 def returned(function: object) -> str:
-    """Return the type that a function returns, as its source has it."""
+    """Return a function's return type as written in its source."""
     node = ast.parse(dedent(inspect.getsource(function))).body[0]  # type: ignore[arg-type]
     assert isinstance(node, ast.FunctionDef)
     assert node.returns is not None
@@ -129,14 +129,14 @@ def entry(thing: object) -> str:
         options = "".join(f"    {option},\n" for option in dataclass_options(node, thing))
         signature = f"{node.name}(\n{options})\n\n" if options else f"{node.name}()\n\n"
     text = f"{signature}{inspect.getdoc(thing)}\n"
-    text = text.replace(": Unpack[SamplingOptions]", "")  # the docstring says what they are
-    for name in FOR_PROGRAMS:  # in a signature or in a docstring, where its text may go on, indented
+    text = text.replace(": Unpack[SamplingOptions]", "")  # described in the docstring
+    for name in FOR_PROGRAMS:  # in a signature or a docstring, with indented continuation lines
         text = re.sub(rf"^    {name}: .*\n(?:     .*\n)*", "", text, flags=re.MULTILINE)
     return f"```text\n{text}```\n"
 
 
 def dataclass_options(node: ast.ClassDef, thing: Any) -> Iterator[str]:
-    """Yield the options of a dataclass with their types, as the source has them, and defaults."""
+    """Yield a dataclass's options with their types, as written in the source, and defaults."""
     types = {
         line.target.id: ast.unparse(line.annotation)
         for line in node.body
@@ -152,7 +152,7 @@ def dataclass_options(node: ast.ClassDef, thing: Any) -> Iterator[str]:
 
 
 def with_samplers(page: str) -> str:
-    """Return docs/samplers.md with its table as the registry has it."""
+    """Return docs/samplers.md with its table generated from the registry."""
     rows = ["| name | options and defaults | keeps |", "|---|---|---|"]
     for name, sampler in SAMPLERS.items():
         options = ", ".join(f"`{option}`" for option in str(sampler()).partition(":")[2].split(",") if option)
@@ -164,7 +164,7 @@ def with_samplers(page: str) -> str:
 
 
 def server_api() -> Iterator[str]:
-    """Yield the endpoints of mink-serve, then a table of fields for each type of requests and responses."""
+    """Yield mink-serve's endpoints, then a table of fields for each request and response type."""
     yield "# mink-serve: requests and responses\n\n| endpoint | request | response | |\n|---|---|---|---|"
     for path, endpoint in information.ENDPOINTS.items():
         types = [type_link(endpoint.request), type_link(endpoint.response)]
@@ -193,7 +193,7 @@ def type_link(kind: type | None) -> str:
 
 
 def field_texts(kind: type) -> dict[str, str]:
-    """Return the descriptions of a type's fields, from the docstrings of its classes."""
+    """Return the descriptions of a type's fields, from its classes' docstrings."""
     texts = {}
     for sampler in SAMPLERS.values():
         for field, option in sampler.request_fields.items():
@@ -206,7 +206,7 @@ def field_texts(kind: type) -> dict[str, str]:
 
 
 def type_text(schema: dict[str, Any]) -> str:
-    """Return the type of a JSON schema in words."""
+    """Describe a JSON schema's type."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -223,7 +223,7 @@ def type_text(schema: dict[str, Any]) -> str:
 
 
 def documents() -> dict[str, str]:
-    """Return every generated document by its path below docs."""
+    """Return all generated documents by their paths in docs."""
     texts = {f"{name}.md": list(help_texts(command, name)) for name, command in PROGRAMS.items()}
     texts["mink-chat.md"].append(chat_commands())
     texts["api.md"] = list(api())

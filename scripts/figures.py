@@ -1,4 +1,4 @@
-"""Measure the tables of docs/benchmarks.md again: each marker names the command whose Markdown it shows.
+"""Remeasure the tables in docs/benchmarks.md: each marker names the command that prints the table.
 
 \b
 .venv/bin/python scripts/figures.py --machine "2-core Intel Xeon virtual machine" [NAME…]
@@ -25,7 +25,7 @@ BLOCK = re.compile(
 
 
 def measured(command: str) -> str:
-    """Return the Markdown that a command of mink-bench, or the load script, prints."""
+    """Return the Markdown printed by a mink-bench command or the load script."""
     program, *arguments = shlex.split(command)
     if program == "mink-bench":
         arguments = ["-m", "mink_local.bench.cli", *arguments, "--markdown"]
@@ -37,9 +37,9 @@ def measured(command: str) -> str:
 
 
 def write_device(device: str, today: str) -> None:
-    """Write the page of a GPU: generation with sampling on the host and on the backend, and batches."""
+    """Write a GPU's page: generation with sampling on the host and on the backend, and batches."""
     if missing := gpu_missing():
-        raise click.ClickException(f"there is nothing to measure: {missing}")
+        raise click.ClickException(f"nothing to measure: {missing}")
     parts = [f"# {device}\n", f"{', '.join(gpu_names())}, {today}.\n"]
     for command in ("mink-bench decode", "mink-bench batch", "mink-bench sampler"):
         parts += [f"`{command}`\n", measured(command)]
@@ -48,8 +48,8 @@ def write_device(device: str, today: str) -> None:
 
 
 @click.command(help=__doc__)
-@click.option("--machine", metavar="TEXT", help="What the figures are measured on.")
-@click.option("--device", metavar="NAME", help="Write the page of this machine's GPU instead.")
+@click.option("--machine", metavar="TEXT", help="Machine that the figures are measured on.")
+@click.option("--device", metavar="NAME", help="Write a page for this machine's GPU instead.")
 @click.argument("names", nargs=-1, type=click.Choice(["sampler", "decode", "batch", "load"]))
 def main(machine: str | None, device: str | None, names: Sequence[str]) -> None:
     today = datetime.date.today().isoformat()
@@ -57,7 +57,7 @@ def main(machine: str | None, device: str | None, names: Sequence[str]) -> None:
         write_device(device, today)
         return
     if not machine:
-        raise click.UsageError("--machine must say what the figures are measured on")
+        raise click.UsageError("give the machine that the figures are measured on with --machine")
 
     def replaced(match: re.Match[str]) -> str:
         head, command, bench, load = match.groups()

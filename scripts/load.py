@@ -1,4 +1,4 @@
-"""Load mink-serve with many clients at a time, and llama-server with the same requests.
+"""Load-test mink-serve with many concurrent clients, and llama-server with the same requests.
 
 \b
 .venv/bin/python scripts/load.py --clients 1 --clients 16 --against ~/llama.cpp/build/bin/llama-server
@@ -27,13 +27,13 @@ from mink_local.models.catalog import resolve
 from mink_local.models.options import model_option
 
 START_SECONDS, ANSWER_SECONDS = 300, 600
-PROMPT = "Tell me a long story about a dog named Max who went to the sea. " * 16  # some 300 tokens
-PROMPT_ROOM = 512  # tokens of a prompt, at most
+PROMPT = "Tell me a long story about a dog named Max who went to the sea. " * 16  # about 300 tokens
+PROMPT_ROOM = 512  # maximum tokens of a prompt
 
 
 @dataclass
 class Load:
-    """What one server did in one round; the times are in seconds."""
+    """A server's results in one round; times are in seconds."""
 
     tokens_per_second: float
     first_token: list[float]
@@ -53,7 +53,7 @@ def running(name: str, command: Sequence[object]) -> Iterator[str]:
         end = time.monotonic() + START_SECONDS
         while not healthy(url):
             if server.poll() is not None or time.monotonic() > end:
-                raise click.ClickException(f"{name} does not start; to see why: {' '.join(words)}")
+                raise click.ClickException(f"{name} does not start: run  {' '.join(words)}  to see why")
             time.sleep(0.1)
         yield url
     finally:
@@ -69,7 +69,7 @@ def healthy(url: str) -> bool:
 
 
 async def ask(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[float, list[float]]:
-    """Return when a request was sent and when each token of its answer arrived."""
+    """Return when a request was sent, and when each token of its answer arrived."""
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": prompt}], "stream": True, "max_tokens": tokens,
         "ignore_eos": True, "temperature": 1.0, "top_k": 40, "top_p": 1.0, "min_p": 0.0, "seed": 1,
@@ -91,13 +91,13 @@ async def ask(client: httpx.AsyncClient, prompt: str, tokens: int) -> tuple[floa
 
 
 async def load(url: str, clients: int, requests: int, tokens: int, round_number: int) -> Load:
-    """Have `clients` send so many requests each, one after the other (8 in all, if they are few)."""
+    """Have each client send its requests one after another (at least 8 in total)."""
     numbers = iter(range(max(8, requests * clients)))
     limits = httpx.Limits(max_connections=clients, max_keepalive_connections=0)
     async with httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, limits=limits) as client:
 
         async def one_client() -> list[tuple[float, list[float]]]:
-            # No two prompts share more than the chat template's beginning.
+            # Prompts share nothing but the beginning of the chat template.
             name = f"Story {clients}.{round_number}"
             return [await ask(client, f"{name}.{n}. {PROMPT}", tokens) for n in numbers]
 
@@ -111,7 +111,7 @@ async def load(url: str, clients: int, requests: int, tokens: int, round_number:
 
 
 def row(name: str, clients: int, rounds: Sequence[Load], reference: Sequence[Load]) -> str:
-    """Return a line of the table, with the ratios of its medians to the reference's."""
+    """Return a row of the table, with the ratios of its medians to the reference's."""
     first = 1e3 * np.percentile([seconds for one in rounds for seconds in one.first_token], [50, 99])
     between = 1e3 * np.percentile([seconds for one in rounds for seconds in one.between_tokens], [50, 99])
     speed = median(one.tokens_per_second for one in rounds)
@@ -123,10 +123,10 @@ def row(name: str, clients: int, rounds: Sequence[Load], reference: Sequence[Loa
 
 @click.command(help=__doc__, context_settings={"show_default": True})
 @model_option
-@click.option("--against", metavar="PROGRAM", help="A llama-server to compare with.")
+@click.option("--against", metavar="PROGRAM", help="Path of a llama-server to compare with.")
 @click.option("--clients", multiple=True, type=click.IntRange(1, 256), default=[1, 4, 16, 32])
-@click.option("--requests", type=click.IntRange(1), default=2, help="Requests of a client.")
-@click.option("--tokens", "-n", type=click.IntRange(2), default=64, help="Tokens of an answer.")
+@click.option("--requests", type=click.IntRange(1), default=2, help="Requests per client.")
+@click.option("--tokens", "-n", type=click.IntRange(2), default=64, help="Tokens per answer.")
 @click.option("--rounds", type=click.IntRange(1), default=3)
 def main(
     model: str, against: str | None, clients: Sequence[int], requests: int, tokens: int, rounds: int
@@ -137,7 +137,7 @@ def main(
         "mink-serve": [sys.executable, "-m", "mink_local.serve.cli", *common, "--ctx", n_ctx]
     }
     if against and which(against) is None:
-        raise click.UsageError(f"there is no program {against}: give the path of a llama-server")
+        raise click.UsageError(f"{against} does not exist: give the path of a llama-server")
     if against:
         commands["llama-server"] = [against, *common, "--ctx-size", slots * n_ctx, "--cache-ram", 0]
     print("Median / 99th percentile in ms; × is the ratio to the last server.\n")
@@ -147,7 +147,7 @@ def main(
         urls = {name: stack.enter_context(running(name, command)) for name, command in commands.items()}
         for n_clients in clients:
             loads: dict[str, list[Load]] = {name: [] for name in urls}
-            for number in range(rounds + 1):  # the first one warms up
+            for number in range(rounds + 1):  # the first one is a warm-up
                 for name in sorted(urls, reverse=number % 2 == 1):
                     one = asyncio.run(load(urls[name], n_clients, requests, tokens, number))
                     loads[name] += [one] if number else []

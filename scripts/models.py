@@ -1,6 +1,6 @@
-"""Pin the models of models.toml: the commit of each repository on the Hub, and size and SHA-256 of each file.
+"""Pin the models in models.toml: each repository's commit on the Hub, and each file's size and SHA-256.
 
-Needs a network. If a file's SHA-256 is not the one that is written there, nothing is written.
+Needs network access. If a file's SHA-256 differs from a recorded one, nothing is written.
 
 .venv/bin/python scripts/models.py [models.toml]
 """
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def fill_in(model: tomlkit.items.Table) -> None:
-    """Add the revision, sizes and hashes of a model of the Hub. Raises DownloadError if they have changed."""
+    """Add a Hub model's revision, sizes and hashes. Raises DownloadError if they have changed."""
     entries = catalog.read_entries(model.unwrap())
     listing = download.listing(entries[0].source.removeprefix("hf:"), entries[0].revision)
     found = [download.files_of(entry, listing) for entry in entries]

@@ -1,4 +1,4 @@
-"""Write docs/heat.svg: one prompt answered with Min-k and with top-p, coloured as /heat does.
+"""Write docs/heat.svg: one prompt answered with Min-k and with top-p, coloured as by /heat.
 
 .venv/bin/python scripts/picture.py
 """
@@ -25,7 +25,7 @@ LIMITS = {"min-k": 110, "top-p": 60}  # tokens; both fill about as many lines
 
 
 def answered(model: Model, sampler: Sampler) -> tuple[str, Text]:
-    """Return a heading, and an answer, coloured, with the meaning of the colours below it."""
+    """Return a heading, and a coloured answer with its legend below."""
     messages = [{"role": "user", "content": PROMPT}]
     params = SamplingParams(
         sampler=sampler, temperature=TEMPERATURE, max_tokens=LIMITS[sampler.name], seed=SEED

@@ -15,7 +15,7 @@ from tests.support.server import running_server  # noqa: E402
 
 PNG = ROOT / "docs" / "playground.png"
 SEED, MAX_TOKENS = 2, 70
-# The token of Min-k's answer, not among the last, that had most candidates.
+# The token of Min-k's answer with the most candidates, not among the last ones.
 OPENED = r"""
 (candidates => [...document.querySelectorAll(".column:first-child .token:not(.end)")].slice(0, 40)
     .reduce((a, b) => candidates(a) >= candidates(b) ? a : b)
@@ -24,7 +24,7 @@ OPENED = r"""
 
 
 def main() -> None:
-    """Ask the playground's own prompt, open a token, and take the picture."""
+    """Ask the playground's own prompt, open a token, and take a screenshot."""
     with (
         running_server() as server,
         tempfile.TemporaryDirectory() as profile,

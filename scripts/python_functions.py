@@ -1,4 +1,4 @@
-"""Print questions that ask for functions of Python's standard library, which docs/results.md was measured on.
+"""Print questions that ask for functions of Python's standard library, used for docs/results.md.
 
 .venv/bin/python scripts/python_functions.py > python_functions.jsonl
 mink-eval run python_functions.jsonl --model REFERENCE …
@@ -17,11 +17,11 @@ quopri html urllib.parse ipaddress uuid copy pprint reprlib operator contextlib 
 itertools datetime math zlib struct csv configparser timeit traceback unicodedata stat filecmp pickle gzip
 bz2 locale getopt
 """
-SHORTEST, LONGEST = 60, 600  # characters of a docstring
+SHORTEST, LONGEST = 60, 600  # docstring length in characters
 
 
 def prompts() -> Iterator[str]:
-    """Yield a prompt for every public function with a docstring that says enough, once for each name."""
+    """Yield a prompt for every public function with a docstring of suitable length, once per name."""
     seen = set()
     for module in map(import_module, MODULES.split()):
         for name, function in sorted(vars(module).items()):

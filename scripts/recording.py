@@ -1,6 +1,6 @@
-"""Write docs/chat.svg: a chat in a terminal as it went, recorded from mink-chat with the embedded model.
+"""Write docs/chat.svg: a real chat in a terminal, recorded from mink-chat with the embedded model.
 
-The SVG plays once and ends on the last screen, which is also what a viewer without animation shows.
+The SVG plays once and stops at the last screen, which is also what a viewer without animation shows.
 
 .venv/bin/python scripts/recording.py
 """
@@ -22,21 +22,21 @@ from tests.support.terminal import Cell, Terminal  # noqa: E402
 
 SVG = ROOT / "docs" / "chat.svg"
 ROWS, COLUMNS = 24, 92
-X, Y = 8.4, 18  # pixels of a character
+X, Y = 8.4, 18  # pixels per character
 INK, PAPER, DIM = "#d8dee9", "#1d2128", "#8a93a3"
 COLOURS = {"default": INK, "green": "#8fbf7f", "cyan": "#7fb8c4", "brown": "#d9b26a", "red": "#d97a7a"}
-KEY, PAUSE = 0.06, 1.5  # seconds between two keys, and at most between two frames
+KEY, PAUSE = 0.06, 1.5  # seconds between keys, and at most between frames
 
 
 class Frame(NamedTuple):
-    """What the screen showed from a time (s) on."""
+    """The screen's content from a time (s) on."""
 
     time: float
     rows: Sequence[Sequence[Cell]]
 
 
 def record(chat: Terminal, keys: Sequence[str]) -> list[Frame]:
-    """Type lines, each once the chat waits for one; return the screens, without the time of loading."""
+    """Type lines, each when the chat is waiting for one; return the screens, without the loading time."""
     frames = [Frame(0, chat.cells)]
     last = time.monotonic()
 
@@ -53,7 +53,7 @@ def record(chat: Terminal, keys: Sequence[str]) -> list[Frame]:
             chat.send(key)
             watch(KEY)
         quiet = 0
-        while quiet < 15 or "computing" in chat.screen:  # until nothing has changed for three seconds
+        while quiet < 15 or "computing" in chat.screen:  # until nothing changes for three seconds
             before = len(frames)
             watch(0.2)
             quiet = quiet + 1 if len(frames) == before else 0
@@ -61,7 +61,7 @@ def record(chat: Terminal, keys: Sequence[str]) -> list[Frame]:
 
 
 def drawn(frames: Sequence[Frame]) -> str:
-    """Return the frames as an SVG; a row that stays the same is drawn once."""
+    """Return the frames as an SVG; rows that stay the same are drawn once."""
     end = frames[-1].time
     body = []
     for y in range(ROWS):
@@ -81,7 +81,7 @@ def drawn(frames: Sequence[Frame]) -> str:
 
 
 def shown(first: float, later: float | None) -> str:
-    """Return the rest of a tag that shows a row from a time on, until another time if there is one."""
+    """Return the rest of a tag that shows a row from one time on, until another if given."""
     if later is None:
         return f'><set attributeName="visibility" to="hidden" begin="0s" dur="{first:.2f}s"/>'
     until = f'begin="{first:.2f}s" dur="{later - first:.2f}s"'
@@ -89,7 +89,7 @@ def shown(first: float, later: float | None) -> str:
 
 
 def spans(row: Sequence[Cell]) -> str:
-    """Return a row as text in runs of one style, without the blanks at its end."""
+    """Return a row as text spans, one per run of equal style, without trailing blanks."""
     text = ""
     x = 0
     for (colour, bold), run in groupby(row, key=lambda cell: (cell.colour, cell.is_bold)):

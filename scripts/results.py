@@ -1,11 +1,11 @@
-"""Write the tables of docs/results.md and README.md from docs/results/*.csv; with --check, only compare.
+"""Write the tables in docs/results.md and README.md from docs/results/*.csv; with --check, only compare.
 
 .venv/bin/python scripts/results.py [--check]
 
-A table stands between <!-- begin: NAME --> and <!-- end -->. Its numbers are in docs/results/NAME.csv, where
-an interval has three columns: NAME, NAME_low and NAME_high. The rest of the page is written by a person. If a
-row of a person's table ends with <!-- from: NAME … -->, the numbers with a decimal point in its second cell
-must be in those files.
+Tables are enclosed in <!-- begin: NAME --> and <!-- end -->. Their numbers come from docs/results/NAME.csv,
+where an interval has three columns: NAME, NAME_low and NAME_high. The rest of the page is written by hand. If
+a row of a handwritten table ends with <!-- from: NAME … -->, the numbers with a decimal point in its second
+cell must be in those files.
 """
 
 import csv
@@ -24,13 +24,13 @@ _NUMBER = re.compile(r"[-−+]?\d[\d,]*\.\d+")
 
 
 def read(name: str) -> list[list[str]]:
-    """Return the rows of a CSV file, the heads first."""
+    """Return the rows of a CSV file, headings first."""
     with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as lines:
         return list(csv.reader(lines))
 
 
 def table(name: str) -> str:
-    """Return a CSV file as a Markdown table, an interval in brackets behind its value."""
+    """Return a CSV file as a Markdown table, with intervals in brackets after their values."""
     heads, *rows = read(name)
     shown = [i for i, head in enumerate(heads) if not head.endswith(("_low", "_high"))]
     lines = [[heads[i] for i in shown], ["---", *["--:"] * (len(shown) - 1)]]
@@ -48,7 +48,7 @@ def _cell(heads: list[str], row: list[str], i: int) -> str:
 
 
 def with_tables(text: str) -> str:
-    """Return a page with the tables for which there is a file."""
+    """Return a page with all tables filled in for which there is a file."""
 
     def replace(block: re.Match[str]) -> str:
         begin, marker, body = block.groups()
@@ -59,7 +59,7 @@ def with_tables(text: str) -> str:
 
 
 def unfounded(text: str) -> Iterator[str]:
-    """Yield the numbers of a person's tables that are not in the files which their rows name."""
+    """Yield the numbers in handwritten tables that are not in the files named in their rows."""
     for cell, names in _SOURCED.findall(text):
         rows = [row for name in names.split() for row in read(name)]
         known = [_float(number) for row in rows for entry in row for number in _NUMBER.findall(entry)]
@@ -82,7 +82,7 @@ def main() -> None:
             path.write_text(with_tables(text), encoding="utf-8")
         elif text != with_tables(text):
             problems.append(
-                f"the tables of {path.name} are not those of docs/results: {sys.argv[0]} writes them"
+                f"the tables in {path.name} differ from docs/results: update them with {sys.argv[0]}"
             )
     if problems:
         sys.exit("\n".join(problems))

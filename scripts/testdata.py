@@ -1,7 +1,7 @@
-"""Download the test data into the folder `shared` beside the checkout; files that are there already stay.
+"""Download the test data into the folder `shared` next to the checkout; existing files are kept.
 
 GSM8K, AQuA and MATH500 come from their owners, vocabularies and chat templates from llama.cpp's repository.
-Real logits (shared/logits) cannot be downloaded: without them, tests use those of the embedded model.
+Real logits (shared/logits) cannot be downloaded: without them, tests use the embedded model's.
 
 .venv/bin/python scripts/testdata.py
 """

@@ -1,1 +1,1 @@
-"""mink-bench: what sampling costs alone, in generation, and with many answers at a time."""
+"""mink-bench: what sampling costs on its own, in generation, and with many answers at a time."""

@@ -31,7 +31,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _report(rows: "Sequence[Row]", output: str | None, title: str) -> None:
-    """Print rows as JSON, or as a table for a terminal or in Markdown."""
+    """Print rows as JSON, or as a table for the terminal or in Markdown."""
     if output == "json":
         click.echo(json.dumps(rows, indent=1))
         return
@@ -52,7 +52,7 @@ def _text(value: Any) -> str:
     return label(value) if isinstance(value, str) else f"{value or ''}"
 
 
-# Qwen3's recommendation, one of many cuts, and one whose first cut keeps most of the vocabulary.
+# Qwen3's recommendation, a chain of many cuts, and one whose first cut keeps most of the vocabulary.
 _CHAINS = (
     "top-k:k=20+top-p:p=0.95,order=temperature-last",
     "top-k:k=100+typical:p=0.95,order=temperature-last+min-p:p=0.02,order=temperature-last+min-k",
@@ -69,7 +69,7 @@ def _samplers(_: click.Context, __: click.Parameter, samplers: "tuple[Sampler, .
 def _rounds_option(least: int, default: int) -> Callable[[Command], Command]:
     return click.option(
         "--rounds", type=click.IntRange(min=least), default=default, show_default=True, metavar="N",
-        help="Rounds; each times everything once.",
+        help="Number of rounds; each times everything once.",
     )  # fmt: skip
 
 
@@ -79,7 +79,7 @@ _samplers_option = sampler_option.replace(
 )  # fmt: skip
 _temp_option = temp_option.replace(type=FiniteFloat(min=0, min_open=True), help="Temperature.")
 _tokens_option = max_tokens_option.replace(
-    "--tokens", "tokens", default=64, show_default=True, help="Tokens of an answer."
+    "--tokens", "tokens", default=64, show_default=True, help="Tokens per answer."
 )
 
 
@@ -93,7 +93,7 @@ def _output_options(command: Command) -> Command:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
-    """Time sampling alone, in generation, and in batches of answers."""
+    """Time sampling on its own, in generation, and in batches of answers."""
 
 
 @cli.command("sampler")
@@ -103,7 +103,8 @@ def cli() -> None:
     multiple=True,
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE.npz",
-    help="Logits to time on: an array `logits` of shape (rows, V); repeatable.  [default: the model's]",
+    help="File with the logits to use: an array `logits` of shape (rows, V); repeatable.  [default: the "
+    "model's]",
 )
 @model_option
 @_samplers_option
@@ -118,9 +119,9 @@ def sampler_command(
     rounds: int,
     output: str | None,
 ) -> None:
-    """Time one step of every sampler on one thread, next to llama.cpp's own, np.max and np.sort.
+    """Time one step of each sampler on one thread, next to llama.cpp's own, np.max and np.sort.
 
-    A chain costs its first cut and little more, unless that keeps most of the vocabulary, as xtc does.
+    A chain costs little more than its first cut, unless that keeps most of the vocabulary, as xtc does.
     """
     from mink_local.bench.timing import logits_of_answer, read_logits, time_samplers
     from mink_local.generation.loading import load_model
@@ -181,7 +182,7 @@ def decode_command(
     default=(1, 4, 16),
     show_default=True,
     metavar="N",
-    help="Answers at a time; repeatable.",
+    help="Number of answers at a time; repeatable.",
 )
 @sampler_option
 @_temp_option
@@ -199,7 +200,7 @@ def batch_command(
     output: str | None,
     **placement: Any,
 ) -> None:
-    """Time several answers generated at once, and compare with the bare llama_decode calls."""
+    """Time several answers generated at once, and compare with bare llama_decode calls."""
     from mink_local.bench.timing import time_batches
     from mink_local.generation.loading import load_model
 

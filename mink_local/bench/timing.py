@@ -1,6 +1,6 @@
 """Time sampling next to references: one step, an answer, and several answers at a time.
 
-No machine keeps its speed for long, so contestants take turns, and only figures of the same round are
+No machine keeps its speed for long, so contestants take turns, and only figures from the same round are
 compared.
 """
 
@@ -41,11 +41,11 @@ LLAMA_CPP: dict[type[Sampler], Callable[[Any], Any]] = {
     Typical: lambda sampler: C.llama_sampler_init_typical(sampler.p, 1),
     Xtc: lambda sampler: C.llama_sampler_init_xtc(sampler.probability, sampler.threshold, 1, 1),
 }
-"""llama.cpp's own form of a sampler, if there is one."""
+"""llama.cpp's own version of a sampler, if there is one."""
 
 
 def llama_cpp_chain(sampler: Sampler) -> Any:
-    """Return a new chain of llama.cpp's own forms of a sampler's members; None if one has no such form."""
+    """Return a new chain of llama.cpp's own versions of a sampler's members; None if one has none."""
     if not all(type(member) in LLAMA_CPP for member in sampler.members):
         return None
     chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
@@ -60,7 +60,7 @@ Logits = NDArray[np.float32]
 Timed = Callable[[Logits], float]  # a row of logits (V,) to seconds
 Form = Literal["host", "backend", "llama.cpp"]
 Row = dict[str, Any]
-"""A line of a table: a sampler's name and figures, whose keys are the headings."""
+"""A row of a table: a sampler's name and figures, keyed by column heading."""
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -71,10 +71,10 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def in_turn(contestants: Mapping[Name, Callable[[int], Measured]], rounds: int) -> dict[Name, list[Measured]]:
-    """Measure every contestant once per round, starting each round with another one.
+    """Measure every contestant once per round, starting each round with a different one.
 
-    A contestant is a function of the number of the round; the result lists what each returned. Round 0 is a
-    warm-up and is dropped.
+    A contestant is a function of the round number; the result lists what each returned. Round 0 is a warm-up
+    and is dropped.
     """
     measured: dict[Name, list[Measured]] = {name: [] for name in contestants}
     names = list(contestants)
@@ -88,7 +88,7 @@ def in_turn(contestants: Mapping[Name, Callable[[int], Measured]], rounds: int) 
 
 
 def median_ratio(values: Sequence[float], reference: Sequence[float]) -> float:
-    """Return the median over rounds of the ratio of two contestants within a round."""
+    """Return the median over rounds of two contestants' ratio within a round."""
     return median(a / b for a, b in zip(values, reference, strict=True))
 
 
@@ -96,7 +96,7 @@ def slowdown(values: Sequence[float], reference: Sequence[float]) -> tuple[float
     """Return how much longer a contestant takes than the reference, in percent, with a 95% interval.
 
     `values` and `reference` are seconds in the same rounds, at least 6. The result is the median over rounds
-    of the slowdown within a round, and the ends of its interval, which rests on order statistics alone.
+    of the slowdown within a round, and the ends of its interval, which is based on order statistics alone.
     """
     from scipy.stats import quantile_test
 
@@ -106,18 +106,18 @@ def slowdown(values: Sequence[float], reference: Sequence[float]) -> tuple[float
 
 
 def time_samplers(logits: Logits, samplers: Sequence[Sampler], temperature: float, rounds: int) -> list[Row]:
-    """Time one step of samplers on one thread, next to np.max and a full np.sort.
+    """Time one step of each sampler on one thread, next to np.max and a full np.sort.
 
     Args:
         logits: Raw logits (n, V); round i takes row i modulo n.
         samplers: The samplers.
         temperature: Above 0.
-        rounds: Rounds, each of which times everything once.
+        rounds: Number of rounds, each of which times everything once.
 
     Returns:
-        A row per sampler with median microseconds of one step, None for a form that it lacks: `cut`
-        alone; `step`, which is cut, temperature and sampling as in generation; `llama_cpp`, its own sampler
-        on candidates already in place; `processor`, a logits processor in Python.
+        A row per sampler with the median microseconds of one step, None for a form it lacks: `cut`, the cut
+        alone; `step`, cut, temperature and sampling as in generation; `llama_cpp`, llama.cpp's own sampler on
+        candidates already in place; `processor`, a logits processor in Python.
     """
     n_vocab = logits.shape[1]
     contestants: dict[tuple[str, str], Timed] = {("np.max", "cut_us"): _timed(np.max)}
@@ -142,7 +142,7 @@ def time_samplers(logits: Logits, samplers: Sequence[Sampler], temperature: floa
 
 
 def _warm(contestant: Timed, rows: Sequence[Logits], i: int) -> float:
-    """Return the seconds of the last of three calls, when the row and the buffers are in the caches."""
+    """Return the seconds of the last of three calls, when row and buffers are in the CPU's caches."""
     return [contestant(rows[i % len(rows)]) for _ in range(3)][-1]
 
 
@@ -151,7 +151,7 @@ def _timed(function: Callable[..., object]) -> Timed:
 
 
 def _processor(sampler: Sampler, temperature: float) -> Timed:
-    """Time a logits processor on the strided view that llama-cpp-python gives it."""
+    """Time a logits processor on the strided view that llama-cpp-python passes to it."""
     process = sampler.at(temperature)
 
     def contestant(row: Logits) -> float:
@@ -163,7 +163,7 @@ def _processor(sampler: Sampler, temperature: float) -> Timed:
 
 
 def _llama_cpp(own: Any, n_vocab: int) -> Timed:
-    """Time a chain of llama.cpp's on a llama_token_data_array that is already filled."""
+    """Time one of llama.cpp's chains on a llama_token_data_array that is already filled."""
     records = np.zeros(n_vocab, TOKEN_DATA)
     array = C.llama_token_data_array()
 
@@ -179,7 +179,7 @@ def _llama_cpp(own: Any, n_vocab: int) -> Timed:
 
 
 def logits_of_answer(model: Model, count: int = 32) -> Logits:
-    """Return the raw logits (count, V) of the first steps of an answer."""
+    """Return the raw logits (count, V) of an answer's first steps."""
     messages = [{"role": "user", "content": PROMPT}]
     reply = model.chat(messages, sampler=MinK(), seed=1, max_tokens=count, ignore_eos=True)
     reply.read()
@@ -187,14 +187,14 @@ def logits_of_answer(model: Model, count: int = 32) -> Logits:
 
 
 def read_logits(path: Path) -> Logits:
-    """Return the logits (n, V) of the array `logits` of an .npz file. Raises MinkError if there is none."""
+    """Return the array `logits` (n, V) of an .npz file. Raises MinkError if there is none."""
     try:
         with np.load(path, allow_pickle=False) as file:
             logits = np.asarray(file["logits"], np.float32)
     except (OSError, ValueError, KeyError) as error:
         raise MinkError(f"{path} is not an .npz file with an array named logits: {error}") from None
     if logits.ndim != 2 or logits.size == 0:
-        raise MinkError(f"the logits in {path} must have the shape (rows, V), not {logits.shape}")
+        raise MinkError(f"the logits in {path} must have shape (rows, V), not {logits.shape}")
     return logits
 
 
@@ -206,18 +206,18 @@ def time_decoding(
     tokens: int,
     rounds: int,
 ) -> list[Row]:
-    """Generate answers to one prompt with every sampler in turn; generation continues past end-of-sequence.
+    """Generate answers to one prompt with each sampler in turn; generation continues past end-of-sequence.
 
-    Each sampler takes those of `forms` that it has: "host", "backend" (inside llama.cpp's compute graph) or
-    "llama.cpp" (its own samplers). Greedy and llama.cpp's greedy come first. Raises MinkError if the device
-    cannot sample on the backend.
+    Each sampler uses the `forms` it has: "host", "backend" (inside llama.cpp's compute graph) or "llama.cpp"
+    (its own samplers). Greedy and llama.cpp's greedy come first. Raises MinkError if the device cannot sample
+    on the backend.
     """
     prompt = model.prompt_tokens([{"role": "user", "content": PROMPT}])
     n_ctx = len(prompt) + tokens
     context = make_context(model.weights, n_ctx, 1, n_threads=model.engine.context.n_threads)
 
     def answer(sampler: Sampler, form: Form, seed: int) -> tuple[float, float]:
-        """Return the median seconds of a step of an answer, and of its sampling."""
+        """Return the median seconds of an answer's steps, and of sampling in them."""
         steps = answer_steps(context, prompt, sampler, form, temperature, seed)
         times = [step[1:] for step in itertools.islice(steps, tokens)]
         whole, sampling = np.median(times, axis=0)
@@ -233,10 +233,10 @@ def time_decoding(
 
 
 def compare_decoding(steps: Mapping[tuple[str, str], Sequence[tuple[float, float]]]) -> list[Row]:
-    """Return a row per sampler and form: its speed, and how much longer its steps are than greedy's.
+    """Return a row per sampler and form: its speed, and how much longer its steps take than greedy's.
 
     Args:
-        steps: By sampler and form, the seconds of a step and of its sampling, one pair per round; each form
+        steps: Seconds of a step and of its sampling, by sampler and form, one pair per round; each form
             includes greedy.
 
     Returns:
@@ -266,7 +266,7 @@ def answer_steps(
 ) -> Iterator[tuple[int, float, float]]:
     """Generate an endless answer in sequence 0 of a context.
 
-    "host" and "backend" sample as `Engine` does, "llama.cpp" in llama.cpp's order: the cut, then temperature.
+    "host" and "backend" sample like `Engine`, "llama.cpp" in llama.cpp's order: the cut, then temperature.
 
     Yields:
         A token, the seconds of its step, and the seconds of sampling it.
@@ -291,7 +291,7 @@ def answer_steps(
     while True:
         began = time.perf_counter()
         found = sample()
-        if found is None:  # the graph cannot decide: the rest of the answer is sampled on the host
+        if found is None:  # the graph cannot decide: sample the rest of the answer on the host
             backend.detach()
             context.truncate(position - 1)
             _evaluate(context, [token], position - 1)
@@ -314,7 +314,7 @@ def _llama_cpp_chain(context: Context, sampler: Sampler, temperature: float, see
 
 
 def _evaluate(context: Context, tokens: Sequence[int], position: int) -> None:
-    """Evaluate tokens and wait for the result: a GPU is still at work when llama.cpp returns."""
+    """Evaluate tokens and wait for the result: a GPU is still busy when llama.cpp returns."""
     context.decode(Segment(tokens, position))
     C.llama_synchronize(context.handle)
 
@@ -322,7 +322,7 @@ def _evaluate(context: Context, tokens: Sequence[int], position: int) -> None:
 def time_batches(
     model: Model, parallels: Sequence[int], sampler: Sampler, temperature: float, tokens: int, rounds: int
 ) -> list[Row]:
-    """Generate several answers at a time, and repeat the same llama_decode calls with nothing in between."""
+    """Generate several answers at a time, then repeat the same llama_decode calls with nothing in between."""
     batches = dict(_batch(model, n, sampler, temperature, tokens) for n in parallels)
     return compare_batches(in_turn(batches, rounds))
 
@@ -331,11 +331,12 @@ def compare_batches(speeds: Mapping[int, Sequence[tuple[float, float]]]) -> list
     """Return a row per number of answers at a time.
 
     Args:
-        speeds: By that number, tokens per second of generation and of the bare calls, one pair per round.
+        speeds: Tokens per second in generation and in the bare calls, by number of answers, one pair per
+            round.
 
     Returns:
         Medians over rounds. `share_of_bare` is the median of the rounds' ratios, `speedup` the ratio of the
-        medians, over the first number.
+        medians to that of the first number of answers.
     """
     first = [ours for ours, _ in next(iter(speeds.values()))]
     rows = []
@@ -347,7 +348,7 @@ def compare_batches(speeds: Mapping[int, Sequence[tuple[float, float]]]) -> list
 
 
 class _Recorder:
-    """Passes calls on to a context and records those that change its KV cache."""
+    """Forwards calls to a context and records those that change its KV cache."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -372,11 +373,11 @@ class _Recorder:
 def _batch(
     model: Model, n_parallel: int, sampler: Sampler, temperature: float, tokens: int
 ) -> tuple[int, Callable[[int], tuple[float, float]]]:
-    """Return a contestant that generates answers at a time, and how many: fewer if memory is short.
+    """Return the number of answers at a time, fewer if memory is low, and a contestant that generates them.
 
-    The contestant returns tokens a second, of generation and of its calls alone.
+    The contestant returns tokens per second, for generation and for its llama_decode calls alone.
     """
-    # Each has its own prompt: what answers have in common would be evaluated once.
+    # Each answer has its own prompt: what answers have in common would be evaluated only once.
     prompts = [
         model.prompt_tokens([{"role": "user", "content": f"{PROMPT} This is story {i}."}])
         for i in range(100, 100 + n_parallel)
@@ -392,7 +393,7 @@ def _batch(
     ]
 
     def generate(context: Any) -> int:
-        """Generate all answers; return how many tokens they have."""
+        """Generate all answers; return their total number of tokens."""
         engine = Engine(context, model.weights, template)
         answers = [engine.submit(request) for request in requests]
         while not engine.idle:

@@ -1,1 +1,1 @@
-"""mink-eval: evaluation of GGUF models over sampling methods and temperatures."""
+"""mink-eval: evaluation of GGUF models across samplers and temperatures."""

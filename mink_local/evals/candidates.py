@@ -1,4 +1,4 @@
-"""The candidates for the token after a prompt, and how many each sampler keeps: the paper's Figure 1."""
+"""The candidates for the next token, and how many each sampler keeps: the paper's Figure 1."""
 
 import warnings
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from mink_local.generation.text import token_name
 from mink_local.samplers import Sampler, label
 
 _SHOWN = 12  # candidates
-_LONGEST = 16  # columns of a token's text
-_LABELLED = (0, 1, 3, 7)  # ranks with a label, spaced on the logarithmic axis so that labels do not overlap
+_LONGEST = 16  # maximum columns of a token's text
+_LABELLED = (0, 1, 3, 7)  # ranks with a label, spaced so that labels do not overlap on the logarithmic axis
 
 
 def show_candidates(
@@ -38,13 +38,13 @@ def show_candidates(
         prompt: The user message.
         model: Name or path of the model.
         answer: The beginning of the answer.
-        samplers: Those to compare; none is all.
-        temperatures: Above 0; the last one is that of the picture.
-        picture: Where to write the picture, if anywhere.
+        samplers: Samplers to compare; empty for all.
+        temperatures: Above 0; the plot uses the last one.
+        picture: File to write a plot to, if any.
         placement: Options of `load_model`, such as n_threads.
 
     Raises:
-        MinkError: The prompt is longer than the context, or the picture cannot be written.
+        MinkError: The prompt does not fit into the context, or the plot cannot be written.
     """
     with load_model(model, date=DATE, **placement) as loaded:
         step = next_step(loaded, prompt, answer, samplers)
@@ -84,7 +84,7 @@ def _print_tables(
 
 
 def _quoted(text: str) -> str:
-    """Return a token's text in quotes, cut to `_LONGEST` columns."""
+    """Return a token's text in quotes, truncated to `_LONGEST` columns."""
     shown = repr(text)
     return shown if cell_len(shown) <= _LONGEST else set_cell_size(shown, _LONGEST - 1).rstrip() + "…"
 
@@ -94,8 +94,8 @@ def plot(step: SamplingStep, texts: Sequence[str], path: Path) -> None:
 
     Args:
         step: The step, at a temperature above 0.
-        texts: The texts of the first ranks' tokens.
-        path: The file; its extension sets the format.
+        texts: Texts of the top-ranked tokens.
+        path: File to write; its extension sets the format.
 
     Raises:
         MinkError: The file cannot be written.
@@ -131,7 +131,7 @@ def plot(step: SamplingStep, texts: Sequence[str], path: Path) -> None:
     bars.set(xlabel="rank", xlim=(0.5, 4 * len(step.ids)))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about glyphs missing from the font
+            warnings.simplefilter("ignore")  # glyphs missing from the font
             figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise MinkError(f"{path} cannot be written: {error}") from None

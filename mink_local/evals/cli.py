@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mink_local.samplers import Sampler
 
 PROGRAM = "mink-eval"
-EXTRAS = {"lm_eval": "lm-eval", "ray": "ray"}  # that bring a library; all others are in "eval"
+EXTRAS = {"lm_eval": "lm-eval", "ray": "ray"}  # extras that install a library; all others are in "eval"
 
 EXAMPLES = """\b
 Examples:
@@ -55,7 +55,7 @@ Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted.
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# By the command that the manifest names; a run's report is its own. They are imported when they are needed.
+# By command, as named in the manifest; a run has its own report. Imported when needed.
 MEASUREMENTS = {
     "frontier": "mink_local.evals.frontier.measure:Frontier",
     "coverage": "mink_local.evals.coverage.measure:Walks",
@@ -76,22 +76,22 @@ data_option = click.option(
     "--data",
     multiple=True,
     metavar="[TASK=]FILE",
-    help="File with a task's questions, instead of a download.",
+    help="File with a task's questions, used instead of a download.",
 )
-quiet_option = click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
-fixed_seed_option = seed_option.replace(default=0, show_default=True, help="Seed for everything random.")
+quiet_option = click.option("--quiet", "-q", is_flag=True, help="Do not show progress.")
+fixed_seed_option = seed_option.replace(default=0, show_default=True, help="Seed for all random choices.")
 
 
 def out_option(
-    default: str | None, text: str = "Folder for the results; a measurement that it holds is resumed."
+    default: str | None, text: str = "Folder for the results; a measurement already in it is resumed."
 ) -> Callable[[Command], Command]:
-    """Return the option of the folder that a command writes to, with this help text."""
+    """Return the option for a command's output folder, with this help text."""
     kind = click.Path(path_type=Path, file_okay=False)
     return click.option("--out", "-o", type=kind, default=default, metavar="DIR", help=text)
 
 
 class Program(click.Group):
-    """The program; says how to install a library that is missing."""
+    """The program; tells how to install a missing library."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -125,7 +125,7 @@ def _tasks(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list
 
 
 def _models(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "list[ModelFile]":
-    """Return the models' files, each once; of two with one name, the later has its folder's name, too."""
+    """Return the models' files, without duplicates; a repeated name gets its folder's name, too."""
     from dataclasses import replace
 
     from mink_local.models.catalog import resolve
@@ -135,12 +135,12 @@ def _models(_: click.Context, __: click.Parameter, names: Sequence[str]) -> "lis
         if by_name.setdefault(file.name, file).path != file.path:
             longer = replace(file, name=f"{file.path.absolute().parent.name}/{file.name}")
             if by_name.setdefault(longer.name, longer).path != file.path:
-                raise click.BadParameter(f"two models have the name {longer.name}: rename one.")
+                raise click.BadParameter(f"two models are named {longer.name}: rename one.")
     return list(by_name.values())
 
 
 def _files(option: str, texts: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
-    """Return files by task, from TASK=FILE, and from FILE if there is one task."""
+    """Return files by task, given as TASK=FILE, or as FILE if there is a single task."""
     from mink_local.evals.tasks import TASKS
 
     files: dict[str, Path] = {}
@@ -148,12 +148,12 @@ def _files(option: str, texts: Sequence[str], names: Sequence[str]) -> dict[str,
         name, equals, file = text.partition("=")
         if not equals or name not in {*TASKS, *names}:
             if not names:
-                raise click.UsageError(f"{option} {text} is for a task that has a name: leave it out.")
+                raise click.UsageError(f"{option} {text} is for a built-in task: leave it out.")
             if len(names) > 1:
-                raise click.UsageError(f"{option} {text} names no task: write TASK={text}.")
+                raise click.UsageError(f"{option} {text} does not name its task: write TASK={text}.")
             name, file = names[0], text
         if name not in names:
-            raise click.UsageError(f"{option} {text} is for a task that is not run.")
+            raise click.UsageError(f"{option} {text} is for a task that is not in this run.")
         if name in files:
             raise click.UsageError(f"{option} is given twice for {name}.")
         files[name] = user_path(file)
@@ -162,7 +162,7 @@ def _files(option: str, texts: Sequence[str], names: Sequence[str]) -> dict[str,
 
 def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[str]:
     if not all(texts):
-        raise click.BadParameter("an empty text would end every response.")
+        raise click.BadParameter("an empty text would end every response: leave it out.")
     return [text.replace("\\n", "\n") for text in texts]
 
 
@@ -174,7 +174,7 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
 @click.option(
     "--greedy/--no-greedy",
     default=True,
-    help="Also decode greedily, once per question: the baseline that a sampler has to beat.",
+    help="Also decode greedily, once per question: the baseline that samplers have to beat.",
 )
 @limit_option
 @click.option(
@@ -182,12 +182,12 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
     type=POSITIVE,
     default=1,
     metavar="N",
-    help="Responses per question, each with its own seed.",
+    help="Number of responses per question, each with its own seed.",
 )
 @fixed_seed_option
 @max_tokens_option.replace(
     show_default="the task's",
-    help="Maximum length of a response in tokens; a longer one is cut off and counts as wrong.",
+    help="Maximum response length in tokens; longer responses are cut off and count as wrong.",
 )
 @reasoning_budget_option
 @data_option
@@ -195,14 +195,14 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
     "--shots",
     type=POSITIVE,
     metavar="N",
-    help="Show the first N questions with their worked answers before each question, as earlier turns of the "
-    "conversation; the run then leaves them out.",
+    help="Put the first N questions and their worked answers before each question, as earlier turns of the "
+    "conversation; they are then excluded from the run.",
 )
 @click.option(
     "--shots-from",
     multiple=True,
     metavar="[TASK=]FILE",
-    help="File in the task's format whose first N questions are the examples of --shots.",
+    help="File in the task's format that provides the --shots examples: its first N questions.",
 )
 @click.option(
     "--stop",
@@ -215,26 +215,26 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
 @parallel_option.replace(
     type=AutoOrInt(min=1, max=N_SEQ_MAX),
     default="auto",
-    help="Responses generated at a time; auto chooses by memory and device.",
+    help="Number of responses generated at a time; auto: depends on memory and device.",
 )
-@ctx_option.replace(show_default="as many as they need")
+@ctx_option.replace(show_default="as much as needed")
 @placement_options
 @click.option(
     "--executor",
     type=click.Choice(["local", "ray"]),
     default="local",
-    help="ray: spread the run over a Ray cluster, with a worker per GPU.",
+    help="ray: distribute the run over a Ray cluster, with one worker per GPU.",
 )
 @click.option(
     "--ray-address",
     metavar="ADDRESS",
-    help="Address of the cluster.  [default: RAY_ADDRESS, or this machine]",
+    help="Address of the Ray cluster.  [default: RAY_ADDRESS, or this machine]",
 )
 @click.option(
     "--workers",
     type=POSITIVE,
     metavar="N",
-    help="Ray workers.  [default: one per GPU, or per machine]",
+    help="Number of Ray workers.  [default: one per GPU, or per machine]",
 )
 @quiet_option
 def run_command(
@@ -248,9 +248,9 @@ def run_command(
     workers: int | None,
     quiet: bool,
     out: Path,
-    **options: Any,  # of `Run`, by its names
+    **options: Any,  # `Run`'s, under the same names
 ) -> None:
-    """Have models answer the questions of tasks with every sampler at every temperature.
+    """Have models answer tasks' questions with every sampler at every temperature.
 
     TASK is a name listed by mink-eval tasks, or your own .jsonl file: each line is a JSON object with
     "question" and optionally "answer" (a number or a text), "choices" and "id". Responses to questions
@@ -262,7 +262,7 @@ def run_command(
     from mink_local.evals.tasks import TASKS
 
     names = [task.name for task in tasks]
-    files = _files("--data", data, [name for name in names if name in TASKS])  # the others are files
+    files = _files("--data", data, [name for name in names if name in TASKS])  # others are files
     if shots_from and not shots:
         raise click.UsageError("--shots-from needs --shots N.")
     shots_files = _files("--shots-from", shots_from, names)
@@ -271,19 +271,19 @@ def run_command(
 
     if executor == "ray":
         if options["rpc"]:
-            raise click.UsageError("--rpc is for one worker: give it without --executor ray.")
+            raise click.UsageError("--rpc supports only one worker: use it without --executor ray.")
         from mink_local.evals.run.workers import Cluster, connect
 
         connect(ray_address)
         options["start"] = partial(Cluster, workers)
     elif workers or ray_address:
-        raise click.UsageError("--workers and --ray-address are Ray's: give --executor ray too.")
+        raise click.UsageError("--workers and --ray-address are for Ray: add --executor ray.")
     run_ = Run(tasks, data=files, shots=shots or 0, shots_from=shots_files, n_parallel=parallel, **options)
     carry_out(run_, out, quiet=quiet)
 
 
 class AgainstType(SamplerType):
-    """Type of the option --against: a sampler, "model=NAME" or "temp=T"; its value is a kind and a name."""
+    """Type of --against: a sampler, "model=NAME" or "temp=T"; its value is a kind and a name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         kind, _, name = value.partition("=")
@@ -294,7 +294,7 @@ class AgainstType(SamplerType):
         try:
             return "sampler", str(super().convert(value, param, ctx))
         except click.BadParameter as error:
-            self.fail(f"{error.message} For a model write model={value}.", param, ctx)
+            self.fail(f"{error.message} For a model, write model={value}.", param, ctx)
 
 
 @cli.command("report")
@@ -303,16 +303,16 @@ class AgainstType(SamplerType):
     "--against",
     type=AgainstType(),
     metavar="SAMPLER|model=NAME|temp=T",
-    help="Compare the others with this sampler, model or temperature.  [default: min-k, and the first of "
+    help="Sampler, model or temperature to compare the others with.  [default: min-k, and the first of "
     "several models]",
 )
 def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
-    """Report on what DIR holds: a run (even one in progress), a frontier, coverage, judgements.
+    """Report on the results in DIR: a run (even one in progress), a frontier, coverage, judgements.
 
-    Prints tables. For a run, writes to DIR/report: report.html with tables, pictures and a browser of all
-    responses, report.md, the numbers as CSV and JSON, and the pictures as SVG. All responses are scored again
-    by this version's tasks, and verdicts that differ from the recorded ones are counted; the records do not
-    change.
+    Prints tables. For a run, writes to DIR/report: report.html with tables, figures and a browser for all
+    responses, report.md, the numbers as CSV and JSON, and the figures as SVG. All responses are rescored by
+    this version's tasks, and verdicts that differ from the recorded ones are counted; the records stay
+    unchanged.
     """
     from mink_local.evals.measurement import read_results
     from mink_local.evals.report.page import report_run
@@ -338,7 +338,7 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
 def _stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sampler]") -> "Sequence[Sampler]":
     for sampler in samplers:
         if sampler.is_stateful:
-            raise click.BadParameter(f"{sampler.name} depends on more than the logits: name another sampler.")
+            raise click.BadParameter(f"{sampler.name} depends on more than the logits: choose another one.")
     return samplers
 
 
@@ -347,7 +347,7 @@ def _chains(
 ) -> "Sequence[Sampler]":
     for sampler in samplers:
         if len(sampler.members) == 1:
-            raise click.BadParameter(f"{sampler.name} is measured anyway: name a chain, such as top-k+min-k.")
+            raise click.BadParameter(f"{sampler.name} is measured anyway: give a chain, such as top-k+min-k.")
     return _stateless(context, option, samplers)
 
 
@@ -358,32 +358,32 @@ def _chains(
     "-r",
     required=True,
     metavar="NAME|PATH",
-    help="Larger model with the same vocabulary, which judges the model's tokens.",
+    help="Larger model with the same vocabulary that judges the model's tokens.",
 )
 @click.option(
     "--texts",
     type=FOLDER,
     metavar="DIR",
-    help="Measure on the reference's sampled answers in a mink-eval run.",
+    help="Folder of a mink-eval run whose sampled answers by the reference serve as texts.",
 )
 @click.option(
     "--text",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Measure on the paragraphs of a file, which blank lines separate.",
+    help="File whose paragraphs, separated by blank lines, serve as texts.",
 )
 @click.option(
     "--limit",
     type=POSITIVE,
     default=100,
     metavar="N",
-    help="At most N texts, chosen at random; a larger N adds to them.",
+    help="Maximum number of texts, chosen at random; a larger N adds to them.",
 )
 @samplers_option.replace(
     default=None,
     show_default=False,
     callback=_chains,
-    help="Chain to measure too, such as top-k:k=40+min-k; repeatable.",
+    help="Chain to measure as well, such as top-k:k=40+min-k; repeatable.",
 )
 @temperatures_option.replace(
     type=Temperature(),
@@ -398,7 +398,7 @@ def _chains(
     type=FiniteFloat(min=0, min_open=True, max=100),
     default=[0.5, 1.0, 2.0, 5.0],
     metavar="POINTS",
-    help="Noise at which samplers are compared, in percentage points above greedy's; repeatable.",
+    help="Noise level at which to compare samplers, in percentage points above greedy's; repeatable.",
 )
 @out_option("mink-eval-frontier")
 @placement_options
@@ -411,7 +411,7 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
     (and 0.1%); variety is the entropy. Nothing is sampled, and no judge is needed. Each sampler's option is
     swept at every temperature, and in both orders of temperature and cut if it supports both.
 
-    Writes to DIR: frontier.md with the tables, frontier.svg, and all figures with their intervals as CSV and
+    Writes to DIR: frontier.md with the tables, frontier.svg, and all numbers with their intervals as CSV and
     JSON. Run the same command again to resume; with more texts or temperatures, only what is new is measured.
     """
     if (texts is None) == (text is None):
@@ -427,7 +427,7 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
 @samplers_option.replace(
     default=None,
     show_default=False,
-    help="Sampler; repeatable.  [default: every sampler in both orders, min-k:floor=1, and "
+    help="Sampler; repeatable.  [default: all samplers in both orders, min-k:floor=1, and "
     "min-p:p=0,order=temperature-last, which keeps every token]",
 )
 @temperatures_option.replace(
@@ -449,14 +449,14 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
     type=FiniteFloat(min=0, min_open=True, max=1, max_open=True),
     default=0.01,
     metavar="P",
-    help="Walk until at most this probability is unexplored for every sampler and temperature.",
+    help="Explore until at most this much probability is left for every sampler and temperature.",
 )
 @click.option(
     "--nodes",
     type=POSITIVE,
     default=2000,
     metavar="N",
-    help="Evaluate at most N nodes of a prompt's tree, whatever is left unexplored.",
+    help="Maximum number of nodes to evaluate per prompt, whatever is left unexplored.",
 )
 @parallel_option.replace(type=AutoOrInt(min=1), default=16, help="Nodes evaluated at a time, or auto.")
 @out_option("mink-eval-coverage")
@@ -470,7 +470,7 @@ def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
     different ones do 100 samples contain? Nothing is sampled, and all samplers share the evaluated nodes.
 
     Writes to DIR: coverage.md with the tables, coverage.svg with a curve over temperature for each sampler,
-    and all figures as CSV and JSON. Run the same command again to resume; with more prompts, samplers or
+    and all numbers as CSV and JSON. Run the same command again to resume; with more prompts, samplers or
     temperatures, only what is new is measured.
     """
     from mink_local.evals.coverage.measure import Walks
@@ -486,7 +486,7 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
     for text in texts:
         name, _equals, most = text.partition("=")
         if name not in FIGURES:
-            raise click.BadParameter(f"{name!r} is no figure: use {', '.join(FIGURES)}.")
+            raise click.BadParameter(f"unknown figure {name!r}: use {', '.join(FIGURES)}.")
         limits[name] = float(click.FLOAT(most))
     return limits
 
@@ -500,31 +500,31 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
     type=click.Path(path_type=Path),
     metavar="FILE",
     show_default="bundled",
-    help="Text to compare the files on, instead of the bundled prose, code, mathematics and dialogue.",
+    help="Text to compare the files on, in place of the bundled prose, code, mathematics and dialogue.",
 )
 @click.option(
     "--positions",
     type=POSITIVE,
     default=2040,
     metavar="N",
-    help="Compare at least N positions, or as many as the text has; a larger N adds to them.",
+    help="Minimum number of positions to compare, if the text has as many; a larger N adds to them.",
 )
 @click.option(
     "--chunk",
     type=click.IntRange(min=16),
     default=512,
     metavar="N",
-    help="Tokens of a chunk of the text; the second half of each is scored, as llama-perplexity does.",
+    help="Tokens per chunk of text; the second half of each chunk is scored, as in llama-perplexity.",
 )
 @samplers_option.replace(
     default=["min-k", "min-p", "top-p"],
     callback=_stateless,
-    help="Sampler whose candidates are compared at temperature 1; repeatable.",
+    help="Sampler whose candidates to compare at temperature 1; repeatable.",
 )
 @click.option(
     "--task",
     metavar="TASK",
-    help="Also answer a task's questions greedily, as mink-eval run does, and list those that flip.",
+    help="Also answer a task's questions greedily, as mink-eval run does, and list the flips.",
 )
 @data_option
 @limit_option
@@ -533,7 +533,7 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
     multiple=True,
     metavar="FIGURE=X",
     callback=_limits,
-    help="Exit with status 1 if a file's figure is above X, such as kld_mean=0.05; repeatable.",
+    help="Exit with status 1 if a figure exceeds X for any file, such as kld_mean=0.05; repeatable.",
 )
 @out_option("mink-eval-quants")
 @placement_options
@@ -546,20 +546,19 @@ def quants_command(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Measure what the quantizations OTHER lose against the file BASE.
+    """Measure what the quantizations OTHER lose compared with the file BASE.
 
-    Compares the distributions of the next token at the same positions of a text: divergence, the top token,
-    perplexity, and the candidates of samplers, all beside the base's own noise; and speed, size and memory.
-    Two files that do not fit in memory together are loaded in turns.
+    Compares next-token distributions at the same positions of a text: divergence, top token, perplexity and
+    the samplers' candidates, each next to the base's own noise; also speed, size and memory. Two files that
+    do not fit into memory together are loaded in turns.
 
-    Writes to DIR: quants.html, with the task's responses if there is one, quants.md, .csv and .json, and two
-    pictures. Run the same command again to resume; with more files or positions, only what is new is
-    measured.
+    Writes to DIR: quants.html, including responses if there is a task, quants.md, .csv and .json, and two
+    figures. Run the same command again to resume; with more files or positions, only what is new is measured.
     """
     if len(models) < 2:
-        raise click.UsageError("name the base and at least one other file.")
+        raise click.UsageError("give the base and at least one other file.")
     if task is None and (options["limit"] or data):
-        raise click.UsageError("--limit and --data are for --task.")
+        raise click.UsageError("--limit and --data need --task.")
     from mink_local.evals.measurement import carry_out
     from mink_local.evals.quants.measure import Quants
     from mink_local.evals.tasks import find_task
@@ -579,10 +578,10 @@ def quants_command(
     "-j",
     "judge",
     metavar="NAME|PATH|URL",
-    help="The judge: a GGUF model, as --model of mink-eval run takes it, or the base URL of an "
-    "OpenAI-compatible server, such as http://127.0.0.1:8080/v1.",
+    help="The judge: a GGUF model, as for mink-eval run --model, or the base URL of an OpenAI-compatible "
+    "server, such as http://127.0.0.1:8080/v1.",
 )
-@click.option("--judge-model", metavar="ID", help="Model on the server.  [default: the only one it has]")
+@click.option("--judge-model", metavar="ID", help="Model on the server.  [default: its only one]")
 @click.option(
     "--api-key-variable",
     default="OPENAI_API_KEY",
@@ -594,7 +593,7 @@ def quants_command(
     type=SamplerType(),
     default="greedy",
     metavar="SAMPLER",
-    help="Compare the other samplers with this one.",
+    help="Sampler to compare the others with.",
 )
 @limit_option
 @click.option(
@@ -603,12 +602,12 @@ def quants_command(
     type=click.IntRange(min=200),
     default=6000,
     metavar="N",
-    help="Show the judge at most N characters of a response, and tell it if there are more.",
+    help="Maximum number of characters of a response to show the judge, which is told of any cut.",
 )
 @parallel_option.replace(
     type=AutoOrInt(min=1, max=64),
     default="auto",
-    help="Requests at a time; auto is 8 to a server and 4 to a GGUF model.",
+    help="Number of requests at a time; auto: 8 for a server, 4 for a GGUF model.",
 )
 @click.option(
     "--timeout",
@@ -616,19 +615,19 @@ def quants_command(
     type=FiniteFloat(min=1),
     default=120.0,
     metavar="SECONDS",
-    help="Time limit for a server's answer, after which the request is sent again.",
+    help="Time limit for a server's response, after which the request is retried.",
 )
 @placement_options
 @quiet_option
 @click.option(
     "--people",
     is_flag=True,
-    help="Let people judge: write a page for them, or report on the VOTES it has saved.",
+    help="Let people judge: write a page for them, or report on their saved VOTES.",
 )
 @samplers_option.replace(
     default=None,
     show_default=False,
-    help="With --people: a sampler of the run. Give two or more; each is compared with every other.",
+    help="With --people: sampler of the run. Give two or more; all are compared with each other.",
 )
 @temperatures_option.replace(
     default=None,
@@ -636,9 +635,9 @@ def quants_command(
     help="With --people: only pairs at this temperature; repeatable.",
 )
 @click.option(
-    "--pairs", type=POSITIVE, default=50, metavar="N", help="With --people: at most N pairs on the page."
+    "--pairs", type=POSITIVE, default=50, metavar="N", help="With --people: maximum number of pairs."
 )
-@fixed_seed_option.replace(help="With --people: seed for the choice of pairs, their order and sides.")
+@fixed_seed_option.replace(help="With --people: seed for the choice, order and sides of the pairs.")
 @out_option(None, "With --people: folder for the page and its key.  [default: DIR/sheet]")
 def judge_command(
     folder: Path,
@@ -667,9 +666,9 @@ def judge_command(
     again to resume. Prints win rates and the position bias, and writes them to judge.md and judge.json.
 
     With --people, writes sheet.html, a single file that needs no network: send it, and nothing else, to the
-    raters. key.json says which sampler wrote what: keep it. Given the VOTES that the page has saved, a file
-    per rater, prints win rates and how far the raters agree, and writes them to votes.md and votes.json
-    beside the key.
+    raters. key.json says which sampler wrote what: keep it to yourself. Given the VOTES saved by the page, a
+    file per rater, prints win rates and the raters' agreement, and writes them to votes.md and votes.json
+    next to the key.
     """
     if people == bool(judge):
         raise click.UsageError("give --judge NAME|PATH|URL, or --people.")
@@ -678,10 +677,10 @@ def judge_command(
         return
     assert judge
     if votes:
-        raise click.UsageError(f"{votes[0]} holds votes of people: give --people, too.")
+        raise click.UsageError(f"{votes[0]} contains people's votes: add --people.")
     is_url = judge.startswith(("http://", "https://"))
     if judge_model and not is_url:
-        raise click.UsageError("--judge-model is for the URL of a server: give --judge URL.")
+        raise click.UsageError("--judge-model is for a server: give --judge URL.")
     from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
     from mink_local.evals.judge.judgements import judge_run
 
@@ -713,7 +712,7 @@ def _ask_people(
     if len(names) < 2:
         raise click.UsageError("people compare samplers: give --sampler at least twice.")
     click.echo(f"{write_sheet(folder, names, pairs, seed, temperatures, out)}.\n")
-    click.echo(f"{out / PAGE}  for the raters\n{out / KEY}  to read their votes with: do not send it")
+    click.echo(f"{out / PAGE}  for the raters\n{out / KEY}  to read their votes with: keep it to yourself")
 
 
 @cli.command("candidates")
@@ -723,12 +722,12 @@ def _ask_people(
     "--answer",
     default="",
     metavar="TEXT",
-    help="Start of the answer to PROMPT; the candidates are for the token after it.",
+    help="Beginning of the answer to PROMPT; the candidates are for the token after it.",
 )
 @samplers_option.replace(
     default=None,
     show_default=False,
-    help="Sampler; repeatable.  [default: all but mirostat, in each order that they support]",
+    help="Sampler; repeatable.  [default: all but mirostat, in each order they support]",
 )
 @temperatures_option.replace(
     type=FiniteFloat(min=0, min_open=True),
@@ -740,7 +739,8 @@ def _ask_people(
     "picture",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Plot the sorted logits, with the cuts at the last temperature; the extension sets the format.",
+    help="File for a plot of the sorted logits with the cuts at the last temperature; the extension sets the "
+    "format.",
 )
 @placement_options
 def candidates_command(
@@ -754,8 +754,7 @@ def candidates_command(
 ) -> None:
     """Show the candidates for the next token, and how many each sampler keeps at each temperature.
 
-    The token is the next one in the answer to PROMPT. Samplers differ in the tokens that only some of them
-    keep.
+    The token is the next one in the answer to PROMPT. Samplers differ in the tokens that only some keep.
     """
     from mink_local.evals.candidates import show_candidates
 

@@ -1,4 +1,4 @@
-"""Figures of all measurements: one look for each method, everywhere, and SVG that is the same each time."""
+"""Figures of all measurements: each sampler looks the same everywhere, and the SVG is reproducible."""
 
 import io
 import math
@@ -19,23 +19,23 @@ COLUMNS = 3
 GREY, LIGHT = "#777777", "#bbbbbb"
 NOTE: dict[str, Any] = {"fontsize": "small", "x": 0.01, "ha": "left", "wrap": True}
 
-# Colours that colour-blind people can tell apart, of Okabe and Ito (2008), https://jfly.uni-koeln.de/color/,
-# and of Paul Tol; Min-k, which is registered first, is vermilion. What colours tell apart, markers do too.
+# Colours that colour-blind people can tell apart, by Okabe and Ito (2008), https://jfly.uni-koeln.de/color/,
+# and Paul Tol; Min-k, which is registered first, is vermilion. Markers distinguish whatever colours do.
 COLOURS = (
     *("#D55E00", "#000000", "#CC79A7", "#56B4E9", "#E69F00", "#332288", "#009E73", "#0072B2", "#999933"),
     *("#8C6D1F", "#882255", "#AA4499", "#117733", "#777777", "#44AA99", "#661100", "#6699CC", "#AA4466"),
 )
-_N_CHAINS = 3  # looks of chains
+_N_CHAINS = 3  # looks for chains
 MARKERS = ("o", "+", "D", "P", "<", ">", "^", "s", "*", "x", "X", "h", "p", "d", "v", "1", "8", "2")
 
 
 def look(sampler: str) -> dict[str, Any]:
-    """Return the colour, marker and line style of a sampler's text: the same in all figures.
+    """Return the colour, marker and line style for a sampler's text: the same in all figures.
 
-    Methods have their colour by their place among the samplers, chains by their names; those that cut after
+    The colour depends on a sampler's place in the registry, or on a chain's name; samplers that cut after
     temperature are dashed and hollow.
     """
-    name = "+".join(re.findall(r"(?:^|\+)([a-z-]+)", sampler))  # also of a label: "top-p (T last)"
+    name = "+".join(re.findall(r"(?:^|\+)([a-z-]+)", sampler))  # also matches a label: "top-p (T last)"
     names = list(SAMPLERS)
     place = names.index(name) if name in names else len(names) + crc32(name.encode()) % _N_CHAINS
     colour = COLOURS[place % len(COLOURS)]
@@ -49,9 +49,9 @@ def look(sampler: str) -> dict[str, Any]:
 
 
 def to_svg(draw: Callable[[], Figure]) -> bytes:
-    """Return the figure that `draw` makes as SVG; the same figure gives the same bytes.
+    """Return the figure made by `draw` as SVG; the same figure gives the same bytes.
 
-    A $ in a name is a $.
+    A $ in a name stays a $.
     """
     with matplotlib.rc_context({"svg.hashsalt": "mink-local", "text.parse_math": False}):
         svg = io.BytesIO()
@@ -60,7 +60,7 @@ def to_svg(draw: Callable[[], Figure]) -> bytes:
 
 
 def panels(titles: Iterable[str], x_label: str, y_label: str) -> tuple[Figure, dict[str, Any]]:
-    """Return a figure with a panel for each title, and its axes by title; all panels share their scales."""
+    """Return a figure with a panel per title, and its axes by title; all panels share their scales."""
     names = list(dict.fromkeys(titles))
     columns = min(len(names), COLUMNS)
     rows = math.ceil(len(names) / columns)
@@ -77,12 +77,12 @@ def panels(titles: Iterable[str], x_label: str, y_label: str) -> tuple[Figure, d
 
 
 def curves(frame: "pd.DataFrame", x_label: str, y_label: str) -> Figure:
-    """Return one panel with a curve a sampler, whose last point is marked with its temperature.
+    """Return a panel with a curve per sampler, whose last point is labelled with its temperature.
 
     Args:
-        frame: Rows with `sampler`, `temperature`, `x` and `y`, in the order of temperature.
-        x_label: Under the axis of `x`.
-        y_label: Beside that of `y`.
+        frame: Rows with `sampler`, `temperature`, `x` and `y`, in order of temperature.
+        x_label: Label of the x axis.
+        y_label: Label of the y axis.
     """
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     axis = figure.subplots()
@@ -94,5 +94,5 @@ def curves(frame: "pd.DataFrame", x_label: str, y_label: str) -> Figure:
     axis.set(xlabel=x_label, ylabel=y_label)
     axis.margins(0.08)
     figure.legend(loc="outside right upper", frameon=False, fontsize="small")
-    figure.suptitle("Lines: from the lowest temperature to the highest, which is marked.", **NOTE)
+    figure.suptitle("Lines run from the lowest temperature to the highest, which is labelled.", **NOTE)
     return figure

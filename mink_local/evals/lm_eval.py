@@ -37,18 +37,17 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
     """A GGUF model for the harness.
 
     Args:
-        model: Name or path.
-        sampler: For all generation, as text; None is each task's (`top_p`, `top_k` or another field of a
-            request).
-        temperature: For all generation; None is each task's, which is mostly 0, greedy.
-        seed: Of the first request; the others count on from it.
-        n_ctx: Most tokens of a prompt with its answer.
-        parallel: Answers at a time.
-        gpu_layers: As --gpu-layers.
-        threads: As --threads.
-        max_gen_toks: Most tokens of an answer, unless the task has another limit.
-        rest: Options of the sampler that the harness has split off at their commas, and what it passes to
-            every model.
+        model: Name or path of the model.
+        sampler: Sampler for all generation, as text; None uses each task's own (`top_p`, `top_k` or another
+            request field).
+        temperature: Temperature for all generation; None uses each task's own, mostly 0 (greedy).
+        seed: Seed of the first request; later requests count up from it.
+        n_ctx: Maximum tokens of a prompt plus its answer.
+        parallel: Number of answers generated at a time.
+        gpu_layers: See --gpu-layers.
+        threads: See --threads.
+        max_gen_toks: Maximum length of an answer in tokens, unless the task sets a limit.
+        rest: Sampler options that the harness split off at their commas, and what it passes to every model.
 
     Raises:
         MinkError: An argument is unknown or out of range.
@@ -109,7 +108,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text without context: the one that begins every text, or else the end token."""
+        """The token to put before a text without context: the BOS token, or else the end token."""
         return self._token(self._model.weights.bos or self._model.weights.eos)
 
     def _token(self, text: str) -> int:
@@ -123,7 +122,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """The name under which the harness caches requests: it tells models and chat templates apart."""
+        """The name under which the harness caches requests; it distinguishes models and chat templates."""
         template = self._model.weights.chat_template or ""
         return f"{self._model.name}-{hashlib.sha256(template.encode()).hexdigest()[:16]}"
 
@@ -131,7 +130,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         return self._model.weights.chat_template if chat_template else None
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], *_: Any, **__: Any) -> str:
-        """Return the prompt for an answer, or for the rest of the answer that comes last."""
+        """Return the prompt for an answer, or for the rest of one that comes last."""
         return self._model.apply_chat_template(chat_history)
 
     # Log-probabilities
@@ -158,8 +157,8 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         """Drop the beginning of a context that is too long, as the harness's own models do."""
         if len(continuation) > self.max_length:
             raise MinkError(
-                f"a continuation is {len(continuation)} tokens and n_ctx is {self.max_length}: "
-                "give a larger one with --model_args n_ctx=N"
+                f"a continuation has {len(continuation)} tokens but n_ctx is {self.max_length}: "
+                "set a larger one with --model_args n_ctx=N"
             )
         return context[-(self.max_length + 1 - len(continuation)) :], continuation
 
@@ -188,7 +187,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         longest = max(len(request.prompt) + (request.params.max_tokens or 0) for request in asked)
         self._model.reserve(min(longest, self.max_length), self._parallel)
         texts = [""] * len(asked)
-        first = asked[0].params  # the harness logs what the task asks for, not what --model_args say
+        first = asked[0].params  # the harness logs the task's options, ignoring --model_args
         method = f"Generating ({first.sampler}, T = {first.temperature:g})"
         with tqdm(total=len(asked), desc=method, disable=disable_tqdm) as bar:
             for answer in self._model.answer_all(asked):
@@ -200,7 +199,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         return texts
 
     def request(self, index: int, context: str, options: dict[str, Any]) -> Request:
-        """Return a request of the harness as ours; a prompt that is too long loses its beginning."""
+        """Convert one of the harness's requests to ours; a prompt that is too long loses its beginning."""
         max_tokens = int(options.get("max_gen_toks", options.get("max_new_tokens", self._max_gen_toks)))
         max_tokens = min(max_tokens, self.max_length - 1)
         until = options.get("until") or []
@@ -215,7 +214,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         return Request(self.tok_encode(context)[-(self.max_length - max_tokens) :], params)
 
     def _sampling(self, options: dict[str, Any]) -> tuple[Sampler | None, float]:
-        """Return the sampler and temperature of a request: those of --model_args, or else the task's."""
+        """Return a request's sampler and temperature: from --model_args, or else the task's."""
         wanted = float(options.get("temperature", 1.0 if options.get("do_sample") else 0.0))
         temperature = wanted if options.get("do_sample", wanted > 0) else 0.0
         if self._sampler is not None:
@@ -244,7 +243,7 @@ def _cuts(options: Mapping[str, Any]) -> Iterator[Sampler]:
 
 
 def _with_options(sampler: str, rest: dict[str, Any]) -> str:
-    """Return a sampler's text with the options that the harness has split off at their commas.
+    """Return a sampler's text with the options that the harness split off at their commas.
 
     They are removed from `rest`.
     """
@@ -264,7 +263,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _with_model(arguments: Sequence[str]) -> Iterator[str]:
-    """Yield the arguments; those of a run begin with `--model mink-local`, which a later --model replaces."""
+    """Yield the arguments; a run's start with `--model mink-local`, which a later --model overrides."""
     command, rest = "run", list(arguments)
     if rest and rest[0] in ("run", "ls", "validate"):
         command, *rest = rest

@@ -1,6 +1,6 @@
 """Measurements: `plan`, `measure` and `report`, carried out in a folder so that they can be resumed.
 
-A complete measurement, of the lengths of prompts:
+A complete measurement, of prompt lengths:
 
     @dataclass(frozen=True)
     class Length:
@@ -61,18 +61,18 @@ from mink_local.evals.store import ROWS, R, Rows, Store, read_manifest, write_fi
 from mink_local.interrupts import on_interrupt, until_interrupted
 
 _LOG_SECONDS = 30.0
-_SPEED_SECONDS = 3600.0  # from which the bar computes the time left
+_SPEED_SECONDS = 3600.0  # window from which the bar estimates the time left
 
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that a folder holds.
+    """Everything in a measurement's folder.
 
     Attributes:
         folder: Where the report is written.
         manifest: What the rows were measured with.
-        frame: A pandas frame with a row for every row of the measurement and a column for every field.
-        problems: A sentence for every line that was left out.
+        frame: A pandas frame with the measurement's rows and a column per field.
+        problems: A sentence for every line that was skipped.
     """
 
     folder: Path
@@ -81,19 +81,19 @@ class Results:
     problems: Sequence[str] = ()
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Write a file of the report whole or not at all. Raises RunError."""
+        """Write a report file atomically. Raises RunError."""
         write_file(self.folder / name, content)
 
 
 class Measurement(ABC, Generic[R]):
-    """Base of measurements.
+    """Base class of measurements.
 
     Attributes:
         measures: Name of the command, recorded in the manifest.
-        noun: What rows are called.
+        noun: What rows are called, in the plural.
         row_type: Type of a row: a dataclass or msgspec struct with a `key`.
-        rows: Name of the file of rows.
-        revision: Incremented when a new version computes other numbers, which must not be mixed with the old.
+        rows: Name of the file that holds the rows.
+        revision: Incremented when a version computes different numbers, which must not mix with old ones.
         settings: What the rows depend on; see `store`.
         interrupted: True after `interrupt`.
     """
@@ -117,41 +117,41 @@ class Measurement(ABC, Generic[R]):
     def measure(self, keys: Sequence[Any], store: Store[R]) -> Iterator[R]:
         """Yield a row for every key, in any order; end soon after `interrupt`.
 
-        It runs outside the main thread, so that Ctrl-C is heard, and closes whatever it opens.
+        Runs outside the main thread, so that Ctrl-C works, and must close whatever it opens.
         """
 
     @classmethod
     @abstractmethod
     def report(cls, results: Results) -> None:
-        """Print the results of a folder, and write the report's files."""
+        """Print a folder's results and write the report files."""
 
     def interrupt(self) -> None:
-        """End `measure` soon; called in the main thread by a signal handler."""
+        """Make `measure` end soon; called in the main thread by a signal handler."""
         self.interrupted = True
 
     def status(self, row: R) -> str:  # noqa: ARG002
-        """Return what the progress shows after a new row."""
+        """Return the progress status to show after a new row."""
         return ""
 
     def conclude(self, results: Results) -> None:
-        """Finish a measurement whose rows are all there."""
+        """Finish a measurement once all rows are there."""
         self.report(results)
 
     def prepare(self, store: Store[R]) -> None:
-        """Read the folder's rows, and do whatever else has to happen before `plan`."""
+        """Read the folder's rows, and do anything else that must happen before `plan`."""
         store.read(self.row_type)
 
     def upgrade(self, manifest: dict[str, Any]) -> None:
-        """Bring the manifest of an earlier version up to date, in place."""
+        """Update an earlier version's manifest in place."""
 
 
 def carry_out(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) -> None:
-    """Measure the rows that a folder lacks, and report on all it holds.
+    """Measure the rows that a folder lacks, then report on all of them.
 
     Ctrl-C and SIGTERM end it; complete rows are kept.
 
     Raises:
-        MinkError: The measurement cannot continue. Every measured row is kept.
+        MinkError: The measurement cannot continue. All measured rows are kept.
         KeyboardInterrupt: After Ctrl-C or SIGTERM.
     """
     with Store[Any](
@@ -200,13 +200,13 @@ def progress(noun: str, total: int, done: int = 0, *, quiet: bool = False) -> It
     """Show progress on standard error: a bar on a terminal, else a line every half minute.
 
     Args:
-        noun: What items are called.
+        noun: What items are called, in the plural.
         total: Number of items.
-        done: Those from earlier sessions.
+        done: Number of items from earlier sessions.
         quiet: Show nothing.
 
     Yields:
-        A function to call after each item, with a status to show.
+        A function to call after each item, with a status to display.
     """
     console = Console(stderr=True)
     has_bar = console.is_terminal and not console.is_dumb_terminal and not quiet
@@ -241,12 +241,12 @@ def progress(noun: str, total: int, done: int = 0, *, quiet: bool = False) -> It
 
 
 def duration(seconds: float) -> str:
-    """Return "1:02:03"."""
+    """Return a duration as "1:02:03"."""
     return str(timedelta(seconds=round(seconds)))
 
 
 def frame(rows: Iterable[Any]) -> Any:
-    """Return rows as a pandas frame with Python's strings, which may hold a lone surrogate."""
+    """Return rows as a pandas frame with Python strings, which may contain lone surrogates."""
     import pandas as pd
 
     found = list(rows)
@@ -259,7 +259,7 @@ def frame(rows: Iterable[Any]) -> Any:
 
 
 def _field_names(row: Any) -> Sequence[str]:
-    """Return the fields of a row, also those that an earlier version did not write."""
+    """Return a row's fields, including those that earlier versions did not write."""
     return getattr(row, "__struct_fields__", None) or [field.name for field in dataclasses.fields(row)]
 
 
@@ -267,11 +267,11 @@ def read_results(folder: Path, kind: type[Measurement[Any]]) -> Results:
     """Return the results in a folder, even of an unfinished measurement.
 
     Raises:
-        ReportError: The folder holds no usable rows.
+        ReportError: The folder contains no usable rows.
     """
     rows: Rows[Any] = Rows()
     rows.read(folder / kind.rows, kind.row_type)
     if not rows.by_key:
         why = f": {rows.problems[0]}" if rows.problems else " yet"
-        raise ReportError(f"{folder} holds no {kind.noun}{why}")
+        raise ReportError(f"{folder} contains no {kind.noun}{why}")
     return Results(folder, read_manifest(folder), frame(rows.by_key.values()), rows.problems)

@@ -1,4 +1,4 @@
-"""A sampler at a temperature, the sweep of every sampler, and measurements of such settings."""
+"""Settings, each a sampler at a temperature; the sweep of all samplers; measurements of settings."""
 
 import math
 from abc import abstractmethod
@@ -18,11 +18,11 @@ from mink_local.generation.slots import RowReader
 from mink_local.models.catalog import ModelFile
 from mink_local.samplers import Sampler, default_samplers
 
-HOT = 1e6  # the temperature that samplers see at infinity: close to uniform, and still in order
+HOT = 1e6  # the temperature that samplers see for infinity: close to uniform, but still ordered
 
 
 class SamplerSetting(NamedTuple):
-    """A sampler at a temperature above 0; at infinity all candidates are equally probable."""
+    """A sampler at a temperature above 0; at infinity, all candidates are equally probable."""
 
     sampler: Sampler
     temperature: float
@@ -34,18 +34,18 @@ class SamplerSetting(NamedTuple):
 
     @property
     def as_text(self) -> tuple[str, str]:
-        """The key as rows have it: the temperature is text too, because JSON has no infinity."""
+        """The key as stored in rows: the temperature is text as well, because JSON has no infinity."""
         return str(self.sampler), repr(float(self.temperature)).removesuffix(".0")
 
     @property
     def curve(self) -> str:
-        """The sampler's name with its order: what the settings of one sweep have in common."""
+        """The sampler's name with its order: what the settings of a sweep have in common."""
         name, order = self.sampler.name, self.sampler.order
         return f"{name} ({order.replace('temperature-', 'T ')})" if order else name
 
     @property
     def option(self) -> str:
-        """The swept option and its value, "p=0.1"; empty for a sampler without a sweep."""
+        """The swept option and its value, such as "p=0.1"; empty for a sampler without a sweep."""
         if self.sampler.sweep is None:
             return ""
         name, _ = self.sampler.sweep
@@ -53,12 +53,12 @@ class SamplerSetting(NamedTuple):
 
     @property
     def is_default(self) -> bool:
-        """True if every option but the order has its default, and for a chain, which is not swept."""
+        """True if every option but the order has its default, and for chains, which are not swept."""
         return self.sampler in default_samplers() or len(self.sampler.members) > 1
 
 
 class RowMeasurement(Measurement[R]):
-    """Base of measurements that read rows of logits, which an interrupt ends in the middle."""
+    """Base class of measurements that read rows of logits; an interrupt stops reading midway."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,20 +83,20 @@ class RowMeasurement(Measurement[R]):
     def reader(
         self, opened: ExitStack, model: Model, lengths: Iterable[tuple[int, str]], *limits: Any
     ) -> RowReader:
-        """Return a reader of rows that `interrupt` ends.
+        """Return a reader of rows that `interrupt` stops.
 
         Args:
-            opened: Closes it.
-            lengths: The tokens of each sequence that it will read, and what the sequence is.
-            limits: The other arguments of `Model.rows`.
+            opened: Closes the reader.
+            lengths: Number of tokens and name of each sequence to be read.
+            limits: Remaining arguments of `Model.rows`.
 
         Raises:
-            DataError: A sequence exceeds the context that the model was trained on.
+            DataError: A sequence exceeds the context the model was trained on.
         """
         longest, name = max(lengths)
         most = model.weights.n_ctx_train
         if longest > most:
-            raise DataError(f"{name} takes {longest:,} tokens and {model.name} holds {most:,}: shorten it")
+            raise DataError(f"{name} has {longest:,} tokens but {model.name} holds {most:,}: shorten it")
         reader = opened.enter_context(model.rows(max(1, longest), *limits))
         self._readers.append(reader)
         opened.callback(self._readers.remove, reader)
@@ -109,15 +109,15 @@ Unit = TypeVar("Unit")
 
 
 class SettingsMeasurement(RowMeasurement[R], Generic[R, Unit]):
-    """Base of measurements of settings on texts or prompts; a row's key is the unit's and the setting's.
+    """Base class of measurements of settings on texts or prompts, keyed by unit and setting.
 
     Args:
         units: Texts or prompts, by key.
-        files: Model files by role, as the manifest has them.
+        files: Model files by role, as recorded in the manifest.
         placement: Options of `load_model`, for every file.
 
     Attributes:
-        session: What the manifest keeps of a session, besides the placement.
+        session: What the manifest records about a session, besides the placement.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class SettingsMeasurement(RowMeasurement[R], Generic[R, Unit]):
         """Yield a row for each unit and each of its settings; see `measure`.
 
         Args:
-            models: In the order of the files.
+            models: Models in the order of the files.
             opened: Closes what is entered into it.
         """
 
@@ -165,9 +165,9 @@ class SettingsMeasurement(RowMeasurement[R], Generic[R, Unit]):
 
 
 def cuts(settings: Sequence[SamplerSetting]) -> Iterator[tuple[Sampler, float, list[int]]]:
-    """Yield each cut, a sampler and the temperature that it sees, with the numbers of its settings.
+    """Yield each cut, a sampler and the temperature it sees, with the indices of its settings.
 
-    Settings whose temperature acts after the cut share it. At infinity a sampler sees `HOT`.
+    Settings whose temperature acts after the cut share the cut. At infinity, a sampler sees `HOT`.
     """
     members: dict[tuple[str, bytes], list[int]] = {}
     for i, (sampler, temperature) in enumerate(settings):
@@ -179,11 +179,11 @@ def cuts(settings: Sequence[SamplerSetting]) -> Iterator[tuple[Sampler, float, l
 
 
 def sweep(temperatures: Sequence[float]) -> list[SamplerSetting]:
-    """Return the sweep of every registered sampler, in both orders, at every temperature.
+    """Return the sweep of all registered samplers, in both orders, at every temperature.
 
-    The settings of a curve follow each other, from few candidates to many. "Temperature first" is left out at
-    infinity, where it would see a uniform distribution and keep every token, and at 1, where it is the same
-    as "temperature last". So are stateful samplers.
+    A curve's settings are consecutive, from few candidates to many. "Temperature first" is omitted at
+    infinity, where it would see a uniform distribution and keep every token, and at 1, where it equals
+    "temperature last". Stateful samplers are omitted too.
     """
     return [
         SamplerSetting(sampler, temperature)

@@ -1,10 +1,10 @@
 """Statistics of all measurements: one interval type, and paired tests.
 
-The distributions and corrections are SciPy's and statsmodels'. The unit of observation is the cluster: a
-question, a prompt, a text, as if sampled from all that are like it. What is measured several times on one
-cluster depends on each other, so intervals and tests have as many observations as there are clusters.
+Distributions and corrections come from SciPy and statsmodels. The unit of observation is the cluster: a
+question, prompt or text, regarded as sampled from a population. Measurements on the same cluster are
+dependent, so intervals and tests have as many observations as there are clusters.
 
-Sources: E. B. Wilson (1927), doi:10.2307/2276774, for the interval of a share; B. Efron (1979),
+Sources: E. B. Wilson (1927), doi:10.2307/2276774, for the interval of a proportion; B. Efron (1979),
 doi:10.1214/aos/1176344552, for the bootstrap; Q. McNemar (1947), doi:10.1007/BF02295996, for the paired test,
 and D. M. Ritzwoller et al. (2024), arXiv:2406.09521, for flipping signs with several responses; R. J. Connor
 (1987), doi:10.2307/2531961, for the test's power; D. G. Bonett and R. M. Price (2012), J. Educ. Behav. Stat.
@@ -24,13 +24,13 @@ from scipy.stats import binom, norm, t
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import proportion_confint
 
-ALPHA = 0.05  # familywise error rate: the chance of even one false find among all comparisons of a family
-FEW = 20  # clusters, below which a bootstrap's interval is too narrow
+ALPHA = 0.05  # familywise error rate: the chance of any false positive among a family of comparisons
+FEW = 20  # clusters; with fewer, a bootstrap interval is too narrow
 N_RESAMPLES = 2000
 _LEVELS = (0.025, 0.975)  # the quantiles at the ends of a 95% interval
-_POWER = 0.8  # the chance of finding a difference that is called detectable
-_DISCORDANT = 0.2  # share of clusters with two outcomes, if the difference needs no more
-_FINEST = 5040  # parts of a gain that the exact test tells apart; divisible by all numbers to 10
+_POWER = 0.8  # the chance of finding a difference that counts as detectable
+_DISCORDANT = 0.2  # share of clusters with differing outcomes, if the difference needs no more
+_FINEST = 5040  # resolution of gains in the exact test; divisible by all numbers up to 10
 
 Floats = NDArray[np.float64]
 
@@ -44,24 +44,24 @@ class Interval(NamedTuple):
 
     @classmethod
     def of(cls, value: float, resampled: Floats) -> "Interval":
-        """Return the percentile bootstrap's interval of a value; see `resample`."""
+        """Return a value with its percentile bootstrap interval; see `resample`."""
         low, high = np.quantile(resampled, _LEVELS)
         return cls(float(value), float(low), float(high))
 
 
 def few_clusters(n: int, noun: str) -> str | None:
-    """Return a warning if `n` clusters are too few for their intervals, else None."""
+    """Return a warning if `n` clusters are too few for reliable intervals, else None."""
     if n >= FEW:
         return None
-    return f"{n} {noun} are few: intervals are wide and approximate, and other {noun} may show otherwise."
+    return f"Only {n} {noun}: intervals are wide and approximate, and other {noun} may give other results."
 
 
 def share(values: Sequence[float]) -> Interval:
-    """Return the mean of a share, 0 to 1, of each cluster, with its interval. Raises ValueError without any.
+    """Return the mean of the clusters' shares, 0 to 1, with its interval. Raises ValueError without any.
 
-    The interval is Wilson's, of `len(values)` observations if the values are all 0 or 1. Other values vary
-    less than such ones with the same mean, and count as more observations. (Their variance is taken together
-    with one 0 and one 1, so that values that happen to be alike have an interval too.)
+    The interval is Wilson's, with `len(values)` observations if all values are 0 or 1. Other values vary less
+    than those with the same mean, and count as more observations. (A 0 and a 1 are added when computing their
+    variance, so that values that happen to be equal have an interval too.)
     """
     if not len(values):
         raise ValueError("there are no values to take a mean of")
@@ -74,12 +74,12 @@ def share(values: Sequence[float]) -> Interval:
 
 
 def mean(clusters: Floats, least: float = -math.inf, most: float = math.inf) -> Interval:
-    """Return the mean of clusters, with Student's interval, which also covers for few of them.
+    """Return the mean of clusters, with Student's interval, which is valid even for few of them.
 
     Args:
-        clusters: float64 (n,), the means of n clusters of one size, at least 2.
-        least: No mean is below it.
-        most: No mean is above it.
+        clusters: float64 (n,), the means of at least 2 clusters of equal size.
+        least: Lower bound of the mean.
+        most: Upper bound of the mean.
     """
     value = float(np.mean(clusters))
     half = t.isf(_LEVELS[0], len(clusters) - 1) * float(np.std(clusters, ddof=1)) / math.sqrt(len(clusters))
@@ -89,10 +89,10 @@ def mean(clusters: Floats, least: float = -math.inf, most: float = math.inf) -> 
 def resample(clusters: Floats) -> Floats:
     """Return the sums of bootstrap resamples of clusters, the same resamples each time.
 
-    Statistics of the same clusters share them, so that their differences are paired.
+    Statistics of the same clusters share their resamples, so that differences are paired.
 
     Args:
-        clusters: float64 (n, …), sums of each cluster.
+        clusters: float64 (n, …), sums per cluster.
 
     Returns:
         float64 (N_RESAMPLES, …).
@@ -108,11 +108,11 @@ class PairedTest:
     """Two methods compared on the same clusters.
 
     Attributes:
-        n: Clusters.
-        difference: The mean over clusters of the first's share minus the second's.
-        won: Clusters in which the first has the larger share.
-        lost: Clusters in which it has the smaller one.
-        p: Two-sided p-value that the mean difference is 0.
+        n: Number of clusters.
+        difference: Mean over clusters of the first method's share minus the second's.
+        won: Number of clusters in which the first has the larger share.
+        lost: Number of clusters in which the first has the smaller share.
+        p: Two-sided p-value for a mean difference of 0.
     """
 
     n: int
@@ -123,12 +123,11 @@ class PairedTest:
 
 
 def paired_test(gains: Sequence[int], sizes: Sequence[int] | int = 1) -> PairedTest:
-    """Compare two methods by the sign-flip permutation test of the mean difference, exact.
+    """Compare two methods by an exact sign-flip permutation test of the mean difference.
 
     Args:
-        gains: For each cluster, how many of the first's outcomes are successes minus how many of the
-            second's.
-        sizes: For each cluster, or for all of them, how many outcomes each method has.
+        gains: Successes of the first method minus those of the second, per cluster.
+        sizes: Number of outcomes per method, for each cluster or for all of them.
     """
     n_outcomes = np.broadcast_to(np.asarray(sizes, np.int64), len(gains))
     shares = np.asarray(gains, np.int64) / n_outcomes
@@ -145,8 +144,8 @@ def paired_test(gains: Sequence[int], sizes: Sequence[int] | int = 1) -> PairedT
 def _difference(shares: Floats) -> Interval:
     """Return the mean of differences, -1 to 1, with its interval.
 
-    As Bonett and Price do with one outcome a cluster, add one cluster that is won and one that is lost
-    outright, and take the normal interval of the mean: so it is never empty.
+    As in Bonett and Price for one outcome per cluster, add one cluster that is won and one that is lost
+    outright, and take the normal interval of the mean, which is then never empty.
     """
     n = len(shares) + 2
     center = shares.sum() / n
@@ -156,16 +155,16 @@ def _difference(shares: Floats) -> Interval:
 
 
 def _sign_flip(gains: NDArray[np.int64]) -> float:
-    """Return the chance of a sum of gains as far from 0 if their signs are random.
+    """Return the chance of a sum of gains at least as far from 0 if their signs are random.
 
-    With one outcome a cluster it is McNemar's exact test. Flipped signs leave the sum of squares as it is, so
-    the test of the mean is that of the studentized mean: it also holds for many clusters whose gains are not
-    symmetric about 0, such as few large ones against many small ones.
+    With one outcome per cluster, this is McNemar's exact test. Flipping signs does not change the sum of
+    squares, so the test of the mean equals that of the studentized mean: it also holds for many clusters
+    whose gains are not symmetric about 0, such as a few large ones against many small ones.
     """
     total = abs(int(gains.sum()))
     if total == 0:
         return 1.0
-    chances = np.ones(1)  # of what the gains that are won add up to
+    chances = np.ones(1)  # of each sum of the gains that are won
     for size, count in zip(*np.unique(abs(gains[gains != 0]), return_counts=True), strict=True):
         of_size = np.zeros(size * count + 1)
         of_size[::size] = binom.pmf(np.arange(count + 1), count, 0.5)
@@ -174,10 +173,10 @@ def _sign_flip(gains: NDArray[np.int64]) -> float:
 
 
 def detectable_difference(n: int) -> float:
-    """Return the difference of two shares, 0 to 1, that a paired test of `n` clusters finds 4 times in 5.
+    """Return the difference of two shares, 0 to 1, that a paired test of `n` clusters detects 4 times in 5.
 
-    Each cluster has one outcome a method; they differ in a fifth of the clusters, or in as many as such a
-    difference needs.
+    Each cluster has one outcome per method; outcomes differ in a fifth of the clusters, or in as many as such
+    a difference needs.
     """
     a, b = norm.isf(_LEVELS[0]), norm.ppf(_POWER)
     root = (a * math.sqrt(n) + b * math.sqrt(max(0.0, n + b**2 - a**2))) / (n + b**2)
@@ -185,15 +184,15 @@ def detectable_difference(n: int) -> float:
 
 
 def what_can_be_found(n: int) -> str:
-    """Return a sentence on how large a difference between two cells `n` questions can show."""
+    """Return a sentence on how large a difference `n` questions can show between two cells."""
     if 2 * 0.5**n > ALPHA:
         return f"{n} questions are too few for any difference to be significant."
     least = 100 * detectable_difference(n)
     return (
-        f"{n:,} questions will show a difference of {least:.1f} points 4 times in 5, smaller ones less often."
+        f"{n:,} questions detect a difference of {least:.1f} points 4 times in 5, smaller ones less often."
     )
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values of one family; at most `ALPHA` is significant."""
+    """Return Holm's adjusted p-values for a family; those up to `ALPHA` are significant."""
     return [float(p) for p in multipletests(p_values, ALPHA, method="holm")[1]] if len(p_values) else []

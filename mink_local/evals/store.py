@@ -1,7 +1,7 @@
-"""The folder of a measurement: a lock, a manifest, rows as JSON lines, and files that are replaced whole.
+"""A measurement's folder: a lock, a manifest, rows as JSON lines, and atomically replaced files.
 
-`Store.append` passes a line to the operating system before it returns: a killed process loses only the rows
-being measured. Half a line, left by a kill or a full disk, is removed when the folder is next opened.
+`Store.append` passes a line to the OS before it returns: a killed process loses only the rows being measured.
+A partial line, left by a kill or a full disk, is removed when the folder is next opened.
 
 The manifest has one rule: what is added is measured, what is changed is refused. Settings are nested dicts.
 New keys are added; a changed value is refused, because it would mix rows that cannot be compared.
@@ -33,16 +33,16 @@ from mink_local.version import __version__
 
 MANIFEST, ROWS = "manifest.json", "rows.jsonl"
 FORMAT = 1
-PLACES = ("path", "data")  # where a file is on this machine: may change, and reports leave it out
+PLACES = ("path", "data")  # file locations on this machine: they may change, and reports omit them
 _LOCK = ".lock"
-_SYNC_SECONDS = 1.0  # of rows may be lost if the power fails; a kill loses none
-_SHOWN = 5  # problems that a message names
+_SYNC_SECONDS = 1.0  # rows this recent may be lost in a power failure; a kill loses none
+_SHOWN = 5  # problems listed in a message
 
 log = logging.getLogger("mink_local")
 
 
 class Keyed(Protocol):
-    """A line of a measurement: a dataclass or msgspec struct with a key."""
+    """A row of a measurement: a dataclass or msgspec struct with a key."""
 
     @property
     def key(self) -> Hashable: ...
@@ -53,7 +53,7 @@ R = TypeVar("R", bound=Keyed)
 
 @contextmanager
 def as_run_error(path: Path, done: str = "written") -> Iterator[None]:
-    """Raise an OSError as a RunError that names the file."""
+    """Turn an OSError into a RunError that names the file."""
     try:
         yield
     except OSError as error:
@@ -61,21 +61,21 @@ def as_run_error(path: Path, done: str = "written") -> Iterator[None]:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Replace a file whole or not at all; its folder is made if it is missing. Raises RunError."""
+    """Write a file atomically, creating its folder if missing. Raises RunError."""
     with as_run_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content)
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file; for a GGUF model in several files, that of all their SHA-256."""
+    """Return a file's SHA-256; for a split GGUF model, that of all parts' SHA-256."""
     with as_run_error(path, "read"):
         sums = [sha256_of(shard) for shard in shards(path)]
     return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the programs that a result depends on."""
+    """Return the versions of the software that results depend on."""
     from llama_cpp import llama_cpp
 
     return {
@@ -86,12 +86,12 @@ def versions() -> dict[str, str]:
 
 
 def to_line(row: object) -> bytes:
-    """Return a row as a line of JSON, with its line break. Raises ValueError for NaN and infinities."""
+    """Return a row as a line of JSON with its line break. Raises ValueError for NaN and infinities."""
     return json.dumps(msgspec.to_builtins(row), separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def _parse(line: bytes) -> Any:
-    """Return the JSON in a line. Raises ValueError, which says what is wrong."""
+    """Parse a line of JSON. Raises ValueError, which says what is wrong."""
     try:
         return json.loads(line, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -107,8 +107,8 @@ class Rows(Generic[R]):
     """Rows by key.
 
     Attributes:
-        problems: A sentence for every line that was left out, with its file and number.
-        files: Number of rows from each file.
+        problems: A sentence for every line that was skipped, with its file and number.
+        files: Number of rows per file.
     """
 
     by_key: dict[Hashable, R] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Rows(Generic[R]):
     files: dict[str, int] = field(default_factory=dict)
 
     def read(self, path: Path, kind: type[R], check: Callable[[R], str | None] = lambda _: None) -> None:
-        """Add the rows of a file, if it exists; `check` says why a row does not belong to the measurement.
+        """Add the rows of a file, if it exists; `check` returns why a row does not belong, or None.
 
         Raises RunError if the file cannot be read.
         """
@@ -124,14 +124,14 @@ class Rows(Generic[R]):
             return
         n_before = len(self.by_key)
         with as_run_error(path, "read"), path.open("rb") as stream:
-            for number, line in enumerate(stream, start=1):  # only \n ends a line: JSON text may hold U+2028
+            for number, line in enumerate(stream, start=1):  # only \n ends a line; JSON may contain U+2028
                 problem = self._add(line, kind, check) if line.strip() else None
                 if problem is not None:
                     self.problems.append(f"{path.name}, line {number}: {problem}")
         self.files[path.name] = len(self.by_key) - n_before
 
     def _add(self, line: bytes, kind: type[R], check: Callable[[R], str | None]) -> str | None:
-        """Add the row in a line, or return what is wrong with it."""
+        """Add a line's row, or return what is wrong with it."""
         try:
             row = msgspec.convert(_parse(line), kind)
         except (msgspec.ValidationError, ValueError) as error:
@@ -143,16 +143,16 @@ class Rows(Generic[R]):
 
     @property
     def left_out(self) -> str | None:
-        """A sentence about the lines that were left out; None if there are none."""
+        """A sentence about the skipped lines; None if there are none."""
         if not self.problems:
             return None
         n = len(self.problems)
         named = "; ".join(self.problems[:_SHOWN]) + (f"; and {n - _SHOWN} more" if n > _SHOWN else "")
-        return f"{n} line{'s' * (n > 1)} left out: {named}."
+        return f"{n} line{'s' * (n > 1)} skipped: {named}."
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest of a folder; an empty one if it is missing or damaged."""
+    """Return a folder's manifest; empty if missing or damaged."""
     try:
         content = json.loads((folder / MANIFEST).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -161,32 +161,32 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def public(value: Any) -> Any:
-    """Return a manifest, or part of it, without the places of files on this machine."""
+    """Return a manifest, or part of one, without file locations on this machine."""
     if isinstance(value, dict):
         return {key: public(part) for key, part in value.items() if key not in PLACES}
     return [public(part) for part in value] if isinstance(value, list) else value
 
 
 class Store(Generic[R]):
-    """The folder of a measurement, locked for this process; created if it is missing.
+    """A measurement's folder, locked for this process; created if missing.
 
     Use it as a context manager.
 
     Args:
-        folder: The folder.
+        folder: Path of the folder.
         measures: What is measured, such as "frontier"; another measurement's folder is refused.
         settings: What the rows depend on, as nested dicts: keys may be added, values may not change.
-        revision: Of the measurement's numbers; see `Measurement`.
-        rows: Name of the file of rows.
-        upgrade: Brings the manifest of an earlier version up to date, in place.
+        revision: Revision of the measurement's numbers; see `Measurement`.
+        rows: Name of the file that holds the rows.
+        upgrade: Updates an earlier version's manifest in place.
 
     Attributes:
-        manifest: The content of the manifest.
-        found: The recorded rows, after `read`.
+        manifest: Content of the manifest.
+        found: Recorded rows, after `read`.
 
     Raises:
-        RunError: The folder cannot be written, is in use, holds something else, or was started with other
-            settings; the text names every difference.
+        RunError: The folder cannot be written, is in use, contains something else, or was created with other
+            settings; the message lists every difference.
     """
 
     def __init__(
@@ -208,18 +208,18 @@ class Store(Generic[R]):
                 opened.enter_context(FileLock(folder / _LOCK, timeout=0, thread_local=False).acquire())
             except Timeout:
                 raise RunError(
-                    f"another mink-eval is writing to {folder}: wait for it, or name another folder"
+                    f"another mink-eval is writing to {folder}: wait for it, or use another folder"
                 ) from None
             self.manifest = self._read_manifest(measures)
             try:
                 upgrade(self.manifest)
                 if self.manifest["measures"] != measures:
                     other = self.manifest["measures"]
-                    raise RunError(f"{folder} holds the results of mink-eval {other}: name another --out")
+                    raise RunError(f"{folder} contains results of mink-eval {other}: choose another --out")
                 self.manifest.setdefault("revision", 1)
                 self.agree({"revision": revision, **settings})
             except (KeyError, TypeError, AttributeError):
-                raise RunError(f"{folder / MANIFEST} is damaged: name another --out") from None
+                raise RunError(f"{folder / MANIFEST} is damaged: choose another --out") from None
             with as_run_error(self._path):
                 self._stream = opened.enter_context(self._path.open("ab", buffering=0))
                 _mend(self._stream, self._path)
@@ -241,8 +241,8 @@ class Store(Generic[R]):
 
         Args:
             kind: The type of a row.
-            check: Says why a row does not belong to the measurement, or returns None.
-            others: More files of rows.
+            check: Returns why a row does not belong to the measurement, or None.
+            others: Further files with rows.
         """
         for path in dict.fromkeys([self._path, *others]):
             self.found.read(path, kind, check)
@@ -250,7 +250,7 @@ class Store(Generic[R]):
             log.warning("%s: %s", self.folder, self.found.left_out)
 
     def append(self, row: R) -> None:
-        """Append a row. Raises RunError on failure, which leaves nothing of it in the file."""
+        """Append a row. Raises RunError on failure, in which case the file is unchanged."""
         size = os.fstat(self._stream.fileno()).st_size
         with as_run_error(self._path):
             try:
@@ -265,32 +265,32 @@ class Store(Generic[R]):
         self.found.by_key[row.key] = row
 
     def agree(self, settings: Mapping[str, Any]) -> None:
-        """Add settings to the manifest. Raises RunError if one was changed."""
+        """Add settings to the manifest. Raises RunError if one differs."""
         differences: list[str] = []
         merged = _merged(self.manifest, settings, (), differences)
         if differences:
             raise RunError(
-                f"{self.folder} was started with other settings: {'; '.join(differences)}. "
-                "Give those settings, or name another folder with --out"
+                f"{self.folder} was created with other settings ({'; '.join(differences)}): "
+                "use those settings, or choose another folder with --out"
             )
         self.note(**merged)
 
     def note(self, **values: Any) -> None:
-        """Write values that may change to the manifest."""
+        """Write values to the manifest that may change."""
         self.manifest |= values
         write_file(self.folder / MANIFEST, json.dumps(self.manifest, indent=1) + "\n")
 
     def begin_session(self, **environment: Any) -> None:
-        """Record what a session runs with, and warn if versions differ from those of the first session.
+        """Record a session's environment, and warn if versions differ from those of the first session.
 
         Versions, threads, GPU layers and batches change the last bits of llama.cpp's sums: rows stay
-        comparable, but are not identical to the bit.
+        comparable, but are not bit-identical.
         """
         now, then = versions(), self.manifest.get("versions", {})
         for program in now:
             if then.get(program, now[program]) != now[program]:
                 log.warning(
-                    "%s was started with %s %s, and continues with %s",
+                    "%s was started with %s %s and continues with %s",
                     self.folder,
                     program,
                     then[program],
@@ -306,19 +306,19 @@ class Store(Generic[R]):
             manifest = read_manifest(self.folder)
             if manifest.get("format", FORMAT) != FORMAT:
                 raise RunError(
-                    f"{self.folder} was written by another version of mink-eval: name another --out"
+                    f"{self.folder} was written by another version of mink-eval: choose another --out"
                 )
             return manifest
         there = [path.name for path in self.folder.iterdir() if not path.name.startswith(".")]
         if there:
-            raise RunError(f"{self.folder} holds {there[0]} and no {MANIFEST}: name a new folder with --out")
+            raise RunError(f"{self.folder} has {there[0]} but no {MANIFEST}: choose a new folder with --out")
         return {"format": FORMAT, "measures": measures, "versions": versions(), "sessions": []}
 
 
 def _merged(
     then: Mapping[str, Any], now: Mapping[str, Any], path: Sequence[str], differences: list[str]
 ) -> dict[str, Any]:
-    """Return `then` with what `now` adds; append to `differences` what it changes."""
+    """Return `then` with the additions in `now`; append changes to `differences`."""
     merged = dict(then)
     for key, value in now.items():
         here = (*path, key)
@@ -338,16 +338,16 @@ def _short(value: Any) -> str:
 
 
 def _mend(stream: FileIO, path: Path) -> None:
-    """Remove half a line from the end of the rows."""
+    """Remove a partial line from the end of the rows."""
     with path.open("rb") as lines:
         last = b"".join(deque(lines, maxlen=1))
     if not last or last.endswith(b"\n"):
         return
     try:
         _parse(last)
-        _write_all(stream, b"\n")  # only the line break is missing: an editor has removed it
+        _write_all(stream, b"\n")  # only the line break is missing: an editor removed it
     except ValueError:
-        log.warning("%s ends in the middle of a line: its last %d bytes are removed", path, len(last))
+        log.warning("%s ends in the middle of a line: removing its last %d bytes", path, len(last))
         stream.truncate(path.stat().st_size - len(last))
 
 

@@ -1,4 +1,4 @@
-"""Tables of all measurements, and their page: a pandas frame to a terminal, Markdown, CSV and JSON."""
+"""Tables and pages of all measurements: from a pandas frame to a terminal, Markdown, CSV and JSON."""
 
 import json
 import math
@@ -30,38 +30,38 @@ Format = Callable[[Any], str | Cell]
 
 
 def percent(share: float) -> str:
-    """Return a share, 0 to 1, in percent: "41.0"."""
+    """Return a share, 0 to 1, as a percentage: "41.0"."""
     return f"{100 * share:.1f}"
 
 
 def points(difference: float) -> str:
-    """Return the difference of two shares in percentage points, with its sign: "−3.0"."""
+    """Return the difference of two shares in percentage points, with a sign: "−3.0"."""
     return f"{100 * difference:+.1f}".replace("-", "−")
 
 
 def p_value(p: float) -> str:
-    """Return a p-value with three decimals, or as a power of ten if it is below 0.001."""
+    """Return a p-value with three decimals, or as a power of ten if below 0.001."""
     return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}"
 
 
 def temperature_name(temperature: float) -> str:
-    """Return "5", or "∞"."""
+    """Return a temperature as "5", or "∞"."""
     return "∞" if math.isinf(temperature) else f"{temperature:g}"
 
 
 def count(n: int, noun: str) -> str:
-    """Return a number and its noun: "1 question", "1,319 questions"."""
+    """Return a number with a noun: "1 question", "1,319 questions"."""
     return f"{n:,} {noun}" + ("" if n == 1 else "s")
 
 
 def listed(items: Iterable[str]) -> str:
-    """Return the items as a list in a sentence: "1, 2 and 5"."""
+    """Return the items as an enumeration: "1, 2 and 5"."""
     *most, last = items
     return f"{', '.join(most)} and {last}" if most else last
 
 
 def with_interval(number: Callable[[float], str]) -> Callable[[Interval], Cell]:
-    """Return the format of an `Interval` whose numbers have this format: the value, and the ends below."""
+    """Return a format for an `Interval`, given that of its numbers: the value, and the ends below it."""
 
     def cell(found: Interval) -> Cell:
         low, high = number(found.low), number(found.high)
@@ -75,10 +75,10 @@ class Table:
     """A table whose first columns hold names and whose other columns hold numbers.
 
     Attributes:
-        title: What it shows.
-        frame: A pandas frame. A value that is missing is an empty cell.
-        keys: How many columns hold names. A terminal never cuts them.
-        formats: How a column's values are written, by its name; others are written by `str`.
+        title: Title of the table.
+        frame: A pandas frame. Missing values become empty cells.
+        keys: Number of columns that hold names. A terminal never truncates them.
+        formats: Format functions by column name; other columns use `str`.
         numbers: False if the other columns hold sentences.
     """
 
@@ -94,15 +94,15 @@ class Table:
 
     @property
     def rows(self) -> list[list[Cell]]:
-        """The cells as they are shown."""
+        """The formatted cells."""
         formats = [self.formats.get(name, str) for name in self.columns]
         rows = self.frame.itertuples(index=False, name=None)
         return [[_cell(value, as_text) for value, as_text in zip(row, formats, strict=True)] for row in rows]
 
     def print(self, console: Console) -> None:
-        """Print the title and as few tables as show every number whole, each with the key columns.
+        """Print the title and as few tables as fit without breaking numbers, each with the key columns.
 
-        (One table would be folded, and break numbers in the middle.)
+        (A single table would wrap, and break numbers in the middle.)
         """
         console.print(Text(f"\n{self.title}", style="bold"))
         for part in self.parts(console.width):
@@ -157,21 +157,21 @@ def _markdown(cell: Cell) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return text that Markdown shows unchanged, also in a table. (A name is whatever a user typed.)"""
+    """Escape a text so that Markdown shows it unchanged, even in a table. (Names are whatever users type.)"""
     for character in "\\`*_[]<>|":
         text = text.replace(character, f"\\{character}")
     return " ".join(text.split())
 
 
 def grid(frame: pd.DataFrame, row: str, column: str, value: str) -> pd.DataFrame:
-    """Return a frame with a row for every `row` and a column for every `column`, in the order of `frame`."""
+    """Return a frame with a row per `row` and a column per `column`, in the order of `frame`."""
     wide = frame.pivot(index=row, columns=column, values=value)
     wide = wide.reindex(index=frame[row].unique(), columns=sorted(frame[column].unique()))
     return wide.astype(object).where(wide.notna(), None).reset_index()
 
 
 def spread(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame in which an interval has three columns: NAME, NAME_low and NAME_high."""
+    """Return a frame with each interval spread over three columns: NAME, NAME_low and NAME_high."""
     columns: dict[Any, pd.Series] = {}
     for name, column in frame.items():
         if any(isinstance(value, Interval) for value in column):
@@ -188,9 +188,9 @@ def to_csv(frame: pd.DataFrame) -> str:
 
 
 def to_json(about: Mapping[str, Any], **frames: pd.DataFrame) -> str:
-    """Return settings and frames as JSON, a line for every row; an interval is [value, low, high].
+    """Return settings and frames as JSON, one line per row; an interval is [value, low, high].
 
-    An infinite number of a frame is "inf", and one that is missing is null.
+    Infinite numbers in a frame become "inf", and missing ones null.
     """
     parts = [f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in about.items()]
     for name, frame in frames.items():
@@ -202,7 +202,7 @@ def to_json(about: Mapping[str, Any], **frames: pd.DataFrame) -> str:
 
 
 def show_file(console: Console, path: Path) -> None:
-    """Print the path of a report that was written, in one piece however long it is."""
+    """Print the path of a written report on one line, however long it is."""
     console.print(f"\n{path}", style="bold", highlight=False, soft_wrap=True, markup=False)
 
 
@@ -217,15 +217,15 @@ def write_report(
     about: Mapping[str, Any],
     **frames: pd.DataFrame,
 ) -> None:
-    """Write NAME.md and NAME.json, and print some tables and what a reader must know.
+    """Write NAME.md and NAME.json, and print some tables and the notes.
 
     Args:
-        notes: What a reader must know, printed too.
-        text: Paragraphs of the page, as Markdown, before its tables.
-        tables: Those of the page.
-        shown: Those that are printed.
-        about: What the JSON holds besides the frames.
-        frames: By name.
+        notes: Caveats for the reader, which are also printed.
+        text: Markdown paragraphs that precede the page's tables.
+        tables: Tables on the page.
+        shown: Tables to print.
+        about: Content of the JSON besides the frames.
+        frames: Frames by name.
     """
     console = Console()
     for table in shown:
@@ -253,19 +253,19 @@ def publish(
     """Write NAME.md, .svg, .csv and .json for a measurement NAME, and print one table.
 
     Args:
-        text: Paragraphs of the page, before its tables.
-        shown: The table that is printed.
-        picture: As SVG.
-        clusters: How many units the intervals are over, how many lack a setting and are left out, and what a
-            unit is called: (60, 0, "prompt").
-        frames: What the JSON holds; `settings` is the CSV too.
+        text: Markdown paragraphs that precede the page's tables.
+        shown: Table to print.
+        picture: The figure as SVG.
+        clusters: Number of units that the intervals are over, number excluded because they lack a setting,
+            and what a unit is called: (60, 0, "prompt").
+        frames: Content of the JSON; `settings` is also written as CSV.
     """
     name = results.manifest["measures"]
     n, n_left_out, noun = clusters
     few = few_clusters(n, f"{noun}s")
     notes = [few] if few else []
     if n_left_out:
-        notes.append(f"{count(n_left_out, noun)} left out: not measured with every setting yet.")
+        notes.append(f"{count(n_left_out, noun)} excluded: not measured with every setting yet.")
     about = {**public(results.manifest), f"n_{noun}s": n}
     del about["sessions"]
     results.write(f"{name}.svg", picture)

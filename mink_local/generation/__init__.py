@@ -1,1 +1,1 @@
-"""Prompts to text: template, requests, engine, model, log-probabilities."""
+"""From prompts to text: template, requests, engine, model, log-probabilities."""

@@ -1,4 +1,4 @@
-"""Answers: their text as far as it is generated, with tokens, cutoffs and log-probabilities."""
+"""Answers: the text generated so far, with tokens, candidate counts and log-probabilities."""
 
 from typing import Any, Literal
 
@@ -11,15 +11,15 @@ TopLogprobs = tuple[tuple[int, float], ...]
 
 
 class Piece(str):
-    """The text that one step adds to an answer, perhaps none, with what is known of the step.
+    """The text that one step adds to an answer, possibly empty, with details of the step.
 
     A piece without a token releases text that was held back.
 
     Attributes:
         token: Id of the sampled token, or None.
-        k: Number of candidates of the step; 0 without a token and for one that was forced.
+        k: Number of candidates in the step; 0 for a forced token or none.
         is_end_token: Whether the token ends the answer and is not part of it.
-        logprob: See `SamplingParams.logprobs`; in nats.
+        logprob: Log-probability in nats; see `SamplingParams.logprobs`.
         top_logprobs: Pairs of token id and log-probability, most probable first.
     """
 
@@ -31,28 +31,28 @@ class Piece(str):
 
 
 class Answer:
-    """The answer to a request; it grows while it is generated.
+    """The answer to a request; it grows as it is generated.
 
     Attributes:
         request: The request.
-        index: Number of the request among those submitted together.
-        seed: Seed of its random numbers.
+        index: Index of the request among those submitted together.
+        seed: Seed used for sampling.
         prompt_tokens: Length of the prompt in tokens.
-        evaluated_tokens: Number of tokens of the prompt that were not in the KV cache.
+        evaluated_tokens: Number of prompt tokens that were not in the KV cache.
         reasoning_state: Whether the text begins inside reasoning, may begin with it, or has none.
         text: The text so far.
         tokens: Ids of the tokens so far, without the one that ends the answer.
-        k: Number of candidates of the step of each of `tokens`; 0 if it was forced, not sampled.
+        k: Number of candidates for each of `tokens`; 0 if it was forced, not sampled.
         reasoning_cut: Whether `SamplingParams.reasoning_budget` ended the reasoning.
         logprobs: Log-probability of each of `tokens` in nats, if requested (`SamplingParams.logprobs`).
-        top_logprobs: For each of `tokens` the most probable ones as (token id, log-probability) pairs.
-        prompt_logprobs: Log-probability of each token of the prompt, None for the first, if requested
+        top_logprobs: For each of `tokens`, the most probable ones as (token id, log-probability) pairs.
+        prompt_logprobs: Log-probability of each prompt token, None for the first, if requested
             (`SamplingParams.prompt_logprobs`).
-        prompt_top_logprobs: For each token of the prompt the most probable ones, none for the first.
-        finish_reason: "stop" (the model, a stop string or a stop token ended the answer), "length"
-            (max_tokens, or the context is full), "interrupted", "overflow" (the prompt does not fit the
-            context), "error" (see `error`); None while it goes on.
-        stopped_by: Which of the request's stop strings or stop tokens ended the answer; None if none did.
+        prompt_top_logprobs: For each prompt token, the most probable ones; none for the first.
+        finish_reason: "stop" (ended by the model, a stop string or a stop token), "length" (max_tokens, or
+            the context is full), "interrupted", "overflow" (the prompt does not fit into the context),
+            "error" (see `error`); None while unfinished.
+        stopped_by: The request's stop string or stop token that ended the answer, if any.
         error: What went wrong and what to do, if finish_reason is "error".
         no_token_left: Whether the error is that the request's constraints excluded every token.
         seconds: Time from getting a slot to the end.
@@ -96,7 +96,7 @@ class Answer:
 
     @property
     def reasoning(self) -> str:
-        """The reasoning before the answer, without its tags; empty if there is none."""
+        """The reasoning before the answer, without tags; empty if there is none."""
         return str(self.message.get("reasoning_content", ""))
 
     @property
@@ -106,14 +106,14 @@ class Answer:
 
     @property
     def tool_calls(self) -> list[dict[str, Any]]:
-        """Calls of the request's tools, in the form of OpenAI's messages."""
+        """Calls of the request's tools, in OpenAI's message format."""
         return list(self.message.get("tool_calls", ()))
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as a message of the conversation."""
+        """The answer as an assistant message."""
         text, message = self._message
-        if text != self.text:  # the calls of one text keep their ids
+        if text != self.text:  # the same text's calls keep their ids
             message = self._parsed()
             self._message = self.text, message
         return message

@@ -1,8 +1,8 @@
 """Backend sampling: which answers are sampled inside llama.cpp's graph, after a trial of the device.
 
-A device, its driver or llama.cpp's code for it may give other results than the CPU: logits in float16, a
+A device, its driver or llama.cpp's code for it may give different results than the CPU: logits in float16, a
 wrong softmax, other candidates. A trial evaluates a fixed text twice, with the sampler attached and on the
-host. Its verdict is remembered for the model file, the device, llama.cpp's build and the sampler's form.
+host. The verdict is remembered per model file, device, llama.cpp build and form of the sampler.
 """
 
 import json
@@ -36,17 +36,17 @@ _TEXT = (
     "not count, and on cold mornings it smelled of bread. Nobody minded: everyone had a story about it."
 )
 _STEPS = 48
-_WARM = 4  # steps that are not timed
-_SECONDS = 10.0  # after which a slow model takes no further steps
+_WARM = 4  # untimed steps
+_SECONDS = 10.0  # after which a slow model takes no more steps
 _TEMPERATURE, _SEED = 2.0, 1
-_UNDECIDED = 3  # steps that may be left to the host; each moves the rest of an answer there
-_NEAR = 1e-2  # of the logit of the threshold of top-p or min-p, which float32 moves
-_DEVIATIONS = 6  # standard deviations of the tokens' surprise from its expectation
+_UNDECIDED = 3  # steps that may be left to the host; each one moves the rest of an answer there
+_NEAR = 1e-2  # distance in logits from the threshold of top-p or min-p, which float32 moves
+_DEVIATIONS = 6  # allowed deviation of the tokens' surprisal from its expectation, in standard deviations
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The result of a trial: what is wrong, or "", and the milliseconds of a step."""
+    """The result of a trial: what is wrong, or "", and the milliseconds per step."""
 
     wrong: str
     backend_ms: float = 0.0
@@ -57,8 +57,8 @@ class BackendSampling:
     """Decides which answers of a model are sampled inside llama.cpp's graph.
 
     Args:
-        is_requested: It is enough that the device is right, and what has no backend form is sampled on the
-            host with a warning. Otherwise the device must also be faster, and there is no warning.
+        is_requested: Whether correct results on the device suffice; samplers without a backend form then run
+            on the host with a warning. Otherwise the device must also be faster, and there are no warnings.
     """
 
     def __init__(self, weights: Weights, n_threads: int, is_requested: bool) -> None:
@@ -70,7 +70,7 @@ class BackendSampling:
         return _without_form(sampler, needs_logits) or self._complaint(sampler)
 
     def attached(self, request: Request, seed: int, context: Context, seq_id: int) -> BackendSampler | None:
-        """Attach the sampler of a request to a sequence; None if its tokens are sampled on the host."""
+        """Attach a request's sampler to a sequence; None if its tokens are sampled on the host."""
         params = request.params
         sampler = params.effective_sampler
         reason = _without_form(sampler, request.needs_logits)
@@ -89,7 +89,7 @@ class BackendSampling:
         return None
 
     def _complaint(self, sampler: Sampler) -> str:
-        """Return why a sampler should not use its backend form, or "", by a trial that is made once."""
+        """Return why a sampler should not use its backend form, or "", according to a single trial."""
         form = form_of(sampler)
         if form not in self._complaints:
             verdict = self._verdict(form)
@@ -98,24 +98,24 @@ class BackendSampling:
                 complaint = f"backend sampling failed its trial on this device: {verdict.wrong}"
                 log.warning("%s", complaint)
             elif not self._is_requested and verdict.backend_ms >= verdict.host_ms:
-                times = f"{verdict.backend_ms:.2f} ms a token, {verdict.host_ms:.2f} on the host"
+                times = f"{verdict.backend_ms:.2f} ms per token, {verdict.host_ms:.2f} on the host"
                 complaint = f"backend sampling is not faster here: {times}"
                 log.info("%s", complaint)
             self._complaints[form] = complaint
         return self._complaints[form]
 
     def _verdict(self, form: Sampler) -> TrialResult:
-        """Return the remembered verdict, or that of a trial."""
+        """Return the remembered verdict, or that of a new trial."""
         path = self._weights.path.absolute()
         devices = gpu_names() if self._weights.on_gpu else ["CPU"]
         build = C.llama_print_system_info().decode()
         key = json.dumps([str(path), file_state(path), build, devices, str(form)])
-        with suppress(KeyError, TypeError):  # unknown, or damaged
+        with suppress(KeyError, TypeError):  # unknown or damaged
             return TrialResult(**read_record(_record())[key])
         try:
             verdict = run_trial(self._weights, form, self._n_threads)
         except (GenerationError, ModelError) as error:
-            return TrialResult(str(error))  # not remembered: the next time it may work
+            return TrialResult(str(error))  # not remembered: it may work next time
         add_to_record(_record(), key, asdict(verdict))
         return verdict
 
@@ -127,7 +127,7 @@ def _without_form(sampler: Sampler, needs_logits: bool) -> str:
 
 
 def form_of(sampler: Sampler) -> Sampler:
-    """Return a sampler with ordinary parameters whose graph has the same nodes."""
+    """Return a sampler with ordinary parameters and the same graph nodes."""
     if isinstance(sampler, MinK):
         return MinK(3.0 if sampler.tau > 0 else 0.0, 1.0 if sampler.floor > 0 else 0.0)
     if isinstance(sampler, TopP | MinP):
@@ -136,9 +136,9 @@ def form_of(sampler: Sampler) -> Sampler:
 
 
 def run_trial(weights: Weights, sampler: Sampler, n_threads: int) -> TrialResult:
-    """Compare backend sampling with the kernels on the steps of a text.
+    """Compare backend sampling with the kernels, step by step on a text.
 
-    Raises GenerationError if it cannot be attached or llama.cpp fails, and ModelError if there is no memory.
+    Raises GenerationError if it cannot be attached or llama.cpp fails, ModelError if memory is insufficient.
     """
     tokens = weights.tokenize(_TEXT, add_special=True, parse_special=False)
     tokens = tokens[: min(_STEPS, weights.n_ctx_train)]
@@ -162,9 +162,9 @@ def run_trial(weights: Weights, sampler: Sampler, n_threads: int) -> TrialResult
 
 
 def _take_steps(context: Context, tokens: Sequence[int], sample: Callable[[int], None]) -> float:
-    """Evaluate tokens one by one and call `sample` with the number of each step, from 1.
+    """Evaluate tokens one by one and call `sample` with each step's number, from 1.
 
-    Returns the milliseconds of a step. A slow model takes fewer steps.
+    Returns the milliseconds per step. A slow model takes fewer steps.
     """
     seconds: list[float] = []
     for n, token in enumerate(tokens, start=1):
@@ -185,11 +185,11 @@ def differences(
     Args:
         sampler: The sampler.
         rows: The logits (V,) of each step.
-        sampled: The token of each step, None if it was left to the host, and its number of candidates.
+        sampled: For each step, the token, or None if it was left to the host, and the number of candidates.
     """
     may_be_near = isinstance(sampler, TopP | MinP)
     n_different = n_undecided = 0
-    excess = variance = 0.0  # of the tokens' surprise over the entropy, and what is expected of it
+    excess = variance = 0.0  # of the tokens' surprisal over the entropy, and its expected variance
     for row, (token, k) in zip(rows, sampled, strict=False):
         if token is None:
             n_undecided += 1
@@ -206,9 +206,9 @@ def differences(
         excess += float(p @ scaled) - float(row[token]) / _TEMPERATURE
         variance += float(p @ (log_p - p @ log_p) ** 2)
     if n_different:
-        return f"{n_different} of {len(rows)} steps keep other candidates than they should"
+        return f"{n_different} of {len(rows)} steps keep the wrong candidates"
     if n_undecided > _UNDECIDED:
-        return f"{n_undecided} of {len(rows)} steps cannot be decided there"
+        return f"{n_undecided} of {len(rows)} steps could not be decided"
     if abs(excess) > _DEVIATIONS * max(variance, 1e-6) ** 0.5:
         return "its tokens do not follow the distribution"
     return ""

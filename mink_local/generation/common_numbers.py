@@ -1,4 +1,4 @@
-"""Common random numbers: answers that differ because their samplers do, and not by chance."""
+"""Common random numbers: answers that differ because their samplers do, not by chance."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -11,7 +11,7 @@ from mink_local.samplers import Sampler, Selector, Workspace
 
 @dataclass(frozen=True)
 class SampledToken:
-    """A sampled token with its rank, from 1, and the k candidates of the step, from rank `first` on."""
+    """A sampled token with its rank, from 1, and its step's k candidates, from rank `first` on."""
 
     token: int
     rank: int
@@ -19,22 +19,22 @@ class SampledToken:
     k: int
 
     def keeps(self, rank: int) -> bool:
-        """Return whether the token of a rank was a candidate."""
+        """Return whether the token at a rank was a candidate."""
         return self.first <= rank < self.first + self.k
 
 
 @dataclass(frozen=True, eq=False)
 class CommonNumbers(Sampler):
-    """Take another sampler's candidates, and sample with random numbers that several answers share.
+    """Take another sampler's candidates, and sample with random numbers shared by several answers.
 
-    The sampled token is the candidate with the largest `logit / temperature + g`, where g is the Gumbel
-    random number of the seed, the step and the token. Thus it is sampled from the softmax of the candidates;
-    and of two methods that read the same logits at one temperature, one can only sample another token than
-    the other if it keeps a token that the other cuts, or cuts the one that the other samples.
+    The sampled token is the candidate with the largest `logit / temperature + g`, where g is a Gumbel random
+    number that depends on the seed, the step and the token. So tokens follow the softmax of the candidates;
+    and two methods that read the same logits at the same temperature sample different tokens only if one
+    keeps a token that the other cuts, or cuts the token that the other samples.
 
     Args:
-        sampler: Decides the candidates; not mirostat, which does its own sampling.
-        seed: At least 0; answers that share it share their random numbers.
+        sampler: Selects the candidates; not mirostat, which does its own sampling.
+        seed: At least 0; answers with the same seed share their random numbers.
         steps: Receives the tokens of one answer, including the one that ends it.
     """
 
@@ -51,11 +51,11 @@ class CommonNumbers(Sampler):
 
     @property
     def k(self) -> list[int]:
-        """The number of candidates of each of them."""
+        """The number of candidates for each of them."""
         return [step.k for step in self.steps]
 
     def selector(self, temperature: float, workspace: Workspace, random: Random | None = None) -> Selector:  # noqa: ARG002
-        """Return a function that leaves the sampled token as the only candidate of a row, for one answer."""
+        """Return a function, for one answer, that leaves only the sampled token of a row as a candidate."""
         select = self.sampler.selector(temperature, workspace)
 
         def sample(row: NDArray[np.float32]) -> int:

@@ -1,4 +1,4 @@
-"""One answer while it is generated: from logits to a token, from tokens to text."""
+"""An answer being generated: from logits to a token, from tokens to text."""
 
 import secrets
 import time
@@ -20,10 +20,10 @@ from mink_local.samplers import TopK, kernels
 
 
 class Decoding:
-    """Samples the tokens of an answer and fills in the answer.
+    """Samples an answer's tokens and fills in the answer.
 
-    Its prompt ends with `Request.prefix`; the strings `stop` end it as those of the request do. Raises
-    ValueError if the constraints, the prefix or the stop tokens do not fit the model.
+    The prompt ends with `Request.prefix`; the strings in `stop` end the answer, like the request's own.
+    Raises ValueError if the constraints, the prefix or the stop tokens do not fit the model.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Decoding:
         if room < 1:
             answer.finish_reason = "overflow"
         self._max_tokens = min(room, params.max_tokens or room)
-        _require_ids("prefix", answer.request.prefix, weights.n_vocab)  # llama.cpp fails on a whole batch
+        _require_ids("prefix", answer.request.prefix, weights.n_vocab)  # else the whole batch fails
         _require_ids("stop_token_ids", params.stop_token_ids, weights.n_vocab)
         self._stop_tokens = frozenset(params.stop_token_ids)
         prefix = b"".join(map(weights.piece, answer.request.prefix))
@@ -70,7 +70,7 @@ class Decoding:
         self._top_logprobs: TopLogprobs = ()
 
     def begin(self, evaluated_tokens: int) -> None:
-        """Start the answer in a slot in which `evaluated_tokens` of the prompt are to be evaluated."""
+        """Start the answer in a slot where `evaluated_tokens` of the prompt have yet to be evaluated."""
         self.answer.evaluated_tokens = evaluated_tokens
         self._began = time.perf_counter()
         if self._params.prompt_logprobs is not None:  # the first token has none
@@ -83,11 +83,11 @@ class Decoding:
 
     @property
     def n_prompt_outputs(self) -> int:
-        """Number of the prompt's last tokens whose logits are needed."""
+        """Number of tokens at the end of the prompt whose logits are needed."""
         return 1 if self._params.prompt_logprobs is None else len(self.prompt)
 
     def record(self, logits: NDArray[np.float32], position: int) -> None:
-        """Record the log-probability of a prompt's token by raw logits, float32 (V,), if it is requested.
+        """Record a prompt token's log-probability, if requested, given raw logits, float32 (V,).
 
         Raises GenerationError for a NaN.
         """
@@ -97,9 +97,9 @@ class Decoding:
             answer.prompt_top_logprobs.append(_top_logprobs(logits, count))
 
     def sample(self, logits: NDArray[np.float32]) -> Piece:
-        """Append a token that is sampled from raw logits, float32 (V,); return the text that it adds.
+        """Append a token sampled from raw logits, float32 (V,); return the text that it adds.
 
-        Raises GenerationError for a NaN, if no logit is finite, and if the constraints leave no token.
+        Raises GenerationError if a logit is NaN, none is finite, or the constraints leave no token.
         """
         if (watch := self.answer.request.watch) is not None:
             watch(logits)
@@ -122,7 +122,7 @@ class Decoding:
         return self._sampler(logits, step)
 
     def append(self, token: int, k: int) -> Piece:
-        """Append a token sampled from k candidates, or forced (k = 0); return the text certain by now."""
+        """Append a token sampled from k candidates, or forced (k = 0); return the text now certain."""
         answer = self.answer
         if token in self._stop_tokens or self._weights.ends_generation(token):
             answer.stopped_by = token if token in self._stop_tokens else None
@@ -166,9 +166,9 @@ class Decoding:
         return piece
 
     def _without_ends(self, logits: NDArray[np.float32], too_short: bool) -> NDArray[np.float32]:
-        """Return the logits without the tokens that end the answer, also its own if it is `too_short`."""
+        """Return the logits with the model's end tokens banned; if `too_short`, also the request's own."""
         banned = self._weights.end_tokens | (self._stop_tokens if too_short else frozenset())
-        ids = [token for token in banned if not np.isnan(logits[token])]  # a NaN must not be hidden
+        ids = [token for token in banned if not np.isnan(logits[token])]  # must not hide a NaN
         row = logits.copy()
         row[ids] = -np.inf
         return row
@@ -187,4 +187,4 @@ def _top_logprobs(logits: NDArray[np.float32], count: int) -> TopLogprobs:
 def _require_ids(name: str, token_ids: Sequence[int], n_vocab: int) -> None:
     for token in token_ids:
         if not 0 <= token < n_vocab:
-            raise ValueError(f"{name} has token {token}: the model's are 0 to {n_vocab - 1}")
+            raise ValueError(f"{name} has token {token}: valid ids are 0 to {n_vocab - 1}")

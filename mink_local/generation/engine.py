@@ -1,19 +1,19 @@
-"""Continuous batching: any number of requests share the slots of one KV cache, one `llama_decode` a step.
+"""Continuous batching: any number of requests share the slots of one KV cache, one `llama_decode` per step.
 
     answer = engine.submit(request)
     while not engine.idle:
         for answer, piece in engine.step():
             print(piece, end="")
 
-Requests may come and go between any two steps. A free slot goes to the next request at once, whose prompt is
-evaluated in the batches of the others. What requests have in common is evaluated once:
+Requests may come and go between any two steps. A free slot goes to the next request at once, and its prompt
+is evaluated in the others' batches. What requests have in common is evaluated once:
 
-- Answers to one prompt share a slot, each sampling from the same logits, as long as they sample the same
-  tokens. When they diverge, the slot is forked: copied into a free one, or the answers that diverge wait.
+- Answers to the same prompt share a slot, each sampling from the same logits, as long as they sample the same
+  tokens. When they diverge, the slot is forked: copied into a free one, or the diverging answers wait.
 - A prefix that a prompt shares with the tokens in any slot is copied from there. While another slot is still
-  prefilling such a prefix, the request waits for it, and lets those behind it pass.
+  prefilling such a prefix, the request waits for it and lets those behind it pass.
 
-While answers are generated, a step evaluates prompts in parts so small that the next tokens are not late.
+While answers are being generated, prompts are prefilled in chunks small enough not to delay the next tokens.
 """
 
 import logging
@@ -37,7 +37,7 @@ from mink_local.llama.context import Context
 from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.weights import Weights
 
-if TYPE_CHECKING:  # a chat on a CPU needs neither, nor ggml's functions of graphs
+if TYPE_CHECKING:  # a chat on a CPU needs neither, nor ggml's graph functions
     from mink_local.generation.backend import BackendSampling
     from mink_local.llama.backend_sampler import BackendSampler
 
@@ -48,7 +48,7 @@ Group = list[Decoding]  # answers with the same prompt and the same tokens so fa
 
 
 class Engine:
-    """Generates answers in the slots of `context`, which the engine alone may use.
+    """Generates answers in the slots of `context`, which only the engine may use.
 
     Not thread-safe, except for `prepare`, `interrupt` and `unevaluated`.
     """
@@ -60,7 +60,7 @@ class Engine:
         self._template = template
         self._buffers = SamplingBuffers(weights.n_vocab)
         self._waiting: deque[tuple[Decoding, BackendSampling | None]] = deque()
-        self._forked: list[Group] = []  # those that wait for a slot
+        self._forked: list[Group] = []  # waiting for a slot
         self._budget = PromptBudget()
 
     @property
@@ -75,7 +75,7 @@ class Engine:
 
     @property
     def n_waiting(self) -> int:
-        """Number of requests that wait for a slot."""
+        """Number of requests waiting for a slot."""
         return len(self._waiting)
 
     def submit(
@@ -84,12 +84,12 @@ class Engine:
         """Take a request; `step` generates its answer.
 
         Args:
-            answer: The object to fill in; None makes one.
-            backend: Samples inside llama.cpp's graph if the request, the method and the device allow it.
+            answer: The object to fill in; None creates one.
+            backend: Samples inside llama.cpp's graph if the request, the sampler and the device allow it.
 
         Returns:
-            The answer, which grows with every step. If the prompt does not fit the context it is finished
-            already, with finish_reason "overflow".
+            The answer, which grows with every step. If the prompt does not fit into the context, it is
+            already finished, with finish_reason "overflow".
 
         Raises:
             ValueError: The prompt, the constraints or the stop tokens do not suit the model.
@@ -100,9 +100,9 @@ class Engine:
         return decoding.answer
 
     def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
-        """Do the part of `submit` that needs no slot: tokens and constraints. For `enqueue`.
+        """Do the part of `submit` that needs no slot, tokens and constraints; pass the result to `enqueue`.
 
-        May be called from any thread, even during a step. Arguments and errors are those of `submit`.
+        May be called from any thread, even during a step. Arguments and errors as for `submit`.
         """
         answer = answer or Answer(request)
         prompt = self._template.tokens(request.prompt, request.enable_thinking, request.tools)
@@ -113,9 +113,9 @@ class Engine:
         )
 
     def enqueue(self, decoding: Decoding, backend: "BackendSampling | None" = None) -> None:
-        """Take a prepared request, unless its answer is finished already; see `submit`."""
+        """Take a prepared request unless its answer is already finished; see `submit`."""
         if decoding.answer.finish_reason is None:
-            if self.idle:  # an interrupt from before is not meant for this request
+            if self.idle:  # an earlier interrupt is not meant for this request
                 self.context.interrupted = False
             self._waiting.append((decoding, backend))
             self._admit()
@@ -136,7 +136,7 @@ class Engine:
                 slot.release()
 
     def cancel_all(self, error: str | None = None) -> Step:
-        """End every answer, with finish_reason "interrupted", or "error" if an error is given.
+        """End all answers, with finish_reason "interrupted", or "error" if an error is given.
 
         Returns the answers' last pieces. A pending interrupt takes precedence over an error.
         """
@@ -147,20 +147,20 @@ class Engine:
         return ended
 
     def interrupt(self) -> None:
-        """End every answer at the next step, with finish_reason "interrupted".
+        """End all answers at the next step, with finish_reason "interrupted".
 
-        On a CPU a batch that is being evaluated stops in the middle. May be called from another thread or a
-        signal handler.
+        On a CPU, this also stops the batch being evaluated. May be called from another thread or a signal
+        handler.
         """
         self.context.interrupted = True
 
     def step(self) -> Step:
-        """Evaluate one batch and sample the next token of every answer whose logits it gives.
+        """Evaluate one batch and sample the next token of every answer for which it yields logits.
 
         Returns:
-            The answers that have grown, each with the text that was added. Logits from which nothing can be
-            sampled end their answer alone with finish_reason "error"; if llama.cpp fails on the batch, all
-            answers that have a slot end so.
+            The answers that have grown, each with the added text. Logits that cannot be sampled from end only
+            their own answer, with finish_reason "error"; if llama.cpp fails on the batch, all answers with a
+            slot end that way.
         """
         self._resume()
         self._admit()
@@ -168,7 +168,7 @@ class Engine:
         if not busy:
             return []
         began = time.perf_counter()
-        n_growing = sum(len(slot.pending) == 1 for slot in busy)  # answers that get their next token
+        n_growing = sum(len(slot.pending) == 1 for slot in busy)  # answers that get a token
         n_pending = sum(len(slot.pending) for slot in busy)
         try:
             outputs = decode(self.context, busy, self._budget.tokens(len(busy)) if n_growing else None)
@@ -189,7 +189,7 @@ class Engine:
                 slot.truncate(0)
 
     def unevaluated(self, answer: Answer) -> int:
-        """Return the number of prompt tokens that are not evaluated yet. May be called from any thread."""
+        """Return the number of prompt tokens not yet evaluated. May be called from any thread."""
         pending = [
             len(slot.pending) for slot in self.slots if any(d.answer is answer for d in slot.job or ())
         ]
@@ -209,14 +209,14 @@ class Engine:
         return decoding.end("error", error)
 
     def _end_started(self, error: str | None) -> Step:
-        """End the answers that have a slot."""
+        """End the answers with a slot."""
         ended = [(d.answer, self._finish(d, error)) for slot in self.slots for d in slot.job or ()]
         for slot in self.slots:
             slot.release()
         return ended
 
     def _resume(self) -> None:
-        """Give free slots to answers that have diverged from others."""
+        """Give free slots to answers that diverged from others."""
         while self._forked:
             first = self._forked[0][0]
             slot = reserve(self.slots, [*first.prompt, *first.answer.tokens])
@@ -225,9 +225,9 @@ class Engine:
             slot.job = self._forked.pop(0)
 
     def _admit(self) -> None:
-        """Give slots to waiting requests, in their order.
+        """Give slots to waiting requests, in order.
 
-        A request that waits for a prefix stays first. Looking at all behind it would take long.
+        A request that waits for a prefix stays first. Looking at all those behind it would take long.
         """
         for item in list(islice(self._waiting, len(self.slots))):
             if self._place(*item):
@@ -236,13 +236,13 @@ class Engine:
                 return
 
     def _place(self, decoding: Decoding, backend: "BackendSampling | None") -> bool:
-        """Give a request a slot, or a share in one; return False if it has to wait."""
-        # Nearly twice as many answers as slots keep every slot in use while answers diverge and end. A single
-        # slot generates one answer after the other.
+        """Give a request a slot, or a share of one; return False if it has to wait."""
+        # Nearly twice as many answers as slots keep every slot busy while answers diverge and end. A single
+        # slot generates one answer after another.
         n_answers = sum(len(group) for group in self._groups())
         if n_answers >= 2 * len(self.slots) - 1:
             return False
-        if backend is None:  # an attached sampler samples for one answer
+        if backend is None:  # an attached sampler serves a single answer
             for slot in self.slots:
                 if slot.job and slot.backend_sampler is None and _can_share(slot.job[0], decoding):
                     decoding.begin(0)
@@ -261,8 +261,8 @@ class Engine:
     def _compact(self) -> list[Slot[Group]]:
         """Move busy slots together unless they are adjacent; return them.
 
-        llama.cpp evaluates only adjacent sequences together; separate ones cost more than the copies. Of the
-        places for them, the one is taken that needs the fewest copies, and overwrites the fewest tokens.
+        llama.cpp evaluates only adjacent sequences together; gaps cost more than the copies. The slots chosen
+        are those that take the fewest copies and overwrite the fewest cached tokens.
         """
         busy = [slot for slot in self.slots if slot.job]
         is_compact = not busy or busy[-1].seq_id - busy[0].seq_id < len(busy)
@@ -278,8 +278,8 @@ class Engine:
         return place
 
     def _take(self, slot: Slot[Group], output: int, position: int) -> Step:
-        """Use a row of the batch's outputs: the logits after the first `position` tokens of a slot."""
-        if not slot.job:  # an earlier row has ended its answers
+        """Process one of the batch's outputs: the logits after the first `position` tokens of a slot."""
+        if not slot.job:  # an earlier output has ended its answers
             return []
         if slot.backend_sampler is not None:
             return self._sample_backend(slot, slot.backend_sampler, output)
@@ -289,7 +289,7 @@ class Engine:
         return self._sample(slot, logits)
 
     def _record(self, slot: Slot[Group], logits: NDArray[np.float32], position: int) -> Step:
-        """Record log-probabilities of a prompt's token for the answers in a slot."""
+        """Record a prompt token's log-probabilities for the answers in a slot."""
         assert slot.job
         events: Step = []
         for decoding in slot.job.copy():
@@ -320,7 +320,7 @@ class Engine:
         return events
 
     def _sample_backend(self, slot: Slot[Group], sampler: "BackendSampler", output: int) -> Step:
-        """Take the token that the attached sampler has sampled for the answer in a slot."""
+        """Take the token that the attached sampler sampled for the answer in a slot."""
         assert slot.job
         [decoding] = slot.job
         try:
@@ -342,9 +342,9 @@ class Engine:
         return [(decoding.answer, piece)]
 
     def _fork(self, slot: Slot[Group], by_token: dict[int, Group]) -> None:
-        """Keep the answers that sampled the first token in `slot`; move the others to copies of it.
+        """Keep the answers with the first token in `slot`; move the others to copies of it.
 
-        If there are more tokens than free slots, the rest waits for a slot. Without answers, the slot is
+        If there are more tokens than free slots, the remaining answers wait. Without answers, the slot is
         released.
         """
         if not by_token:
@@ -369,5 +369,5 @@ def _cost_of_moving(place: Sequence[Slot[Group]]) -> tuple[int, int]:
 
 
 def _can_share(first: Decoding, other: Decoding) -> bool:
-    """Return whether an answer can share the slot of another, which has the same prompt and no token yet."""
+    """Return whether an answer can share another's slot: same prompt, no tokens yet."""
     return not first.answer.tokens and other.n_prompt_outputs == 1 and first.prompt == other.prompt

@@ -1,4 +1,4 @@
-"""Loading a GGUF model: its file, whether that can be trusted, where layers go, how many KV caches."""
+"""Loading a GGUF model: finding and checking its file, placing layers, allocating KV caches."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ from mink_local.samplers import MinK
 if TYPE_CHECKING:
     from mink_local.generation.model import Model
 
-ON_CPU, ON_GPU = 32, 64  # answers at a time; more gain little
-_AUTO_SHARE = 4  # of the free memory, one part in so many is for KV caches whose number is "auto"
-_EVERY_LAYER = 9999  # more than any model has; llama.cpp takes as many as there are
+ON_CPU, ON_GPU = 32, 64  # answers at a time; more bring little
+_AUTO_SHARE = 4  # KV caches may take 1/4 of the free memory if their number is "auto"
+_EVERY_LAYER = 9999  # more than any model has; llama.cpp takes all there are
 
 Loader = Callable[[int], tuple[Weights, Context]]
 
@@ -61,27 +61,27 @@ def load_model(
     """Load a GGUF model.
 
     Args:
-        model: A name of `models.toml`, or a path; see `mink-models --help`.
-        n_ctx: Tokens that a prompt and its answer share, at most what the model was trained on. None chooses
-            by the free memory: 4096, more if there is plenty, up to 32768, and fewer if 4096 do not fit.
+        model: A name from `models.toml`, or a path; see `mink-models --help`.
+        n_ctx: Maximum tokens of a prompt plus its answer, at most what the model was trained on. None chooses
+            by free memory: 4096, or up to 32768 if there is plenty, or fewer if 4096 do not fit.
         n_parallel: Number of answers that `Model.generate` generates at a time; each has a KV cache of
             `n_ctx` tokens.
-        n_gpu_layers: Layers on the GPU, as llama.cpp counts them (the output is one more): "auto" is as many
-            as its free memory holds, -1 all. If llama.cpp cannot allocate them, fewer are tried, down to
-            none. `Model.placement` says where they are.
-        n_threads: CPU threads; None is one per physical core, without efficiency cores.
-        kv_type: Type of the KV cache: f16, or q8_0, which takes half the memory, or another of llama.cpp's.
-        flash_attn: Whether to use llama.cpp's flash attention; None leaves it to llama.cpp.
+        n_gpu_layers: Layers on the GPU, as llama.cpp counts them (the output is one more): "auto" for as many
+            as fit into its free memory, -1 for all. If llama.cpp cannot allocate them, fewer are tried, down
+            to none. `Model.placement` says where they ended up.
+        n_threads: CPU threads; None for one per physical core, without efficiency cores.
+        kv_type: Type of the KV cache: f16, q8_0, which takes half the memory, or another of llama.cpp's.
+        flash_attn: Whether to use flash attention; None lets llama.cpp decide.
         backend_sampling: Sample tokens inside llama.cpp's compute graph, so that no logits leave the GPU.
             None does so in `chat` if the output layer is on a GPU, no RPC server is in use, and it is
-            faster. Before its first use on a model and device it is compared with sampling on the CPU; if
+            faster. Before its first use on a model and device, it is compared with sampling on the CPU; if
             they differ, tokens are sampled on the CPU, with a warning. Some samplers, constraints and
             `logprobs` cannot run on the backend; they run on the CPU, with a warning if this is True. The
-            same seed gives another text with backend sampling than on the CPU.
-        rpc: Addresses ("HOST:PORT") of llama.cpp's RPC servers, whose devices take layers like a GPU, for
-            this and all later models of the process. If a server goes away, the process ends.
-        date: The date for chat templates that use it (LLaMA-3.1's does); None is today's.
-        trust: Start no child process to try an unknown file, an RPC server or a grammar, or to render the
+            same seed gives a different text with backend sampling than on the CPU.
+        rpc: Addresses ("HOST:PORT") of llama.cpp RPC servers, whose devices take layers like a GPU, for this
+            and all later models in the process. If a server goes away, the process exits.
+        date: The date for chat templates that use it (LLaMA-3.1's does); None for today.
+        trust: Start no child process to test an unknown file, an RPC server or a grammar, or to render the
             chat template. For files and grammars that you trust, and for programs that cannot start
             child processes.
         verbose: Write llama.cpp's log to standard error.
@@ -96,7 +96,7 @@ def load_model(
     check_range("n_parallel", n_parallel, 1, N_SEQ_MAX)
     check_range("n_threads", n_threads, 1)
     if n_gpu_layers != "auto" and n_gpu_layers < ALL_LAYERS:
-        raise ValueError(f"n_gpu_layers must be auto, -1 for all, or more, not {n_gpu_layers}")
+        raise ValueError(f"n_gpu_layers must be auto, -1 (all), or at least 0, not {n_gpu_layers}")
     file = resolve(fspath(model))
     if rpc:
         from mink_local.llama.rpc import use_servers
@@ -121,9 +121,9 @@ def load_model(
         return weights, allocate(weights, placement.n_ctx, n_parallel)
 
     renderer_process = None if trust else started_server()
-    # Importing Numba takes longer than loading a small model: begin now.
+    # Importing Numba takes longer than loading a small model: start now.
     Thread(target=MinK().cutoff, args=([0.0, 1.0],)).start()
-    # In another thread: a Ctrl-C inside llama.cpp's log callback would be lost.
+    # In another thread, since a Ctrl-C inside llama.cpp's log callback would be lost.
     with ThreadPoolExecutor(max_workers=1) as pool:
         loading = pool.submit(_load, load, placement.n_gpu_layers, n_gpu_layers, threads)
         from mink_local.generation.model import Model  # meanwhile
@@ -143,7 +143,7 @@ def load_model(
         where,
         ChatTemplate(weights, date, renderer_process),
         chat_backend=chat_backend,
-        # With attached samplers llama.cpp rebuilds its graph whenever answers come and go, so batches are
+        # With attached samplers, llama.cpp rebuilds its graph whenever answers come and go, so batches are
         # sampled on the host unless backend sampling is requested.
         batch_backend=chat_backend if backend_sampling else None,
     )
@@ -163,9 +163,9 @@ def make_context(
 
     Args:
         n_parallel: Number of answers; see `Model.reserve`.
-        n_outputs: Most logits rows of a batch, at least one for each answer.
+        n_outputs: Maximum number of logits rows in a batch, at least one per answer.
 
-    The other arguments are those of `load_model`. Raises as `Model.reserve` does.
+    Other arguments as for `load_model`, errors as for `Model.reserve`.
     """
     check_range("n_ctx", n_ctx, 1)
     if n_parallel != "auto":
@@ -189,7 +189,7 @@ def make_context(
         else:
             break
     if possible < wanted:
-        log.warning("memory is short: %d answers at a time instead of %d", possible, wanted)
+        log.warning("low memory: generating %d answers at a time instead of %d", possible, wanted)
     return context
 
 
@@ -200,7 +200,7 @@ def _choose(
     n_parallel: int,
     kv_type: str,
 ) -> Placement:
-    """Choose the context and the layers on the GPU by the file's metadata and the free memory."""
+    """Choose context and layers on the GPU from the file's metadata and the free memory."""
     budget = memory_budget(with_gpus=n_gpu_layers != 0)
     try:
         return choose_placement(
@@ -211,7 +211,7 @@ def _choose(
             n_parallel=n_parallel,
             kv_type=kv_type,
         )
-    except ModelError as error:  # llama.cpp may know formats and types that are unknown here
+    except ModelError as error:  # llama.cpp may know formats and types unknown here
         log.info("%s", error)
     if n_gpu_layers == "auto":
         n_gpu_layers = ALL_LAYERS if budget.vram else 0
@@ -222,7 +222,7 @@ def _choose(
 def _load(
     load: Loader, n_gpu_layers: int, requested: int | Literal["auto"], threads: int
 ) -> tuple[Weights, Context, str]:
-    """Load with so many layers on the GPU, or as many as fit; return in words where they are."""
+    """Load with so many layers on the GPU, or as many as fit; also return where they are, as text."""
     missing = gpu_missing()
     if missing:
         if requested not in ("auto", 0):
@@ -237,24 +237,24 @@ def _load(
 
 
 def load_what_fits(load: Loader, n_gpu_layers: int) -> tuple[int, Weights, Context]:
-    """Load with `n_gpu_layers` on the GPU; if llama.cpp cannot allocate them, with fewer, at last with none.
+    """Load with `n_gpu_layers` on the GPU, or with ever fewer, down to none, if they cannot be allocated.
 
-    Returns the number of layers as well.
+    Also returns the number of layers.
     """
     tries = [n_gpu_layers * quarters // 4 for quarters in (4, 3, 2, 1)]
     for layers, fewer in pairwise([*sorted({*tries} - {0}, reverse=True), 0]):
         try:
             return layers, *load(layers)
         except ModelError as error:
-            reason = str(error)  # the traceback would keep what has been loaded in memory
-        log.warning("%d layers do not fit the GPU (%s): trying %d", layers, reason, fewer)
+            reason = str(error)  # keeping the traceback would keep what was loaded in memory
+        log.warning("%d layers do not fit on the GPU (%s): trying %d", layers, reason, fewer)
     return 0, *load(0)
 
 
 def describe_layers(layers: int, n_layers: int, gpus: str = "the GPU") -> str:
-    """Return in words where a model's layers are if `layers` of them are on `gpus`."""
+    """Return as text where a model's layers are if `layers` of them are on `gpus`."""
     if layers == 0:
         return "on the CPU"
     if layers > n_layers:
-        return f"on {gpus}, every layer"
+        return f"on {gpus}, all layers"
     return f"on {gpus} with {layers} of {n_layers + 1} layers, on the CPU with the rest"

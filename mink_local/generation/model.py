@@ -1,4 +1,4 @@
-"""A loaded GGUF model: chat, generation for many prompts, log-probabilities."""
+"""A loaded GGUF model: chat, batch generation, log-probabilities."""
 
 import asyncio
 import contextlib
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mink_local")
 
-_TURN = 0.002  # seconds that a waiting call leaves to the others between two steps
+_TURN = 0.002  # seconds between steps that a waiting call leaves to others
 
-_CANCELLED = "a later call cancelled this answer: read answers to their end first, or use wait=True"
-_OTHER_THREAD = "this model is in use, perhaps by another thread: use wait=True, or a model for each thread"
+_CANCELLED = "a later call cancelled this answer: read answers to the end first, or use wait=True"
+_OTHER_THREAD = "this model is in use, perhaps by another thread: use wait=True, or one model per thread"
 
 
 class Model:
-    """A loaded model, ready to generate; `load_model` makes one.
+    """A loaded model, ready to generate; created by `load_model`.
 
-    A model generates for one caller at a time. A new call cancels a reply that has not been read to its end,
-    unless it is told to `wait`, and raises GenerationError while another thread is generating.
+    A model generates for one caller at a time. A new call cancels a reply that has not been read to the end,
+    unless told to `wait`, and raises GenerationError while another thread is generating.
 
     Attributes:
-        name: Name of its file.
-        placement: Where its layers are and why, in words.
-        n_ctx: Tokens that a prompt and its answer share.
-        n_parallel: Number of answers that are generated at a time.
+        name: Name of the file.
+        placement: Where the layers are and why, as text.
+        n_ctx: Maximum tokens of a prompt plus its answer.
+        n_parallel: Number of answers generated at a time.
         weights: Tensors and vocabulary, read-only: n_vocab, n_ctx_train, on_gpu, chat_template, path, …
         chat_template: Jinja source of the chat template; None if the model has none.
         can_reason: Whether the chat template supports reasoning, `<think>…</think>` before an answer.
@@ -86,7 +86,7 @@ class Model:
         self.has_thinking_switch = template.has_thinking_switch
         self.supports_tools = template.supports_tools
         self._lock = threading.Lock()
-        self._thread: int | None = None  # that has the lock
+        self._thread: int | None = None  # the one holding the lock
         self._caller: Reply | _Batch | None = None  # whom the last call generates for
         self._interrupted = False  # since that call
         self._closed = False
@@ -95,7 +95,7 @@ class Model:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
 
     def _use(self, context: Context) -> None:
-        self.engine = Engine(context, self.weights, self._template)  # for programs that step by themselves
+        self.engine = Engine(context, self.weights, self._template)  # for programs that step themselves
         self.n_ctx, self.n_parallel = context.n_ctx, context.n_seq
 
     def __repr__(self) -> str:
@@ -108,7 +108,7 @@ class Model:
         self.close()
 
     def close(self) -> None:
-        """Free the memory of the model, and end the child process of its chat template."""
+        """Free the model's memory, and end the child process that renders its chat template."""
         if self._closed:
             return
         with self._exclusive():
@@ -121,13 +121,13 @@ class Model:
     def opens_reasoning(
         self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> bool:
-        """Return whether a prompt ends with the start of reasoning."""
+        """Return whether a prompt ends inside reasoning that it opens."""
         return self._template.opens_reasoning(self.prompt_tokens(prompt, enable_thinking, tools))
 
     def apply_chat_template(
         self, messages: Sequence[Message], enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> str:
-        """Return the text of the prompt of `messages`. Raises MinkError if the template refuses them."""
+        """Return the prompt for `messages` as text. Raises MinkError if the template refuses them."""
         return self._template.text(messages, enable_thinking, tools)
 
     def prompt_tokens(
@@ -137,35 +137,35 @@ class Model:
         return self._template.tokens(prompt, enable_thinking, tools)
 
     def count_tokens(self, prompt: Prompt) -> int:
-        """Return the number of tokens of a prompt."""
+        """Return the number of tokens in a prompt."""
         return len(self.prompt_tokens(prompt))
 
     def sampling(self, params: SamplingParams) -> str:
         """Return where `chat` samples tokens, "on the host" or "in llama.cpp's graph", and why."""
         if self._chat_backend is None:
             return "on the host" if self.weights.on_gpu else "on the host: the model is not on a GPU"
-        with self._exclusive():  # a trial uses llama.cpp
+        with self._exclusive():  # a trial runs llama.cpp
             obstacle = self._chat_backend.obstacle(params.effective_sampler, params.needs_logits)
         return f"on the host: {obstacle}" if obstacle else "in llama.cpp's graph"
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the token ids of a text; control tokens in it are read as text, and none is added."""
+        """Return the token ids of a text; control tokens in it count as plain text, and none are added."""
         return self.weights.tokenize(text, add_special=False, parse_special=False)
 
     def detokenize(self, tokens: Iterable[int]) -> str:
-        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of token ids; invalid UTF-8 becomes U+FFFD."""
         stream = TextStream()
         return stream.push(b"".join(map(self.weights.piece, tokens))) + stream.close()
 
     def token_texts(self, tokens: Iterable[int]) -> list[str]:
-        """Return what each token adds to the text: "" if the last character is still incomplete."""
+        """Return what each token adds to the text: "" while a character is incomplete."""
         stream = TextStream()
         return [stream.push(self.weights.piece(token)) for token in tokens]
 
     def logits(
         self, prompt: Prompt, prefix: Sequence[int] = (), enable_thinking: bool | None = None
     ) -> NDArray[np.float32]:
-        """Return the raw logits (V,) of the token after the tokens `prefix` of an answer to a prompt."""
+        """Return the raw logits (V,) of the next token of an answer that begins with the tokens `prefix`."""
         tokens = [*self.prompt_tokens(prompt, enable_thinking), *prefix]
         with self._exclusive():
             self._begin(None)
@@ -186,28 +186,28 @@ class Model:
         wait: bool = False,
         **options: Unpack[SamplingOptions],
     ) -> "Reply":
-        """Answer a conversation: an iterator over pieces of text, which are generated as they are read.
+        """Answer a conversation: an iterator over pieces of text that are generated as they are read.
 
         The KV cache is kept between calls, so only the new end of a conversation is evaluated. A seed gives
-        the same text in any process on one machine and build, as long as the same part of the prompt is in
-        the KV cache: the last bits of llama.cpp's sums depend on what is evaluated together.
+        the same text in any process on the same machine and build, as long as the same part of the prompt is
+        in the KV cache: the last bits of llama.cpp's sums depend on what is evaluated together.
 
         Args:
             messages: The user's message, or a conversation: dicts with "role" and "content". If the last one
                 is the assistant's, the answer continues it.
-            params: How the answer is sampled.
+            params: How to sample the answer.
             tools: Tools that the model may call; see `supports_tools` and `Answer.tool_calls`.
             enable_thinking: See `Request`.
             prefix: Token ids that the answer begins with; it continues from there.
             watch: See `Request`.
-            wait: Let what is being generated finish first: what other threads generate, and an unread
-                reply, whose pieces are kept for its reader. Otherwise that reply is cancelled.
-            **options: Fields of `SamplingParams`; they replace those of `params`.
+            wait: Wait for running generation to finish first: other threads', and that of an unread reply,
+                whose pieces are kept for its reader. Otherwise, the unread reply is cancelled.
+            **options: Fields of `SamplingParams`, overriding those of `params`.
 
         Raises:
             ValueError: An option is out of range, or the messages are malformed.
             ContextOverflowError: The prompt leaves no room for an answer.
-            GenerationError: Another thread is generating, and `wait` is not given.
+            GenerationError: Another thread is generating, and `wait` is not set.
             MinkError: The chat template refuses the messages.
         """
         request = Request(
@@ -226,10 +226,10 @@ class Model:
         """Continue a text or token ids as they are, without the chat template.
 
         Args:
-            prompt: A text, in which control tokens are parsed, and before which the vocabulary's
-                beginning-of-text token is added; or token ids.
+            prompt: A text, in which control tokens are parsed and to which the vocabulary's
+                beginning-of-text token is prepended; or token ids.
 
-        The other arguments and the errors are those of `chat`.
+        Other arguments and errors as for `chat`.
         """
         return self._reply(Request(prompt, _params(params, options)), wait)
 
@@ -258,19 +258,18 @@ class Model:
         enable_thinking: bool | None = None,
         **options: Unpack[SamplingOptions],
     ) -> Iterator[Answer]:
-        """Answer many prompts, `n_parallel` at a time, each on its own.
+        """Answer many independent prompts, `n_parallel` at a time.
 
         Args:
-            prompts: User's messages (str), conversations, or lists of token ids to continue.
-            params: How the answers are sampled; answer number i gets the seed `params.seed + i`, modulo
-                2^32 - 1.
-            n: Number of answers to each prompt; those to prompt i have the numbers (`Answer.index`)
-                i * n to i * n + n - 1.
+            prompts: User messages (str), conversations, or lists of token ids to continue.
+            params: How to sample the answers; answer i gets the seed `params.seed + i`, modulo 2^32 - 1.
+            n: Number of answers per prompt; those to prompt i have the indices (`Answer.index`) i * n to
+                i * n + n - 1.
             ordered: Yield the answers in the order of the prompts instead of the order of completion.
 
-        The other arguments are those of `chat`; the errors are those of `answer_all`.
+        Other arguments as for `chat`, errors as for `answer_all`.
         """
-        if isinstance(prompts, str):  # whose characters would each be a prompt
+        if isinstance(prompts, str):  # each of its characters would be a prompt
             raise GenerationError("generate takes a list of prompts: put a single one in a list, or use chat")
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
@@ -284,12 +283,12 @@ class Model:
         return self.answer_all(requests, ordered=ordered)
 
     def answer_all(self, requests: Iterable[Request], *, ordered: bool = False) -> Iterator[Answer]:
-        """Answer many requests, `n_parallel` at a time, in order of completion or, if `ordered`, in theirs.
+        """Answer many requests, `n_parallel` at a time, in order of completion or, if `ordered`, of requests.
 
         Requests are taken from the iterable as slots become free. What successive requests have in common,
-        prompts and answers, is evaluated once. A prompt that does not fit the context gives an answer with
-        finish_reason "overflow", broken logits one with "error", and the others go on. A text may differ from
-        the one that `chat` gives for the same seed: the last bits of llama.cpp's sums depend on what is
+        prompts and answers, is evaluated once. A prompt that does not fit into the context yields an answer
+        with finish_reason "overflow", broken logits one with "error", and the others continue. A text may
+        differ from what `chat` gives for the same seed: the last bits of llama.cpp's sums depend on what is
         evaluated together.
 
         Raises:
@@ -318,14 +317,14 @@ class Model:
                 yield from self._step(batch)
         finally:
             batch.finish_reason = "interrupted"
-            # A call of another thread that has the lock, and a later call, cancel what is left.
+            # Another thread's call that has the lock, and a later call, cancel what is left.
             with contextlib.suppress(GenerationError, ModelError), self._exclusive(caller=batch):
                 self.engine.cancel_all()
 
     def _step(self, batch: "_Batch") -> list[Answer]:
-        """Take a step for a batch; return the answers that it finishes."""
+        """Take a step for a batch; return the answers it finishes."""
         with self._exclusive(caller=batch):
-            if self._interrupted:  # perhaps before the first request came
+            if self._interrupted:  # perhaps before the first request arrived
                 self.engine.interrupt()
             return [answer for answer, _ in self.engine.step() if answer.finish_reason]
 
@@ -337,11 +336,11 @@ class Model:
         Args:
             pairs: Token ids of a context and of its continuation, at least one each. Common prefixes of
                 successive contexts are evaluated once.
-            n_parallel: Number of pairs that are evaluated at a time; "auto" chooses by the free memory.
+            n_parallel: Number of pairs evaluated at a time; "auto" chooses by free memory.
 
         Raises:
-            ContextOverflowError: A pair is longer than what the model was trained on.
-            ValueError: One of a pair is empty.
+            ContextOverflowError: A pair is longer than the context the model was trained on.
+            ValueError: A context or continuation is empty.
             GenerationError: The logits contain a NaN, or llama.cpp fails.
         """
         longest = max((len(context) + len(continuation) for context, continuation in pairs), default=1)
@@ -352,9 +351,9 @@ class Model:
     def rows(
         self, n_ctx: int, n_parallel: int | Literal["auto"] = "auto", n_outputs: int = 0
     ) -> Iterator[RowReader]:
-        """Allocate a KV cache for the logits of many sequences, and free it at the end of the block.
+        """Allocate a KV cache to compute the logits of many sequences, and free it at the end of the block.
 
-        The model generates nothing else inside the block. Arguments and errors are those of `reserve`.
+        The model cannot generate anything else within the block. Arguments and errors as for `reserve`.
         """
         with self._exclusive():
             context = self._make_context(n_ctx, n_parallel, n_outputs)
@@ -364,16 +363,16 @@ class Model:
                 context.close()
 
     def interrupt(self) -> None:
-        """End what is being generated as soon as possible, with finish_reason "interrupted".
+        """Stop generating as soon as possible, with finish_reason "interrupted".
 
-        On a CPU this ends the prefill of a prompt in the middle. May be called from another thread or a
+        On a CPU, this also stops the prefill of a prompt midway. May be called from another thread or a
         signal handler.
         """
         self._interrupted = True
         self.engine.interrupt()
 
     def forget(self) -> None:
-        """Empty the KV caches, so that what follows does not depend on what was evaluated before."""
+        """Empty the KV caches, so that later results do not depend on earlier prompts."""
         with self._exclusive():
             self._begin(None)
             self.engine.forget()
@@ -387,14 +386,14 @@ class Model:
         """Write the KV cache of the last prompt and its answer to a file, for `load_cache`.
 
         Args:
-            path: The file, which is replaced whole.
+            path: The file, which is replaced atomically.
             most_bytes: Nothing is written if the file would be larger.
 
         Returns:
-            Whether it was written.
+            Whether the file was written.
 
         Raises:
-            OSError: The file cannot be written; it is as before.
+            OSError: The file cannot be written; it is unchanged.
         """
         with self._exclusive():
             self._begin(None)
@@ -407,11 +406,9 @@ class Model:
             return True
 
     def load_cache(self, path: Path) -> int:
-        """Fill the KV cache from a file that `save_cache` wrote: a prompt that begins with the same tokens
-        continues from there.
+        """Load the KV cache from a file written by `save_cache`, for a prompt with the same beginning.
 
-        A file that is missing or damaged, or of another model file, `kv_type` or build of llama.cpp, is
-        ignored.
+        A file that is missing, damaged, or from another model file, `kv_type` or llama.cpp build is ignored.
 
         Returns:
             Number of tokens in the cache.
@@ -426,16 +423,16 @@ class Model:
         """Reallocate the KV caches, which empties them.
 
         Args:
-            n_ctx: Tokens that a prompt and its answer share.
+            n_ctx: Maximum tokens of a prompt plus its answer.
             n_parallel: Number of answers at a time; "auto" is 32 on a CPU and 64 on a GPU, or as many as fit
-                a quarter of the free memory. If memory is short there are fewer, with a warning.
-            n_outputs: Tokens of a batch whose logits are computed, at least one for each answer; more make
-                `SamplingParams.prompt_logprobs` faster and take 4 bytes each for every token of the
-                vocabulary.
+                into a quarter of the free memory. If memory is low, there are fewer, with a warning.
+            n_outputs: Maximum number of tokens in a batch whose logits are computed, at least one per answer;
+                more make `SamplingParams.prompt_logprobs` faster, and each takes 4 bytes per vocabulary
+                token.
 
         Raises:
             ValueError: A number is out of range.
-            ModelError: There is no memory for one answer.
+            ModelError: There is not enough memory for one answer.
         """
         with self._exclusive():
             self._begin(None)
@@ -451,7 +448,7 @@ class Model:
     def _exclusive(self, wait: bool = False, caller: "_Batch | None" = None) -> Iterator[None]:
         """Keep other threads out of llama.cpp; a thread does not wait for itself.
 
-        Raises GenerationError if another thread is inside, or there was a call after that of `caller`.
+        Raises GenerationError if another thread is inside, or there was a later call than `caller`'s.
         """
         if not self._lock.acquire(blocking=wait and self._thread != threading.get_ident()):
             raise GenerationError(_OTHER_THREAD)
@@ -467,7 +464,7 @@ class Model:
             self._lock.release()
 
     def _begin(self, caller: "Reply | _Batch | None") -> None:
-        """Cancel what is being generated, and generate for `caller` from now on."""
+        """Cancel any running generation, and generate for `caller` from now on."""
         self.engine.cancel_all(_CANCELLED)
         self._caller, self._interrupted = caller, False
 
@@ -480,15 +477,15 @@ class _Batch:
         self._thread = threading.get_ident()
 
     def advance(self) -> None:
-        """Leave the generation to the thread that reads the answers."""
+        """Leave generating to the thread that reads the answers."""
         if self._thread == threading.get_ident():
             raise GenerationError(
-                "this thread has unread answers of an earlier call: read or close them first"
+                "this thread has unread answers from an earlier call: read or close them first"
             )
 
 
 class Reply(Answer):
-    """An `Answer` that is generated as it is read: iterate over it for its pieces of text.
+    """An `Answer` that is generated as it is read: iterate over it to get pieces of text.
 
     `async for piece in reply` works as well; if its task is cancelled, so is the reply.
     """
@@ -522,7 +519,7 @@ class Reply(Answer):
             self.interrupt()
             await asyncio.wait([step])
             with contextlib.suppress(GenerationError):
-                self.read()  # one step that evaluates nothing
+                self.read()  # a single step that evaluates nothing
             raise
         if piece is None:
             raise StopAsyncIteration
@@ -530,11 +527,11 @@ class Reply(Answer):
 
     @property
     def unread_tokens(self) -> int:
-        """Number of prompt tokens that are not evaluated yet, for a thread that shows progress."""
+        """Number of prompt tokens not yet evaluated, for a thread that shows progress."""
         return self._model.engine.unevaluated(self)
 
     def read(self) -> str:
-        """Generate the answer to its end; return its text."""
+        """Generate the answer to the end and return its text."""
         for _ in self:
             pass
         return self.text
@@ -545,7 +542,7 @@ class Reply(Answer):
             self._model.interrupt()
 
     def advance(self) -> None:
-        """Take a step, unless the answer is finished, and keep its pieces for the reader."""
+        """Take a step unless the answer is finished, and keep its pieces for the reader."""
         if self.finish_reason is None:
             self._pieces.extend(piece for _, piece in self._model.engine.step())
 
@@ -562,7 +559,7 @@ def _in_order(answers: Iterator[Answer]) -> Iterator[Answer]:
 
 
 def _conversation(prompt: Prompt) -> Prompt:
-    """Return a prompt in which a text is a user's message."""
+    """Return a prompt, with a text turned into a user message."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
 
 

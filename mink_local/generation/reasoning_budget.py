@@ -1,4 +1,4 @@
-"""A limit on reasoning: when its tokens are used up, its closing mark is forced."""
+"""A limit on reasoning: when its tokens are used up, the closing tag is forced."""
 
 import re
 from collections import deque
@@ -7,28 +7,28 @@ from collections.abc import Sequence
 from mink_local.generation.text import THINK_END, ReasoningSplitter, ReasoningState
 from mink_local.llama.weights import Weights
 
-GRACE = 32  # tokens in which the present sentence may end
-# Qwen3 was trained to go on from this sentence (arXiv:2505.09388, section 4.3); others understand it.
+GRACE = 32  # extra tokens in which the current sentence may end
+# Qwen3 was trained to continue from this sentence (arXiv:2505.09388, section 4.3); others understand it.
 CLOSING = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking "
     f"directly now.\n{THINK_END}\n\n"
 )
 _SENTENCE_END = re.compile(r"""((?<!\d)[.!?…]["'”’)\]*]*\s*|[。！？]|\n\s*)$""")  # not the dot of 3.14
-_TAIL = 8  # characters in which the end of a sentence is looked for
+_TAIL = 8  # characters searched for the end of a sentence
 
 
 class ReasoningBudget:
     """Decides which tokens of an answer are forced so that its reasoning ends.
 
-    Tokens count from the first one after the opening mark. When `budget` tokens are used up, `CLOSING` is
-    forced as soon as a sentence has ended, at the latest after `GRACE` more; a budget of 0 forces the mark
-    alone, at once.
+    Tokens count from the first one after the opening tag. When `budget` tokens are used up, `CLOSING` is
+    forced at the end of the current sentence, or after `GRACE` more tokens at the latest; a budget of 0
+    forces just the tag, at once.
 
     Args:
         budget: At least 0.
         state: Where the answer begins.
-        weights: Tell the text of tokens.
-        prefix: Token ids that the answer begins with; its reasoning may be among them.
+        weights: The model, for token texts.
+        prefix: Token ids that the answer begins with, possibly including reasoning.
 
     Attributes:
         is_used_up: Whether the closing has been forced.
@@ -50,7 +50,7 @@ class ReasoningBudget:
 
     @property
     def forced(self) -> int | None:
-        """The next token if it is forced; `add` takes it as any other."""
+        """The next token if it is forced; `add` takes it like any other."""
         return self._forced[0] if self._forced else None
 
     def add(self, token: int) -> None:

@@ -1,9 +1,9 @@
-"""Render a chat template, in a child process with a limit of time and memory.
+"""Renders chat templates, in a child process with limits on time and memory.
 
-A template is a stranger's program: Jinja's sandbox keeps it from files and code, but not from a loop that
-never ends, nor from `'a' * 10**10`. A limit inside this process could not stop the second, and one trial
-beforehand would prove nothing: the template sees the conversation, and can wait for its tenth turn. So one
-child process renders all prompts of a model.
+A template is a stranger's program: Jinja's sandbox keeps it from files and code, but not from an endless loop
+or from `'a' * 10**10`. A limit inside this process could not stop the latter, and a trial beforehand would
+prove nothing: the template sees the conversation, and can wait for its tenth turn. So one child process
+renders all of a model's prompts.
 """
 
 import json
@@ -25,25 +25,25 @@ _MOST_CHARACTERS = 1 << 26
 
 
 class TemplateError(Exception):
-    """A template gives no prompt; the text is a predicate of the template: "is broken: …"."""
+    """A template yields no prompt; the text is a predicate, such as "is broken: …"."""
 
 
 def started_server() -> Server:
-    """Start the child process of a `Renderer`, which gets ready while the model is loaded."""
+    """Start the child process of a `Renderer`, to get ready while the model loads."""
     server = Server(__name__, memory=GIB)
     server.start()
     return server
 
 
 class Renderer:
-    """Renders a chat template, in a child process that starts with the first prompt at the latest.
+    """Renders a chat template in a child process, which starts with the first prompt at the latest.
 
     Args:
         template: Jinja source.
-        date: What the template is told; None is today's.
+        date: The date given to the template; None for today.
         bos_token, eos_token: Texts of the tokens that begin and end a sequence.
-        in_process: Render in this process and without limits: for a template that is trusted.
-        server: The child process, if it has started.
+        in_process: Render in this process, without limits: for trusted templates.
+        server: The child process, if already started.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Renderer:
             self._server.close()
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
-        """Return the prompt of a conversation.
+        """Return the prompt for a conversation.
 
-        `options` are further names that the template may use, such as `enable_thinking`. Raises TemplateError
-        if the template is broken, refuses the conversation or does not end.
+        `options` are further variables for the template, such as `enable_thinking`. Raises TemplateError if
+        the template is broken, refuses the conversation or does not end.
         """
         try:
             question = [list(messages), options]
@@ -90,7 +90,7 @@ def _begin(constants: Sequence[Any]) -> Any:
 def _answer(
     source: str, date: str | None, bos_token: str, eos_token: str, question: Sequence[Any]
 ) -> dict[str, str]:
-    """Return the text of a prompt, or what is wrong; both within the limits of a question."""
+    """Return a prompt's text, or what is wrong, within the limits of a question."""
     messages, options = question
     today = datetime.fromisoformat(date) if date else datetime.now()
     names = {"functions": None, "function_call": None, "tools": None, "tool_choice": None, **options}
@@ -122,7 +122,7 @@ def _refuse(message: str) -> None:
 
 
 class _GenerationTag(Extension):
-    """Ignores `{% generation %}`, which marks what models are trained on."""
+    """Ignores `{% generation %}`, which marks the text that models are trained on."""
 
     tags = {"generation"}  # noqa: RUF012  # as in the base class
 
@@ -133,7 +133,7 @@ class _GenerationTag(Extension):
 
 @lru_cache(maxsize=8)
 def _compiled(source: str) -> Template:
-    """Compile a template as Hugging Face's transformers and llama-cpp-python do."""
+    """Compile a template the way Hugging Face's transformers and llama-cpp-python do."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )

@@ -1,4 +1,4 @@
-"""Requests: a prompt, and how its answer is sampled."""
+"""Requests: a prompt, and how to sample its answer."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from mink_local.samplers import SAMPLERS, Greedy, MinK, Sampler
 Message = Mapping[str, Any]
 """A dict with "role" (str) and "content": a str, or a list of `{"type": "text", "text": str}` parts.
 
-The assistant's may have "tool_calls" and no content; a message of the role "tool" has the result of one.
+The assistant's may have "tool_calls" and no content; a message with role "tool" holds the result of a call.
 """
 
 Tool = Mapping[str, Any]
@@ -26,42 +26,42 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 
 def is_token_ids(prompt: Sequence[Message] | Sequence[int]) -> TypeGuard[Sequence[int]]:
-    """Return whether a prompt that is no text is a list of token ids."""
+    """Return whether a prompt that is not a text is a list of token ids."""
     return len(prompt) > 0 and isinstance(prompt[0], int)
 
 
 def is_raw(prompt: Prompt) -> bool:
-    """Return whether a prompt is a text or token ids, for which the chat template is not used."""
+    """Return whether a prompt is a text or token ids, which bypass the chat template."""
     return isinstance(prompt, str) or is_token_ids(prompt)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Options for the tokens of an answer, and for its end.
+    """How an answer is sampled, and when it ends.
 
-    The options of a sampler are its own: `sampler=TopP(p=0.9)` instead of `top_p=0.9`.
+    A sampler's options are part of the sampler: `sampler=TopP(p=0.9)` instead of `top_p=0.9`.
 
     Args:
-        sampler: Decides the candidates; None is `MinK()`.
-        temperature: Divides the logits of the candidates; 0 takes the largest logit.
-        max_tokens: Most tokens of the answer; None leaves it to the context.
-        min_tokens: Number of tokens before one that ends the answer (the model's own or one of
+        sampler: Selects the candidates; None means `MinK()`.
+        temperature: Divides the candidates' logits; 0 takes the largest logit.
+        max_tokens: Maximum length of the answer in tokens; None for as many as the context holds.
+        min_tokens: Minimum number of tokens before an end token (the model's own or one of
             `stop_token_ids`) can be sampled.
-        seed: 0 to 2^32 - 2; None is a random one.
+        seed: 0 to 2^32 - 2; None picks one at random.
         stop: Strings that end the answer and are not part of it.
-        stop_token_ids: Tokens that end the answer and are not part of it, besides the model's own.
-        ignore_eos: Never sample the tokens with which the model ends its answers.
-        logprobs: None for no log-probabilities; 0 for those of the sampled tokens; n for those of the n
-            most probable tokens of each step as well. They are those of the model itself: at temperature
-            1, before constraints and the cut.
-        prompt_logprobs: The same for the tokens of the prompt, which is then evaluated from the start.
-        reasoning_budget: Maximum number of tokens of reasoning; None and -1 are no limit, 0 is no reasoning.
-            When they are used up, a closing sentence and the closing mark are forced, at the end of the
-            current sentence or after 32 more tokens. Forced tokens have k = 0. No effect with a grammar.
-        constraints: Penalties, logit bias, a grammar: they change the logits before the cut.
+        stop_token_ids: Tokens that end the answer and are not part of it, in addition to the model's own.
+        ignore_eos: Whether to never sample the model's end tokens.
+        logprobs: None for no log-probabilities, 0 for those of the sampled tokens, n for those of the n most
+            probable tokens at each step as well. They are the model's own: at temperature 1, before
+            constraints and the cut.
+        prompt_logprobs: The same for prompt tokens; the prompt is then evaluated from the start.
+        reasoning_budget: Maximum length of the reasoning in tokens; None or -1 for no limit, 0 for none.
+            Once used up, a closing sentence and the closing tag are forced, at the end of the current
+            sentence or after 32 more tokens. Forced tokens have k = 0. No effect with a grammar.
+        constraints: Penalties, logit bias, a grammar: applied to the logits before the cut.
 
     Raises:
-        TypeError: There is no such option; the error says which object has it.
+        TypeError: There is no such option; the message says where the option belongs, if it is known.
         ValueError: An option is out of range.
     """
 
@@ -88,7 +88,7 @@ class SamplingParams:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be a finite number of at least 0, not {self.temperature}")
         if isinstance(self.stop, str) or not all(self.stop):
-            raise ValueError("stop must be a list of strings that are not empty")
+            raise ValueError("stop must be a list of non-empty strings")
         check_range("max_tokens", self.max_tokens, 1)
         check_range("min_tokens", self.min_tokens, 0)
         check_range("seed", self.seed, 0, MAX_SEED)
@@ -103,13 +103,13 @@ class SamplingParams:
 
     @property
     def has_grammar(self) -> bool:
-        """True if a grammar or a JSON schema decides the form of the text."""
+        """True if a grammar or a JSON schema governs the text."""
         constraints = self.constraints
         return constraints is not None and (constraints.grammar or constraints.json_schema) is not None
 
     @property
     def limits_reasoning(self) -> bool:
-        """True if reasoning is to end at a budget, and no grammar decides where it ends."""
+        """True if a budget, and no grammar, decides where reasoning ends."""
         return self.reasoning_budget not in (None, -1) and not self.has_grammar
 
     @property
@@ -125,12 +125,12 @@ class SamplingParams:
         )
 
 
-# `__new__` takes any option, to say where it belongs; help() and editors show the fields.
+# `__new__` accepts any option, to say where it belongs; help() and editors show the fields.
 SamplingParams.__signature__ = inspect.signature(partial(SamplingParams.__init__, SamplingParams()))  # type: ignore[attr-defined]
 
 
 def _owner_of(option: str) -> str:
-    """Return where to pass an option of other programs, as the end of a message; "" for an unknown one."""
+    """Return where to pass an option known from other programs, to end a message; "" if unknown."""
     for sampler in SAMPLERS.values():
         if option in sampler.request_fields:
             return f": pass sampler={sampler.__name__}({sampler.request_fields[option]}=…)"
@@ -158,18 +158,18 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how it is answered.
+    """A prompt and how to answer it.
 
     Args:
-        prompt: Messages, from which the chat template makes the prompt; or a raw text, in which control
-            tokens are parsed, or token ids. If the last message is the assistant's, the answer continues it.
-        params: How the answer is sampled.
-        enable_thinking: Whether the model reasons before it answers, for a chat template with that switch;
+        prompt: Messages, which the chat template turns into a prompt; or a raw text, in which control tokens
+            are parsed; or token ids. If the last message is the assistant's, the answer continues it.
+        params: How to sample the answer.
+        enable_thinking: Whether the model reasons before answering, if the chat template has that switch;
             None leaves it to the template.
         prefix: Token ids that the answer begins with; they are not part of `Answer.tokens`.
-        tools: Tools that the model may call: the chat template describes them.
+        tools: Tools that the model may call, described to it by the chat template.
         watch: Called in the engine's thread with the raw logits (V,) of every step, before its token is
-            sampled. It must not raise, and must copy what it keeps of them.
+            sampled. It must not raise, and must copy anything it keeps.
     """
 
     prompt: Prompt

@@ -26,10 +26,10 @@ class SamplingStep:
         weights: Min-k's weight of the drop after each candidate; NaN for the last.
         p: Probabilities at temperature 1, before the cut.
         temperature: Above 0.
-        sampler: The sampler of the step.
+        sampler: The sampler used for the step.
         first: The first rank that it keeps.
-        k: How many candidates it keeps, from that rank on.
-        compared: The samplers of `kept`.
+        k: The number of candidates it keeps, from that rank on.
+        compared: The samplers in `kept`.
         sampled: The rank of the sampled token.
     """
 
@@ -57,7 +57,7 @@ class SamplingStep:
 
     @cached_property
     def p_sampled(self) -> Floats:
-        """Probabilities at `temperature`, after the cut: those that the token is sampled with."""
+        """Probabilities at `temperature`, after the cut: those the token is sampled with."""
         kept = np.zeros(len(self.ids))
         run = slice(self.first, self.first + self.k)
         kept[run] = _softmax(self.logits[run] / self.temperature)
@@ -69,7 +69,7 @@ class SamplingStep:
 
     @cached_property
     def kept(self) -> dict[Sampler, int]:
-        """How many candidates each of the `compared` samplers keeps at `temperature`."""
+        """The number of candidates that each of the `compared` samplers keeps at `temperature`."""
         kept = {sampler: sampler.cutoff(self.row, self.temperature) for sampler in self.compared}
         if self.sampler in kept:
             kept[self.sampler] = self.k
@@ -77,10 +77,10 @@ class SamplingStep:
 
     @cached_property
     def cuts(self) -> list[tuple[str, int | None, int | None]]:
-        """Names of samplers, and how many candidates they keep: before temperature, and after it.
+        """Sampler names, and how many candidates they keep: before temperature and after it.
 
-        A chain's members come first, numbered, each with what is left after it. At temperature 1, and for a
-        sampler that does not look at probabilities, the second number is None.
+        A chain's members come first, numbered, each with what it leaves. At temperature 1, and for samplers
+        that do not look at probabilities, the second number is None.
         """
         table: dict[str, dict[bool, int]] = {}
         for i, (member, left) in enumerate(zip(self.sampler.members, self.left, strict=False), start=1):
@@ -93,14 +93,14 @@ class SamplingStep:
 
     @cached_property
     def left(self) -> list[int]:
-        """The number of candidates left after each member of a chain; empty if the sampler is none."""
+        """The number of candidates left after each member of a chain; empty for any other sampler."""
         members = self.sampler.members
         chains = [Chain(*members[:n]) for n in range(1, len(members))]
         left = [chain.cutoff(self.row, self.temperature) for chain in chains]
         return [*left, self.k] if left else []
 
     def _comes_after(self, sampler: Sampler) -> bool:
-        """Return whether a sampler sees other probabilities because it cuts after temperature."""
+        """Return whether a sampler sees different probabilities because it cuts after temperature."""
         return sampler.order == "temperature-first" and self.temperature != 1
 
     @property
@@ -120,7 +120,7 @@ class SamplingStep:
         return moved.of(self.sampler) if self.sampler.order else moved
 
     def of(self, sampler: Sampler) -> "SamplingStep":
-        """Return the step with what another sampler keeps."""
+        """Return the step with another sampler's cut."""
         kept, _ = sampler.candidates(self.row, self.temperature)
         first = int(np.flatnonzero(self.ids == kept[0])[0])
         return replace(self, sampler=sampler, first=first, k=len(kept))
@@ -140,15 +140,15 @@ def sampling_step(
     sampler: Sampler | None = None,
     k: int | None = None,
 ) -> SamplingStep:
-    """Return the candidates of a step, and what samplers keep of them.
+    """Return the candidates of a step, and which of them samplers keep.
 
     Args:
-        logits: (V,) as the sampler sees them.
+        logits: Logits (V,) as the sampler sees them.
         sampled: Id of the sampled token, whose logit must be finite.
-        temperature: Of the sampler; 0 is greedy, which is compared with others at temperature 1.
-        compared: The samplers to compare; None is `compared_with(sampler)`.
-        sampler: The sampler of the step; None is Min-k.
-        k: How many candidates the sampler kept, if known: what a stateful one keeps varies.
+        temperature: The answer's temperature; 0 means greedy, which is compared with others at temperature 1.
+        compared: The samplers to compare; None means `compared_with(sampler)`.
+        sampler: The sampler used for the step; None means Min-k.
+        k: How many candidates the sampler kept, if known: a stateful one may vary.
     """
     sampler = Greedy() if temperature == 0 else sampler or MinK()
     temperature = temperature or 1.0
@@ -171,12 +171,12 @@ def sampling_step(
         sampled=int(np.flatnonzero(order == sampled)[0]),
     ).of(sampler)
     if sampler.is_stateful and k is not None and k != step.k:
-        return replace(step, first=0, k=k)  # mirostat's cut, or xtc did not cut in this step
+        return replace(step, first=0, k=k)  # mirostat's cut, or xtc did not cut at this step
     return step
 
 
 def compared_with(sampler: Sampler) -> list[Sampler]:
-    """Return a sampler, then every other registered one with its default options, all in both orders."""
+    """Return a sampler, then all other registered ones with default options, all in both orders."""
     own = [sampler]
     if "order" in (field.name for field in fields(sampler)):  # type: ignore[arg-type]
         own += [replace(sampler, order=one) for one in get_args(Order) if one != sampler.order]  # type: ignore[type-var]
@@ -185,10 +185,10 @@ def compared_with(sampler: Sampler) -> list[Sampler]:
 
 
 class ConstrainedRows:
-    """The logits of an answer's steps under its constraints, in any order of the steps.
+    """The logits of an answer's steps under its constraints, with random access.
 
     Args:
-        constraints: Those of the answer.
+        constraints: The answer's constraints.
         weights: The model.
         prompt: Token ids before the answer.
         tokens: Token ids of the answer.
@@ -201,7 +201,7 @@ class ConstrainedRows:
         self._has_grammar = constraints.grammar is not None or constraints.json_schema is not None
         self._tokens = tokens
         self._constrainer, self._at = self._make(), 0
-        self._allowed = 0  # tokens that the grammar is known to allow; llama.cpp aborts on one it does not
+        self._allowed = 0  # tokens known to be allowed by the grammar; llama.cpp aborts on others
         self._anything = np.zeros(weights.n_vocab, np.float32)
 
     def row(self, logits: NDArray[np.float32], at: int) -> NDArray[np.float32]:

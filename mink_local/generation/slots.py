@@ -1,4 +1,4 @@
-"""Slots: the sequences of a KV cache, their reuse, the batches that fill them, and the logits these give."""
+"""Slots: the sequences of a KV cache, their reuse, and the batches that fill them and yield logits."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from mink_local.samplers import kernels
 if TYPE_CHECKING:
     from mink_local.llama.backend_sampler import BackendSampler
 
-N_OUTPUTS = 128  # logits rows of a batch: 78 MB at a vocabulary of 151,936
+N_OUTPUTS = 128  # logits rows per batch: 78 MB with a vocabulary of 151,936
 MIN_SHARED_PREFIX = 4  # a shorter prefix is cheaper to evaluate again than to copy
 _CONTINUED = 0.75  # share of a slot's tokens that a prompt begins with if it continues the same conversation
 
@@ -28,11 +28,11 @@ class Slot(Generic[Job]):
     Attributes:
         seq_id: llama.cpp's number of the sequence.
         tokens: Token ids whose keys and values are in the cache.
-        pending: Token ids that are to be evaluated after `tokens`.
-        n_outputs: Number of the last pending tokens whose logits are computed.
-        deadline: The slot with the lowest comes first in a batch. A prompt's is the number of tokens that the
-            context will have evaluated if it evaluates only this from now on: a short prompt passes a long
-            one that has just come, but not one that has waited.
+        pending: Token ids to be evaluated after `tokens`.
+        n_outputs: Number of pending tokens, counted from the end, whose logits are computed.
+        deadline: The slot with the lowest one comes first in a batch. A prompt's is the number of tokens that
+            the context will have evaluated if it evaluates only this prompt from now on: a short prompt
+            overtakes a long one that has just arrived, but not one that has been waiting.
         job: What the slot is used for; None if it is free.
         last_used: Number of tokens that the context had evaluated when the slot was released; 0 if the slot
             holds nothing that is not in another one.
@@ -51,7 +51,7 @@ class Slot(Generic[Job]):
         self._context = context
 
     def queue(self, tokens: Sequence[int], n_outputs: int = 1) -> None:
-        """Make the sequence `tokens`: keep the prefix that is in the cache and queue the rest.
+        """Set the sequence to `tokens`: keep the prefix that is in the cache and queue the rest.
 
         The last `n_outputs` tokens are always queued, because their logits are needed.
         """
@@ -60,17 +60,17 @@ class Slot(Generic[Job]):
         self.deadline = self._context.n_evaluated + len(self.pending)
 
     def push(self, token: int) -> None:
-        """Queue one more token of an answer, whose logits are needed before those of prompts."""
+        """Queue another token of an answer; its logits are needed before those of prompts."""
         self.pending, self.n_outputs, self.deadline = [token], 1, 0
 
     def truncate(self, length: int) -> None:
-        """Remove all but the first `length` tokens, or all if the model cannot remove just the end."""
+        """Remove all but the first `length` tokens, or all tokens if the model cannot remove just the end."""
         if length < len(self.tokens):
             del self.tokens[length:]
             self.restore()
 
     def restore(self) -> None:
-        """Remove what an unfinished batch may have left after `tokens`, or all as `truncate` does."""
+        """Remove anything an unfinished batch may have left after `tokens`, or everything; see `truncate`."""
         if not self._context.truncate(len(self.tokens), self.seq_id):
             self._context.clear(self.seq_id)
             self.tokens.clear()
@@ -86,7 +86,7 @@ class Slot(Generic[Job]):
         self.tokens = self._context.load(path, self.seq_id)
 
     def take_over(self, other: "Slot[Job]") -> None:
-        """Continue another slot's job; the other slot is free then."""
+        """Continue another slot's job and free that slot."""
         self.copy_from(other)
         self.job, self.pending = other.job, other.pending
         self.n_outputs, self.deadline = other.n_outputs, other.deadline
@@ -94,14 +94,14 @@ class Slot(Generic[Job]):
         other.last_used = 0
 
     def next_segment(self, n_tokens: int, n_outputs: int) -> Segment:
-        """Return as many of the pending tokens as a batch has room for."""
+        """Return as many pending tokens as a batch has room for."""
         first_output = len(self.pending) - self.n_outputs
         length = min(n_tokens, len(self.pending), first_output + n_outputs)
         outputs = max(0, length - first_output)
         return Segment(self.pending[:length], len(self.tokens), self.seq_id, outputs)
 
     def evaluated(self, segment: Segment) -> None:
-        """Note that a segment of the pending tokens is in the cache now."""
+        """Record that a segment of the pending tokens is now in the cache."""
         self.tokens += segment.tokens
         self.pending = self.pending[len(segment.tokens) :]
         self.n_outputs -= segment.n_outputs
@@ -111,14 +111,14 @@ class Slot(Generic[Job]):
         self.queue(self.tokens.copy())
 
     def release(self) -> None:
-        """Make the slot free. The cache keeps its tokens, for a request with the same prefix."""
+        """Free the slot. The cache keeps its tokens for a request with the same prefix."""
         if self.job is not None:
             self.last_used = self._context.n_evaluated
         self.job, self.pending = None, ()
         self.detach()
 
     def detach(self) -> None:
-        """Sample on the host from here on."""
+        """Sample on the host from now on."""
         if self.backend_sampler is not None:
             self.backend_sampler.detach()
             self.backend_sampler = None
@@ -127,13 +127,13 @@ class Slot(Generic[Job]):
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix of two sequences."""
     longest = min(len(a), len(b))
-    if a[:longest] == b[:longest]:  # nearly always, and compared at C's speed
+    if a[:longest] == b[:longest]:  # nearly always true, and compared at C speed
         return longest
     return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
 
 
 def find_free(slots: Iterable[Slot[Job]]) -> Slot[Job] | None:
-    """Return the free slot whose tokens are the least likely to be wanted again: the least recently used."""
+    """Return the least recently used free slot, preferably an empty one; None if all are busy."""
     free = (slot for slot in slots if slot.job is None)
     return min(free, key=lambda slot: slot.last_used if slot.tokens else 0, default=None)
 
@@ -144,13 +144,13 @@ def reserve(slots: Sequence[Slot[Job]], tokens: Sequence[int], n_outputs: int = 
     A prompt that continues what a free slot holds gets that slot. Any other gets the one used least recently,
     so that conversations which take turns each find their tokens; a prefix that is in any slot is copied.
 
-    Returns None if no slot is free, or if another slot is prefilling a longer shared prefix: then the same
-    call succeeds some batches later.
+    Returns None if no slot is free, or if another slot is prefilling a longer shared prefix: the same call
+    then succeeds some batches later.
     """
     found = find_free(slots)
     if found is None:
         return None
-    reusable = tokens[: len(tokens) - n_outputs]  # the others are evaluated again, for their logits
+    reusable = tokens[: len(tokens) - n_outputs]  # the rest is evaluated again for its logits
     n_cached = {slot: common_prefix(slot.tokens, reusable) for slot in slots}
     best = max(slots, key=lambda slot: (n_cached[slot], slot.job is None))
     if _is_prefilling_more(slots, reusable, n_cached[best] + MIN_SHARED_PREFIX):
@@ -176,11 +176,12 @@ def decode(
     """Evaluate one batch: pending tokens of `busy` slots, in the order of their deadlines.
 
     Args:
-        n_prompt: Most tokens of slots that have several; None is as many as a batch has room for.
+        n_prompt: Maximum number of tokens from slots with several pending; None for as many as fit into a
+            batch.
 
-    Returns for every row of logits that was computed its slot, its place in the batch, and the number of the
-    slot's tokens that it follows; None if the batch was interrupted. Raises GenerationError if llama.cpp
-    fails. In both cases the slots are as before.
+    Returns, for every row of logits computed, its slot, its place in the batch, and the number of the slot's
+    tokens that it follows; None if the batch was interrupted. Raises GenerationError if llama.cpp fails. In
+    both cases, the slots are as before.
     """
     n_tokens, n_outputs = context.n_batch, context.n_outputs
     if n_prompt is not None:
@@ -192,7 +193,7 @@ def decode(
             parts.append((slot, segment))
             n_tokens -= len(segment.tokens)
             n_outputs -= segment.n_outputs
-    parts.sort(key=lambda part: part[1].seq_id)  # llama.cpp evaluates neighbouring sequences together
+    parts.sort(key=lambda part: part[1].seq_id)  # llama.cpp evaluates adjacent sequences together
     done = False
     try:
         done = not context.interrupted and context.decode(*(segment for _, segment in parts))
@@ -215,9 +216,9 @@ class Row(NamedTuple):
     """The logits after the first `n_tokens` tokens of a sequence.
 
     Attributes:
-        sequence: Number of the sequence in the call.
+        sequence: Index of the sequence in the call.
         n_tokens: From 1 to the length of the sequence.
-        logits: Raw, float32 (V,): llama.cpp's memory, valid until the next row.
+        logits: Raw logits, float32 (V,): llama.cpp's memory, valid until the next row.
     """
 
     sequence: int
@@ -229,8 +230,8 @@ class RowReader:
     """Evaluates many token sequences at a time, in a KV cache that is kept between calls.
 
     Args:
-        context: The KV cache. Several rows of a sequence are faster with several logits rows per batch.
-        slots: Its sequences, all free; None: it is empty.
+        context: The KV cache. Several logits rows per batch make several rows per sequence faster.
+        slots: Its sequences, all free; None if the cache is empty.
     """
 
     def __init__(self, context: Context, slots: Sequence[Slot[Any]] | None = None) -> None:
@@ -243,18 +244,18 @@ class RowReader:
         return len(self._slots)
 
     def interrupt(self) -> None:
-        """End a running call soon, with a GenerationError. May be called from another thread."""
+        """Make a running call end soon, with a GenerationError. May be called from another thread."""
         self._context.interrupted = True
 
     def __call__(self, sequences: Iterable[tuple[Sequence[int], int]]) -> Iterator[Row]:
-        """Yield rows of logits: those of one sequence in order, sequences in order of completion.
+        """Yield rows of logits: in order within a sequence, sequences in order of completion.
 
         Args:
-            sequences: Token ids, and the number of last tokens whose logits are wanted, at least 1.
-                A prefix shared by successive sequences is evaluated once.
+            sequences: Token ids, and the number of tokens, counted from the end, whose logits are wanted, at
+                least 1. A prefix shared by successive sequences is evaluated once.
 
         Raises:
-            ContextOverflowError: A sequence does not fit the context.
+            ContextOverflowError: A sequence does not fit into the context.
             GenerationError: llama.cpp fails.
         """
         waiting = enumerate(sequences)
@@ -294,10 +295,10 @@ class Continuation:
     """A continuation of a context, with the log-probabilities of its tokens.
 
     Attributes:
-        index: Number of the pair in the call.
+        index: Index of the pair in the call.
         tokens: Token ids of the continuation.
-        logprobs: Log-probability of each token given those before it, at temperature 1, in nats.
-        is_greedy: Whether greedy sampling would give this continuation; of equal logits the lowest id counts.
+        logprobs: Log-probability of each token given the preceding ones, at temperature 1, in nats.
+        is_greedy: Whether greedy sampling would produce this continuation; ties go to the lowest id.
     """
 
     index: int
@@ -320,7 +321,7 @@ def score(rows: RowReader, pairs: Sequence[tuple[Sequence[int], Sequence[int]]])
             successive contexts is evaluated once.
 
     Raises:
-        ContextOverflowError: A pair does not fit the context.
+        ContextOverflowError: A pair does not fit into the context.
         ValueError: A context or a continuation is empty.
         GenerationError: The logits contain a NaN, or llama.cpp fails.
     """

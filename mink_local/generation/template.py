@@ -1,4 +1,4 @@
-"""Prompts: messages checked and rendered by the model's chat template, texts, token ids; all as token ids."""
+"""Turns prompts into token ids: messages, rendered by the model's chat template, texts or token ids."""
 
 import json
 import re
@@ -29,10 +29,10 @@ _LONGEST_REMEMBERED = 1 << 20  # characters of messages and tools
 
 
 class ChatTemplate:
-    """The form in which a model wants conversations.
+    """The format in which a model expects conversations.
 
     A model without a template (`is_plain`) gets plain turns, `System: …`, `User: …`, `Assistant: …`, and its
-    answer ends where it would begin a user's turn. `date` is what templates get as today's date.
+    answer ends where it would start a user's turn. `date` is what templates get as today's date.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class ChatTemplate:
         self._remembered = lru_cache(maxsize=64)(self._tokenizer)
 
     def stop(self, prompt: Prompt) -> tuple[str, ...]:
-        """Return the strings that end an answer, besides the model's own end tokens."""
+        """Return the strings that end an answer, in addition to the model's own end tokens."""
         return (PLAIN_STOP,) if self.is_plain and not is_raw(prompt) else ()
 
     def tokens(
         self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
     ) -> list[int]:
-        """Return the token ids of a prompt: messages, a text or token ids, as `Request` has them.
+        """Return the token ids of a prompt: messages, a text or token ids, as in `Request`.
 
-        The vocabulary's beginning-of-text token is added to a text that lacks it. Of messages that are far
-        too long, only somewhat more tokens than any context holds are returned. `enable_thinking` sets the
+        The vocabulary's beginning-of-text token is added to a text that lacks it. Messages that are far too
+        long are truncated to slightly more tokens than any context holds. `enable_thinking` sets the
         template's switch; None leaves it alone. Raises ValueError if the prompt is empty or malformed, has
         token ids outside the vocabulary, or has tools that the template does not support; MinkError if the
         template refuses the messages.
@@ -91,27 +91,27 @@ class ChatTemplate:
     ) -> str:
         """Return the text of a prompt that asks for the next answer.
 
-        In it, control tokens typed in messages look like the template's own. Raises as `tokens` does.
+        In this text, control tokens typed in messages look like the template's own. Errors as for `tokens`.
         """
         return "".join(self._tokenizer.render(self._input(messages, enable_thinking, tools)))
 
     def opens_reasoning(self, prompt: Sequence[int]) -> bool:
-        """Return whether a prompt ends with the start of reasoning."""
+        """Return whether a prompt ends inside reasoning that it opens."""
         end = b"".join(self._weights.piece(token) for token in prompt[-len(THINK) :])
         return end.rstrip().endswith(THINK.encode())
 
     def reasoning_state(self, request: Request, prompt: Sequence[int]) -> ReasoningState:
-        """Return where the answer to a request, whose prompt has these token ids, begins."""
-        if self.opens_reasoning(prompt) and not request.params.has_grammar:  # which describes a whole answer
+        """Return where the answer to a request begins, given the prompt's token ids."""
+        if self.opens_reasoning(prompt) and not request.params.has_grammar:  # grammars cover whole answers
             return "reasoning"
         return "start" if self.can_reason and not is_raw(request.prompt) else "text"
 
     def close(self) -> None:
-        """End the child process that renders the template, if there is one."""
+        """End the child process that renders the template, if any."""
         self._renderer.close()
 
     def _of_messages(self, given: dict[str, Any]) -> list[int]:
-        """Return the token ids of a template's input, cached: requests often have the same messages."""
+        """Return the token ids for a template's input, cached: requests often have the same messages."""
         try:
             question = json.dumps(given, ensure_ascii=False)
         except TypeError as error:
@@ -123,28 +123,28 @@ class ChatTemplate:
     def _input(
         self, messages: Sequence[Message], enable_thinking: bool | None, tools: Sequence[Tool]
     ) -> dict[str, Any]:
-        """Return what the template is given."""
+        """Return the template's input."""
         if tools and not self.supports_tools:
-            raise ValueError("this model's chat template has no tools: describe them in a system message")
+            raise ValueError("this chat template supports no tools: describe them in a system message")
         switch = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         return template_input(messages, tools) | switch
 
 
 class _MessageTokenizer:
-    """Tokenizes messages, in which typed control tokens stay text.
+    """Tokenizes messages so that control tokens typed in them stay plain text.
 
-    `<|im_end|>` in a message, a tool's description or the arguments of a call does not change the turns.
+    `<|im_end|>` in a message, a tool's description or a call's arguments does not end a turn.
     """
 
     def __init__(self, weights: Weights, renderer: Renderer) -> None:
         self._weights, self._renderer = weights, renderer
 
     def __call__(self, question: str, _: Date | None = None) -> "array[int]":
-        """Return the token ids for what the template is given, as JSON text."""
+        """Return the token ids for the template's input, given as JSON."""
         given = json.loads(question)
-        # A mark breaks up every control token before rendering, and the text is split at the marks
-        # afterwards, so that no part contains a whole one from a message. The mark is a noncharacter or a
-        # private character that no string contains.
+        # Before rendering, a mark is put inside every control token; afterwards, the text is split at the
+        # marks, so that no part contains a whole control token from a message. The mark is a noncharacter or
+        # private-use character that no string contains.
         mark = next(c for c in map(chr, range(0xFDD0, 0x110000)) if c not in question)
         text, prefill = self.render(_map_strings(given, partial(self._control.sub, rf"\1{mark}")))
         first, *rest = text.split(mark)
@@ -154,7 +154,7 @@ class _MessageTokenizer:
         return array("i", tokens + self._tokenized(prefill.replace(mark, ""), parse_special=False))
 
     def render(self, given: dict[str, Any]) -> tuple[str, str]:
-        """Return the text of the prompt, and the beginning of the answer."""
+        """Return the prompt's text, and the beginning of the answer."""
         turns, prefill = _split_prefill(given["messages"])
         try:
             return self._renderer(**{**given, "messages": turns}), prefill
@@ -162,10 +162,9 @@ class _MessageTokenizer:
             raise MinkError(f"the chat template of {self._weights.path} {error}") from None
 
     def _tokenized(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
-        """Return the token ids of a text, or of its beginning if that alone is too long for every context.
+        """Return the token ids of a text, or of its beginning if that alone is too long for any context.
 
-        llama.cpp's time for a text that the vocabulary spells in bytes grows with the square of its length:
-        hours for 10 MB.
+        llama.cpp takes quadratic time for texts that the vocabulary spells as bytes: hours for 10 MB.
         """
         weights = self._weights
         if len(text) > weights.n_ctx_train:
@@ -178,8 +177,8 @@ class _MessageTokenizer:
 
 
 def control_pattern(texts: Sequence[str]) -> re.Pattern[str]:
-    """Return a pattern for the first character of every control token of at least two characters."""
-    # A lookahead, so that each of several overlapping control tokens is found.
+    """Return a pattern for the first character of every control token of two or more characters."""
+    # A lookahead, so that overlapping control tokens are all found.
     longest_first = sorted((text for text in texts if len(text) > 1), key=len, reverse=True)
     if not longest_first:
         return re.compile("(?!)")
@@ -187,10 +186,10 @@ def control_pattern(texts: Sequence[str]) -> re.Pattern[str]:
 
 
 def template_input(messages: Sequence[Message], tools: Sequence[Tool]) -> dict[str, Any]:
-    """Return the messages, and the tools if there are any, by the names that chat templates use.
+    """Return the messages, and the tools if any, under the names that chat templates use.
 
-    Text parts of a content are joined, None fields dropped, and arguments of tool calls parsed. Raises
-    ValueError for malformed input.
+    Text parts of a message's content are joined, None fields dropped, and arguments of tool calls parsed.
+    Raises ValueError for malformed input.
     """
     if not messages:
         raise ValueError("there is no message to answer")
@@ -201,7 +200,7 @@ def template_input(messages: Sequence[Message], tools: Sequence[Tool]) -> dict[s
 
 
 def _split_prefill(messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
-    """Split off the content of a last message of the assistant, which the answer continues."""
+    """Split off the content of a final assistant message, which the answer continues."""
     last = messages[-1]
     if last["role"] != "assistant":
         return messages, ""
@@ -237,7 +236,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _text_of(part: Any) -> str:
-    """Return the text of a part of a message's content."""
+    """Return the text of one part of a message's content."""
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
     if not isinstance(text, str):
         raise ValueError(

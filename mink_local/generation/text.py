@@ -1,4 +1,4 @@
-"""Text from the bytes of tokens, and the reasoning of a model, `<think>…</think>`, split from its answer."""
+"""Text from token bytes, and a model's reasoning, `<think>…</think>`, split from its answer."""
 
 import codecs
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,11 +15,11 @@ ReasoningState = Literal["start", "reasoning", "text"]
 
 
 class TextStream:
-    """Decodes the bytes of tokens to text, up to the first of some stop strings.
+    """Decodes token bytes to text, up to the first stop string.
 
-    A character is returned as soon as it is complete; bytes that are not UTF-8 become U+FFFD. Text that may
-    be the start of a stop string is held back. `stopped_by` is the stop string that ended the text. The text
-    may begin inside a character whose first bytes are at the end of `before`.
+    A character is returned as soon as it is complete; invalid UTF-8 becomes U+FFFD. Text that may be the
+    start of a stop string is held back. `stopped_by` is the stop string that ended the text. The text may
+    begin inside a character whose first bytes are at the end of `before`.
     """
 
     def __init__(self, stop: Sequence[str] = (), before: bytes = b"") -> None:
@@ -30,7 +30,7 @@ class TextStream:
         self.stopped_by: str | None = None
 
     def push(self, data: bytes, final: bool = False) -> str:
-        """Return the text that is certain after `data`."""
+        """Return the text that `data` makes certain."""
         if self.stopped_by is not None:
             return ""
         self._held += self._decoder.decode(data, final)
@@ -46,7 +46,7 @@ class TextStream:
         return text
 
     def close(self) -> str:
-        """Return the text that was held back, at the end of the bytes."""
+        """Return the text held back, at the end of the bytes."""
         return self.push(b"", final=True)
 
 
@@ -59,12 +59,12 @@ codecs.register_error("mink-local-hex", _in_hex)
 
 
 def visible(data: bytes) -> str:
-    """Return the text of a token's bytes, with `<0xE7>` for a byte that is only part of a character."""
+    """Return the text of a token's bytes, with `<0xE7>` for each byte of an incomplete character."""
     return data.decode(errors="mink-local-hex")
 
 
 def token_name(weights: "Weights", token: int) -> str:
-    """Return the `visible` text of a token, or the vocabulary's name for one without text."""
+    """Return a token's `visible` text, or the vocabulary's name for a token without text."""
     return visible(weights.piece(token)) or weights.token_text(token)
 
 
@@ -79,16 +79,16 @@ def started_length(text: str, strings: Iterable[str]) -> int:
 
 @dataclass(frozen=True)
 class TextPart:
-    """A piece of an answer, or of the reasoning before it."""
+    """A piece of an answer or of the reasoning before it."""
 
     text: str
     is_reasoning: bool = False
 
 
 class ReasoningSplitter:
-    """Splits a text into reasoning and answer, piece by piece; a later `<think>` is text.
+    """Splits a text into reasoning and answer, piece by piece; a later `<think>` is plain text.
 
-    If `continued`, part of the text was shown before, so leading whitespace is kept.
+    If `continued`, the beginning of the text was shown before, so leading whitespace is kept.
     """
 
     def __init__(self, state: ReasoningState = "start", continued: bool = False) -> None:
@@ -102,7 +102,7 @@ class ReasoningSplitter:
         return self._state == "reasoning"
 
     def feed(self, text: str) -> Iterator[TextPart]:
-        """Yield the parts that are certain now; what may begin a tag is held back."""
+        """Yield the parts that are now certain; text that may begin a tag is held back."""
         self._held += text
         if self._state == "start":
             self._decide()
@@ -112,7 +112,7 @@ class ReasoningSplitter:
             yield from self._take(len(self._held))
 
     def end(self) -> Iterator[TextPart]:
-        """Yield what was held back."""
+        """Yield the text held back."""
         if self._state == "reasoning":
             self._held = self._held.rstrip()
         yield from self._take(len(self._held))
@@ -127,7 +127,7 @@ class ReasoningSplitter:
 
     def _reasoning(self) -> Iterator[TextPart]:
         reasoning, mark, answer = self._held.partition(THINK_END)
-        if not mark:  # hold back what may be the beginning of one
+        if not mark:  # hold back what may be the start of one
             reasoning = reasoning[: len(reasoning) - started_length(reasoning, (THINK_END,))]
         yield from self._take(len(reasoning.rstrip()))
         if mark:
@@ -143,7 +143,7 @@ class ReasoningSplitter:
 
 
 def joined(reasoning: str, text: str, opened: bool) -> str:
-    """Return reasoning and answer as the model writes them after a template that `opened` the reasoning."""
+    """Return reasoning and answer as the model writes them; `opened`: the template opened the reasoning."""
     if not reasoning:
         return text
     start = f"{'' if opened else THINK + chr(10)}{reasoning}"

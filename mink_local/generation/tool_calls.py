@@ -1,4 +1,4 @@
-"""Tool calls: parsed from an answer's text while it is generated, and forced by a grammar."""
+"""Tool calls: parsed from an answer's text as it is generated, and enforced by a grammar."""
 
 import json
 import re
@@ -26,7 +26,7 @@ NO_PARAMETERS = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True)
 class ToolCallDelta:
-    """A piece of a call: the first has the id and the name, later ones more of the arguments."""
+    """A piece of a call: the first has the id and name, later ones more of the arguments."""
 
     index: int
     arguments: str = ""
@@ -35,11 +35,11 @@ class ToolCallDelta:
 
 
 Event = str | ToolCallDelta
-"""A text of the answer, or a piece of a call."""
+"""A piece of the answer's text, or of a call."""
 
 
 def whole_calls(deltas: Iterable[ToolCallDelta]) -> list[dict[str, Any]]:
-    """Return the entries of `message.tool_calls` in OpenAI's form."""
+    """Return the entries of `message.tool_calls` in OpenAI's format."""
     calls: dict[int, ToolCallDelta] = {}
     for delta in deltas:
         call = calls.get(delta.index)
@@ -55,17 +55,18 @@ class ToolParser:
 
     A call is a JSON object with a name and arguments (or `parameters`): between the tags of Hermes and Qwen3;
     or, if it begins with the name of a known tool, at the start of a line, as LLaMA-3 writes it, or in a
-    fence, as Qwen2.5-Coder does. What only begins like a call remains text. Whitespace next to calls is
+    fence, as Qwen2.5-Coder does. Text that merely begins like a call remains text. Whitespace around calls is
     dropped.
 
     The parser is in one of four states. Each is a method that takes what is certain from the start of the
-    held text and returns it, or None until there is more text: `_read_text`, `_read_call` (at what may be
-    a call), `_read_arguments` (inside what is certainly one), `_skip_separators` (after a call).
+    held text and returns it, or None until there is more text: `_read_text`, `_read_call` (at a possible
+    call), `_read_arguments` (inside a certain one), `_skip_separators` (after a call).
 
     Args:
         names: Names of the tools.
-        is_constrained: A grammar ensures that every call is complete, so arguments are emitted as they come.
-            Otherwise a call is emitted once it is complete and its arguments are a JSON object.
+        is_constrained: Whether a grammar ensures that every call is complete, so that arguments are emitted
+            as they arrive. Otherwise, a call is emitted once it is complete and its arguments are a JSON
+            object.
         is_parallel: Whether to emit more than the first call.
 
     Attributes:
@@ -85,16 +86,16 @@ class ToolParser:
         self._space = ""  # before the held text
         self._is_line_start = True
         self._closing = CLOSE  # may follow a call
-        self._searched = 0  # of an object that the held text begins with; no mark begins before it
-        self._arguments = ""  # of a call that is emitted as it comes
+        self._searched = 0  # in an object at the start of the held text; no mark begins before this
+        self._arguments = ""  # of a call emitted as it arrives
 
     def feed(self, text: str) -> list[Event]:
-        """Return what is certain now; text that may belong to a call is held back."""
+        """Return what is now certain; text that may belong to a call is held back."""
         self._held += text
         return self._events(final=False)
 
     def end(self) -> list[Event]:
-        """Return what was held back."""
+        """Return the text held back."""
         return self._events(final=True)
 
     def _events(self, final: bool) -> list[Event]:
@@ -148,13 +149,13 @@ class ToolParser:
         return self._read_object(body, is_marked)
 
     def _read_object(self, body: str, is_marked: bool) -> list[Event] | None:
-        """Take the JSON object that `body`, the end of the held text, begins with, once it is complete."""
+        """Take the JSON object at the start of `body`, the end of the held text, once it is complete."""
         start = len(self._held) - len(body)
         mark = _MARK.search(body, max(0, self._searched - len(CLOSE)))
         has_new_end = "}" in body[self._searched :]
         self._searched = len(body)
         found = _object(body[: mark.start()] if mark else body) if has_new_end else None
-        if found is None:  # with a mark inside, an object will never be complete
+        if found is None:  # an object with a mark inside will never be complete
             return self._take_text(start + mark.start()) if mark else None
         value, end = found
         call = _call(value)
@@ -167,7 +168,7 @@ class ToolParser:
         return [self._first_delta(name), ToolCallDelta(self.n_calls - 1, arguments)]
 
     def _may_be_known(self, body: str) -> bool:
-        """Return whether an object begins, or may go on, like a call of a known tool."""
+        """Return whether an object begins like a call of a known tool, or still may."""
         compact = "".join(body[:_HEAD_CHARACTERS].split())
         return any(compact.startswith(head) or head.startswith(compact) for head in self._heads)
 
@@ -194,13 +195,13 @@ class ToolParser:
 
 
 def _word_length(text: str) -> int:
-    """Return the length of what precedes the next whitespace or mark."""
+    """Return the length of the text before the next whitespace or mark."""
     word = _WORD.match(text)
     return word.end() if word else 0
 
 
 def _object(text: str) -> tuple[Any, int] | None:
-    """Return the JSON object that a text begins with, and its end; None if it is malformed or incomplete."""
+    """Return the JSON object at the start of a text, and its end; None if malformed or incomplete."""
     try:
         return _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
@@ -223,9 +224,9 @@ def _call(value: Any) -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class CallForm:
-    """The texts before the name, between name and arguments, and after them; what is between two calls.
+    """The texts before the name, between name and arguments, and after them, and the one between calls.
 
-    Without a separator there is one call in a message.
+    Without a separator, a message has a single call.
     """
 
     before: str
@@ -243,7 +244,7 @@ LLAMA = CallForm('{"name": "', '", "parameters": ', "}")
 
 
 def form_of(chat_template: str) -> CallForm | None:
-    """Return the form in which a chat template with tools shows calls, or None if it is unknown."""
+    """Return the form of calls in a chat template with tools, or None if unknown."""
     if OPEN in chat_template:
         return None if "<function=" in chat_template else HERMES  # Qwen3-Coder writes no JSON
     return LLAMA if '"parameters": ' in chat_template else None
@@ -256,16 +257,16 @@ def calls_grammar(
     is_parallel: bool,
     answer: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a GBNF grammar of tool calls.
+    """Return a GBNF grammar for tool calls.
 
     Args:
-        form: How the model writes them.
-        parameters: The JSON schemas of the tools' parameters by name.
-        is_parallel: Whether there may be several calls, if the form has them.
-        answer: A JSON schema of an answer that may come in place of a call.
+        form: How the model writes calls.
+        parameters: JSON schemas of the tools' parameters, by tool name.
+        is_parallel: Whether to allow several calls, if the form does.
+        answer: JSON schema of an answer that may come in place of a call.
 
     Raises:
-        ValueError: A schema cannot be converted; the text begins with the tool's name.
+        ValueError: A schema cannot be converted; the message begins with the tool's name.
     """
     calls, rules = [], []
     for i, (name, schema) in enumerate(parameters.items()):
@@ -285,5 +286,5 @@ def calls_grammar(
 
 
 def _prefixed(grammar: str, prefix: str) -> str:
-    """Return a grammar with a prefix before the names of its rules, so that it can stand beside others."""
+    """Return a grammar with its rule names prefixed, so that it can be combined with others."""
     return _RULE_NAME.sub(lambda match: f"{prefix}{match[0]}" if match["name"] else match[0], grammar)

@@ -1,9 +1,9 @@
-"""Backend sampling: tokens are sampled inside llama.cpp's compute graph, on the device with the logits.
+"""Backend sampling: tokens are sampled inside llama.cpp's compute graph, on the device that has the logits.
 
 `llama_set_sampler` attaches a chain of samplers to a sequence, and the host receives a token and one float32
 instead of a row of logits. Greedy, top-k, top-p, min-p, temperature and `dist` are llama.cpp's own; Min-k is
-built here. Python runs only while llama.cpp builds its graph: when a chain is attached, and when the shape of
-a batch changes.
+built here. Python runs only while llama.cpp builds its graph: when a chain is attached, and when the batch
+shape changes.
 
     raw logits (V,) -> first stage -> [temp] -> truncation -> [temp] -> dist -> report stage -> token, k
                        clamp; Min-k   llama.cpp's, except Min-k
@@ -11,12 +11,12 @@ a batch changes.
 A graph has fixed shapes and float32 arithmetic, so it cannot decide every row. The report stage returns one
 float32 in place of the probabilities, which llama.cpp copies to the host:
 
-    k    the token is from the k candidates that this graph kept
+    k    the token is one of the k candidates that this graph kept
     0    a tie at the cutoff, a token that was not kept, or more candidates than Min-k sorts
     NaN  a logit, a threshold or a probability is not finite
 
-Without k, `BackendSampler.next` returns None, and the caller samples the token on the host. Min-k, greedy and
-top-k keep exactly what their kernels keep. Top-p and min-p have a threshold that float32 rounding moves: a
+Without a k, `BackendSampler.next` returns None, and the caller samples the token on the host. Min-k, greedy
+and top-k keep exactly what their kernels keep. For top-p and min-p, float32 rounding moves the threshold: a
 token within 1e-4 of it may be kept here but not by the kernel.
 """
 
@@ -32,30 +32,30 @@ from mink_local.llama.context import Context
 from mink_local.llama.graph import Graph, Node, supported
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, TopK, TopP
 
-WIDTH = 1024  # logits that Min-k sorts: one CUDA block of ggml's argsort; real rows need at most 286
+WIDTH = 1024  # logits Min-k sorts: one CUDA block of ggml's argsort; real rows need at most 286
 MARGIN = 4e-6  # relative; more than five times the error of float32 and CUDA's fast division
-EPSILON = 1e-8  # of the paper's R + 1e-8
+EPSILON = 1e-8  # as in the paper's R + 1e-8
 _LARGE = 3e38  # below the largest float32: CUDA's argmax finds nothing at or below its negative
-_SMALL = 1e-30  # far above the float32 that a device flushes to 0
-_PROBE = 128 * 1024  # logits of the graph that a device is asked about, as many as llama.cpp uses
-_MAX_NODES = 256  # of that graph
+_SMALL = 1e-30  # far above the float32s that a device flushes to 0
+_PROBE = 128 * 1024  # logits in the graph used to probe a device, as many as llama.cpp uses
+_MAX_NODES = 256  # in that graph
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Output nodes of Min-k on one row of logits.
+    """Output nodes of Min-k for one row of logits.
 
-    The last entry is always kept: `dist` falls back to it if rounding leaves its cumulative sum below the
+    The last entry is always kept: `dist` falls back to it if rounding leaves the cumulative sum below the
     random number.
     """
 
-    logits: Node  # float32 (n,), ascending, -inf for a token that is not kept
-    ids: Node  # int32 (n,), their tokens
-    k: Node  # float32 (1,), how many are kept; 0 or NaN if float32 cannot decide what the kernel keeps
+    logits: Node  # float32 (n,), ascending, -inf for tokens not kept
+    ids: Node  # int32 (n,), the token ids
+    k: Node  # float32 (1,), how many are kept; 0 or NaN if float32 cannot decide as the kernel does
 
 
 def min_k(sampler: MinK, row: Node) -> Kept:
-    """Add the nodes of Min-k (section 3 of the paper) on a row's WIDTH largest logits, all finite.
+    """Add the nodes of Min-k (section 3 of the paper) for a row's WIDTH largest logits, all finite.
 
     ggml sorts in ascending order, so rank 1, the largest logit, is the last entry:
 
@@ -76,22 +76,22 @@ def min_k(sampler: MinK, row: Node) -> Kept:
     k = rank.at(cliff)
 
     # A weight this close to the largest could be the largest in float64. If all logits are equal, no weight
-    # is above the limit, and the next two conditions exclude each other.
+    # is above the limit, and the next two conditions contradict each other.
     limit = weights.at(cliff).scale(1 - MARGIN)
     no_rival = _is_below((weights - limit).step().sum(), 1.5)
-    # Behind rank n no weight is larger than the whole range divided by n (the bound of the kernel).
+    # Beyond rank n, no weight exceeds the whole range divided by n (the kernel's bound).
     largest_behind = (logits.view(0, 1) - smallest).scale(1 / n)
     none_behind = (limit - largest_behind).step()
     certain = no_rival * none_behind + limit.scale(0)  # NaN if the limit is not finite
 
-    # How many tokens are kept in any case: at least and at most, since float32 rounds.
+    # Bounds on the fallback's number of tokens, since float32 rounds.
     bounds: list[tuple[Node, Node]] = []
     if sampler.tau > 0:
         spread = (logits.view(n - 1, 1) - smallest).scale(1, EPSILON)
         quotient = spread.scale(0, sampler.tau) / spread
         bounds.append((quotient.scale(1 - MARGIN).floor(), quotient.scale(1 + MARGIN).floor()))
     if sampler.floor > 0:
-        from_largest = logits - logits.view(n - 1, 1)  # 0 or less
+        from_largest = logits - logits.view(n - 1, 1)  # at most 0
         inner, outer = (from_largest.scale(1, sampler.floor * x) for x in (1 - MARGIN, 1 + MARGIN))
         bounds.append((inner.step().sum(), outer.step().sum()))
     for at_least, at_most in bounds:
@@ -107,9 +107,9 @@ def min_k(sampler: MinK, row: Node) -> Kept:
 
 
 def has_backend_form(sampler: Sampler) -> bool:
-    """Return whether a sampler can run in a graph; the variants of Min-k, for example, cannot."""
+    """Return whether a sampler can run in the graph; variants of Min-k, for example, cannot."""
     if isinstance(sampler, TopK):
-        return sampler.k <= _PROBE  # llama.cpp aborts the process if asked for more than it has
+        return sampler.k <= _PROBE  # llama.cpp aborts the process if k exceeds the vocabulary
     if isinstance(sampler, MinK):
         is_floor_in_range = sampler.floor == 0 or _SMALL <= sampler.floor <= _LARGE
         return sampler == MinK(sampler.tau, sampler.floor) and sampler.tau <= _LARGE and is_floor_in_range
@@ -120,15 +120,15 @@ class BackendSampler:
     """Samples the tokens of one sequence of a context inside llama.cpp's compute graph.
 
     From `attach` to `detach`, or until another sampler is attached, the context has no logits for the
-    sequence. Each output of the sequence takes a random number, so a seed reproduces a text only if the last
-    token of the prompt is its only output.
+    sequence. Each output of the sequence consumes a random number, so a seed reproduces a text only if the
+    prompt's last token is its only output.
 
     Args:
-        sampler: One with a backend form.
+        sampler: A sampler with a backend form.
         temperature: > 0.
 
     Attributes:
-        k: Number of candidates of the last token.
+        k: Number of candidates for the last token.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class BackendSampler:
         self._release = weakref.finalize(self, _release, context, self._chain, seq_id)
 
     def attach(self) -> bool:
-        """Attach it to the sequence; return False if the device lacks an operation.
+        """Attach the sampler to the sequence; return False if the device lacks an operation.
 
         Raises:
             GenerationError: The nodes could not be built.
@@ -153,7 +153,7 @@ class BackendSampler:
         return self._chain.offloaded
 
     def detach(self) -> None:
-        """Make the context return logits again. It cannot be attached a second time."""
+        """Make the context return logits again. The sampler cannot be attached a second time."""
         self._release()
 
     def next(self, output: int = -1) -> int | None:
@@ -167,7 +167,7 @@ class BackendSampler:
         """
         self._check()
         token, k = self._context.sampled(output)
-        if not k > 0:  # NaN is not either
+        if not k > 0:  # also true of NaN
             return None
         self.k = round(k)
         return token
@@ -183,13 +183,13 @@ def _release(context: Context, chain: "_SamplerChain", seq_id: int) -> None:
 
 
 class _SamplerChain:
-    """A llama_sampler_chain: the first stage, llama.cpp's samplers, the report stage; its maker frees it."""
+    """A llama_sampler_chain: first stage, llama.cpp's samplers, report stage; its creator frees it."""
 
     def __init__(self, sampler: Sampler, temperature: float, seed: int, n_vocab: int) -> None:
-        self.offloaded = False  # whether llama.cpp took all of it into the graph when it was attached
-        self.error: BaseException | None = None  # raised in a callback, which cannot pass it through C
+        self.offloaded = False  # whether llama.cpp took the whole chain into the graph on attaching it
+        self.error: BaseException | None = None  # raised in a callback; it cannot pass through C
         self._sampler = sampler
-        # Nodes of the first stage for the report stage of the same graph: row, 0 if it is finite, Min-k's.
+        # The first stage's nodes, for the same graph's report stage: row, 0 if it is finite, Min-k's.
         self._state: tuple[Node, Node, Kept | None] | None = None
         first = self._stage(self._supported, self._begin)
         report = self._stage(self._complete, self._report)
@@ -225,7 +225,7 @@ class _SamplerChain:
         )
 
     def _supported(self, buffer_type: int) -> bool:
-        """Return whether the device of the logits has every operation of both stages."""
+        """Return whether the logits' device supports every operation of both stages."""
         with Graph(_MAX_NODES) as graph:
             row = Node.new(graph.context, _PROBE)
             data = C.llama_sampler_data(logits=row.pointer, probs=row.pointer, sampled=row.argmax().pointer)
@@ -237,23 +237,23 @@ class _SamplerChain:
             return supported(buffer_type, graph)
 
     def _complete(self, _: int) -> bool:
-        # llama.cpp gets here only if all samplers before can run on the device.
+        # llama.cpp gets here only if all earlier samplers can run on the device.
         self.offloaded = True
         return True
 
     def _begin(self, graph: int, data: Any) -> None:
-        """Replace the logits by finite ones, and those that Min-k does not keep by -inf."""
-        self._state = None  # the report stage must not find that of another graph if this fails
+        """Make the logits finite, then set those that Min-k does not keep to -inf."""
+        self._state = None  # if this fails, the report stage must not find another graph's state
         raw = Node.wrap(graph, data.logits)
-        row = raw.clamp(-_LARGE, _LARGE)  # a NaN becomes one of the two: no sort or argmax meets it
-        zero_if_finite = raw.sum().scale(0)  # 0 times a sum that is not finite is NaN
+        row = raw.clamp(-_LARGE, _LARGE)  # a NaN becomes one of the two: no sort or argmax sees it
+        zero_if_finite = raw.sum().scale(0)  # 0 times a non-finite sum is NaN
         kept = min_k(self._sampler, row) if isinstance(self._sampler, MinK) else None
         data.logits = kept.logits.pointer if kept else row.pointer
         data.candidates = kept.ids.pointer if kept else None
         self._state = row, zero_if_finite, kept
 
     def _report(self, graph: int, data: Any) -> None:
-        """Replace the probabilities by the report, and have nothing else copied to the host."""
+        """Replace the probabilities by the report, and keep anything else from being copied to the host."""
         if self._state is None:
             return
         row, zero_if_finite, kept = self._state
@@ -262,7 +262,7 @@ class _SamplerChain:
         else:
             ids = Node.wrap(graph, data.candidates) if data.candidates else None
             report = _count(row, Node.wrap(graph, data.logits), ids, Node.wrap(graph, data.sampled))
-        # A softmax that overflows, or is wrong on a device, gives NaN, and `dist` takes the last entry then.
+        # A softmax that overflows, or is wrong on a device, yields NaN; `dist` then takes the last entry.
         zero_if_numbers = Node.wrap(graph, data.probs).sum().scale(0)
         data.probs = (report + zero_if_finite + zero_if_numbers).pointer
         data.logits = data.candidates = None
@@ -283,18 +283,18 @@ def _llama_cpp_samplers(sampler: Sampler, temperature: float, n_vocab: int) -> l
 
 
 def _count(row: Node, left: Node, ids: Node | None, sampled: Node) -> Node:
-    """Return how many logits llama.cpp kept, or 0 if that is not certain to be the kernel's choice.
+    """Return how many logits llama.cpp kept, or 0 if the kernel might keep others.
 
-    A tie at the cutoff may be broken in another way than the kernel does. And `dist` falls back to the last
-    entry, kept or not, if rounding leaves its cumulative sum below the random number.
+    A tie at the cutoff may be broken differently than in the kernel. And `dist` falls back to the last entry,
+    kept or not, if rounding leaves the cumulative sum below the random number.
 
-    `left` is what llama.cpp left of the row (V,), divided by temperature, -inf for a token that is not kept;
-    `ids` has the tokens of `left`, None if these are all tokens in order.
+    `left` is what llama.cpp left of the row (V,), divided by temperature, with -inf for tokens not kept;
+    `ids` holds the tokens of `left`, or is None if these are all tokens in order.
     """
     is_kept = left.scale(1, _LARGE).step()
     k = is_kept.sum()
     logits = row.at(ids) if ids else row
-    # Negative logits, and the smallest number instead of the -inf of one that is not kept.
+    # Negated logits, with the most negative number in place of the -inf of tokens not kept.
     negative = (is_kept.log() - logits).clamp(-_LARGE, _LARGE)
     smallest_kept = logits.at(negative.argmax())
     n_reaching = (row - smallest_kept).scale(-1).step().sum().scale(-1, row.size)

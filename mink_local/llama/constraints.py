@@ -1,4 +1,4 @@
-"""Constraints on logits before sampling: bias, repetition penalties, a grammar."""
+"""Constraints on logits before sampling: logit bias, repetition penalties, a grammar."""
 
 import ctypes
 import math
@@ -19,7 +19,7 @@ from mink_local.llama.log import logged, reason
 from mink_local.llama.token_data import SamplingBuffers, fill_token_data, read_token_data
 from mink_local.llama.weights import Weights
 
-SLOW_SECONDS = 1.0  # of thread time for one token; an ordinary grammar takes milliseconds
+SLOW_SECONDS = 1.0  # thread time for one token; an ordinary grammar takes milliseconds
 _LARGE = 1e30  # sums and products of options up to this stay finite in float32; inf - inf would be NaN
 _RANGES = {
     "repeat_penalty": (1 / _LARGE, _LARGE),
@@ -35,25 +35,25 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class Constraints:
-    """Options that change the logits before sampling, with llama.cpp's names and defaults (all off).
+    """Options that modify the logits before sampling, with llama.cpp's names and defaults (all off).
 
     They are applied in this order, all before the sampler.
 
     Args:
         logit_bias: Added to the logits of tokens, by token id; -inf bans a token.
-        repeat_penalty: Above 0. Divides positive and multiplies negative logits of the tokens among the last
-            `penalty_last_n`, including those of the prompt (as in llama.cpp's server).
-        frequency_penalty: Subtracted from the logit of such a token for each occurrence.
-        presence_penalty: Subtracted from the logit of such a token once.
+        repeat_penalty: Above 0. Divides positive and multiplies negative logits of tokens that occur in the
+            last `penalty_last_n`, including the prompt (as in llama.cpp's server).
+        frequency_penalty: Subtracted from the logits of these tokens once per occurrence.
+        presence_penalty: Subtracted from the logits of these tokens once.
         penalty_last_n: Number of tokens to look back.
         dry_multiplier: At least 0. DRY subtracts `multiplier * base ** (length - allowed_length)` from the
             logit of a token that would continue a repetition of `length` tokens.
         dry_base: At least 1.
-        dry_allowed_length: Longest repetition that is not penalized.
+        dry_allowed_length: Longest repetition that goes unpenalized.
         dry_penalty_last_n: Number of tokens to search for repetitions.
         dry_sequence_breakers: Texts that end a repetition.
-        grammar: GBNF with the start rule `root`; the end of the grammar ends the answer.
-        json_schema: A JSON schema, as text or as a dict, instead of a grammar.
+        grammar: GBNF with the start rule `root`; the answer ends where the grammar does.
+        json_schema: A JSON schema, as text or as a dict, in place of a grammar.
 
     Raises:
         ValueError: An option is out of range.
@@ -83,18 +83,18 @@ class Constraints:
         if self.grammar is None:
             return
         if not self.grammar.strip():
-            raise ValueError("grammar is empty: give GBNF, or leave it out")
+            raise ValueError("grammar is empty: give GBNF, or omit it")
         if "\0" in self.grammar:
             raise ValueError("grammar contains a NUL character: remove it")
         if self.json_schema is not None:
-            raise ValueError("grammar and json_schema exclude each other: give one")
+            raise ValueError("grammar and json_schema are mutually exclusive: give only one")
 
 
 class Constrainer:
-    """Applies constraints to rows of logits, with a llama.cpp chain over the whole vocabulary.
+    """Applies constraints to rows of logits, using a llama.cpp chain over the whole vocabulary.
 
     Args:
-        prompt: Tokens that the penalties, but not the grammar, see before the first step.
+        prompt: Tokens seen before the first step by the penalties, but not by the grammar.
 
     Raises:
         ValueError: A biased token is not in the vocabulary, or llama.cpp rejects the grammar or schema.
@@ -129,12 +129,12 @@ class Constrainer:
             C.llama_sampler_chain_add(self._chain, sampler)
 
     def apply(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logits (V,) under the constraints, -inf for a banned token; valid until the next call.
+        """Return the constrained logits (V,), -inf for banned tokens; valid until the next call.
 
         A row with a NaN is returned unchanged: a ban must not hide that a model is broken.
 
         Raises:
-            GenerationError: The grammar took seconds, which stalls all other answers.
+            GenerationError: The grammar took over a second, which stalls all other answers.
         """
         buffers, array = self._buffers, self._buffers.array
         if fill_token_data(logits, buffers.records):
@@ -148,12 +148,12 @@ class Constrainer:
         return buffers.logits
 
     def accept(self, token: int) -> None:
-        """Feed a sampled token to penalties and grammar; a token that the grammar bans aborts the process."""
+        """Feed a sampled token to penalties and grammar; a token the grammar bans aborts the process."""
         C.llama_sampler_accept(self._chain, token)
 
 
 def _history(last_n: int, weights: Weights) -> int:
-    """Return `last_n`, at most the longest context: llama.cpp allocates an entry for each token."""
+    """Return `last_n`, capped at the longest context: llama.cpp allocates an entry per token."""
     return min(last_n, weights.n_ctx_train)
 
 
@@ -161,7 +161,7 @@ def _logit_bias(constraints: Constraints, weights: Weights) -> Any:
     biases = (C.llama_logit_bias * len(constraints.logit_bias))()
     for entry, (token, bias) in zip(biases, constraints.logit_bias.items(), strict=True):
         if not 0 <= token < weights.n_vocab:
-            raise ValueError(f"logit_bias has token {token}: the vocabulary is 0 to {weights.n_vocab - 1}")
+            raise ValueError(f"logit_bias has token {token}: valid ids are 0 to {weights.n_vocab - 1}")
         entry.token, entry.bias = token, bias
     return C.llama_sampler_init_logit_bias(weights.n_vocab, len(biases), biases)
 

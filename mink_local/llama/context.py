@@ -28,9 +28,9 @@ class Segment(NamedTuple):
     """Consecutive tokens of one sequence, to be evaluated in a batch.
 
     Attributes:
-        position: Of the first token in its sequence.
-        n_outputs: Number of last tokens for which there will be logits, or sampled tokens if a sampler is
-            attached.
+        position: Position of the first token in its sequence.
+        n_outputs: Number of tokens, counted from the end, that yield logits, or sampled tokens if a sampler
+            is attached.
     """
 
     tokens: Sequence[int]
@@ -43,14 +43,14 @@ class Context:
     """KV caches for several sequences, and the evaluation of batches of tokens in them.
 
     Args:
-        n_ctx: Tokens of one sequence; llama.cpp may round it, and the attribute is the result.
-        n_outputs: Maximum number of tokens of a batch with logits, at least one per sequence.
+        n_ctx: Tokens per sequence; llama.cpp may round it, and the attribute holds the result.
+        n_outputs: Maximum number of tokens in a batch that yield logits; at least one per sequence.
         kv_type: Type of the KV cache, one of KV_TYPES; "q8_0" takes about half the memory of "f16".
-        flash_attn: Whether to use flash attention, which a quantized cache needs; None: llama.cpp decides.
+        flash_attn: Whether to use flash attention, which a quantized cache needs; None lets llama.cpp decide.
 
     Raises:
         ValueError: Unknown `kv_type`, or a quantized one without flash attention.
-        ModelError: Not enough memory, or the model does not support this KV cache.
+        ModelError: Memory is insufficient, or the model does not support this KV cache.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Context:
     ) -> None:
         type_number = kv_type_number(kv_type)
         if kv_type.startswith("q") and flash_attn is False:
-            raise ValueError(f"kv_type {kv_type} needs flash attention: leave out flash_attn, or use f16")
+            raise ValueError(f"kv_type {kv_type} needs flash attention: omit flash_attn, or use f16")
         if weights.handle is None:
             raise ModelError(f"{weights.path} is closed: load it again")
         params = C.llama_context_default_params()
@@ -77,7 +77,7 @@ class Context:
         params.type_k = params.type_v = type_number
         params.flash_attn_type = C.LLAMA_FLASH_ATTN_TYPE_AUTO if flash_attn is None else int(flash_attn)
         self._interrupt = (ctypes.c_uint8 * 2)()  # a string of at most one character
-        # On a CPU llama.cpp polls this between the nodes of its graph, so in the middle of a batch.
+        # On a CPU, llama.cpp polls this between nodes of its graph, so even in the middle of a batch.
         params.abort_callback = ctypes.cast(_FLAG_IS_SET, C.ggml_abort_callback)
         params.abort_callback_data = ctypes.addressof(self._interrupt)
         with logged(weights.verbose):
@@ -93,7 +93,7 @@ class Context:
             raise ModelError(f"{weights.path} is an embedding model: it cannot generate text")
         weights.contexts.add(self)
         self.n_ctx: int = C.llama_n_ctx_seq(self.handle)
-        self.n_batch: int = C.llama_n_batch(self.handle)  # maximum size of a batch
+        self.n_batch: int = C.llama_n_batch(self.handle)  # maximum batch size
         self.n_seq, self.n_threads, self.n_outputs = n_seq, n_threads, params.n_outputs_max
         self.kv_type, self.n_vocab, self._verbose = kv_type, weights.n_vocab, weights.verbose
         file = weights.path.stat()
@@ -101,18 +101,18 @@ class Context:
         self._fits = hashlib.blake2b(fits.encode(errors="replace"), digest_size=_SEAL).digest()
         self.n_evaluated = 0  # tokens so far
         self._chains: dict[int, Any] = {}
-        self._rows: dict[int, NDArray[np.float32]] = {}  # views of llama.cpp's logits by address
+        self._rows: dict[int, NDArray[np.float32]] = {}  # views of llama.cpp's logits, by address
         self._batch = _TokenBatch(self.n_batch)
 
     def close(self) -> None:
         """Free the memory; idempotent."""
-        self._chains.clear()  # llama.cpp does not look at a sampler when it frees the context
+        self._chains.clear()  # llama.cpp does not touch samplers when it frees a context
         self._free()
         self.handle = self._memory = None
 
     @property
     def interrupted(self) -> bool:
-        """Whether to interrupt; any thread may set it, and on a CPU a running batch stops soon after."""
+        """Whether to interrupt; any thread may set this, and on a CPU the running batch stops soon after."""
         return self._interrupt[0] != 0
 
     @interrupted.setter
@@ -120,10 +120,10 @@ class Context:
         self._interrupt[0] = value
 
     def decode(self, *segments: Segment) -> bool:
-        """Evaluate a batch of at most one segment for each sequence and `n_batch` tokens.
+        """Evaluate a batch of at most one segment per sequence and `n_batch` tokens in total.
 
         Returns:
-            False if interrupted: the KV cache then holds some of the segments' tokens or none.
+            False if interrupted: the KV cache then holds some of the segments' tokens, or none.
 
         Raises:
             GenerationError: llama.cpp failed, or the context is closed.
@@ -144,17 +144,17 @@ class Context:
         return True
 
     def logits(self, output: int = -1) -> NDArray[np.float32]:
-        """Return the logits (V,) of a token of the last batch, in llama.cpp's memory until the next batch.
+        """Return the logits (V,) of a token of the last batch: llama.cpp's memory, valid until the next one.
 
         Args:
-            output: Index of the token in the batch; -1 is the last one with logits.
+            output: Index of the token in the batch; -1 for the last one with logits.
         """
         pointer = C.llama_get_logits_ith(self.handle, output)
         if not pointer:
             raise GenerationError(f"llama.cpp has no logits for output {output}")
         address = ctypes.addressof(pointer.contents)
-        if address not in self._rows:  # a new view takes longer than the greedy cut
-            if len(self._rows) >= self.n_outputs:  # llama.cpp has moved them
+        if address not in self._rows:  # creating a view takes longer than the greedy cut
+            if len(self._rows) >= self.n_outputs:  # llama.cpp has moved the logits
                 self._rows.clear()
             array = (ctypes.c_float * self.n_vocab).from_address(address)
             self._rows[address] = np.frombuffer(array, np.float32)  # type: ignore[call-overload]
@@ -164,13 +164,13 @@ class Context:
         """Make llama.cpp sample a sequence inside its compute graph, without returning logits.
 
         Args:
-            chain: A llama_sampler_chain; replaces the previous one. Detach it before freeing it.
+            chain: A llama_sampler_chain that replaces the previous one. Detach it before freeing it.
 
         Raises:
-            GenerationError: llama.cpp has no backend sampling for this model.
+            GenerationError: llama.cpp does not support backend sampling for this model.
         """
         if not C.llama_set_sampler(self.handle, seq_id, chain):
-            raise GenerationError("llama.cpp has no backend sampling for this model: sample on the host")
+            raise GenerationError("llama.cpp cannot use backend sampling for this model: sample on the host")
         self._chains[seq_id] = chain
 
     def detach(self, chain: Any = None, seq_id: int = 0) -> None:
@@ -182,38 +182,38 @@ class Context:
     def sampled(self, output: int = -1) -> tuple[int, float]:
         """Return the token that the attached chain sampled for an output (see `logits`) of the last batch.
 
-        The second value is the first of what the chain left as probabilities.
+        The second value is the first of the probabilities that the chain left.
 
         Raises:
-            GenerationError: No chain has sampled a token there.
+            GenerationError: No chain has sampled a token for this output.
         """
         token = C.llama_get_sampled_token_ith(self.handle, output)
         probabilities = C.llama_get_sampled_probs_ith(self.handle, output)
         if token < 0 or not probabilities:
-            raise GenerationError("llama.cpp has not sampled a token in its graph")
+            raise GenerationError("llama.cpp has sampled no token in its graph")
         return token, probabilities[0]
 
     def truncate(self, length: int, seq_id: int = 0) -> bool:
-        """Remove all but the first `length` tokens of a sequence; return False if the model cannot."""
+        """Remove all but a sequence's first `length` tokens; return False if the model cannot."""
         return bool(C.llama_memory_seq_rm(self._memory, seq_id, length, -1))
 
     def copy(self, source: int, target: int) -> None:
-        """Copy the sequence `source` to `target`, which must be empty."""
+        """Copy sequence `source` to `target`, which must be empty."""
         C.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def clear(self, seq_id: int = 0) -> None:
-        """Remove a whole sequence, which every model can."""
+        """Remove a whole sequence, which every model supports."""
         C.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
     def state_size(self, seq_id: int = 0) -> int:
-        """Return the size of a sequence's keys and values in bytes."""
+        """Return the size in bytes of a sequence's keys and values."""
         return int(C.llama_state_seq_get_size(self.handle, seq_id))
 
     def save(self, path: Path, tokens: Sequence[int], seq_id: int = 0) -> None:
-        """Write the keys and values of a sequence, whose token ids are `tokens`, to a file.
+        """Write a sequence's keys and values to a file, together with its token ids, `tokens`.
 
         Raises:
-            OSError: The file cannot be written; a part of it may be.
+            OSError: The file cannot be written; it may be incomplete.
         """
         ids = (C.llama_token * len(tokens))(*tokens)
         with logged(self._verbose):
@@ -229,8 +229,8 @@ class Context:
     def load(self, path: Path, seq_id: int = 0) -> list[int]:
         """Replace a sequence by one that `save` wrote; return its token ids.
 
-        They are none, and the sequence is empty, if the file is missing or damaged, too long for this
-        context, or of another model file, KV cache type or build of llama.cpp.
+        There are none, and the sequence is empty, if the file is missing, damaged, too long for this context,
+        or from another model file, KV cache type or llama.cpp build.
         """
         ids, count, read = (C.llama_token * self.n_ctx)(), ctypes.c_size_t(), 0
         if self._is_sealed(path):  # llama.cpp aborts the process on a damaged file
@@ -244,9 +244,9 @@ class Context:
         return []
 
     def _is_sealed(self, path: Path) -> bool:
-        """Return whether a file is as `save` wrote it for this model, KV cache type and build."""
+        """Return whether a file is unchanged since `save` and matches this model, KV cache type and build."""
         with (
-            suppress(OSError, ValueError),  # ValueError: it is empty
+            suppress(OSError, ValueError),  # ValueError: the file is empty
             path.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
             memoryview(data) as view,
@@ -256,7 +256,7 @@ class Context:
         return False
 
     def _seal(self, data: Any) -> bytes:
-        """Return a checksum of keys and values that depends on what they fit."""
+        """Return a checksum of keys and values, together with what they belong to."""
         return hashlib.blake2b(data, digest_size=_SEAL, key=self._fits).digest()
 
 

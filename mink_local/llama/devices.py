@@ -1,4 +1,4 @@
-"""The CPU cores to generate with, and the GPUs that llama.cpp can use, those of RPC servers included."""
+"""The CPU cores to generate with, and the GPUs that llama.cpp can use, including those of RPC servers."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ _METAL = "MTL"  # Apple's GPUs report themselves as dedicated
 _REMOTE = "RPC"
 
 servers_in_use: list[str] = []
-"""Addresses of the RPC servers whose devices this process uses; `rpc.use_servers` adds to them."""
+"""Addresses of RPC servers whose devices this process uses; `rpc.use_servers` adds to them."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Gpu:
     """A GPU that llama.cpp can use.
 
     Attributes:
-        name: The device's description; of a `remote` one, its server's address.
-        free, total: Bytes.
-        shares_ram: Integrated GPUs and all of Apple's share the machine's memory.
-        remote: The device belongs to an RPC server.
+        name: The device's description; for a `remote` one, its server's address.
+        free, total: Free and total memory in bytes.
+        shares_ram: Whether it shares the machine's memory, as integrated and all Apple GPUs do.
+        remote: Whether the device belongs to an RPC server.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """Return the GPUs that llama.cpp can use; like llama.cpp, integrated ones only if there are no others."""
+    """Return the GPUs that llama.cpp can use; as there, integrated ones only if there are no others."""
     with logged(False):
         return [_gpu(device) for device in gpu_pointers()]
 
@@ -48,7 +48,7 @@ def gpus() -> list[Gpu]:
 def gpu_pointers() -> list[int]:
     """Return the ggml_backend_dev_t of the devices of `gpus`, without initializing them."""
     with logged(False):
-        C.llama_supports_gpu_offload()  # loads backends that are separate libraries
+        C.llama_supports_gpu_offload()  # loads backends in separate libraries
         C.llama_backend_init()
     found = device_pointers(DEDICATED)
     if all(_backend_of(device) == _REMOTE for device in found):
@@ -57,30 +57,30 @@ def gpu_pointers() -> list[int]:
 
 
 def gpu_names() -> list[str]:
-    """Return backend and name of each GPU: "CUDA: NVIDIA H100", for example."""
+    """Return each GPU's backend and name, such as "CUDA: NVIDIA H100"."""
     return [f"{_backend_of(device)}: {_description(device)}" for device in gpu_pointers()]
 
 
 def gpus_in_words() -> str:
-    """Return a phrase: "the GPU" for all GPUs of this machine, and the addresses of RPC servers."""
+    """Return a phrase: "the GPU" for all of this machine's GPUs, and the addresses of RPC servers."""
     *others, last = dict.fromkeys(gpu.name if gpu.remote else "the GPU" for gpu in gpus())
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def device_pointers(*kinds: int) -> list[int]:
-    """Return the ggml_backend_dev_t of llama.cpp's devices of some kinds."""
+    """Return the ggml_backend_dev_t of llama.cpp's devices of the given kinds."""
     devices = [ggml.backend_dev_get(i) for i in range(ggml.backend_dev_count())]
     return [device for device in devices if ggml.backend_dev_type(device) in kinds]
 
 
 def backends() -> dict[str, int]:
-    """Return the number of devices that each backend of llama.cpp (CPU, CUDA, MTL, ...) has found."""
+    """Return the number of devices found by each llama.cpp backend (CPU, CUDA, MTL, ...)."""
     found = [ggml.backend_reg_get(i) for i in range(ggml.backend_reg_count())]
     return {ggml.backend_reg_name(backend).decode(): ggml.backend_reg_dev_count(backend) for backend in found}
 
 
 def gpu_missing() -> str | None:
-    """Return why no layer can go to a GPU, or None if one can."""
+    """Return why no layer can be put on a GPU, or None if it can."""
     if gpu_pointers():
         return None
     if any(n_devices == 0 and name != _REMOTE for name, n_devices in backends().items()):
@@ -105,9 +105,9 @@ def _backend_of(device: int) -> str:
 
 
 def n_cores() -> int:
-    """Return the number of physical cores, except efficiency cores, which would slow down the others.
+    """Return the number of physical cores, without efficiency cores, which would slow down the others.
 
-    Only macOS and Linux tell which cores these are; elsewhere all physical cores count.
+    Only macOS and Linux tell which cores those are; elsewhere, all physical cores count.
     """
     physical = macos_performance_cores() or linux_performance_cores() or psutil.cpu_count(logical=False)
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -117,13 +117,13 @@ def n_cores() -> int:
 def macos_performance_cores() -> int | None:
     if platform.system() != "Darwin":
         return None
-    command = ["sysctl", "-n", "hw.perflevel0.physicalcpu"]  # not there on Intel
+    command = ["sysctl", "-n", "hw.perflevel0.physicalcpu"]  # does not exist on Intel
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return int(result.stdout) if result.stdout.strip().isdigit() else None
 
 
 def linux_performance_cores(devices: Path = Path("/sys/devices")) -> int | None:
-    """Return the number of performance cores of a hybrid Intel processor, None for others."""
+    """Return the number of performance cores of a hybrid Intel processor; None for others."""
     try:
         cpus = parse_cpu_list((devices / "cpu_core/cpus").read_text(encoding="utf-8"))
         siblings = (

@@ -1,7 +1,7 @@
-"""Functions of ggml that llama-cpp-python does not declare, by their names without `ggml_`.
+"""ggml functions that llama-cpp-python does not declare, by name without the `ggml_` prefix.
 
-`ggml.backend_dev_count()` looks the function up on first use, so a llama.cpp that lacks one fails only
-where that one is needed.
+`ggml.backend_dev_count()` looks the function up on first use, so a llama.cpp that lacks a function fails only
+where it is needed.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ class InitParams(ctypes.Structure):
     _fields_ = (("mem_size", _SIZE), ("mem_buffer", _PTR), ("no_alloc", _BOOL))
 
 
-_SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
-    # Types of tensors
+_SIGNATURES: dict[str, tuple[Any, ...]] = {  # result type, then argument types
+    # Tensor types
     "type_name": (_TEXT, _INT),
     "blck_size": (_I64, _INT),
     "type_size": (_SIZE, _INT),
@@ -63,7 +63,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments
     "build_forward_expand": (None, _PTR, _PTR),
     "graph_n_nodes": (_INT, _PTR),
     "graph_node": (_PTR, _PTR, _INT),
-    # Operations: they take the context of the graph first
+    # Operations: the first argument is the graph's context
     "nelements": (_I64, _PTR),
     "new_tensor_1d": (_PTR, _PTR, _INT, _I64),
     "reshape_1d": (_PTR, _PTR, _PTR, _I64),
@@ -93,21 +93,21 @@ def function(name: str, result: Any, *arguments: Any) -> Any:
     """Return an exported C function, given the ctypes types of its result and arguments.
 
     Raises:
-        MinkError: The installed llama.cpp does not have it.
+        MinkError: The installed llama.cpp does not export it.
     """
     for library in _libraries():
         with contextlib.suppress(AttributeError):
             symbol = library[name]  # unlike an attribute, not shared with other users of the library
             symbol.restype, symbol.argtypes = result, arguments
             return symbol
-    raise MinkError(f"llama-cpp-python {llama_cpp.__version__} has no {name}: install 0.3.36 or a later 0.3")
+    raise MinkError(f"llama-cpp-python {llama_cpp.__version__} lacks {name}: install 0.3.36 or a later 0.3")
 
 
 def _libraries() -> Iterator[ctypes.CDLL]:
-    """Yield libllama, then the libraries that it depends on.
+    """Yield libllama, then the libraries it depends on.
 
-    Linux and macOS find ggml's symbols through libllama, Windows only in ggml's own libraries. These are
-    loaded only if needed: a wheel holds them under several names, and one could be loaded twice.
+    Linux and macOS find ggml's symbols through libllama, Windows only in ggml's own libraries. Those are
+    loaded only if needed: a wheel contains them under several names, and one could be loaded twice.
     """
     for name in ("llama", "ggml-base", "ggml"):
         with contextlib.suppress(FileNotFoundError, RuntimeError):

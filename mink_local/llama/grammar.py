@@ -1,8 +1,8 @@
-"""GBNF grammars: converted from JSON schemas, and tried in a child process before this one parses them.
+"""GBNF grammars: converted from JSON schemas, and tested in a child process before this one parses them.
 
-llama.cpp rejects most broken grammars, but some kill the process: `"a"{2,1}` takes all memory, a left
-recursion behind a possibly empty rule never ends, a rule that is pure recursion leaves no token to compare,
-and thousands of nested parentheses overflow the stack. So a child process, running this module, goes first.
+llama.cpp rejects most broken grammars, but some kill the process: `"a"{2,1}` eats all memory, left recursion
+behind a possibly empty rule never ends, a purely recursive rule leaves no token to compare, and thousands of
+nested parentheses overflow the stack. So a child process, which runs this module, goes first.
 """
 
 import ctypes
@@ -24,16 +24,16 @@ from mink_local.sandbox import GIB, SandboxError, ask, in_a_line, serve
 
 ROOT = b"root"
 _SECONDS = 20.0  # a sane grammar takes a few milliseconds, a large vocabulary half a second
-_NEGATED = re.compile(r'"(?:\\.|[^"\\])*"|(\[\^)')  # after texts, which may contain it
+_NEGATED = re.compile(r'"(?:\\.|[^"\\])*"|(\[\^)')  # after string literals, which may contain it
 _TRYING = [threading.Lock() for _ in range(16)]
 _RULE = re.compile(r"([a-zA-Z0-9-]+)\s*::=")
 
-# The converter treats a schema without a type as an object or rejects it, honours only one type of a list,
-# does not follow a reference at the root, and writes a gigabyte of rules for `minLength: 1000000000`:
+# The converter treats a schema without a type as an object or rejects it, honours only one of a list of
+# types, does not follow a reference at the root, and writes a gigabyte of rules for `minLength: 1000000000`:
 # hence `tidied` and these limits.
-MAX_REPETITIONS = 10_000  # in one schema; the converter spells out each one
-MAX_PROPERTIES = 256  # of one object; the converter's time grows with the square
-MAX_NAME = 256  # characters of a property's name; it is part of the names of rules
+MAX_REPETITIONS = 10_000  # per schema; the converter spells out each one
+MAX_PROPERTIES = 256  # per object; the converter takes quadratic time
+MAX_NAME = 256  # characters per property name, which becomes part of rule names
 
 _ANY: dict[str, Any] = {"type": "value"}  # the converter's name for any JSON value
 _SHAPING = {
@@ -47,7 +47,7 @@ _COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
 
 
 def from_json_schema(schema: str | Mapping[str, Any]) -> str:
-    """Return the grammar of the JSON that a schema allows, using llama-cpp-python's converter.
+    """Return a grammar for the JSON that a schema allows, using llama-cpp-python's converter.
 
     Raises:
         ValueError: The schema cannot be converted, or its grammar would be too large.
@@ -55,7 +55,7 @@ def from_json_schema(schema: str | Mapping[str, Any]) -> str:
     try:
         members = json.loads(schema) if isinstance(schema, str) else schema
         converted = str(json_schema_to_gbnf(json.dumps(tidied(members))))
-        # The converter allows line breaks in strings, and quotes where a pattern has a dot.
+        # The converter allows line breaks in strings, and quotes where a pattern contains a dot.
         return _NEGATED.sub(lambda match: r'[^"\\\x00-\x1F' if match[1] else match[0], converted)
     except (AssertionError, ValueError) as error:
         reason = str(error)
@@ -134,14 +134,14 @@ class _Tidying:
 
 
 def check(grammar: str, model: Path) -> None:
-    """Try a grammar with the vocabulary of a model file in a child process; thread-safe.
+    """Test a grammar with the vocabulary of a model file in a child process; thread-safe.
 
     Raises:
         ValueError: The grammar does not parse, or makes llama.cpp crash.
         ChildStartError: The child process does not start.
     """
     try:
-        # Threads with the same grammar wait for the first; those with different ones rarely wait.
+        # Threads with the same grammar wait for the first one; others rarely wait.
         with _TRYING[hash(grammar) % len(_TRYING)]:
             complaint = _tried(grammar, model)
     except SandboxError as error:
@@ -152,7 +152,7 @@ def check(grammar: str, model: Path) -> None:
 
 @lru_cache(maxsize=64)
 def _tried(grammar: str, model: Path) -> str | None:
-    """Return the complaint of a child process about a grammar, or None."""
+    """Return a child process's complaint about a grammar, or None."""
     complaint: str | None = ask(
         "mink_local.llama.grammar", [str(model.absolute()), grammar], seconds=_SECONDS, memory=2 * GIB
     )
@@ -160,7 +160,7 @@ def _tried(grammar: str, model: Path) -> str | None:
 
 
 def _complaint(question: tuple[str, str]) -> str | None:
-    """Return llama.cpp's first complaint about a grammar, or None. In a child: llama.cpp may abort."""
+    """Return llama.cpp's first complaint about a grammar, or None; in a child, since llama.cpp may abort."""
     model, grammar = question[0], question[1].encode("utf-8", "replace")
     params = cpu_params()
     params.vocab_only = True
@@ -168,8 +168,8 @@ def _complaint(question: tuple[str, str]) -> str | None:
     with tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 2)  # where llama.cpp complains
         if C.llama_sampler_init_grammar(vocab, grammar, ROOT):
-            # Starting at a rule expands it to its first characters, which reveals endless recursion. If it
-            # has none, applying it aborts the process, whatever the tokens.
+            # Starting at a rule expands it to its first characters, which reveals endless recursion. If there
+            # are none, applying it aborts the process, whatever the tokens.
             no_tokens = C.llama_token_data_array()
             for rule in set(_RULE.findall(question[1])):
                 if sampler := C.llama_sampler_init_grammar(vocab, grammar, rule.encode()):

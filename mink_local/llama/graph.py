@@ -1,7 +1,7 @@
 """Nodes of a ggml graph, written as arithmetic: `(row - largest).step().sum()`.
 
-An operation adds a node to the graph that llama.cpp is building, and returns it. Every node is one row of
-float32 or int32.
+An operation adds a node to the graph that llama.cpp is building and returns it. Every node is a single row
+of float32 or int32.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _WIDTH = 4  # bytes of a float32 or an int32
 
 
 def _operation(name: str, size: int | None = None) -> "Callable[..., Node]":
-    """Return the method for an operation on one or two rows; the result has `size` elements, or as many."""
+    """Return the method for an operation on one or two rows; `size` is the result's, None for the row's."""
 
     def apply(row: "Node", *others: "Node") -> "Node":
         pointers = (other.pointer for other in others)
@@ -26,10 +26,10 @@ def _operation(name: str, size: int | None = None) -> "Callable[..., Node]":
 
 @dataclass(frozen=True)
 class Node:
-    """A row of numbers that a graph computes.
+    """A row of numbers computed by a graph.
 
-    In a binary operation the second row may have a single element, which is broadcast. `graph` and `pointer`
-    are the ggml_context of the graph and the ggml_tensor.
+    The second row of a binary operation may have a single element, which is broadcast. `graph` and `pointer`
+    are the graph's ggml_context and the ggml_tensor.
     """
 
     graph: int
@@ -38,13 +38,13 @@ class Node:
 
     @classmethod
     def wrap(cls, graph: int, tensor: int) -> "Node":
-        """Return all elements of a ggml_tensor as one row."""
+        """Return all elements of a ggml_tensor as a single row."""
         size = ggml.nelements(tensor)
         return cls(graph, ggml.reshape_1d(graph, tensor, size), size)
 
     @classmethod
     def new(cls, graph: int, size: int) -> "Node":
-        """Return a new float32 row, to be filled from outside."""
+        """Return a new float32 row to be filled from outside."""
         return cls(graph, ggml.new_tensor_1d(graph, _TYPE_F32, size), size)
 
     def countdown(self, size: int) -> "Node":
@@ -53,7 +53,7 @@ class Node:
         return -upwards
 
     def view(self, start: int, size: int) -> "Node":
-        """Return `size` elements beginning at `start`, without copying them."""
+        """Return `size` elements from `start` on, without copying them."""
         return Node(self.graph, ggml.view_1d(self.graph, self.pointer, size, start * _WIDTH), size)
 
     def at(self, indices: "Node") -> "Node":
@@ -63,17 +63,17 @@ class Node:
         return Node(self.graph, ggml.reshape_1d(self.graph, rows, indices.size), indices.size)
 
     def top(self, k: int) -> "Node":
-        """Return int32 indices of the k largest elements, unordered; ties are broken arbitrarily."""
+        """Return the int32 indices of the k largest elements, unordered; ties are broken arbitrarily."""
         return Node(self.graph, ggml.top_k(self.graph, self.pointer, k), k)
 
     def ascending(self) -> "Node":
-        """Return int32 indices that sort the row; equal elements come in any order."""
+        """Return the int32 indices that sort the row; equal elements come in any order."""
         return Node(self.graph, ggml.argsort(self.graph, self.pointer, _ASCENDING), self.size)
 
-    # The index of any of the largest elements; CUDA returns -1 if none is above the smallest float32.
+    # The index of one of the largest elements; CUDA returns -1 if none is above the smallest float32.
     argmax = _operation("argmax", 1)
     sum = _operation("sum", 1)
-    step = _operation("step")  # 1 for an element above 0, else 0, also for NaN
+    step = _operation("step")  # 1 for elements above 0, else 0, also for NaN
     log = _operation("log")
     floor = _operation("floor")
     _relu = _operation("relu")
@@ -83,7 +83,7 @@ class Node:
     __truediv__ = _operation("div")
 
     def clamp(self, low: float, high: float) -> "Node":
-        """Limit elements to [low, high]. A NaN becomes one of the two, on CPU and CUDA alike."""
+        """Limit elements to [low, high]; NaN becomes one of the two, on CPU and CUDA alike."""
         return Node(self.graph, ggml.clamp(self.graph, self.pointer, low, high), self.size)
 
     def scale(self, factor: float, bias: float = 0.0) -> "Node":
@@ -102,7 +102,7 @@ class Node:
 
 
 class Graph:
-    """A ggml graph with `n_bytes` for its nodes' numbers: 0 for one that is never computed."""
+    """A ggml graph with `n_bytes` for its nodes' values; 0 for one that is never computed."""
 
     def __init__(self, n_nodes: int, n_bytes: int = 0) -> None:
         overhead = n_nodes * ggml.tensor_overhead() + ggml.graph_overhead_custom(n_nodes, False)
@@ -116,7 +116,7 @@ class Graph:
         ggml.free(self.context)
 
     def expand(self, node: Node) -> None:
-        """Add a node, with all that it depends on, to the graph."""
+        """Add a node to the graph, with everything it depends on."""
         ggml.build_forward_expand(self.pointer, node.pointer)
 
 

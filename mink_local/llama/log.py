@@ -1,4 +1,4 @@
-"""llama.cpp's log: silent unless the model in use was loaded with `verbose`."""
+"""llama.cpp's log: silenced unless the model in use was loaded with `verbose`."""
 
 import contextlib
 import ctypes
@@ -11,7 +11,7 @@ from functools import cache
 from llama_cpp import llama_cpp as C
 from llama_cpp._logger import llama_log_callback as _binding_callback
 
-_ERROR, _CONTINUED = 4, 5  # of enum ggml_log_level
+_ERROR, _CONTINUED = 4, 5  # from enum ggml_log_level
 
 
 class _Calls(threading.local):
@@ -19,7 +19,7 @@ class _Calls(threading.local):
 
     active = verbose = False
     level = 0
-    error = ""  # the first
+    error = ""  # the first one
 
 
 _calls = _Calls()
@@ -27,7 +27,7 @@ _calls = _Calls()
 
 @contextlib.contextmanager
 def logged(verbose: bool) -> Iterator[None]:
-    """Swallow llama.cpp's log in this block and thread, or write it to standard error if `verbose`."""
+    """Swallow llama.cpp's log in this block and thread; with `verbose`, write it to standard error."""
     _install()
     _calls.active, _calls.verbose, _calls.error = True, verbose, ""
     try:
@@ -37,14 +37,14 @@ def logged(verbose: bool) -> Iterator[None]:
 
 
 def reason() -> str:
-    """Return the first error of the last `logged` block, without the name of the C function."""
+    """Return the first error of the last `logged` block, without the C function's name."""
     first, *_ = _calls.error.splitlines() or ["llama.cpp gave no reason"]
     return (first.partition(": ")[2] or first).removeprefix("error loading model: ")
 
 
 @cache
 def _install() -> object:
-    """Take over llama.cpp's log, once, and pass on what is logged outside `logged` blocks."""
+    """Take over llama.cpp's log, once, and pass on anything logged outside `logged` blocks."""
     before, data = C.llama_log_callback(), ctypes.c_void_p()
     C.llama_log_get(ctypes.byref(before), ctypes.byref(data))
     is_binding = _address(before) == _address(_binding_callback)

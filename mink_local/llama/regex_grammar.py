@@ -7,21 +7,21 @@ from typing import Any
 
 from mink_local.sandbox import in_a_line
 
-_constants: Any = import_module("re._constants")  # without type stubs
+_constants: Any = import_module("re._constants")  # has no type stubs
 _parser: Any = import_module("re._parser")
 
 _CLASSES = {
     "CATEGORY_DIGIT": "0-9",
     "CATEGORY_SPACE": r" \t\n\r\x0B\x0C",
     "CATEGORY_WORD": "a-zA-Z0-9_",
-}  # of ASCII, as in JSON schemas
+}  # ASCII, as in JSON schemas
 
 
 def from_regex(pattern: str) -> str:
-    """Return the grammar of the texts that a regular expression matches from beginning to end.
+    """Return a grammar for the texts that a regular expression matches in full.
 
     Raises:
-        ValueError: The expression is invalid, or has what no grammar has: look-around, references, flags.
+        ValueError: The expression is invalid, or uses what grammars lack: look-around, references, flags.
     """
     try:
         parsed = _parser.parse(pattern)
@@ -40,7 +40,7 @@ def _sequence(parts: Iterable[tuple[Any, Any]]) -> str:
 
 
 def _part(kind: str, value: Any) -> str:
-    """Return the grammar of one part, as the parser names it; anchors are empty."""
+    """Return the grammar for one part, which the parser names; anchors are empty."""
     match kind:
         case "LITERAL":
             return f"[{_character(value)}]"
@@ -64,7 +64,7 @@ def _part(kind: str, value: Any) -> str:
 
 
 def _set(members: Iterable[tuple[Any, Any]]) -> str:
-    """Return a set of characters; it may be the negative of a class, such as `\\D`, but not contain one."""
+    """Return a character set; it may be a negated class such as `\\D`, but not contain one."""
     named = [(str(kind), value) for kind, value in members]
     if [kind for kind, _ in named] == ["CATEGORY"] and "_NOT_" in str(named[0][1]):
         return f"[^{_CLASSES[str(named[0][1]).replace('_NOT', '')]}]"
@@ -81,7 +81,7 @@ def _member(kind: str, value: Any) -> str:
             return "-".join(map(_character, value))
         case "CATEGORY" if str(value) in _CLASSES:
             return _CLASSES[str(value)]
-    raise ValueError(f"a set of characters has {value}")
+    raise ValueError(f"a character set has {value}")
 
 
 def _character(code: int) -> str:

@@ -1,6 +1,6 @@
-"""llama.cpp's RPC backend: use the devices of other machines, or offer those of this one.
+"""llama.cpp's RPC backend: use other machines' devices, or offer those of this one.
 
-llama.cpp aborts the process if a server is missing, and waits forever for one that does not answer. So an
+llama.cpp aborts the process if a server is missing, and waits forever for one that does not answer. So each
 address is first tried in a child process, which runs this module.
 """
 
@@ -24,7 +24,7 @@ from mink_local.llama.log import logged
 from mink_local.sandbox import GIB, SandboxError, ask, serve
 
 _SERVER = "mink-models rpc-server"
-_SECONDS = 10.0  # for a server to answer
+_SECONDS = 10.0  # how long a server may take to answer
 _PTR, _TEXT, _SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 
 
@@ -38,13 +38,13 @@ def parse_servers(text: str) -> tuple[str, ...]:
 
 
 def use_servers(servers: Sequence[str], trust: bool = False) -> None:
-    """Add the devices of RPC servers to the GPUs of this process, for all models loaded from now on.
+    """Add the devices of RPC servers to this process's GPUs, for all models loaded from now on.
 
-    A server serves one process at a time. If it goes away, this process ends with status 1.
+    A server serves one process at a time. If it goes away, this process exits with status 1.
 
     Args:
         servers: Addresses, each `HOST:PORT`.
-        trust: Do not try the addresses in a child process first.
+        trust: Skip trying the addresses in a child process first.
 
     Raises:
         ValueError: An address is malformed.
@@ -59,24 +59,24 @@ def use_servers(servers: Sequence[str], trust: bool = False) -> None:
         for server in new:
             _try_in_child(server)
     ggml.set_abort_callback(_end_process)
-    # A server forgets its graphs when a context or a model is freed, but llama.cpp still asks it for them
-    # and aborts: disable their reuse in contexts made from now on.
+    # A server forgets its graphs when a context or model is freed, but llama.cpp still asks for them and
+    # aborts: disable graph reuse in contexts created from now on.
     os.environ["LLAMA_GRAPH_REUSE_DISABLE"] = "1"
     for server in new:
         backend = add(server.encode())
         ggml.backend_register(backend)
-        # Initializing a device keeps the connection, which another program could otherwise take.
+        # Initializing a device keeps the connection, so that no other program can take it.
         ggml.backend_dev_init(ggml.backend_reg_dev_get(backend, 0), None)
         servers_in_use.append(server)
 
 
 def run_server(host: str, port: int, n_threads: int) -> None:
-    """Offer this machine's GPUs to another machine, or its CPU if it has none, until the process is ended.
+    """Offer this machine's GPUs, or its CPU if it has none, to another machine until the process is ended.
 
     Args:
         host: An IPv4 address of this machine. Anyone who can reach it can run code here: llama.cpp offers
             no protection.
-        n_threads: Threads of the CPU.
+        n_threads: CPU threads.
 
     Raises:
         MinkError: llama-cpp-python was built without RPC, or llama.cpp cannot listen there.
@@ -92,8 +92,8 @@ def run_server(host: str, port: int, n_threads: int) -> None:
 
 @cache
 def _backend() -> int:
-    """Return llama.cpp's RPC backend: built in, or the library that GGML_BACKEND_PATH names."""
-    library = os.environ.get("GGML_BACKEND_PATH")  # llama.cpp itself reads it only if it has no backend
+    """Return llama.cpp's RPC backend: the built-in one, or the library in GGML_BACKEND_PATH."""
+    library = os.environ.get("GGML_BACKEND_PATH")  # llama.cpp reads it only if it has no backend
     with logged(False):
         C.llama_backend_init()
         backend = ggml.backend_reg_by_name(b"RPC") or (library and ggml.backend_load(library.encode()))
@@ -107,34 +107,34 @@ def _backend() -> int:
 
 
 def _backend_function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """Return a function of the RPC backend, which only the backend can look up."""
+    """Return a function of the RPC backend, which only the backend itself can look up."""
     address = ggml.backend_reg_get_proc_address(_backend(), f"ggml_backend_rpc_{name}".encode())
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
 @ggml.ABORT_CALLBACK  # type: ignore[untyped-decorator]
 def _end_process(message: bytes) -> None:
-    """End the process instead of llama.cpp's abort, which leaves a backtrace and a core dump."""
+    """Exit in place of llama.cpp's abort, which would leave a backtrace and a core dump."""
     reason = message.decode("utf-8", "replace").partition(": ")[2]
     sentence = f"llama.cpp failed ({reason}): if an RPC server has ended, restart it and this program"
-    os.write(2, f"\nmink-local: {sentence}\n".encode())  # part of an answer may be on the screen
+    os.write(2, f"\nmink-local: {sentence}\n".encode())  # the screen may show part of an answer
     os._exit(1)
 
 
 def _try_in_child(server: str) -> None:
     try:
         complaint = ask("mink_local.llama.rpc", server, seconds=_SECONDS, memory=4 * GIB)
-    except SandboxError as error:  # it times out if another program uses the server
+    except SandboxError as error:  # it times out if another program is using the server
         complaint = f"llama.cpp {error}"
     if complaint:
         raise MinkError(
-            f"no RPC server for llama-cpp-python {llama_cpp.__version__} is free at {server} ({complaint}): "
+            f"no free RPC server for llama-cpp-python {llama_cpp.__version__} at {server} ({complaint}): "
             f"start one there with  {_SERVER}"
         )
 
 
 def _complaint(server: str) -> str | None:
-    """Return why a server cannot be reached, or None. In a child: llama.cpp may abort, or wait forever."""
+    """Return why a server cannot be reached, or None; in a child, as llama.cpp may abort or wait forever."""
     host, _, port = server.partition(":")
     try:
         socket.create_connection((socket.gethostbyname(host), int(port))).close()

@@ -14,7 +14,7 @@ _LARGEST = np.finfo(np.float32).max
 
 
 def layout(structure: Any, **formats: Any) -> np.dtype[np.void]:
-    """Return a dtype for some fields of a ctypes structure; NumPy itself rejects those with pointers."""
+    """Return a dtype for some fields of a ctypes structure; NumPy itself rejects structures with pointers."""
     return np.dtype(
         {
             "names": list(formats),
@@ -30,11 +30,11 @@ TOKEN_DATA = layout(C.llama_token_data, id=np.int32, logit=np.float32, p=np.floa
 
 
 class SamplingBuffers:
-    """Scratch arrays over the vocabulary, which samplers that do not run at the same time may share."""
+    """Vocabulary-sized scratch arrays; samplers that never run at the same time may share them."""
 
     def __init__(self, n_vocab: int) -> None:
         self.workspace = Workspace(n_vocab)
-        self.logits = np.empty(n_vocab, np.float32)  # under constraints
+        self.logits = np.empty(n_vocab, np.float32)  # with constraints applied
         self.records = np.empty(n_vocab, TOKEN_DATA)
         self.array = C.llama_token_data_array()
         self.array.data = ctypes.cast(self.records.ctypes.data, C.llama_token_data_p)
@@ -43,7 +43,7 @@ class SamplingBuffers:
 @helper
 def _write(records, i, token, logit):
     records["id"][i] = token
-    records["logit"][i] = min(logit, _LARGEST)  # a NaN stays one
+    records["logit"][i] = min(logit, _LARGEST)  # a NaN stays NaN
     records["p"][i] = np.float32(0)
 
 
@@ -51,8 +51,8 @@ def _write(records, i, token, logit):
 def write_token_data(logits, ids, k, records):
     """Write the first k of `ids` with their logits to `records`, in the order of the token ids.
 
-    llama.cpp's `dist` walks its array in order, so all forms of a sampler must agree on one to sample the
-    same token for a seed. Sorts the first k of `ids`.
+    llama.cpp's `dist` walks its array in order, so all forms of a sampler must agree on an order to sample
+    the same token for a given seed. Sorts the first k of `ids`.
     """
     sort_ids(ids, k, logits.size)
     for i in range(k):

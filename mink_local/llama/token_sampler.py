@@ -1,4 +1,4 @@
-"""From a row of logits, read where llama.cpp has them, to a token."""
+"""Samples a token from a row of logits, read in place in llama.cpp's memory."""
 
 import ctypes
 import weakref
@@ -14,23 +14,23 @@ from mink_local.llama.constraints import Constrainer
 from mink_local.llama.token_data import SamplingBuffers, write_token_data
 from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, kernels
 
-_MIROSTAT_M = 100  # tokens that version 1 estimates Zipf's exponent from; llama.cpp's own choice
+_MIROSTAT_M = 100  # tokens from which version 1 estimates Zipf's exponent; llama.cpp's default
 
 
 class TokenSampler:
     """Samples tokens from rows of logits: constraints, the sampler's cut, temperature, `dist`.
 
     The kernel reads the logits in llama.cpp's memory; only the candidates are copied, for llama.cpp's own
-    `temp` and `dist`, or what a sampler that comes last has in their place. With constraints, which are
-    llama.cpp samplers over the whole vocabulary, the kernel reads their result instead.
+    `temp` and `dist`, or for their replacement if the sampler has one. With constraints, which are llama.cpp
+    samplers over the whole vocabulary, the kernel reads their result instead.
 
     Args:
         temperature: > 0, except with `Greedy`.
-        seed: Of llama.cpp's random numbers, of which each token consumes one, and of Python's for what the
-            sampler leaves to chance.
+        seed: Seeds llama.cpp's random numbers, of which each token consumes one, and Python's for samplers
+            that cut at random.
 
     Attributes:
-        k: Number of candidates of the last token; with mirostat, of those that it kept.
+        k: Number of candidates for the last token; with mirostat, the number it kept.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TokenSampler:
 
         Raises:
             GenerationError: A logit is NaN, none is finite, or the constraints leave no token. llama.cpp
-                would return some token.
+                would return some token regardless.
         """
         row = logits if self._constrainer is None else self._constrainer.apply(logits)
         k = self._select(row)
@@ -82,14 +82,14 @@ class TokenSampler:
         return token
 
     def accept(self, token: int) -> None:
-        """Have the constraints take a token into account; one that was forced, not sampled."""
+        """Tell the constraints about a token that was forced, not sampled."""
         if self._constrainer is not None:
             self._constrainer.accept(token)
 
 
 def broken(error: int, step: int) -> str:
     """Return the message for a row that a kernel rejected."""
-    what = "a NaN among its logits" if error == kernels.HAS_NAN else "no finite logit"
+    what = "a NaN logit" if error == kernels.HAS_NAN else "no finite logit"
     return (
         f"the model returned {what} at step {step}: its file is damaged, or its weights overflow on this "
         "device (try n_gpu_layers=0)"
@@ -97,14 +97,14 @@ def broken(error: int, step: int) -> str:
 
 
 def _temperature(last: Sampler, temperature: float) -> Any:
-    """Return llama.cpp's sampler for the temperature; `last` is the last sampler of the cut."""
+    """Return llama.cpp's sampler for the temperature; `last` is the last sampler of a chain."""
     if isinstance(last, DynamicTemperature):
         return C.llama_sampler_init_temp_ext(temperature, last.range, last.exponent)
     return C.llama_sampler_init_temp(temperature)
 
 
 def _choice(last: Sampler, seed: int, n_vocab: int) -> Any:
-    """Return llama.cpp's sampler that samples the token: `dist`, or that of a sampler that also does."""
+    """Return the llama.cpp sampler that picks the token: `dist`, unless `last` picks it itself."""
     if isinstance(last, AdaptiveP):
         return C.llama_sampler_init_adaptive_p(last.target, last.decay, seed)
     if not isinstance(last, Mirostat):

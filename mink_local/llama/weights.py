@@ -24,22 +24,22 @@ def cpu_params() -> Any:
 class Weights:
     """A GGUF file loaded by llama.cpp.
 
-    A damaged file can make llama.cpp abort the process: first try files of unknown origin in a child process
+    A damaged file can make llama.cpp abort the process: try files of unknown origin in a child process first
     (`mink_local.models.trust`).
 
     Args:
         path: The file, or the first one of a split model.
-        n_gpu_layers: Number of layers on the GPU, the output layer first; ALL_LAYERS for all. With 0 no GPU
+        n_gpu_layers: Number of layers on the GPU, the output layer first; ALL_LAYERS for all. With 0, no GPU
             is used at all, not even where llama.cpp would by default.
-        verbose: Write llama.cpp's log to standard error, including that of contexts over these weights.
-        trust: Do not try grammars in a child process first.
-        vocab_only: Load the vocabulary and nothing else, to tokenize and detokenize.
+        verbose: Write llama.cpp's log to standard error, including that of contexts of these weights.
+        trust: Skip testing grammars in a child process first.
+        vocab_only: Load only the vocabulary, to tokenize and detokenize.
 
     Attributes:
         n_vocab: Number of tokens in the vocabulary, V.
         n_layers: Number of layers, not counting the output layer.
-        n_ctx_train: Context length that the model was trained on, in tokens.
-        on_gpu: Whether the output layer, and so the logits, are on a GPU.
+        n_ctx_train: Context length the model was trained on, in tokens.
+        on_gpu: Whether the output layer, and hence the logits, are on a GPU.
         bos, eos: Texts of the tokens that begin and end a sequence; empty if there are none.
         chat_template: Jinja source of the chat template in the file, or None.
 
@@ -57,7 +57,7 @@ class Weights:
     ) -> None:
         self.path, self.verbose, self.trust = path, verbose, trust
         self.on_gpu = n_gpu_layers != 0
-        self.contexts: weakref.WeakSet[Any] = weakref.WeakSet()  # to be closed before the weights
+        self.contexts: weakref.WeakSet[Any] = weakref.WeakSet()  # must be closed before the weights
         with logged(verbose):
             C.llama_backend_init()
             params = C.llama_model_default_params() if n_gpu_layers else cpu_params()
@@ -87,7 +87,7 @@ class Weights:
             raise ModelError(f"{self.path} is a diffusion model: it does not generate token by token")
 
     def close(self) -> None:
-        """Free the memory, that of all contexts over these weights first; idempotent."""
+        """Free the memory of all contexts of these weights, then that of the weights; idempotent."""
         for context in list(self.contexts):
             context.close()
         self._free()
@@ -95,7 +95,7 @@ class Weights:
 
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
-        """Texts that the tokenizer can parse as control tokens."""
+        """Texts the tokenizer can parse as control tokens."""
         special = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
         return tuple(
             self.token_text(token)
@@ -105,7 +105,7 @@ class Weights:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the token with the longest text."""
+        """Length of the longest token text in characters."""
         return max(len(self.token_text(token)) for token in range(self.n_vocab))
 
     @cached_property
@@ -114,7 +114,7 @@ class Weights:
         return frozenset(token for token in range(self.n_vocab) if self.ends_generation(token))
 
     def token_text(self, token: int) -> str:
-        """Return a token as the vocabulary spells it; empty for -1, llama.cpp's "no token"."""
+        """Return a token as spelled in the vocabulary; empty for -1, llama.cpp's "no token"."""
         text = C.llama_vocab_get_text(self.vocab, token) if 0 <= token < self.n_vocab else b""
         return (text or b"").decode("utf-8", "replace")
 
@@ -123,7 +123,7 @@ class Weights:
 
         Args:
             add_special: Add the tokens that the vocabulary puts before or after each text, such as BOS.
-            parse_special: Parse texts of control tokens as these tokens.
+            parse_special: Parse the texts of control tokens as control tokens.
 
         Raises:
             GenerationError: llama.cpp cannot tokenize the text, or the weights are closed.
@@ -140,7 +140,7 @@ class Weights:
         return list(tokens[:n_tokens])
 
     def piece(self, token: int) -> bytes:
-        """Return the UTF-8 bytes of a token, perhaps only part of a character; empty for a control token."""
+        """Return a token's UTF-8 bytes, possibly part of a character; empty for a control token."""
         if token not in self._pieces:
             buffer = ctypes.create_string_buffer(32)
             size = C.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)

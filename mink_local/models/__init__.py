@@ -1,1 +1,1 @@
-"""GGUF files: names, places, download, metadata, memory, trust."""
+"""GGUF files: names, locations, download, metadata, memory, trust."""

@@ -1,4 +1,4 @@
-"""Models by name: those of `models.toml`, the user's own, and those in other programs' stores."""
+"""Models by name: from `models.toml`, the user's own catalogue and other programs' stores."""
 
 import json
 import os
@@ -20,7 +20,7 @@ EMBEDDED = "smollm2-135m"
 _QUANTIZATIONS = re.compile(r"\{([^{}]*)\}")
 _SOURCE = r"file|(package|ollama|lmstudio):.+|hf:\w[\w.-]*/\w[\w.-]*"
 _LINE = (r"[^\r\n]*", "text")
-_KEYS = {  # what a value, or each item of a list, must be: as a pattern, and in words
+_KEYS = {  # what a value, or each item of a list, must be: a pattern and its description
     "name": (r"[\w.+-]+", "letters, digits, and . _ + -"),
     "source": (_SOURCE, "package:NAME, hf:ORGANISATION/NAME, ollama:NAME, lmstudio:NAME or file"),
     "file": _LINE,
@@ -37,12 +37,12 @@ class CatalogEntry:
     """A model of `models.toml`, in one quantization.
 
     Attributes:
-        name: Includes the quantization if the line lists several: `llama-3-8b:Q4_K_M`.
+        name: Includes the quantization if several are listed: `llama-3-8b:Q4_K_M`.
         source: `package:…`, `hf:…`, `ollama:…`, `lmstudio:…` or `file`.
-        file: A name or a pattern; empty if the source is enough.
+        file: A name or a pattern; empty if the source is sufficient.
         revision: Branch, tag or commit of the repository.
-        size: Bytes, as rounded by the catalogue.
-        sha256: SHA-256 of the file; a file with this hash is safe to load.
+        size: Size in bytes, as rounded in the catalogue.
+        sha256: SHA-256 of the file; a file with this hash is trusted.
     """
 
     name: str
@@ -57,7 +57,7 @@ class CatalogEntry:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file on this machine, with its SHA-256 according to the catalogue."""
+    """A GGUF file on this machine, with the SHA-256 listed in the catalogue."""
 
     name: str
     path: Path
@@ -65,9 +65,9 @@ class ModelFile:
 
 
 def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:
-    """Return the entries of `models.toml` by name: one for each quantization, the default first.
+    """Return the entries of `models.toml` by name: one per quantization, the default first.
 
-    The user's own file replaces models of the same name.
+    Models in the user's own file replace those of the same name.
 
     Raises:
         CatalogError: A file cannot be read, or a model in it is invalid.
@@ -84,25 +84,25 @@ def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:
 
 
 def user_catalog_path() -> Path:
-    """Return the path of the user's own `models.toml`, which may not exist."""
+    """Return the path of the user's own `models.toml`, whether or not it exists."""
     return user_config_path("mink-local") / "models.toml"
 
 
 def default_model() -> str:
-    """Return the model that programs use without --model: the user's choice, or else the embedded one."""
+    """Return the model used without --model: the user's choice, or else the embedded one."""
     return chosen_model() or EMBEDDED
 
 
 def chosen_model() -> str | None:
-    """Return the name of the model that the user has chosen as the default, or None."""
+    """Return the name of the model chosen as the default by the user, or None."""
     return _read_text(_choice_path()).strip() or None
 
 
 def choose_model(name: str) -> None:
-    """Make a model the default of all programs.
+    """Make a model the default for all programs.
 
     Raises:
-        CatalogError: The choice cannot be written.
+        CatalogError: The choice cannot be saved.
     """
     try:
         _choice_path().parent.mkdir(parents=True, exist_ok=True)
@@ -116,10 +116,10 @@ def _choice_path() -> Path:
 
 
 def find(name: str) -> CatalogEntry | None:
-    """Return the entry of a name in the catalogue or a store, or None if it is in neither.
+    """Return the entry for a name in the catalogue or a store, or None if it is in neither.
 
     Raises:
-        ModelNotFoundError: The model is not listed in this quantization, or the store's name is malformed.
+        ModelNotFoundError: The model is not listed in this quantization, or the name in a store is malformed.
     """
     model, _, quantization = name.partition(":")
     entries = read_catalog().get(model)
@@ -133,19 +133,19 @@ def find(name: str) -> CatalogEntry | None:
 
 
 def resolve(model: str) -> ModelFile:
-    """Return the file on this machine that a model's name refers to.
+    """Return the file on this machine that a model name refers to.
 
     Args:
-        model: A name of `models.toml`, a path, `hf:organisation/repository:file`, where `file` may be a
+        model: A name from `models.toml`, a path, `hf:organisation/repository:file`, where `file` may be a
             pattern or a quantization, `ollama:name:tag` or `lmstudio:name`.
 
     Raises:
-        ModelNotFoundError: There is no such file. The message lists the known names, or says what to type.
+        ModelNotFoundError: There is no such file. The message lists known names, or says what to type.
     """
     if entry := find(model):
         return ModelFile(entry.name, locate(entry), entry.sha256)
     path = user_path(model)
-    if os.path.isdir(path):  # False, and not an error, for a name that is too long
+    if os.path.isdir(path):  # False, rather than an error, for a name that is too long
         raise ModelNotFoundError(f"{model} is a folder: name the .gguf file in it")
     if os.path.exists(path):
         return ModelFile(path.stem, path.absolute())
@@ -159,7 +159,7 @@ def locate(entry: CatalogEntry) -> Path:
     """Return the first file of an entry's model on this machine.
 
     Raises:
-        ModelNotFoundError: It is not here. The message says what to type to get it.
+        ModelNotFoundError: It is not on this machine. The message says what to type to get it.
     """
     kind, _, name = entry.source.partition(":")
     if kind == "package":
@@ -180,7 +180,7 @@ def locate(entry: CatalogEntry) -> Path:
 
 
 def store_entry(model: str) -> CatalogEntry:
-    """Return the entry for a name with a store's prefix, such as `hf:Qwen/Qwen3-4B-GGUF:Q8_0`."""
+    """Return the entry for a name with a store prefix, such as `hf:Qwen/Qwen3-4B-GGUF:Q8_0`."""
     if model.startswith("ollama:"):
         return CatalogEntry(model, model)
     prefix, _, rest = model.partition(":")
@@ -192,17 +192,17 @@ def store_entry(model: str) -> CatalogEntry:
 
 
 def add(**model: Any) -> None:
-    """Write a model to the user's catalogue, in place of one of the same name.
+    """Write a model to the user's catalogue, replacing any of the same name.
 
     Args:
-        model: The keys of `models.toml`; empty ones are left out.
+        model: The keys of `models.toml`; empty ones are omitted.
 
     Raises:
         CatalogError: A value is invalid, or the file cannot be written.
     """
-    from filelock import FileLock  # slow to import, and needed here only
+    from filelock import FileLock  # slow to import, and only needed here
 
-    # Texts, numbers and lists of them are the same in JSON and TOML.
+    # Strings, numbers and lists of them are the same in JSON and TOML.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in model.items() if value]
     text = "\n".join(["[[model]]", *lines, ""])
     path = user_catalog_path()
@@ -221,14 +221,14 @@ def add(**model: Any) -> None:
 
 
 def _catalog_path() -> Path:
-    """Return the path of `models.toml`: in the installed package, or beside it in a checkout."""
+    """Return the path of `models.toml`: in the installed package, or next to it in a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "models.toml"
     return installed if installed.exists() else package.parent / "models.toml"
 
 
 def _read_text(path: Path) -> str:
-    """Return the content of a file, "" if it does not exist."""
+    """Return a file's content, or "" if it does not exist."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -238,11 +238,11 @@ def _read_text(path: Path) -> str:
 
 
 def _models(text: str) -> list[dict[str, Any]]:
-    """Return the models in the text of a catalogue, which are valid. Raises ValueError if one is not."""
+    """Return the models in a catalogue's text. Raises ValueError if one is invalid."""
     content = tomllib.loads(text)
     models = _as_list(content.pop("model", []))
     if content or not all(isinstance(model, dict) for model in models):
-        raise ValueError("begin each model with [[model]], before its name")
+        raise ValueError("start each model with [[model]], before its name")
     for model in models:
         values = {"name": "", "source": "", **model}
         for key, value in values.items():
@@ -259,7 +259,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def read_entries(model: Mapping[str, Any]) -> tuple[CatalogEntry, ...]:
-    """Return an entry for each quantization of a model. Raises ValueError if there are fewer than sizes."""
+    """Return an entry per quantization of a model. Raises ValueError if there are fewer than sizes."""
     names, files = [model["name"]], [model.get("file", "")]
     if listed := _QUANTIZATIONS.search(files[0]):
         quantizations = [quantization.strip() for quantization in listed[1].split(",")]
@@ -268,7 +268,7 @@ def read_entries(model: Mapping[str, Any]) -> tuple[CatalogEntry, ...]:
     sizes, digests = (_as_list(model.get(key, [])) for key in ("size", "sha256"))
     if max(len(sizes), len(digests)) > len(names):
         raise ValueError(
-            f"model {model['name']!r}: file lists {len(names)} quantizations, size or sha256 more"
+            f"model {model['name']!r}: size or sha256 has more items than file, which has {len(names)}"
         )
     return tuple(
         CatalogEntry(

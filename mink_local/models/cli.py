@@ -46,7 +46,7 @@ model_argument = click.argument("model", metavar="NAME|PATH")
 def cli(context: click.Context) -> None:
     """List, inspect and download models.
 
-    A model is a name of models.toml, optionally with a quantization (llama-3-8b:Q6_K), a path,
+    A model is a name from models.toml, optionally with a quantization (llama-3-8b:Q6_K), a path,
     hf:ORGANISATION/REPOSITORY:FILE, where FILE may be a pattern or a quantization, ollama:NAME:TAG or
     lmstudio:NAME.
     """
@@ -55,10 +55,10 @@ def cli(context: click.Context) -> None:
 
 
 @cli.command("list")
-@click.option("--here", is_flag=True, help="List only models that are on this machine.")
+@click.option("--here", is_flag=True, help="List only models on this machine.")
 @json_option
 def list_(here: bool, as_json: bool) -> None:
-    """List the models on this machine and those to pull, and whether they fit in memory."""
+    """List models on this machine and models to pull, and whether they fit in memory."""
     from mink_local.models.info import model_list, print_models
     from mink_local.models.memory import memory_budget
 
@@ -80,7 +80,7 @@ def list_(here: bool, as_json: bool) -> None:
 def info(
     model: str, ctx: int | None, parallel: int, gpu_layers: int | Literal["auto"], kv_type: str, as_json: bool
 ) -> None:
-    """Show a model's metadata and memory use, without loading it."""
+    """Show a model's metadata and memory use without loading it."""
     from mink_local.models.info import in_words, model_info
     from mink_local.models.memory import choose_placement, memory_budget
 
@@ -109,21 +109,21 @@ def pull(models: Sequence[str]) -> None:
             path = download.pull(entry, partial(click.echo, err=True))
         else:
             path = catalog.resolve(model).path
-            click.echo(f"{model} is a local model: there is nothing to pull", err=True)
+            click.echo(f"{model} is already on this machine: nothing to pull", err=True)
         click.echo(path)
 
 
 @cli.command()
 @model_argument
 def path(model: str) -> None:
-    """Print the path of a model's file, the first one if it is split."""
+    """Print the path of a model's file, or of the first one if it is split."""
     click.echo(catalog.resolve(model).path)
 
 
 @cli.command()
 @click.argument("model", metavar="[NAME|PATH]", required=False)
 def default(model: str | None) -> None:
-    """Print the model that programs use without --model, or choose another one."""
+    """Print the model used without --model, or choose another one."""
     if model:
         file = catalog.resolve(model)
         catalog.choose_model(model if catalog.find(model) else str(file.path))
@@ -153,10 +153,10 @@ def rm(model: str, yes: bool) -> None:
 )
 @click.option("--size", type=float, metavar="GB", help="Size in GB.")
 @click.option("--sha256", default="", metavar="HEX", help="Expected SHA-256 of the file.")
-@click.option("--licence", default="", help="Licence of the model.")
+@click.option("--licence", default="", help="Licence.")
 @click.option("--note", default="", help="A note.")
 def add(name: str, model: str, **details: Any) -> None:
-    """Give MODEL (a path, hf:…, ollama:… or lmstudio:…) a NAME of your own."""
+    """Give MODEL (a path, hf:…, ollama:… or lmstudio:…) a NAME of your choice."""
     if model.startswith(stores.PREFIXES):
         entry = catalog.store_entry(model)
         source, file = entry.source, entry.file
@@ -173,10 +173,10 @@ def add(name: str, model: str, **details: Any) -> None:
 @click.option("--port", type=click.IntRange(1, 65535), default=RPC_PORT, show_default=True, metavar="PORT")
 @threads_option
 def rpc_server(host: str, port: int, threads: int | None) -> None:
-    """Offer this machine's GPUs, or its CPU, to another machine's programs (--rpc there).
+    """Offer this machine's GPUs, or its CPU, to programs on another machine (--rpc there).
 
-    Serves one program at a time. llama.cpp's RPC is neither authenticated nor encrypted: whoever reaches the
-    port can take over this machine. Never expose it to an untrusted network.
+    Serves one program at a time. llama.cpp's RPC is neither authenticated nor encrypted: anyone who can reach
+    the port can take over this machine. Never expose it to an untrusted network.
     """
     from mink_local.llama.devices import n_cores
     from mink_local.llama.rpc import run_server

@@ -1,9 +1,9 @@
-"""Fetches models from the Hugging Face Hub into its cache, where other programs find them too.
+"""Downloads models from the Hugging Face Hub into its cache, where other programs find them too.
 
-huggingface_hub's own `hf_hub_download` starts over in each process, and shows a file before anyone has
-checked its hash. Here a file is fetched to `blobs/SHA-256.incomplete`, where the next call continues, is
-hashed there, and only then linked into the cache. What the Hub's library does not document, its `http_get`
-and the names of its locks, is used by `_fetch` alone. Plain HTTP is used, since Xet's protocol cannot resume.
+huggingface_hub's own `hf_hub_download` starts over in each process and publishes a file before its hash has
+been checked. Here a file is downloaded to `blobs/SHA-256.incomplete`, where the next call resumes, is hashed
+there, and only then linked into the cache. The library's undocumented parts, `http_get` and its lock names,
+are confined to `_fetch`. Plain HTTP is used, since Xet's protocol cannot resume.
 """
 
 import os
@@ -26,12 +26,12 @@ from mink_local.models.catalog import CatalogEntry
 from mink_local.models.gguf import shards
 from mink_local.models.stores import hub_cache, hub_folder, select
 
-Report = Callable[[str], None]  # called with messages for the user
+Report = Callable[[str], None]  # receives messages for the user
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository on the Hub at one commit."""
+    """A file in a Hub repository, at one commit."""
 
     repository: str
     commit: str
@@ -45,7 +45,7 @@ class RemoteFile:
 
     @property
     def pointer(self) -> Path:
-        """The path for programs: a link to the blob, or the file itself where there are no links."""
+        """The path for programs: a link to the blob, or the file itself where links are unavailable."""
         return hub_folder(self.repository) / "snapshots" / self.commit / self.name
 
     def is_whole(self, path: Path) -> bool:
@@ -53,11 +53,11 @@ class RemoteFile:
 
 
 def pull(entry: CatalogEntry, report: Report) -> Path:
-    """Fetch the missing files of a model of source `hf:…` into the Hub's cache; return the first's path.
+    """Download a model's missing files from `hf:…` into the Hub's cache; return the first one's path.
 
     Raises:
-        DownloadError: The model cannot be fetched. What has arrived is kept for the next time, except a file
-            whose SHA-256 is wrong.
+        DownloadError: The model cannot be downloaded. Partial files are kept for the next attempt, but not a
+            file whose SHA-256 is wrong.
     """
     repository = entry.source.partition(":")[2]
     try:
@@ -72,7 +72,7 @@ def pull(entry: CatalogEntry, report: Report) -> Path:
             write_atomic(reference, files[0].commit)
         if entry.sha256 and len(files) == 1:
             trust.remember(files[0].pointer)  # its SHA-256 is the catalogue's
-    except (HTTPError, OSError) as error:  # HTTPError is the base of what the HTTP client raises
+    except (HTTPError, OSError) as error:  # HTTPError is the base of the HTTP client's errors
         raise DownloadError(_message(error, f"{constants.ENDPOINT}/{repository}", entry.revision)) from None
     return files[0].pointer
 
@@ -81,10 +81,10 @@ def listing(repository: str, revision: str) -> dict[str, RemoteFile]:
     """Return the GGUF files of a repository by name.
 
     Raises:
-        DownloadError: There is no such repository, or what answers is not the Hub.
+        DownloadError: There is no such repository, or the server is not the Hub.
     """
     not_a_hub = DownloadError(
-        f"{constants.ENDPOINT}/{repository} does not answer like the Hugging Face Hub: check HF_ENDPOINT"
+        f"{constants.ENDPOINT}/{repository} does not respond like the Hugging Face Hub: check HF_ENDPOINT"
     )
     try:
         info = HfApi().model_info(repository, revision=revision, files_metadata=True)
@@ -110,16 +110,16 @@ def listing(repository: str, revision: str) -> dict[str, RemoteFile]:
 
 
 def _leads_out(name: str) -> bool:
-    """Return whether a file name leads out of its folder, on any system."""
+    """Return whether a file name leads out of its folder, on any OS."""
     path = PurePosixPath(name)
     return path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name
 
 
 def files_of(entry: CatalogEntry, listing: dict[str, RemoteFile]) -> list[RemoteFile]:
-    """Return the files of a model among those of its repository.
+    """Return a model's files from its repository's listing.
 
     Raises:
-        DownloadError: They are not there, or not those that the catalogue lists.
+        DownloadError: They are missing, or differ from those listed in the catalogue.
     """
     repository = entry.source.partition(":")[2]
     try:
@@ -131,14 +131,14 @@ def files_of(entry: CatalogEntry, listing: dict[str, RemoteFile]) -> list[Remote
         raise DownloadError(f"{repository} lacks {missing[0]}, a part of {entry.name}")
     if entry.sha256 not in (None, listing[first].sha256) and len(names) == 1:
         raise DownloadError(
-            f"{first} in {repository} is not the file that models.toml lists: its SHA-256 is "
-            f"{listing[first].sha256}; if you trust it, add an entry with that (mink-models add)"
+            f"{first} in {repository} is not the file listed in models.toml: its SHA-256 is "
+            f"{listing[first].sha256}; if you trust it, add an entry with that hash (mink-models add)"
         )
     return [listing[name] for name in names]
 
 
 def _fetch(file: RemoteFile, report: Report) -> None:
-    """Bring a file into the cache, complete and with the right hash."""
+    """Put a file into the cache, complete and with the right hash."""
     blob = file.blob
     lock = hub_cache() / ".locks" / blob.parents[1].name / f"{blob.name}.lock"  # huggingface_hub's own
     for folder in (blob.parent, lock.parent):
@@ -147,10 +147,10 @@ def _fetch(file: RemoteFile, report: Report) -> None:
         with FileLock(lock, timeout=0):
             for here in (blob, file.pointer):
                 if here.is_file():
-                    report(f"{file.name} is already here: checking it")
+                    report(f"{file.name} is already on this machine: checking it")
                     if file.is_whole(here):
                         return
-                    report(f"{file.name} is damaged: fetching it again")
+                    report(f"{file.name} is damaged: downloading it again")
                     here.unlink()
             partial = blob.with_name(f"{blob.name}.incomplete")
             _download(file, partial, report)
@@ -162,13 +162,13 @@ def _fetch(file: RemoteFile, report: Report) -> None:
                 )
             partial.replace(blob)
     except Timeout:
-        raise DownloadError(f"{file.name} is being fetched by another process: wait for it") from None
+        raise DownloadError(f"{file.name} is being downloaded by another process: wait for it") from None
 
 
 def _download(file: RemoteFile, partial: Path, report: Report) -> None:
-    """Append the missing end of a file to `partial`; retry while a broken connection brings some of it.
+    """Append the missing end of a file to `partial`; retry as long as each attempt makes progress.
 
-    huggingface_hub 2 retries on its own, 1 gives up when a connection breaks off.
+    huggingface_hub 2 retries by itself; 1 gives up when a connection breaks.
     """
     partial.touch()
     if partial.stat().st_size > file.size:
@@ -177,12 +177,12 @@ def _download(file: RemoteFile, partial: Path, report: Report) -> None:
     if free < missing:
         raise DownloadError(
             f"{file.name} needs {size_in_words(missing)}, but only {size_in_words(free)} are free: "
-            "make room, or set HF_HOME to another disk"
+            "free up space, or set HF_HOME to another disk"
         )
     while True:
         have, size = partial.stat().st_size, size_in_words(file.size)
         resuming = f"resuming {file.name} at {size_in_words(have)} of {size}"
-        report(resuming if have else f"fetching {file.name}, {size}")
+        report(resuming if have else f"downloading {file.name}, {size}")
         try:
             with partial.open("ab") as stream:
                 http_get(
@@ -202,13 +202,13 @@ def _download(file: RemoteFile, partial: Path, report: Report) -> None:
         except HTTPError as error:
             if isinstance(error, errors.HfHubHTTPError) or partial.stat().st_size == have:
                 raise
-        except ValueError as error:  # larger than plain HTTP may be
+        except ValueError as error:  # too large for plain HTTP
             raise DownloadError(f"{file.repository}: {' '.join(str(error).split())}") from None
 
 
 def _publish(file: RemoteFile) -> None:
-    """Link a blob into the cache's folder of its commit, or move it there if there are no links."""
-    if not file.blob.exists():  # it was moved by an earlier pull
+    """Link a blob into the cache's folder for its commit, or move it there if links are unavailable."""
+    if not file.blob.exists():  # an earlier pull moved it
         return
     pointer = file.pointer
     pointer.parent.mkdir(parents=True, exist_ok=True)
@@ -223,19 +223,19 @@ def _publish(file: RemoteFile) -> None:
 
 def _message(error: HTTPError | OSError, place: str, revision: str) -> str:
     log_in = "log in (type  hf auth login) or set HF_TOKEN"
-    messages: dict[type[Exception], str] = {  # a gated repository is also not found
+    messages: dict[type[Exception], str] = {  # GatedRepoError is a RepositoryNotFoundError
         errors.GatedRepoError: f"{place} is gated: request access there, then {log_in}",
         errors.RepositoryNotFoundError: f"there is no repository {place}; if it is private, {log_in}",
         errors.RevisionNotFoundError: f"{place} has no revision {revision}",
         errors.RemoteEntryNotFoundError: f"{place} no longer has the file",
-        errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE is set: unset it to fetch a model",
+        errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE is set: unset it to download models",
     }
     for kind, message in messages.items():
         if isinstance(error, kind):
             return message
     if isinstance(error, errors.HfHubHTTPError):
-        return f"{place} answers with HTTP status {error.response.status_code}: try again later"
+        return f"{place} responds with HTTP status {error.response.status_code}: try again later"
     reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, HTTPError):
         return f"the connection to {constants.ENDPOINT} failed ({reason}): pull again to resume"
-    return f"the model could not be fetched or written: {reason}"
+    return f"the model could not be downloaded or written: {reason}"

@@ -1,7 +1,7 @@
 """Reads the metadata and tensor infos of a GGUF file, without loading or trusting it.
 
-`gguf.GGUFReader` can loop for ever on a damaged file and takes seconds for a real vocabulary, and
-llama.cpp can abort the process, so this parses the format itself
+`gguf.GGUFReader` can loop forever on a damaged file and takes seconds for a real vocabulary, and llama.cpp
+can abort the process. So this parses the format itself
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md) and trusts no count beyond the end of the file.
 """
 
@@ -18,50 +18,50 @@ from typing import Any, NamedTuple
 from mink_local.errors import ModelError
 
 _MAGIC = b"GGUF"
-_LONGEST = 64 << 20  # bytes of metadata and tensor infos; the largest vocabularies in use take 12 MiB
-_ARRAY_KEPT = 4096  # longest array whose values are kept: one for every layer, and not the vocabulary
+_LONGEST = 64 << 20  # bytes of metadata and tensor infos; today's largest vocabularies take 12 MiB
+_ARRAY_KEPT = 4096  # longest array whose values are kept: enough for one per layer, not for the vocabulary
 _MOST_DIMENSIONS = 4
-_MOST_LAYERS = 1024  # llama.cpp takes 512
+_MOST_LAYERS = 1024  # llama.cpp allows 512
 _U32, _STRING, _ARRAY, _U64 = 4, 8, 9, 10
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 
 
 class TensorType(NamedTuple):
-    """A type of ggml: its name, and the numbers and bytes of one of its blocks."""
+    """A ggml type: its name, and the numbers and bytes per block."""
 
     name: str
     block: int
     block_bytes: int
 
     def n_bytes(self, count: int) -> int:
-        """Return the bytes that `count` numbers take, in whole blocks."""
+        """Return the bytes taken by `count` numbers, in whole blocks."""
         return -(-count // self.block) * self.block_bytes
 
 
 @cache
 def tensor_types() -> dict[int, TensorType]:
-    """Return the types of the installed llama.cpp by their number in enum ggml_type."""
-    from llama_cpp import llama_cpp as C  # imported here, because it takes half a second
+    """Return the installed llama.cpp's types by their number in enum ggml_type."""
+    from llama_cpp import llama_cpp as C  # imported here because it takes half a second
 
     from mink_local.llama import ggml
 
     return {
         number: TensorType(ggml.type_name(number).decode().upper(), block, ggml.type_size(number))
         for number in range(C.GGML_TYPE_COUNT)
-        if (block := ggml.blck_size(number))  # 0 for a number that is no longer used
+        if (block := ggml.blck_size(number))  # 0 for a number no longer used
     }
 
 
 class Array(NamedTuple):
-    """An array of `length` values; `values` is empty for texts and for a long array, which are skipped."""
+    """An array of `length` values; `values` is empty for strings and long arrays, which are skipped."""
 
     length: int
     values: tuple[Any, ...] = ()
 
 
 class Tensor(NamedTuple):
-    """A tensor's name, type, number of parameters, their bytes, and the parameters in a row."""
+    """A tensor's name, type, number of parameters, their bytes, and the parameters per row."""
 
     name: str
     type: str
@@ -71,19 +71,19 @@ class Tensor(NamedTuple):
 
     @property
     def layer(self) -> int | None:
-        """The layer that the tensor is part of; None for embeddings and output."""
+        """The layer that the tensor belongs to; None for embeddings and output."""
         match = re.match(r"blk\.(\d{1,6})\.", self.name)
         return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """Metadata and tensors of a model, of all its files together.
+    """Metadata and tensors of a model, across all its files.
 
     Attributes:
         path: The first file.
-        values: Integers, floats, booleans, texts or `Array`s by key.
-        n_bytes: Size of all files.
+        values: Integers, floats, booleans, strings or `Array`s by key.
+        n_bytes: Total size of all files.
     """
 
     path: Path
@@ -109,16 +109,16 @@ class Metadata:
         return tokens.length if isinstance(tokens, Array) else self.number("vocab_size")
 
     def text(self, key: str) -> str | None:
-        """Return the text of a key, or None if there is none."""
+        """Return the string under a key, or None if there is none."""
         value = self.values.get(key)
         return value if isinstance(value, str) else None
 
     def number(self, key: str, default: int = 0) -> int:
-        """Return an integer of the architecture's own keys, the first one if there is one per layer."""
+        """Return an integer under one of the architecture's keys; if there is one per layer, the first."""
         return self.per_layer(key, default, 1)[0]
 
     def per_layer(self, key: str, default: int, n_layers: int) -> list[int]:
-        """Return an integer of the architecture's own keys for each layer: files have one, or a list."""
+        """Return an integer per layer under one of the architecture's keys, which holds one or a list."""
         value = self.values.get(f"{self.architecture}.{key}")
         found = value.values if isinstance(value, Array) and value.values else (value,)
         numbers = [item if isinstance(item, int) and item >= 0 else default for item in found]
@@ -129,7 +129,7 @@ def read_metadata(path: Path) -> Metadata:
     """Read the metadata and tensor infos of a model, given its first file.
 
     Raises:
-        ModelError: The file is missing, incomplete, or deviates from the format.
+        ModelError: The file is missing, incomplete or malformed.
     """
     files = [_read_file(shard) for shard in shards(path)]
     tensors = tuple(tensor for file in files for tensor in file.tensors)
@@ -152,12 +152,12 @@ def shards(path: Path) -> list[Path]:
 
 
 def shard_stem(name: str) -> str:
-    """Return a file's name without the `-00001-of-00003` of a split model."""
+    """Return a file name without the `-00001-of-00003` of a split model."""
     return _SHARD.sub(r"\1\4", name)
 
 
 def is_later_shard(name: str) -> bool:
-    """Return whether a file is a part of a split model other than the first."""
+    """Return whether a file is a part of a split model, but not the first."""
     match = _SHARD.fullmatch(name)
     return match is not None and match[2] != "00001"
 
@@ -177,11 +177,11 @@ def _read_file(path: Path) -> Metadata:
 
 
 class _DamagedError(Exception):
-    """A deviation from the format; the text completes a sentence."""
+    """A violation of the format; the text completes a sentence."""
 
 
 class _Reader:
-    """The position in `data`, the beginning of a file of `size` bytes."""
+    """A position in `data`, the beginning of a file of `size` bytes."""
 
     def __init__(self, data: mmap.mmap, size: int) -> None:
         self._data = data
@@ -206,7 +206,7 @@ class _Reader:
         return metadata
 
     def _skip(self, n_bytes: int) -> int:
-        """Advance by `n_bytes`, and return where they start."""
+        """Advance by `n_bytes` and return where they start."""
         start, self._at = self._at, self._at + n_bytes
         if self._at > self._size:
             raise _DamagedError("its metadata is cut off; download it again")
@@ -215,7 +215,7 @@ class _Reader:
         return start
 
     def _numbers(self, kind: int, count: int) -> tuple[Any, ...]:
-        """Read `count` numbers of a type; return none of them if there are more than are kept."""
+        """Read `count` numbers of a type; return none if there are too many to keep."""
         if kind not in _SCALARS:
             raise _DamagedError(f"a value has unknown type {kind}")
         code = _SCALARS[kind]
@@ -242,7 +242,7 @@ class _Reader:
 
     def _skip_strings(self, count: int) -> None:
         """Skip the strings of an array, such as a vocabulary of 100,000 tokens."""
-        at = self._skip(8 * count)  # no string is shorter than its length
+        at = self._skip(8 * count)  # every string takes at least its length field
         unpack, last = struct.Struct("<Q").unpack_from, len(self._data) - 8
         while count and at <= last:
             at += 8 + unpack(self._data, at)[0]
@@ -251,7 +251,7 @@ class _Reader:
         self._skip(8 * count)
 
     def _tensors(self, count: int, alignment: Any) -> Iterator[Tensor]:
-        """Read the tensor infos, and check that every tensor lies within the file."""
+        """Read the tensor infos and check that every tensor lies within the file."""
         ends = 0
         for _ in range(count):
             name = self._string()

@@ -1,4 +1,4 @@
-"""What `mink-models` shows of models: contents, size and memory, as JSON or for a terminal."""
+"""What `mink-models` shows about models: contents, size and memory, as JSON or for a terminal."""
 
 import sys
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from mink_local.models.memory import (
     kv_bytes_per_layer,
 )
 
-# Mark and style of a size, by where the model fits; None if that is unknown.
+# Mark and style of a size by where the model fits; None if unknown.
 _MARKS = {
     "GPU": ("+", "green"),
     "GPU and CPU": ("~", "yellow"),
@@ -102,7 +102,7 @@ def _row(entry: catalog.CatalogEntry, path: Path | None, budget: Budget) -> dict
         try:
             metadata = read_metadata(path) if path else typical_metadata(size or 0)
             size, fits = metadata.n_bytes, where_it_fits(metadata, budget)
-        except ModelError:  # `mink-models info` says why
+        except ModelError:  # `mink-models info` tells why
             size, fits = None, "damaged"
     return {
         "name": entry.name,
@@ -116,7 +116,7 @@ def _row(entry: catalog.CatalogEntry, path: Path | None, budget: Budget) -> dict
 
 
 def where_it_fits(metadata: Metadata, budget: Budget) -> str:
-    """Return where a model with a context of 4096 tokens fits: GPU, GPU and CPU, CPU, or no."""
+    """Return where a model fits with a context of 4096 tokens: GPU, GPU and CPU, CPU, or no."""
     placement = choose_placement(metadata, budget, n_ctx=USUAL_CONTEXT)
     if placement.warning:
         return "no"
@@ -126,7 +126,7 @@ def where_it_fits(metadata: Metadata, budget: Budget) -> str:
 
 
 def typical_metadata(size: int) -> Metadata:
-    """Return metadata with the shape of LLaMA-3 8B for a file of `size` bytes, to estimate where it fits."""
+    """Return metadata shaped like LLaMA-3 8B's for a file of `size` bytes, to estimate where it fits."""
     sizes = {
         "block_count": 32,
         "embedding_length": 4096,
@@ -142,7 +142,7 @@ def typical_metadata(size: int) -> Metadata:
 
 
 def tensors_by_type(metadata: Metadata) -> list[dict[str, Any]]:
-    """Return the number of tensors, parameters and bytes of each type, the largest first."""
+    """Return the number of tensors, parameters and bytes per type, largest first."""
     types: dict[str, dict[str, Any]] = {}
     for tensor in metadata.tensors:
         row = types.setdefault(tensor.type, {"type": tensor.type, "tensors": 0, "parameters": 0, "bytes": 0})
@@ -157,12 +157,12 @@ def _usage(usage: Usage) -> dict[str, int]:
 
 
 def _one_line(text: str | None) -> str | None:
-    """Return the beginning of a text from a file, safe to print."""
+    """Return the beginning of a text from a file, made safe to print."""
     return text and printable(" ".join(text[:100].split()))
 
 
 def print_models(rows: Sequence[dict[str, Any]], budget: Budget) -> None:
-    """Print the models of `model_list`, those to pull and those on this machine, and the free memory."""
+    """Print the models of `model_list`, both to pull and on this machine, and the free memory."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)  # a pipe gets whole lines
     if others := [row for row in rows if not row["path"]]:
         console.print("", _to_pull(others))
@@ -186,7 +186,7 @@ def _table(*titles: str) -> Table:
 
 
 def _to_pull(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return a row for each model: its size in each quantization, and a mark whether that fits."""
+    """Return a table of models: the size in each quantization, marked with where it fits."""
     models: dict[str, dict[str, Text]] = {}
     for row in rows:
         model, _, quantization = row["name"].partition(":")
@@ -205,7 +205,7 @@ def _to_pull(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def in_words(facts: dict[str, Any]) -> str:
-    """Return what `model_info` returns as lines for a terminal."""
+    """Return the facts from `model_info` as lines for a terminal."""
     vocabulary, memory = facts["vocabulary"], facts["memory"]
     experts = f", {facts['experts_used']} of {facts['experts']} experts active" if facts["experts"] else ""
     bits = f", {facts['bits_per_parameter']} bits each" if facts["bits_per_parameter"] else ""
@@ -219,7 +219,7 @@ def in_words(facts: dict[str, Any]) -> str:
         ("name", facts["name"]),
         ("licence", facts["licence"]),
         ("architecture", f"{facts['architecture']}, {facts['layers']} layers of {facts['width']}{experts}"),
-        ("attention", f"{facts['heads']} heads, {facts['kv_heads']} for keys and values"),
+        ("attention", f"{facts['heads']} heads, {facts['kv_heads']} KV heads"),
         ("parameters", f"{facts['parameters']:,}{bits}"),
         *(("", types.format(**row, size=size_in_words(row["bytes"]))) for row in facts["tensor_types"]),
         ("context", f"{facts['context_length']:,} tokens"),

@@ -1,8 +1,8 @@
-"""How much memory a model needs, how much is free, and how many layers go to the GPU.
+"""How much memory a model needs, how much is free, and how many layers go on the GPU.
 
-Weights and KV cache are exactly what llama.cpp allocates. Its compute buffer is an upper bound of what
+Weights and KV cache are exactly what llama.cpp allocates. The compute buffer is an upper bound on what
 llama.cpp 0.3.36 logs with flash attention for LLaMA-3 and Qwen3 models of 0.1 to 70 billion weights (at most
-25 MiB above). The state of recurrent layers is not counted.
+25 MiB too high). The state of recurrent layers is not counted.
 """
 
 import sys
@@ -17,18 +17,18 @@ from mink_local.llama.constants import N_BATCH, kv_type_number
 from mink_local.llama.devices import gpus
 from mink_local.models.gguf import Metadata, read_metadata, tensor_types
 
-USUAL_CONTEXT = 4096  # tokens of one answer with its prompt
+USUAL_CONTEXT = 4096  # tokens of a prompt and its answer
 _LONGER = (32768, 16384, 8192)
 _SHORTER = (2048, 1024, 512)
-_KV_SHARE = 16  # one answer's longer KV cache may take one part in 16 of the memory left by the weights
-_MOST_SHARES = 4  # and those of several answers, a quarter of it in all
+_KV_SHARE = 16  # a longer KV cache may take 1/16 of the memory left by the weights,
+_MOST_SHARES = 4  # and those of several answers together at most 4/16
 _F16, _F32 = 2, 4  # bytes
-_RESERVE = 1 << 30  # bytes of each GPU that stay free for its driver and other programs
+_RESERVE = 1 << 30  # bytes per GPU left free for its driver and other programs
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes that a model takes in one kind of memory."""
+    """Bytes that a model needs of one kind of memory."""
 
     weights: int = 0
     kv: int = 0
@@ -44,7 +44,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that a model takes on the GPU and in system memory."""
+    """Bytes that a model needs on the GPU and in system memory."""
 
     gpu: Usage = Usage()
     cpu: Usage = Usage()
@@ -52,7 +52,7 @@ class MemoryNeed:
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes that a model may take of system memory, and of GPU memory less 1 GiB per GPU.
+    """Bytes available to a model: system memory, and GPU memory less 1 GiB per GPU.
 
     If `unified`, the GPU uses system memory: `vram` is part of `ram`.
     """
@@ -62,12 +62,12 @@ class Budget:
     unified: bool = False
 
     def usage(self, need: MemoryNeed) -> Usage:
-        """Return what a model takes of `ram`."""
+        """Return how much of `ram` a model needs."""
         return need.cpu + need.gpu if self.unified else need.cpu
 
 
 def memory_budget(with_gpus: bool = True) -> Budget:
-    """Return what a model may take of this machine's free memory; without GPUs, these are not queried."""
+    """Return how much of this machine's free memory a model may use; GPUs are queried only `with_gpus`."""
     devices = gpus() if with_gpus else []
     ram = psutil.virtual_memory().available
     vram = sum(max(0, gpu.free - _RESERVE) for gpu in devices)
@@ -77,11 +77,11 @@ def memory_budget(with_gpus: bool = True) -> Budget:
 
 @dataclass(frozen=True)
 class Placement:
-    """How to load a model: context of one answer, layers on the GPU, and the memory needed.
+    """How to load a model: context per answer, layers on the GPU, and the memory needed.
 
     Attributes:
         n_gpu_layers: From 0 to one more than the model has, since the output layer counts and goes first.
-        warning: What to tell the user before loading it.
+        warning: Warning to show the user before loading it.
     """
 
     n_ctx: int
@@ -91,7 +91,7 @@ class Placement:
 
 
 class Footprint:
-    """The sizes in a model's metadata that determine how much memory it takes."""
+    """The sizes in a model's metadata that determine how much memory it needs."""
 
     def __init__(self, metadata: Metadata, kv_type: str = "f16") -> None:
         self.n_layers = metadata.n_layers
@@ -104,7 +104,7 @@ class Footprint:
                 self._layers[tensor.layer] += tensor.n_bytes
             else:
                 self._output += tensor.n_bytes
-        # A GPU gets a copy of embeddings that are the output matrix too.
+        # A GPU gets its own copy of embeddings that double as the output matrix.
         is_tied = all(tensor.name != "output.weight" for tensor in metadata.tensors)
         self._copy = self._embeddings if is_tied else 0
         self._kv = kv_bytes_per_layer(metadata, kv_type)
@@ -115,9 +115,9 @@ class Footprint:
         self._n_vocab = metadata.n_vocab
 
     def need(self, n_ctx: int, n_parallel: int = 1, n_gpu_layers: int = 0) -> MemoryNeed:
-        """Return the bytes that the model takes with a KV cache of `n_ctx` tokens for each answer.
+        """Return the bytes that the model needs with a KV cache of `n_ctx` tokens per answer.
 
-        llama.cpp puts the output on the GPU first, then the last layers, and never the embeddings.
+        llama.cpp puts the output layer on the GPU first, then the last layers, and never the embeddings.
         """
         each = -(-n_ctx // 256) * 256  # llama.cpp rounds up to a multiple of 256
         kv = [each * n_parallel * layer for layer in self._kv]
@@ -136,9 +136,9 @@ class Footprint:
 
 
 def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
-    """Return the bytes of the KV cache for one token in each layer (llama.cpp's `llama_hparams`).
+    """Return the KV cache's bytes per token in each layer (llama.cpp's `llama_hparams`).
 
-    Layers with a sliding window count like the others: llama-cpp-python keeps their whole context.
+    Layers with a sliding window count like the others: llama-cpp-python keeps their full context.
 
     Raises:
         ValueError: Unknown `kv_type`.
@@ -148,9 +148,9 @@ def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
     default = metadata.number("embedding_length") // n_heads if n_heads else 0
     keys = metadata.number("attention.key_length", default)
     values = metadata.number("attention.value_length", default)
-    if metadata.number("attention.key_length_mla"):  # DeepSeek's latent attention keeps keys alone
+    if metadata.number("attention.key_length_mla"):  # DeepSeek's latent attention caches only keys
         values = 0
-    # The last layers may use the caches of others.
+    # The last layers may share the caches of others.
     has_own = metadata.n_layers - metadata.number("attention.shared_kv_layers")
     recurrent = _recurrent_layers(metadata)
     kind = tensor_types()[kv_type_number(kv_type)]
@@ -163,7 +163,7 @@ def kv_bytes_per_layer(metadata: Metadata, kv_type: str = "f16") -> list[int]:
 
 
 def _recurrent_layers(metadata: Metadata) -> set[int | None]:
-    """Return the layers that keep a state of fixed size instead of keys and values."""
+    """Return the layers that keep a fixed-size state instead of keys and values."""
 
     def layers_with(*names: str) -> set[int | None]:
         return {tensor.layer for tensor in metadata.tensors if any(name in tensor.name for name in names)}
@@ -172,10 +172,10 @@ def _recurrent_layers(metadata: Metadata) -> set[int | None]:
 
 
 def caches_that_fit(path: Path, n_ctx: int, on_gpu: bool, kv_type: str = "f16") -> int:
-    """Return how many KV caches of `n_ctx` tokens fit in free memory; without limit if a size is unknown."""
+    """Return how many KV caches of `n_ctx` tokens fit in free memory; no limit if a size is unknown."""
     try:
         each = n_ctx * sum(kv_bytes_per_layer(read_metadata(path), kv_type))
-    except ModelError:  # llama.cpp may know formats that are unknown here
+    except ModelError:  # llama.cpp may know formats that this module does not
         each = 0
     budget = memory_budget(with_gpus=on_gpu)
     return (budget.vram if on_gpu else budget.ram) // each if each else sys.maxsize
@@ -190,17 +190,17 @@ def choose_placement(
     n_parallel: int = 1,
     kv_type: str = "f16",
 ) -> Placement:
-    """Choose the context and the number of layers on the GPU unless they are given.
+    """Choose the context and the number of layers on the GPU, unless given.
 
-    As many layers go to the GPU as fit. The context is 4096 tokens, never more than the model was trained on,
-    and less if only that fits. It is up to 32768 if that keeps all layers on the GPU and the KV caches in
-    system memory take at most a sixteenth of what the weights leave there, or a quarter for four answers and
-    more.
+    As many layers go on the GPU as fit. The context is 4096 tokens, but never more than the model was trained
+    on, and less if only that fits. It grows up to 32768 if all layers stay on the GPU and the KV caches in
+    system memory take at most a sixteenth of what the weights leave there, or a quarter for four or more
+    answers.
 
     Args:
-        n_ctx: Tokens of one answer with its prompt.
+        n_ctx: Tokens of a prompt and its answer.
         n_gpu_layers: -1 for all.
-        n_parallel: Answers generated at a time.
+        n_parallel: Number of answers generated at a time.
 
     Raises:
         ValueError: Unknown `kv_type`.
@@ -236,5 +236,5 @@ def _warning(taken: int, free: int) -> str | None:
         return None
     return (
         f"it needs about {taken / 1e9:.1f} GB of memory, but only {free / 1e9:.1f} GB are free: it will be "
-        "very slow, or the OS will kill it; use a smaller quantization or a shorter context"
+        "very slow, or the OS will kill it; use a smaller quantization or context"
     )

@@ -1,4 +1,4 @@
-"""The model that the first start of a chat offers, in place of the embedded one."""
+"""The model that the first chat offers in place of the embedded one."""
 
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,16 @@ from mink_local.models.gguf import read_metadata
 from mink_local.models.info import model_list
 from mink_local.models.memory import memory_budget
 
-# Qwen3: one family in all sizes, with a free licence and no login.
+# Qwen3: one family in all sizes, freely licensed, no login required.
 LADDER = ("qwen3-0.6b:Q8_0", "qwen3-1.7b:Q4_K_M", "qwen3-4b-instruct:Q4_K_M", "qwen3-8b:Q4_K_M")
-# On the CPU, a model may take a quarter of the memory, and no more than 3 GB: larger ones answer slowly.
+# On the CPU, a model may take a quarter of the memory, but at most 3 GB: larger ones are slow to answer.
 _SHARE, _MOST = 4, 3 * 10**9
 
 
 def find_offer() -> dict[str, Any] | None:
     """Return the row of `mink-models list` with the chat model that suits this machine, or None.
 
-    A model that is here already, in any program's store, comes before one to download: the largest that
+    A model already on this machine, in any program's store, is preferred to a download: the largest that
     suits the machine, or else the smallest that fits at all.
     """
     most = min(psutil.virtual_memory().total // _SHARE, _MOST)
@@ -38,7 +38,7 @@ def find_offer() -> dict[str, Any] | None:
 
 
 def take(offer: dict[str, Any], report: download.Report) -> None:
-    """Download an offered model unless it is here, and check that llama.cpp can load it.
+    """Download an offered model unless it is already here, and check that llama.cpp can load it.
 
     Raises:
         MinkError: It cannot be downloaded or loaded.

@@ -1,4 +1,4 @@
-"""The options that several programs share, each defined once."""
+"""Options shared by several programs, each defined once."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ AnyOption = TypeVar("AnyOption", bound=click.Option)
 
 
 class SharedOption:
-    """An option of several programs: a decorator for commands.
+    """An option shared by several programs: a decorator for commands.
 
         @model_option
         @sampler_option.replace("samplers", multiple=True)
@@ -34,9 +34,9 @@ class SharedOption:
         return click.option(*self.names, **self.attributes)(command)
 
     def replace(self, *names: str, **attributes: Any) -> "SharedOption":
-        """Return the option with more names, such as that of its parameter, and other attributes.
+        """Return the option with additional names, such as its parameter's, and other attributes.
 
-        One that is required has no default.
+        A required option has no default.
         """
         attributes = {**self.attributes, **attributes}
         if attributes.get("required"):
@@ -44,13 +44,13 @@ class SharedOption:
         return SharedOption(*self.names, *names, **attributes)
 
     def build(self, option_class: Callable[..., AnyOption], **attributes: Any) -> AnyOption:
-        """Return the option as an object of a class that takes names and attributes as this one does."""
+        """Return the option as an instance of a class that takes names and attributes like this one."""
         own = {name: value for name, value in self.attributes.items() if name != "cls"}
         return option_class(*self.names, **{**own, **attributes})
 
 
 class SamplerType(ParsedType):
-    """Type of an option that names a sampler, such as `top-p:p=0.9`; its value is a `Sampler`."""
+    """Type of an option that takes a sampler, such as `top-p:p=0.9`; its value is a `Sampler`."""
 
     name = "NAME[:OPTION=VALUE,…]"
 
@@ -72,7 +72,7 @@ class SamplerType(ParsedType):
 
 
 class SamplerOption(click.Option):
-    """An option in whose help `{samplers}` stands for the names of all samplers.
+    """An option whose help contains `{samplers}` for the names of all samplers.
 
     They are looked up only when the help is shown: importing the samplers imports NumPy.
     """
@@ -88,7 +88,7 @@ class SamplerOption(click.Option):
 
 
 def with_sampler_names(text: str) -> str:
-    """Return a help text with the names of all samplers for `{samplers}`."""
+    """Return a help text with `{samplers}` replaced by the names of all samplers."""
     if "{samplers}" not in text:
         return text
     from mink_local.samplers import SAMPLERS
@@ -97,7 +97,7 @@ def with_sampler_names(text: str) -> str:
 
 
 class ServersType(ParsedType):
-    """Type of an option with addresses of RPC servers; its value is a tuple of them."""
+    """Type of an option that takes addresses of RPC servers; its value is a tuple of them."""
 
     name = "HOST:PORT,…"
 
@@ -108,7 +108,7 @@ class ServersType(ParsedType):
 
 
 def complete_model(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a model, or a path if no model is called so."""
+    """Complete a model name, or a path if no model name matches."""
     names = [CompletionItem(name) for name in read_catalog() if name.startswith(incomplete)]
     return names or [CompletionItem(incomplete, type="file")]
 
@@ -119,7 +119,7 @@ model_option = SharedOption(
     "--model",
     "-m",
     default=default_model,
-    show_default=f"{EMBEDDED}, or that of mink-models default",
+    show_default=f"{EMBEDDED}, or the one set with mink-models default",
     metavar="NAME|PATH",
     shell_complete=complete_model,
     help=MODEL_HELP,
@@ -129,14 +129,14 @@ ctx_option = SharedOption(
     type=WholeNumber(min=1),
     metavar="N",
     show_default="as many as memory allows",
-    help="Context size: the tokens that a prompt and its answer share.",
+    help="Context size: maximum tokens of a prompt plus its answer.",
 )
 parallel_option = SharedOption(
     "--parallel",
     type=WholeNumber(1, N_SEQ_MAX),
     default=1,
     metavar="N",
-    help="Answers generated at a time.",
+    help="Number of answers generated at a time.",
 )
 gpu_layers_option = SharedOption(
     "--gpu-layers",
@@ -149,7 +149,7 @@ threads_option = SharedOption(
     type=WholeNumber(min=1),
     metavar="N",
     show_default="one per physical core",
-    help="CPU threads. Use fewer if other programs keep the cores busy.",
+    help="CPU threads; use fewer if other programs keep the cores busy.",
 )
 kv_type_option = SharedOption(
     "--kv-type",
@@ -161,7 +161,7 @@ rpc_option = SharedOption(
     "--rpc",
     type=ServersType(),
     envvar="MINK_RPC",
-    help="Also put layers on other machines, which run mink-models rpc-server.",
+    help="Also put layers on other machines that run mink-models rpc-server.",
 )
 sampler_option = SharedOption(
     "--sampler",
@@ -169,7 +169,7 @@ sampler_option = SharedOption(
     cls=SamplerOption,
     type=SamplerType(),
     default="min-k",
-    help="Sampler that chooses the candidates for the next token, such as top-p:p=0.9, or several in turn: "
+    help="Sampler that selects the candidates for the next token, such as top-p:p=0.9, or a chain such as "
     "top-k:k=40+min-k. The samplers are {samplers}.",
 )
 temp_option = SharedOption(
@@ -178,7 +178,7 @@ temp_option = SharedOption(
     type=FiniteFloat(min=0),
     default=1.0,
     metavar="T",
-    help="Temperature, applied to the candidates that the sampler keeps; 0 is greedy.",
+    help="Temperature, applied to the candidates that the sampler keeps; 0 means greedy.",
 )
 seed_option = SharedOption(
     "--seed",
@@ -200,12 +200,12 @@ reasoning_budget_option = SharedOption(
     type=WholeNumber(min=-1),
     metavar="N",
     show_default="no limit",
-    help="Maximum length of the reasoning in tokens, then its end is forced; 0: none; -1: no limit.",
+    help="Maximum length of the reasoning in tokens, after which its end is forced; 0: none; -1: no limit.",
 )
 
 
 def placement_options(command: Command) -> Command:
-    """Add the options of where a model's layers go; a command passes their values on to `load_model`."""
+    """Add the options for where a model's layers go; the command passes their values to `load_model`."""
     for option in (
         rpc_option,
         threads_option.replace("n_threads"),

@@ -18,7 +18,7 @@ from mink_local.models.gguf import is_later_shard, shard_stem, shards
 PREFIXES = ("hf:", "ollama:", "lmstudio:")
 _USUAL_QUANTIZATION = "Q4_K_M"
 _OLLAMA_WEIGHTS = "application/vnd.ollama.image.model"
-# What reading an item of a JSON file can raise.
+# Errors from reading an item of a JSON file.
 _NO_SUCH_ITEM = (OSError, ValueError, LookupError, TypeError, StopIteration, RecursionError)
 
 
@@ -27,15 +27,15 @@ class AmbiguousError(ValueError):
 
 
 def select(files: Iterable[str], wanted: str) -> list[str]:
-    """Return the files of one model among `files`, in order if it is split.
+    """Return one model's files from `files`, in order if it is split.
 
     Args:
         wanted: A file name (without `-00001-of-00003` for all parts), a pattern with `*`, a quantization, or
-            "" for Q4_K_M or the only model there is. Folders are separated by `/`.
+            "" for Q4_K_M or the only model. Folders are separated by `/`.
 
     Raises:
         ValueError: There is no such model.
-        AmbiguousError: There is more than one.
+        AmbiguousError: Several models match.
     """
     models = sorted(name for name in files if name.lower().endswith(".gguf"))
     found = [name for name in models if _matches(name, wanted or _USUAL_QUANTIZATION)]
@@ -54,7 +54,7 @@ def _matches(name: str, wanted: str) -> bool:
     file = name.rpartition("/")[2]
     if wanted.endswith(".gguf") or any(character in wanted for character in "*?["):
         return any(fnmatch.fnmatchcase(form, wanted) for form in (name, file, shard_stem(file)))
-    # A quantization, which image projectors have, too.
+    # A quantization, which image projectors have as well.
     return "mmproj" not in name and bool(re.search(rf"(^|[-_./]){re.escape(wanted)}(?=[-./])", name))
 
 
@@ -109,7 +109,7 @@ def remove_from_hub_cache(path: Path) -> None:
 
 
 def in_ollama(name: str) -> Path:
-    """Return the file of a model in Ollama's store: `llama3:8b`, `user/model`, `hf.co/user/model:Q8_0`."""
+    """Return a model's file in Ollama's store: `llama3:8b`, `user/model`, `hf.co/user/model:Q8_0`."""
     tagged = name if ":" in name.rpartition("/")[2] else f"{name}:latest"
     for found, manifest in _ollama_manifests():
         if found == tagged:
@@ -118,7 +118,7 @@ def in_ollama(name: str) -> Path:
 
 
 def _ollama_manifests() -> Iterator[tuple[str, Path]]:
-    """Yield the name of each of Ollama's models and its manifest, which is at host/namespace/model/tag."""
+    """Yield the name and manifest of each of Ollama's models; manifests are at host/namespace/model/tag."""
     stores = [Path.home() / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
     if folder := os.environ.get("OLLAMA_MODELS"):
         stores = [user_path(folder)]
@@ -130,14 +130,14 @@ def _ollama_manifests() -> Iterator[tuple[str, Path]]:
 
 
 def _ollama_weights(manifest: Path) -> Path:
-    """Return the file with the weights, according to a manifest of a container registry."""
+    """Return the file with the weights, according to a container registry manifest."""
     with suppress(*_NO_SUCH_ITEM):
         layers = json.loads(manifest.read_text(encoding="utf-8"))["layers"]
         digest = next(layer["digest"] for layer in layers if layer["mediaType"] == _OLLAMA_WEIGHTS)
         blob = manifest.parents[4] / "blobs" / str(digest).replace(":", "-")
         if re.fullmatch("sha256:[0-9a-f]{64}", digest) and blob.is_file():
             return blob
-    raise ModelNotFoundError(f"the weights that {manifest} refers to are missing: pull it again with Ollama")
+    raise ModelNotFoundError(f"the weights that {manifest} refers to are missing: pull the model again")
 
 
 def in_lm_studio(name: str, wanted: str) -> Path:
@@ -152,7 +152,7 @@ def in_lm_studio(name: str, wanted: str) -> Path:
 
 
 def _lm_studio_files() -> list[Path]:
-    """Return the first file of each model in LM Studio's folders, which is publisher/repository/file."""
+    """Return the first file of each model in LM Studio's folders, at publisher/repository/file."""
     stores = [Path.home() / ".lmstudio/models", Path.home() / ".cache/lm-studio/models"]
     with suppress(*_NO_SUCH_ITEM):
         settings = (Path.home() / ".lmstudio/settings.json").read_text(encoding="utf-8")
@@ -161,12 +161,12 @@ def _lm_studio_files() -> list[Path]:
 
 
 def _lm_studio_names(path: Path) -> tuple[str, str]:
-    """Return the two names of a file's model."""
+    """Return both names of a file's model."""
     return f"{path.parts[-3]}/{path.parts[-2]}", path.parts[-2]
 
 
 def elsewhere() -> Iterator[tuple[str, Path]]:
-    """Yield the name and first file of each model in the Hub's cache, Ollama's store and LM Studio's."""
+    """Yield the name and first file of each model in the Hub's cache, Ollama and LM Studio."""
     cache = hub_cache()
     for path in _first_files(cache, "models--*--*/snapshots/*/**/*.gguf"):
         folder, _, _, *file = path.relative_to(cache).parts
@@ -179,7 +179,7 @@ def elsewhere() -> Iterator[tuple[str, Path]]:
 
 
 def _first_files(folder: Path, pattern: str) -> list[Path]:
-    """Return the first file of each model in a folder, without projectors and broken links."""
+    """Return the first file of each model in a folder, ignoring projectors and broken links."""
     return [
         path
         for path in sorted(folder.glob(pattern))

@@ -1,8 +1,8 @@
 """Refuses GGUF files that make llama.cpp crash.
 
-A damaged file can make llama.cpp abort the whole process or take all the machine's memory. So a file is
-first used in a child process, which runs this module, unless its SHA-256 is the catalogue's, or it has passed
-before with the same llama.cpp (same path, size and modification time).
+A damaged file can make llama.cpp abort the whole process or use up all memory. So a file is first used in a
+child process, which runs this module, unless its SHA-256 is the catalogue's, or it has passed before with the
+same llama.cpp (same path, size and modification time).
 """
 
 import logging
@@ -20,8 +20,8 @@ from mink_local.models.catalog import ModelFile
 from mink_local.models.gguf import shards
 from mink_local.sandbox import GIB, SandboxError, ask, serve
 
-_SECONDS = 60.0  # for a file of any size, and
-_BYTES_PER_SECOND = 20e6  # what the slowest disk reads on top of that
+_SECONDS = 60.0  # for a file of any size, plus
+_BYTES_PER_SECOND = 20e6  # reading it from the slowest disk
 _N_CTX = 512
 _N_TOKENS = 8  # enough for a batch, few enough for a large model on one thread
 
@@ -29,7 +29,7 @@ log = logging.getLogger("mink_local")
 
 
 def check(file: ModelFile) -> None:
-    """Try a model file in a child process unless it is known to be good.
+    """Test a model file in a child process unless it is known to be good.
 
     Raises:
         ModelError: The file cannot be read, is not a model, or makes llama.cpp crash.
@@ -50,9 +50,9 @@ def check(file: ModelFile) -> None:
 
 def _try_in_child(path: Path, size: int) -> None:
     if size > GIB:
-        log.warning("trying %s in a child process first (only this once)", path.name)
+        log.warning("testing %s in a child process first (only this once)", path.name)
     seconds = _SECONDS + size / _BYTES_PER_SECOND
-    memory = 2 * size + 4 * GIB  # weights mapped and repacked, libraries, the context
+    memory = 2 * size + 4 * GIB  # mapped and repacked weights, libraries, context
     try:
         complaint = ask("mink_local.models.trust", str(path), seconds=seconds, memory=memory)
     except SandboxError as error:
@@ -62,7 +62,7 @@ def _try_in_child(path: Path, size: int) -> None:
 
 
 def remember(path: Path) -> None:
-    """Record that a file has passed; if the cache cannot be written, it is tried again next time."""
+    """Record that a file has passed; if the record cannot be written, the file is tested again next time."""
     path = path.absolute()
     try:
         add_to_record(_record(), str(path), file_state(path))
@@ -82,7 +82,7 @@ def _record() -> Path:
 
 
 def _complaint(path: str) -> str | None:
-    """Return what is wrong with a model file, or None. In a child: llama.cpp may abort."""
+    """Return what is wrong with a model file, or None; in a child, since llama.cpp may abort."""
     try:
         _use(Weights(Path(path)))
     except MinkError as error:
@@ -91,12 +91,12 @@ def _complaint(path: str) -> str | None:
 
 
 def _use(weights: Weights) -> None:
-    """Do with a model everything that a chat has llama.cpp do."""
+    """Have llama.cpp do everything with a model that a chat would."""
     for token in range(weights.n_vocab):
         weights.piece(token)
         weights.ends_generation(token)
     few = (C.llama_token * _N_TOKENS)()
-    for byte in range(256):  # llama.cpp aborts at a text with a byte that the vocabulary lacks
+    for byte in range(256):  # llama.cpp aborts on a byte that the vocabulary lacks
         C.llama_tokenize(weights.vocab, bytes([byte]), 1, few, len(few), False, False)
     prompt = "".join((weights.bos, "Hello", weights.eos, *weights.control_tokens))
     tokens = weights.tokenize(prompt, add_special=True, parse_special=True)
@@ -105,7 +105,7 @@ def _use(weights: Weights) -> None:
     params.n_threads = params.n_threads_batch = 1  # two would wait for each other on a busy machine
     context = C.llama_init_from_model(weights.handle, params)
     if not context or not C.llama_get_memory(context):
-        return  # loading the model will say why
+        return  # loading the model will tell why
     for part in (tokens[:_N_TOKENS], tokens[:1]):
         array = (C.llama_token * len(part))(*part)
         C.llama_decode(context, C.llama_batch_get_one(array, len(part)))

@@ -1,7 +1,7 @@
 """The samplers: `MinK(tau=3.0)`, `TopP(p=0.9)`, …: frozen dataclasses that validate their options.
 
 A sampler reads raw logits and decides which tokens remain candidates; temperature and sampling come after
-it. Some samplers look at probabilities, which depend on temperature: `order` says whether they see
+it. Some samplers look at probabilities, which depend on temperature. `order` says whether they see
 `softmax(logits / T)`, "temperature-first", as in the papers and Hugging Face's transformers, or
 `softmax(logits)`, "temperature-last", as llama.cpp does by default.
 """
@@ -66,23 +66,23 @@ _KINDS: dict[type, tuple[Callable[[str], Any], str]] = {
 
 
 def parse(text: str) -> Sampler:
-    """Return the sampler that a text names; `str()` is the inverse.
+    """Return the sampler described by a text; `str()` is the inverse.
 
     >>> parse("min-k:tau=0.5")
     MinK(tau=0.5, floor=0.0, alpha=1.0, decay='power', normalize=True)
 
     Args:
-        text: `name` or `name:option=value,…`; several of them with + between them are a `Chain`.
+        text: `name` or `name:option=value,…`; several joined by + make a `Chain`.
 
     Raises:
-        ValueError: A name or value is wrong, or an option is given twice.
+        ValueError: A name or value is invalid, or an option is given twice.
     """
     cuts = [_parse_cut(part) for part in _split(text)]
     return cuts[0] if len(cuts) == 1 else Chain(*cuts)
 
 
 def _split(text: str) -> list[str]:
-    """Return the texts of the cuts of a chain."""
+    """Split the text of a chain into those of its cuts."""
     return re.split(r"(?<!\de)\+", text)  # not at the sign of 1e+16
 
 

@@ -26,16 +26,16 @@ class Workspace:
 
     def __init__(self, n_vocab: int) -> None:
         self.work = np.empty(kernels.work_size(n_vocab), np.uint64)  # the kernel's scratch
-        self.ids = np.empty(n_vocab, np.int32)  # begins with the candidates last selected, unordered
+        self.ids = np.empty(n_vocab, np.int32)  # starts with the candidates selected last, unordered
 
     @cached_property
     def left(self) -> NDArray[np.float32]:
-        """Scratch for the logits that a cut leaves to the next one of a chain."""
+        """Scratch for the logits that one cut of a chain leaves for the next."""
         return np.empty(self.ids.size, np.float32)
 
     @cached_property
     def next(self) -> "Workspace":
-        """Scratch for the next cuts of a chain."""
+        """Scratch for the remaining cuts of a chain."""
         return Workspace(self.ids.size)
 
 
@@ -49,7 +49,7 @@ _of_thread = _OfThread()
 def _as_row(logits: ArrayLike) -> NDArray[np.float32]:
     row = np.asarray(logits, np.float32)
     if row.ndim != 1 or row.size == 0:
-        raise ValueError(f"logits must be one row of shape (V,), V >= 1, not {row.shape}")
+        raise ValueError(f"logits must be a single non-empty row of shape (V,), not {row.shape}")
     return np.require(row, requirements=["C_CONTIGUOUS", "WRITEABLE"])  # what kernels are compiled for
 
 
@@ -61,17 +61,17 @@ def number(
     exclusive: bool = False,
     variant: bool = False,
 ) -> Any:
-    """Return a dataclass field for a finite number from `low` to `high`; a whole one if the default is.
+    """Return a dataclass field for a finite number from `low` to `high`; whole if the default is an int.
 
     Args:
-        exclusive: The limits themselves are not allowed.
-        variant: `str()` leaves the field out at its default.
+        exclusive: Whether the limits themselves are excluded.
+        variant: Whether `str()` omits the field when it has its default.
     """
     return field(default=default, metadata={"range": (low, high, exclusive), "variant": variant})
 
 
 def choice(default: Any, *others: Any, variant: bool = False) -> Any:
-    """Return a dataclass field for one of some values."""
+    """Return a dataclass field for one of several values."""
     return field(default=default, metadata={"choices": (default, *others), "variant": variant})
 
 
@@ -94,14 +94,14 @@ def _check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 
 SAMPLERS: dict[str, type["Sampler"]] = {}
-"""Every sampler by name, in the order in which tables and help texts list them."""
+"""All samplers by name, in the order of tables and help texts."""
 
 
 class Sampler:
-    """Decides which tokens of a row of logits remain candidates.
+    """Base class of samplers: decides which tokens of a row of logits remain candidates.
 
-    To write your own, compile a kernel (`mink_local.samplers.kernels` documents its arguments) and derive a
-    frozen dataclass of its options from this class:
+    To write your own, compile a kernel (`mink_local.samplers.kernels` documents the arguments) and subclass
+    this as a frozen dataclass of the kernel's options:
 
         from mink_local.samplers.compile import compiled
         from mink_local.samplers.kernels import keep_from, survey
@@ -120,21 +120,21 @@ class Sampler:
             sweep = ("distance", (0.1, 0.3, 1.0, 3.0))
             kernel = staticmethod(near)
 
-    A class that says what it `keeps` registers itself in `SAMPLERS`, from which all programs derive their
-    lists, tables, help texts and completions.
+    A subclass that sets `keeps` is registered in `SAMPLERS`, from which all programs derive their lists,
+    tables, help texts and completions.
 
     Attributes:
         name: What `str()` begins with and `parse` reads.
         keeps: Which tokens remain candidates, in a few words, for help texts and tables.
-        sweep: The option that a sweep varies, and its values from few candidates to many; None for no sweep.
-        request_fields: The option that each field of a request sets; the fields are named as in llama-server.
-            The first one may switch the sampler off (`is_off`).
+        sweep: The option to vary in a sweep, and its values from few candidates to many; None for no sweep.
+        request_fields: Maps request fields, named as in llama-server, to the options they set. The first
+            one may switch the sampler off (`is_off`).
         is_stateful: Whether a token's probability depends on more than the candidates' logits and the
-            temperature: on chance, on the tokens sampled before, or on a sampler of llama.cpp's own.
-        comes_last: Whether it keeps every token, and llama.cpp's own sampler then changes the temperature or
-            samples the token: it can only be the last of a chain.
-        order: Which distribution the sampler sees: that of `logits / temperature` ("temperature-first"), that
-            of `logits` ("temperature-last"), or None if its candidates do not depend on temperature.
+            temperature: on chance, on previously sampled tokens, or on one of llama.cpp's own samplers.
+        comes_last: Whether it keeps every token and leaves temperature or sampling to one of llama.cpp's own
+            samplers, so that it must come last in a chain.
+        order: Which distribution the sampler sees: that of `logits / temperature` ("temperature-first") or
+            of `logits` ("temperature-last"); None if the candidates do not depend on temperature.
     """
 
     name: ClassVar[str]
@@ -161,19 +161,19 @@ class Sampler:
 
     @classmethod
     def is_off(cls, value: float) -> bool:
-        """Return whether this value of the first of `request_fields` stands for not using the sampler."""
+        """Return whether this value of the first of `request_fields` switches the sampler off."""
         return value <= 0
 
     @property
     def members(self) -> "tuple[Sampler, ...]":
-        """The cuts that it consists of, in turn: itself, unless it is a chain."""
+        """The cuts of a chain, in order; any other sampler is its own only member."""
         return (self,)
 
     def kernel_options(self, temperature: float) -> NDArray[np.float64]:
         """Return the kernel's `options`.
 
-        These are the fields except `order`, then, if there is an order, the temperature of the distribution
-        that the sampler sees. Override this for fields that are not numbers.
+        These are all fields but `order`, followed by the temperature of the distribution that the sampler
+        sees, if it has an order. Override this for fields that are not numbers.
         """
         options = [getattr(self, f.name) for f in fields(self) if f.name != "order"]  # type: ignore[arg-type]
         return np.array(options + [self.seen(temperature)] * (self.order is not None), np.float64)
@@ -183,13 +183,14 @@ class Sampler:
 
         Args:
             temperature: What the logits will be divided by, > 0.
-            workspace: Receives the ids of the candidates; must have the size of the rows.
-            random: Decides what a sampler leaves to chance; None: it cuts in every step.
+            workspace: Receives the candidates' ids; must be as large as the rows.
+            random: Source of randomness for samplers that cut at random; with None they cut at every step.
 
         Returns:
-            A function of a row of raw logits, contiguous float32 (V,), that returns k or the kernel's error.
+            A function that takes a row of raw logits, contiguous float32 (V,), and returns k or the kernel's
+            error.
         """
-        kernel = getattr(self.kernel, "dispatcher", self.kernel)  # one Python call less for each token
+        kernel = getattr(self.kernel, "dispatcher", self.kernel)  # saves a Python call per token
         options = self.kernel_options(temperature)
         work, ids = workspace.work, workspace.ids
         return lambda row: kernel(row, options, work, ids)
@@ -197,25 +198,25 @@ class Sampler:
     def cutoff(self, logits: ArrayLike, temperature: float = 1.0) -> int:
         """Return how many tokens of a row of logits remain candidates.
 
-        A sampler that leaves it to chance whether it cuts does so here.
+        A sampler that cuts at random always cuts here.
 
         Args:
             logits: Raw logits of shape (V,). -inf (banned) and NaN are never candidates; +inf counts as the
                 largest finite float32.
-            temperature: What the logits will be divided by, > 0. It matters only to samplers of order
-                "temperature-first".
+            temperature: What the logits will be divided by, > 0. Only samplers with order
+                "temperature-first" depend on it.
 
         Raises:
-            ValueError: No logit is finite, the shape is wrong, or the temperature is not above 0.
+            ValueError: No logit is finite, the shape is wrong, or the temperature is not positive.
         """
         return self._select(_as_row(logits), temperature).size
 
     def candidates(
         self, logits: ArrayLike, temperature: float = 1.0
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Return the candidates of a row of logits, largest logit first, equal logits by token id.
+        """Return the candidates of a row of logits, largest logit first, ties by token id.
 
-        Arguments and errors are those of `cutoff`.
+        Arguments and errors as for `cutoff`.
 
         Returns:
             The token ids, int32 (k,), and their logits, float32 (k,), not divided by the temperature.
@@ -227,32 +228,34 @@ class Sampler:
         return ids[descending], kept[descending]
 
     def __call__(self, input_ids: Any, scores: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return `scores` with -inf outside the candidates: a logits processor for llama-cpp-python.
+        """Return `scores` with all but the candidates set to -inf: a logits processor for llama-cpp-python.
 
         llama-cpp-python still applies its own top_k=40, top_p=0.95, min_p=0.05 and temperature afterwards:
-        also pass `top_k=0, top_p=1.0, min_p=0.0` to switch them off.
+        pass `top_k=0, top_p=1.0, min_p=0.0` as well to switch those cuts off.
 
         Args:
-            scores: Raw logits, float32 (V,), also as a strided view. They are not changed.
+            scores: Raw logits, float32 (V,); may be a strided view. Not modified.
 
         Raises:
-            ValueError: The order is "temperature-first", but a logits processor does not get the temperature:
-                pass `sampler.at(temperature)` instead. llama.cpp swallows an error raised inside a processor
-                and continues with all tokens, so check the order before you generate.
+            ValueError: The order is "temperature-first", but a logits processor is not told the temperature:
+                pass `sampler.at(temperature)` instead. llama.cpp swallows errors raised inside a processor
+                and continues with all tokens, so check the order before generating.
         """
         if self.order == "temperature-first":
             raise ValueError(
-                f"{self} needs the temperature, which a logits processor does not get: "
+                f"{self} needs the temperature, which a logits processor is not told: "
                 "use .at(temperature), or order=temperature-last"
             )
         return self.at(1.0)(input_ids, scores)
 
     def at(self, temperature: float, seed: int | None = None) -> LogitsProcessor:
-        """Return the logits processor for generation at `temperature`, > 0, which is applied after it.
+        """Return a logits processor for generation at `temperature`, which is applied afterwards.
+
+        Create one processor per text.
 
         Args:
-            temperature: What the logits are divided by after it, > 0.
-            seed: Of what the sampler leaves to chance; None is a random one. Make a processor for each text.
+            temperature: What the logits will be divided by afterwards, > 0.
+            seed: Seed for samplers that cut at random; None picks one at random.
         """
         _require_temperature(temperature)
         random = Random(seed)
@@ -269,7 +272,7 @@ class Sampler:
     def _select(
         self, row: NDArray[np.float32], temperature: float, random: Random | None = None
     ) -> NDArray[np.int32]:
-        """Return the ids of the candidates, unordered, in an array that the next call overwrites."""
+        """Return the candidates' ids, unordered, in an array that the next call overwrites."""
         _require_temperature(temperature)
         if _of_thread.workspace.ids.size != row.size:
             _of_thread.workspace = Workspace(row.size)
@@ -279,11 +282,11 @@ class Sampler:
         if k == kernels.HAS_NAN:
             k = select(np.where(np.isnan(row), np.float32(-np.inf), row))
         if k == kernels.NO_FINITE_LOGIT:
-            raise ValueError("no logit is finite: there is no candidate")
+            raise ValueError("no candidates: no logit is finite")
         return workspace.ids[:k]
 
     def seen(self, temperature: float) -> float:
-        """Return the temperature of the distribution that the sampler sees: 1 unless "temperature-first"."""
+        """Return the temperature of the distribution that the sampler sees: 1 unless temperature-first."""
         return float(temperature) if self.order == "temperature-first" else 1.0
 
     def __str__(self) -> str:

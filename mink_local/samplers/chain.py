@@ -14,15 +14,14 @@ from mink_local.samplers.cuts import MinP, TopK, TopP
 
 @dataclass(frozen=True, init=False)
 class Chain(Sampler):
-    """Cuts one after the other: each sees only what the one before has left, renormalized, as in llama.cpp.
+    """Applies cuts in turn: each sees only what the previous one left, renormalized, as in llama.cpp.
 
-    Only the first cut reads the whole row: a chain costs little more than its first cut, unless that keeps
-    most of the vocabulary. Min-k after other cuts is defined on the candidates that they leave: its range R
-    is theirs.
+    Only the first cut reads the whole row, so a chain costs little more than its first cut, unless that one
+    keeps most of the vocabulary. Min-k after other cuts takes its range R from the candidates they leave.
 
     Args:
-        cuts: At least one. The cuts of a chain among them become its own. Mirostat, adaptive-p and dynatemp
-            can only be the last.
+        cuts: At least one. Chains among them are flattened. Mirostat, adaptive-p and dynatemp can only come
+            last.
     """
 
     cuts: tuple[Sampler, ...]
@@ -30,10 +29,10 @@ class Chain(Sampler):
     def __init__(self, *cuts: Sampler) -> None:
         flat = tuple(part for cut in cuts for part in (cut.cuts if isinstance(cut, Chain) else (cut,)))
         if not flat:
-            raise ValueError("a chain has at least one cut")
+            raise ValueError("a chain needs at least one cut")
         for cut in flat[:-1]:
             if cut.comes_last:
-                raise ValueError(f"{cut.name} can only be the last of a chain")
+                raise ValueError(f"{cut.name} can only come last in a chain")
         object.__setattr__(self, "cuts", flat)
 
     @property
@@ -42,7 +41,7 @@ class Chain(Sampler):
 
     @property
     def order(self) -> Order | None:  # type: ignore[override]
-        """ "temperature-first" if a cut is, else "temperature-last" if one is, else None."""
+        """ "temperature-first" if any cut is, else "temperature-last" if any is, else None."""
         orders = sorted(cut.order for cut in self.cuts if cut.order is not None)
         return orders[0] if orders else None
 
@@ -71,7 +70,7 @@ class Chain(Sampler):
 
         def select_in_turn(row: NDArray[np.float32]) -> int:
             k = select(row)
-            if k <= 1:  # or an error of the first
+            if k <= 1:  # or the first cut's error
                 return k
             take(row, ids, k, candidates)
             for select_of_part in selects:
@@ -90,14 +89,14 @@ class Chain(Sampler):
 
 @dataclass(frozen=True)
 class LlamaDefault(Sampler):
-    """The name of what llama.cpp keeps by default: the chain of top-k, top-p and min-p.
+    """llama.cpp's default cuts: the chain of top-k, top-p and min-p.
 
-    Temperature comes after them: they see the probabilities at temperature 1.
+    Temperature is applied afterwards, so they see the probabilities at temperature 1.
 
     Args:
-        k: 1 to 2^31 - 1, of top-k.
-        p: 0 to 1, of top-p among the k tokens.
-        min_p: 0 to 1, of min-p.
+        k: k of top-k, 1 to 2^31 - 1.
+        p: p of top-p among those k tokens, 0 to 1.
+        min_p: p of min-p, 0 to 1.
     """
 
     k: int = number(40, low=1, high=2**31 - 1)

@@ -1,6 +1,7 @@
-"""Compiles functions with Numba and caches the machine code in a private folder of the user's.
+"""Compiles functions with Numba and caches the machine code in a private per-user folder.
 
-That happens on the first call, and Numba is imported only then: it takes longer than loading a small model.
+Functions compile on the first call, and Numba is imported only then: that takes longer than loading a small
+model.
 """
 
 import os
@@ -16,15 +17,15 @@ from platformdirs import user_cache_path
 from mink_local.files import private_folder
 from mink_local.version import __version__
 
-# What Numba would import, slowly, and no kernel needs: a parser for .numba_config.yaml, and SciPy's BLAS for
-# the dot products inside np.convolve and np.correlate.
+# Slow imports of Numba's that no kernel needs: a parser for .numba_config.yaml, and SciPy's BLAS for the dot
+# products inside np.convolve and np.correlate.
 _NOT_NEEDED = ("yaml", "scipy.linalg.cython_blas")
 
 
 @cache
 def _numba() -> Any:
-    """Import Numba, and teach it to call a `_CompiledFunction` from another one."""
-    absent: Any = None  # in sys.modules: an ImportError
+    """Import Numba, and teach it to let one `_CompiledFunction` call another."""
+    absent: Any = None  # in sys.modules, makes the import fail
     hidden = [name for name in _NOT_NEEDED if sys.modules.setdefault(name, absent) is None]
     numba = import_module("numba")
     import_module("numba.np.arraymath")
@@ -36,10 +37,10 @@ def _numba() -> Any:
 
 
 def _private_cache() -> Path | None:
-    """Return the folder of the compiled code, or None if there is no private one.
+    """Return the folder for compiled code, or None if no private one is available.
 
-    Numba's cache is pickle: in a folder that others can write to it is code execution. Each version has its
-    own folder, since Numba does not notice a changed helper in another file.
+    Numba's cache is pickled, so a folder that others can write to means code execution. Each version has its
+    own folder, since Numba does not notice when a helper in another file changes.
     """
     try:
         folder = private_folder(user_cache_path("mink-local") / "numba" / __version__)
@@ -52,13 +53,13 @@ def _private_cache() -> Path | None:
 
 
 CACHE = None if "NUMBA_CACHE_DIR" in os.environ else _private_cache()
-"""The folder of the compiled code; None if NUMBA_CACHE_DIR is set or there is no private folder."""
+"""Folder for compiled code; None if NUMBA_CACHE_DIR is set or no private folder is available."""
 
 
 class _CompiledFunction:
-    """A function that Numba compiles, or loads from the cache, when it is first called or used by another.
+    """A function that Numba compiles, or loads from the cache, on its first call or use by another one.
 
-    A function without a file (typed into a Python prompt) is compiled each time.
+    A function that has no file, typed into a Python prompt, is compiled every time.
     """
 
     def __init__(self, function: Callable[..., Any], is_cached: bool, fastmath: Collection[str] = ()) -> None:
@@ -68,7 +69,7 @@ class _CompiledFunction:
 
     @cached_property
     def dispatcher(self) -> Any:
-        """The function in Numba."""
+        """Numba's dispatcher of the function."""
         numba = _numba()
         before = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(CACHE or before)  # global, so set only while decorating
@@ -84,14 +85,14 @@ class _CompiledFunction:
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile a function on its first call, for the types of its arguments; it runs without the GIL."""
+    """Compile a function on its first call, for the types of its arguments; it releases the GIL."""
     return _CompiledFunction(function, is_cached=True)
 
 
 def helper(function: Callable[..., Any], fastmath: Collection[str] = ()) -> Any:
-    """Compile a function as a part of the compiled functions that call it.
+    """Compile a function into the compiled functions that call it.
 
     Args:
-        fastmath: LLVM's names of what floating-point arithmetic may do.
+        fastmath: LLVM's fast-math flags to allow.
     """
     return _CompiledFunction(function, is_cached=False, fastmath=fastmath)

@@ -1,7 +1,7 @@
 """The cuts, each a frozen dataclass of its options.
 
-They are registered in the order in which a request's fields cut: Min-k first, on the raw logits, then
-llama.cpp's order.
+They are registered in the order in which a request's fields apply: Min-k first, on the raw logits, then as in
+llama.cpp.
 """
 
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ class MinK(Sampler):
     position i with the largest `(l_i - l_{i+1}) / (R + 1e-8) / i` (section 3.1; the smallest such i
     on a tie), and at least `⌊tau / (R + 1e-8)⌋` tokens are kept (section 3.2).
 
-    For more candidates raise `floor`, which is not in the paper. A `tau` large enough to matter keeps extra
-    tokens at every step, even where the model is certain of one.
+    For more candidates, raise `floor`, which is not in the paper. A `tau` large enough to matter keeps extra
+    tokens at every step, even where the model is certain.
 
     Args:
         tau: >= 0; 0 switches the fallback off. On real models R is 30 to 45, so at the default 3 the
-            fallback keeps no token that the cliff does not.
-        floor: >= 0, in nats; 0 is the paper's rule. Above 0, also keep all tokens with a logit of at least
-            `l_1 - floor`: those with at least `exp(-floor)` times the largest probability at temperature 1.
+            fallback adds no tokens to those before the cliff.
+        floor: >= 0, in nats; 0 is the paper's rule. Above 0, also keeps all tokens whose logit is at least
+            `l_1 - floor`: at temperature 1, those at least `exp(-floor)` times as probable as the top token.
         alpha: >= 0; the drop after position i is divided by `i**alpha`. This and the options below are for
             the ablations in the paper's appendix.
         decay: "log" divides the drop by `log(i + 1)` instead.
-        normalize: False does not divide by R. That cannot move the steepest drop of a step and only affects
-            the fallback, which becomes `⌊tau⌋`.
+        normalize: False skips the division by R. That cannot move the steepest drop and only affects the
+            fallback, which becomes `⌊tau⌋`.
     """
 
     tau: float = number(3.0, low=0)
@@ -59,7 +59,7 @@ class MinK(Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.decay == "log" and self.alpha != 1:
-            raise ValueError("alpha is the exponent of decay=power: leave it out with decay=log")
+            raise ValueError("alpha is the exponent of decay=power: omit it with decay=log")
 
     def kernel_options(self, temperature: float) -> NDArray[np.float64]:  # noqa: ARG002
         options = [self.tau, self.floor, self.alpha, self.decay == "log", self.normalize]
@@ -68,7 +68,7 @@ class MinK(Sampler):
 
 @dataclass(frozen=True)
 class Greedy(Sampler):
-    """Keep the largest logit, the lowest token id on a tie."""
+    """Keep the largest logit; the lowest token id on a tie."""
 
     name = "greedy"
     keeps = "the largest logit"
@@ -77,7 +77,7 @@ class Greedy(Sampler):
 
 @dataclass(frozen=True)
 class TopNSigma(Sampler):
-    """Keep the logits of at least `l_1 - n σ` (top-nσ, Tang et al. 2025, arXiv 2411.07641).
+    """Keep the logits that are at least `l_1 - n σ` (top-nσ, Tang et al. 2025, arXiv 2411.07641).
 
     σ is the population standard deviation of the finite logits.
 
@@ -96,7 +96,7 @@ class TopNSigma(Sampler):
 
 @dataclass(frozen=True)
 class TopK(Sampler):
-    """Keep the k largest logits (Fan et al. 2018, arXiv 1805.04833), of equal ones the lower token ids.
+    """Keep the k largest logits, ties by lower token id (Fan et al. 2018, arXiv 1805.04833).
 
     Args:
         k: 1 to 2^31 - 1.
@@ -113,9 +113,9 @@ class TopK(Sampler):
 
 @dataclass(frozen=True)
 class TopA(Sampler):
-    """Keep the tokens with a probability of at least a times the square of the largest.
+    """Keep the tokens whose probability is at least `a` times the square of the largest.
 
-    From KoboldAI and RWKV; no paper. The most probable token is always kept.
+    From KoboldAI and RWKV, without a paper. The most probable token is always kept.
 
     Args:
         a: 0 to 1; 0 keeps every token.
@@ -133,10 +133,10 @@ class TopA(Sampler):
 
 @dataclass(frozen=True)
 class Typical(Sampler):
-    """Keep the tokens whose surprise is nearest to the entropy until their probability reaches p.
+    """Keep the tokens with surprisal nearest to the entropy until their total probability reaches p.
 
-    Locally typical sampling (Meister et al. 2023, arXiv 2202.00666). The most probable token may be cut. Of
-    tokens whose surprise is as near as that of the last one all are kept.
+    Locally typical sampling (Meister et al. 2023, arXiv 2202.00666). The most probable token may be cut.
+    Tokens tied with the last one kept are kept too.
 
     Args:
         p: 0 to 1; 1 keeps every token, as in llama.cpp.
@@ -146,7 +146,7 @@ class Typical(Sampler):
     order: Order = "temperature-first"
 
     name = "typical"
-    keeps = "surprise nearest to the entropy, until the probability reaches p"
+    keeps = "surprisal nearest to the entropy, until the total probability reaches p"
     sweep = ("p", (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99))
     request_fields: ClassVar = {"typical_p": "p"}
     kernel = staticmethod(kernels.typical)
@@ -182,9 +182,9 @@ class TopP(Sampler):
 
 @dataclass(frozen=True)
 class MinP(Sampler):
-    """Keep the tokens with at least p times the largest probability (Nguyen et al. 2025, arXiv 2407.01082).
+    """Keep the tokens at least p times as probable as the top one (Nguyen et al. 2025, arXiv 2407.01082).
 
-    Their logit is at least `l_1 + T log(p)`.
+    That is, those with a logit of at least `l_1 + T log(p)`.
 
     Args:
         p: 0 to 1; 0 keeps every token.
@@ -202,14 +202,14 @@ class MinP(Sampler):
 
 @dataclass(frozen=True)
 class Xtc(Sampler):
-    """Drop the most probable of several probable tokens, in some steps (XTC, "exclude top choices").
+    """Drop the top choices at random steps (XTC, "exclude top choices").
 
-    Of the tokens with a probability of at least `threshold`, only the least probable one is kept, together
-    with all that are less probable. See https://github.com/oobabooga/text-generation-webui/pull/6335.
+    Of the tokens with a probability of at least `threshold`, all but the least probable are dropped; tokens
+    below the threshold stay. See https://github.com/oobabooga/text-generation-webui/pull/6335.
 
     Args:
-        probability: 0 to 1, of cutting in a step. The random numbers are a stream of the answer's seed.
-        threshold: 0 to 1; above 0.5 nothing is dropped.
+        probability: Probability of cutting at a step, 0 to 1. Drawn from a stream of the answer's seed.
+        threshold: 0 to 1; above 0.5, nothing is ever dropped.
     """
 
     probability: float = number(0.5, low=0, high=1)
@@ -217,7 +217,7 @@ class Xtc(Sampler):
     order: Order = "temperature-first"
 
     name = "xtc"
-    keeps = "all but the top choices above `threshold`, in random steps"
+    keeps = "all but the top choices above `threshold`, at random steps"
     request_fields: ClassVar = {"xtc_probability": "probability", "xtc_threshold": "threshold"}
     is_stateful = True
     kernel = staticmethod(kernels.xtc)
@@ -235,7 +235,7 @@ class Xtc(Sampler):
 
 @dataclass(frozen=True)
 class Eta(Sampler):
-    """Keep the tokens with a probability of at least `min(ε, sqrt(ε) exp(-H))`, H the entropy in nats.
+    """Keep the tokens whose probability is at least `min(ε, sqrt(ε) exp(-H))`, H the entropy in nats.
 
     η-sampling (Hewitt et al. 2022, arXiv 2210.15191). The most probable token is always kept.
 
@@ -254,9 +254,9 @@ class Eta(Sampler):
 
 @dataclass(frozen=True)
 class PLess(Sampler):
-    """Keep the tokens with a probability of at least `Σ p_j²` (p-less, arXiv 2509.23234).
+    """Keep the tokens whose probability is at least `Σ p_j²` (p-less, arXiv 2509.23234).
 
-    That is the probability that two samples are the same token.
+    That sum is the probability that two samples are the same token.
     """
 
     order: Order = "temperature-first"
@@ -268,13 +268,13 @@ class PLess(Sampler):
 
 @dataclass(frozen=True)
 class DynamicTemperature(Sampler):
-    """Vary the temperature with the entropy of the candidates, by llama.cpp's own sampler.
+    """Vary the temperature with the candidates' entropy, using llama.cpp's own sampler.
 
-    The temperature is `T - range + 2 range (H / log k)**exponent`, at least 0, with the entropy H of the k
-    candidates. Cuts that see probabilities at a temperature see them at T.
+    The temperature is `T - range + 2 range (H / log k)**exponent`, at least 0, where H is the entropy of the
+    k candidates. Temperature-first cuts see the probabilities at T.
 
     Args:
-        range: >= 0; 0 leaves the temperature as it is.
+        range: >= 0; 0 leaves the temperature unchanged.
         exponent: >= 0.
     """
 
@@ -282,7 +282,7 @@ class DynamicTemperature(Sampler):
     exponent: float = number(1.0, low=0)
 
     name = "dynatemp"
-    keeps = "all, at a temperature that rises with entropy"
+    keeps = "all, at a temperature that rises with the entropy"
     request_fields: ClassVar = {"dynatemp_range": "range", "dynatemp_exponent": "exponent"}
     is_stateful = comes_last = True
     kernel = staticmethod(kernels.every_finite)
@@ -290,14 +290,14 @@ class DynamicTemperature(Sampler):
 
 @dataclass(frozen=True)
 class AdaptiveP(Sampler):
-    """Sample tokens whose probability is near a target, by llama.cpp's own sampler.
+    """Sample tokens whose probability is near a target, using llama.cpp's own sampler.
 
-    It moves the target so that the average probability of the tokens sampled before comes near it; see
-    https://github.com/ggml-org/llama.cpp/pull/17927. It is meant to come after a mild cut such as min-p.
+    It adapts to previously sampled tokens, so that their average probability approaches the target; see
+    https://github.com/ggml-org/llama.cpp/pull/17927. Meant to follow a mild cut such as min-p.
 
     Args:
         target: 0 to 1.
-        decay: 0 to 0.99, of the average: it looks back on some 1 / (1 - decay) tokens.
+        decay: Decay of the average, 0 to 0.99: it covers about 1 / (1 - decay) tokens.
     """
 
     target: float = number(0.5, low=0, high=1)
@@ -316,13 +316,13 @@ class AdaptiveP(Sampler):
 
 @dataclass(frozen=True)
 class Mirostat(Sampler):
-    """Keep the surprise of the sampled tokens near a target (Mirostat, Basu et al. 2021, arXiv 2007.14966).
+    """Hold the surprisal of sampled tokens near a target (Mirostat, Basu et al. 2021, arXiv 2007.14966).
 
-    The candidates depend on the tokens sampled before; llama.cpp's own sampler both cuts and samples; it
-    comes last in a chain. In llama-cpp-python use `mirostat_mode`.
+    The candidates depend on previously sampled tokens. llama.cpp's own sampler both cuts and samples, so it
+    can only come last in a chain. In llama-cpp-python, use `mirostat_mode`.
 
     Args:
-        tau: Target surprise in bits, > 0.
+        tau: Target surprisal in bits, > 0.
         eta: Learning rate, >= 0.
         version: 1 or 2.
     """
@@ -332,7 +332,7 @@ class Mirostat(Sampler):
     version: int = choice(2, 1)
 
     name = "mirostat"
-    keeps = "llama.cpp's own, which also samples"
+    keeps = "llama.cpp's choice, which it also samples from"
     request_fields: ClassVar = {"mirostat": "version", "mirostat_tau": "tau", "mirostat_eta": "eta"}
     is_stateful = comes_last = True
     kernel = staticmethod(kernels.every_finite)

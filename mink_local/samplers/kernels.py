@@ -1,25 +1,25 @@
-"""The arithmetic of the methods, compiled by Numba: arrays in, numbers and arrays out.
+"""The samplers' arithmetic, compiled by Numba: arrays in, numbers and arrays out.
 
 A kernel is a function `(logits, options, work, ids) -> k` of one row of raw logits:
 
-    logits: float32 (V,). -inf is no candidate; +inf counts as the largest finite float32.
-    options: float64, the numbers that the kernel's docstring names (`Sampler.kernel_options`).
+    logits: float32 (V,). -inf is never a candidate; +inf counts as the largest finite float32.
+    options: float64, the numbers listed in the kernel's docstring (`Sampler.kernel_options`).
     work: uint64 (work_size(V),), scratch.
-    ids: int32 (V,), receives the token ids of the candidates, in any order. If only some of several equal
-        logits are candidates, they are those with the lowest token ids.
+    ids: int32 (V,), receives the candidates' token ids, in any order. Where only some of several equal logits
+        are candidates, they are those with the lowest token ids.
 
-It returns k, the number of candidates, or NO_FINITE_LOGIT or HAS_NAN, and allocates nothing. A method with a
-threshold needs little more than `survey` and `keep_from`.
+It returns k, the number of candidates, or NO_FINITE_LOGIT or HAS_NAN, and allocates nothing. A threshold
+method needs little more than `survey` and `keep_from`.
 
-Sorted by logit, the candidates are consecutive: most kernels keep the first k, typical and xtc may drop some
-before them.
+Candidates are consecutive when sorted by logit: most kernels keep the first k, while typical and xtc may drop
+some before them.
 
 No kernel sorts the row. Min-k (arXiv 2604.11012, section 3) looks for the largest weighted drop from one
 sorted logit to the next, and only the largest few dozen logits can matter. One vectorised pass finds the
 maximum of every block and the minimum of the row; the logits above a threshold taken from the block maxima
 go into a heap; `_walk` pops them until no smaller logit can matter. If the heap runs out first, the threshold
-is lowered. Top-k, top-p and typical find the end of a prefix by quickselect. The other methods
-keep every logit above a threshold that follows from the maximum and a sum or two over the row.
+is lowered. Top-k, top-p and typical find the end of a prefix by quickselect. The other methods keep every
+logit above a threshold derived from the maximum and a sum or two over the row.
 """
 
 import math
@@ -33,8 +33,8 @@ NO_FINITE_LOGIT = -1
 HAS_NAN = -2
 
 # Order-preserving keys: the bits of a float32 as an int32, with the magnitude flipped if negative, compare
-# as the floats do. Unlike the floats' own, their maximum and minimum vectorise without promising the compiler
-# that there is no NaN.
+# as the floats do. Unlike those of floats, their maximum and minimum vectorise without promising the compiler
+# that there are no NaNs.
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _LOWEST = np.int32(-0x80000000)
 _POSITIVE_INFINITY = np.int32(0x7F800000)
@@ -44,10 +44,10 @@ _NEGATIVE_ZERO = np.int32(-1)
 _FARTHEST = np.uint32(0xFFFFFFFF)
 
 _LARGEST = np.finfo(np.float32).max
-_BLOCK = 256  # logits whose maximum is kept; at 256 the first pass costs what np.max costs
-_STRIP = 64  # logits of a block that are searched at once
-_FIRST_LOOK = 32  # logits wanted at first; Min-k needs a median of 12 to 34, at most 478 were seen
-_FEW = 64  # entries that a heap puts in order faster than quickselect divides them
+_BLOCK = 256  # logits per stored maximum; at 256 the first pass costs as much as np.max
+_STRIP = 64  # logits of a block searched at once
+_FIRST_LOOK = 32  # logits wanted at first; Min-k needs a median of 12 to 34, and at most 478 were seen
+_FEW = 64  # up to this many entries, a heap is faster than quickselect
 _EPSILON = 1e-8  # keeps a row of equal logits (range 0) from dividing by zero
 
 
@@ -71,20 +71,20 @@ def _key(bits):
 
 @helper
 def _logit(key):
-    """Return the float32 that has this key."""
+    """Return the float32 with this key."""
     return np.int32(_key(key)).view(np.float32)
 
 
 @helper
 def _clamped_key(bits):
-    """Return the key of a logit that counts: +inf as the largest finite float32, -0.0 as 0.0."""
+    """Return a logit's key, with +inf counted as the largest finite float32 and -0.0 as 0.0."""
     key = min(_key(bits), _LARGEST_FINITE)
     return np.int32(0) if key == _NEGATIVE_ZERO else np.int32(key)
 
 
 @helper
 def _scan(bits, block_max):
-    """Write the largest key of every block to `block_max` and return the smallest key of all."""
+    """Write the largest key of every block to `block_max` and return the smallest key overall."""
     lowest = _MAGNITUDE
     for b in range(block_max.size):
         block = bits[b * _BLOCK : (b + 1) * _BLOCK]
@@ -99,11 +99,11 @@ def _scan(bits, block_max):
 
 @helper
 def _scan_finite(bits):
-    """Return how many keys are above -inf's, and the smallest of them; there must be one."""
+    """Return how many keys are above -inf's, and the smallest of these; there must be at least one."""
     nearest = _FARTHEST
     count = 0
-    for j in range(bits.size):  # unsigned distances vectorise, a comparison of keys would not
-        # In 64 bits, which without the JIT do not overflow; -inf's becomes the farthest.
+    for j in range(bits.size):  # unsigned distances vectorise; comparing keys would not
+        # In 64 bits, so as not to overflow without the JIT; -inf's key becomes the farthest.
         distance = np.uint32((np.int64(_key(bits[j])) - _NEGATIVE_INFINITY - 1) & 0xFFFFFFFF)
         nearest = min(nearest, distance)
         count += distance != _FARTHEST
@@ -112,10 +112,10 @@ def _scan_finite(bits):
 
 @helper
 def survey(logits, work):
-    """Return the number of finite logits, and the smallest and the largest of them (float64).
+    """Return the number of finite logits, and the smallest and largest of them (float64).
 
-    If nothing can be sampled from the row, the first number is the kernel's (negative) result. The block
-    maxima stay in `work` for `keep_from`.
+    If the row cannot be sampled from, the first number is the (negative) result for the kernel to return. The
+    block maxima stay in `work` for `keep_from`.
     """
     bits = logits.view(np.int32)
     _, block_max = _parts(work, logits.size)
@@ -134,7 +134,7 @@ def survey(logits, work):
 
 @helper
 def _sift_down(heap, i, size):
-    """Restore the order of a min-heap below its entry i."""
+    """Restore the order of a min-heap below entry i."""
     entry = heap[i]
     while True:
         child = 2 * i + 1
@@ -157,7 +157,7 @@ def _heapify(heap, size):
 
 @helper
 def _pop(heap, size):
-    """Remove the smallest of `size` entries of a heap and return it."""
+    """Remove and return the smallest of a heap's `size` entries."""
     entry = heap[0]
     heap[0] = heap[size - 1]
     _sift_down(heap, 0, size - 1)
@@ -166,7 +166,7 @@ def _pop(heap, size):
 
 @helper
 def _threshold_of_largest(wanted, block_max, heap):
-    """Return a float32 that at least `wanted` of the finite logits reach, or all if there are fewer.
+    """Return a float32 reached by at least `wanted` finite logits, or by all if there are fewer.
 
     It is the `wanted`-th largest block maximum; `heap`, uint64 (number of blocks,), is scratch.
     """
@@ -186,10 +186,10 @@ def _threshold_of_largest(wanted, block_max, heap):
 
 @helper
 def _collect(logits, threshold, block_max, entries):
-    """Gather every logit that reaches `threshold`, finite float32; return how many.
+    """Gather the entries of all logits that reach `threshold`, a finite float32; return how many.
 
-    An entry is the logit's rank in descending order in its upper 32 bits and the token id in its
-    lower ones: entries ascend as logits descend, equal logits by token id.
+    An entry holds the logit's rank in descending order in its upper 32 bits and the token id in its lower
+    ones: entries ascend as logits descend, with ties by token id.
     """
     bits = logits.view(np.int32)
     count = 0
@@ -229,7 +229,7 @@ def _entry_logit(entry):
 
 @helper
 def _round_up(cut, largest):
-    """Return the smallest finite float32 that is not below `cut`, and at most `largest`."""
+    """Return the smallest finite float32 not below `cut`, but at most `largest`."""
     if cut >= largest:
         return np.float32(largest)
     nearest = np.float32(max(cut, -np.float64(_LARGEST)))
@@ -238,9 +238,9 @@ def _round_up(cut, largest):
 
 @helper
 def keep_from(cut, largest, logits, work, ids):
-    """Write the token ids of the logits of at least `cut` (float64), and always the largest; return k.
+    """Write the token ids of all logits >= `cut` (float64), always including the largest; return k.
 
-    `largest` comes from `survey`, which must have been called for this row.
+    `largest` comes from `survey`, which must have been called on this row.
     """
     entries, block_max = _parts(work, logits.size)
     k = _collect(logits, _round_up(cut, largest), block_max, entries)
@@ -262,13 +262,13 @@ def greedy(logits, options, work, ids):  # noqa: ARG001
     n, _, largest = survey(logits, work)
     if n <= 0:
         return n
-    keep_from(largest, largest, logits, work, ids)  # by ascending id
+    keep_from(largest, largest, logits, work, ids)  # ids ascend
     return 1
 
 
 @helper
 def _decay(i, alpha, logarithmic):
-    """Return what the drop after position i (from 1 on) is divided by; it never decreases with i."""
+    """Return the divisor of the drop after position i (from 1); it never decreases with i."""
     if logarithmic:
         return math.log(i + 1.0)
     return np.float64(i) if alpha == 1.0 else np.float64(i) ** alpha
@@ -278,7 +278,7 @@ def _decay(i, alpha, logarithmic):
 def _walk(heap, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
     """Find the cliff among the m largest logits, whose entries are in a heap; write their ids in order.
 
-    Returns the cliff's position k, and whether it holds whatever the smaller logits are.
+    Returns the cliff's position k, and whether it holds regardless of the smaller logits.
     """
     k_cliff = 1
     heaviest = -1.0
@@ -294,8 +294,8 @@ def _walk(heap, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
                 k_cliff = i
         previous = logit
         # A drop after a later position j >= i + 1 starts at `logit` or below and ends at `smallest` or
-        # above, and its divisor is at least that of i + 1: so its weight is at most this bound. Rounding
-        # keeps that order, being monotonic. An equal weight does not count: the smallest position wins.
+        # above, and its divisor is at least that of i + 1, so its weight is at most this bound. Rounding is
+        # monotonic and keeps that order. Ties do not matter: the smallest position wins.
         bound = (logit - smallest) / spread / _decay(i + 1, alpha, logarithmic)
         if heaviest >= bound and i + 1 >= k_fallback:
             return k_cliff, True
@@ -304,9 +304,9 @@ def _walk(heap, m, smallest, spread, k_fallback, alpha, logarithmic, ids):
 
 @compiled
 def min_k(logits, options, work, ids):
-    """Keep the Min-k candidates. Options: tau, floor, alpha, 1 for a logarithmic decay, 1 to normalize.
+    """Keep the Min-k candidates. Options: tau, floor, alpha, 1 for logarithmic decay, 1 to normalize.
 
-    Weights are compared in float64, where the difference of two float32 logits of ordinary size is exact.
+    Weights are compared in float64, where differences of float32 logits of ordinary size are exact.
     """
     tau, floor, alpha = options[0], options[1], options[2]
     logarithmic, normalize = options[3] != 0.0, options[4] != 0.0
@@ -326,7 +326,7 @@ def min_k(logits, options, work, ids):
         wanted *= 4
     k = max(k_cliff, k_fallback)
     if floor > 0.0:
-        # Both sets are prefixes of the sorted row: if this one is the smaller, it only reorders ids already
+        # Both sets are prefixes of the sorted row: if this one is smaller, it only reorders ids already
         # written.
         k = max(k, keep_from(largest - floor, largest, logits, work, ids))
     return k
@@ -336,9 +336,9 @@ def min_k(logits, options, work, ids):
 # first factor is assembled from bits, the second is a Taylor polynomial whose next term is below 1e-13.
 _LOG2_E = math.log2(math.e)
 _C = tuple(math.log(2) ** i / math.factorial(i) for i in range(12))
-_TO_WHOLE = 1.5 * 2.0**52  # added to a float64 of ordinary size, leaves it rounded in its last bits
-_SMALLEST_EXPONENT = -1022.0  # 2**-1022, the smallest normal float64, also for what is below it
-_SMALLEST_TEMPERATURE = 1e-250  # two float32 logits that differ are far apart at this one already
+_TO_WHOLE = 1.5 * 2.0**52  # added to a float64 of ordinary size, leaves the rounded value in the last bits
+_SMALLEST_EXPONENT = -1022.0  # 2**-1022 is the smallest normal float64; anything below becomes this
+_SMALLEST_TEMPERATURE = 1e-250  # at this one, any two distinct float32 logits are already far apart
 
 _contracted_helper = partial(helper, fastmath={"contract"})
 _reordered_helper = partial(helper, fastmath={"contract", "reassoc"})
@@ -346,7 +346,7 @@ _reordered_helper = partial(helper, fastmath={"contract", "reassoc"})
 
 @_contracted_helper
 def _exp2(t):
-    """Return 2**t for -1022 <= t <= 0, float64, to a relative 1e-13; exactly 1 for 0."""
+    """Return 2**t for -1022 <= t <= 0, float64, to a relative error of 1e-13; exactly 1 for 0."""
     shifted = np.float64(t + _TO_WHOLE)
     f = t - (shifted - _TO_WHOLE)
     high = ((((_C[11] * f + _C[10]) * f + _C[9]) * f + _C[8]) * f + _C[7]) * f + _C[6]
@@ -356,7 +356,7 @@ def _exp2(t):
 
 @helper
 def _exponent(logit, largest, scale):
-    """Return log2 of exp((logit - largest) / T), scale being log2(e) / T; at least -1022, also for NaN."""
+    """Return log2 of exp((logit - largest) / T), with scale = log2(e) / T; at least -1022, also for NaN."""
     t = (np.float64(logit) - largest) * scale
     t = t if t > _SMALLEST_EXPONENT else _SMALLEST_EXPONENT
     return t if t < 0.0 else 0.0
@@ -369,7 +369,7 @@ def _scale(temperature):
 
 @_reordered_helper
 def _exp_sums(logits, largest, scale):
-    """Return the sums over a row of e, e**2 and e * log2(e), e being exp((logit - largest) / T)."""
+    """Return the sums over a row of e, e**2 and e * log2(e), where e = exp((logit - largest) / T)."""
     total = squares = products = 0.0
     for j in range(logits.size):
         t = _exponent(logits[j], largest, scale)
@@ -384,8 +384,8 @@ def _exp_sums(logits, largest, scale):
 def _deviation(logits, n, smallest, largest):
     """Return the population standard deviation of the n finite logits, float64.
 
-    Sums of deviations from the middle c of the range need only one pass: the variance is at least
-    range**2 / 2n and (mean - c)**2 at most range**2 / 4, so rounding grows by at most a factor n / 2.
+    Summing deviations from the middle c of the range takes a single pass: the variance is at least
+    range**2 / 2n and (mean - c)**2 at most range**2 / 4, so rounding grows by at most a factor of n / 2.
     """
     middle = 0.5 * (smallest + largest)
     total = squares = 0.0
@@ -402,7 +402,7 @@ def _deviation(logits, n, smallest, largest):
 def log_probability(logits, token):
     """Return the natural logarithm of a token's probability in softmax(logits), float64.
 
-    NaN if any logit is NaN or none is finite.
+    It is NaN if any logit is NaN or none is finite.
     """
     largest = -np.inf
     for j in range(logits.size):
@@ -422,22 +422,22 @@ def _median(a, b, c):
 
 @helper
 def _weight(logits, entry, largest, scale):
-    """Return exp((logit - largest) / T) of an entry's token."""
+    """Return exp((logit - largest) / T) for an entry's token."""
     return _exp2(_exponent(min(logits[_token(entry)], _LARGEST), largest, scale))
 
 
 @helper
 def _shortest_prefix(wanted, logits, entries, m, largest, scale, ids):
-    """Write the ids of the shortest prefix of the m sorted entries whose weights sum to `wanted`.
+    """Write the ids of the shortest prefix of the m sorted entries whose weights sum to at least `wanted`.
 
-    Returns the length of the prefix, and whether the sum is reached; if not, the prefix is all m entries. The
-    id of the last one is written last. Quickselect, since sorting takes 7 times as long.
+    Returns the prefix's length, and whether the sum is reached; if not, the prefix is all m entries. Its last
+    entry's id is written last. Uses quickselect, since sorting takes 7 times as long.
     """
-    start, stop, mass = 0, m, 0.0  # the prefix ends within entries[start:stop]; mass is that of those before
+    start, stop, mass = 0, m, 0.0  # the prefix ends in entries[start:stop]; mass is that before start
     while stop - start > _FEW:
         pivot = _median(entries[start], entries[(start + stop) // 2], entries[stop - 1])
         middle, mass_before = start, mass
-        for i in range(start, stop):  # no two entries are equal: some are smaller than the pivot, some not
+        for i in range(start, stop):  # entries are distinct: some are smaller than the pivot, some not
             entry = entries[i]
             if entry < pivot:
                 entries[i] = entries[middle]
@@ -471,13 +471,13 @@ def top_k(logits, options, work, ids):
     m = _collect(logits, _threshold_of_largest(options[0], block_max, entries), block_max, entries)
     k, _ = _shortest_prefix(
         options[0], logits, entries, m, largest, 0.0, ids
-    )  # with scale 0 each weight is 1
+    )  # with scale 0, every weight is 1
     return k
 
 
 @compiled
 def top_p(logits, options, work, ids):
-    """Keep the shortest prefix of the sorted tokens whose probability reaches p; all for p = 1.
+    """Keep the shortest prefix of the sorted tokens whose total probability reaches p; all for p = 1.
 
     Options: 0 <= p <= 1, the temperature of the distribution.
     """
@@ -491,7 +491,7 @@ def top_p(logits, options, work, ids):
     total, _, _ = _exp_sums(logits, largest, scale)
     entries, block_max = _parts(work, logits.size)
     first = _threshold_of_largest(_FIRST_LOOK, block_max, entries)
-    # What is below this makes up less than 1 - p, being at most n times it.
+    # At most n tokens lie below this cut, so together they make up less than 1 - p.
     cut = largest + temperature * math.log((1.0 - p) * total / n)
     k = 0
     for threshold in (first, _round_up(cut, largest)):
@@ -530,9 +530,9 @@ def top_a(logits, options, work, ids):
 
 @_reordered_helper
 def _mean_drop(logits, spread, largest, scale):
-    """Return the sum of e = exp((logit - largest) / T) over a row, and the e-weighted mean of the drop.
+    """Return the sum of e = exp((logit - largest) / T) over a row, and the e-weighted mean drop.
 
-    The drop is largest - logit, from 0 to `spread`.
+    A drop is largest - logit, from 0 to `spread`.
     """
     total = drops = 0.0
     for j in range(logits.size):
@@ -547,17 +547,17 @@ def _mean_drop(logits, spread, largest, scale):
 
 @helper
 def _distance(logit, centre):
-    """Return half the distance of a logit from the centre, float32: the whole of it might overflow."""
+    """Return half the distance of a logit from the centre, float32; the full distance might overflow."""
     return np.float32(0.5 * abs(np.float64(min(logit, _LARGEST)) - centre))
 
 
 @compiled
 def typical(logits, options, work, ids):
-    """Keep the tokens with `|-log p_i - H|` nearest to 0 until their probability reaches p; all for p = 1.
+    """Keep the tokens with the smallest `|-log p_i - H|` until their probability reaches p; all for p = 1.
 
     H is the entropy. Since `-log p_i - H = (E[l] - l_i) / T`, with the expected logit E[l], these are the
-    logits nearest to the expected one. Distances are compared in float32, as in llama.cpp; of equally
-    distant tokens all are kept. Options: 0 <= p <= 1, the temperature of the distribution.
+    logits nearest to the expected one. Distances are compared in float32, as in llama.cpp, and ties with the
+    last one are kept. Options: 0 <= p <= 1, the temperature of the distribution.
     """
     p, temperature = options[0], options[1]
     n, smallest, largest = survey(logits, work)
@@ -589,7 +589,7 @@ def typical(logits, options, work, ids):
 def xtc(logits, options, work, ids):
     """Drop all but the last of the sorted tokens with `p_i >= threshold`.
 
-    Options: the probability, which is not used here, the threshold, the temperature of the distribution.
+    Options: the probability (unused here), the threshold, the temperature of the distribution.
     """
     threshold, temperature = options[1], options[2]
     n, _, largest = survey(logits, work)
@@ -597,7 +597,7 @@ def xtc(logits, options, work, ids):
         return n
     total, _, _ = _exp_sums(logits, largest, _scale(temperature))
     log_threshold = math.log(threshold) if threshold > 0.0 else -math.inf
-    log_ratio = log_threshold + math.log(total)  # of the threshold to the largest probability
+    log_ratio = log_threshold + math.log(total)  # log(threshold / largest probability)
     if log_ratio > 0.0:
         return keep_from(-math.inf, largest, logits, work, ids)
     entries, block_max = _parts(work, logits.size)
@@ -615,7 +615,7 @@ def xtc(logits, options, work, ids):
 
 @compiled
 def top_n_sigma(logits, options, work, ids):
-    """Keep the logits of at least `largest - n σ`, σ their population standard deviation. Options: n."""
+    """Keep the logits >= `largest - n σ`, σ their population standard deviation. Options: n."""
     n, smallest, largest = survey(logits, work)
     if n <= 0:
         return n
@@ -656,11 +656,11 @@ def p_less(logits, options, work, ids):
 
 @helper
 def sort_ids(ids, k, n_vocab):
-    """Sort the first k of `ids`, which are different numbers below n_vocab."""
+    """Sort the first k of `ids`, distinct numbers below n_vocab."""
     if k < n_vocab // 32:
         ids[:k].sort()
         return
-    kept = np.zeros(n_vocab, np.bool_)  # for many candidates a pass over all tokens is cheaper than sorting
+    kept = np.zeros(n_vocab, np.bool_)  # for many candidates, a pass over all tokens beats sorting
     for i in range(k):
         kept[ids[i]] = True
     i = 0
@@ -672,7 +672,7 @@ def sort_ids(ids, k, n_vocab):
 
 @compiled
 def take(logits, ids, k, candidates):
-    """Sort the first k of `ids`, and write their logits to `candidates`, float32 (V,)."""
+    """Sort the first k of `ids` and write their logits to `candidates`, float32 (V,)."""
     sort_ids(ids, k, logits.size)
     for i in range(k):
         candidates[i] = logits[ids[i]]
@@ -680,7 +680,7 @@ def take(logits, ids, k, candidates):
 
 @compiled
 def narrow(candidates, ids, places, k):
-    """Leave of `candidates` and their sorted `ids` those at the first k of `places`, which are sorted too."""
+    """Keep only the `candidates` and sorted `ids` at the first k of `places`; this sorts the places too."""
     sort_ids(places, k, candidates.size)
     for i in range(k):  # a place is at least i: nothing is overwritten before it is read
         candidates[i] = candidates[places[i]]

@@ -84,7 +84,7 @@ def test_damaged_lines_are_all_named_and_left_out(tmp_path: Path, caplog: pytest
         numbers = [problem.partition(":")[0] for problem in store.found.problems]
         assert numbers == [f"{ROWS}, line {i}" for i in (2, 3, 4, 5, 6, 7, 9, 10)]
         assert "`value`" in store.found.problems[3]
-    assert "8 lines left out" in caplog.text
+    assert "8 lines skipped" in caplog.text
     assert "and 3 more" in caplog.text
 
 

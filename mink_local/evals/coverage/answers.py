@@ -1,9 +1,9 @@
-"""Prompts with all their valid answers, and which texts are such an answer or can still become one.
+"""Prompts with all their valid answers, and which texts are valid or can still become so.
 
 An answer ends at an end token, or at the first line break after its first letter or digit. It is valid if
-it is one of the accepted names. Case, and the shape of quotation marks, apostrophes and dashes, make no
-difference; accents are optional, and so is "the" before the name. Up to four characters of white space or
-" ' * ` may surround the name, and . and ! may follow it.
+it is one of the accepted names. Case and the shape of quotation marks, apostrophes and dashes do not matter;
+accents and a leading "the" are optional. Up to four characters of white space or " ' * ` may surround the
+name, and . and ! may follow it.
 """
 
 import codecs
@@ -24,7 +24,7 @@ BUNDLED = Path(__file__).with_name("prompts.jsonl")
 
 _BEFORE = " \t\n\"'*`"
 _AFTER = _BEFORE + ".!"
-_MOST_MARKS = 4  # at either end: vocabularies for code have hundreds of tokens of white space
+_MOST_MARKS = 4  # at either end: code vocabularies have hundreds of whitespace tokens
 _SHAPES = str.maketrans("‘’ʼ′“”„«»‐‑–—−\r", '\'\'\'\'"""""-----\n')
 _ARTICLE = "the "
 
@@ -33,12 +33,12 @@ _Names = Annotated[tuple[_Name, ...], msgspec.Meta(min_length=1)]
 
 
 def fold(text: str) -> str:
-    """Return a text in lower case and with plain marks, character by character."""
+    """Return a text in lower case and with plain punctuation, character by character."""
     return text.casefold().translate(_SHAPES)
 
 
 def decoded(data: bytes) -> tuple[str, bytes] | None:
-    """Return UTF-8 bytes as folded text and the first bytes of an incomplete character; None if invalid."""
+    """Split UTF-8 bytes into folded text and the start of an incomplete character; None if invalid."""
     try:
         text, n_decoded = codecs.utf_8_decode(data, "strict", False)
     except UnicodeDecodeError:
@@ -47,7 +47,7 @@ def decoded(data: bytes) -> tuple[str, bytes] | None:
 
 
 def normalise(name: str) -> str:
-    """Return the form in which equivalent names are equal; empty if a name has only marks."""
+    """Return a name in a form in which equivalent names are equal; empty if it is only punctuation."""
     decomposed = unicodedata.normalize("NFD", _bare(name))
     return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
 
@@ -58,12 +58,12 @@ def _bare(name: str) -> str:
 
 
 class ClosedPrompt(msgspec.Struct, frozen=True):
-    """A prompt whose valid answers can be listed: a line of a file of prompts.
+    """A prompt whose valid answers can be listed: a line of a prompts file.
 
     Attributes:
-        id: What the report calls it.
+        id: Name used in the report.
         prompt: The user message.
-        answers: The valid answers, at least two: each is its name, or all its accepted names, the usual one
+        answers: The valid answers, at least two: each is a name or a list of accepted names, the usual one
             first.
     """
 
@@ -73,7 +73,7 @@ class ClosedPrompt(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> list[tuple[str, ...]]:
-        """The accepted names of each answer."""
+        """The accepted names for each answer."""
         return [(names,) if isinstance(names, str) else names for names in self.answers]
 
     @property
@@ -82,26 +82,26 @@ class ClosedPrompt(msgspec.Struct, frozen=True):
 
 
 def read_prompts(path: Path) -> list[ClosedPrompt]:
-    """Return the prompts of a file.
+    """Return the prompts in a file.
 
     Raises:
-        DataError: The file cannot be read, a line is not a `ClosedPrompt` as JSON, an id or a prompt occurs
-            twice, or a name has only marks or names two answers.
+        DataError: The file cannot be read, a line is not a `ClosedPrompt` as JSON, an id or prompt occurs
+            twice, or a name is only punctuation or stands for two answers.
     """
     return read_each_once(path, json_rows(path, ClosedPrompt), _checked)
 
 
 def _checked(prompt: ClosedPrompt, _: int) -> ClosedPrompt:
-    """Return the prompt. Raises DataError if a name has only marks, or names two answers."""
+    """Return the prompt. Raises DataError if a name is only punctuation or stands for two answers."""
     owners: dict[str, tuple[str, ...]] = {}
     for names in prompt.names:
         for name in names:
             normalised = normalise(name)
             if not normalised:
-                raise DataError(f"{name!r} has no letter and no digit")
+                raise DataError(f"{name!r} has no letter or digit")
             other = owners.setdefault(normalised, names)
             if other is not names:
-                raise DataError(f"{name!r} names two answers, {other[0]!r} and {names[0]!r}")
+                raise DataError(f"{name!r} stands for two answers, {other[0]!r} and {names[0]!r}")
     return prompt
 
 
@@ -110,7 +110,7 @@ class Open:
     """The beginning of an answer that may still become valid.
 
     Attributes:
-        text: The name so far, folded, with the marks after it; before the name, a space for each mark.
+        text: The name so far, folded, with any marks after it; before the name, a space per mark.
         partial: The first bytes of an incomplete character.
     """
 
@@ -120,14 +120,14 @@ class Open:
 
 @dataclass(frozen=True)
 class Valid:
-    """A complete answer; `number` is its index among the valid ones."""
+    """A complete valid answer; `number` is its index."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Invalid:
-    """A text that is no valid answer and cannot become one."""
+    """A text that is not a valid answer and cannot become one."""
 
 
 Step = Open | Valid | Invalid
@@ -151,14 +151,14 @@ class AnswerSet:
         return self._n
 
     def advance(self, state: Open, data: bytes) -> Step:
-        """Return the state of an answer after more bytes."""
+        """Return an answer's state after more bytes."""
         text = decoded(state.partial + data)
         if text is None:
             return Invalid()
         return self.step(state.text + text[0], text[1])
 
     def step(self, text: str, partial: bytes = b"") -> Step:
-        """Return the state of an answer that begins with a folded text and the first bytes of a character."""
+        """Return the state of an answer that starts with a folded text and part of a character."""
         name = text.lstrip(_BEFORE)
         n_before = len(text) - len(name)
         if n_before > _MOST_MARKS:
@@ -181,7 +181,7 @@ class AnswerSet:
 
     @cached_property
     def _beginnings_of_characters(self) -> set[bytes]:
-        """The first bytes, as UTF-8, of every character that may be in a valid answer."""
+        """All proper prefixes, as UTF-8 bytes, of characters that may occur in a valid answer."""
         alphabet = {*"".join(self._answers), *_AFTER}
         found: set[bytes] = set()
         for character in map(chr, (*range(0x80, 0xD800), *range(0xE000, 0x10000))):

@@ -1,4 +1,4 @@
-"""Measure validity and coverage of the answers to closed prompts, for every sampler and temperature."""
+"""Measures validity and coverage of answers to closed prompts, for every sampler and temperature."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -24,23 +24,23 @@ from mink_local.models.catalog import resolve
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, default_samplers, label
 
 N_SAMPLES = 100
-_BELOW_GREEDY = (0.01, 0.05)  # how far mean validity may be below greedy's, in the tables of the best T
+_BELOW_GREEDY = (0.01, 0.05)  # allowed drop of mean validity below greedy's, for the tables with the best T
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """A prompt with one setting.
+    """A prompt measured with one setting.
 
     Attributes:
-        prompt: Its id.
-        temperature: As text, because JSON has no infinity.
+        prompt: The prompt's id.
+        temperature: The temperature as text, because JSON has no infinity.
         n_nodes: Number of evaluated nodes of the tree, which all settings share.
         valid: Total probability of the valid answers.
         unexplored: Probability of answers that were neither complete nor invalid when the walk ended.
-        distinct: Expected number of different valid answers among `N_SAMPLES` samples.
-        coverage: `distinct` as a share of that of a uniform distribution over the valid answers.
+        distinct: Expected number of distinct valid answers in `N_SAMPLES` samples.
+        coverage: `distinct` relative to its value for a uniform distribution over the valid answers.
     """
 
     prompt: str
@@ -58,16 +58,16 @@ class Coverage:
 
 
 def standard_samplers() -> list[Sampler]:
-    """Return the samplers that are measured by default; the last one keeps every token."""
+    """Return the samplers measured by default; the last one keeps every token."""
     defaults = (sampler for sampler in default_samplers() if not sampler.is_stateful)
     return [*defaults, MinK(floor=1.0), MinP(p=0.0, order="temperature-last")]
 
 
 def expected_distinct(probabilities: Floats) -> Floats:
-    """Return the exact expected number of different valid answers among `N_SAMPLES` samples.
+    """Return the exact expected number of distinct valid answers in `N_SAMPLES` samples.
 
     Args:
-        probabilities: Of each valid answer, (..., answers).
+        probabilities: Probability of each valid answer, (..., answers).
     """
     missed = np.log1p(-np.minimum(probabilities, 1 - 1e-16))
     return np.asarray(-np.expm1(N_SAMPLES * missed).sum(axis=-1))
@@ -78,17 +78,17 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
 
     Args:
         model: Name or path of the model.
-        samplers: None is the `standard_samplers`; greedy is always measured.
-        temperatures: For every sampler.
-        prompts: A file of prompts instead of the bundled ones; see `read_prompts`.
-        limit: Only the first prompts.
-        rest: Walk until at most this probability is unexplored for every setting.
-        nodes: Most nodes to evaluate for a prompt.
-        parallel: Nodes evaluated at a time.
+        samplers: Empty for the `standard_samplers`; greedy is always measured.
+        temperatures: Temperatures for every sampler.
+        prompts: A file with prompts to use instead of the bundled ones; see `read_prompts`.
+        limit: Number of prompts, counted from the first; None for all.
+        rest: Explore until at most this much probability is left for every setting.
+        nodes: Maximum number of nodes to evaluate per prompt.
+        parallel: Number of nodes evaluated at a time.
         placement: Options of `load_model`.
 
     Raises:
-        DataError: A sampler is stateful, or the file of prompts is wrong.
+        DataError: A sampler is stateful, or the prompts file is invalid.
     """
 
     measures, noun, row_type = "coverage", "settings of prompts", Coverage
@@ -108,7 +108,7 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
     ) -> None:
         for sampler in samplers:
             if sampler.is_stateful:
-                raise DataError(f"{sampler} depends on more than the logits: name another sampler")
+                raise DataError(f"{sampler} depends on more than the logits: choose another sampler")
         settings = [
             SamplerSetting(sampler, temperature)
             for sampler in (samplers or standard_samplers())
@@ -173,11 +173,11 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
         ]
         text = (
             "The distribution over answers is computed, not sampled. *Validity* is the probability of a "
-            "valid answer. *Coverage* is the expected number of different valid answers among "
-            f"{manifest['walk']['samples']} samples, as a share of what it would be if all valid answers "
-            "were equally likely. *Unexplored* is the largest mass, on any prompt, of answers that were "
+            "valid answer. *Coverage* is the expected number of distinct valid answers in "
+            f"{manifest['walk']['samples']} samples, relative to what it would be if all valid answers were "
+            "equally likely. *Unexplored* is the largest probability, on any prompt, of answers that were "
             "neither complete nor invalid when the walk ended: validity may be higher by that much. All "
-            "other numbers are means over prompts, with 95% intervals. At T = ∞ all candidates are equally "
+            "other numbers are means over prompts, with 95% intervals. At T = ∞, all candidates are equally "
             "likely; a sampler that cuts after temperature sees T = 10⁶. The best temperature is chosen on "
             "these same prompts."
         )
@@ -185,7 +185,7 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
             results,
             f"Validity and coverage of {manifest['model']['name']}, {count(n_prompts, 'prompt')}",
             [text],
-            [*tables, _table("All methods and temperatures", found)],
+            [*tables, _table("All samplers and temperatures", found)],
             tables[-1],
             to_svg(lambda: _figure(found)),
             (n_prompts, n_left_out, "prompt"),
@@ -194,21 +194,21 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
 
 
 def _tokens(model: Model, prompt: ClosedPrompt) -> list[int]:
-    """Return the token ids of a prompt in the model's chat template, with reasoning off if it can be."""
+    """Return the token ids of a prompt in the model's chat template, with reasoning off if possible."""
     switch = False if model.has_thinking_switch else None
     return model.prompt_tokens([{"role": "user", "content": prompt.prompt}], switch)
 
 
 def means(rows: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
-    """Return the means over prompts of every setting.
+    """Return every setting's means over prompts.
 
     Args:
-        rows: A row for each prompt and setting, with the fields of `Coverage`.
+        rows: A row per prompt and setting, with the fields of `Coverage`.
 
     Returns:
-        A row for each setting, by sampler in the order of `rows` and by temperature: `valid` and `coverage`
-        as intervals, the mean of `distinct` and the largest `unexplored`; the number of prompts, which are
-        those measured with every setting; and the number of the others.
+        A row per setting, by sampler in the order of `rows` and by temperature, with `valid` and `coverage`
+        as intervals, the mean of `distinct` and the largest `unexplored`; the number of prompts measured with
+        every setting; and the number of other prompts.
 
     Raises:
         ReportError: No prompt was measured with every setting.
@@ -228,9 +228,10 @@ def means(rows: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:
 
 
 def best(found: pd.DataFrame, least: float) -> pd.DataFrame:
-    """Return each sampler at the temperature with the most coverage and a mean validity of at least `least`.
+    """Return each sampler at the temperature with the most coverage and mean validity of at least `least`.
 
-    The sampler that covers most comes first; one that is less valid at every temperature has empty cells.
+    The sampler with the most coverage comes first; one that is less valid at every temperature has empty
+    cells.
     """
     enough = found[found["valid"].str[0] >= least]
     ranked = enough.sort_values("coverage", ascending=False, kind="stable").drop_duplicates("sampler")

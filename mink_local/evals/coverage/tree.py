@@ -1,7 +1,7 @@
 """The distribution over the answers to a prompt, computed by walking the tree of candidates.
 
-A node is the beginning of an answer. It is evaluated once: its row of logits gives the candidates of every
-sampler and their probabilities at every temperature. Tokens that make the answer invalid are not nodes.
+A node is the beginning of an answer. It is evaluated once: its row of logits yields every sampler's
+candidates and their probabilities at every temperature. Tokens that make the answer invalid are not nodes.
 """
 
 import functools
@@ -18,16 +18,16 @@ from mink_local.generation.slots import RowReader
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Workspace
 
-MOST_TOKENS = 64  # of an answer; longer ones stay unexplored
-_NEGLIGIBLE = 1e-8  # mass of a node below which it stays unexplored
-_WORTHWHILE = 0.1  # share of a batch's largest mass below which a node waits for a later batch
+MOST_TOKENS = 64  # per answer; longer ones stay unexplored
+_NEGLIGIBLE = 1e-8  # nodes with less probability than this stay unexplored
+_WORTHWHILE = 0.1  # nodes below this share of a batch's largest probability wait for a later batch
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
 class Vocabulary:
-    """The tokens of a model by the text they add.
+    """A model's tokens by the text they add.
 
     A token without text makes an answer invalid, unless it is an end token.
     """
@@ -51,8 +51,8 @@ class Vocabulary:
         """Return the tokens that may lead from a state to a valid answer; all others make it invalid.
 
         Returns:
-            The tokens that leave the answer open, with the state after each, and the tokens that complete a
-            valid answer, with its number.
+            The tokens that leave the answer open, each with the state after it, and the tokens that complete
+            a valid answer, each with the answer's index.
         """
         goes_on: dict[int, Open] = {}
         ended: dict[int, int] = {}
@@ -67,7 +67,7 @@ class Vocabulary:
         return goes_on, ended
 
     def _steps(self, answers: AnswerSet, state: Open) -> Iterator[tuple[int, Step]]:
-        """Yield the tokens that may follow a state, each with the state of the answer after it."""
+        """Yield the tokens that may follow a state, each with the answer's state after it."""
         if state.partial:
             for token in self._inner:
                 yield token, answers.advance(state, self._weights.piece(token))
@@ -141,7 +141,7 @@ class Distribution:
 
     Attributes:
         answers: Probability of each valid answer, (settings, answers).
-        invalid: Probability of the invalid answers, (settings,).
+        invalid: Total probability of invalid answers, (settings,).
         n_nodes: Number of evaluated nodes.
     """
 
@@ -151,12 +151,12 @@ class Distribution:
 
     @property
     def valid(self) -> Floats:
-        """Probability of the valid answers together, (settings,)."""
+        """Total probability of valid answers, (settings,)."""
         return np.asarray(self.answers.sum(axis=1))
 
     @property
     def rest(self) -> Floats:
-        """Unexplored mass, (settings,): of answers that are neither complete nor invalid yet."""
+        """Probability of answers that are neither complete nor invalid yet, (settings,)."""
         return 1 - self.valid - self.invalid
 
 
@@ -171,11 +171,11 @@ def walk(
 ) -> Distribution:
     """Return the distribution over the answers to a prompt.
 
-    Nodes are evaluated by their largest mass under any setting, until no setting has more than `most_rest` of
-    unexplored mass, or `most_nodes` are evaluated.
+    Nodes are evaluated in order of their largest probability under any setting, until every setting has at
+    most `most_rest` probability unexplored, or `most_nodes` have been evaluated.
 
     Args:
-        prompt: Token ids.
+        prompt: Token ids of the prompt.
         rows: Evaluates the prompt with up to `MOST_TOKENS` tokens of an answer.
 
     Raises:
@@ -184,7 +184,7 @@ def walk(
     n = len(probabilities)
     found = Distribution(np.zeros((n, len(answers))), np.zeros(n))
     nodes = [_Node((), Open(), np.ones(n))]
-    # Many nodes share a state, such as those that differ only in case or in the marks before the name.
+    # Many nodes share a state, for example if they differ only in case or in the marks before the name.
     continuations = functools.cache(functools.partial(vocabulary.continuations, answers))
     while nodes and found.n_nodes < most_nodes:
         reach = np.stack([node.reach for node in nodes])
@@ -200,7 +200,7 @@ def walk(
 
 
 def _take(nodes: list[_Node], largest: Floats, n: int) -> list[_Node]:
-    """Remove and return up to n of the nodes with the largest mass, those with much less excepted."""
+    """Remove and return up to n nodes with the largest probability, except those with much less."""
     best = np.argsort(-largest, kind="stable")[:n]
     best = best[largest[best] >= largest[best[0]] * _WORTHWHILE]
     taken = [nodes.pop(i) for i in sorted(best, reverse=True)]

@@ -1,1 +1,1 @@
-"""Measure noise against variety of every method, exactly, by the logits of a model and of a larger one."""
+"""`mink-eval frontier`: each sampler's exact noise–variety trade-off, given the logits of two models."""

@@ -1,4 +1,4 @@
-"""Measure noise against variety: stream the logits of a model and its reference over the same texts."""
+"""Measures noise against variety: streams the logits of a model and its reference over the same texts."""
 
 import hashlib
 import json
@@ -26,13 +26,14 @@ from mink_local.samplers import Sampler
 
 @dataclass(frozen=True)
 class MeasuredText:
-    """A text whose tokens are positions.
+    """A text whose tokens are the positions to measure.
 
     Attributes:
-        name: What messages call it.
+        name: Name used in messages.
         text: The text.
-        prompt: The user message that it answers; None if it answers none: its first token is not a position.
-        ended: Whether the answer ended on its own: then the token that ended it is a position too.
+        prompt: The user message that it answers; None if there is none, and then its first token is not a
+            position.
+        ended: Whether the answer ended on its own; the token that ended it is then a position too.
     """
 
     name: str
@@ -42,14 +43,14 @@ class MeasuredText:
 
     @property
     def key(self) -> str:
-        """A hash of the text and its prompt."""
+        """Hash of the text and its prompt."""
         content = json.dumps([self.prompt, self.text, self.ended])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def sequence(self, model: Model, reference: Model) -> tuple[list[int], int]:
-        """Return the tokens for a model to evaluate, and how many of the last are followed by a position.
+        """Return the tokens for a model to evaluate, and how many at the end are followed by a position.
 
-        The text is tokenized by `reference`; its prompt is in the chat template of `model`.
+        The text is tokenized by `reference`; its prompt uses the chat template of `model`.
         """
         if self.prompt is None:
             tokens = reference.weights.tokenize(self.text, add_special=True, parse_special=False)
@@ -60,18 +61,18 @@ class MeasuredText:
 
 
 def read_paragraphs(path: Path) -> list[MeasuredText]:
-    """Return the paragraphs of a text file, which blank lines separate. Raises DataError."""
+    """Return the paragraphs of a text file, separated by blank lines. Raises DataError."""
     content = "".join(line for _, line in decoded_lines(path)).replace("\r\n", "\n")
     parts = [part.strip() for part in re.split(r"\n\s*\n", content) if part.strip()]
     if not parts:
-        raise DataError(f"{path} is empty: there is no text to measure")
+        raise DataError(f"{path} is empty: give a file with text")
     return [MeasuredText(f"paragraph {i}", part) for i, part in enumerate(parts, start=1)]
 
 
 def read_answers(folder: Path, reference_sha256: str) -> list[MeasuredText]:
-    """Return the answers that the reference has sampled in a folder of `mink-eval run`.
+    """Return the answers sampled by the reference in a folder of `mink-eval run`.
 
-    Greedy answers are left out: they hold only the likeliest positions, and loops.
+    Greedy answers are excluded: they contain only the likeliest positions, and loops.
 
     Raises:
         MinkError: There are none, or their prompts had examples, which are not recorded.
@@ -85,7 +86,7 @@ def read_answers(folder: Path, reference_sha256: str) -> list[MeasuredText]:
     ]
     if not found:
         raise DataError(
-            f"{folder} has no sampled answers of the reference: "
+            f"{folder} has no sampled answers by the reference: create some with  "
             f"mink-eval run TASK --model REFERENCE -s top-p:p=0.95,order=temperature-last -t 1 -o {folder}"
         )
     if any(run.manifest["tasks"][one.task].get("shots") for one in found):
@@ -104,12 +105,12 @@ def read_answers(folder: Path, reference_sha256: str) -> list[MeasuredText]:
 
 @dataclass(frozen=True)
 class TextSums:
-    """A text with one setting.
+    """A text measured with one setting.
 
     Attributes:
         text: The text's key.
-        temperature: As text, because JSON has no infinity.
-        sums: Of FIGURES, over the positions.
+        temperature: The temperature as text, because JSON has no infinity.
+        sums: Sums of FIGURES over the positions.
     """
 
     text: str
@@ -124,21 +125,21 @@ class TextSums:
 
 
 class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
-    """The sums of every text with every setting of the sweep.
+    """The sums for every text with every setting of the sweep.
 
     Args:
         model: Name or path of the model.
         reference: Name or path of a larger model with the same vocabulary.
-        texts: A folder of `mink-eval run` with answers of the reference; None if `text` is given.
+        texts: A folder of `mink-eval run` with answers by the reference; None if `text` is given.
         text: A file whose paragraphs, separated by blank lines, are the texts.
-        limit: Most texts, chosen at random; a larger number adds to them.
-        samplers: Chains to measure besides the sweep; not stateful ones.
-        temperatures: For every sampler.
-        wanted: Noise at which samplers are compared, in percentage points above greedy's.
+        limit: Maximum number of texts, chosen at random; a larger number adds to them.
+        samplers: Chains to measure in addition to the sweep; must not be stateful.
+        temperatures: Temperatures for every sampler.
+        wanted: Noise levels at which to compare samplers, in percentage points above greedy's.
         placement: Options of `load_model`, for both models.
 
     Raises:
-        MinkError: A model or the texts are not there.
+        MinkError: A model or the texts do not exist.
     """
 
     measures, noun, row_type = "frontier", "settings of texts", TextSums
@@ -206,13 +207,13 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
 
 
 def common_vocabulary(model: Weights, reference: Weights) -> int:
-    """Return the number of tokens that two models share: all but the padding of the longer vocabulary.
+    """Return the number of tokens shared by two models: all but the padding of the longer vocabulary.
 
-    The texts of all tokens are compared. Padding is what llama.cpp's converter makes of rows without a token:
-    "[PAD151643]" and the like.
+    The texts of all tokens are compared. Padding is what llama.cpp's converter creates for rows without a
+    token: "[PAD151643]" and the like.
 
     Raises:
-        ModelError: The vocabularies differ; the text names the first difference.
+        ModelError: The vocabularies differ; the message names the first difference.
     """
     for token in range(max(model.n_vocab, reference.n_vocab)):
         ours, theirs = (
@@ -221,6 +222,6 @@ def common_vocabulary(model: Weights, reference: Weights) -> int:
         if ours != theirs:
             raise ModelError(
                 f"{reference.path} and {model.path} have different vocabularies: token {token} is "
-                f"{theirs!r} and {ours!r}. Name a file of the same family"
+                f"{theirs!r} and {ours!r}; use a model of the same family"
             )
     return min(model.n_vocab, reference.n_vocab)

@@ -1,8 +1,8 @@
 """Figures with intervals, the variety of each sampler at equal noise, and the report.
 
 A figure is a mean over positions: the sum over texts, divided by the number of positions. Its 95% interval
-is the percentile bootstrap's over texts (Efron 1979, doi:10.1214/aos/1176344552), because positions of one
-text depend on each other. All figures share the resamples, so that differences are paired.
+is a percentile bootstrap over texts (Efron 1979, doi:10.1214/aos/1176344552), because positions in the same
+text are dependent. All figures share the resamples, so that differences are paired.
 """
 
 import math
@@ -35,30 +35,30 @@ from mink_local.evals.tables import (
 from mink_local.samplers import label, parse
 
 YARDSTICK = "min-p (T last)"
-"""The curve that other samplers are compared with."""
+"""The curve that the samplers are compared with."""
 
 MOST_NOISE = 0.5
-"""A setting with more noise than this does not count; see `at_noise`."""
+"""Settings with more noise than this are ignored; see `at_noise`."""
 
-_LEAST_NOISE = 1e-4  # the lower end of the picture, if anything lies there
-_LOOSE_NOISE = 0.2  # its upper end is at least this: what a person might choose lies below
+_LEAST_NOISE = 1e-4  # the figure's lower end, if anything lies there
+_LOOSE_NOISE = 0.2  # the figure's upper end is at least this: any reasonable choice lies below
 
 Floats = NDArray[np.float64]
 
 
 class FrontierResults:
-    """The figures of all settings of the sweep, over the texts measured with every setting.
+    """The figures for all settings of the sweep, over the texts measured with every setting.
 
     Args:
-        rows: A row for each text and setting: `text`, `sampler`, `temperature`, the text's number of
-            `positions`, and the `sums` of FIGURES over them.
+        rows: A row per text and setting: `text`, `sampler`, `temperature`, the text's number of `positions`,
+            and the `sums` of FIGURES over them.
 
     Raises:
         ReportError: There is no such text.
 
     Attributes:
-        settings: The settings; those of a curve from few candidates to many.
-        figures: The FIGURES of every setting, as intervals, with its `curve`, `sampler` and `temperature`.
+        settings: The settings; within a curve, from few candidates to many.
+        figures: The FIGURES for every setting, as intervals, with its `curve`, `sampler` and `temperature`.
         n_left_out: Number of texts that lack a setting.
     """
 
@@ -67,7 +67,7 @@ class FrontierResults:
         by_text = rows.pivot(index="text", columns=["sampler", "temperature"], values=["positions", "sums"])
         texts = by_text.dropna()
         if texts.empty:
-            raise ReportError("no text has been measured with every setting, or none has two tokens")
+            raise ReportError("no text with at least two tokens has been measured with every setting yet")
         self.n_texts, self.n_left_out = len(texts), len(by_text) - len(texts)
         measured = set(texts["positions"].columns)
         self.temperatures = sorted({temperature for _, temperature in measured})
@@ -79,7 +79,7 @@ class FrontierResults:
         self.n_positions = int(positions.sum())
         sums = np.array(texts["sums"][[one.key for one in self.settings]].to_numpy().tolist())
         resampled = resample(sums) / resample(positions)[:, None, None]
-        # (1 + resamples, settings, FIGURES): the means of the texts themselves, then those of the resamples.
+        # (1 + resamples, settings, FIGURES): means over the texts themselves, then over the resamples.
         self._means: Floats = np.concatenate([[sums.sum(axis=0) / self.n_positions], resampled])
         self.figures = pd.DataFrame(
             {"curve": one.curve, "sampler": str(one.sampler), "temperature": one.temperature}
@@ -91,18 +91,18 @@ class FrontierResults:
             self._numbers.setdefault((one.temperature, one.curve), []).append(i)
 
     def at_noise(self, temperature: float, wanted: float) -> pd.DataFrame:
-        """Return the most entropy of each curve at a wanted noise, the best curve first.
+        """Return the maximum entropy of each curve at a given noise, the best curve first.
 
-        A curve is the straight lines from greedy through its settings: a point on a line is reached by
+        A curve consists of straight lines from greedy through its settings: a point on a line is reached by
         choosing at random, at each position, between the settings at its ends. Settings above `MOST_NOISE`
-        do not count: a little of them adds much entropy, but of noise.
+        are ignored: mixing in a little of them adds much entropy, but it is noise.
 
         Args:
             temperature: One of `temperatures`.
             wanted: Noise above greedy's, as a share.
 
         Returns:
-            For each curve its `entropy` and, paired, how far it is `behind` the best curve's, as intervals;
+            For each curve, its `entropy` and, paired, how far it is `behind` the best curve's, as intervals;
             and `between` which settings it lies: a single one if the sweep ends below the wanted noise.
         """
         found: list[tuple[str, Floats, str]] = []
@@ -123,11 +123,11 @@ class FrontierResults:
         return pd.DataFrame(rows, columns=["curve", "entropy", "between", "behind"])
 
     def defaults(self, temperature: float) -> pd.DataFrame:
-        """Return the `figures` of every sampler's default at a temperature, and its `gain`.
+        """Return the `figures` of every sampler's default at a temperature, with its `gain`.
 
         The gain is its entropy minus that of the yardstick's curve at the same noise, in nats. The curve
-        begins at greedy, even if the default has less noise. The gain is None for greedy itself, and where
-        the yardstick's sweep ends below the noise.
+        starts at greedy, even if the default has less noise. The gain is None for greedy itself, and where
+        the yardstick's sweep ends below the default's noise.
         """
         greedy = self._numbers[temperature, "greedy"]
         noise, entropy = self._path(greedy + self._numbers[temperature, YARDSTICK])
@@ -143,30 +143,30 @@ class FrontierResults:
         return self.figures.loc[list(gains)].assign(gain=list(gains.values()))
 
     def _path(self, numbers: Any) -> tuple[Floats, Floats]:
-        """Return noise and entropy along settings, float64 (1 + resamples, settings)."""
+        """Return noise and entropy along the settings, float64 (1 + resamples, settings)."""
         means = self._means[:, numbers]
         return means[:, :, FIGURES.index("noise")], means[:, :, FIGURES.index("entropy")]
 
 
 def _interval(means: Floats) -> Interval:
-    """Return the first number with the interval of its resamples, the others."""
+    """Return the first number, with an interval from the others, its resamples."""
     return Interval.of(means[0], means[1:])
 
 
 def most_entropy(noise: Floats, entropy: Floats, bound: Floats) -> tuple[Floats, int]:
-    """Return the most entropy with no more noise than `bound` on the straight lines through points.
+    """Return the maximum entropy at a noise of at most `bound` on the straight lines through points.
 
-    On a line within the bound it is at one of the ends; on a line that crosses the bound it may be at the
+    On a line within the bound, it is at one of the ends; on a line that crosses the bound, it may be at the
     crossing.
 
     Args:
-        noise: float64 (n, points); the first of each row is within the bound.
+        noise: float64 (n, points); the first in each row is within the bound.
         entropy: float64 (n, points).
-        bound: float64 (n,), of each row.
+        bound: float64 (n,), one per row.
 
     Returns:
-        The entropy, float64 (n,), and for the first row the number of its point, or of the point that begins
-        its line.
+        The entropy, float64 (n,), and for the first row the index of its point, or of the point where its
+        line starts.
     """
     best, place = entropy[:, 0], 0
     for i in range(1, noise.shape[1]):
@@ -174,7 +174,7 @@ def most_entropy(noise: Floats, entropy: Floats, bound: Floats) -> tuple[Floats,
         crosses = before * after < 0
         share = before / np.where(crosses, before - after, 1)
         at_crossing = entropy[:, i - 1] + share * (entropy[:, i] - entropy[:, i - 1])
-        within = after <= 1e-12  # rounding: a noise that is the bound itself
+        within = after <= 1e-12  # allows for rounding of a noise equal to the bound
         for number, allowed, candidate in ((i - 1, crosses, at_crossing), (i, within, entropy[:, i])):
             better = allowed & (candidate > best)
             best = np.where(better, candidate, best)
@@ -204,7 +204,7 @@ _COLUMNS: dict[str, tuple[str, Format]] = {
 
 
 def report(results: Results) -> None:
-    """Print the defaults at the hottest temperature, and write the report; see `publish`."""
+    """Print the defaults at the highest temperature, and write the report; see `publish`."""
     found = FrontierResults(results.frame)
     manifest = results.manifest
     wanted = [one / 100 for one in manifest["wanted"]]
@@ -218,19 +218,19 @@ def report(results: Results) -> None:
     )
     model, reference = (manifest[role]["name"] for role in ("model", "reference"))
     text = (
-        f"{count(found.n_positions, 'position')} of {count(found.n_texts, 'text')} of "
-        f"{manifest['texts']['source']}. At each position, *noise* is the probability of tokens that "
+        f"{count(found.n_positions, 'position')} in {count(found.n_texts, 'text')} from "
+        f"{manifest['texts']['source']}. At each position, *noise* is the probability of tokens to which "
         f"{reference} gives less than {100 * NOISE_LEVELS['noise']:g}% (at temperature 1), and *entropy*, "
-        "the variety, is that of the sampler's distribution, in nats; *surprise* is −Σ q log p, with p the "
-        "reference's probability. All are exact, given the logits: nothing is sampled. (Another batch split "
-        "changes the last bits of the logits, and with them a few cuts.) In brackets: 95% intervals, by "
-        "bootstrap over texts, not corrected for multiple comparisons. Not shown: how a text goes on after "
+        "the variety, is that of the sampler's distribution, in nats; *surprise* is −Σ q log p, where p is "
+        "the reference's probability. All are exact, given the logits: nothing is sampled. (Another batch "
+        "split changes the last bits of the logits, and thus a few cuts.) In brackets: 95% intervals, by "
+        "bootstrap over texts, not corrected for multiple comparisons. Not shown: how a text continues after "
         "an improbable token, and whether such a token is wrong or merely rare.",
         f"*Gain* is entropy minus that of {YARDSTICK} at the same noise: above 0 if a default has more "
-        "variety for its noise than the yardstick with another p. A wanted noise is greedy's plus so many "
-        "points, and is reached between the settings named. Bold: the most entropy, and what cannot be "
+        "variety for its noise than the yardstick with another p. Noise levels are in points above greedy's, "
+        "and are reached between the settings shown. Bold: the maximum entropy, and any that cannot be "
         f"distinguished from it. ≥: the sweep ends below that noise. Settings above {100 * MOST_NOISE:g}% "
-        "noise do not count.",
+        "noise are ignored.",
     )
     hottest = max((t for t in found.temperatures if math.isfinite(t)), default=math.inf)
     columns = ["sampler", "noise", "entropy", "k_is_1", "gain"]
@@ -238,9 +238,9 @@ def report(results: Results) -> None:
         results,
         f"Noise against variety: {model}, judged by {reference}",
         text,
-        [*_noise_tables(at_noise), _table("The defaults", defaults), _table("Every setting", found.figures)],
+        [*_noise_tables(at_noise), _table("Defaults", defaults), _table("All settings", found.figures)],
         _table(
-            f"The defaults at T = {temperature_name(hottest)}",
+            f"Defaults at T = {temperature_name(hottest)}",
             defaults.loc[defaults["temperature"] == hottest, columns],
         ),
         to_svg(lambda: _figure(found)),
@@ -252,7 +252,7 @@ def report(results: Results) -> None:
 
 
 def _table(title: str, frame: pd.DataFrame) -> Table:
-    """Return a table of the figures that a frame has."""
+    """Return a table of a frame's figures."""
     columns = {name: column for name, column in _COLUMNS.items() if name in frame}
     renamed = frame[list(columns)].rename(columns={name: head for name, (head, _) in columns.items()})
     keys = 1 + ("temperature" in frame)
@@ -260,14 +260,14 @@ def _table(title: str, frame: pd.DataFrame) -> Table:
 
 
 def _noise_tables(at_noise: pd.DataFrame) -> Iterator[Table]:
-    """Yield a table for each temperature: the most entropy of every curve at the wanted noises."""
+    """Yield a table per temperature: the maximum entropy of every curve at the wanted noise levels."""
     for temperature, frame in at_noise.groupby("temperature"):
         best = frame["entropy"].str[0].groupby(frame["curve"]).sum()
         table = pd.DataFrame({"method": best.sort_values(ascending=False).index})
         for wanted, column in frame.groupby("wanted"):
             cells = {one.curve: _most(one) for one in column.itertuples()}
             table[f"{points(wanted)} points"] = table["method"].map(cells)
-        yield Table(f"The most entropy for a wanted noise, at T = {temperature_name(temperature)}", table)
+        yield Table(f"Maximum entropy at equal noise, T = {temperature_name(temperature)}", table)
 
 
 def _most(row: Any) -> Cell:
@@ -277,11 +277,11 @@ def _most(row: Any) -> Cell:
 
 
 def _figure(found: FrontierResults) -> Figure:
-    """Draw noise over entropy, a curve for each sampler: at T = 5, or else the highest finite T, and at ∞."""
+    """Draw noise over entropy, a curve per sampler: at T = 5, or else the highest finite T, and at ∞."""
     finite = [t for t in found.temperatures if math.isfinite(t)]
     shown = [5.0] if 5.0 in finite else finite[-1:]
     shown += [t for t in found.temperatures if math.isinf(t)]
-    noise = f"noise: probability of tokens below {100 * NOISE_LEVELS['noise']:g}% of the reference"
+    noise = f"noise: probability of tokens below {100 * NOISE_LEVELS['noise']:g}% under the reference"
     figure, axes = panels([f"T = {temperature_name(t)}" for t in shown], "entropy, nats", noise)
     figure.set_size_inches(5.2 * len(shown) + 0.6, 6.2)
     frame = found.figures.assign(x=found.figures["entropy"].str[0], y=found.figures["noise"].str[0])

@@ -1,8 +1,8 @@
-"""The figures of every setting at one position, exactly, by sums over the sorted logits.
+"""The exact figures for every setting at one position, from sums over the sorted logits.
 
 Every sampler keeps consecutive logits in descending order, mostly from the first on, so one sort serves all:
 with k candidates and weights `w_i = exp((l_i - l_1) / T)`, the probability of candidate i is
-`w_i / (w_1 + … + w_k)`, and each figure is a quotient of sums over them.
+`w_i / (w_1 + … + w_k)`, and each figure is a quotient of sums over the candidates.
 """
 
 import math
@@ -16,22 +16,22 @@ from mink_local.evals.settings import SamplerSetting, cuts
 from mink_local.samplers import Workspace
 
 NOISE_LEVELS = {"noise": 0.01, "deep_noise": 0.001}
-"""A token is noise if the reference gives it less probability than this, at temperature 1."""
+"""A token is noise if its probability under the reference, at temperature 1, is below this."""
 
 FIGURES = (*NOISE_LEVELS, "surprise", "entropy", "k_is_1", "k")
-"""Noise is a probability; entropy and the expected surprise under the reference, -Σ q log p, are in nats."""
+"""Noise is a probability; entropy and the expected surprisal under the reference, -Σ q log p, are in nats."""
 
 Floats = NDArray[np.float64]
 
 
 class PositionFigures:
-    """The figures of one position for a list of settings; `add` sums them over positions.
+    """The figures for a list of settings, summed over the positions passed to `add`.
 
     Args:
-        n_vocab: Number of tokens that the model and its reference share.
+        n_vocab: Number of tokens shared by the model and its reference.
 
     Attributes:
-        sums: float64 (settings, FIGURES), over the added positions.
+        sums: Sums over the positions so far, float64 (settings, FIGURES).
     """
 
     def __init__(self, settings: Sequence[SamplerSetting], n_vocab: int) -> None:
@@ -50,11 +50,11 @@ class PositionFigures:
         """Add a position.
 
         Args:
-            logits: Raw logits of the model, for at least `n_vocab` tokens; those beyond are ignored.
-            reference: Those of the reference.
+            logits: The model's raw logits, for at least `n_vocab` tokens; any beyond are ignored.
+            reference: The reference's raw logits.
 
         Raises:
-            GenerationError: There is a NaN among them, or no logit is finite.
+            GenerationError: A logit is NaN, or none is finite.
         """
         row = np.ascontiguousarray(logits[: self._n_vocab])
         ids, x = _sorted(row)
@@ -80,7 +80,7 @@ def _sorted(row: NDArray[np.float32]) -> tuple[NDArray[np.int64], Floats]:
     """Return the tokens with a finite logit, largest first, and their logits minus the largest."""
     if np.isnan(row).any():
         raise GenerationError("the model gave a NaN among its logits: its file is damaged")
-    # Integers sort faster than floats, and with the token id in the lower bits equal logits stay in order.
+    # Integers sort faster than floats, and the token id in the lower bits keeps equal logits in order.
     bits = row.view(np.int32)
     ordered = np.where(row == 0, 0, bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64)  # -0.0 is 0.0
     keys = (-ordered << 32) | np.arange(row.size)
@@ -100,15 +100,15 @@ def log_softmax(row: NDArray[np.float32]) -> Floats:
     x -= math.log(np.exp(x).sum())
     if np.isnan(x[0]):
         raise GenerationError("the model gave a NaN among its logits: its file is damaged")
-    return np.maximum(x, -1e30)  # finite, also of a token that the reference excludes
+    return np.maximum(x, -1e30)  # finite even for tokens that the reference excludes
 
 
 def _figures(x: Floats, log_p: Floats, sizes: NDArray[np.int64]) -> Floats:
-    """Return noise at both levels, surprise and entropy of the first k candidates for every k in `sizes`.
+    """Return noise at both levels, surprisal and entropy of the first k candidates for every k in `sizes`.
 
     Args:
         x: Sorted logits minus the largest, divided by the temperature.
-        log_p: Log-probabilities that the reference gives to the same tokens.
+        log_p: The reference's log-probabilities of the same tokens.
     """
     weights = np.exp(x)
     noise = [weights * (log_p < level) for level in _LOG_LEVELS]

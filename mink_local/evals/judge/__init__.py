@@ -1,1 +1,1 @@
-"""Preferences between the responses of two methods: a model as the judge, or people with a blind sheet."""
+"""Preferences between two samplers' responses, judged by a model, or blindly by people."""

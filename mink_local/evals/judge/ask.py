@@ -33,14 +33,14 @@ SCHEMA = {
     "required": ["winner"],
     "additionalProperties": False,
 }
-RETRIES = 6  # of a failed request, with pauses that grow to 8 s, or as long as the server asks for
+RETRIES = 6  # of a failed request, with pauses of up to 8 s, or as long as the server asks for
 _PROBE_SECONDS = 30.0
 _POLL_SECONDS = 0.25  # between checks for Ctrl-C
 _LOCAL_TOKENS, _REMOTE_TOKENS = 64, 2048  # the second leaves room for reasoning
 _RETRY_TEMPERATURE = 0.7  # the first attempt is at 0
 
 Prompt = tuple[str, int]
-"""A prompt, and how many unreadable answers it has had."""
+"""A prompt, and how many unreadable answers it has received."""
 Answers = Generator[tuple[int, str | None], None, None]
 
 
@@ -53,13 +53,13 @@ def _temperature(attempt: int) -> float:
 
 
 class LocalJudge:
-    """A GGUF model in this process, whose answers are constrained to the JSON of a verdict.
+    """A GGUF model in this process whose answers are constrained to verdicts as JSON.
 
-    It is loaded when it is first asked. `options` are those of `load_model`.
+    It is loaded on first use. `options` are those of `load_model`.
 
     Attributes:
-        name: What the records call it.
-        sha256: Of its file; empty for a model behind a server.
+        name: Name in the records.
+        sha256: SHA-256 of the file; empty for a model behind a server.
     """
 
     def __init__(self, model: str, **options: Any) -> None:
@@ -74,7 +74,7 @@ class LocalJudge:
         return load_model(self._file, date=DATE, **self._options)
 
     def answers(self, prompts: Sequence[Prompt]) -> Answers:
-        """Yield the index and the answer of each prompt as it is answered; None if it exceeds the context.
+        """Yield each prompt's index and answer as it arrives; None if the prompt exceeds the context.
 
         Raises MinkError.
         """
@@ -86,9 +86,9 @@ class LocalJudge:
             yield answer.index, None if answer.finish_reason == "overflow" else answer.text
 
     def interrupt(self) -> None:
-        """End `answers` soon; safe to call from another thread."""
+        """Make `answers` end soon; safe to call from another thread."""
         self._interrupted = True
-        if "_loaded" in vars(self):  # the property itself would load the model
+        if "_loaded" in vars(self):  # reading the property would load the model
             self._loaded.interrupt()
 
 
@@ -107,10 +107,10 @@ class EndpointJudge:
 
     Args:
         url: The base URL, such as http://127.0.0.1:8080/v1.
-        model: The model's id; None is the server's only one.
-        key: The API key, or an empty string. It is sent to the server, and never shown or written.
-        parallel: Requests at a time.
-        seconds: Time limit for an answer.
+        model: The model's id; None for the server's only one.
+        key: The API key, or an empty string. It is only sent to the server, never shown or written.
+        parallel: Number of requests at a time.
+        seconds: Time limit per answer.
 
     Raises:
         JudgeError: The URL or the key is invalid, or the server cannot be reached or has several models.
@@ -122,7 +122,7 @@ class EndpointJudge:
         self._base = _base_url(url)
         self._key, self._parallel, self._seconds = key.strip(), parallel, seconds
         if not (self._key.isascii() and self._key.isprintable()):
-            raise JudgeError("the API key holds an invalid character: see --api-key-variable")
+            raise JudgeError("the API key contains an invalid character: see --api-key-variable")
         self._interrupted = self._has_answered = False
         self._model = model or self._only_model()
         self.name = f"{self._model} at {self._base}"
@@ -140,11 +140,11 @@ class EndpointJudge:
                 models = []
         if len(models) != 1:
             offers = self._without_key(", ".join(models)) or "none"
-            raise JudgeError(f"{self._base} offers these models: {offers}. Name one with --judge-model")
+            raise JudgeError(f"{self._base} has these models: {offers}; choose one with --judge-model")
         return models[0]
 
     def answers(self, prompts: Sequence[Prompt]) -> Answers:
-        """Yield answers as `LocalJudge.answers` does; after a failure, those to requests already sent."""
+        """Yield answers like `LocalJudge.answers`; after a failure, only those to requests already sent."""
         failed: JudgeError | None = None
         with asyncio.Runner() as runner:
             client = AsyncOpenAI(**self._options(self._seconds), max_retries=RETRIES)
@@ -191,7 +191,7 @@ class EndpointJudge:
         except BadRequestError as error:
             if error.code == "context_length_exceeded":
                 return index, None
-            if self._has_answered:  # so it refuses this prompt alone, such as by a content filter
+            if self._has_answered:  # so it refuses only this prompt, perhaps due to a content filter
                 return index, self._why(error)
             raise self._error(error) from None
         except APIError as error:
@@ -202,7 +202,7 @@ class EndpointJudge:
         return index, self._without_key(text)
 
     def interrupt(self) -> None:
-        """End `answers` soon; safe to call from another thread."""
+        """Make `answers` end soon; safe to call from another thread."""
         self._interrupted = True
 
     def _error(self, error: APIError) -> JudgeError:
@@ -215,7 +215,7 @@ class EndpointJudge:
         return JudgeError(f"the judge's server {self._base} failed: {self._why(error)}{advice}")
 
     def _why(self, error: APIError) -> str:
-        """Return the error in the server's words, if it has any, without the key."""
+        """Return the error in the server's own words, if any, without the key."""
         if isinstance(error, APIStatusError):
             return self._without_key(f"HTTP {error.status_code} ({error.message[:200]})")
         return self._without_key(f"{error.message} {error.__cause__ or ''}").rstrip(" .")
@@ -229,7 +229,7 @@ def _has_no_answer(task: "asyncio.Task[tuple[int, str | None]]") -> bool:
 
 
 def _base_url(url: str) -> str:
-    """Return the base URL of a server. Raises JudgeError, which does not quote what may be secret."""
+    """Return a server's base URL. Raises JudgeError, which does not quote anything that may be secret."""
     try:
         parts = urlsplit(url)
         is_base = parts.hostname and parts.port != 0 and url.isprintable()
@@ -237,8 +237,8 @@ def _base_url(url: str) -> str:
         is_base = False
     if not is_base or parts.username is not None or parts.query or parts.fragment:
         raise JudgeError(
-            "--judge is not the base URL of a server: write http://127.0.0.1:8080/v1, without a user, "
-            "password or query; an API key goes into an environment variable"
+            "--judge is not a server's base URL: write http://127.0.0.1:8080/v1, without user, password or "
+            "query; an API key goes into an environment variable"
         )
     path = parts.path.rstrip("/").removesuffix("/chat/completions")
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"

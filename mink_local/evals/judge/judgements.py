@@ -1,4 +1,4 @@
-"""Every pair of responses, judged by a model in both orders: a measurement in DIR/judge."""
+"""Pairs of responses, judged by a model in both orders: a measurement in DIR/judge."""
 
 import hashlib
 import logging
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mink_local")
 
-ATTEMPTS = 3  # to get a readable answer
+ATTEMPTS = 3  # at getting a readable answer
 MOST_MISSING = 0.1  # share of pairs without a judgement above which the judge is useless
-SHORTEST = 200  # characters of a response; a judge whose context does not hold even these is refused
+SHORTEST = 200  # characters of a response; a judge whose context is too short even for these is refused
 ORDERS = ("first is A", "second is A")
 
 PROMPT = """\
@@ -55,7 +55,7 @@ Which answer is better? Write JSON and nothing else: {{"winner": "A"}} or {{"win
 {{"winner": "tie"}} if neither is better.
 """
 
-_KEY = (  # fields that together occur once in judgements.jsonl
+_KEY = (  # fields that together are unique in judgements.jsonl
     "judge", "prompt_sha256", "model", "task", "question_id", "sampler", "against", "temperature", "repeat",
     "order",
 )  # fmt: skip
@@ -78,7 +78,7 @@ class ResponsePair:
     """The responses of two samplers to one question, without their reasoning.
 
     Attributes:
-        samplers: The two samplers, each as text.
+        samplers: The two samplers, as text.
         question: The user message.
         texts: The two responses, in the order of `samplers`.
     """
@@ -94,9 +94,9 @@ class ResponsePair:
 
 
 def response_pairs(run: RecordedRun, first: str, second: str) -> Iterator[ResponsePair]:
-    """Yield the pairs of two samplers, of the same model, question, temperature and repeat, by question.
+    """Yield two samplers' responses paired by model, question, temperature and repeat, in question order.
 
-    A greedy response, which is generated once per question, is paired with each of the other sampler's.
+    A greedy response, generated once per question, is paired with each of the other sampler's.
     """
     found: dict[tuple[str, str, str], tuple[list[Response], list[Response]]] = {}
     for r in run.responses:
@@ -116,7 +116,7 @@ def response_pairs(run: RecordedRun, first: str, second: str) -> Iterator[Respon
 
 
 def samplers_of(run: RecordedRun, wanted: Iterable[str]) -> list[str]:
-    """Return the samplers of a run, as text. Raises ReportError if one of `wanted` is missing."""
+    """Return a run's samplers as text. Raises ReportError if one of `wanted` is missing."""
     samplers = list(dict.fromkeys(response.sampler for response in run.responses))
     for sampler in wanted:
         if sampler not in samplers:
@@ -126,15 +126,15 @@ def samplers_of(run: RecordedRun, wanted: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Judgement(PairKey):
-    """A judge's answer on one pair in one order: a line of `judgements.jsonl`.
+    """A judge's answer about a pair in one order: a line of `judgements.jsonl`.
 
     Attributes:
-        prompt_sha256: Of the prompt, before responses that do not fit are cut shorter.
-        order: Which response was shown as A: "first" is that of `sampler`, the other that of `against`.
+        prompt_sha256: SHA-256 of the prompt, before responses that do not fit are cut further.
+        order: Which response was shown as A: "first" is that of `sampler`, "second" that of `against`.
         winner: "A", "B" or "tie"; None if no answer was readable: it is never guessed.
         raw: The judge's answer.
-        attempts: Answers it took; 0 for identical responses, a tie that the judge never sees.
-        characters: How many characters of each response the judge was shown at most.
+        attempts: Number of answers it took; 0 for identical responses, a tie that the judge never sees.
+        characters: Maximum number of characters of each response shown to the judge.
         is_cut: Whether a response is longer than that.
     """
 
@@ -155,9 +155,9 @@ class Judgement(PairKey):
 
 
 def prompt_of(pair: ResponsePair, order: str, characters: int) -> str:
-    """Return the prompt that shows a pair in one order, each response cut to so many characters.
+    """Return the prompt that shows a pair in one order, each response cut to `characters` characters.
 
-    No text contains the mark of the frame. The prompts about one question share a prefix, which is evaluated
+    No text contains the frame's mark. Prompts about the same question share a prefix, which is evaluated
     once.
     """
     a, b = pair.texts if order == "first is A" else reversed(pair.texts)
@@ -169,11 +169,11 @@ def prompt_of(pair: ResponsePair, order: str, characters: int) -> str:
         cut_a=_cut(a, characters),
         cut_b=_cut(b, characters),
     )
-    return prompt.encode("utf-8", "replace").decode()  # half a character cannot be sent
+    return prompt.encode("utf-8", "replace").decode()  # lone surrogates cannot be sent
 
 
 def _mark(pair: ResponsePair) -> str:
-    """Return 12 characters that none of a pair's texts contains: nearly always the same for a question."""
+    """Return 12 characters that do not occur in a pair's texts; nearly always the same for a question."""
     marks = (hashlib.sha256(f"{n} {pair.question!r}".encode()).hexdigest()[:12] for n in numbers())
     return next(mark for mark in marks if mark not in "".join((pair.question, *pair.texts)))
 
@@ -188,7 +188,7 @@ _ALONE = re.compile(rf"""[\s"'`*(\[]*(?:[Aa]nswer\s+)?{_NAME}[\s"'`*)\].]*""")
 
 
 def read_winner(text: str) -> str | None:
-    """Return the winner that a judge's answer names: "A", "B" or "tie"; None if it names none or several.
+    """Return the winner named in a judge's answer: "A", "B" or "tie"; None if none or several are named.
 
     The answer may be JSON, with text around it, or just A, B or tie.
     """
@@ -202,13 +202,13 @@ def read_winner(text: str) -> str | None:
 class Judging(Measurement[Judgement]):
     """Pairs of responses, each judged in both orders.
 
-    An unreadable answer is asked for twice more, then recorded without a winner. Responses that do not fit
-    the judge's context are cut shorter.
+    After an unreadable answer, the judge is asked up to twice more; then no winner is recorded. Responses
+    that do not fit into the judge's context are cut shorter.
 
     Args:
         judge: Answers the prompts.
-        pairs: What it compares.
-        characters: Most characters of a response that it is shown.
+        pairs: The pairs to compare.
+        characters: Maximum number of characters of a response to show the judge.
     """
 
     measures, noun, row_type = "judge", "judgements", Judgement
@@ -245,7 +245,7 @@ class Judging(Measurement[Judgement]):
 
     def measure(self, keys: Sequence[Key], store: Store[Judgement]) -> Iterator[Judgement]:
         store.begin_session(judge=self._judge.name)
-        # A sampler may respond alike at several temperatures: the same prompt is asked once.
+        # A sampler may give the same response at several temperatures: ask the same prompt only once.
         same_prompt: dict[str, list[Judgement]] = defaultdict(list)
         first: dict[str, tuple[ResponsePair, Judgement]] = {}
         for pair, blank in map(self._wanted.__getitem__, keys):
@@ -277,7 +277,7 @@ class Judging(Measurement[Judgement]):
             waiting = again
 
     def _answered(self, pair: ResponsePair, last: Judgement, raw: str | None) -> Judgement:
-        """Return a judgement after another answer; without one, the responses are to be cut shorter.
+        """Return a judgement updated with another answer; without one, its responses must be cut shorter.
 
         Raises JudgeError if they cannot be.
         """
@@ -287,7 +287,7 @@ class Judging(Measurement[Judgement]):
         if characters < SHORTEST:
             raise JudgeError(
                 f"the context of the judge {self._judge.name} is too short for question "
-                f"{pair.key.question_id} of {pair.key.task}: take a judge with a longer one"
+                f"{pair.key.question_id} of {pair.key.task}: use a judge with a longer context"
             )
         return replace(last, characters=characters, is_cut=True)
 
@@ -300,7 +300,7 @@ class Judging(Measurement[Judgement]):
         missing = missing_share(results.frame, self._judge.name)
         if missing > MOST_MISSING:
             raise JudgeError(
-                f'{percent(missing)}% of the pairs have no readable judgement: look at "raw" in '
+                f'{percent(missing)}% of the pairs have no readable judgement: see "raw" in '
                 f"{results.folder / self.rows}, and try another judge"
             )
 
@@ -320,20 +320,20 @@ def judge_run(
     """Have a judge compare the samplers of the run in `folder` with one of them; report on all judgements.
 
     Args:
-        against: The sampler that the others are compared with, as text.
-        limit: Only the first questions of each task; None is all.
-        characters: Most characters of a response that the judge is shown.
-        quiet: Show no progress.
+        against: The sampler to compare the others with, as text.
+        limit: Number of questions per task, counted from the first; None for all.
+        characters: Maximum number of characters of a response to show the judge.
+        quiet: Do not show progress.
 
     Raises:
-        ReportError: The folder holds no run, or nothing to compare.
-        JudgeError: The judge fails, or most of its answers are unreadable.
+        ReportError: The folder contains no run, or nothing to compare.
+        JudgeError: The judge fails, or too many of its answers are unreadable.
         RunError: DIR/judge cannot be written.
     """
     run = read_run(folder)
     if run.problems:
         n_left_out = count(len(run.problems), "line")
-        log.warning("%s of %s left out: mink-eval report names them", n_left_out, folder)
+        log.warning("%s of %s skipped: mink-eval report lists them", n_left_out, folder)
     others = [sampler for sampler in samplers_of(run, [against]) if sampler != against]
     ids: dict[str, list[str]] = defaultdict(list)
     for task, question_id in run.questions:
@@ -345,5 +345,5 @@ def judge_run(
         if pair.key.question_id in ids[pair.key.task][:limit]
     ]
     if not pairs:
-        raise ReportError(f"{folder} has no question that two samplers have answered: nothing to judge")
+        raise ReportError(f"nothing to judge: {folder} has no question answered by two samplers")
     carry_out(Judging(judge, pairs, characters), folder / "judge", quiet=quiet)

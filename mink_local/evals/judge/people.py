@@ -1,6 +1,6 @@
-"""People as judges: a blind sheet, which is a page that shows pairs of responses and collects votes.
+"""People as judges: a blind sheet, a page that shows pairs of responses and collects votes.
 
-Which sampler is on which side is in a separate file, the key, which raters do not get.
+Which sampler is on which side is recorded in a separate file, the key, which raters do not get.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ Side = Literal["left", "tie", "right"]
 
 @dataclass(frozen=True)
 class SheetPair(PairKey):
-    """A pair on a sheet, and the sampler on either side."""
+    """A pair on a sheet, and the sampler on each side."""
 
     left: str
     right: str
 
 
 class SheetKey(msgspec.Struct):
-    """The key of a sheet; `pairs` has the pairs by their opaque names on the page."""
+    """The key to a sheet; `pairs` maps the opaque names on the page to pairs."""
 
     sheet: str
     seed: int
@@ -50,7 +50,7 @@ class SheetKey(msgspec.Struct):
 
 
 class Ballot(msgspec.Struct):
-    """One rater's votes, as the page saves them."""
+    """One rater's votes, as saved by the page."""
 
     sheet: str
     rater: str
@@ -63,18 +63,18 @@ Content = TypeVar("Content", SheetKey, Ballot)
 def write_sheet(
     folder: Path, samplers: Sequence[str], n: int, seed: int, temperatures: Sequence[float], out: Path
 ) -> str:
-    """Write the page and its key for pairs of the run in `folder`; return what they hold, in words.
+    """Write the page and its key for pairs from the run in `folder`; return a summary of the contents.
 
     Args:
-        samplers: At least two, as text; each is compared with every other.
-        n: Most pairs, in a random order and of as many questions as possible. Identical responses are left
-            out.
-        seed: For the order and the sides.
-        temperatures: Only pairs at these; none is all.
+        samplers: At least two samplers, as text; all are compared with each other.
+        n: Maximum number of pairs, in random order and from as many questions as possible. Identical
+            responses are excluded.
+        seed: Seed for the order and the sides.
+        temperatures: Temperatures of the pairs; empty for all.
         out: Folder for the page and the key.
 
     Raises:
-        ReportError: The run has no such pairs, or `out` holds another sheet, whose key would be lost.
+        ReportError: The run has no such pairs, or `out` contains another sheet, whose key would be lost.
         RunError: A file cannot be written.
     """
     run = read_run(folder)
@@ -95,19 +95,19 @@ def write_sheet(
     sheet = hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16]
     if (out / KEY).exists() and _read(out / KEY, SheetKey).sheet != sheet:
         raise ReportError(
-            f"{out / KEY} is the key to another sheet, whose votes would be unreadable without it: name "
+            f"{out / KEY} is the key to another sheet, whose votes would be unreadable without it: choose "
             "another folder with --out"
         )
     content = msgspec.json.encode(SheetKey(sheet, seed, list(samplers), key))
     write_file(out / KEY, msgspec.json.format(content))  # first: the page is worthless without it
     write_file(out / PAGE, render_sheet(sheet, entries))
     left_out = len(pairs) - len(shown)
-    same = f"; {count(left_out, 'pair')} of identical responses left out" if left_out else ""
+    same = f"; {count(left_out, 'pair')} of identical responses excluded" if left_out else ""
     return f"{count(len(entries), 'pair')} of {len(shown):,}{same}"
 
 
 def _chosen(pairs: list[ResponsePair], n: int, rng: random.Random) -> list[ResponsePair]:
-    """Return at most `n` pairs in a random order, of as many questions as possible."""
+    """Return at most `n` pairs in random order, from as many questions as possible."""
     rng.shuffle(pairs)
     questions = pd.DataFrame([(pair.key.task, pair.key.question_id) for pair in pairs])
     turns = questions.groupby([0, 1]).cumcount().sort_values(kind="stable")
@@ -117,9 +117,9 @@ def _chosen(pairs: list[ResponsePair], n: int, rng: random.Random) -> list[Respo
 
 
 def render_sheet(sheet: str, entries: Sequence[Sequence[str]]) -> str:
-    """Return the page for pairs: each an opaque name, the question, the left and the right response.
+    """Return the page for pairs: each an opaque name, the question, and the left and right responses.
 
-    Whatever a model or a task wrote is shown as text and cannot run, as on the report's page.
+    Anything written by a model or a task is shown as text and cannot run, as on the report's page.
     """
     style, script = ((_FOLDER / f"sheet.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     environment = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True)
@@ -133,9 +133,9 @@ def render_sheet(sheet: str, entries: Sequence[Sequence[str]]) -> str:
 
 
 def report_votes(folder: Path, paths: Iterable[Path]) -> None:
-    """Report on the votes in files, one per rater, on the sheet in `folder`.
+    """Report on the votes, one file per rater, on the sheet in `folder`.
 
-    Raises ReportError if a file is unusable, two are from one rater, or there are no votes.
+    Raises ReportError if a file is unusable, two files are from the same rater, or there are no votes.
     """
     key = _read(folder / KEY, SheetKey)
     raters: set[str] = set()
@@ -143,24 +143,24 @@ def report_votes(folder: Path, paths: Iterable[Path]) -> None:
     for path in paths:
         ballot = _read(path, Ballot)
         if ballot.sheet != key.sheet or not ballot.votes.keys() <= key.pairs.keys():
-            raise ReportError(f"{path} holds votes on another sheet: name the folder of that sheet")
+            raise ReportError(f"{path} contains votes on another sheet: give that sheet's folder")
         if ballot.rater in raters:
-            raise ReportError(f"two files hold votes of {ballot.rater}: give only the later one")
+            raise ReportError(f"two files contain votes by {ballot.rater}: give only the later one")
         raters.add(ballot.rater)
         rows += [_judgement(ballot.rater, key, key.pairs[name], side) for name, side in ballot.votes.items()]
     if not rows:
-        raise ReportError("nobody has voted on a pair yet")
+        raise ReportError("nobody has voted yet")
     about = {"sheet": key.sheet, "seed": key.seed, "methods": key.methods}
     report(Results(folder, about, pd.DataFrame(rows)), len(key.pairs))
 
 
 def saved_votes(folder: Path) -> list[Path]:
-    """Return the votes that were put beside the key of a sheet, under the names that the page gives them."""
+    """Return the files with votes next to a sheet's key, named as the page saves them."""
     return sorted(folder.glob("votes-*.json"))
 
 
 def _judgement(rater: str, key: SheetKey, pair: SheetPair, side: Side) -> dict[str, object]:
-    """Return a vote as a judgement by the rater in one order."""
+    """Return a vote as the rater's judgement in one order."""
     first, second = sorted((pair.left, pair.right), key=key.methods.index)
     return {
         "judge": rater,
@@ -175,11 +175,11 @@ def _judgement(rater: str, key: SheetKey, pair: SheetPair, side: Side) -> dict[s
 
 
 def _read(path: Path, kind: type[Content]) -> Content:
-    """Return the key of a sheet or a rater's votes. Raises ReportError."""
+    """Return a sheet's key or a rater's votes. Raises ReportError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        what = "the key of a sheet" if kind is SheetKey else "a file of votes saved by a sheet"
+        what = "the key to a sheet" if kind is SheetKey else "a file of votes saved by a sheet"
         raise ReportError(f"{path} is not {what}: {error}") from None

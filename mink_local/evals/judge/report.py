@@ -1,7 +1,7 @@
 """Win rates of one sampler over another, as judged by a model or by people.
 
 The unit of observation is the question: the win rate is the mean over questions of a question's share of
-wins, in which a tie counts half, and its p-value tests the same mean.
+wins, with ties counting half, and its p-value tests the same mean.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,28 +31,28 @@ CELL = ["task", "model", "sampler", "against", "temperature"]
 PAIR = [*CELL, "repeat", "question_id"]
 
 HOW_TO_READ = (
-    "Win rate: the mean over questions of a question's share of wins, in which a tie counts half. Intervals "
-    "are 95%, over questions: Wilson's with an effective number of questions. p is the exact two-sided "
-    "sign-flip test of the same mean; Holm's is corrected for all rows of one kind.",
+    "Win rate: the mean over questions of a question's share of wins, with ties counting half. Intervals are "
+    "95%, over questions: Wilson's with an effective number of questions. p is from the exact two-sided "
+    "sign-flip test of the same mean; Holm's is corrected over all rows of one kind.",
 )
 ABOUT_MODELS = (
     "Every pair of responses is judged in both orders. A sampler wins a pair if it is preferred in both; if "
     "the orders disagree, the pair is a tie. Identical responses are a tie that the judge never sees.",
-    "A judge is a model with preferences of its own, such as for long answers: the table shows what it "
+    "A judge is a model with preferences of its own, for instance for long answers: the table shows what it "
     "prefers, not what people do.",
 )
 ABOUT_PEOPLE = (
-    "Fleiss' κ is the agreement of the raters beyond chance, on the pairs that all of them voted on: 1 is "
-    "full agreement, 0 is chance. Its interval is the 95% bootstrap over questions.",
+    "Fleiss' κ is the raters' agreement beyond chance on the pairs that all of them voted on: 1 is full "
+    "agreement, 0 is chance. Its interval is a 95% bootstrap over questions.",
 )
 
 
 def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Return a row with the win rate of every group of judged pairs.
+    """Return a row with the win rate for every group of judged pairs.
 
     Args:
-        pairs: A row for every pair and judge, as `judged_pairs` returns them. `outcome` is 1 if `sampler`
-            wins, 0 for a tie, -1 if it loses, NaN without a judgement.
+        pairs: A row per pair and judge, as returned by `judged_pairs`. `outcome` is 1 if `sampler` wins, 0
+            for a tie, -1 if it loses, NaN without a judgement.
         by: The columns to group by.
     """
     rows: list[dict[str, Any]] = []
@@ -76,9 +76,9 @@ def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def judged_pairs(judgements: pd.DataFrame, orders: int = 2) -> pd.DataFrame:
-    """Return a row for every pair and judge, which was judged in so many orders.
+    """Return a row per pair and judge, each pair judged in this many orders.
 
-    `inconsistent` says whether the orders disagree. Of several judgements of a pair the last one counts.
+    `inconsistent` is whether the orders disagree. Of several judgements of a pair, the last one counts.
     """
     last = judgements.drop_duplicates(["judge", *PAIR, "order"], keep="last")
     side = np.where(last.order == "first is A", 1, -1)
@@ -98,14 +98,14 @@ def judged_pairs(judgements: pd.DataFrame, orders: int = 2) -> pd.DataFrame:
 
 
 def mean_by_question(rows: pd.DataFrame, values: pd.Series) -> Interval:
-    """Return the mean over questions of a question's mean value; `values`, 0 to 1, has one for each row."""
+    """Return the mean over questions of a question's mean value; `values`, 0 to 1, has one per row."""
     return share(list(values.groupby([rows[name] for name in QUESTION]).mean()))
 
 
 def kappa(votes: pd.DataFrame) -> Interval | None:
     """Return Fleiss' κ on the pairs that all raters voted on, with its bootstrap interval over questions.
 
-    None if it is undefined: fewer than two raters or pairs, or all votes alike.
+    None if it is undefined: fewer than two raters or pairs, or all votes the same.
     """
     n_judges = votes.judge.nunique()
     if n_judges < 2:
@@ -116,13 +116,13 @@ def kappa(votes: pd.DataFrame) -> Interval | None:
         return None
     clusters = [group.to_numpy() for _, group in counts.groupby(level=QUESTION)]
     chosen = np.random.default_rng(0).integers(len(clusters), size=(N_RESAMPLES, len(clusters)))
-    with np.errstate(invalid="ignore"):  # NaN if all votes of a resample are alike
+    with np.errstate(invalid="ignore"):  # NaN if all votes of a resample are the same
         resampled = np.array([fleiss_kappa(np.concatenate([clusters[i] for i in row])) for row in chosen])
     return Interval.of(fleiss_kappa(counts.to_numpy()), resampled[~np.isnan(resampled)])
 
 
 def report_judgements(results: Results) -> None:
-    """Report on the judgements of models: print the win rates, write judge.md and judge.json."""
+    """Report on judgements by models: print the win rates, write judge.md and judge.json."""
     pairs = judged_pairs(results.frame)
     sums = pairs.groupby(["judge", *CELL], sort=False)[["identical", "inconsistent"]].sum().reset_index()
     rates = win_rates(pairs, ["judge", *CELL]).merge(sums, on=["judge", *CELL])
@@ -133,35 +133,35 @@ def report_judgements(results: Results) -> None:
 
 
 def missing_share(judgements: pd.DataFrame, judge: str) -> float:
-    """Return the share of the pairs that a judge was shown without a readable judgement in both orders."""
+    """Return the share of pairs shown to a judge that lack a readable judgement in both orders."""
     pairs = judged_pairs(judgements[judgements.judge == judge])
     shown = pairs[~pairs.identical]
     return float(shown.outcome.isna().mean()) if len(shown) else 0.0
 
 
 def _notes(judge: str, judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
-    """Return what a reader has to know about a judge."""
-    notes = [f"{judge} judges {count(len(pairs), 'pair')}; {pairs.identical.sum():,} of them are identical."]
+    """Return caveats about a judge."""
+    notes = [f"{judge} judged {count(len(pairs), 'pair')}; {pairs.identical.sum():,} of them are identical."]
     seen = judgements[(judgements.attempts > 0) & judgements.winner.notna()]
     complete = pairs[(~pairs.identical) & pairs.outcome.notna()]
     if len(complete):
         first = mean_by_question(seen, seen.winner.map({"A": 1.0, "tie": 0.5, "B": 0.0}))
         disagree = mean_by_question(complete, complete.inconsistent.astype(float))
         notes.append(
-            f"Position: the answer shown first wins {_in_words(first)} of the time (ties count half; without "
-            f"bias it would be 50%), and the two orders disagree in {_in_words(disagree)} of the pairs."
+            f"Position: the answer shown first wins {_in_words(first)} of the time (ties count half; 50% if "
+            f"unbiased), and the two orders disagree for {_in_words(disagree)} of the pairs."
         )
         if not first.low <= 0.5 <= first.high:
             place = "first" if first.value > 0.5 else "second"
             notes.append(f"It prefers whichever answer is shown {place}.")
         if disagree.value >= 0.5:
-            notes.append("The orders disagree in most pairs: this judge says little about these samplers.")
+            notes.append("The orders disagree for most pairs: this judge says little about these samplers.")
     if missing := int(pairs.outcome.isna().sum()):
-        notes.append(f"{count(missing, 'pair')} without a readable judgement in both orders are left out.")
+        notes.append(f"{count(missing, 'pair')} without a readable judgement in both orders excluded.")
     if n_cut := int(pairs.is_cut.sum()):
-        notes.append(f"In {count(n_cut, 'pair')} it saw only the beginning of a long response.")
+        notes.append(f"It saw only the beginning of a long response in {count(n_cut, 'pair')}.")
     if judge.partition(" at ")[0] in set(judgements.model):
-        notes.append("It wrote some of the responses itself, and may prefer what it would write.")
+        notes.append("It wrote some of the responses itself, and may prefer its own style.")
     return notes
 
 
@@ -206,7 +206,7 @@ _HEADINGS = {
 
 
 def _table(part: Iterable[str], rows: pd.DataFrame) -> Table:
-    """Return the table of a task and a model, without the columns that have no values."""
+    """Return the table for a task and model, without empty columns."""
     p_values = [
         Cell(p_value(p), f"Holm {p_value(adjusted)}", bold=adjusted <= ALPHA) if p == p else Cell()
         for p, adjusted in zip(rows.p, rows.p_holm, strict=True)

@@ -62,7 +62,7 @@ function show() {
   $("previous").disabled = current === 0;
   $("next").disabled = current === pairs.length - 1;
   $("open").disabled = open() === -1;
-  const warning = "This browser does not keep votes: save them before the page is closed.";
+  const warning = "This browser does not store votes: save them before you close the page.";
   const done = "You have voted on all pairs: save the votes.";
   $("saved").textContent = !kept ? warning : voted === pairs.length ? done : "";
 }
@@ -71,7 +71,7 @@ function save(event) {
   event.preventDefault();
   const name = rater.value.trim();
   if (!name) {
-    $("saved").textContent = "Write your name first, so that your votes can be told from those of others.";
+    $("saved").textContent = "Enter your name first, so that your votes can be told apart from others'.";
     rater.focus();
     return;
   }

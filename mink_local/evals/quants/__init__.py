@@ -1,1 +1,1 @@
-"""Measure what quantizations of a model lose: divergence from a base file, tasks, speed and size."""
+"""`mink-eval quants`: what quantizations lose: divergence from a base file, tasks, speed and size."""

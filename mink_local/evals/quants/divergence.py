@@ -1,7 +1,7 @@
-"""What a file's next-token distributions lose against the base's, at every position of a chunk of text.
+"""How a file's next-token distributions diverge from the base's, at every position of a chunk of text.
 
-The divergence is Kullback and Leibler's, D(base ‖ file), of the whole distributions at temperature 1, in
-nats, as in llama.cpp's llama-perplexity (tools/perplexity/README.md). The sums are float64.
+The divergence is the Kullback–Leibler divergence D(base ‖ file) of the full distributions at temperature 1,
+in nats, as in llama.cpp's llama-perplexity (tools/perplexity/README.md). Sums are float64.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ Logits = NDArray[np.float32]
 
 @dataclass
 class Divergence:
-    """The figures of every position of a chunk; `add` appends one.
+    """The figures for every position of a chunk; `add` appends one.
 
     Attributes:
-        kld: Divergence, nats.
-        base_logprob: Log-probability that the base gives to the token that follows.
-        logprob: That of the file.
+        kld: Divergence in nats.
+        base_logprob: Log-probability of the following token under the base.
+        logprob: Log-probability of the following token under the file.
         same_top: 1 where both have the same most probable token.
         same_set: By sampler, 1 where it keeps the same candidates.
-        k_is_1: By sampler, 1 where it keeps a single one, in the base and in the file.
+        k_is_1: By sampler, 1 where it keeps a single candidate, for the base and for the file.
     """
 
     kld: list[float] = field(default_factory=list)
@@ -41,17 +41,17 @@ class Divergence:
         """Append a position.
 
         Args:
-            base: Raw logits of the base, (V,) or longer; tokens beyond the common vocabulary are ignored.
-            file: Those of the file.
+            base: The base's raw logits, (V,) or longer; tokens beyond the common vocabulary are ignored.
+            file: The file's raw logits.
             token: The token that follows.
-            candidates: Of the samplers.
+            candidates: Determines the samplers' candidates.
 
         Raises:
-            GenerationError: There is a NaN among them, or no logit is finite.
+            GenerationError: A logit is NaN, or none is finite.
         """
         rows = [np.ascontiguousarray(row[: candidates.n_vocab]) for row in (base, file)]
         log_p, log_q = (log_softmax(row) for row in rows)
-        self.kld.append(max(0.0, float(np.exp(log_p) @ (log_p - log_q))))  # below 0 by rounding only
+        self.kld.append(max(0.0, float(np.exp(log_p) @ (log_p - log_q))))  # below 0 only by rounding
         self.base_logprob.append(float(log_p[token]))
         self.logprob.append(float(log_q[token]))
         self.same_top.append(int(rows[0].argmax() == rows[1].argmax()))
@@ -61,10 +61,10 @@ class Divergence:
 
 
 def compare(base: Logits, file: Logits, tokens: Sequence[int], candidates: "CandidateSets") -> Divergence:
-    """Return the figures of the last positions of a chunk.
+    """Return the figures for the last positions of a chunk.
 
     Args:
-        base: Raw logits before each of the last tokens, (positions, V); `file`, too.
+        base: Raw logits before each of the last tokens, (positions, V); the same for `file`.
         tokens: The chunk.
     """
     found = Divergence()
@@ -74,17 +74,17 @@ def compare(base: Logits, file: Logits, tokens: Sequence[int], candidates: "Cand
 
 
 def most_probable(logits: Logits, n: int) -> list[tuple[int, float]]:
-    """Return the `n` most probable tokens of a row with their probabilities, the largest first."""
+    """Return a row's `n` most probable tokens with their probabilities, largest first."""
     log_p = log_softmax(logits)
     best = np.argsort(-log_p, kind="stable")[:n]
     return [(int(token), float(np.exp(log_p[token]))) for token in best]
 
 
 class CandidateSets:
-    """The candidates that samplers keep of two rows, at temperature 1.
+    """The candidates that samplers keep for two rows, at temperature 1.
 
     Args:
-        samplers: Stateless ones.
+        samplers: Stateless samplers.
         n_vocab: Length of the rows.
     """
 
@@ -94,7 +94,7 @@ class CandidateSets:
         self._selectors = {str(one): one.selector(1.0, self._workspace) for one in samplers}
 
     def __call__(self, base: Logits, file: Logits) -> Mapping[str, tuple[Any, Any]]:
-        """Return by sampler the sorted ids of the candidates in both rows."""
+        """Return the sorted ids of the candidates in both rows, by sampler."""
         return {
             name: (self._kept(select(base)), self._kept(select(file)))
             for name, select in self._selectors.items()

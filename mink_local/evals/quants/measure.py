@@ -1,4 +1,4 @@
-"""Measure quantizations: evaluate the same chunks of text with a base file and with another one."""
+"""Measures quantizations: evaluates the same chunks of text with a base file and with other files."""
 
 import logging
 import time
@@ -37,13 +37,13 @@ from mink_local.samplers import Greedy, Sampler
 
 BUNDLED = Path(__file__).with_name("text.txt")  # written for mink-local, under its license
 
-_OTHER_SPLIT = 48  # logits rows of a batch of the base against itself, where all others have N_OUTPUTS
-_N_ANSWER = 16  # tokens by which the speed of an answer is timed, after each chunk
-_N_WARM = 32  # tokens that are evaluated first, so that all weights have been read
-_N_BEFORE = 16  # tokens of text that are shown before a position
-_N_TOP = 3  # tokens of a distribution that are shown
-_FEWEST = 2  # chunks, without which there is no interval
-_LARGE_BLOCK, _SMALL_BLOCK = 256, 32  # numbers in a block of K-quants, and of the types they fall back to
+_OTHER_SPLIT = 48  # logits rows per batch for the base against itself; all others use N_OUTPUTS
+_N_ANSWER = 16  # tokens used to time the speed of an answer, after each chunk
+_N_WARM = 32  # tokens evaluated first, so that all weights have been read
+_N_BEFORE = 16  # tokens of text shown before a position
+_N_TOP = 3  # tokens of a distribution shown
+_FEWEST = 2  # chunks needed for an interval
+_LARGE_BLOCK, _SMALL_BLOCK = 256, 32  # numbers per block of K-quants, and of the types they fall back to
 _FILE_TYPE = "LLAMA_FTYPE_MOSTLY_"
 
 log = logging.getLogger("mink_local")
@@ -57,7 +57,7 @@ class Peak:
         before: The text before it.
         follows: The token that follows in the text.
         base: The base's most probable tokens with their probabilities.
-        file: Those of the file.
+        file: The file's most probable tokens with their probabilities.
     """
 
     kld: float
@@ -69,13 +69,13 @@ class Peak:
 
 @dataclass(frozen=True)
 class ChunkRow:
-    """A file on one chunk of the text, beside the base.
+    """A file compared with the base on one chunk of the text.
 
     Attributes:
-        n_prompt: Tokens of the prompt.
-        prompt_seconds: Of the base and of the file, as are the other seconds.
-        answer_seconds: Of a short answer behind the chunk.
-        load_seconds: 0 if the model was loaded for an earlier chunk.
+        n_prompt: Number of prompt tokens.
+        prompt_seconds: Prefill time of the base and of the file; the other times are pairs as well.
+        answer_seconds: Time for a short answer after the chunk.
+        load_seconds: Loading time; 0 if the model was loaded for an earlier chunk.
         memory: Bytes by which the process grew when it loaded the file.
         peaks: The positions with the largest divergence, in descending order.
     """
@@ -96,20 +96,20 @@ class ChunkRow:
 
 
 class Quants(RowMeasurement[ChunkRow]):
-    """Every file against the base, and the base against itself in another batch split.
+    """Every file against the base, and the base against itself with a different batch split.
 
     Args:
         base: The file that the others are compared with.
         others: Files with the same vocabulary.
-        samplers: Whose candidates are compared.
-        text: A text file; None is the bundled text.
-        positions: How many positions to compare, at least; a larger number adds to them.
-        chunk: Tokens of a chunk; the second half of them is scored, as llama-perplexity does.
-        task: Also run by greedy decoding, in a folder of `mink-eval run`.
-        limit: Most questions of the task.
+        samplers: Samplers whose candidates to compare.
+        text: A text file; None for the bundled text.
+        positions: Minimum number of positions to compare; a larger number adds to them.
+        chunk: Tokens per chunk; the second half of each is scored, as in llama-perplexity.
+        task: A task to run with greedy decoding as well, in a folder of `mink-eval run`.
+        limit: Maximum number of the task's questions.
         data: Files with questions, by task, that replace a task's own.
-        fail_above: Most that a figure of any file may be, by its name in the report.
-        quiet: Show no progress of the task.
+        fail_above: Maximum values of figures for any file, by their names in the report.
+        quiet: Do not show the task's progress.
         placement: Options of `load_model`.
     """
 
@@ -169,7 +169,7 @@ class Quants(RowMeasurement[ChunkRow]):
         each = n_scored(self._chunk)
         if self._positions > len(chunks) * each:
             log.warning(
-                "the text has %d positions and --positions wants %d: give a longer --text",
+                "the text has only %d of the %d positions wanted by --positions: give a longer --text",
                 len(chunks) * each,
                 self._positions,
             )
@@ -185,7 +185,7 @@ class Quants(RowMeasurement[ChunkRow]):
             each = n_held or len(chunks)
             if n_held:
                 log.warning(
-                    "%s and %s do not fit in memory together: they are loaded in turns, %d times each",
+                    "%s and %s do not fit into memory together: loading them in turns, %d times each",
                     self._base.name,
                     name,
                     -(-len(chunks) // each),
@@ -206,7 +206,7 @@ class Quants(RowMeasurement[ChunkRow]):
     def _measure_batch(
         self, name: str, chunks: Sequence[int], in_turns: bool, store: Store[ChunkRow]
     ) -> Iterator[ChunkRow]:
-        """Yield the rows of a file; in turns, the base is gone when the file is loaded."""
+        """Yield a file's rows; with `in_turns`, the base is unloaded before the file is loaded."""
         sets = CandidateSets(self._samplers, self._n_common[name])
         n_outputs = _OTHER_SPLIT if name == self._base.name else N_OUTPUTS
         with ExitStack() as opened:
@@ -224,7 +224,7 @@ class Quants(RowMeasurement[ChunkRow]):
                 yield self._row(name, chunk, by_base, by_file, sets)
 
     def _open(self, opened: ExitStack, file: ModelFile, n_outputs: int) -> "Evaluator":
-        """Return a model that is loaded, and has read all its weights, until `opened` is closed."""
+        """Return a loaded model that has read all its weights; it is closed with `opened`."""
         before, began = memory_in_use(), time.perf_counter()
         model = opened.enter_context(load_model(str(file.path), n_ctx=256, **self._placement))
         length = self._chunk + _N_ANSWER, "a --chunk with a short answer"
@@ -237,7 +237,7 @@ class Quants(RowMeasurement[ChunkRow]):
     def _row(
         self, name: str, chunk: int, base: "Evaluated", file: "Evaluated", sets: CandidateSets
     ) -> ChunkRow:
-        """Return the figures of a chunk, and the positions at which the file differs most."""
+        """Return a chunk's figures, and the positions at which the file differs most."""
         tokens = self._chunks[chunk]
         divergence = compare(base.rows, file.rows, tokens, sets)
         first = len(tokens) - len(base.rows)
@@ -292,12 +292,12 @@ def _described(file: ModelFile) -> dict[str, Any]:
 
 
 def n_scored(chunk: int) -> int:
-    """Return how many positions of a chunk of so many tokens are scored: those of its second half."""
+    """Return how many positions of a chunk are scored, given its tokens: those in its second half."""
     return chunk - 1 - chunk // 2
 
 
 def chunks_of(vocabulary: Weights, text: str, length: int) -> list[list[int]]:
-    """Return the whole chunks of a text, each beginning with the token that begins every text, if any.
+    """Return the full chunks of a text, each starting with the BOS token, if there is one.
 
     Raises DataError if there are too few for intervals.
     """
@@ -307,7 +307,7 @@ def chunks_of(vocabulary: Weights, text: str, length: int) -> list[list[int]]:
     chunks = [[*special, *tokens[start + len(special) : start + length]] for start in starts]
     if len(chunks) < _FEWEST:
         raise DataError(
-            f"the text has {len(tokens):,} tokens, and {_FEWEST} chunks need {_FEWEST * length:,}: "
+            f"the text has {len(tokens):,} tokens, but {_FEWEST} chunks need {_FEWEST * length:,}: "
             "give a longer --text or a smaller --chunk"
         )
     return chunks
@@ -322,12 +322,12 @@ def chunks_to_hold(
     n_ctx: int,
     n_gpu_layers: int | Literal["auto"],
 ) -> int | None:
-    """Return how many chunks' logits of the base to hold while the file is loaded in its place.
+    """Return for how many chunks to hold the base's logits while the file is loaded in its place.
 
-    None if both fit in memory together, with as many layers on the GPU as each has alone.
+    None if both fit into memory together, with as many layers on the GPU as each has on its own.
 
     Args:
-        n_bytes: Of the logits of a chunk.
+        n_bytes: Bytes of a chunk's logits.
         n_ctx: Tokens of the context.
     """
     place = partial(choose_placement, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers)
@@ -345,7 +345,7 @@ def chunks_to_hold(
 
 
 def memory_in_use() -> int:
-    """Return a number that grows by the bytes that this process takes in system memory and on GPUs."""
+    """Return a number that grows with the bytes used by this process in system memory and on GPUs."""
     on_gpus: int = psutil.Process().memory_info().rss
     return on_gpus - sum(gpu.free for gpu in gpus() if not gpu.shares_ram)
 
@@ -356,7 +356,7 @@ class Evaluated:
 
     Attributes:
         rows: Raw logits before each token of the second half, (positions, V).
-        memory: Bytes that the model takes.
+        memory: Bytes taken by the model.
     """
 
     rows: Logits
@@ -370,10 +370,10 @@ class Evaluator:
     """A loaded model that evaluates chunks.
 
     Args:
-        reader: Its rows, with room for a chunk and a short answer.
-        n_vocab: Tokens of its vocabulary, V.
-        memory: Bytes that it takes.
-        load_seconds: What loading it took.
+        reader: Reads the model's rows, with room for a chunk and a short answer.
+        n_vocab: Number of tokens in its vocabulary, V.
+        memory: Bytes taken by the model.
+        load_seconds: Time it took to load.
     """
 
     def __init__(self, reader: RowReader, n_vocab: int, memory: int, load_seconds: float) -> None:
@@ -381,7 +381,7 @@ class Evaluator:
         self._memory, self._load_seconds = memory, load_seconds
 
     def evaluate(self, tokens: Sequence[int]) -> Evaluated:
-        """Return the rows of a chunk's second half, and how long they and a short answer behind it take."""
+        """Return the rows of a chunk's second half, and the time for them and for a short answer after it."""
         rows = np.empty((n_scored(len(tokens)), self._n_vocab), np.float32)
         prompt_seconds = 0.0
         stream = self._reader([(tokens[:-1], len(rows))])
@@ -401,9 +401,9 @@ class Evaluator:
 
 
 def file_facts(metadata: Metadata) -> dict[str, Any]:
-    """Return size, bits a weight, and the tensors by type of a file, with how many of them fell back.
+    """Return a file's size, bits per weight, and tensors by type, with how many of them fell back.
 
-    llama.cpp gives a tensor whose rows are no multiple of a large block a type of small blocks, which is
+    llama.cpp gives tensors whose rows are not a multiple of a large block a type with small blocks, which is
     larger than the file's own.
     """
     blocks = {kind.name: kind.block for kind in tensor_types().values()}

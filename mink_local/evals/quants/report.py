@@ -1,7 +1,7 @@
 """Figures with intervals, the verdict on each file, and the report.
 
-A mean over positions has Student's 95% interval over the means of the chunks, because positions of one chunk
-depend on each other; quantiles are over all positions. All files are compared on the same chunks.
+A mean over positions has Student's 95% interval over the chunks' means, because positions in the same chunk
+are dependent; quantiles are over all positions. All files are compared on the same chunks.
 """
 
 import json
@@ -47,13 +47,13 @@ from mink_local.evals.tables import (
 )
 from mink_local.samplers import label
 
-RUN = "run"  # folder of the task's responses
-N_PEAKS = 10  # positions that are shown, and kept of each chunk
+RUN = "run"  # folder with the task's responses
+N_PEAKS = 10  # positions shown, and kept per chunk
 FIGURES = (
     *("kld_mean", "kld_median", "kld_90", "kld_99", "kld_max", "rms_dp", "ppl", "ppl_ratio"),
     "bits_per_weight",
 )
-"""Figures that grow with what is lost, and can be limited."""
+"""Figures that grow with the loss, and can be limited."""
 
 _QUANTILES = {"kld_median": 0.5, "kld_90": 0.9, "kld_99": 0.99, "kld_max": 1.0}
 _LOST: dict[str, tuple[str, Format]] = {
@@ -77,12 +77,12 @@ _BRIEF = ["file", "MB", "bits", "KLD mean", "99%", "same top, %", "PPL ratio"]
 def file_figures(
     name: str, rows: pd.DataFrame, facts: Mapping[str, Any], is_base: bool = False
 ) -> dict[str, Any]:
-    """Return the figures of a file, intervals among them, as the report has them.
+    """Return a file's figures, some as intervals, as used in the report.
 
     Args:
-        rows: Those of the file, one for each chunk.
-        facts: Its size, bits a weight and tensors; see `measure.file_facts`.
-        is_base: Its speed is that of the usual batch split then, the first of both.
+        rows: The file's rows, one per chunk.
+        facts: The file's size, bits per weight and tensors; see `measure.file_facts`.
+        is_base: Whether the file is the base, whose speed is that of the usual batch split, the first one.
     """
     found = list(rows["divergence"])
     kld, base_logprob, logprob, same_top = (
@@ -122,22 +122,22 @@ def file_figures(
 
 
 def verdict(figures: Mapping[str, Any], noise: float) -> str:
-    """Return a sentence on a file, from its figures and the base's self-noise."""
+    """Return a sentence about a file, from its figures and the base's self-noise."""
     kld, n = figures["kld_mean"].value, count(figures["positions"], "position")
     if kld <= 2 * noise:
-        return f"{figures['file']}: within twice the noise of the base on {n}."
-    times = f", {kld / noise:,.0f} times the noise of the base" if noise else ""
+        return f"{figures['file']}: within twice the base's self-noise on {n}."
+    times = f", {kld / noise:,.0f} times the base's self-noise" if noise else ""
     ratio = figures["ppl_ratio"].value - 1
     return (
-        f"{figures['file']}: divergence {kld:.3g} nats{times}; another top token at "
+        f"{figures['file']}: divergence {kld:.3g} nats{times}; different top token at "
         f"{percent(1 - figures['same_top'].value)}% of {n}; perplexity {points(ratio)}%."
     )
 
 
 def report(results: Results) -> pd.DataFrame:
-    """Print what is lost, write the report, and return the figures of the files, without the base.
+    """Print the losses, write the report, and return the figures of all files but the base.
 
-    Raises ReportError if no two chunks have been measured with the base and a file.
+    Raises ReportError if fewer than two chunks have been measured with the base and a file.
     """
     manifest = results.manifest
     base, facts = manifest["base"]["name"], manifest["facts"]
@@ -151,7 +151,7 @@ def report(results: Results) -> pd.DataFrame:
     answers = list(_task_sections(run, against)) if run else []
     few = few_clusters(len(rows[base]), "chunks")
     document = Document(
-        f"What is lost: {base} and {count(len(rows) - 1, 'other file')}",
+        f"Quantization loss: {base} and {count(len(rows) - 1, 'other file')}",
         [few] if few else [],
         [own, *answers],
         [],
@@ -172,13 +172,13 @@ def report(results: Results) -> pd.DataFrame:
 
 
 def _rows(results: Results) -> dict[str, pd.DataFrame]:
-    """Return the rows of the base and of each file on the chunks that all of them have, by name."""
+    """Return the rows of the base and of each file, by name, on the chunks that all of them have."""
     base, names = results.manifest["base"]["name"], results.manifest["files"]
     wide = results.frame.pivot(index="chunk", columns="file", values="n_prompt")
     measured = [name for name in (base, *names) if name in wide and wide[name].notna().sum() > 1]
     chunks = wide[measured].dropna().index
     if len(chunks) < 2 or measured[:1] != [base] or len(measured) < 2:
-        raise ReportError(f"{results.folder} has too few chunks yet: type the mink-eval quants command again")
+        raise ReportError(f"{results.folder} has too few chunks yet: repeat the mink-eval quants command")
     frame = results.frame[results.frame["chunk"].isin(chunks)].sort_values("chunk")
     return {name: frame[frame["file"] == name] for name in measured}
 
@@ -189,7 +189,7 @@ def _section(figures: pd.DataFrame, facts: Mapping[str, Any], rows: Mapping[str,
     distribution = to_svg(lambda: _distribution_figure(rows))
     lost, *tables = _tables(figures, facts, rows)
     return Section(
-        "What is lost",
+        "Quantization loss",
         Picture("quants-size", "Divergence against size", size),
         [verdict(one, noise["kld_mean"].value) for one in others] + list(_fallbacks(facts, rows)),
         [lost, Picture("quants-distribution", "Distribution of divergence", distribution), *tables],
@@ -202,12 +202,12 @@ def _how_to_read(manifest: Mapping[str, Any], figures: pd.DataFrame) -> str:
     return (
         f"{count(n, 'position')} of the text ({manifest['text']['source']}): the second half of every "
         f"{manifest['chunk']} tokens is scored. Divergences are D(base ‖ file), in nats. In brackets: "
-        "Student's 95% intervals over chunks. The row of the base is its self-noise: the same file with its "
-        "tokens in another batch split, which changes the last bits of llama.cpp's sums. Speeds are of this "
-        "run, alternating with the base's by chunks; × is beside the base in the same rounds. Memory is what "
-        "the process grew by when it loaded the file, with a context of a chunk. Loading: in seconds, all "
-        "times together, with those of the base beside the file."
-        + " Two files did not fit in memory together: they were loaded in turns."
+        "Student's 95% intervals over chunks. The base's row is its self-noise: the same file with a "
+        "different batch split, which changes the last bits of llama.cpp's sums. Speeds are from this run, "
+        "alternating with the base chunk by chunk; × is relative to the base in the same rounds. Memory is "
+        "how much the process grew when it loaded the file, with a context for one chunk. Loading: total "
+        "seconds over all loads, including those of the base for comparison with the file."
+        + " Two files did not fit into memory together and were loaded in turns."
         * in_turns
     )
 
@@ -215,10 +215,10 @@ def _how_to_read(manifest: Mapping[str, Any], figures: pd.DataFrame) -> str:
 def _tables(
     figures: pd.DataFrame, facts: Mapping[str, Any], rows: Mapping[str, pd.DataFrame]
 ) -> Iterator[Table]:
-    """Yield the table of figures, of candidates, of speed and memory, of tensors, and of peaks."""
+    """Yield the tables of figures, candidates, speed and memory, tensors, and peaks."""
     names = figures["file"].mask(figures.index == 0, figures["file"] + " (base)")
     lost = {head: figures[column] for head, (column, _) in _LOST.items()}
-    yield Table("What is lost", pd.DataFrame({"file": names, **lost}), formats=_FORMATS)
+    yield Table("Quantization loss", pd.DataFrame({"file": names, **lost}), formats=_FORMATS)
     kept = {
         label(sampler): [
             Cell(percent(same[sampler]), percent(single[sampler]))
@@ -226,7 +226,7 @@ def _tables(
         ]
         for sampler in figures["set_same"].iloc[0]
     }
-    title = "Positions with the same candidates, % (below: with a single one)"
+    title = "Positions with the same candidates, % (below: with a single candidate)"
     yield Table(title, pd.DataFrame({"file": names, **kept}))
     speed = {
         "prompt, tokens/s": _beside(figures["prompt_tokens_per_s"], figures["prompt_speed_ratio"]),
@@ -239,7 +239,7 @@ def _tables(
     types["fell_back"] = types["fell_back"].replace(0, np.nan)
     formats = {"parameters": "{:,}".format, "bytes": "{:,}".format, "fell back": "{:.0f}".format}
     types = types.rename(columns={"fell_back": "fell back"})
-    yield Table("Tensors by type, and how many fell back to it", types, keys=2, formats=formats)
+    yield Table("Tensors by type, and how many fell back to that type", types, keys=2, formats=formats)
     for name in list(rows)[1:]:
         yield Table(f"Where {name} differs most", _peaks(rows[name]), numbers=False)
 
@@ -253,7 +253,7 @@ def _beside(speeds: pd.Series, ratios: pd.Series) -> list[Cell]:
 
 
 def _in_brief(section: Section, figures: pd.DataFrame) -> Table:
-    """Return the table that is printed, which fits most terminals."""
+    """Return the table to print, which fits most terminals."""
     lost = section.parts[0]
     assert isinstance(lost, Table)
     sampler, *_ = figures["set_same"].iloc[0]
@@ -263,11 +263,11 @@ def _in_brief(section: Section, figures: pd.DataFrame) -> Table:
             "answer speed": figures["speed_ratio"].map("×{:.2f}".format),
         }
     )
-    return Table(f"What is lost (same set: of {label(sampler)})", brief, formats=_FORMATS)
+    return Table(f"Quantization loss (same set: {label(sampler)})", brief, formats=_FORMATS)
 
 
 def _peaks(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the positions of a file with the largest divergence."""
+    """Return a file's positions with the largest divergence."""
     peaks = pd.DataFrame(list(chain.from_iterable(rows["peaks"])))
     peaks = peaks.sort_values("kld", ascending=False).head(N_PEAKS)
     return pd.DataFrame(
@@ -293,13 +293,13 @@ def _fallbacks(facts: Mapping[str, Any], names: Iterable[str]) -> Iterator[str]:
             to = listed(f"{row.fell_back} to {row.type}" for row in larger.itertuples())
             yield (
                 f"{name}: {larger['fell_back'].sum()} of {count(types['tensors'].sum(), 'tensor')} fell back "
-                f"from {facts[name]['nominal_type']} to larger types ({to}), because their rows are no "
+                f"from {facts[name]['nominal_type']} to larger types ({to}), because their rows are not a "
                 "multiple of 256."
             )
 
 
 def _task_run(folder: Path) -> RecordedRun | None:
-    """Return the run of the task, if there is one with a response."""
+    """Return the task's run, if it has any responses."""
     try:
         return rescore(read_run(folder / RUN))
     except ReportError:
@@ -307,7 +307,7 @@ def _task_run(folder: Path) -> RecordedRun | None:
 
 
 def _task_sections(run: RecordedRun, against: Baseline) -> Iterator[Section]:
-    """Yield the questions that flip, and the report of the run."""
+    """Yield the questions that flip, and the run's report."""
     summary = summarise(run, against)
     flips = _flips(run, summary.verdicts[summary.verdicts["scoring"] == "flexible"], against.value)
     if len(flips):
@@ -316,7 +316,7 @@ def _task_sections(run: RecordedRun, against: Baseline) -> Iterator[Section]:
 
 
 def _flips(run: RecordedRun, verdicts: pd.DataFrame, base: str) -> pd.DataFrame:
-    """Return the questions that one of a file and the base answers correctly, with both answers."""
+    """Return the questions that only a file or only the base answers correctly, with both answers."""
     wide = verdicts.pivot(index=["task", "question_id"], columns="model", values=["correct", "answer"])
     right, answers = wide["correct"], wide["answer"]
     found = []
@@ -337,13 +337,13 @@ def _size_figure(figures: pd.DataFrame) -> Figure:
     axis = figure.subplots()
     noise, *others = figures.itertuples()
     means = figures["kld_mean"].str[0]
-    least = means[means > 0].min() / 2  # where a logarithm needs a value for 0
+    least = means[means > 0].min() / 2  # stands in for 0, which has no logarithm
     for i, one in enumerate(others):
         value, low, high = (max(least, end) for end in one.kld_mean)
         error = [[value - low], [high - value]]
         look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "fmt": MARKERS[i % len(MARKERS)]}
         axis.errorbar([one.bytes / 1e6], [value], error, capsize=3, **look)
-        above = 5 if i % 2 == 0 else -12  # so that two files of one size have both names
+        above = 5 if i % 2 == 0 else -12  # so that names of files with the same size do not overlap
         place = (one.bytes / 1e6, value)
         axis.annotate(one.file, place, xytext=(6, above), textcoords="offset points", fontsize="small")
     if noise.kld_mean.value:
@@ -352,12 +352,12 @@ def _size_figure(figures: pd.DataFrame) -> Figure:
     axis.set(yscale="log", xlabel="size, MB", ylabel="mean divergence from the base, nats")
     axis.yaxis.set_major_formatter("{x:g}")
     axis.yaxis.set_minor_formatter(NullFormatter())
-    axis.margins(x=0.4, y=0.12)  # a name stands right of its point
+    axis.margins(x=0.4, y=0.12)  # names are to the right of their points
     return figure
 
 
 def _distribution_figure(rows: Mapping[str, pd.DataFrame]) -> Figure:
-    """Draw the share of positions with at least a divergence, for each file and for the self-noise."""
+    """Draw the share of positions with at least a given divergence, for each file and the self-noise."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
     for i, (name, found) in enumerate(rows.items()):

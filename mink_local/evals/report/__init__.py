@@ -1,1 +1,1 @@
-"""Read the records of a run and write its report."""
+"""Read a run's records and write its report."""

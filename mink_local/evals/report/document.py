@@ -1,4 +1,4 @@
-"""The report as a document: the tables, pictures and sentences of `report.html` and `report.md`."""
+"""The report as a document: the tables, figures and sentences of `report.html` and `report.md`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,28 +26,28 @@ from mink_local.evals.tables import (
 from mink_local.samplers import label
 
 HOW_TO_READ = (
-    "Flexible scoring counts an answer that a person would accept as stated, strict scoring one that the "
-    "paper's regular expression finds. A response that the token limit cut off counts as wrong, and so does "
-    "a prompt that did not fit the context.",
-    "An accuracy is the mean over questions, with its 95% interval over questions: Wilson's, with an "
-    "effective number of questions if a question has several responses. ±: the standard deviation of the "
-    "repeats' accuracies. Greedy decoding is run once, and its row repeats those responses.",
+    "Flexible scoring counts answers that a person would accept as stated, strict scoring those that the "
+    "paper's regular expression finds. Responses cut off by the token limit count as wrong, as do prompts "
+    "that did not fit into the context.",
+    "Accuracies are means over questions, with 95% intervals over questions: Wilson's, with an effective "
+    "number of questions if a question has several responses. ±: the standard deviation of the repeats' "
+    "accuracies. Greedy decoding is run once, and its row repeats those responses.",
     "▲ and ▼: significantly more, or less, accurate than what a cell is compared with, on the same "
-    "questions, by McNemar's exact test; with several responses a question, by the permutation test that "
-    "flips the sign of each question's difference. Holm's correction is made over all comparisons of one "
-    "kind (samplers, models, options) under one scoring. Bold: a method marked ▲, or the method compared "
-    "with if it is significantly better than every other. *: some responses are missing.",
+    "questions, by McNemar's exact test; with several responses per question, by the permutation test that "
+    "flips the sign of each question's difference. Holm's correction covers all comparisons of one kind "
+    "(samplers, models, options) under one scoring. Bold: a method marked ▲, or the baseline if it is "
+    "significantly better than every other method. *: some responses are missing.",
     "The range of a difference is its 95% interval over questions, without that correction. Won and lost: "
     "questions answered correctly more often, and less often.",
-    "Any of k responses right (pass@k) and the majority right (maj@k): the mean over choices of k of a "
-    "question's responses. Answers given equally often share a majority; a response without an answer, or "
-    "cut off, has no vote.",
-    "Self-BLEU: how much of a response's first 50 words the question's other responses have too, 0 to 100. "
-    "Nonsense is diverse too: compare at the same accuracy, not at the same temperature.",
-    "Tokens per correct answer: all tokens of a cell over its correct responses.",
-    "Intervals and tests are about questions like these, with this model file, prompt and token limit, and "
-    "about a number of questions chosen beforehand: a run that is extended until a difference is "
-    "significant finds one too often.",
+    "Any of k responses right (pass@k) and the majority right (maj@k): means over all choices of k of a "
+    "question's responses. Tied answers share a majority; responses that are cut off or have no answer do "
+    "not vote.",
+    "Self-BLEU: overlap of a response's first 50 words with the question's other responses, 0 to 100. "
+    "Nonsense is diverse too: compare at equal accuracy, not at equal temperature.",
+    "Tokens per correct answer: all tokens of a cell divided by its correct responses.",
+    "Intervals and tests hold for questions like these, with this model file, prompt and token limit, and "
+    "for a number of questions chosen beforehand: extending a run until a difference is significant finds "
+    "one too often.",
 )
 _KINDS = {
     "sampler": ("method", "at the same temperature"),
@@ -62,8 +62,8 @@ _percent, _points = with_interval(percent), with_interval(points)
 class Section:
     """The part of a report about one model and task, or about several models on one task.
 
-    `lead` and `findings` open the report; `parts` follow in the order in which they are to be read, and
-    `more` are tables for a second look.
+    `lead` and `findings` open the report; `parts` follow in reading order, and `more` holds tables for a
+    closer look.
     """
 
     title: str
@@ -75,7 +75,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """A report without the responses; `notes` are what the reader must know first."""
+    """A report without the responses; `notes` are caveats to read first."""
 
     title: str
     notes: Sequence[str]
@@ -90,7 +90,7 @@ class Document:
         return [part for parts in found for part in parts if isinstance(part, Picture)]
 
     def markdown(self) -> str:
-        """Return the document as Markdown, with links to the pictures' SVG files."""
+        """Return the document as Markdown, with links to the figures' SVG files."""
         parts: list[Any] = [f"# {escape_markdown(self.title)}", *map(escape_markdown, self.notes)]
         parts.append("## Findings")
         for section in self.sections:
@@ -113,7 +113,7 @@ def _bullets(sentences: Sequence[str]) -> str:
 
 
 def make_document(run: RecordedRun, summary: Summary) -> Document:
-    """Return the report of a run, with its pictures."""
+    """Return a run's report, with its figures."""
     tasks = list(summary.cells["task"].unique())
     groups = summary.cells[GROUP].drop_duplicates().itertuples(index=False, name=None)
     sections = [_section(run, summary.of(*group), number, *group) for number, group in enumerate(groups, 1)]
@@ -195,9 +195,9 @@ def _flexible(frame: pd.DataFrame) -> pd.DataFrame:
 def _grid(
     title: str, cells: pd.DataFrame, cell: Callable[[Any], Cell], by: str = "temperature"
 ) -> Table | None:
-    """Return a table with a row for each method and a column for each temperature, or k; None without cells.
+    """Return a table with a row per method and a column per temperature, or k; None without cells.
 
-    Methods are the samplers, or what the frame's column `method` says.
+    Methods are the samplers, or the values of the frame's column `method`.
     """
     if cells.empty:
         return None
@@ -212,7 +212,7 @@ def _grid(
 
 def _accuracies(of: str, part: Summary, scoring: str) -> Table | None:
     """Return accuracies with intervals and significance, laid out as in the paper's Table 1."""
-    compared = part.comparisons[part.comparisons["kind"] != "default"]  # which has a table of its own
+    compared = part.comparisons[part.comparisons["kind"] != "default"]  # these have their own table
     compared = compared[compared["scoring"] == scoring]
 
     def cell(row: Any) -> Cell:
@@ -239,7 +239,7 @@ def _attempt(row: Any) -> Cell:
 
 
 def _comparison_table(title: str, rows: pd.DataFrame, *columns: str) -> Table:
-    """Return cells that are compared: their method and temperature, and these columns."""
+    """Return a table of compared cells: their method and temperature, and these columns."""
     shown = rows.assign(
         method=rows["sampler"].map(label),
         T=rows["temperature"].map(temperature_name),
@@ -259,7 +259,7 @@ def _comparison_table(title: str, rows: pd.DataFrame, *columns: str) -> Table:
 
 
 def _models_section(summary: Summary, task: str) -> Section | None:
-    """Return the models of a task side by side, if they are compared."""
+    """Return a section with a task's models side by side, if they are compared."""
     found = _flexible(summary.comparisons)
     found = found[(found["task"] == task) & (found["kind"] == "model")]
     if found.empty:
@@ -277,7 +277,7 @@ def _models_section(summary: Summary, task: str) -> Section | None:
 
 
 def _findings(run: RecordedRun, part: Summary, cells: pd.DataFrame) -> Iterator[str]:
-    """Yield sentences on one model and task: its size, what to know before its numbers, and what differs."""
+    """Yield sentences about one model and task: its size, caveats, and significant differences."""
     task, responses = cells["task"].iloc[0], part.responses
     n_questions, n_repeats = responses["question_id"].nunique(), responses["repeat"].nunique()
     temperatures = sorted(cells["temperature"].unique())
@@ -293,28 +293,28 @@ def _findings(run: RecordedRun, part: Summary, cells: pd.DataFrame) -> Iterator[
         yield few
     if n_questions < len(questions):
         n_left = count(len(questions) - n_questions, "question")
-        yield f"{n_left} of the run without a response yet: the same mink-eval run continues."
+        yield f"{n_left} without a response yet: repeat the mink-eval run command to resume."
     if part.verdicts.empty:
-        yield "Open-ended: its responses have no verdicts, and there is no accuracy."
+        yield "Open-ended: responses have no verdicts, so there is no accuracy."
     elif len(part.scorings) > 1:
         none = part.verdicts.loc[part.verdicts["scoring"] == "strict", "answer"].isna().mean()
-        yield f"Strict scoring, under More tables, finds no answer in {percent(none)}% of the responses."
+        yield f"Strict scoring (under More tables) finds no answer in {percent(none)}% of the responses."
     coldest = _flexible(part.verdicts)
     coldest = coldest[coldest["temperature"] == temperatures[0]]
     cut_off = (coldest["finish_reason"] == "length").mean()
     if cut_off > 0.5:
         yield (
-            f"At T = {temperature_name(temperatures[0])} the token limit cut off {percent(cut_off)}% of the "
-            "responses, which count as wrong: give a larger --max-tokens, or --stop and --shots if the model "
-            "does not end its answers, as base models do not."
+            f"At T = {temperature_name(temperatures[0])}, the token limit cut off {percent(cut_off)}% of the "
+            "responses, which count as wrong: raise --max-tokens, or use --stop and --shots if the model, "
+            "like most base models, does not end its answers."
         )
     if n_repeats == 1:
-        yield "One response a question shows nothing about diversity; --repeats 2 or more does."
+        yield "One response per question shows nothing about diversity: use --repeats 2 or more."
     n_incomplete = (~cells["complete"]).sum()
     if n_incomplete:
         yield (
             f"Incomplete: {n_incomplete} of {len(cells)} cells, marked *. Accuracies over different "
-            "questions cannot be compared; the tests use the questions that both methods answered."
+            "questions are not comparable; the tests use the questions that both methods answered."
         )
     compared = _flexible(part.comparisons)
     for against in map(str, part.baselines):
@@ -325,7 +325,7 @@ def _findings(run: RecordedRun, part: Summary, cells: pd.DataFrame) -> Iterator[
 
 
 def _places(cells: pd.DataFrame) -> str:
-    """Return cells by method and temperature, in the order of the tables."""
+    """List cells by method and temperature, in the order of the tables."""
     rows = cells.groupby("sampler", sort=False)["temperature"]
     return "; ".join(
         f"{label(str(sampler))} at T = {listed(map(temperature_name, found))}" for sampler, found in rows
@@ -333,11 +333,11 @@ def _places(cells: pd.DataFrame) -> str:
 
 
 def _run_findings(summary: Summary) -> Iterator[str]:
-    """Yield sentences on all comparisons of a run, which are corrected together."""
+    """Yield sentences about all comparisons of a run, which are corrected together."""
     if summary.verdicts.empty:  # all questions are open-ended
         return
     if not any(one.kind != "model" for one in summary.baselines) and summary.cells["sampler"].nunique() > 1:
-        yield "The run has no Min-k to compare the other methods with; --against names another."
+        yield "The run has no Min-k to compare other methods with: choose one with --against."
     for baseline in summary.baselines:
         compared = summary.comparisons[summary.comparisons["kind"] == baseline.kind]
         if compared.empty:
@@ -347,7 +347,7 @@ def _run_findings(summary: Summary) -> Iterator[str]:
 
 
 def _family(found: pd.DataFrame) -> str:
-    """Return a sentence on comparisons that are corrected together."""
+    """Return a sentence about comparisons that are corrected together."""
     first = found.iloc[0]
     other, alike = _KINDS[first["kind"]]
     undecided = found.loc[~(found["better"] | found["worse"]).astype(bool), "difference"]
@@ -360,15 +360,15 @@ def _family(found: pd.DataFrame) -> str:
         return f"{sentence}."
     low, high = undecided.str[1].min(), undecided.str[2].max()
     return (
-        f"{sentence}; in {len(undecided)} no difference was found, which does not show that there is none: "
-        f"95% intervals reach from {points(low)} to {points(high)} points."
+        f"{sentence}; {len(undecided)} showed no difference, which does not prove that there is none: "
+        f"95% intervals range from {points(low)} to {points(high)} points."
     )
 
 
 def made_with_table(manifest: Mapping[str, Any]) -> Table:
-    """Return the settings of a run: a row for each, for each model and task, and for each environment."""
+    """Return a run's settings: a row per setting, model, task and environment."""
     rows = pd.DataFrame(list(_settings(manifest)), columns=["setting", "value"])
-    return Table("What the run was made with", rows, numbers=False)
+    return Table("Settings of the run", rows, numbers=False)
 
 
 def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -380,7 +380,7 @@ def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from (("wanted", _in_words(grid)) for grid in value)
         elif key not in hidden:
             yield key.replace("_", " "), _in_words(value)
-    starts: dict[str, list[str]] = {}  # by environment: a run may be killed many times
+    starts: dict[str, list[str]] = {}  # by environment; a run may be resumed many times
     for session in manifest.get("sessions", []):
         environment = {key: value for key, value in session.items() if key != "started"}
         starts.setdefault(_in_words(environment), []).append(session.get("started", "?"))

@@ -241,7 +241,7 @@ function key(event) {
 async function main() {
   if (!("DecompressionStream" in window)) {
     $("status").textContent = "This browser cannot unpack the responses: Chrome 80, Firefox 113 and Safari 16.4 can, " +
-      "and newer ones. They are also in the run's records, one a line.";
+      "and newer ones. They are also in the run's records, one per line.";
     return;
   }
   data = connect(await unpack());

@@ -1,6 +1,6 @@
-"""The report of a run: what is printed, and the files of DIR/report.
+"""The report of a run: what is printed, and the files in DIR/report.
 
-The page is one HTML file with the report and all responses, which needs no network.
+The page is a single HTML file with the report and all responses; it needs no network.
 """
 
 import base64
@@ -28,20 +28,20 @@ FOLDER = Path(__file__).parent
 
 
 def report_run(folder: Path, chosen: tuple[str, Any] | None = None) -> None:
-    """Print a run's tables, and write all of its report to DIR/report.
+    """Print a run's tables, and write the full report to DIR/report.
 
-    The run may still be going on. `chosen` is what to compare with, as for `summarise`. Raises ReportError if
-    the folder holds no run or not what is compared with, RunError if a file cannot be read or written, and
-    ModuleNotFoundError if a library of the extra "eval" is not installed.
+    The run may still be in progress. `chosen` is what to compare with, as for `summarise`. Raises ReportError
+    if the folder contains no run or nothing to compare with, RunError if a file cannot be read or written,
+    and ModuleNotFoundError if a library of the extra "eval" is not installed.
     """
     console, out = Console(), folder / "report"
     recorded = read_run(folder)
-    with console.status("Scoring the responses …"):
+    with console.status("Scoring responses …"):
         run = rescore(recorded)
     summary = summarise(run, chosen)
     for note in run.notes:
         print(f"mink-eval: {note}", file=sys.stderr)
-    with console.status("Drawing …"):
+    with console.status("Drawing figures …"):
         document = make_document(run, summary)
         against = next((one for one in summary.baselines if one.kind != "temperature"), None)
         page = document_files("report", document, run, against)
@@ -62,13 +62,13 @@ def report_run(folder: Path, chosen: tuple[str, Any] | None = None) -> None:
         write_file(out / name, content)
     with as_run_error(out):
         for path in out.iterdir():
-            if path.suffix in (".csv", ".svg") and path.name not in files:  # of an earlier report
+            if path.suffix in (".csv", ".svg") and path.name not in files:  # from an earlier report
                 path.unlink()
     show_file(console, out / "report.html")
 
 
 def print_findings(console: Console, document: Document) -> None:
-    """Print what a document says in sentences."""
+    """Print a document's sentences."""
     for note in document.notes:
         console.print(printable(note), highlight=False, markup=False)
     for section in document.sections:
@@ -82,11 +82,11 @@ def print_findings(console: Console, document: Document) -> None:
 def document_files(
     name: str, document: Document, run: RecordedRun | None = None, against: Baseline | None = None
 ) -> dict[str, str | bytes]:
-    """Return the files of a document: NAME.html, NAME.md, and the pictures that this one links to.
+    """Return a document's files: NAME.html, NAME.md, and the figures that NAME.md links to.
 
     Args:
-        run: Its responses are in the page.
-        against: What the page's browser compares them with.
+        run: The run whose responses to include in the page, if any.
+        against: What the page's response browser compares them with.
     """
     return {
         **{f"{picture.stem}.svg": picture.svg for picture in document.pictures},
@@ -96,16 +96,16 @@ def document_files(
 
 
 def render_page(document: Document, run: RecordedRun | None = None, against: Baseline | None = None) -> str:
-    """Return the text of the page.
+    """Return the page's HTML.
 
-    Whatever a model, a task or a user wrote is shown as text and cannot run: the template escapes it, the
-    responses are packed data that the script shows as text nodes, and a Content-Security-Policy allows no
-    script except the page's own.
+    Anything written by a model, a task or a user is shown as text and cannot run: the template escapes it,
+    responses are packed data that the script displays as text nodes, and a Content-Security-Policy allows
+    only the page's own script.
 
     Args:
         document: The report.
-        run: The questions and responses, if the page has them.
-        against: The sampler or model with which the browser of responses compares the others.
+        run: The questions and responses, if the page includes them.
+        against: The sampler or model that the response browser compares the others with.
     """
     style, script = ((FOLDER / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     environment = Environment(
@@ -123,7 +123,7 @@ def render_page(document: Document, run: RecordedRun | None = None, against: Bas
 
 
 def content_policy(style: str, script: str) -> str:
-    """Return a Content-Security-Policy that allows this style, this script and embedded pictures only."""
+    """Return a Content-Security-Policy that allows only this style, this script and embedded images."""
     return (
         f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
@@ -139,9 +139,9 @@ def _packed(verdict: Verdict | None) -> tuple[str | None, int | None]:
 
 
 def pack(run: RecordedRun, against: Baseline | None) -> bytes:
-    """Return questions, cells and responses as gzip of JSON, which `unpack` of page.js reads.
+    """Return questions, cells and responses as gzipped JSON, which `unpack` in page.js reads.
 
-    A response begins with the numbers of its cell and its question.
+    A response starts with the indices of its cell and its question.
     """
     cells = sorted(
         {response.key[:4] for response in run.responses},

@@ -1,6 +1,6 @@
-"""The pictures of a report, as SVG.
+"""A report's figures, as SVG.
 
-Every method has a panel, so that no line or band covers another, and shares it with the method compared with.
+Every method has a panel, shared only with the baseline, so that no line or band covers another.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from mink_local.samplers import label
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with its description; `stem` is the name of its file without ".svg"."""
+    """A figure with its description; `stem` is the file name without ".svg"."""
 
     stem: str
     description: str
@@ -29,9 +29,9 @@ class Picture:
 
 
 def pictures(part: Summary, number: int, title: str) -> dict[str, Picture]:
-    """Return the pictures of one model and task by subject; the same numbers give the same bytes.
+    """Return the figures for one model and task by subject; the same numbers give the same bytes.
 
-    There is none of a single temperature, except of k.
+    A single temperature yields only the figure of k.
     """
     cells = part.cells[part.cells["scoring"] == "flexible"]
     diverse = cells.dropna(subset="self_bleu")
@@ -49,9 +49,9 @@ def pictures(part: Summary, number: int, title: str) -> dict[str, Picture]:
 
 
 def accuracy_figure(part: Summary) -> Figure:
-    """Return a panel a method: accuracy over temperature with its interval, and the baseline in grey.
+    """Return a figure with a panel per method: accuracy over temperature with its interval, baseline in grey.
 
-    Methods that differ in the order of temperature and cut share a panel. A hollow marker means no
+    Methods that differ only in the order of temperature and cut share a panel. A hollow marker means no
     significant difference from the baseline.
     """
     cells = part.cells[part.cells["scoring"] == "flexible"]
@@ -77,7 +77,7 @@ def accuracy_figure(part: Summary) -> Figure:
         axis.xaxis.set_minor_locator(NullLocator())
     highest = max(accuracy.high for accuracy in cells["accuracy"])
     figure.axes[0].set_ylim(0, 100 * min(1.0, 1.08 * highest))
-    figure.suptitle("Bands: 95% intervals. Filled markers: a significant difference was found.", **NOTE)
+    figure.suptitle("Bands: 95% intervals. Filled markers: significant differences.", **NOTE)
     return figure
 
 
@@ -96,13 +96,13 @@ def _plot_accuracy(axis: Any, line: pd.DataFrame, style: dict[str, Any], filled:
 
 
 def diversity_figure(cells: pd.DataFrame) -> Figure:
-    """Return one panel: accuracy against diversity, a line a method from the lowest temperature up."""
+    """Return a panel of accuracy against diversity, with a line per method from the lowest temperature up."""
     shown = cells.assign(x=100 - cells["self_bleu"], y=100 * cells["accuracy"].str[0])
     return curves(shown, "diversity of the responses to a question: 100 − self-BLEU", "accuracy, %")
 
 
 def cutoffs_figure(responses: pd.DataFrame) -> Figure:
-    """Return a panel a method, a line a temperature: the share of steps with at least k candidates.
+    """Return a panel per method with a line per temperature: the share of steps with at least k candidates.
 
     Greedy, whose k is always 1, has no panel.
     """

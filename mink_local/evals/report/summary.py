@@ -1,6 +1,6 @@
-"""The numbers of a run, as pandas frames: its responses, its cells, and cells compared with each other.
+"""The numbers of a run as pandas frames: responses, cells, and comparisons of cells.
 
-Sources: M. Chen et al. (2021), arXiv:2107.03374, for pass@k without bias; X. Wang et al. (2023),
+Sources: M. Chen et al. (2021), arXiv:2107.03374, for unbiased pass@k; X. Wang et al. (2023),
 arXiv:2203.11171, for the majority; Y. Zhu et al. (2018), arXiv:1802.01886, for self-BLEU.
 """
 
@@ -27,8 +27,8 @@ from mink_local.samplers import SAMPLERS, MinK, Sampler, default_samplers, parse
 GROUP = ["task", "model"]
 CELL = [*GROUP, "sampler", "temperature"]
 PLACE = ["question_id", "repeat"]
-WORDS = 50  # of a text that count for its diversity, from its beginning
-SUBSETS = 500  # of the responses to a question whose majority is counted
+WORDS = 50  # words of a text, from the beginning, that count for diversity
+SUBSETS = 500  # subsets of a question's responses over which maj@k is averaged
 
 _NUMBERS = [
     *("questions", "responses", "complete", "truncated", "thoughts_cut", "overflowed", "mean_tokens"),
@@ -46,7 +46,7 @@ class Baseline(NamedTuple):
     """What cells are compared with, all else being equal.
 
     Attributes:
-        kind: What differs: "sampler", "model" or "temperature"; or "default" for the options of samplers.
+        kind: What differs: "sampler", "model" or "temperature", or "default" for a sampler's options.
         value: The sampler, model or temperature; None for the default options.
     """
 
@@ -64,15 +64,15 @@ class Summary:
     """All numbers of a report.
 
     Attributes:
-        responses: A row for each response; greedy ones are copied to every temperature and repeat of their
-            task and model, since a run generates them once.
-        verdicts: A row for each response and scoring; none if the task is open-ended.
-        cells: A row for each cell and scoring, in the order of the tables; one without scoring if the task is
-            open-ended.
-        comparisons: A row for each cell and scoring and for what it is compared with.
-        attempts: A row for each cell, scoring and k, with pass@k and maj@k; empty without repeats.
-        baselines: What the cells are compared with, except the default options of their samplers.
-        scorings: Those that have tables: strict is left out if it agrees with flexible everywhere.
+        responses: A row per response; greedy ones are copied to every temperature and repeat of their task
+            and model, since a run generates them once.
+        verdicts: A row per response and scoring; none if the task is open-ended.
+        cells: A row per cell and scoring, in the order of the tables; a single one without scoring if the
+            task is open-ended.
+        comparisons: A row per cell, scoring and baseline.
+        attempts: A row per cell, scoring and k, with pass@k and maj@k; empty without repeats.
+        baselines: What the cells are compared with, except for samplers' default options.
+        scorings: Scorings with tables of their own: strict is omitted if it agrees with flexible everywhere.
     """
 
     responses: pd.DataFrame
@@ -85,7 +85,7 @@ class Summary:
 
     @property
     def baseline(self) -> str | None:
-        """The sampler that the others are compared with, if they are."""
+        """The sampler that the others are compared with, if any."""
         return next((one.value for one in self.baselines if one.kind == "sampler"), None)
 
     def of(self, task: str, model: str) -> "Summary":
@@ -100,15 +100,15 @@ class Summary:
 def summarise(run: RecordedRun, against: tuple[str, Any] | None = None) -> Summary:
     """Return the numbers of a run.
 
-    What varies is compared: other samplers with Min-k, with the paper's options or else the first one of the
-    run; other models with the first one; variants of a sampler with its default options.
+    Whatever varies is compared: samplers with Min-k, either with the paper's options or the run's first one;
+    models with the first one; variants of a sampler with its default options.
 
     Args:
         run: The run.
-        against: Compare with this instead: the fields of a `Baseline`.
+        against: What to compare with instead: the fields of a `Baseline`.
 
     Raises:
-        ReportError: What is compared with is not in the run.
+        ReportError: The run does not contain `against`.
     """
     responses = _responses(run)
     flexible, strict = (_verdicts(responses, scoring) for scoring in SCORINGS)
@@ -117,7 +117,7 @@ def summarise(run: RecordedRun, against: tuple[str, Any] | None = None) -> Summa
     for kind, value in baselines:
         if value not in responses[kind].array:
             there = ", ".join(map(str, responses[kind].unique()))
-            raise ReportError(f"{value} is not in this run: it has {there}")
+            raise ReportError(f"{value} is not in this run: choose from {there}")
     compared = baselines if against else [*baselines, Baseline("default")]
     comparisons = chain.from_iterable(_comparisons(verdicts, one) for one in compared)
     return Summary(
@@ -140,7 +140,7 @@ def _responses(run: RecordedRun) -> pd.DataFrame:
     once, sampled = found[found["temperature"] == 0], found[found["temperature"] > 0]
     places = sampled[[*GROUP, "temperature", "repeat"]].drop_duplicates()
     copies = once.drop(columns=["temperature", "repeat"]).merge(places, how="left", on=GROUP)
-    copies = copies.fillna({"temperature": 0.0, "repeat": 0})  # of a task that is only run greedily
+    copies = copies.fillna({"temperature": 0.0, "repeat": 0})  # for tasks run only greedily
     found = pd.concat([copies.assign(copied=True), sampled.assign(copied=False)])
     return found.sort_values(
         CELL, key=lambda column: column.map(order.get(column.name, lambda value: value)), ignore_index=True
@@ -148,14 +148,14 @@ def _responses(run: RecordedRun) -> pd.DataFrame:
 
 
 def sampler_rank(sampler: str) -> tuple[bool, int, str]:
-    """Return a sort key: Min-k of the paper, then the order of `SAMPLERS`, then the text."""
+    """Return a sort key: the paper's Min-k first, then by the order of `SAMPLERS`, then by text."""
     names = list(SAMPLERS)
     name = sampler.partition(":")[0]
     return (sampler != str(MinK()), names.index(name) if name in names else len(names), sampler)
 
 
 def _verdicts(responses: pd.DataFrame, scoring: str) -> pd.DataFrame:
-    """Return the responses that have verdicts, with one scoring's: `correct` and `answer`."""
+    """Return the responses that have verdicts, with those of one scoring: `correct` and `answer`."""
     found = responses.dropna(subset=scoring)
     verdicts = found[scoring].astype(object).str
     correct = verdicts.get("correct").astype(float)
@@ -174,7 +174,7 @@ def _baselines(responses: pd.DataFrame) -> list[Baseline]:
 
 
 def default_options(text: str) -> str:
-    """Return the text of a sampler with its default options, but the same order."""
+    """Return a sampler's text with its default options, but the same order."""
     sampler = _sampler_of(text)
     if sampler is None:
         return text
@@ -183,7 +183,7 @@ def default_options(text: str) -> str:
 
 
 def _sampler_of(text: str) -> Sampler | None:
-    """Return the sampler of a text; None if it is of another version."""
+    """Return the sampler described by a text; None if it comes from another version."""
     try:
         return parse(text)
     except ValueError:
@@ -230,7 +230,7 @@ def _accuracy(cell: pd.DataFrame) -> dict[str, Any]:
 
 def _cutoffs(cell: pd.DataFrame) -> dict[str, Any]:
     sizes = np.concatenate([np.asarray(k, np.int64) for k in cell["k"]])
-    sizes = sizes[sizes > 0]  # of tokens that were sampled, not forced
+    sizes = sizes[sizes > 0]  # leave out forced tokens
     if not len(sizes):
         return {}
     k_95, k_99, k_max = np.quantile(sizes, (0.95, 0.99, 1), method="inverted_cdf")
@@ -238,7 +238,7 @@ def _cutoffs(cell: pd.DataFrame) -> dict[str, Any]:
 
 
 def _repeated(cell: pd.DataFrame, n_repeats: int) -> list[pd.DataFrame]:
-    """Return the responses to each question of a cell that has all repeats; none with one response each."""
+    """Return the responses per question of a cell, for questions with all repeats; none without repeats."""
     questions = (question for _, question in cell.groupby("question_id", sort=False))
     return [question for question in questions if len(question) == n_repeats > 1]
 
@@ -254,9 +254,9 @@ def _diversity(cell: pd.DataFrame, n_repeats: int) -> dict[str, Any]:
 
 
 def self_bleu(texts: Sequence[str]) -> float:
-    """Return the mean of each text's BLEU-4 against the others, 0 to 100: sacrebleu's, of a sentence.
+    """Return the mean BLEU-4 of each text against the others, 0 to 100: sacrebleu's sentence BLEU.
 
-    Of each text the first `WORDS` words count, so that responses of any greater length are alike.
+    Only each text's first `WORDS` words count, so that longer responses are treated alike.
     """
     beginnings = [" ".join(text.split()[:WORDS]) for text in texts]
     return fmean(
@@ -266,10 +266,10 @@ def self_bleu(texts: Sequence[str]) -> float:
 
 
 def _comparisons(verdicts: pd.DataFrame, baseline: Baseline) -> Iterator[dict[str, Any]]:
-    """Yield the comparison of each cell with its other one, corrected together under each scoring.
+    """Yield the comparison of each cell with its counterpart, corrected together under each scoring.
 
-    A question with fewer common repeats than others is left out: it is one that is being answered, and its
-    short responses come first. Greedy's copies are one comparison between models, and none between
+    A question with fewer common repeats than others is excluded: it is still being answered, and its short
+    responses come first. Greedy's copies make a single comparison between models, and none between
     temperatures.
     """
     varies = "sampler" if baseline.kind == "default" else baseline.kind
@@ -330,15 +330,15 @@ def pass_at(n: int, n_right: int, k: int) -> float:
 
 
 def _votes(question: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the votes on a question; a truncated response has none."""
+    """Return the votes on a question; truncated responses do not vote."""
     answers = question["answer"].where(question["finish_reason"] != "length", None)
     return votes(answers, question["correct"] == 1)
 
 
 def votes(answers: Iterable[str | None], rights: Iterable[bool]) -> NDArray[np.int64]:
-    """Return the answers as numbers: 0 if right, -1 if there is none, and another one for each wrong answer.
+    """Return the answers as numbers: 0 if right, -1 if missing, and a distinct one per wrong answer.
 
-    Wrong answers are the same if they are the same number or, without spaces, case and LaTeX for looks, the
+    Wrong answers are the same if they are the same number or, ignoring spaces, case and LaTeX styling, the
     same text: 18, 18.0 and $18$.
     """
     right = object()
@@ -359,10 +359,10 @@ def _form(answer: str | None) -> Decimal | str | None:
 
 
 def majority_at(votes: NDArray[np.int64], k: int) -> float:
-    """Return the chance that the answer given most often by k of the responses is right.
+    """Return the chance that the most frequent answer among k of the responses is right.
 
-    Answers that are given equally often share the chance. No answer is no vote, and without a vote the
-    majority is wrong. The mean over `SUBSETS` random choices of k, the same ones each time.
+    Tied answers share the chance. A missing answer is no vote, and without votes the majority is wrong. The
+    mean is over `SUBSETS` random choices of k, the same ones each time.
     """
     if k == 1:
         return float((votes == 0).mean())

@@ -1,1 +1,1 @@
-"""Ask every question with every method, and keep each response."""
+"""`mink-eval run`: ask every question with every sampler, and record each response."""

@@ -40,19 +40,19 @@ log = logging.getLogger("mink_local")
 
 
 class Run(Measurement[Response]):
-    """The responses of models to the questions of tasks.
+    """The responses of models to tasks' questions.
 
     Args:
-        samplers: Each is run at every temperature.
-        repeats: Responses of every sampler at every temperature to a question.
+        samplers: Samplers, each run at every temperature.
+        repeats: Number of responses per question, sampler and temperature.
         data: Files with questions, by task, that replace a task's own.
-        shots_from: Files to take the examples from, by task; see `ask`, also for the options of tasks.
-        max_tokens: Of a response; None is the task's own limit.
-        reasoning_budget: Most tokens of reasoning; None for no limit.
-        ctx: Most tokens of a prompt and its response; None is what a model was trained on.
-        greedy: Greedy is run in any case.
-        start: Returns what answers, a `Worker` or a `Cluster`, from the arguments of `Worker`.
-        n_parallel: Responses at a time; may change when a run continues, as the placement may.
+        shots_from: Files that provide the examples, by task; see `ask`, also for the task options.
+        max_tokens: Maximum response length in tokens; None uses the task's limit.
+        reasoning_budget: Maximum length of the reasoning in tokens; None for no limit.
+        ctx: Maximum tokens of prompt plus response; None uses the model's training context.
+        greedy: Whether to always run greedy as the baseline.
+        start: Creates the `Worker` or `Cluster` that answers, given the arguments of `Worker`.
+        n_parallel: Number of responses at a time; like the placement, it may change when a run is resumed.
         placement: Options of `load_model`.
     """
 
@@ -97,9 +97,9 @@ class Run(Measurement[Response]):
             for task in tasks
         }
         for model in models:
-            trust.check(model)  # a damaged file is found now, and not after hours with another model
+            trust.check(model)  # find a damaged file now, not after hours with another model
         self._models = models
-        self._ending = {model.name for model in models if shots or stop}  # or warned of
+        self._ending = {model.name for model in models if shots or stop}  # or already warned about
         self._start = partial(
             start, tasks=self._tasks, seed=seed, ctx=ctx, n_parallel=n_parallel, placement=placement
         )
@@ -137,24 +137,24 @@ class Run(Measurement[Response]):
             for task in manifest["tasks"].values():
                 task.setdefault("shots", 0)
                 task.setdefault("shots_sha256", None)
-                if task.get("rule", "open") != "open":  # a rule for all questions of an own file
+                if task.get("rule", "open") != "open":  # one rule for all questions of a user's own file
                     task["rule"] = "question"
 
     def prepare(self, store: Store[Response]) -> None:
-        """Keep the questions, and what is wanted, from which a report counts the responses."""
+        """Record the questions and the wanted responses, against which a report counts."""
         path = store.folder / QUESTIONS
         known: Rows[RecordedQuestion] = Rows()
         known.read(path, RecordedQuestion)
         if known.left_out:
-            raise RunError(f"{path} is damaged: {known.left_out} Name another --out")
+            raise RunError(f"{path} is damaged: {known.left_out} Choose another --out")
         n_before = len(known.by_key)
         for name, asked in self._tasks.items():
             for question in asked.questions.values():
                 recorded = RecordedQuestion.of(name, question)
                 if known.by_key.setdefault(recorded.key, recorded) != recorded:
                     raise RunError(
-                        f"question {question.id} of {name} has another text or answer in {path}: "
-                        "name another --out"
+                        f"question {question.id} of {name} has a different text or answer in {path}: "
+                        "choose another --out"
                     )
         lines = b"".join(map(to_line, known.by_key.values()))
         if len(known.by_key) > n_before:
@@ -183,7 +183,7 @@ class Run(Measurement[Response]):
             left = [key for key in keys if key.model == model.name]
             if not left:
                 continue
-            # what names it on any machine: an alias, if models.toml has its SHA-256, or a path
+            # its name on any machine: an alias if models.toml has its SHA-256, or else a path
             name = model.name if model.sha256 else str(model.path)
             with closing(self._start(model=name)) as self._answering:
                 if self.interrupted:
@@ -195,13 +195,13 @@ class Run(Measurement[Response]):
                         self._begin_session(model.name, found, store)
 
     def _begin_session(self, model: str, session: LoadedModel, store: Store[Response]) -> None:
-        """Note a session, and warn once of a model that may not end its responses."""
+        """Record a session, and warn once about a model that may not end its responses."""
         store.agree({"models": {model: {"template_sha256": session.template_sha256}}})
         store.begin_session(model=model, **session.environment)
         if session.template_sha256 == NO_TEMPLATE and model not in self._ending:
             log.warning(
-                "%s may not end its responses, as base models do not: one that the token limit cuts off "
-                "counts as wrong. Show it examples with --shots 4, or end its responses with --stop TEXT",
+                "%s may not end its responses, like base models, and responses cut off by the token limit "
+                "count as wrong: show it examples with --shots 4, or end its responses with --stop TEXT",
                 model,
             )
             self._ending.add(model)
@@ -223,7 +223,7 @@ class Run(Measurement[Response]):
     def conclude(self, results: Results) -> None:
         n_empty = int((results.frame["finish_reason"] == "overflow").sum())
         if n_empty:
-            print(f"{n_empty} responses are empty and count as wrong: the prompt did not fit the context.")
+            print(f"{n_empty} responses are empty and count as wrong: the prompt did not fit.")
         if self._n_new:
             speed = f"{self._n_tokens / self._seconds:.1f} tokens/s"
             took = f"{duration(self._seconds)} ({speed})"
@@ -234,7 +234,7 @@ class Run(Measurement[Response]):
 
     @classmethod
     def report(cls, results: Results) -> None:
-        """Print nothing: `mink-eval report` reads more than the frame."""
+        """Print nothing: `mink-eval report` needs more than the frame."""
 
 
 def _task_settings(asked: AskedTask, file: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The questions of a run: where a task's file is, and how its questions are put to a model."""
+"""The questions of a run: where a task's file is, and how a model is asked its questions."""
 
 import http.client
 import os
@@ -14,19 +14,19 @@ from mink_local.errors import DataError
 from mink_local.evals.tasks.base import OnDisk, OwnCopy, Published, Question, Task
 from mink_local.files import sha256_of, write_atomic
 
-_SECONDS = 30.0  # without a byte
+_SECONDS = 30.0  # maximum wait for data
 
 
 @dataclass(frozen=True)
 class AskedTask:
-    """A task and how its questions are put.
+    """A task and how its questions are asked.
 
     Attributes:
-        questions: By id.
-        max_tokens: Longest response, in tokens.
-        shots: Examples before every question: a prompt and the answer to it each.
+        questions: Questions by id.
+        max_tokens: Maximum response length in tokens.
+        shots: Examples before every question, each a prompt and its answer.
         stop: Strings that end a response and are not part of it.
-        reasoning_budget: Most tokens of reasoning; None for no limit.
+        reasoning_budget: Maximum length of the reasoning in tokens; None for no limit.
     """
 
     task: Task
@@ -37,7 +37,7 @@ class AskedTask:
     reasoning_budget: int | None = None
 
     def messages(self, question: Question) -> list[dict[str, str]]:
-        """Return the conversation that ends with a question; the examples are its earlier turns."""
+        """Return the conversation that ends with a question, with the examples as earlier turns."""
         turns = [
             {"role": role, "content": content}
             for shot in self.shots
@@ -58,16 +58,16 @@ def ask(
     max_tokens: int | None = None,
     reasoning_budget: int | None = None,
 ) -> AskedTask:
-    """Return the questions of a file, as a run puts them.
+    """Return the questions in a file, as a run asks them.
 
     Args:
-        seed: The run's.
-        shots: The first questions that are examples instead.
-        shots_from: File in the task's format to take the examples from.
+        seed: Seed of the run.
+        shots: Number of questions, counted from the first, to use as examples instead.
+        shots_from: File in the task's format that provides the examples.
         stop: Strings that end a response.
-        limit: Most questions.
-        max_tokens: Of a response; None is the task's own limit.
-        reasoning_budget: Most tokens of reasoning; None for no limit.
+        limit: Maximum number of questions.
+        max_tokens: Maximum response length in tokens; None uses the task's limit.
+        reasoning_budget: Maximum length of the reasoning in tokens; None for no limit.
 
     Raises:
         DataError: The file is not in the task's format, or has no worked answers for `shots`.
@@ -76,17 +76,17 @@ def ask(
     pool = task.read(shots_from, seed) if shots_from else questions
     examples = pool[:shots]
     if len(examples) < shots:
-        raise DataError(f"{shots_from or file} has {len(pool)} questions: {shots} --shots need more")
+        raise DataError(f"{shots_from or file} has only {len(pool)} questions: {shots} --shots need more")
     for example in examples:
         if not example.worked:
             raise DataError(
-                f"{shots_from or file} has no worked answer to question {example.id}: leave --shots out, or "
-                "name another file with --shots-from"
+                f"{shots_from or file} has no worked answer to question {example.id}: omit --shots, or "
+                "give another file with --shots-from"
             )
     shown = {example.prompt for example in examples}
     left = [question for question in questions if question.prompt not in shown][:limit]
     if not left:
-        raise DataError(f"{file} has no other questions than those of --shots")
+        raise DataError(f"{file} has no questions besides those used for --shots")
     return AskedTask(
         task,
         {question.id: question for question in left},
@@ -98,10 +98,10 @@ def ask(
 
 
 def locate(task: Task, data: Path | None = None) -> Path:
-    """Return the file of a task's questions: `data` if given, or else the bundled or downloaded one.
+    """Return the file with a task's questions: `data` if given, or else the bundled or downloaded one.
 
-    A download is kept in the user's cache, and its SHA-256 is checked each time. Raises DataError if there is
-    no such file, or it cannot be downloaded.
+    Downloads are kept in the user's cache, and their SHA-256 is checked each time. Raises DataError if there
+    is no such file or it cannot be downloaded.
     """
     if data is not None:
         if not os.path.isfile(data):  # Path.is_file raises for a name that is too long
@@ -115,7 +115,7 @@ def locate(task: Task, data: Path | None = None) -> Path:
 
 
 def fetch(source: Published, name: str) -> Path:
-    """Return the data set's file in the user's cache, downloaded unless it is there. Raises DataError."""
+    """Return the data set's file in the user's cache, downloading it if missing. Raises DataError."""
     folder = user_cache_path("mink-local") / "data"
     path = folder / f"{name}-{source.sha256[:12]}{Path(source.url).suffix}"
     try:
@@ -124,7 +124,7 @@ def fetch(source: Published, name: str) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(path, content)
     except OSError as error:
-        raise DataError(f"{name} cannot be kept in {folder}: {error.strerror or error}") from None
+        raise DataError(f"{name} cannot be stored in {folder}: {error.strerror or error}") from None
     return path
 
 
@@ -135,10 +135,10 @@ def _download(source: Published, name: str) -> bytes:
             content: bytes = response.read(source.size + 1)
         if sha256(content).hexdigest() == source.sha256:
             return content
-        reason = f"the {len(content)} bytes that came are not the file: they have another SHA-256"
+        reason = f"wrong SHA-256 of the {len(content)} bytes received"
     except (OSError, http.client.HTTPException) as error:
         reason = str(error).strip("<>") or type(error).__name__
     raise DataError(
-        f"{name} cannot be downloaded ({reason}): try again later, or fetch {source.url} on a machine "
-        "that reaches it and give the file with --data FILE"
+        f"{name} cannot be downloaded ({reason}): try again later, or download {source.url} on another "
+        "machine and give the file with --data FILE"
     )

@@ -1,4 +1,4 @@
-"""The files of a run as they are read: its manifest, its questions, and a response a line of its records."""
+"""The files of a run: its manifest, its questions, and its records with one response per line."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from mink_local.llama.constants import MAX_SEED
 
 QUESTIONS, RECORDS = "questions.jsonl", "records.jsonl"
 
-# Names are printed to terminals and in tables: without characters that a terminal obeys.
+# Names are printed to terminals and in tables, so they must not contain control characters.
 _OBEYED = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 Name = Annotated[str, msgspec.Meta(pattern=rf"\A[^{_OBEYED}]*\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -25,7 +25,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 
 class ResponseKey(NamedTuple):
-    """A wanted response, by the fields that together occur once in a run; `sampler` is its text."""
+    """Identifies a response by the fields that together are unique in a run; `sampler` is text."""
 
     model: str
     task: str
@@ -40,18 +40,18 @@ class Response:
     """A response to a question, its verdicts, and how it was generated: one line of `records.jsonl`.
 
     A response to an open-ended question has no verdicts: `strict` and `flexible` are None, and null in the
-    line. It is neither right nor wrong, and counts in no accuracy.
+    line. It is neither right nor wrong, and does not count towards any accuracy.
 
     Attributes:
         sampler: The sampler as text, `str(sampler)`.
-        order: Where the sampler's temperature acts; None if its cutoff does not depend on temperature.
-        repeat: From 0.
-        n_tokens: Of the response, without the token that ends it.
-        finish_reason: "stop", "length" (truncated) or "overflow" (the prompt did not fit the context).
-        k: The number of candidates at every step; 0 where a token was forced.
+        order: When temperature is applied; None if the cut does not depend on temperature.
+        repeat: Index of the repeat, from 0.
+        n_tokens: Length of the response in tokens, without the token that ends it.
+        finish_reason: "stop", "length" (truncated) or "overflow" (the prompt did not fit into the context).
+        k: Number of candidates at every step; 0 where a token was forced.
         thoughts_cut: Whether the reasoning was ended by its budget.
-        prompt_sha256: Of the user's message, as UTF-8.
-        seconds: From the moment the request got a slot to its end.
+        prompt_sha256: SHA-256 of the user's message, as UTF-8.
+        seconds: Time from getting a slot to the end.
     """
 
     model: Name
@@ -75,7 +75,7 @@ class Response:
 
     def __post_init__(self) -> None:
         if (self.strict is None) != (self.flexible is None):
-            raise ValueError('"strict" and "flexible" must both be null, or neither')
+            raise ValueError('"strict" and "flexible" must both be null or both be set')
 
     @property
     def open_ended(self) -> bool:
@@ -88,7 +88,7 @@ class Response:
 
 @dataclass(frozen=True)
 class RecordedQuestion:
-    """A question of a run: one line of `questions.jsonl`, so that the report needs no data."""
+    """A question of a run: one line of `questions.jsonl`, which makes the report independent of the data."""
 
     task: Name
     question_id: Name
@@ -117,7 +117,7 @@ class _TaskLimits(msgspec.Struct):
 
 
 class _Limits(msgspec.Struct):
-    """The parts of a manifest that a response shows."""
+    """The parts of a manifest that a response can be checked against."""
 
     seed: int
     models: dict[str, Any]
@@ -125,11 +125,11 @@ class _Limits(msgspec.Struct):
 
 
 class RecordCheck:
-    """Says why a response is not of a run: `check(response)`, a text or None.
+    """Tells why a response does not belong to a run: `check(response)` returns a text or None.
 
     Args:
-        manifest: Of the run; without it, or with a damaged one, only the prompts are compared.
-        questions: The questions of the run.
+        manifest: The run's manifest; if empty or damaged, only the prompts are compared.
+        questions: The run's questions.
     """
 
     def __init__(self, manifest: Mapping[str, Any], questions: Iterable[RecordedQuestion]) -> None:
@@ -144,7 +144,7 @@ class RecordCheck:
         if prompt is None:
             return f"question {response.question_id} of {response.task} is not in {QUESTIONS}"
         if response.prompt_sha256 not in ("", prompt):
-            return f"question {response.question_id} of {response.task} has another prompt in {QUESTIONS}"
+            return f"question {response.question_id} of {response.task} has a different prompt in {QUESTIONS}"
         return self._misfit(response, self._limits) if self._limits else None
 
     def _misfit(self, response: Response, limits: _Limits) -> str | None:
@@ -154,21 +154,21 @@ class RecordCheck:
             return f"task {response.task} is not in {MANIFEST}"
         wanted = seed_of(limits.seed, response.task, response.question_id, response.repeat)
         if response.seed and response.seed != wanted:  # records need not have a seed
-            return f"of a run with another --seed than {limits.seed}"
+            return f"seed differs from the run's ({limits.seed})"
         limit = limits.tasks[response.task].max_tokens
         if response.n_tokens > limit:
-            return f"of a run with another --max-tokens than {limit}"
+            return f"longer than the run's --max-tokens ({limit})"
         return None
 
 
 def methods(
     samplers: Sequence[str], temperatures: Sequence[float], repeats: int, greedy: bool = True
 ) -> list[tuple[str, float, int]]:
-    """Return sampler, temperature and number of every response that is wanted to a question.
+    """Return sampler, temperature and repeat of every response wanted for a question.
 
-    Greedy says the same at every temperature and repeat, and so does every sampler at temperature 0: all
-    these are ("greedy", 0.0, 0). It is what a sampler has to beat, so it is there in any case, unless
-    `greedy` is False.
+    Greedy gives the same response at every temperature and repeat, as does every sampler at temperature 0:
+    all of these are ("greedy", 0.0, 0). It is the baseline that samplers have to beat, so it is always
+    included, unless `greedy` is False.
     """
     every = list(dict.fromkeys(product(samplers, map(float, temperatures), range(repeats))))
     sampled = [method for method in every if method[0] != "greedy" and method[1]]
@@ -177,22 +177,22 @@ def methods(
 
 
 def prompt_sha256(prompt: str) -> str:
-    """Return the SHA-256 of a prompt, as UTF-8."""
+    """Return a prompt's SHA-256, as UTF-8."""
     return hashlib.sha256(prompt.encode("utf-8", "replace")).hexdigest()
 
 
 def seed_of(run_seed: int, task: str, question_id: str, repeat: int) -> int:
     """Return the seed of a response, 0 to MAX_SEED.
 
-    It depends on neither batch nor limit, and is the same for every method: methods meet a question with
-    the same random numbers.
+    It depends on neither batch nor limit, and is the same for all samplers, so that they face each question
+    with the same random numbers.
     """
     text = json.dumps([run_seed, task, question_id, repeat])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % (MAX_SEED + 1)
 
 
 def record_files(folder: Path) -> list[Path]:
-    """Return every `*.jsonl` file of a folder that has a "response" in it, such as another machine's."""
+    """Return the `*.jsonl` files of a folder that contain a "response", such as another machine's."""
     found = []
     for path in sorted(set(folder.glob("*.jsonl")) - {folder / QUESTIONS}):
         with as_run_error(path, "read"), path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""What answers the questions of a run: a model in this process, or one on every GPU of a Ray cluster."""
+"""Workers that answer a run's questions: in this process, or one per GPU of a Ray cluster."""
 
 import hashlib
 import logging
@@ -26,15 +26,15 @@ from mink_local.interrupts import until_interrupted
 from mink_local.models.catalog import resolve
 from mink_local.samplers import parse
 
-# The date given to chat templates that write one, so that a prompt is the same tomorrow: the date to which
-# LLaMA-3's template defaults.
+# The date given to chat templates that use one, so that prompts are the same tomorrow: the default in
+# LLaMA-3's template.
 DATE = date(2024, 7, 26)
 
 NO_TEMPLATE = hashlib.sha256(b"").hexdigest()  # the `template_sha256` of a model without a chat template
-_CTX_STEP = 256  # llama.cpp's own step of a context's length
-_LOSSES = 3  # Ray workers lost with no response in between end the run
+_CTX_STEP = 256  # llama.cpp rounds context lengths to multiples of this
+_LOSSES = 3  # this many Ray workers lost with no response in between end the run
 _CONNECT_SECONDS = 10.0
-_POLL_SECONDS = 0.2  # after which Ctrl-C is noticed
+_POLL_SECONDS = 0.2  # how long Ctrl-C may go unnoticed
 
 log = logging.getLogger("mink_local")
 
@@ -43,7 +43,7 @@ class LoadedModel(NamedTuple):
     """A model with a context, ready to answer.
 
     Attributes:
-        environment: The settings that change the last bits of llama.cpp's sums and no more.
+        environment: The settings that affect nothing but the last bits of llama.cpp's sums.
     """
 
     template_sha256: str
@@ -51,17 +51,17 @@ class LoadedModel(NamedTuple):
 
 
 class Worker:
-    """A model that answers questions, the same in this process and in one of Ray's; it is loaded when needed.
+    """Answers questions with a model, which is loaded when needed, in this process or in one of Ray's.
 
     Args:
-        model: What names it on any machine: an alias, or a path.
-        tasks: By name, with all questions of the run: the longest prompt decides the context's length, so
-            that it is the same whenever the run is continued.
-        seed: The run's.
-        ctx: Most tokens of a prompt and its response; None is what the model was trained on.
-        n_parallel: Responses at a time.
+        model: Name of the model on any machine: an alias or a path.
+        tasks: Tasks by name, with all questions of the run: the longest prompt determines the context length,
+            so that it is the same whenever the run is resumed.
+        seed: Seed of the run.
+        ctx: Maximum tokens of prompt plus response; None uses the model's training context.
+        n_parallel: Number of responses at a time.
         placement: Options of `load_model`.
-        sha256: Of the model's file, where a machine may have another one.
+        sha256: SHA-256 of the model's file, for machines that may have a different one.
     """
 
     def __init__(
@@ -81,19 +81,20 @@ class Worker:
         self._model: Model | None = None
         self._interrupted = False
         self._n_ctx = 0
-        self._task = ""  # to which the context fits
+        self._task = ""  # the one the context is sized for
 
     def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | LoadedModel]:
-        """Yield the responses in order of completion, and every newly loaded model before its responses.
+        """Yield responses in order of completion, and every newly loaded model before its responses.
 
         Generation continues in another thread while a response is scored and written.
 
         Args:
-            keys: Those of a question follow one another, so that its prompt is evaluated once for them.
+            keys: The wanted responses; those to a question are consecutive, so that its prompt is evaluated
+                once.
 
         Raises:
             GenerationError: The model cannot answer a question.
-            RunError: This machine has another file for the model.
+            RunError: This machine has a different file for the model.
         """
         model = self._model = self._model or self.load()
         for task, group in groupby(keys, lambda key: key.task):
@@ -112,7 +113,7 @@ class Worker:
                         yield self._response(key, answer)
 
     def interrupt(self) -> None:
-        """End `answer` soon; may be called from a signal handler."""
+        """Make `answer` end soon; may be called from a signal handler."""
         self._interrupted = True
         if self._model:
             self._model.interrupt()
@@ -123,13 +124,13 @@ class Worker:
             self._model.close()
 
     def load(self) -> Model:
-        """Return the loaded model. Raises RunError if this machine has another file for it."""
+        """Return the loaded model. Raises RunError if this machine has a different file for it."""
         if self._sha256 and file_sha256(resolve(self._name).path) != self._sha256:
-            raise RunError(f"{self._name} is not the same file on every machine of the cluster")
+            raise RunError(f"{self._name} must be the same file on every machine of the cluster")
         return load_model(self._name, n_ctx=_CTX_STEP, date=DATE, **self._placement)
 
     def _reserve(self, model: Model, task: str) -> bool:
-        """Make room for a task's longest prompt and response; return False if it is there already."""
+        """Make room for a task's longest prompt and response; return False if there already is."""
         self._task, asked = task, self._tasks[task]
         longest = max(model.count_tokens(asked.messages(question)) for question in asked.questions.values())
         n_ctx = -(-(longest + asked.max_tokens) // _CTX_STEP) * _CTX_STEP
@@ -141,7 +142,7 @@ class Worker:
         return True
 
     def _session(self, model: Model) -> LoadedModel:
-        placement = model.placement.partition(", with a context")[0]  # of loading, which is not this one
+        placement = model.placement.partition(", with a context")[0]  # that of loading, since changed
         environment = {
             "executor": "ray" if self._sha256 else "local",
             "placement": placement,
@@ -152,12 +153,12 @@ class Worker:
         return LoadedModel(hashlib.sha256(template).hexdigest(), environment)
 
     def _answers(self, model: Model, keys: Sequence[ResponseKey]) -> Iterator[tuple[ResponseKey, Answer]]:
-        """Yield the answers to questions of one task.
+        """Yield the answers to one task's questions.
 
-        One at a time, they depend on nothing but their own request, wherever the run was stopped. The last
-        bits of llama.cpp's sums depend on what is evaluated together: so every question begins with an empty
-        cache, and its prompt is evaluated for an answer that is thrown away. For every answer that counts,
-        only the prompt's last token is evaluated again.
+        One at a time, answers depend on nothing but their own request, wherever the run was interrupted. The
+        last bits of llama.cpp's sums depend on what is evaluated together, so every question starts with an
+        empty cache, and its prompt is evaluated for an answer that is thrown away. For the answers that
+        count, only the prompt's last token is evaluated again.
         """
         alone = model.n_parallel == 1
         groups = [list(group) for _, group in groupby(keys, lambda key: key.question_id if alone else "")]
@@ -207,14 +208,14 @@ class Worker:
 
 
 class Cluster:
-    """Workers of a Ray cluster: one on every GPU, or several on CPUs. Ray decides where they run.
+    """Workers of a Ray cluster: one per GPU, or several on CPUs. Ray decides where they run.
 
-    Workers get stretches of keys, long ones first, and stream their responses to this process, which alone
-    writes. What a lost worker had yet to answer is given out again, and another worker is started.
+    Workers get chunks of keys, large ones first, and stream their responses to this process, the only one
+    that writes. When a worker is lost, its unanswered keys are reassigned and another worker is started.
 
     Args:
-        workers: How many; None is one for every GPU, or every machine.
-        model: As for `Worker`, and so are the other options.
+        workers: Number of workers; None for one per GPU, or per machine.
+        model: As for `Worker`, as are the other options.
 
     Raises:
         RunError: The cluster has fewer GPUs than `workers`.
@@ -237,7 +238,7 @@ class Cluster:
         actor: Any = ray.remote(Worker).options(**resources)
         self._start = partial(actor.remote, model, ray.put(dict(tasks)), **options)
         self._todo: deque[ResponseKey] = deque()
-        # by Ray's iterator over its responses: a worker, and what it has yet to answer
+        # by Ray's iterator over its responses: a worker and the keys it has yet to answer
         self._busy: dict[Any, tuple[Any, dict[ResponseKey, None]]] = {}
         self._workers: list[Any] = []
         self._losses = 0
@@ -260,11 +261,11 @@ class Cluster:
                     yield found
 
     def interrupt(self) -> None:
-        """End `answer` soon; may be called from a signal handler."""
+        """Make `answer` end soon; may be called from a signal handler."""
         self._interrupted = True
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         for worker in self._workers:
             self._ray.kill(worker)
 
@@ -276,7 +277,7 @@ class Cluster:
     def _receive(
         self, responses: Any, worker: Any, left: dict[ResponseKey, None]
     ) -> Response | LoadedModel | None:
-        """Return what has come from a worker; None if it was lost, or has given its last response."""
+        """Return a worker's next item; None if it was lost or has sent its last response."""
         try:
             reference = next(responses, None)
             found: Response | LoadedModel | None = None if reference is None else self._ray.get(reference)
@@ -290,7 +291,7 @@ class Cluster:
         if found is None:
             self._hand_out(worker)
             return None
-        self._busy[responses] = worker, left  # behind the others, which are served first
+        self._busy[responses] = worker, left  # behind the others, which come first
         if isinstance(found, Response):
             del left[found.key]
             self._losses = 0
@@ -299,8 +300,8 @@ class Cluster:
     def _hand_out(self, worker: Any) -> None:
         """Have a worker answer half of its share of what is left.
 
-        Long stretches come first, in which the worker's batches are full, and short ones last, so that all
-        workers end at about the same time.
+        Large chunks, which fill the worker's batches, come first, and small ones last, so that all workers
+        finish at about the same time.
         """
         if self._todo:
             n = math.ceil(len(self._todo) / (2 * self._n_workers))
@@ -309,25 +310,25 @@ class Cluster:
             self._busy[responses] = worker, dict.fromkeys(keys)
 
     def _replace(self, left: Iterable[ResponseKey], reason: str) -> None:
-        """Start a worker in the place of a lost one; what that has left is given out again.
+        """Replace a lost worker and reassign the keys it left.
 
         Raises RunError if too many workers are lost.
         """
         self._losses += 1
         if self._losses == _LOSSES:
-            raise RunError(f"{_LOSSES} workers were lost one after another, the last one so: {reason}")
-        log.warning("a worker was lost, another is started: %s", reason)
+            raise RunError(f"{_LOSSES} workers were lost in a row; the last error: {reason}")
+        log.warning("a worker was lost, starting another: %s", reason)
         self._todo.extendleft(reversed(list(left)))
         self._start_worker()
 
 
 def _shares(ray: Any, workers: int | None) -> tuple[int, dict[str, Any], int | None]:
-    """Return the number of workers, the resources of each, and its threads unless the user gives them."""
+    """Return the number of workers, the resources of each, and its threads unless set by the user."""
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0))
     if gpus:
         if workers and workers > gpus:
-            raise RunError(f"the cluster has {gpus} GPUs: at most {gpus} --workers, not {workers}")
+            raise RunError(f"the cluster has {gpus} GPUs: use at most {gpus} --workers, not {workers}")
         return workers or gpus, {"num_gpus": 1, "num_cpus": 0}, None
     nodes = sum(node["Alive"] for node in ray.nodes())
     workers = workers or nodes
@@ -336,12 +337,12 @@ def _shares(ray: Any, workers: int | None) -> tuple[int, dict[str, Any], int | N
 
 
 def connect(address: str | None) -> None:
-    """Join the Ray cluster at `address` or in RAY_ADDRESS, or else start one on this machine, once.
+    """Join the Ray cluster at `address` or RAY_ADDRESS, or else start one on this machine, once.
 
-    Raises RunError if no cluster answers.
+    Raises RunError if no cluster responds.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report to its makers
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # and write on our standard output
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray sends usage statistics
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # otherwise Ray writes to our standard output
     import ray
 
     if ray.is_initialized():
@@ -349,11 +350,11 @@ def connect(address: str | None) -> None:
     address = address or os.environ.get("RAY_ADDRESS")
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     try:
-        if host and port.isdecimal():  # Ray itself retries for minutes, and prints it
+        if host and port.isdecimal():  # Ray itself would retry for minutes, and print it
             socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
-        at = f" answers at {address}" if address else " can be started"
+        at = f" responds at {address}" if address else " can be started"
         raise RunError(f"no Ray cluster{at}: {_first_line(error)}") from None
 
 

@@ -40,7 +40,7 @@ _ALL = (
         "gpqa",
         "GPQA-main",
         OwnCopy(
-            "its authors ask that its questions are not put online in plain text: get gpqa_main.csv from "
+            "its authors ask that the questions not be put online in plain text: get gpqa_main.csv from "
             "https://huggingface.co/datasets/Idavidrein/gpqa or https://github.com/idavidrein/gpqa"
         ),
         448,
@@ -64,7 +64,7 @@ TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 
 
 def find_task(name: str) -> Task:
-    """Return the task of a name, or of the user's own file if the name ends in .jsonl.
+    """Return the task with a name, or that of the user's own file if the name ends in .jsonl.
 
     Raises TaskNotFoundError, which lists the names, or DataError if the file is not a task.
     """
@@ -72,20 +72,20 @@ def find_task(name: str) -> Task:
         path = user_path(name)
         if path.stem in TASKS:
             raise DataError(
-                f"{path} is named like another task: rename it, or run {path.stem} with --data {path}"
+                f"{path} has the name of a built-in task: rename it, or run {path.stem} with --data {path}"
             )
         return own_task(path)
     if name not in TASKS:
         raise TaskNotFoundError(
-            f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and your own files that end in .jsonl"
+            f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and your own .jsonl files"
         )
     return TASKS[name]
 
 
 def recorded_task(name: str, rule: str | None) -> Task | None:
-    """Return the task of a recorded run, or None if this version does not have it.
+    """Return the task of a recorded run, or None if this version does not know it.
 
-    `rule` is from the run's manifest: None unless the task is the user's own.
+    `rule` comes from the run's manifest: None unless the task is the user's own.
     """
     if rule is None:
         return TASKS.get(name)

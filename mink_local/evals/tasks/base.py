@@ -1,4 +1,4 @@
-"""Base of all tasks: questions from a file, and two ways to score a response, strict and flexible."""
+"""Base classes of tasks: questions from a file, and two ways to score a response, strict and flexible."""
 
 import re
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ from mink_local.evals.tasks.statements import Statement, statements
 Row = TypeVar("Row")
 Item = TypeVar("Item")
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
-"""A field with text other than white space."""
+"""A field with non-blank text."""
 
 _REASONING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
@@ -41,7 +41,7 @@ class OnDisk:
 
 @dataclass(frozen=True)
 class OwnCopy:
-    """A data set that users have to get themselves. `advice` says why, and where."""
+    """A data set that users have to get themselves. `advice` says why and where."""
 
     advice: str
     how: ClassVar[str] = "needs your own copy: --data FILE"
@@ -49,14 +49,14 @@ class OwnCopy:
 
 @dataclass(frozen=True)
 class Question:
-    """A question as a model gets it.
+    """A question as given to a model.
 
     Attributes:
-        id: The data's own id, or the row's number from 0: stable, and unique within the task.
+        id: The data's own id, or the row's index from 0: stable, and unique within the task.
         prompt: The user message.
         gold: The right answer ("18", "B", "\\frac{1}{2}"); empty if the question is open-ended.
         choices: The options of a multiple-choice question, in the order shown.
-        order: The i-th option shown is option `order[i]` of the file; empty if options are not shuffled.
+        order: The i-th option shown is option `order[i]` in the file; empty if options are not shuffled.
         worked: The worked answer, for few-shot prompts; empty if the data has none.
     """
 
@@ -104,7 +104,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def read(self, statement: Statement, question: Question) -> str | None:
-        """Return the answer in a statement; None or "" if it is not certain."""
+        """Return the answer in a statement; None or "" if it is uncertain."""
 
     def is_same(self, answer: str, gold: str) -> bool:
         """Return whether an answer matched by the pattern is the gold answer."""
@@ -120,11 +120,11 @@ class Task(ABC):
     """A data set, its prompt, and how its answers are scored.
 
     Attributes:
-        name: Its name in commands and records.
-        title: Its name in reports.
-        source: Where its questions come from.
+        name: Name in commands and records.
+        title: Name in reports.
+        source: Where the questions come from.
         n_questions: Number of questions in the source; None for the user's own file.
-        max_tokens: Default limit of a response, in tokens (the paper gives none).
+        max_tokens: Default response limit in tokens (the paper gives none).
         instruction: The end of every prompt (the paper's appendix, "Reasoning Datasets").
         scorer: Scores the responses.
         row_type: A msgspec struct with the fields of a line, if the file is JSON Lines.
@@ -143,10 +143,10 @@ class Task(ABC):
     row_type: ClassVar[type[Any]]
 
     def read(self, path: Path, seed: int) -> list[Question]:
-        """Return the questions of a file in this task's format.
+        """Return the questions in a file in this task's format.
 
         The run's `seed` determines the order of shuffled options. Raises DataError, which names the line, if
-        the file is not in the format.
+        the file is malformed.
         """
 
         def question(row: Any, number: int) -> Question:
@@ -156,7 +156,7 @@ class Task(ABC):
         return read_each_once(path, self.rows(path), question)
 
     def rows(self, path: Path) -> Iterator[tuple[int, Any]]:
-        """Yield the line number, from 1, and the content of every row. Raises DataError."""
+        """Yield every row's line number, from 1, and content. Raises DataError."""
         return json_rows(path, self.row_type)
 
     @abstractmethod
@@ -167,22 +167,22 @@ class Task(ABC):
         """
 
     def scorer_of(self, question: Question) -> Scorer:  # noqa: ARG002
-        """Return the scorer of responses to a question."""
+        """Return the scorer for responses to a question."""
         return self.scorer
 
 
 def read_each_once(
     path: Path, rows: Iterable[tuple[int, Row]], convert: Callable[[Row, int], Item]
 ) -> list[Item]:
-    """Return what `convert` makes of the rows of a file: things with a `prompt` and an `id`.
+    """Convert the rows of a file to items with a `prompt` and an `id`, and require these to be unique.
 
     Args:
         path: The file, for messages.
         rows: Line numbers and rows.
-        convert: Takes a row and its number, from 0, and may raise DataError.
+        convert: Takes a row and its index, from 0, and may raise DataError.
 
     Raises:
-        DataError: A row is wrong, two have the same prompt or id, or there are none; the text names the line.
+        DataError: A row is invalid, two have the same prompt or id, or there are none; names the line.
     """
     items: list[Item] = []
     first: dict[tuple[str, str], int] = {}
@@ -194,10 +194,10 @@ def read_each_once(
         for what, text in (("prompt", item.prompt), ("id", item.id)):
             earlier = first.setdefault((what, text), line)
             if earlier != line:
-                raise DataError(f"{path}, line {line}: same {what} as in line {earlier}; remove one")
+                raise DataError(f"{path}, line {line}: same {what} as line {earlier}; remove one")
         items.append(item)
     if not items:
-        raise DataError(f"{path} holds no questions")
+        raise DataError(f"{path} contains no questions")
     return items
 
 
@@ -208,12 +208,12 @@ def prompt_of(question: str, instruction: str, choices: Sequence[str] = ()) -> s
 
 
 def worked(solution: str | None, ending: str) -> str:
-    """Return a solution, ending as the prompt asks; "" if the data has none."""
+    """Return a solution that ends as the prompt asks; "" if the data has none."""
     return f"{solution.strip()}\n{ending}" if solution and solution.strip() else ""
 
 
 def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number, from 1, and the text of every line. Raises DataError."""
+    """Yield every line's number, from 1, and text. Raises DataError."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -225,9 +225,9 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def json_rows(path: Path, kind: type[Row]) -> Iterator[tuple[int, Row]]:
-    """Yield the number, from 1, and the JSON object of every line that is not blank, as a msgspec struct.
+    """Yield the number, from 1, and the JSON object of every non-blank line, as a msgspec struct.
 
-    Raises DataError, which names the line, if it is not such an object.
+    Raises DataError, which names the line, if one is not such an object.
     """
     for number, line in decoded_lines(path):
         if not line.strip():
@@ -238,11 +238,11 @@ def json_rows(path: Path, kind: type[Row]) -> Iterator[tuple[int, Row]]:
             wrong = str(error).replace(" matching regex '\\\\S'", " that is not blank")
             raise DataError(f"{path}, line {number}: {wrong}") from None
         except msgspec.DecodeError as error:
-            raise DataError(f"{path}, line {number}: write one JSON object a line ({error})") from None
+            raise DataError(f"{path}, line {number}: write one JSON object per line ({error})") from None
 
 
 def score(task: Task, question: Question, response: str, finish_reason: str) -> tuple[Verdict, Verdict]:
-    """Return the strict and the flexible verdict on a response.
+    """Return the strict and flexible verdicts on a response.
 
     A response cut off by the token limit ("length") is wrong, even if it has the right answer.
     """
@@ -256,7 +256,7 @@ def score(task: Task, question: Question, response: str, finish_reason: str) -> 
 def without_reasoning(response: str) -> str:
     """Return a response without its `<think>…</think>` blocks, stripped.
 
-    An unclosed block extends to the end. An unopened block was opened in the prompt, as some chat templates
-    do.
+    An unclosed block extends to the end. A block without an opening tag was opened in the prompt, as some
+    chat templates do.
     """
     return _REASONING.sub("", response).rpartition("</think>")[2].strip()

@@ -1,13 +1,13 @@
-"""The published data sets and users' own files, each with its prompt and its scorer.
+"""Published data sets and users' own files, each with its prompt and scorer.
 
-A line of an own file is a JSON object with `question` (or `prompt`, `problem`, or AlpacaEval's
-`instruction`), and may have `answer`, `choices` (the texts of 2 to 10 options) and `id`. The question decides
-how it is scored:
+A line of a user's own file is a JSON object with `question` (or `prompt`, `problem`, or AlpacaEval's
+`instruction`), and may have `answer`, `choices` (the texts of 2 to 10 options) and `id`. The scoring depends
+on the question:
 
-- With choices, the answer is a letter or the text of an option; scored as AQuA's.
-- A number, or a solution that ends in `#### NUMBER`, is scored as GSM8K's.
-- Another answer is scored by equality with the stated answer (see `TextScorer`).
-- If no line has an answer, the task is open-ended, and no response gets a verdict.
+- With choices, the answer is a letter or the text of an option, scored as in AQuA.
+- A number, or a solution that ends in `#### NUMBER`, is scored as in GSM8K.
+- Any other answer is scored by equality with the stated answer (see `TextScorer`).
+- If no line has an answer, the task is open-ended, and responses get no verdicts.
 """
 
 import csv
@@ -59,7 +59,7 @@ class Gsm8k(Task):
 
 
 def _gsm8k_number(answer: str) -> str | None:
-    """Return the number, without commas, of a solution that ends in "#### NUMBER"; None for other texts."""
+    """Return the number, without commas, at the end of a solution with "#### NUMBER"; None otherwise."""
     found = _GSM8K_GOLD.search(answer)
     return found[1].replace(",", "") if found else None
 
@@ -103,7 +103,7 @@ _GPQA_COLUMNS = (
 
 
 class Gpqa(Task):
-    """GPQA-main (Rein et al. 2023, arXiv 2311.12022): the options A to D, shuffled, from `gpqa_main.csv`."""
+    """GPQA-main (Rein et al. 2023, arXiv 2311.12022): shuffled options A to D, from `gpqa_main.csv`."""
 
     max_tokens = 2048
     instruction = (
@@ -123,9 +123,9 @@ class Gpqa(Task):
     def question(self, row: dict[str, str], seed: int) -> Question:
         missing = [column for column in _GPQA_COLUMNS if not (row.get(column) or "").strip()]
         if missing:
-            raise DataError(f"no '{missing[0]}'; the file has to be GPQA's gpqa_main.csv")
+            raise DataError(f"no '{missing[0]}'; use GPQA's gpqa_main.csv")
         if None in row:
-            raise DataError("more columns than line 1 has")
+            raise DataError("more columns than line 1")
         question, *options = (row[column].strip() for column in _GPQA_COLUMNS)
         order = shuffled(question, len(options), seed)
         choices = tuple(options[place] for place in order)
@@ -137,7 +137,7 @@ class Gpqa(Task):
 def shuffled(question: str, n: int, seed: int) -> tuple[int, ...]:
     """Return the numbers below `n` in an order that depends only on the run's seed and the question.
 
-    They are sorted by hashes, because Python's shuffle may change between versions.
+    They are sorted by hash, because Python's shuffle may change between versions.
     """
 
     def key(place: int) -> bytes:
@@ -180,7 +180,7 @@ class _OwnRow(msgspec.Struct):
 
 
 class OwnTask(Task):
-    """Questions from the user's own file, each scored by the kind of its answer."""
+    """Questions from the user's own file, each scored by its kind of answer."""
 
     instruction = Gsm8k.instruction
     scorer = TextScorer(r"The final answer is[:\s]+(.+?)(?:\.|$)")
@@ -189,7 +189,7 @@ class OwnTask(Task):
 
     @property
     def rule(self) -> str:
-        """What a run's manifest records of the task."""
+        """What a run's manifest records about the task."""
         return "open" if self.open_ended else "question"
 
     def scorer_of(self, question: Question) -> Scorer:
@@ -203,10 +203,10 @@ class OwnTask(Task):
             raise DataError("no 'question', 'prompt', 'problem' or 'instruction'")
         name = "" if row.id is None else str(row.id)
         if not name.isprintable():
-            raise DataError("'id' holds a character that cannot be printed")
+            raise DataError("'id' contains an unprintable character")
         if (row.answer is None) != self.open_ended:
-            wrong = "'answer', and earlier lines have none" if self.open_ended else "no 'answer'"
-            raise DataError(f"{wrong}; give every question an answer, or none")
+            wrong = "'answer', but earlier lines have none" if self.open_ended else "no 'answer'"
+            raise DataError(f"{wrong}; give all questions an answer, or none")
         choices = tuple(str(choice).strip() for choice in row.choices or ())
         if row.answer is None:
             if choices:
@@ -241,13 +241,13 @@ def _choice_question(name: str, text: str, answer: str, choices: tuple[str, ...]
 
 
 def own_task(path: Path) -> OwnTask:
-    """Return the task of the user's own file, named like the file without ".jsonl".
+    """Return the task for the user's own file, named after the file without ".jsonl".
 
-    Raises DataError if the first line is not in the format.
+    Raises DataError if the first line is malformed.
     """
     if not path.stem.isprintable():
-        raise DataError(f"{path.stem!r} holds a character that cannot be printed: rename the file")
+        raise DataError(f"{path.stem!r} contains an unprintable character: rename the file")
     first = next(json_rows(path, _OwnRow), None)
     if first is None:
-        raise DataError(f"{path} holds no questions")
+        raise DataError(f"{path} contains no questions")
     return OwnTask(path.stem, path.stem, OnDisk(path), open_ended=first[1].answer is None)

@@ -1,7 +1,7 @@
-"""Compare mathematical expressions with math-verify, in a child process that also runs this module.
+"""Compares mathematical expressions with math-verify, in a child process that runs this module too.
 
-A few characters (9^9^9^9) send SymPy into an endless computation, and math-verify's own time limit works only
-in the main thread and cannot stop C code.
+A few characters (9^9^9^9) can send SymPy into an endless computation, and math-verify's own time limit works
+only in the main thread and cannot stop C code.
 """
 
 import importlib.util
@@ -11,18 +11,18 @@ from functools import lru_cache
 from mink_local.errors import DataError
 from mink_local.sandbox import GIB, SandboxError, Server, serve
 
-SECONDS = 5  # for one comparison
-_LONGEST = 2000  # characters; no answer is that long
+SECONDS = 5  # per comparison
+_LONGEST = 2000  # characters; no real answer is that long
 
 _verifier = Server("mink_local.evals.tasks.equivalence", memory=2 * GIB)
 
 
 @lru_cache(maxsize=100_000)
 def equivalent(gold: str, answer: str) -> bool:
-    """Return whether `answer` (LaTeX, without $) is equivalent to `gold`; safe in any thread.
+    """Return whether `answer` (LaTeX, without $) is equivalent to `gold`; thread-safe.
 
-    It is not if math-verify takes longer than SECONDS, or too much memory. Raises DataError if math-verify is
-    not installed, and ChildStartError if its process does not start.
+    False if math-verify takes longer than SECONDS, or too much memory. Raises DataError if math-verify is not
+    installed, and ChildStartError if its process does not start.
     """
     if len(answer) > _LONGEST:
         return False
@@ -38,7 +38,7 @@ def equivalent(gold: str, answer: str) -> bool:
 
 
 def _begin(_: object) -> Callable[[tuple[str, str]], bool]:
-    """Return the function that the child answers with."""
+    """Return the function with which the child answers."""
     import math_verify
 
     def verify(expressions: tuple[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""Scorers of numbers, options, texts and mathematical expressions, strict and flexible."""
+"""Strict and flexible scorers for numbers, options, texts and mathematical expressions."""
 
 import re
 import unicodedata
@@ -38,12 +38,12 @@ _TERSE = re.compile(r"\W*\d[\d./ ]*(?:[\w%/]+\s*){0,4}\W*$")  # 18 dollars per d
 
 
 class NumberScorer(Scorer):
-    """Scores answers that are one number.
+    """Scores answers that are a single number.
 
     Flexible scoring reads the only number in a statement, or in the last part of an equation that needs no
     more arithmetic: with or without currency, percent, unit, bold, LaTeX and thousands separators; a
-    fraction; 1.5 million. A range, two numbers, a bound ("less than 18"), "7 dozen" or numbers in words are
-    no answer.
+    fraction; 1.5 million. Ranges, two numbers, bounds ("less than 18"), "7 dozen" and numbers in words do not
+    count as answers.
     """
 
     def is_same(self, answer: str, gold: str) -> bool:
@@ -66,7 +66,7 @@ def _value(number: str) -> Fraction | None:
     """Return the value of a number such as 18, -1.5, 1e6, 1/2 or 1 1/2."""
     try:
         return sum(map(Fraction, re.sub(" ?/ ?", "/", number).split()), Fraction(0))
-    except (ValueError, ZeroDivisionError):  # more digits than Python reads
+    except (ValueError, ZeroDivisionError):  # more digits than Python parses
         return None
 
 
@@ -92,8 +92,8 @@ class ChoiceScorer(Scorer):
     """Scores answers that are one of a question's options.
 
     Flexible scoring reads the letter, in brackets, bold or a box, in lower case where it cannot be a word, or
-    the option's text: "Apples" is A only if option A says so. Options with the same text are the same
-    answer, whatever their letters. "A or B", "not B" and "B is wrong" are no answer.
+    the option's text: "Apples" is A only if option A says so. Options with the same text are the same answer,
+    whatever their letters. "A or B", "not B" and "B is wrong" do not count as answers.
     """
 
     def read(self, statement: Statement, question: Question) -> str | None:
@@ -113,17 +113,17 @@ class ChoiceScorer(Scorer):
 
 
 def _options(question: Question) -> dict[str, str]:
-    """Return the wording of every option, by its letter."""
+    """Return the options' texts by letter."""
     return dict(zip(ascii_uppercase, map(_key, question.choices), strict=False))
 
 
 def _key(text: str) -> str:
-    """Return the form in which the wordings of options are compared."""
+    """Return an option's text in the form used for comparison."""
     return _LOOSE.sub("", plain(text)).casefold()
 
 
 _ARTICLE = re.compile(r"^(?:an?|the) ")
-_LEADER = "\u2024"  # for a full stop that ends no sentence, as in St. Petersburg
+_LEADER = "\u2024"  # for a full stop within a sentence, as in St. Petersburg
 _AROUND_TEXT = " \t\n.,;:!?\"'“”‘’()[]"
 
 
@@ -146,7 +146,7 @@ class TextScorer(Scorer):
 
 
 def normal_text(answer: str) -> str:
-    """Return the form in which texts are compared: plain, in lower case, without article and punctuation."""
+    """Return a text in the form used for comparison: plain, lower case, no article or punctuation."""
     text = unicodedata.normalize("NFKC", plain(answer)).casefold()
     return _ARTICLE.sub("", " ".join(text.split()).strip(_AROUND_TEXT)).strip(_AROUND_TEXT)
 
@@ -167,20 +167,20 @@ _AROUND_MATHS = " \t\n*_`,:;\"'“”"
 class MathScorer(Scorer):
     """Scores answers that are mathematical expressions.
 
-    Strict scoring compares as the paper does: normalized texts (see `normalized`), or floats within 1e-6.
+    Strict scoring compares as in the paper: normalized texts (see `normalized`), or floats within 1e-6.
     Flexible scoring reads the stated answer, boxed, in math mode or bare, with or without the brackets of the
-    prompt's "(answer)", and asks math-verify whether it is equivalent. A sentence is no expression.
+    prompt's "(answer)", and asks math-verify whether it is equivalent. Sentences do not count as expressions.
     """
 
     def is_same(self, answer: str, gold: str) -> bool:
         both = [normalized(answer), normalized(gold)]
         if both[0] == both[1]:
             return True
-        numbers = [float(text) for text in both if _FLOAT.fullmatch(text)]  # not nan
+        numbers = [float(text) for text in both if _FLOAT.fullmatch(text)]  # excludes nan
         return len(numbers) == 2 and abs(numbers[0] - numbers[1]) <= 1e-6
 
     def read(self, statement: Statement, question: Question) -> str | None:  # noqa: ARG002
-        """Return the only part of a statement in math mode, or all of it; None for a sentence."""
+        """Return the statement's only part in math mode, or all of it; None for a sentence."""
         text = statement.text
         if _PROSE.search(_MATHS.sub("", text)):
             return None
@@ -200,7 +200,7 @@ class MathScorer(Scorer):
 def normalized(answer: str) -> str:
     """Return the paper's canonical form: no LaTeX styling, fractions as a/b, no spaces, lower case.
 
-    The paper removes all commands; here \\sqrt, \\pi and the like keep their names, or 2\\pi would be 2.
+    The paper removes all commands; here \\sqrt, \\pi and the like keep their names, or 2\\pi would become 2.
     """
     text = _THOUSANDS.sub("", answer)
     text = _DRESS.sub("", _TEXT.sub(r"\1", text))

@@ -1,9 +1,9 @@
-"""Find where a response states its answer, and turn LaTeX and Markdown into plain text.
+"""Finds where a response states its answer, and turns LaTeX and Markdown into plain text.
 
 Flexible scoring reads the last statement of an answer in one of a few common forms (`_FORMS`), up to the end
 of its sentence. If none is readable, it tries the last `\\boxed{}`, a last line in bold, a response that is
-only an answer, and a last sentence that begins with "so". Rarer forms are no answer, and neither are
-questions, hedges and what the response retracts. The last number of a rambling text never counts: at a high
+only an answer, and a last sentence that begins with "so". Rarer forms do not count, and neither do questions,
+hedges and anything the response retracts. The last number of a rambling text never counts: at a high
 temperature that would reward luck, and strict and flexible scoring would differ for no visible reason.
 """
 
@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_READ = 20_000  # characters of a response that are read, from the end
-_LONGEST = 1000  # characters of a statement; keeps hostile text cheap
-_MOST = 20  # statements that are read, from the end
-_SHORT = 20  # characters of a response that is only an answer
+_READ = 20_000  # characters read of a response, from the end
+_LONGEST = 1000  # maximum characters of a statement; keeps hostile text cheap
+_MOST = 20  # statements read, from the end
+_SHORT = 20  # maximum characters of a response that is only an answer
 
 _OPTION = r"(?:option|choice|alternative|letter)"
 _NAME = rf"(?:(?:correct|right|best|closest|only|chosen|answer) {_OPTION}|(?:final )?(?:answer|result))"
@@ -92,7 +92,7 @@ _PLAIN = (  # pattern, what it means
 class Statement:
     """Text that states the answer, or begins with it.
 
-    `terse` text counts only if it is nothing but the answer: it may also be the beginning of a solution.
+    `terse` text counts only if it is nothing but the answer, as it may be the beginning of a solution.
     """
 
     text: str
@@ -100,7 +100,7 @@ class Statement:
 
 
 def statements(response: str) -> Iterator[Statement]:
-    """Yield the statements of the answer, the most reliable first."""
+    """Yield statements of the answer, the most reliable first."""
     response = _DISPLAY.sub(_on_one_line, response[-_READ:].replace("...", "…"))
     withdrawn = deque(_WITHDRAWN.finditer(response), maxlen=1)
     response = _NO_STATEMENT.sub("", response[withdrawn[0].end() :] if withdrawn else response)
@@ -141,7 +141,7 @@ def _statement(response: str, form: re.Match[str]) -> Statement:
 
 
 def plain(text: str) -> str:
-    """Return LaTeX and Markdown as plain text: `**\\$1{,}200**` is 1,200 and `\\dfrac{1}{2}` is 1/2.
+    """Return LaTeX and Markdown as plain text: `**\\$1{,}200**` is 1,200, and `\\dfrac{1}{2}` is 1/2.
 
     Currency signs and styling commands are dropped.
     """

@@ -108,7 +108,7 @@ def test_a_run_writes_tables_picture_and_figures(coverage: Coverage, tmp_path: P
     text = (out / "coverage.md").read_text("utf-8")
     assert "| top-p:p=0.9 (T first) | ∞ |" in text
     assert "| greedy | 1 |" in text
-    assert "3 prompts are few" in text
+    assert "Only 3 prompts" in text
     assert (out / "coverage.svg").read_text("utf-8").startswith("<?xml")
     assert len(json.loads((out / "coverage.json").read_text("utf-8"))["settings"]) == 5
 

@@ -89,7 +89,7 @@ def test_models_are_side_by_side_with_their_difference(tmp_path: Path) -> None:
     ("temperatures", "edit", "said"),
     [
         ((1.0, 10.0), {}, "30 questions, 2 responses each, 2 methods at T = 1 and 10."),
-        ((1.0,), {"n_questions": 5}, "5 questions are few"),
+        ((1.0,), {"n_questions": 5}, "Only 5 questions"),
         ((1.0,), {"repeats": 1}, "--repeats 2"),
         ((1.0,), {"tasks": ("aqua",)}, "Guessing gets 20.0%"),
         ((1.0,), {"tasks": ("essay",)}, "Open-ended"),
