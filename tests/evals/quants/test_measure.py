@@ -135,6 +135,7 @@ def test_a_file_and_itself_in_the_same_batches_do_not_differ(files: dict[str, Pa
     assert set(found.same_set[str(MinK())]) == {1}
 
 
+@pytest.mark.slow
 def test_only_what_is_added_is_measured(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
     rows = tmp_path / "out" / "rows.jsonl"
     base, q8, q4, _ = files.values()
@@ -243,6 +244,7 @@ def test_as_many_chunks_are_held_as_memory_has_room_for(files: dict[str, Path]) 
     )  # beside the base it would have no layers there
 
 
+@pytest.mark.slow
 def test_a_file_of_another_programs_store(
     quants: Quants, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
