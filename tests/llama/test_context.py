@@ -146,10 +146,10 @@ def test_an_embedders_callback_hears_all_but_our_calls(tiny_path: Path) -> None:
 
 
 def test_an_embedders_verbose_model_is_heard_after_ours(tiny_path: Path) -> None:
-    assert "llama_model_loader" in run_python("-c", LOGS, tiny_path, "Llama").stderr
+    assert "llama_model_loader" in run_python("-c", LOGS, tiny_path, "Llama").succeeded().stderr
 
 
 def test_verbose_is_of_one_model(tiny_path: Path) -> None:
-    before, _, after = run_python("-c", LOGS, tiny_path, "verbose").stderr.partition("loud\n")
+    before, _, after = run_python("-c", LOGS, tiny_path, "verbose").succeeded().stderr.partition("loud\n")
     assert "llama_model_loader" in before
     assert after == ""

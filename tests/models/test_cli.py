@@ -166,7 +166,9 @@ def test_add(mink: Mink, tiny: Callable[..., Path]) -> None:
         "revision": "v1",
         "size": 1.5,
     }
-    mink("path", "parrot").refused(2, "parrot")
+    missing = mink("path", "parrot")
+    missing.refused(2, "parrot")
+    assert missing.stdout == ""
 
 
 @pytest.mark.parametrize(
@@ -207,5 +209,7 @@ def test_default(mink: Mink, tiny: Callable[..., Path]) -> None:
         assert mink("default", name) == Finished(0, f"{kept}\n", "")
         assert mink("default").stdout == f"{kept}\n"
     for name in ("canary", "llama-3-8b"):  # unknown, and not downloaded
-        mink("default", name).refused(2, name)
+        result = mink("default", name)
+        result.refused(2, name)
+        assert result.stdout == ""
     assert catalog.default_model() == str(path)

@@ -1,6 +1,7 @@
-"""`mink-eval quants` on files that llama.cpp has quantized."""
+"""`mink-eval quants` on files that llama.cpp has quantized, and the figures of a position."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -10,21 +11,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from llama_cpp import Llama
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 from scipy.special import log_softmax
+from scipy.stats import entropy
 
-from mink_local.errors import DataError
+from mink_local.errors import DataError, GenerationError
 from mink_local.evals.quants import measure
-from mink_local.evals.quants.divergence import CandidateSets, Divergence, compare
+from mink_local.evals.quants.divergence import CandidateSets, Divergence, compare, most_probable
 from mink_local.evals.quants.measure import BUNDLED, Evaluator, chunks_of, chunks_to_hold, file_facts
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.llama.weights import Weights
 from mink_local.models.gguf import read_metadata
 from mink_local.models.memory import Budget, choose_placement
-from mink_local.samplers import MinK
+from mink_local.samplers import MinK, MinP, TopP
 from tests.support.made_run import change
 from tests.support.mink_eval import MINK_EVAL, MinkEval
 from tests.support.python import Finished, output_of
@@ -135,6 +140,7 @@ def test_a_file_and_itself_in_the_same_batches_do_not_differ(files: dict[str, Pa
     assert set(found.same_set[str(MinK())]) == {1}
 
 
+@pytest.mark.slow
 def test_only_what_is_added_is_measured(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
     rows = tmp_path / "out" / "rows.jsonl"
     base, q8, q4, _ = files.values()
@@ -243,6 +249,7 @@ def test_as_many_chunks_are_held_as_memory_has_room_for(files: dict[str, Path]) 
     )  # beside the base it would have no layers there
 
 
+@pytest.mark.slow
 def test_a_file_of_another_programs_store(
     quants: Quants, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,3 +287,52 @@ def test_tensors_that_fell_back_are_counted(
     assert set(fell_back(files["Q2_K"]).values()) == {0}
     narrow = fell_back(quantize(smollm2_path, tmp_path / "narrow.gguf", "Q2_K"))
     assert narrow["F32"] == narrow["Q3_K"] == 0 < narrow["Q4_0"]
+
+
+# Figures of a position against plain float64 sums
+
+
+SAMPLERS = (MinK(), MinP(), TopP())
+N = 40
+
+rows = arrays(np.float32, N, elements=st.floats(-60, 60, width=32))
+
+
+@given(rows, rows, st.integers(0, N - 1))
+def test_a_position_is_that_of_the_definitions(
+    base: NDArray[np.float32], file: NDArray[np.float32], token: int
+) -> None:
+    found = Divergence()
+    found.add(base, file, token, CandidateSets(SAMPLERS, N))
+    log_p, log_q = (log_softmax(row.astype(np.float64)) for row in (base, file))
+    assert found.kld == [pytest.approx(entropy(np.exp(log_p), np.exp(log_q)), rel=1e-9, abs=1e-12)]
+    assert found.base_logprob == [pytest.approx(log_p[token], rel=1e-12, abs=1e-12)]
+    assert found.logprob == [pytest.approx(log_q[token], rel=1e-12, abs=1e-12)]
+    assert found.same_top == [base.argmax() == file.argmax()]
+    for sampler in SAMPLERS:
+        kept = [set(sampler.candidates(row)[0].tolist()) for row in (base, file)]
+        assert found.same_set[str(sampler)] == [kept[0] == kept[1]]
+        assert found.k_is_1[str(sampler)] == [(len(kept[0]) == 1, len(kept[1]) == 1)]
+    (best, p), *_ = most_probable(base, 3)
+    assert math.isclose(p, np.exp(log_p).max(), rel_tol=1e-12)
+    assert log_p[best] == log_p.max()  # logits that differ by less have equal probabilities
+
+
+def test_equal_rows_have_no_divergence_and_padding_is_ignored() -> None:
+    rng = np.random.default_rng(0)
+    found = Divergence()
+    row = rng.normal(size=N).astype(np.float32)
+    padded = np.concatenate([row, np.full(5, 99, np.float32)])
+    found.add(row, padded, 3, CandidateSets(SAMPLERS, N))
+    assert (found.kld, found.same_top) == ([0.0], [1])
+
+
+def test_banned_tokens_are_finite_and_a_nan_is_refused() -> None:
+    base, file = np.zeros((2, N), np.float32)
+    base[1] = -np.inf
+    found, sets = Divergence(), CandidateSets(SAMPLERS, N)
+    found.add(base, file, 0, sets)
+    assert found.kld == [pytest.approx(math.log(N / (N - 1)))]
+    file[2] = np.nan
+    with pytest.raises(GenerationError):
+        found.add(base, file, 0, sets)

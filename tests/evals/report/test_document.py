@@ -21,8 +21,7 @@ def document_of(folder: Path, *against: Any) -> Document:
     return make_document(run, summarise(run, against or None))
 
 
-def sentences(folder: Path) -> str:
-    document = document_of(folder)
+def sentences(document: Document) -> str:
     return "\n".join(
         [*(one for section in document.sections for one in section.findings), *document.findings]
     )
@@ -53,7 +52,7 @@ def test_accuracies_have_intervals_marks_and_bold_winners(tmp_path: Path) -> Non
         SIGMA: [("0.0±0.0▼", False), ("100.0±0.0▲", True)],
     }
     assert table.rows[0][2].below == "33.2–66.8"  # Wilson's interval of 15 in 30
-    said = sentences(tmp_path)
+    said = sentences(document)
     assert f"better than {MIN_K}: {SIGMA} at T = 10." in said
     assert f"worse than {MIN_K}: {SIGMA} at T = 1; top-p:p=0.9 (T last) at T = 1." in said
     assert "of 4 comparisons" in said
@@ -63,10 +62,11 @@ def test_accuracies_have_intervals_marks_and_bold_winners(tmp_path: Path) -> Non
 def test_strict_scoring_is_among_more_tables(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"n_questions": 4})
     change(tmp_path, lambda r: r.update(strict={"answer": None, "correct": False}))
-    [section] = document_of(tmp_path).sections
+    document = document_of(tmp_path)
+    [section] = document.sections
     assert not any("strict" in part.title for part in section.parts if isinstance(part, Table))
     assert any("strict accuracy" in table.title for table in section.more)
-    assert "100.0%" in sentences(tmp_path)
+    assert "100.0%" in sentences(document)
 
 
 def test_models_are_side_by_side_with_their_difference(tmp_path: Path) -> None:
@@ -100,27 +100,28 @@ def test_what_to_know_before_the_numbers_is_said(
     tmp_path: Path, temperatures: tuple[float, ...], edit: dict[str, Any], said: str
 ) -> None:
     write_run(tmp_path, **SMALL | {"temperatures": temperatures} | edit)
-    assert said in sentences(tmp_path)
+    assert said in sentences(document_of(tmp_path))
 
 
 def test_incomplete_cells_are_marked_and_counted(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"n_questions": 10})
     change(tmp_path, lambda r: r["sampler"] != SIGMA or int(r["question_id"]) < 4)
-    assert "2 of 4 cells" in sentences(tmp_path)
-    assert "*" in table_of(document_of(tmp_path), "flexible accuracy, %").rows[1][1].text
+    document = document_of(tmp_path)
+    assert "2 of 4 cells" in sentences(document)
+    assert "*" in table_of(document, "flexible accuracy, %").rows[1][1].text
 
 
 def test_nothing_to_compare_with_is_said(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"n_questions": 2})
     change(tmp_path, lambda r: (r["sampler"] == SIGMA) == (r["temperature"] == 10))
-    assert sentences(tmp_path).splitlines()[-1].endswith(f"{MIN_K}.")
+    assert sentences(document_of(tmp_path)).splitlines()[-1].endswith(f"{MIN_K}.")
 
 
 def test_questions_that_are_still_to_come_are_counted(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"n_questions": 6})
-    assert "of the run" not in sentences(tmp_path)
+    assert "of the run" not in sentences(document_of(tmp_path))
     change(tmp_path, lambda r: int(r["question_id"]) < 4)
-    assert "2 questions of the run" in sentences(tmp_path)
+    assert "2 questions of the run" in sentences(document_of(tmp_path))
 
 
 def test_a_model_that_is_cut_off_in_most_responses_is_warned_of(tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_a_model_that_is_cut_off_in_most_responses_is_warned_of(tmp_path: Path) 
             last = hot if r["temperature"] > 1 else cold
             r.update(finish_reason="length" if int(r["question_id"]) < last else "stop")
 
-        return sentences(change(tmp_path, edit))
+        return sentences(document_of(change(tmp_path, edit)))
 
     assert "--max-tokens" not in cut_off(hot=10, cold=5)
     assert "60.0%" in cut_off(hot=0, cold=6)
