@@ -15,9 +15,10 @@ from tests.support.server import running_server  # noqa: E402
 
 PNG = ROOT / "docs" / "playground.png"
 SEED, MAX_TOKENS = 2, 70
-# The token of Min-k's answer with the most candidates, not among the last ones.
+# The word of Min-k's answer, not among the last, that had the most candidates.
 OPENED = r"""
 (candidates => [...document.querySelectorAll(".column:first-child .token:not(.end)")].slice(0, 40)
+    .filter(token => /[a-z]/i.test(token.textContent))
     .reduce((a, b) => candidates(a) >= candidates(b) ? a : b)
 )(token => parseInt(token.ariaLabel.match(/(\d+) cand/)?.[1]))
 """

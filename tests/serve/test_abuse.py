@@ -11,7 +11,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.http import connect, receive, request, until
+from mink_local.serve.guard import MAX_BODY
+from tests.support.http import connect, request, send, until
 from tests.support.server import RunningServer
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -74,6 +75,8 @@ ITSELF = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
 DEEP = "[" * 100_000 + "]" * 100_000
 
 REFUSED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
+    "garbage": (CHAT, b"{garbage"),
+    "an unknown constraint": (CHAT, chat(bad_words=["a"])),
     "100,000 messages": (CHAT, chat(messages=USER * 100_000)),
     "100,000 parts": (CHAT, user([{"type": "text", "text": ""}] * 100_000)),
     "deep JSON": (CHAT, literal(f'"x": {DEEP}')),
@@ -239,21 +242,35 @@ def test_who_leaves_while_the_grammar_is_tried_is_not_counted_any_more(server: R
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"),
+    ("method", "body", "headers", "status"),
     [
-        ({"host": "evil.example"}, 421),
-        ({"origin": "http://evil.example"}, 403),
-        ({"content_type": "text/plain"}, 415),
+        ("POST", chat(), {"host": "evil.example"}, 421),
+        ("POST", chat(), {"origin": "http://evil.example"}, 403),
+        ("POST", chat(), {"content_type": "text/plain"}, 415),
+        ("POST", chat(x="x" * MAX_BODY), {}, 413),
+        ("DELETE", chat(), {}, 405),
     ],
 )
-def test_a_page_elsewhere_cannot_use_the_server(
-    server: RunningServer, headers: dict[str, str], status: int
+def test_what_the_guard_refuses_costs_the_model_nothing(
+    server: RunningServer, method: str, body: dict[str, Any], headers: dict[str, str], status: int
 ) -> None:
     before = server.metric("engine_steps_total")
-    with connect(server.port) as client:
-        client.sendall(request("POST", CHAT, json.dumps(chat()).encode(), **headers))
-        assert receive(client).status == status
+    response = send(server.port, request(method, CHAT, json.dumps(body).encode(), **headers))
+    assert response.status == status
+    assert response.error
     assert server.metric("engine_steps_total") == before
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [request("POST", CHAT, json.dumps(chat(max_tokens=50)).encode()), b"POST / HTTP/1.1\r\nHo"],
+    ids=["a request", "a part of one"],
+)
+def test_who_closes_one_half_of_a_connection_has_left(server: RunningServer, sent: bytes) -> None:
+    with connect(server.port) as client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        assert client.recv(1) == b""
 
 
 @pytest.mark.parametrize(
@@ -272,9 +289,7 @@ def test_a_page_elsewhere_cannot_use_the_server(
     ],
 )
 def test_a_path_leads_to_no_file(server: RunningServer, path: str) -> None:
-    with connect(server.port) as client:
-        client.sendall(request("GET", path))
-        response = receive(client)
+    response = send(server.port, request("GET", path))
     assert response.status in (307, 404, 405)
     if response.status != 307:
         assert len(response.error["message"]) < 1000

@@ -289,5 +289,9 @@ class TestInABrowser:
         assert page.run("document.documentElement.scrollWidth") <= width
         assert page.run("document.documentElement.scrollHeight <= innerHeight")
         assert page.run(
+            "[...document.querySelectorAll('svg text')].every("
+            "e => e.getBoundingClientRect().right <= innerWidth)"
+        )
+        assert page.run(
             "document.querySelector('main').scrollWidth <= document.querySelector('main').clientWidth"
         )
