@@ -215,7 +215,7 @@ def run(chat: Chat) -> None:
 
 
 def _handle(chat: Chat, text: str, files: str, replaces: bool) -> None:
-    """Run a command, or answer a message; see `Chat.ask`."""
+    """Run a command, or send a message with files before it; say what went wrong."""
     try:
         word = text.split(maxsplit=1)[0]
         if text.rstrip() in _LEAVING:

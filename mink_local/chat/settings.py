@@ -363,7 +363,7 @@ class Settings:
         return self.sources[name] == COMMAND_LINE
 
     def put(self, name: str, value: Any, source: str) -> None:
-        """Set a value that is known to be good."""
+        """Set a value that is known to be valid."""
         self._values[name], self.sources[name] = value, source
 
     def changed(self, setting: Setting, text: str) -> "Settings":

@@ -33,7 +33,7 @@ def clear(chat: Chat, _: str) -> None:
 def save(chat: Chat, argument: str) -> None:
     """Give this conversation a name, for /load and for mink-chat --resume NAME.
 
-    Conversations are kept without a name as well, under a number.
+    Conversations without a name are kept too, under a number.
     """
     session, name = chat.session, " ".join(argument.translate(dict.fromkeys(UNPRINTABLE)).split())
     if not name:

@@ -25,7 +25,7 @@ def save(model: Model, conversation: int) -> None:
 
 
 def load(model: Model, conversation: int) -> None:
-    """Fill a model's KV cache with a conversation, as far as a file of it fits."""
+    """Fill a model's KV cache with a conversation, as far as its file fits."""
     path = _path(conversation)
     if path.exists() and model.load_cache(path):
         path.touch()
