@@ -1,4 +1,4 @@
-"""Chat in two turns, and print the answers while they are generated."""
+"""Chat for two turns, printing answers as they are generated."""
 
 from mink_local import MinK, load_model
 

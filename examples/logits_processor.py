@@ -1,4 +1,4 @@
-"""Use Min-k in a program of llama-cpp-python: `python logits_processor.py MODEL.gguf`."""
+"""Use Min-k with llama-cpp-python: `python logits_processor.py MODEL.gguf`."""
 
 import sys
 
@@ -11,7 +11,7 @@ result = llama.create_chat_completion(
     [{"role": "user", "content": "Tell me a story about a lighthouse."}],
     logits_processor=LogitsProcessorList([MinK()]),
     temperature=5.0,
-    top_k=0,  # llama-cpp-python cuts after the processor too, unless it is told not to
+    top_k=0,  # switch off llama-cpp-python's own cuts, which follow the processor
     top_p=1.0,
     min_p=0.0,
     max_tokens=40,

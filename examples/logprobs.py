@@ -1,4 +1,4 @@
-"""Print the probability of every sampled token, and the most probable tokens of the same step."""
+"""Print the probability of every sampled token, and the most probable tokens at each step."""
 
 from math import exp
 

@@ -47,7 +47,7 @@ def test_two_servers_answer_as_the_cpu(smollm2: Model, rpc: str) -> None:
     options = ["--prompt", SEA, "--temp", 0, "-n", 12, "--json", "--verbose"]
     child = run_python(*MINK_CHAT, rpc, *options).succeeded()
     own = "the GPU, " if has_own_gpu() else ""
-    assert f"on {own}{rpc[6:].replace(',', ' and ')}, every layer" in child.stderr.replace("\n", " ")
+    assert f"on {own}{rpc[6:].replace(',', ' and ')}, all layers" in child.stderr.replace("\n", " ")
     reply = forget(smollm2).chat([{"role": "user", "content": SEA}], sampler=Greedy(), max_tokens=12)
     assert json.loads(child.stdout)["text"] == reply.read()
 

@@ -69,7 +69,7 @@ FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 samplers_option = sampler_option.replace("samplers", multiple=True)
 temperatures_option = temp_option.replace("temperatures", multiple=True, default=[1.0])
 limit_option = click.option(
-    "--limit", type=POSITIVE, metavar="N", help="Only the first N questions of each task, or prompts."
+    "--limit", type=POSITIVE, metavar="N", help="Use only the first N questions of each task, or prompts."
 )
 folder_argument = click.argument("folder", metavar="DIR", type=FOLDER)
 data_option = click.option(

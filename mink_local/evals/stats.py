@@ -188,9 +188,7 @@ def what_can_be_found(n: int) -> str:
     if 2 * 0.5**n > ALPHA:
         return f"{n} questions are too few for any difference to be significant."
     least = 100 * detectable_difference(n)
-    return (
-        f"{n:,} questions detect a difference of {least:.1f} points 4 times in 5, smaller ones less often."
-    )
+    return f"{n:,} questions detect a difference of {least:.1f} points 4 times in 5, smaller ones less often."
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

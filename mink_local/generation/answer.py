@@ -17,7 +17,7 @@ class Piece(str):
 
     Attributes:
         token: Id of the sampled token, or None.
-        k: Number of candidates in the step; 0 for a forced token or none.
+        k: Number of candidates in the step; 0 if the token was forced or there is none.
         is_end_token: Whether the token ends the answer and is not part of it.
         logprob: Log-probability in nats; see `SamplingParams.logprobs`.
         top_logprobs: Pairs of token id and log-probability, most probable first.

@@ -50,7 +50,7 @@ class PromptBudget:
             self._n_steps += 1
 
     def _without_prompts(self, n_answers: int) -> float:
-        """Return the seconds of a step without prompts, interpolated between the fewest and most answers."""
+        """Return a step's seconds without prompts, from a line through the fewest and the most answers."""
         fewest, most = min(self._steps), max(self._steps)
         slope = (self._steps[most] - self._steps[fewest]) / max(1, most - fewest)
         return self._steps[fewest] + max(0.0, slope) * (n_answers - fewest)

@@ -128,7 +128,7 @@ ctx_option = SharedOption(
     "--ctx",
     type=WholeNumber(min=1),
     metavar="N",
-    show_default="as many as memory allows",
+    show_default="as large as memory allows",
     help="Context size: maximum tokens of a prompt plus its answer.",
 )
 parallel_option = SharedOption(

@@ -111,7 +111,7 @@ def test_fewer_layers_where_vulkan_refuses_memory() -> None:
     env = {**os.environ, "GGML_VK_FORCE_MAX_BUFFER_SIZE": "1000000"}
     child = run_python("-c", SMALL_ALLOCATIONS, env=env)
     assert re.fullmatch(r"on the CPU, .* 8192 .*\n3\n", child.stdout), child.stderr
-    said = re.findall(r"^(\d+) layers do not fit the GPU .*: trying (\d+)$", child.stderr, re.MULTILINE)
+    said = re.findall(r"^(\d+) layers do not fit on the GPU .*: trying (\d+)$", child.stderr, re.MULTILINE)
     assert said == [("31", "23"), ("23", "15"), ("15", "7"), ("7", "0")]
 
 
@@ -193,7 +193,7 @@ def test_no_more_answers_at_a_time_than_memory_allows(
     monkeypatch.setattr(loading, "caches_that_fit", lambda *_: fitting)
     context = loading.make_context(smollm2.weights, 256, wanted, n_threads=1)
     assert context.n_seq == possible
-    warned = [f"memory is short: {possible} answers at a time instead of {wanted}"]
+    warned = [f"low memory: generating {possible} answers at a time instead of {wanted}"]
     assert caplog.messages == (warned if possible != wanted and wanted != "auto" else [])
 
 

@@ -159,7 +159,7 @@ def _notes(judge: str, judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[st
     if missing := int(pairs.outcome.isna().sum()):
         notes.append(f"{count(missing, 'pair')} without a readable judgement in both orders excluded.")
     if n_cut := int(pairs.is_cut.sum()):
-        notes.append(f"It saw only the beginning of a long response in {count(n_cut, 'pair')}.")
+        notes.append(f"In {count(n_cut, 'pair')}, it saw only the beginning of a long response.")
     if judge.partition(" at ")[0] in set(judgements.model):
         notes.append("It wrote some of the responses itself, and may prefer its own style.")
     return notes

@@ -169,7 +169,7 @@ class Quants(RowMeasurement[ChunkRow]):
         each = n_scored(self._chunk)
         if self._positions > len(chunks) * each:
             log.warning(
-                "the text has only %d of the %d positions wanted by --positions: give a longer --text",
+                "the text has %d positions, fewer than --positions %d: give a longer --text",
                 len(chunks) * each,
                 self._positions,
             )

@@ -293,7 +293,7 @@ def _findings(run: RecordedRun, part: Summary, cells: pd.DataFrame) -> Iterator[
         yield few
     if n_questions < len(questions):
         n_left = count(len(questions) - n_questions, "question")
-        yield f"{n_left} without a response yet: repeat the mink-eval run command to resume."
+        yield f"{n_left} of the run without a response yet: repeat the mink-eval run command to resume."
     if part.verdicts.empty:
         yield "Open-ended: responses have no verdicts, so there is no accuracy."
     elif len(part.scorings) > 1:

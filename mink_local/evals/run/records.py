@@ -154,7 +154,7 @@ class RecordCheck:
             return f"task {response.task} is not in {MANIFEST}"
         wanted = seed_of(limits.seed, response.task, response.question_id, response.repeat)
         if response.seed and response.seed != wanted:  # records need not have a seed
-            return f"seed differs from the run's ({limits.seed})"
+            return f"seed differs from that of the run's --seed ({limits.seed})"
         limit = limits.tasks[response.task].max_tokens
         if response.n_tokens > limit:
             return f"longer than the run's --max-tokens ({limit})"

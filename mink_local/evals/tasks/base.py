@@ -194,7 +194,7 @@ def read_each_once(
         for what, text in (("prompt", item.prompt), ("id", item.id)):
             earlier = first.setdefault((what, text), line)
             if earlier != line:
-                raise DataError(f"{path}, line {line}: same {what} as line {earlier}; remove one")
+                raise DataError(f"{path}, line {line}: same {what} as in line {earlier}; remove one")
         items.append(item)
     if not items:
         raise DataError(f"{path} contains no questions")

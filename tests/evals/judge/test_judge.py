@@ -109,7 +109,7 @@ def test_each_pair_is_judged_in_both_orders(judge: Judge, run: Path, server: Jud
     ("answer", "status", "row", "attempts", "said"),
     [
         (lambda _: says('{"winner": "A"}'), 0, {"won:tied:lost": f"0:{N}:0", "inconsistent": N}, {1},
-         ["whichever answer is shown first", "disagree in most"]),
+         ["whichever answer is shown first", "disagree for most"]),
         (unless("min-k:tau=3 T=5.0 to 2", says("Both.")), 0, {"won:tied:lost": f"{N - 1}:0:0", "missing": 1},
          {1, 3}, []),
         (unless("to 1", says("moo")), 1, {"missing": 1}, {1, 3}, ["25.0%"]),

@@ -235,7 +235,7 @@ def test_a_rater_votes_and_saves(mink_eval: MinkEval, run: Path, tmp_path: Path,
     browser.press("a")
     assert "save the votes" in browser.run("document.getElementById('saved').textContent")
     browser.click("document.querySelector('#save button')")
-    assert "Write your name" in browser.run("document.getElementById('saved').textContent")
+    assert "Enter your name" in browser.run("document.getElementById('saved').textContent")
     browser.call("Input.insertText", text="Ann O'b")
     browser.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
     browser.press("Enter")
