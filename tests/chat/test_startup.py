@@ -28,8 +28,7 @@ def test_a_prompt_prints_only_the_answer(mink_chat: MinkChat) -> None:
     """As a process of its own; the same comes for a prompt from standard input."""
     arguments = ("--temp", "5", "--seed", "1")
     prompt = "What is the capital of France?"
-    given = run_python(*MINK_CHAT[1:], *arguments, "-p", prompt)
-    assert given.returncode == 0
+    given = run_python(*MINK_CHAT[1:], *arguments, "-p", prompt).succeeded()
     assert len(given.stdout.split()) > 5
     assert given.stderr == ""
     assert "<|im_end|>" not in given.stdout
