@@ -75,6 +75,18 @@ def test_a_refused_offer_leaves_the_embedded_model(hub: Hub) -> None:
     assert "[Y/n]" not in start()[0]
 
 
+@pytest.mark.parametrize("key", ["\x03", "\x04"], ids=["Ctrl-C", "Ctrl-D"])
+def test_the_question_can_be_left(key: str, hub: Hub) -> None:
+    chat = Terminal("--ctx", "256", columns=100, waits=False)
+    try:
+        chat.until_shown(r"\[Y/n\]")
+        chat.send(key)
+        assert chat.ended() == 130
+    finally:
+        chat.close()
+    assert (chosen_model(), hub.requests) == (None, [])
+
+
 def test_a_model_of_another_program_is_offered_first(hub: Hub, tiny_path: Path, tmp_path: Path) -> None:
     folder = tmp_path / ".lmstudio/models/me/parrot-GGUF"
     folder.mkdir(parents=True)
