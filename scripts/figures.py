@@ -31,9 +31,10 @@ def measured(command: str) -> str:
         arguments = ["-m", "mink_local.bench.cli", *arguments, "--markdown"]
     else:
         arguments = [program, *arguments]
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, *arguments], stdout=subprocess.PIPE, check=True, cwd=ROOT, text=True
-    ).stdout
+    )
+    return done.stdout.strip() + "\n"
 
 
 def write_device(device: str, today: str) -> None:
