@@ -218,7 +218,7 @@ def _tables(
     """Yield the tables of figures, candidates, speed and memory, tensors, and peaks."""
     names = figures["file"].mask(figures.index == 0, figures["file"] + " (base)")
     lost = {head: figures[column] for head, (column, _) in _LOST.items()}
-    yield Table("Quantization loss", pd.DataFrame({"file": names, **lost}), formats=_FORMATS)
+    yield Table("Divergence and perplexity", pd.DataFrame({"file": names, **lost}), formats=_FORMATS)
     kept = {
         label(sampler): [
             Cell(percent(same[sampler]), percent(single[sampler]))
