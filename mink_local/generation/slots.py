@@ -34,8 +34,8 @@ class Slot(Generic[Job]):
             the context will have evaluated if it evaluates only this prompt from now on: a short prompt
             overtakes a long one that has just arrived, but not one that has been waiting.
         job: What the slot is used for; None if it is free.
-        last_used: Number of tokens that the context had evaluated when the slot was released; 0 if the slot
-            holds nothing that is not in another one.
+        last_used: Number of tokens that the context had evaluated when the slot was released; 0 if it was
+            never used, or if its tokens are in another slot too.
         backend_sampler: Samples the slot's tokens inside llama.cpp's graph, if one is attached.
     """
 
@@ -133,16 +133,16 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def find_free(slots: Iterable[Slot[Job]]) -> Slot[Job] | None:
-    """Return the least recently used free slot, preferably an empty one; None if all are busy."""
+    """Return an empty slot, or else the free one that was used least recently; None if all are busy."""
     free = (slot for slot in slots if slot.job is None)
-    return min(free, key=lambda slot: slot.last_used if slot.tokens else 0, default=None)
+    return min(free, key=lambda slot: (bool(slot.tokens), slot.last_used), default=None)
 
 
 def reserve(slots: Sequence[Slot[Job]], tokens: Sequence[int], n_outputs: int = 1) -> Slot[Job] | None:
     """Queue `tokens` in a free slot and return it; the caller sets its `job`.
 
-    A prompt that continues what a free slot holds gets that slot. Any other gets the one used least recently,
-    so that conversations which take turns each find their tokens; a prefix that is in any slot is copied.
+    A prompt that continues what a free slot holds gets that slot. Any other gets the one found by
+    `find_free`, so that conversations taking turns keep their caches; a prefix in any slot is copied.
 
     Returns None if no slot is free, or if another slot is prefilling a longer shared prefix: the same call
     then succeeds some batches later.

@@ -250,6 +250,18 @@ def test_another_process_goes_on_with_it(smollm2: Model, saved: tuple[Path, int,
         smollm2.reserve(1024)
 
 
+def test_another_conversation_takes_an_empty_slot(tmp_path: Path) -> None:
+    with load_model("smollm2-135m", n_ctx=512, n_parallel=2) as model:
+        model.chat(TURNS, GREEDY).read()
+        assert model.save_cache(tmp_path / "cache", LARGE)
+        model.reserve(256, 2)
+        assert model.load_cache(tmp_path / "cache") > 0
+        model.chat("Hi", max_tokens=1).read()
+        again = model.chat(TURNS, GREEDY)
+        again.read()
+        assert again.evaluated_tokens == 1
+
+
 def test_what_does_not_fit_is_ignored(
     smollm2: Model, saved: tuple[Path, int, list[int]], tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
