@@ -146,7 +146,7 @@ class _MessageTokenizer:
         # marks, so that no part contains a whole control token from a message. The mark is a noncharacter or
         # private-use character that no string contains.
         mark = next(c for c in map(chr, range(0xFDD0, 0x110000)) if c not in question)
-        text, prefill = self.render(_map_strings(given, partial(self._control.sub, rf"\1{mark}")))
+        text, prefill = self.render(_map_strings(given, partial(self._marked, mark)))
         first, *rest = text.split(mark)
         tokens = self._tokenized(first, add_special=self._weights.chat_template is None)
         for part in rest:
@@ -170,6 +170,13 @@ class _MessageTokenizer:
         if len(text) > weights.n_ctx_train:
             text = text[: (weights.n_ctx_train + 1) * weights.longest_token]
         return weights.tokenize(text, add_special=add_special, parse_special=parse_special)
+
+    def _marked(self, mark: str, text: str) -> str:
+        """Put a mark inside every control token of a text."""
+        # To list a vocabulary's control tokens takes longer than to tokenize most messages.
+        if any(map(self._weights.is_control, self._tokenized(text))):
+            return self._control.sub(rf"\1{mark}", text)
+        return text
 
     @cached_property
     def _control(self) -> re.Pattern[str]:

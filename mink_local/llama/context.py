@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, ModelError
 from mink_local.llama.constants import N_BATCH, kv_type_number
-from mink_local.llama.log import logged, reason
+from mink_local.llama.log import allocated, logged, reason
 from mink_local.llama.weights import Weights
 
 # A C function that reads a flag, as bool (*)(void *): the length of a string of at most one character.
@@ -80,8 +81,7 @@ class Context:
         # On a CPU, llama.cpp polls this between nodes of its graph, so even in the middle of a batch.
         params.abort_callback = ctypes.cast(_FLAG_IS_SET, C.ggml_abort_callback)
         params.abort_callback_data = ctypes.addressof(self._interrupt)
-        with logged(weights.verbose):
-            self.handle = C.llama_init_from_model(weights.handle, params)
+        self.handle = allocated(partial(C.llama_init_from_model, weights.handle, params), weights.verbose)
         if not self.handle:
             raise ModelError(f"no context of {n_seq} x {n_ctx} tokens for {weights.path}: {reason()}")
         # The finalizer holds the weights: a context must be freed before its model.

@@ -3,15 +3,21 @@
 import contextlib
 import ctypes
 import logging
+import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from typing import TypeVar
 
 from llama_cpp import llama_cpp as C
 from llama_cpp._logger import llama_log_callback as _binding_callback
 
 _ERROR, _CONTINUED = 4, 5  # from enum ggml_log_level
+# A C function that ignores a message, as void (*)(int, char *, void *): it computes with the level alone.
+_IGNORE = ctypes.cast((ctypes.cdll.msvcrt if os.name == "nt" else ctypes.pythonapi).abs, C.llama_log_callback)
+
+Pointer = TypeVar("Pointer")
 
 
 class _Calls(threading.local):
@@ -36,10 +42,30 @@ def logged(verbose: bool) -> Iterator[None]:
         _calls.active = False
 
 
+def allocated(allocate: Callable[[], Pointer], verbose: bool) -> Pointer:
+    """Return what a function of llama.cpp's allocates; if it is NULL, `reason` says why.
+
+    The log of a success, a thousand lines, is dropped in C: in Python, each line would wait for the GIL, and
+    so for what other threads import meanwhile. After a failure, the function is called again for the reason.
+    """
+    with logged(verbose):
+        return (None if verbose else _unheard(allocate)) or allocate()
+
+
 def reason() -> str:
     """Return the first error of the last `logged` block, without the C function's name."""
     first, *_ = _calls.error.splitlines() or ["llama.cpp gave no reason"]
     return (first.partition(": ")[2] or first).removeprefix("error loading model: ")
+
+
+def _unheard(call: Callable[[], Pointer]) -> Pointer:
+    """Drop llama.cpp's log during a call, in all threads."""
+    take = _install()
+    C.llama_log_set(_IGNORE, None)
+    try:
+        return call()
+    finally:
+        C.llama_log_set(take, None)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import ctypes
 import weakref
+from functools import cached_property, partial
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from mink_local.errors import GenerationError, NoTokenLeftError
 from mink_local.llama.constraints import Constrainer
 from mink_local.llama.token_data import SamplingBuffers, write_token_data
-from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, kernels
+from mink_local.samplers import AdaptiveP, DynamicTemperature, Mirostat, Sampler, Selector, kernels
 
 _MIROSTAT_M = 100  # tokens from which version 1 estimates Zipf's exponent; llama.cpp's default
 
@@ -45,9 +46,8 @@ class TokenSampler:
         self._constrainer = constrainer
         buffers = buffers or SamplingBuffers(n_vocab)
         self._candidates = buffers.workspace.ids
-        self._select = sampler.selector(temperature, buffers.workspace, Random(seed))
+        self._selector = partial(sampler.selector, temperature, buffers.workspace, Random(seed))
         self._records, self._array = buffers.records, buffers.array
-        self._write = write_token_data.dispatcher
         self._array_pointer = ctypes.byref(self._array)
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         weakref.finalize(self, C.llama_sampler_free, self._chain)
@@ -56,6 +56,14 @@ class TokenSampler:
             C.llama_sampler_chain_add(self._chain, handle)
         self._learns = isinstance(last, AdaptiveP)
         self.k = 0
+
+    @cached_property
+    def _select(self) -> Selector:
+        return self._selector()  # waits for Numba, so not before the prompt has been evaluated
+
+    @cached_property
+    def _write(self) -> Any:
+        return write_token_data.dispatcher
 
     def __call__(self, logits: NDArray[np.float32], step: int) -> int:
         """Sample one token from raw logits, contiguous float32 (V,); error messages name `step`.

@@ -2,15 +2,16 @@
 
 import ctypes
 import weakref
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as C
 
 from mink_local.errors import GenerationError, ModelError
-from mink_local.llama.log import logged, reason
+from mink_local.llama.log import allocated, logged, reason
 
+_CONTROL = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
 _NO_DEVICES = (ctypes.c_void_p * 1)(None)  # a list of devices ends with NULL
 
 
@@ -58,12 +59,12 @@ class Weights:
         self.path, self.verbose, self.trust = path, verbose, trust
         self.on_gpu = n_gpu_layers != 0
         self.contexts: weakref.WeakSet[Any] = weakref.WeakSet()  # must be closed before the weights
+        params = C.llama_model_default_params() if n_gpu_layers else cpu_params()
+        params.n_gpu_layers = n_gpu_layers
+        params.vocab_only = vocab_only
         with logged(verbose):
             C.llama_backend_init()
-            params = C.llama_model_default_params() if n_gpu_layers else cpu_params()
-            params.n_gpu_layers = n_gpu_layers
-            params.vocab_only = vocab_only
-            self.handle = C.llama_model_load_from_file(bytes(path), params)
+        self.handle = allocated(partial(C.llama_model_load_from_file, bytes(path), params), verbose)
         if not self.handle:
             raise ModelError(f"llama.cpp cannot load {path}: {reason()}")
         self._free = weakref.finalize(self, C.llama_model_free, self.handle)
@@ -93,15 +94,14 @@ class Weights:
         self._free()
         self.handle = self.vocab = None
 
+    def is_control(self, token: int) -> bool:
+        """Return whether this is a token that the tokenizer reads only with `parse_special`."""
+        return bool(C.llama_vocab_get_attr(self.vocab, token) & _CONTROL)
+
     @cached_property
     def control_tokens(self) -> tuple[str, ...]:
         """Texts the tokenizer can parse as control tokens."""
-        special = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
-        return tuple(
-            self.token_text(token)
-            for token in range(self.n_vocab)
-            if C.llama_vocab_get_attr(self.vocab, token) & special
-        )
+        return tuple(self.token_text(token) for token in range(self.n_vocab) if self.is_control(token))
 
     @cached_property
     def longest_token(self) -> int:
