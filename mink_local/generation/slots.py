@@ -185,7 +185,8 @@ def decode(
     """
     n_tokens, n_outputs = context.n_batch, context.n_outputs
     if n_prompt is not None:
-        n_tokens = min(n_tokens, n_prompt + sum(len(slot.pending) == 1 for slot in busy))
+        n_growing = sum(len(slot.pending) == 1 for slot in busy)
+        n_tokens = min(n_tokens - len(busy), n_prompt + n_growing)
     parts: list[tuple[Slot[Job], Segment]] = []
     for slot in sorted(busy, key=lambda slot: slot.deadline):
         segment = slot.next_segment(n_tokens, n_outputs)
@@ -193,7 +194,9 @@ def decode(
             parts.append((slot, segment))
             n_tokens -= len(segment.tokens)
             n_outputs -= segment.n_outputs
-    parts.sort(key=lambda part: part[1].seq_id)  # llama.cpp evaluates adjacent sequences together
+    if n_prompt:
+        parts += _between(busy, [slot.seq_id for slot, _ in parts], n_outputs)
+    parts.sort(key=lambda part: part[1].seq_id)
     done = False
     try:
         done = not context.interrupted and context.decode(*(segment for _, segment in parts))
@@ -210,6 +213,22 @@ def decode(
         slot.evaluated(segment)
         outputs += [(slot, end - i, len(slot.tokens) - i + 1) for i in range(segment.n_outputs, 0, -1)]
     return outputs
+
+
+def _between(
+    busy: Sequence[Slot[Job]], seq_ids: Sequence[int], n_outputs: int
+) -> list[tuple[Slot[Job], Segment]]:
+    """Return the next token of each slot that is in a gap between `seq_ids`.
+
+    llama.cpp evaluates only adjacent sequences together. A gap costs more than these tokens.
+    """
+    parts = []
+    for slot in busy:
+        if min(seq_ids) < slot.seq_id < max(seq_ids) and slot.seq_id not in seq_ids:
+            segment = slot.next_segment(1, n_outputs)
+            n_outputs -= segment.n_outputs
+            parts.append((slot, segment))
+    return [part for part in parts if part[1].tokens]
 
 
 class Row(NamedTuple):

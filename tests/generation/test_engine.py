@@ -476,6 +476,25 @@ def test_a_prompt_is_evaluated_in_parts_while_answers_are_generated(engine: Engi
     assert alone.tokens == late.tokens
 
 
+def test_a_waiting_prompt_between_answers_leaves_no_gap(
+    engine: Engine, decoded: list[tuple[Segment, ...]]
+) -> None:
+    long = engine.submit(prompt(LONG))
+    engine.submit(request("Two", max_tokens=400, temperature=0, ignore_eos=True))
+    shorter = engine.submit(prompt(LONG[250:]))
+    while not shorter.tokens:
+        engine.step()
+        assert [part.seq_id for part in decoded[-1]] == list(range(len(decoded[-1])))
+    assert not long.tokens
+    while not long.tokens:
+        engine.step()
+    engine.cancel_all()
+    engine.forget()
+    alone = engine.submit(prompt(LONG))
+    engine.step()
+    assert alone.tokens == long.tokens
+
+
 def test_a_request_that_waits_for_a_prefix_lets_others_pass(engine: Engine) -> None:
     first = engine.submit(prompt(LONG))
     engine.step()
