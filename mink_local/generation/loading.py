@@ -12,7 +12,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
 from mink_local.errors import ModelError
-from mink_local.generation.rendering import started_server
+from mink_local.generation.rendering import start_child
 from mink_local.llama.constants import ALL_LAYERS, N_SEQ_MAX, check_range
 from mink_local.llama.context import Context
 from mink_local.llama.devices import gpu_missing, gpus_in_words, n_cores, servers_in_use
@@ -105,6 +105,7 @@ def load_model(
     if backend_sampling is None and servers_in_use:  # a server claims to support every operation
         backend_sampling = False
     if not trust:
+        start_child()
         trust_in.check(file)
     threads = n_threads or n_cores()
     placement = _choose(file.path, n_ctx, n_gpu_layers, n_parallel, kv_type)
@@ -120,7 +121,6 @@ def load_model(
             )
         return weights, allocate(weights, placement.n_ctx, n_parallel)
 
-    renderer_process = None if trust else started_server()
     # Importing Numba takes longer than loading a small model: start now.
     Thread(target=MinK().cutoff, args=([0.0, 1.0],)).start()
     # In another thread, since a Ctrl-C inside llama.cpp's log callback would be lost.
@@ -141,7 +141,7 @@ def load_model(
         context,
         partial(allocate, weights),
         where,
-        ChatTemplate(weights, date, renderer_process),
+        ChatTemplate(weights, date),
         chat_backend=chat_backend,
         # With attached samplers, llama.cpp rebuilds its graph whenever answers come and go, so batches are
         # sampled on the host unless backend sampling is requested.

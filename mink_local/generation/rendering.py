@@ -7,6 +7,7 @@ renders all of a model's prompts.
 """
 
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import date as Date
 from datetime import datetime
@@ -28,11 +29,18 @@ class TemplateError(Exception):
     """A template yields no prompt; the text is a predicate, such as "is broken: …"."""
 
 
-def started_server() -> Server:
-    """Start the child process of a `Renderer`, to get ready while the model loads."""
-    server = Server(__name__, memory=GIB)
-    server.start()
-    return server
+_started: deque[Server] = deque()
+
+
+def start_child() -> None:
+    """Start the child process of the next `Renderer`, to get ready while its model loads."""
+    if not _started:
+        _started.append(_child())
+        _started[-1].start()
+
+
+def _child() -> Server:
+    return Server(__name__, memory=GIB)
 
 
 class Renderer:
@@ -43,7 +51,6 @@ class Renderer:
         date: The date given to the template; None for today.
         bos_token, eos_token: Texts of the tokens that begin and end a sequence.
         in_process: Render in this process, without limits: for trusted templates.
-        server: The child process, if already started.
     """
 
     def __init__(
@@ -54,10 +61,13 @@ class Renderer:
         bos_token: str,
         eos_token: str,
         in_process: bool = False,
-        server: Server | None = None,
     ) -> None:
         constants = [template, date and date.isoformat(), bos_token, eos_token]
-        self._server = None if in_process else server or Server(__name__, memory=GIB)
+        try:
+            server = _started.popleft()
+        except IndexError:
+            server = _child()
+        self._server = None if in_process else server  # an unused one ends when nothing refers to it
         self._render = _begin(constants)
         if self._server is not None:
             self._server.first = constants

@@ -14,7 +14,6 @@ from mink_local.generation.rendering import Renderer, TemplateError
 from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
 from mink_local.generation.text import THINK, ReasoningState
 from mink_local.llama.weights import Weights
-from mink_local.sandbox import Server
 
 PLAIN_TURNS = (
     "{% for m in messages %}"
@@ -35,9 +34,7 @@ class ChatTemplate:
     answer ends where it would start a user's turn. `date` is what templates get as today's date.
     """
 
-    def __init__(
-        self, weights: Weights, date: Date | None = None, renderer_process: Server | None = None
-    ) -> None:
+    def __init__(self, weights: Weights, date: Date | None = None) -> None:
         self._weights = weights
         self.is_plain = weights.chat_template is None
         source = weights.chat_template or ""
@@ -47,7 +44,6 @@ class ChatTemplate:
             bos_token=weights.bos,
             eos_token=weights.eos,
             in_process=weights.trust or self.is_plain,
-            server=renderer_process,
         )
         self.can_reason = THINK in source
         self.has_thinking_switch = "enable_thinking" in source
