@@ -31,7 +31,7 @@ from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.prompt_budget import PromptBudget
 from mink_local.generation.request import Request
-from mink_local.generation.slots import Slot, decode, find_free, reserve
+from mink_local.generation.slots import Slot, decode, find_free, n_of_whole_prompts, reserve
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.context import Context
 from mink_local.llama.token_data import SamplingBuffers
@@ -170,8 +170,11 @@ class Engine:
         began = time.perf_counter()
         n_growing = sum(len(slot.pending) == 1 for slot in busy)  # answers that get a token
         n_pending = sum(len(slot.pending) for slot in busy)
+        n_tokens = n_of_whole_prompts(busy, self.context.n_batch)
+        if n_growing:
+            n_tokens = self._budget.tokens(len(busy))
         try:
-            outputs = decode(self.context, busy, self._budget.tokens(len(busy)) if n_growing else None)
+            outputs = decode(self.context, busy, n_tokens)
         except GenerationError as error:
             return self._end_started(str(error))
         if outputs is None:

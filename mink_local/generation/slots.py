@@ -170,6 +170,19 @@ def _is_prefilling_more(slots: Sequence[Slot[Job]], tokens: Sequence[int], enoug
     )
 
 
+def n_of_whole_prompts(busy: Sequence[Slot[Job]], n_batch: int) -> int | None:
+    """Return the number of tokens of the prompts that fit whole into a batch; None if the first does not.
+
+    Part of a long prompt beside them would delay their answers.
+    """
+    total = 0
+    for slot in sorted(busy, key=lambda slot: slot.deadline):
+        if total + len(slot.pending) > n_batch - len(busy):
+            break
+        total += len(slot.pending)
+    return total or None
+
+
 def decode(
     context: Context, busy: Sequence[Slot[Job]], n_prompt: int | None = None
 ) -> list[tuple[Slot[Job], int, int]] | None:

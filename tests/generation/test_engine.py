@@ -476,6 +476,17 @@ def test_a_prompt_is_evaluated_in_parts_while_answers_are_generated(engine: Engi
     assert alone.tokens == late.tokens
 
 
+def test_short_prompts_do_not_wait_for_part_of_a_long_one(engine: Engine) -> None:
+    engine.cancel_all()
+    long = engine.submit(prompt(LONG))
+    short = [engine.submit(prompt([n, *LONG[:80]])) for n in range(3)]
+    engine.step()
+    assert all(answer.tokens for answer in short)
+    assert engine.unevaluated(long) == long.prompt_tokens
+    engine.step()
+    assert long.tokens
+
+
 def test_a_waiting_prompt_between_answers_leaves_no_gap(
     engine: Engine, decoded: list[tuple[Segment, ...]]
 ) -> None:
