@@ -116,7 +116,7 @@ def time_samplers(logits: Logits, samplers: Sequence[Sampler], temperature: floa
 
     Returns:
         A row per sampler with the median microseconds of one step, None for a form it lacks: `cut`, the cut
-        alone; `step`, cut, temperature and sampling as in generation; `llama_cpp`, llama.cpp's own sampler on
+        alone; `step`, cut, temperature and sampling as in generation; `llama.cpp`, its own sampler on
         candidates already in place; `processor`, a logits processor in Python.
     """
     n_vocab = logits.shape[1]
@@ -127,7 +127,7 @@ def time_samplers(logits: Logits, samplers: Sequence[Sampler], temperature: floa
         contestants[name, "step_us"] = _timed(partial(TokenSampler(sampler, temperature, 1, n_vocab), step=1))
         contestants[name, "processor_us"] = _processor(sampler, temperature)
         if (own := llama_cpp_chain(sampler)) is not None:
-            contestants[name, "llama_cpp_us"] = _llama_cpp(own, n_vocab)
+            contestants[name, "llama.cpp_us"] = _llama_cpp(own, n_vocab)
     contestants["np.sort", "cut_us"] = _timed(np.sort)
     rows = [np.ascontiguousarray(row) for row in logits]
     timed = in_turn(
@@ -135,7 +135,7 @@ def time_samplers(logits: Logits, samplers: Sequence[Sampler], temperature: floa
     )
     costs: dict[str, Row] = {}
     for (method, form), times in timed.items():
-        empty = dict.fromkeys(("cut_us", "step_us", "llama_cpp_us", "processor_us"))
+        empty = dict.fromkeys(("cut_us", "step_us", "llama.cpp_us", "processor_us"))
         cost = costs.setdefault(method, {"method": method, "vocabulary": n_vocab, **empty})
         cost[form] = 1e6 * median(times)
     return list(costs.values())

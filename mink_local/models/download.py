@@ -158,7 +158,7 @@ def _fetch(file: RemoteFile, report: Report) -> None:
             if not file.is_whole(partial):
                 partial.unlink()
                 raise DownloadError(
-                    f"{file.name} arrived damaged (wrong SHA-256) and was deleted: pull again"
+                    f"{file.name} arrived damaged (wrong SHA-256) and was deleted: download it again"
                 )
             partial.replace(blob)
     except Timeout:
@@ -237,5 +237,7 @@ def _message(error: HTTPError | OSError, place: str, revision: str) -> str:
         return f"{place} responds with HTTP status {error.response.status_code}: try again later"
     reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, HTTPError):
-        return f"the connection to {constants.ENDPOINT} failed ({reason}): pull again to resume"
+        return (
+            f"the connection to {constants.ENDPOINT} failed ({reason}): try again, and the download resumes"
+        )
     return f"the model could not be downloaded or written: {reason}"

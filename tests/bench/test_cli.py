@@ -56,7 +56,7 @@ def test_every_method_is_timed_in_every_form_it_has(rows: Callable[..., Any], np
         assert cost["vocabulary"] == 5000
         assert min(cost["cut_us"], cost["step_us"], cost["processor_us"]) > 0
         has_form = all(type(one) in LLAMA_CPP for one in sampler.members)
-        assert (cost["llama_cpp_us"] is not None) == has_form == (llama_cpp_chain(sampler) is not None)
+        assert (cost["llama.cpp_us"] is not None) == has_form == (llama_cpp_chain(sampler) is not None)
 
 
 def test_rows_of_several_files_are_one_list(rows: Callable[..., Any], npz: Path) -> None:
@@ -68,7 +68,7 @@ def test_rows_of_several_files_are_one_list(rows: Callable[..., Any], npz: Path)
 def test_tables(bench: Bench, npz: Path, output: list[str]) -> None:
     samplers = ["--sampler", "min-k", "--sampler", "top-k:k=5"]
     out = bench("sampler", "--logits", npz, "--rounds", 1, *samplers, *output).succeeded().stdout
-    assert all(text in out for text in ("5000", "min-k:tau=3", "top-k:k=5", "llama cpp µs"))
+    assert all(text in out for text in ("5000", "min-k:tau=3", "top-k:k=5", "llama.cpp µs"))
     assert "mirostat" not in out
     assert ("| ---" in out or "|---" in out) == bool(output)
 
