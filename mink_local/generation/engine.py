@@ -31,7 +31,7 @@ from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.prompt_budget import PromptBudget
 from mink_local.generation.request import Request
-from mink_local.generation.slots import Slot, decode, find_free, n_of_whole_prompts, reserve
+from mink_local.generation.slots import Slot, decode, find_free, reserve, tokens_of_whole_prompts
 from mink_local.generation.template import ChatTemplate
 from mink_local.llama.context import Context
 from mink_local.llama.token_data import SamplingBuffers
@@ -170,7 +170,7 @@ class Engine:
         began = time.perf_counter()
         n_growing = sum(len(slot.pending) == 1 for slot in busy)  # answers that get a token
         n_pending = sum(len(slot.pending) for slot in busy)
-        n_tokens = n_of_whole_prompts(busy, self.context.n_batch)
+        n_tokens = tokens_of_whole_prompts(busy, self.context.n_batch)
         if n_growing:
             n_tokens = self._budget.tokens(len(busy))
         try:

@@ -23,17 +23,15 @@ from mink_local.sandbox import GIB, SandboxError, Server, in_a_line, serve
 
 SECONDS = 5  # an honest template takes less than a millisecond
 _MOST_CHARACTERS = 1 << 26
+_started: deque[Server] = deque()  # for the next renderer
 
 
 class TemplateError(Exception):
     """A template yields no prompt; the text is a predicate, such as "is broken: …"."""
 
 
-_started: deque[Server] = deque()
-
-
 def start_child() -> None:
-    """Start the child process of the next `Renderer`, to get ready while its model loads."""
+    """Start the child process of the next `Renderer`, to get ready while the model loads."""
     if not _started:
         _started.append(_child())
         _started[-1].start()

@@ -170,7 +170,7 @@ def _is_prefilling_more(slots: Sequence[Slot[Job]], tokens: Sequence[int], enoug
     )
 
 
-def n_of_whole_prompts(busy: Sequence[Slot[Job]], n_batch: int) -> int | None:
+def tokens_of_whole_prompts(busy: Sequence[Slot[Job]], n_batch: int) -> int | None:
     """Return the number of tokens of the prompts that fit whole into a batch; None if the first does not.
 
     Part of a long prompt beside them would delay their answers.
