@@ -101,11 +101,11 @@ def is_healthy(client: httpx.Client) -> bool:
 
 
 def test_conversations_stay_with_their_servers_and_a_killed_one_is_not_noticed(balanced: Balanced) -> None:
-    # Both servers have some of the conversations.
-    sessions = [f"conversation {i}" for i in range(6)]
+    # Both servers have some of the conversations. The hash depends on the servers' ports, so there are many.
+    sessions = [f"conversation {i}" for i in range(12)]
     questions = {session: f"Tell me what you know about {session}." for session in sessions}
     answers = {s: balanced.ask(s, q)["choices"][0]["message"]["content"] for s, q in questions.items()}
-    assert sum(balanced.n_answered()) == 6
+    assert sum(balanced.n_answered()) == len(sessions)
     assert min(balanced.n_answered()) > 0
 
     # The last conversation of each server goes on where its KV cache is.
