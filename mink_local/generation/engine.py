@@ -170,9 +170,10 @@ class Engine:
         began = time.perf_counter()
         n_growing = sum(len(slot.pending) == 1 for slot in busy)  # answers that get a token
         n_pending = sum(len(slot.pending) for slot in busy)
-        n_tokens = tokens_of_whole_prompts(busy, self.context.n_batch)
         if n_growing:
-            n_tokens = self._budget.tokens(len(busy))
+            n_tokens: int | None = self._budget.tokens(len(busy))
+        else:
+            n_tokens = tokens_of_whole_prompts(busy, self.context.n_batch)
         try:
             outputs = decode(self.context, busy, n_tokens)
         except GenerationError as error:

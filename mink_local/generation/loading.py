@@ -105,7 +105,6 @@ def load_model(
     if backend_sampling is None and servers_in_use:  # a server claims to support every operation
         backend_sampling = False
     if not trust:
-        start_child()
         trust_in.check(file)
     threads = n_threads or n_cores()
     placement = _choose(file.path, n_ctx, n_gpu_layers, n_parallel, kv_type)
@@ -121,6 +120,8 @@ def load_model(
             )
         return weights, allocate(weights, placement.n_ctx, n_parallel)
 
+    if not trust:
+        start_child()
     # Importing Numba takes longer than loading a small model: start now.
     Thread(target=MinK().cutoff, args=([0.0, 1.0],)).start()
     # In another thread, since a Ctrl-C inside llama.cpp's log callback would be lost.

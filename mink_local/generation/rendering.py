@@ -33,8 +33,9 @@ class TemplateError(Exception):
 def start_child() -> None:
     """Start the child process of the next `Renderer`, to get ready while the model loads."""
     if not _started:
-        _started.append(_child())
-        _started[-1].start()
+        child = _child()
+        child.start()
+        _started.append(child)
 
 
 def _child() -> Server:

@@ -239,9 +239,10 @@ def _between(
     for slot in busy:
         if min(seq_ids) < slot.seq_id < max(seq_ids) and slot.seq_id not in seq_ids:
             segment = slot.next_segment(1, n_outputs)
-            n_outputs -= segment.n_outputs
-            parts.append((slot, segment))
-    return [part for part in parts if part[1].tokens]
+            if segment.tokens:
+                parts.append((slot, segment))
+                n_outputs -= segment.n_outputs
+    return parts
 
 
 class Row(NamedTuple):

@@ -1,6 +1,11 @@
 """llama.cpp constants needed before it is loaded."""
 
+import ctypes
 import math
+import os
+
+# The C library, whose functions serve as callbacks that need no GIL.
+LIBC = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.pythonapi
 
 ALL_LAYERS = -1  # as the number of layers on the GPU
 N_BATCH = 512  # maximum tokens per llama_decode; a longer batch aborts the process

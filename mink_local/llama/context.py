@@ -16,12 +16,12 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError, ModelError
-from mink_local.llama.constants import N_BATCH, kv_type_number
+from mink_local.llama.constants import LIBC, N_BATCH, kv_type_number
 from mink_local.llama.log import allocated, logged, reason
 from mink_local.llama.weights import Weights
 
 # A C function that reads a flag, as bool (*)(void *): the length of a string of at most one character.
-_FLAG_IS_SET = (ctypes.cdll.msvcrt if os.name == "nt" else ctypes.pythonapi).strlen
+_FLAG_IS_SET = LIBC.strlen
 _SEAL = 32  # bytes of the checksum at the end of a saved sequence
 
 

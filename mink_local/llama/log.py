@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +12,11 @@ from typing import TypeVar
 from llama_cpp import llama_cpp as C
 from llama_cpp._logger import llama_log_callback as _binding_callback
 
+from mink_local.llama.constants import LIBC
+
 _ERROR, _CONTINUED = 4, 5  # from enum ggml_log_level
 # A C function that ignores a message, as void (*)(int, char *, void *): it computes with the level alone.
-_IGNORE = ctypes.cast((ctypes.cdll.msvcrt if os.name == "nt" else ctypes.pythonapi).abs, C.llama_log_callback)
+_IGNORE = ctypes.cast(LIBC.abs, C.llama_log_callback)
 
 Pointer = TypeVar("Pointer")
 

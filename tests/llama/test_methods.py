@@ -25,6 +25,7 @@ from mink_local.samplers import (
     Xtc,
 )
 from tests.support.chain import SamplerChain
+from tests.support.methods import check
 
 INF = float("inf")
 
@@ -93,6 +94,8 @@ def test_keeps_what_llamacpp_keeps(logits: Row, temperature: float) -> None:
 def test_where_llamacpp_keeps_other_tokens_its_sums_are_inexact(logits: Row, temperature: float) -> None:
     """Over a whole vocabulary, top-p and typical often end at another token; ours are those of float64."""
     for row in logits[:4]:
+        check(TopP(0.9), row, temperature)
+        check(Typical(0.9), row, temperature)
         scaled = row / np.float32(temperature)
         pairs = [
             (top_p_in_float32(scaled, 0.9), C.llama_sampler_init_top_p(0.9, 1)),
