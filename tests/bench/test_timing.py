@@ -96,10 +96,10 @@ def test_logits_are_those_of_the_steps_of_an_answer(smollm2: Model) -> None:
 def test_what_a_gpu_still_computes_is_not_sampling_time(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device that is done 100 ms after llama.cpp's return makes the step longer, and not the sampling."""
+    """A device that is done 40 ms after llama.cpp's return makes the step longer, and not the sampling."""
 
     def late(context: Any) -> None:
-        time.sleep(0.1)
+        time.sleep(0.04)
         synchronize(context)
 
     synchronize = C.llama_synchronize
@@ -108,8 +108,8 @@ def test_what_a_gpu_still_computes_is_not_sampling_time(
         speeds = time_decoding(model, [], ["host", "backend"], 1.0, tokens=3, rounds=2)
     assert len(speeds) == 3
     for speed in speeds:
-        assert speed["ms_per_token"] > 100
-        assert speed["sampling_us"] < 100_000
+        assert speed["ms_per_token"] > 40
+        assert speed["sampling_us"] < 40_000
 
 
 @pytest.mark.parametrize("undecided", [-1, 2])

@@ -271,6 +271,7 @@ def test_an_answer_that_cannot_be_kept(
     assert (result.status, bool(result.out), "locked" in result.err) == (1, True, True)
 
 
+@pytest.mark.slow
 def test_a_conversation_is_not_evaluated_again(mink_chat: MinkChat, own_files: Path) -> None:
     """Its KV cache is on disk, unless that is not wanted, and is deleted with it."""
     text = "Tell me about the number seven. " * 50

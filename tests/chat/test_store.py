@@ -260,6 +260,7 @@ while time.monotonic() < end:
 """
 
 
+@pytest.mark.slow
 def test_four_programs_lose_and_mix_nothing(tmp_path: Path) -> None:
     """They answer in one conversation and in their own, while the file is locked now and then."""
     path, seconds = tmp_path / "c.db", float(os.environ.get("MINK_TEST_SECONDS", "4"))

@@ -127,6 +127,7 @@ def test_errors_are_the_sdks_classes(client: OpenAI) -> None:
     assert all(error.value.request_id for error in (bad, unknown, long, missing))
 
 
+@pytest.mark.slow
 def test_keys_and_the_queue_have_their_errors() -> None:
     with running_server("--parallel", "1", "--queue", "0", "--api-key", "secret") as server:
         base_url = f"{server.url}/v1"

@@ -32,6 +32,7 @@ def test_an_answer_is_found_by_its_requests_id(server: RunningServer, stream: bo
     assert server.post("/candidates", **asked).json()["candidates"][:3] == step["candidates"][:3]
 
 
+@pytest.mark.slow
 def test_only_the_last_hundred_are_kept(server: RunningServer) -> None:
     ids = [
         server.post("/v1/completions", prompt="x", max_tokens=1).headers["x-request-id"] for _ in range(101)

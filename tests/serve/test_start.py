@@ -45,6 +45,13 @@ def test_a_model_has_the_name_of_the_catalogue_or_of_its_file() -> None:
     )
 
 
+def test_a_response_does_not_wait_for_an_acknowledgement() -> None:
+    with listen("127.0.0.1", 0) as bound, socket.create_connection(bound.getsockname()):
+        accepted, _ = bound.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_requests_are_refused_while_the_model_loads() -> None:
     with listen("127.0.0.1", 0) as bound:
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"

@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from mink_local.serve.app import listen
 from mink_local.serve.guard import UVICORN
 
 BROKEN_OFF = {"content-length": "1000000000"}  # uvicorn closes the connection after a shorter body
@@ -40,8 +41,7 @@ class RawResponse:
 def serving(app: ASGIApp, **options: Any) -> Iterator[int]:
     """Serve `app` in a thread, as mink-serve does; gives the port."""
     server = uvicorn.Server(uvicorn.Config(app, **{**UVICORN, "timeout_graceful_shutdown": 5, **options}))
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+    with listen("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         while not server.started:

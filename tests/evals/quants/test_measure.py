@@ -72,6 +72,7 @@ def found_in(folder: Path) -> Any:
     return json.loads((folder / "quants.json").read_text())
 
 
+@pytest.mark.slow
 def test_more_bits_lose_less(quants: Quants, files: dict[str, Path], tmp_path: Path) -> None:
     quants(*files.values()).succeeded()
     found = found_in(tmp_path / "out")
