@@ -1,19 +1,15 @@
 """Write docs/playground.png: mink-serve's playground in Chromium, with one token opened.
 
-.venv/bin/python scripts/playground.py
+.venv/bin/python -m tests.pictures.playground
 """
 
-import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from tests.support.browser import open_browser
+from tests.support.server import running_server
 
-from tests.support.browser import open_browser  # noqa: E402
-from tests.support.server import running_server  # noqa: E402
-
-PNG = ROOT / "docs" / "playground.png"
+PNG = Path(__file__).parents[2] / "docs" / "playground.png"
 SEED, MAX_TOKENS = 2, 70
 # The word of Min-k's answer, not among the last, that had the most candidates.
 OPENED = r"""

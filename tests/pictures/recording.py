@@ -2,11 +2,10 @@
 
 The SVG plays once and stops at the last screen, which is also what a viewer without animation shows.
 
-.venv/bin/python scripts/recording.py
+.venv/bin/python -m tests.pictures.recording
 """
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,12 +14,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from tests.support.terminal import Cell, Terminal
 
-from tests.support.terminal import Cell, Terminal  # noqa: E402
-
-SVG = ROOT / "docs" / "chat.svg"
+SVG = Path(__file__).parents[2] / "docs" / "chat.svg"
 ROWS, COLUMNS = 24, 92
 X, Y = 8.4, 18  # pixels per character
 INK, PAPER, DIM = "#d8dee9", "#1d2128", "#8a93a3"
@@ -75,7 +71,7 @@ def drawn(frames: Sequence[Frame]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" '
         f'font-family="ui-monospace, Menlo, Consolas, monospace" font-size="14">\n'
-        f"<!-- {end:.1f} s of a real chat, written by scripts/recording.py -->\n"
+        f"<!-- {end:.1f} s of a real chat, written by tests/pictures/recording.py -->\n"
         f'<rect width="100%" height="100%" rx="6" fill="{PAPER}"/>\n' + "\n".join(body) + "\n</svg>\n"
     )
 
