@@ -124,6 +124,8 @@ class StoredMessage:
         first_token_s: Time until the first piece of text, in seconds.
         seconds: Time until the end.
         is_kept: Whether the store has all of it.
+        repeats_since: The number of the token, from 1, since which the answer repeated itself, if that ended
+            it; not stored.
     """
 
     role: Role
@@ -144,6 +146,7 @@ class StoredMessage:
     first_token_s: float = 0.0
     seconds: float = 0.0
     is_kept: bool = field(default=False, compare=False, repr=False)
+    repeats_since: int | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_unfinished(self) -> bool:
@@ -159,6 +162,11 @@ class StoredMessage:
     def typed(self) -> str:
         """The content without attached files."""
         return self.content[self.attached :]
+
+    @property
+    def n_new(self) -> int:
+        """The number of tokens that were sampled last, without those before an answer was continued."""
+        return len(self.tokens) - self.parts[-1].first_token
 
     def add(self, text: str, is_reasoning: bool) -> None:
         """Add a piece of the text or of the reasoning; the store lacks it then."""
@@ -180,7 +188,7 @@ class StoredMessage:
         """
         values = asdict(self)
         parts = values.pop("parts")
-        del values["is_kept"]
+        del values["is_kept"], values["repeats_since"]
         outcome = {name: values.pop(name) for name in _OUTCOME}
         values["how"] = parts[0] if parts else None
         values["outcome"] = (
