@@ -226,10 +226,11 @@ def test_a_lock_costs_nothing(smollm2: Model, tmp_path: Path) -> None:
     """Messages that could not be stored are there, and are stored when the file is free again."""
     path = tmp_path / "c.db"
     chat = new_session(smollm2, store=ConversationStore(path))
+    began = time.monotonic()
     with locked(path):
         first = ask(chat, "Hello")
+        assert time.monotonic() - began < 10  # it is waited for once, not for each token
     assert chat.flush() == ""
-    began = time.monotonic()
     with locked(path):
         answer = chat.ask("Tell me a story.")
         texts = [text_of(answer), text_of(chat.regenerate(temperature=5.0))]
