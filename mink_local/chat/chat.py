@@ -72,13 +72,13 @@ class Chat:
             with on_interrupt(answer.reply.interrupt):
                 if self.is_stopped:
                     answer.reply.interrupt()
-                show_answer(self.screen, answer, "; /think shows it")
+                show_answer(self.screen, answer.message, answer.parts, "; /think shows it")
         finally:
             hotter = max(2.0, 2 * answer.message.parts[-1].temperature)
             against_loops = f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"
-            note_end(self.screen, answer, settings["max_tokens"], against_loops)
-            if answer.reply.n_tokens and settings["status"]:
-                self.note(status(answer.message, n_ctx, answer.reply.n_tokens))
+            note_end(self.screen, answer.message, settings["max_tokens"], against_loops)
+            if answer.message.n_new and settings["status"]:
+                self.note(status(answer.message, n_ctx))
             self.screen.show("")
         if conversation not in (None, self.session.conversation):
             kept = self.session.conversation

@@ -167,7 +167,7 @@ def cli(
     listed: bool,
     export_path: Path | None,
     **_: Any,
-) -> None:
+) -> int:
     """Chat with a GGUF model. Min-k chooses the candidates of each token before temperature is applied.
 
     Temperature does not change the candidates: at --temp 5 or 10 the text stays coherent. Ctrl-C stops an
@@ -204,15 +204,14 @@ def cli(
         if url and prompt is not None and not continued and resume is None:
             from mink_local.chat import remote
 
-            remote.answer(ctx, url, prompt, files, as_json)
-            return
+            return remote.answer(ctx, url, prompt, files, as_json)
         from mink_local.chat.startup import Startup
 
         startup = Startup(ctx, "" if continued else resume, is_chat=prompt is None, files=files)
-        if prompt is None:
-            startup.chat()
-        else:
-            startup.answer(prompt, as_json)
+        if prompt is not None:
+            return startup.answer(prompt, as_json)
+        startup.chat()
+    return 0
 
 
 def main() -> None:

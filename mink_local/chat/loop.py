@@ -22,7 +22,7 @@ from mink_local.chat.commands import answers, compare, completion, conversations
 from mink_local.chat.commands.completion import Completions
 from mink_local.chat.conversation.session import Session
 from mink_local.chat.conversation.store import StoredMessage
-from mink_local.chat.terminal.input import NOT_KEPT, PROMPT, PlainLine, QuietTerminal, read_message
+from mink_local.chat.terminal.input import NOT_KEPT, PROMPT, PlainLine, QuietTerminal
 from mink_local.chat.terminal.screen import Screen, counted
 from mink_local.cli import did_you_mean
 from mink_local.errors import MinkError
@@ -206,9 +206,14 @@ def run(chat: Chat) -> None:
             if offered.files:
                 chat.note(f"(this message has {counted(offered.attached, 'character')} of attached files)")
             prompt = NOT_KEPT if problem else PROMPT
-            text = read_message(chat.line, chat.screen, offered.typed, prompt)
-            if text is None:
+            try:
+                text = chat.line.read(offered.typed, prompt)
+            except EOFError:
+                chat.screen.show("")
                 return
+            except KeyboardInterrupt:
+                chat.note("\n(Ctrl-D or /exit leaves)")
+                continue
             chat.is_stopped = False
             if text.strip():
                 _handle(chat, text, offered.files, replaces)

@@ -7,10 +7,11 @@ import json
 import math
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +21,11 @@ import click
 
 from mink_local.chat.attachments import before_message, fenced
 from mink_local.chat.settings import MIN_K, SETTINGS, Settings
-from mink_local.cli import INTERRUPTED
 from mink_local.errors import MinkError
 from mink_local.llama.constants import RANDOM_SEED
 
 if TYPE_CHECKING:
-    from mink_local.chat.conversation.loop_guard import LoopGuard
+    from mink_local.chat.conversation.store import StoredMessage
     from mink_local.generation.text import TextPart
 
 _SECONDS = 10  # in which the server has to accept a connection
@@ -35,8 +35,8 @@ _SAME_NAME = (
 )  # settings that are fields of a request  # fmt: skip
 
 
-def answer(ctx: click.Context, url: str, prompt: str, files: tuple[Path, ...], as_json: bool) -> None:
-    """Print the answer to a prompt, or a JSON object of all that is known of it.
+def answer(ctx: click.Context, url: str, prompt: str, files: tuple[Path, ...], as_json: bool) -> int:
+    """Print the answer to a prompt, or a JSON object of all that is known of it; return the exit status.
 
     Args:
         ctx: The context of the command.
@@ -57,26 +57,20 @@ def answer(ctx: click.Context, url: str, prompt: str, files: tuple[Path, ...], a
     request = _request(settings, prompt, files)
     with closing(_sent(url, request)) as connection:
         # While the server evaluates the prompt:
-        from mink_local.chat.conversation.export import answer_as_json
-        from mink_local.chat.conversation.store import SamplingInfo
-        from mink_local.chat.terminal.progress import AGAINST_LOOPS, note_end, show_answer
+        from mink_local.chat.conversation.store import SamplingInfo, StoredMessage
+        from mink_local.chat.terminal.progress import print_answer
         from mink_local.chat.terminal.screen import Screen
 
         screen = Screen(settings["plain"], settings["thoughts"])
-        reply = RemoteAnswer(_response(connection, url), settings["loop_guard"])
-        if reply.ignored:
-            screen.note(f"(this server ignores {reply.ignored})")
-        if not as_json:
-            show_answer(screen, reply)
-            note_end(screen, reply, settings["max_tokens"], AGAINST_LOOPS)
-        else:
-            for _ in reply.parts():
-                pass
-            info = SamplingInfo(reply.model, str(settings.sampler), settings["temp"], request["seed"])
-            reply.message.parts = [info]
-            screen.write(answer_as_json(reply.message, f"by {url}"))
-    if reply.message.finish_reason == "interrupted":
-        sys.exit(INTERRUPTED)
+        sampler = str(settings.sampler) if as_json else ""  # imports the samplers
+        message = StoredMessage(
+            "assistant", parts=[SamplingInfo("", sampler, settings["temp"], request["seed"])]
+        )
+        response = _response(connection, url)
+        if ignored := response.getheader("x-mink-ignored"):
+            screen.note(f"(this server ignores {ignored.replace(',', ', ')})")
+        parts = partial(_parts, response, message, settings["loop_guard"])
+        return print_answer(screen, message, parts, settings, f"by {url}" if as_json else "")
 
 
 def _request(settings: Settings, prompt: str, files: tuple[Path, ...]) -> dict[str, Any]:
@@ -150,95 +144,71 @@ def _response(connection: HTTPConnection, url: str) -> HTTPResponse:
     raise MinkError(f"{url}: {error or f'status {response.status}'}")
 
 
-class RemoteAnswer:
-    """An answer as the server sends it; a `GrowingAnswer`.
+def _parts(
+    response: HTTPResponse, message: "StoredMessage", has_guard: bool, _: Callable[[int], None]
+) -> "Iterator[TextPart]":
+    """Yield the parts of an answer from a stream of server-sent events, until Ctrl-C.
 
     Args:
-        response: A stream of server-sent events.
+        message: The answer, which the parts are added to.
         has_guard: End an answer that repeats itself.
 
-    Attributes:
-        ignored: The fields of the request that have no effect, in words.
-        model: The id of the server's model.
+    Raises:
+        MinkError: The server ends it early.
     """
+    began, guard = time.perf_counter(), None
+    try:
+        for chunk in _chunks(response):
+            message.first_token_s = message.first_token_s or time.perf_counter() - began
+            n_before, text = len(message.tokens), ""
+            for part in _added(message, chunk):
+                text += part.text
+                yield part
+            if has_guard:
+                from mink_local.chat.conversation.loop_guard import LoopGuard  # imports NumPy
 
-    unread_tokens = 0  # of the prompt; the server does not tell
-
-    def __init__(self, response: HTTPResponse, has_guard: bool) -> None:
-        from mink_local.chat.conversation.store import StoredMessage
-
-        self.message = StoredMessage("assistant")
-        self.repeats_since: int | None = None
-        self.ignored = (response.getheader("x-mink-ignored") or "").replace(",", ", ")
-        self.model = ""
-        self._response = response
-        self._has_guard = has_guard
-        self._guard: LoopGuard | None = None
-
-    @property
-    def n_new(self) -> int:
-        """Number of tokens so far."""
-        return len(self.message.tokens)
-
-    def parts(self, _: Callable[[], None] = lambda: None) -> "Iterator[TextPart]":
-        """Yield the parts of the answer, until Ctrl-C. Raises MinkError if the server ends it early."""
-        began, message = time.perf_counter(), self.message
-        try:
-            for chunk in self._chunks():
-                message.first_token_s = message.first_token_s or time.perf_counter() - began
-                yield from self._added(chunk)
-                if message.finish_reason == "repetition":
+                guard = guard or LoopGuard()
+                for at in range(n_before, len(message.tokens)):
+                    guard.feed(message.tokens[at], text if at == len(message.tokens) - 1 else "")
+                if guard.since is not None:
+                    message.finish_reason = "repetition"
+                    message.repeated, message.repeats_since = guard.repeated, guard.since
                     break
-        except KeyboardInterrupt:
-            message.finish_reason = "interrupted"
-        message.seconds = time.perf_counter() - began
-        if message.finish_reason is None:
-            raise MinkError("the server ended the answer early")
+    except KeyboardInterrupt:
+        message.finish_reason = "interrupted"
+    message.seconds = time.perf_counter() - began
+    if message.finish_reason is None:
+        raise MinkError("the server ended the answer early")
 
-    def _chunks(self) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of the stream. Raises MinkError for one that is an error."""
-        try:
-            for line in self._response:
-                if line.startswith(b"data: {"):
-                    chunk = json.loads(line.removeprefix(b"data: "))
-                    if "error" in chunk:
-                        raise MinkError(chunk["error"]["message"])
-                    yield chunk
-        except (OSError, HTTPException, ValueError) as error:
-            raise MinkError(f"the server ended the answer early: {error}") from None
 
-    def _added(self, chunk: dict[str, Any]) -> "Iterator[TextPart]":
-        """Add a chunk to the message; yield its text."""
-        from mink_local.generation.text import TextPart
+def _chunks(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    """Yield the chunks of a stream. Raises MinkError for one that is an error."""
+    try:
+        for line in response:
+            if line.startswith(b"data: {"):
+                chunk = json.loads(line.removeprefix(b"data: "))
+                if "error" in chunk:
+                    raise MinkError(chunk["error"]["message"])
+                yield chunk
+    except (OSError, HTTPException, ValueError) as error:
+        raise MinkError(f"the server ended the answer early: {error}") from None
 
-        message, self.model = self.message, chunk["model"]
-        if usage := chunk.get("usage"):
-            message.prompt_tokens = usage["prompt_tokens"]
-            cached = usage["prompt_tokens_details"]["cached_tokens"]
-            message.evaluated_tokens = message.prompt_tokens - cached
-        for choice in chunk["choices"]:
-            tokens, delta = choice.get("tokens", []), choice["delta"]
-            message.tokens += tokens
-            message.k += choice.get("k", [])
-            message.finish_reason = choice["finish_reason"]
-            reasoning, content = delta.get("reasoning_content") or "", delta.get("content") or ""
-            for part in (TextPart(reasoning, True), TextPart(content)):
-                if part.text:
-                    message.add(part.text, part.is_reasoning)
-                    yield part
-            self._watch(tokens, reasoning + content)
 
-    def _watch(self, tokens: list[int], text: str) -> None:
-        """End the answer if it repeats itself."""
-        if not self._has_guard or not tokens:
-            return
-        if self._guard is None:
-            from mink_local.chat.conversation.loop_guard import LoopGuard  # imports NumPy
+def _added(message: "StoredMessage", chunk: dict[str, Any]) -> "Iterator[TextPart]":
+    """Add a chunk to an answer; yield its text."""
+    from mink_local.generation.text import TextPart
 
-            self._guard = LoopGuard()
-        *others, last = tokens
-        for token in others:
-            self._guard.feed(token, "")
-        if self._guard.feed(last, text):
-            self.message.finish_reason = "repetition"
-            self.message.repeated, self.repeats_since = self._guard.repeated, self._guard.since
+    message.parts = [replace(message.parts[0], model=chunk["model"])]
+    if usage := chunk.get("usage"):
+        message.prompt_tokens = usage["prompt_tokens"]
+        message.evaluated_tokens = message.prompt_tokens - usage["prompt_tokens_details"]["cached_tokens"]
+    for choice in chunk["choices"]:
+        message.tokens += choice.get("tokens", [])
+        message.k += choice.get("k", [])
+        message.finish_reason = choice["finish_reason"]
+        delta = choice["delta"]
+        reasoning, content = delta.get("reasoning_content") or "", delta.get("content") or ""
+        for part in (TextPart(reasoning, True), TextPart(content)):
+            if part.text:
+                message.add(part.text, part.is_reasoning)
+                yield part

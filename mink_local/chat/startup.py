@@ -12,7 +12,6 @@ import click
 
 from mink_local.chat.attachments import Attachment, before_message
 from mink_local.chat.conversation.store import (
-    Conversation,
     ConversationStore,
     StoredMessage,
     StoreError,
@@ -21,7 +20,6 @@ from mink_local.chat.conversation.store import (
 from mink_local.chat.settings import DEFAULT, Settings
 from mink_local.chat.terminal.input import QuietTerminal
 from mink_local.chat.terminal.screen import Screen
-from mink_local.cli import INTERRUPTED
 from mink_local.errors import MinkError, ModelNotFoundError
 from mink_local.files import size_in_words
 from mink_local.interrupts import interrupt_ends_program
@@ -58,18 +56,15 @@ class Startup:
         self.settings = settings = Settings(ctx)
         settings.check(is_new=settings.given)
         self.screen = Screen(settings["plain"], settings["thoughts"])
-        self._conversation: Conversation | None = None
+        is_kept = resumed is not None or (is_chat and settings["store"])
+        self._store = ConversationStore(default_path() if is_kept else None)
+        self._conversation = None if resumed is None else self._store.find(resumed)
         self._unanswered: StoredMessage | None = None  # the last message of the conversation
-        if resumed is not None:
-            self._store = ConversationStore(default_path())
-            self._conversation = self._store.find(resumed)
-            if not settings.given("model"):
-                settings.put("model", self._conversation.model, "the conversation")
-        else:
-            self._store = ConversationStore(default_path() if is_chat and settings["store"] else None)
+        if self._conversation and not settings.given("model"):
+            settings.put("model", self._conversation.model, "the conversation")
 
-    def answer(self, prompt: str, as_json: bool) -> None:
-        """Print the answer to a prompt, or a JSON object of all that is known of it.
+    def answer(self, prompt: str, as_json: bool) -> int:
+        """Print the answer to a prompt, or a JSON object of all that is known of it; return the exit status.
 
         Ctrl-C ends the program. The conversation is kept only if it is continued.
         """
@@ -77,25 +72,17 @@ class Startup:
         self._note_model(session, is_named=self.settings.context.params["verbose"])
         if self.settings["model"] == EMBEDDED and not catalog.chosen_model() and sys.stderr.isatty():
             self.screen.note(f"({_TOY})")
-        from mink_local.chat.conversation.export import answer_as_json
-        from mink_local.chat.terminal.progress import AGAINST_LOOPS, note_end, show_answer
+        from mink_local.chat.terminal.progress import print_answer
 
         try:
             files = before_message(file.text for file in self._attached(session))
             answer = session.ask(prompt, files)
-            if as_json:
-                for _ in answer:
-                    pass
-                sampling = session.model.sampling(self.settings.params)
-                self.screen.write(answer_as_json(answer.message, sampling))
-            else:
-                show_answer(self.screen, answer)
-                note_end(self.screen, answer, self.settings["max_tokens"], AGAINST_LOOPS)
+            sampling = session.model.sampling(self.settings.params) if as_json else ""
+            status = print_answer(self.screen, answer.message, answer.parts, self.settings, sampling)
         except ValueError as error:  # an option that does not suit this model: a grammar, a token id
             raise click.UsageError(f"{error}.") from None
         session.end()
-        if answer.message.finish_reason == "interrupted":
-            sys.exit(INTERRUPTED)
+        return status
 
     def chat(self) -> None:
         """Chat until the user leaves."""
@@ -108,17 +95,13 @@ class Startup:
             self.screen.note(f"{self.settings.sampler}, temperature {self.settings['temp']:g}")
             if self.settings["model"] == EMBEDDED:
                 self.screen.note(f"({_TOY})")
-            self._note_store()
+            try:
+                self._store.open()  # to say that it cannot be before there is a conversation to lose
+            except StoreError as error:
+                self.screen.note(f"(nothing is kept: {error})")
             self.screen.note("/help lists the commands, Ctrl-D leaves.")
             chat(session, self.screen, terminal, self._unanswered, self._attached(session))
             session.end()
-
-    def _note_store(self) -> None:
-        """Say at the start if conversations cannot be kept, before there is one to lose."""
-        try:
-            self._store.open()
-        except StoreError as error:
-            self.screen.note(f"(nothing is kept: {error})")
 
     def _offer_model(self) -> None:
         """At the first start in a terminal, ask whether to use a better model than the embedded one."""
@@ -144,10 +127,7 @@ class Startup:
 
     def _attached(self, session: "Session") -> list[Attachment]:
         """Return the files for the first message."""
-        try:
-            return [Attachment.read(session.model, path) for path in self._files]
-        except ValueError as error:
-            raise click.UsageError(f"{error}.") from None
+        return [Attachment.read(session.model, path) for path in self._files]
 
     def _session(self, terminal: QuietTerminal) -> "Session":
         """Load the model; return its session. Ctrl-C ends the program, as there is nothing to save."""

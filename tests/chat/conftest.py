@@ -5,7 +5,6 @@ import io
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,21 +43,7 @@ class Keyboard(io.StringIO):
         return True
 
 
-@dataclass(frozen=True)
-class Result:
-    """What the program did."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def complaints(self) -> list[str]:
-        """The lines of standard error, except the one about the model."""
-        return [line for line in self.err.splitlines() if " on the " not in line]
-
-
-MinkChat = Callable[..., Result]
+MinkChat = Callable[..., Finished]
 
 
 @pytest.fixture
@@ -71,11 +56,11 @@ def mink_chat(
     """
     monkeypatch.setattr("mink_local.generation.loading.load_model", load_once)
 
-    def run_program(*arguments: str, stdin: str = "", typed: Sequence[str] = ()) -> Result:
+    def run_program(*arguments: str, stdin: str = "", typed: Sequence[str] = ()) -> Finished:
         piped = io.TextIOWrapper(io.BytesIO(stdin.encode(errors="surrogateescape")))
         monkeypatch.setattr(sys, "stdin", Keyboard("\n".join(typed)) if typed else piped)
         capsys.readouterr()
-        return Result(*run_main(main, *arguments))
+        return run_main(main, *arguments)
 
     return run_program
 

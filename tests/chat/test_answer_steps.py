@@ -24,7 +24,7 @@ BRANCHED = ("--temp", "5", "--tau", "60", "--seed", "4", "-n", "6")  # several c
 
 
 def ask(session: Session, text: str) -> AnswerSteps:
-    list(session.ask(text))
+    list(session.ask(text).parts())
     return AnswerSteps(session, session.last_answer())
 
 
@@ -114,7 +114,7 @@ def test_an_answer_that_was_continued_otherwise(smollm2: Model, tmp_path: Path) 
     ask(chat, "Tell me a story.")
     (tmp_path / "it.gbnf").write_text('root ::= " and " [a-z]{8}')
     change(chat, temp="5", grammar=str(tmp_path / "it.gbnf"))
-    list(chat.extend())
+    list(chat.extend().parts())
     steps = AnswerSteps(chat, chat.last_answer())
     assert [steps.sampling_info(at).temperature for at in (0, 3, 4)] == [0, 0, 5]
     assert [len(steps.step(at).ids) < 100 for at in (0, 3, 4)] == [False, False, True]
@@ -130,10 +130,10 @@ def test_another_model_is_refused(smollm2: Model, tiny: Callable[..., Path]) -> 
         with pytest.raises(ValueError, match=smollm2.name):
             AnswerSteps(chat, chat.last_answer())
         chat.settings = chat.settings.changed(BY_KEY["max-tokens"], "200")
-        list(chat.regenerate())
+        list(chat.regenerate().parts())
         AnswerSteps(chat, chat.last_answer())
         chat.choose(chat.alternatives()[0])
-        list(chat.extend())  # by the other model
+        list(chat.extend().parts())  # by the other model
         steps = AnswerSteps(chat, chat.last_answer())
         assert steps.k[0] == 0
         with pytest.raises(ValueError, match=smollm2.name):
@@ -167,7 +167,7 @@ def test_an_answer_that_was_cut_off(smollm2: Model) -> None:
     steps = AnswerSteps(chat, chat.last_answer())
     assert set(steps.k) == {0}
     assert len(steps.remarks(0, steps.step(0))) == 3
-    list(chat.extend())
+    list(chat.extend().parts())
     steps = AnswerSteps(chat, chat.last_answer())
     assert steps.k[0] == 0 < steps.k[-1]
     last = len(steps.tokens) - 1

@@ -1,6 +1,6 @@
 """The first start in a terminal: which model is offered, and what becomes of the answer."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from tests.support.terminal import Terminal
 
 pytestmark = [pytest.mark.terminal, pytest.mark.posix]
 LARGEST = LADDER[-1]
+Start = Callable[..., tuple[str, int]]
 
 
 @pytest.fixture
@@ -41,20 +42,25 @@ size = {(i + 1) / 1000}
         yield hub
 
 
-def start(answer: str | None = None) -> tuple[str, int]:
-    """Start a chat, answer the question if there is to be one, and leave; what was shown, and the status."""
-    chat = Terminal("--ctx", "256", "--max-tokens", "4", columns=100, waits=False)
-    try:
-        if answer is not None:
+@pytest.fixture
+def start(opened: Callable[..., Terminal]) -> Start:
+    """`start(answer)` starts a chat, answers the question and leaves; what was shown, and the status.
+
+    Without an answer there must be no question.
+    """
+
+    def run(answer: str = "") -> tuple[str, int]:
+        chat = opened("--ctx", "256", "--max-tokens", "4", columns=100, waits=False)
+        if answer:
             chat.until_shown(r"\[Y/n\]")
             chat.send(answer)
         chat.until_shown(r"(?m)^>$")
         return chat.text, chat.leave()
-    finally:
-        chat.close()
+
+    return run
 
 
-def test_the_offered_model_is_downloaded_and_kept(hub: Hub) -> None:
+def test_the_offered_model_is_downloaded_and_kept(hub: Hub, start: Start) -> None:
     shown, status = start("\r")
     assert LARGEST in shown
     assert "100%" in shown
@@ -67,7 +73,7 @@ def test_the_offered_model_is_downloaded_and_kept(hub: Hub) -> None:
     assert len(hub.requests) == n_requests
 
 
-def test_a_refused_offer_leaves_the_embedded_model(hub: Hub) -> None:
+def test_a_refused_offer_leaves_the_embedded_model(hub: Hub, start: Start) -> None:
     shown, status = start("n\r")
     assert f"{EMBEDDED} on the" in shown
     assert "toy" in shown
@@ -76,18 +82,17 @@ def test_a_refused_offer_leaves_the_embedded_model(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize("key", ["\x03", "\x04"], ids=["Ctrl-C", "Ctrl-D"])
-def test_the_question_can_be_left(key: str, hub: Hub) -> None:
-    chat = Terminal("--ctx", "256", columns=100, waits=False)
-    try:
-        chat.until_shown(r"\[Y/n\]")
-        chat.send(key)
-        assert chat.ended() == 130
-    finally:
-        chat.close()
+def test_the_question_can_be_left(key: str, hub: Hub, opened: Callable[..., Terminal]) -> None:
+    chat = opened("--ctx", "256", columns=100, waits=False)
+    chat.until_shown(r"\[Y/n\]")
+    chat.send(key)
+    assert chat.ended() == 130
     assert (chosen_model(), hub.requests) == (None, [])
 
 
-def test_a_model_of_another_program_is_offered_first(hub: Hub, tiny_path: Path, tmp_path: Path) -> None:
+def test_a_model_of_another_program_is_offered_first(
+    hub: Hub, start: Start, tiny_path: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / ".lmstudio/models/me/parrot-GGUF"
     folder.mkdir(parents=True)
     (folder / "parrot.gguf").symlink_to(tiny_path)
@@ -97,7 +102,7 @@ def test_a_model_of_another_program_is_offered_first(hub: Hub, tiny_path: Path, 
     assert hub.requests == []
 
 
-def test_without_a_network_it_is_asked_again_next_time(hub: Hub) -> None:
+def test_without_a_network_it_is_asked_again_next_time(hub: Hub, start: Start) -> None:
     hub.status = 503
     shown, status = start("y\r")
     assert "503" in shown
@@ -106,6 +111,6 @@ def test_without_a_network_it_is_asked_again_next_time(hub: Hub) -> None:
 
 
 def test_nothing_is_asked_without_a_terminal(hub: Hub, mink_chat: MinkChat) -> None:
-    assert "toy" in mink_chat("--max-tokens", "1", typed=["Hi"]).err
-    assert "toy" not in mink_chat("Hi", "--max-tokens", "1").err
+    assert "toy" in mink_chat("--max-tokens", "1", typed=["Hi"]).stderr
+    assert "toy" not in mink_chat("Hi", "--max-tokens", "1").stderr
     assert (chosen_model(), hub.requests) == (None, [])

@@ -24,10 +24,7 @@ class LoopGuard:
         self._text = ""
         self._starts: list[int] = []  # of each token's part of the text
         self._run = np.zeros(_LONGEST, np.int64)  # for each period from 1 on
-        # Of the last tokens, newest first: their ids, and whether they have letters and line breaks.
-        self._ids = np.full(_LONGEST, -1, np.int64)
-        self._has_letters = np.zeros(_LONGEST, np.bool_)
-        self._has_break = np.zeros(_LONGEST, np.bool_)
+        self._ids = np.full(_LONGEST, -1, np.int64)  # of the last tokens, newest first
 
     def feed(self, token: int, text: str) -> bool:
         """Take the next token of the answer and the text that it adds; return whether there is a loop."""
@@ -35,8 +32,6 @@ class LoopGuard:
         self._text += text
         self._run = np.where(self._ids == token, self._run + 1, 0)
         self._ids = np.append(token, self._ids[:-1])
-        self._has_letters = np.append(any(map(str.isalpha, text)), self._has_letters[:-1])
-        self._has_break = np.append("\n" in text, self._has_break[:-1])
         if self.since is None and (run := self._loop()):
             self.since = len(self._starts) - run + 1
         return self.since is not None
@@ -50,8 +45,9 @@ class LoopGuard:
         """Return the length of a run that is long enough for a loop, or 0."""
         for i in np.flatnonzero(self._run >= _TOKENS_IN_A_LINE):
             period = int(i) + 1
-            tokens = _TOKENS if self._has_break[:period].any() else _TOKENS_IN_A_LINE
-            is_prose = self._has_letters[:period].any() and self._text.count("```") % 2 == 0
+            phrase = self._text[self._starts[-period] :]
+            tokens = _TOKENS if "\n" in phrase else _TOKENS_IN_A_LINE
+            is_prose = any(map(str.isalpha, phrase)) and self._text.count("```") % 2 == 0
             if self._run[i] >= (1 if is_prose else _PATIENCE) * max(tokens, _TIMES * period):
                 return int(self._run[i])
         return 0

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from array import array
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 
@@ -47,17 +47,15 @@ def drop_oldest_turns(messages: Messages, model: Model, max_tokens: int | None) 
 
     If the conversation has outgrown the context, the oldest turns are dropped until half of it is free: with
     one turn at a time the beginning of the prompt, and so the whole KV cache, would change at every turn.
-    System messages and the last turn are always kept.
+    The system message, before the first turn, and the last turn are always kept.
     """
     reserved = model.n_ctx // 4 if max_tokens is None else min(max_tokens, model.n_ctx // 4)
     if not messages or model.count_tokens(messages) <= model.n_ctx - reserved:
         return messages
-    system = [message for message in messages if message["role"] == "system"]
-    others = [message for message in messages if message["role"] != "system"]
-    starts = [i for i, message in enumerate(others) if message["role"] == "user"]
+    starts = [i for i, message in enumerate(messages) if message["role"] == "user"]
     kept = messages
     for start in starts[1:]:
-        kept = system + others[start:]
+        kept = messages[: starts[0]] + messages[start:]
         if model.count_tokens(kept) <= model.n_ctx // 2:
             break
     return kept
@@ -74,8 +72,6 @@ class Session:
     Attributes:
         conversation: Its id in the store, from its first message on.
         branch: The current one, from the first message to the last.
-        problem: Why messages could not be stored yet, "" if all are; `flush` and every further message try
-            again.
     """
 
     def __init__(self, model: Model, settings: Settings, store: ConversationStore) -> None:
@@ -92,8 +88,7 @@ class Session:
     def _begin(self) -> None:
         self.conversation: int | None = None
         self.branch: Branch = []
-        self.problem = ""
-        self._unkept: list[Branch] = []  # what is to be stored, oldest first
+        self._unkept: list[Branch] = []  # what is to be stored, oldest first; further messages try again
         self._undone: list[Branch] = []  # the branches that `undo` left, the last one last
         self._start = 0  # index of the first message of the branch that still fits the context
         self._head: int | None = None  # the end of the branch in the store, as it was last known
@@ -323,7 +318,7 @@ class Session:
             self.flush()
 
     def flush(self) -> str:
-        """Store what could not be stored before; return the `problem` if there still is one.
+        """Store what could not be stored before; return why that is not possible yet, or "" if it is done.
 
         A conversation that was deleted meanwhile becomes a new one.
         """
@@ -339,21 +334,19 @@ class Session:
                     message.id, message.is_kept = 0, False
                 continue
             except StoreError as error:
-                self.problem = str(error)
-                return self.problem
+                return str(error)
             self._head = branch[-1].id if branch else None
             self._unkept.pop(0)
-        self.problem = ""
         return ""
 
     def end(self) -> None:
         """Store what is left, in some seconds if need be, and the KV cache. Raises MinkError if it cannot."""
         give_up = time.monotonic() + _LAST_SECONDS
-        while self.flush() and time.monotonic() < give_up:
+        while (problem := self.flush()) and time.monotonic() < give_up:
             time.sleep(0.1)
         self._save_cache()
-        if self.problem:
-            raise MinkError(f"the end of the conversation could not be kept: {self.problem}")
+        if problem:
+            raise MinkError(f"the end of the conversation could not be kept: {problem}")
 
     def _save_cache(self) -> None:
         if self.conversation is None or not (self.store.is_on_disk and self.settings["cache"]):
@@ -390,7 +383,7 @@ class Session:
 
 
 class AnswerStream:
-    """An answer to iterate over while it is generated: its parts, each stored before it is yielded.
+    """An answer while it is generated: its `parts`, each stored before it is yielded.
 
     Args:
         session: Goes on with the branch in the end, if any text came.
@@ -401,14 +394,12 @@ class AnswerStream:
     Attributes:
         message: The answer so far, as it is stored; tokens and figures come at the end.
         dropped: How many of the oldest turns no longer fit the context.
-        repeats_since: Number of the token from which on the answer repeats itself, counted from 1.
     """
 
     def __init__(self, session: Session, reply: Reply, branch: Branch, prefix: str, dropped: int) -> None:
         self.reply = reply
         self.message = branch[-1]
         self.dropped = dropped
-        self.repeats_since: int | None = None
         self._session = session
         self._branch = branch
         self._has_text = False
@@ -422,23 +413,14 @@ class AnswerStream:
         is_continued = bool(self.message.content or self.message.thinking)
         self._splitter = ReasoningSplitter(state, is_continued)
 
-    @property
-    def unread_tokens(self) -> int:
-        """Number of prompt tokens that are not evaluated yet."""
-        return self.reply.unread_tokens
+    def parts(self, waiting: Callable[[int], None] = lambda _: None) -> Generator[TextPart, None, None]:
+        """Yield the parts of the answer, once.
 
-    @property
-    def n_new(self) -> int:
-        """Number of tokens that were generated, without those that the answer takes over."""
-        return self.reply.n_tokens
-
-    def __iter__(self) -> Iterator[TextPart]:
-        return self.parts()
-
-    def parts(self, waiting: Callable[[], None] = lambda: None) -> Generator[TextPart, None, None]:
-        """Yield the parts of the answer, once; `waiting` is called now and then while none comes."""
-        began = time.perf_counter()
-        pieces = until_interrupted(self.reply, self.reply.interrupt, waiting)
+        Args:
+            waiting: Called now and then while none comes, with the number of unread tokens of the prompt.
+        """
+        began, reply = time.perf_counter(), self.reply
+        pieces = until_interrupted(reply, reply.interrupt, lambda: waiting(reply.unread_tokens))
         try:
             with closing(pieces):
                 for piece in pieces:
@@ -446,7 +428,7 @@ class AnswerStream:
                         self.message.first_token_s = time.perf_counter() - began
                         yield from map(self._stored, self._splitter.feed(self._prefix))
                     if self._guard and piece.token is not None and self._guard.feed(piece.token, piece):
-                        self.reply.interrupt()
+                        reply.interrupt()
                     yield from map(self._stored, self._splitter.feed(piece))
             yield from map(self._stored, self._splitter.end())
         finally:
@@ -463,7 +445,7 @@ class AnswerStream:
         message.finish_reason = reply.finish_reason
         if guard and guard.since is not None and reply.finish_reason == "interrupted":
             message.finish_reason, message.repeated = "repetition", guard.repeated
-            self.repeats_since = len(message.tokens) + guard.since
+            message.repeats_since = len(message.tokens) + guard.since
         message.tokens += reply.tokens
         message.k += reply.k
         message.prompt_tokens = reply.prompt_tokens

@@ -124,6 +124,8 @@ class StoredMessage:
         first_token_s: Time until the first piece of text, in seconds.
         seconds: Time until the end.
         is_kept: Whether the store has all of it.
+        repeats_since: The number of the token, from 1, since which the answer repeated itself, if that ended
+            it; not stored.
     """
 
     role: Role
@@ -144,6 +146,7 @@ class StoredMessage:
     first_token_s: float = 0.0
     seconds: float = 0.0
     is_kept: bool = field(default=False, compare=False, repr=False)
+    repeats_since: int | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_unfinished(self) -> bool:
@@ -159,6 +162,11 @@ class StoredMessage:
     def typed(self) -> str:
         """The content without attached files."""
         return self.content[self.attached :]
+
+    @property
+    def n_new(self) -> int:
+        """The number of tokens that were sampled last, without those before an answer was continued."""
+        return len(self.tokens) - self.parts[-1].first_token
 
     def add(self, text: str, is_reasoning: bool) -> None:
         """Add a piece of the text or of the reasoning; the store lacks it then."""
@@ -180,7 +188,7 @@ class StoredMessage:
         """
         values = asdict(self)
         parts = values.pop("parts")
-        del values["is_kept"]
+        del values["is_kept"], values["repeats_since"]
         outcome = {name: values.pop(name) for name in _OUTCOME}
         values["how"] = parts[0] if parts else None
         values["outcome"] = (
@@ -267,8 +275,9 @@ class ConversationStore:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Yield the open database; a block that fails changes nothing in it."""
         try:
-            self._db = self._db or _open(self._path)
-            self._db.execute(f"PRAGMA busy_timeout = {0 if self._has_failed else _PATIENCE_MS}")
+            patience = 0 if self._has_failed else _PATIENCE_MS
+            self._db = self._db or _open(self._path, patience)
+            self._db.execute(f"PRAGMA busy_timeout = {patience}")
             with self._db:
                 yield self._db
         except sqlite3.IntegrityError:
@@ -456,15 +465,20 @@ def _lock(path: Path, message: int) -> "BaseFileLock":
     return FileLock(folder / f"{message}.lock")
 
 
-def _open(path: Path | None) -> sqlite3.Connection:
-    """Open a file, read-only if it cannot be written, or a database in memory."""
+def _open(path: Path | None, patience: int) -> sqlite3.Connection:
+    """Open a file, read-only if it cannot be written, or a database in memory.
+
+    Args:
+        path: The file; None for memory.
+        patience: Milliseconds to wait for another program that has locked it.
+    """
     if path is None:
-        db = _connect(":memory:")
+        db = _connect(":memory:", patience)
     elif path.exists() and not all(map(_is_writable, (path, path.resolve().parent))):
         # In WAL mode even a reader writes, unless it is told that nobody writes meanwhile.
-        return _connect(f"{path.absolute().as_uri()}?immutable=1")
+        return _connect(f"{path.absolute().as_uri()}?immutable=1", patience)
     else:
-        db = _connect(private_file(path))
+        db = _connect(private_file(path), patience)
         db.execute("PRAGMA journal_mode = WAL")
         # In WAL mode a commit survives the end of the program at once, and a power cut a little later.
         db.execute("PRAGMA synchronous = NORMAL")
@@ -476,10 +490,11 @@ def _is_writable(path: Path) -> bool:
     return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
-def _connect(path: Path | str) -> sqlite3.Connection:
+def _connect(path: Path | str, patience: int) -> sqlite3.Connection:
     """Open a database in which a change begins a transaction, at once as the only writer."""
-    seconds = _PATIENCE_MS / 1000
-    db = sqlite3.connect(path, timeout=seconds, isolation_level="IMMEDIATE", uri=isinstance(path, str))
+    db = sqlite3.connect(
+        path, timeout=patience / 1000, isolation_level="IMMEDIATE", uri=isinstance(path, str)
+    )
     db.row_factory = sqlite3.Row
     db.execute("PRAGMA foreign_keys = ON")
     db.create_function("casefold", 1, lambda text: text and text.casefold(), deterministic=True)

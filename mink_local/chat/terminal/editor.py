@@ -1,5 +1,6 @@
 """The input line of prompt_toolkit: history, search, completion, several lines, an editor."""
 
+import os
 from pathlib import Path
 
 from platformdirs import user_data_path
@@ -54,12 +55,12 @@ class EditedLine:
 
     def read(self, default: str = "", prompt: str = PROMPT) -> str:
         """See `InputLine`."""
+        history, problem = self._history, self._history and self._history.problem
         left = "".join(press.data for press in get_typeahead(self._session.input))
         with self._terminal.reading() as typed:
             text = self._session.prompt(prompt, default=default + as_typed(left) + typed)
-        if self._history and self._history.problem:
-            self._screen.note(f"(the history of the input line is not kept: {self._history.problem})")
-            self._history.problem = ""
+        if history and history.problem != problem:
+            self._screen.note(f"(the history of the input line is not kept: {history.problem})")
         return unquoted_block(text)
 
 
@@ -67,25 +68,13 @@ class _History(FileHistory):
     """Messages of earlier chats in a file; `problem` says why it cannot be written, if it cannot."""
 
     problem = ""
-    _is_lost = False
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        try:
-            private_file(path)
-        except OSError as error:
-            self._lose(error)
 
     def store_string(self, string: str) -> None:
-        if self._is_lost:
-            return
         try:
+            private_file(Path(os.fsdecode(self.filename)))
             super().store_string(string)
         except OSError as error:
-            self._lose(error)
-
-    def _lose(self, error: OSError) -> None:
-        self.problem, self._is_lost = error.strerror or str(error), True
+            self.problem = error.strerror or str(error)
 
 
 def _key_bindings() -> KeyBindings:

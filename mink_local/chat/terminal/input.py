@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from mink_local.chat.settings import command_line_text
-from mink_local.chat.terminal.screen import Screen
 from mink_local.cli import printable
 from mink_local.interrupts import interrupt_raises
 
@@ -47,18 +46,6 @@ def unquoted_block(text: str) -> str:
     if text.strip().startswith(_QUOTES):
         return text.strip().removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
     return text
-
-
-def read_message(line: InputLine, screen: Screen, default: str = "", prompt: str = PROMPT) -> str | None:
-    """Return a message; "" after Ctrl-C, and None at the end of the input."""
-    try:
-        return line.read(default, prompt)
-    except EOFError:
-        screen.show("")
-        return None
-    except KeyboardInterrupt:
-        screen.note("\n(Ctrl-D or /exit leaves)")
-        return ""
 
 
 def as_typed(text: str) -> str:

@@ -1,18 +1,21 @@
 """An answer while it is generated: prompt progress, the reasoning, the text, the figures; and its colours."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from statistics import median_low
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from mink_local.chat.conversation.export import answer_as_json
 from mink_local.chat.terminal.screen import Screen, TextWriter, counted
+from mink_local.cli import INTERRUPTED
 
 if TYPE_CHECKING:
     from mink_local.chat.conversation.store import StoredMessage
+    from mink_local.chat.settings import Settings
     from mink_local.generation.text import TextPart
 
-AGAINST_LOOPS = "--temp 2, --dry-multiplier 0.8 or --no-loop-guard"  # what helps a one-shot answer
 # The least k of each level, its name and its style; the last levels do not differ by colour alone.
 _LEVELS = {
     1: ("1", ""),
@@ -23,55 +26,58 @@ _LEVELS = {
 }
 
 
-class GrowingAnswer(Protocol):
-    """An answer while it is generated, here or elsewhere; see `AnswerStream`."""
-
-    message: "StoredMessage"
-    repeats_since: int | None
-
-    @property
-    def unread_tokens(self) -> int: ...
-
-    @property
-    def n_new(self) -> int: ...
-
-    def parts(self, waiting: Callable[[], None] = ...) -> "Iterator[TextPart]": ...
+Parts = Callable[[Callable[[int], None]], "Iterator[TextPart]"]
+"""Yields the parts of an answer as they come, from here or elsewhere; see `AnswerStream.parts`."""
 
 
-def show_answer(screen: Screen, answer: GrowingAnswer, on_reasoning: str = "") -> None:
+def print_answer(
+    screen: Screen, message: "StoredMessage", parts: Parts, settings: "Settings", json_sampling: str
+) -> int:
+    """Print an answer to a prompt while it is generated; return the exit status.
+
+    Args:
+        message: The answer; it grows by `parts`.
+        json_sampling: Print all that is known as JSON, and this as where the tokens were sampled, or "".
+    """
+    if json_sampling:
+        for _ in parts(lambda _: None):
+            pass
+        screen.write(answer_as_json(message, json_sampling))
+    else:
+        show_answer(screen, message, parts)
+        against_loops = "--temp 2, --dry-multiplier 0.8 or --no-loop-guard"
+        note_end(screen, message, settings["max_tokens"], against_loops)
+    return INTERRUPTED if message.finish_reason == "interrupted" else 0
+
+
+def show_answer(screen: Screen, message: "StoredMessage", parts: Parts, on_reasoning: str = "") -> None:
     """Show an answer while it is generated; `on_reasoning` says where to see what was only counted."""
     total = 0
 
-    def show_prompt() -> None:
+    def show_prompt(unread: int) -> None:
         nonlocal total
-        unread = answer.unread_tokens
         total = max(total, unread)
         if unread:
             screen.progress(f"prompt: {total - unread} of {counted(total, 'token')}")
 
-    text = screen.writer()
-    reasoning: _ReasoningView | None = None
-    continued = answer.message.content
+    continued = message.content
     try:
-        for part in answer.parts(show_prompt):
-            if part.is_reasoning:
-                reasoning = reasoning or _ReasoningView(screen, on_reasoning)
-                reasoning.feed(part.text)
-                continue
-            if reasoning:
-                reasoning.end()
-                reasoning = None
+        for is_reasoning, run in groupby(parts(show_prompt), lambda part: part.is_reasoning):
             screen.progress()
-            if continued:
-                text.recall(continued)
-                continued = ""
-            text.feed(part.text)
+            view: _ReasoningView | TextWriter
+            if is_reasoning:
+                view = _ReasoningView(screen, on_reasoning)
+            else:
+                view = screen.writer()
+                if continued:
+                    view.recall(continued)
+            try:
+                for part in run:
+                    view.feed(part.text)
+            finally:
+                view.end()
     finally:
         screen.progress()
-        if reasoning:
-            reasoning.end()
-        else:
-            text.end()
 
 
 class _ReasoningView:
@@ -86,7 +92,6 @@ class _ReasoningView:
         self._text = ""
         self._writer: TextWriter | None = None
         if screen.reasoning == "show" and screen.is_terminal:
-            screen.progress()
             self._writer = screen.writer("dim italic")
             if screen.is_plain:
                 screen.note("(reasoning)")
@@ -111,9 +116,9 @@ class _ReasoningView:
         return counted(len(self._text.split()), "word")
 
 
-def note_end(screen: Screen, answer: GrowingAnswer, max_tokens: int | None, against_loops: str) -> None:
+def note_end(screen: Screen, answer: "StoredMessage", max_tokens: int | None, against_loops: str) -> None:
     """Say why an answer was cut short, if it was; `against_loops` says what to do about repetition."""
-    reason = answer.message.finish_reason
+    reason = answer.finish_reason
     if reason == "repetition":
         screen.note(f"(stopped: repeating itself since token {answer.repeats_since}; try {against_loops})")
     elif reason == "interrupted":
@@ -121,17 +126,17 @@ def note_end(screen: Screen, answer: GrowingAnswer, max_tokens: int | None, agai
     elif reason == "length" and max_tokens == answer.n_new:
         screen.note(f"(stopped after {counted(max_tokens, 'token')}: --max-tokens)")
     elif reason == "length":
-        used = answer.message.prompt_tokens + answer.n_new
+        used = answer.prompt_tokens + answer.n_new
         screen.note(f"(stopped: the context of {used} tokens is full)")
 
 
-def status(answer: "StoredMessage", n_ctx: int, new_tokens: int) -> str:
+def status(answer: "StoredMessage", n_ctx: int) -> str:
     """Return the figures of an answer."""
     seconds = max(answer.seconds - answer.first_token_s, 1e-9)
-    parts = [counted(new_tokens, "token")]
-    if new_tokens > 1:
-        parts.append(f"{(new_tokens - 1) / seconds:.1f} tokens/s")
-    parts.append(f"context {answer.prompt_tokens + new_tokens}/{n_ctx}")
+    parts = [counted(answer.n_new, "token")]
+    if answer.n_new > 1:
+        parts.append(f"{(answer.n_new - 1) / seconds:.1f} tokens/s")
+    parts.append(f"context {answer.prompt_tokens + answer.n_new}/{n_ctx}")
     return " · ".join(parts)
 
 

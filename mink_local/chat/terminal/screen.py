@@ -114,8 +114,7 @@ class Screen:
 
     def show(self, *renderables: Any) -> None:
         """Print texts and tables."""
-        for renderable in renderables:
-            self.console.print(renderable)
+        self.console.print(*renderables, sep="\n")
 
     def table(self, rows: Iterable[Sequence[str | Text]], *titles: str) -> None:
         """Print a table of any texts."""
