@@ -130,7 +130,6 @@ def _record(
         "order": next((o for o in ("temperature-first", "temperature-last") if o in sampler), None),
         "repeat": repeat,
         "question_id": question["question_id"],
-        "seed": rng.randint(0, 2**31),
         "prompt_sha256": sha256(question["prompt"].encode()).hexdigest(),
         "prompt_tokens": 60,
         "response": response,

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from mink_local.errors import ReportError
 from mink_local.evals.run.records import (
     QUESTIONS,
@@ -53,14 +51,6 @@ class RecordedRun:
         return [left_out, *self.remarks] if left_out else self.remarks
 
 
-class _Manifest(msgspec.Struct):
-    """The parts of a manifest that the report reads."""
-
-    models: dict[str, Any] = {}
-    tasks: dict[str, dict[str, Any]] = {}
-    sessions: list[dict[str, Any]] = []
-
-
 def read_run(folder: Path) -> RecordedRun:
     """Return the questions and responses in a folder, skipping unusable lines.
 
@@ -74,15 +64,14 @@ def read_run(folder: Path) -> RecordedRun:
     manifest = read_manifest(folder)
     questions: Rows[RecordedQuestion] = Rows()
     found: Rows[Response] = Rows()
-    questions.read(path, RecordedQuestion, lambda _: None)
+    questions.read(path, RecordedQuestion)
     check = RecordCheck(manifest, questions.by_key.values())
     for file in record_files(folder):
         found.read(file, Response, check)
     problems = [*questions.problems, *found.problems]
-    if not found.by_key and problems:
-        raise ReportError(f"{folder} contains no usable responses: {problems[0]}")
     if not found.by_key:
-        raise ReportError(f"{folder} contains no responses yet: repeat the mink-eval run command")
+        why = problems[0] if problems else "repeat the mink-eval run command"
+        raise ReportError(f"{folder} contains no responses: {why}")
     remarks = [
         f"{count(n, 'response')} from {name}." for name, n in found.files.items() if n and name != RECORDS
     ]
@@ -91,18 +80,10 @@ def read_run(folder: Path) -> RecordedRun:
     return RecordedRun(
         {(one.task, one.question_id): one.question for one in questions.by_key.values()},
         list(found.by_key.values()),
-        public(manifest) if _is_whole(manifest) else {},
+        public(manifest) if check.manifest else {},
         problems,
         remarks,
     )
-
-
-def _is_whole(manifest: Mapping[str, Any]) -> bool:
-    try:
-        msgspec.convert(manifest, _Manifest)
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 def rescore(run: RecordedRun) -> RecordedRun:

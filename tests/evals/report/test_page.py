@@ -50,7 +50,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 line["response"] += "\ud800"
         path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     (folder / "manifest.json").write_text(
-        json.dumps({"seed": 7, "models": {"m": {"path": "/home/me", "sha": "ab"}}})
+        json.dumps(
+            {
+                "seed": 7,
+                "models": {f"model {HOSTILE}": {"path": "/home/me", "sha": "ab"}},
+                "tasks": {"gsm8k": {"max_tokens": 100}},
+            }
+        )
     )
     return write_page(folder, "a <note>")
 
