@@ -38,7 +38,7 @@ def test_questions_responses_and_manifest_are_read(folder: Path) -> None:
         **manifest,
         "models": {"tiny-model": {"sha256": "ab"}},
     }  # without this machine's folders
-    assert run.problems == []
+    assert run.notes == run.problems == []
 
 
 @pytest.mark.parametrize(
@@ -55,19 +55,19 @@ def test_records_of_other_files_are_read_if_they_are_of_this_run(folder: Path) -
     manifest = MANIFEST | {"questions_sha256": hashlib.sha256(questions.read_bytes()).hexdigest()}
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     lines = (folder / "records.jsonl").read_bytes().splitlines(keepends=True)
-    assert read_run(folder).remarks == []
+    assert read_run(folder).notes == []
     (folder / "records.jsonl").write_bytes(b"".join(lines[:5]))
     other = json.loads(lines[-1]) | {"model": "other-model"}
     (folder / "worker-2.jsonl").write_bytes(b"".join(lines[5:-1]) + json.dumps(other).encode())
     run = read_run(folder)
     assert len(run.responses) == len(lines) - 1
-    [remark] = run.remarks
-    assert f"{len(lines) - 6} " in remark
-    assert "worker-2.jsonl" in remark
-    [problem] = run.problems
-    assert "other-model" in problem
+    left_out, others = run.notes
+    assert "other-model" in left_out
+    assert others.startswith(f"{len(lines) - 6} ")
+    assert "worker-2.jsonl" in others
+    assert len(run.problems) == 1
     questions.write_text(questions.read_text(encoding="utf-8").replace('"gold": "', '"gold": "9'))
-    assert any("questions.jsonl" in remark for remark in read_run(folder).remarks)
+    assert "questions.jsonl" in read_run(folder).notes[-1]
 
 
 def test_an_unknown_task_keeps_its_verdicts(tmp_path: Path) -> None:
@@ -78,4 +78,4 @@ def test_an_unknown_task_keeps_its_verdicts(tmp_path: Path) -> None:
     run.responses = [known, unknown]
     again = rescore(run)
     assert again.responses == [known, unknown]
-    assert "gsm9k" in again.remarks[0]
+    assert "gsm9k" in again.notes[0]
