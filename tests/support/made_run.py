@@ -5,9 +5,11 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from mink_local.evals.run.records import methods
 from mink_local.evals.tasks import TASKS, Question, score
 
 SAMPLERS = (
@@ -51,10 +53,8 @@ def write_run(
     folder.mkdir(parents=True, exist_ok=True)
     questions = [_question(task, number, rng) for task in tasks for number in range(n_questions)]
     _write(folder / "questions.jsonl", questions)
-    repeated = [(s, t, r) for s in samplers if s != "greedy" for t in temperatures for r in range(repeats)]
-    once = [("greedy", 0.0, 0)] if "greedy" in samplers else []
-    cells = [(model, *cell) for model in models for cell in repeated + once]
-    records = (_record(question, *cell, rng) for question in questions for cell in cells)
+    wanted = list(product(models, methods(samplers, temperatures, repeats, greedy=False)))
+    records = (_record(question, model, *method, rng) for question in questions for model, method in wanted)
     _write(folder / "records.jsonl", records)
     return folder
 
