@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 COLUMNS = 3
-GREY, LIGHT = "#777777", "#bbbbbb"
+GREY = "#777777"
 NOTE: dict[str, Any] = {"fontsize": "small", "x": 0.01, "ha": "left", "wrap": True}
 
 # Colours that colour-blind people can tell apart, by Okabe and Ito (2008), https://jfly.uni-koeln.de/color/,

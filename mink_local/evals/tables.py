@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,9 +159,7 @@ def _markdown(cell: Cell) -> str:
 
 def escape_markdown(text: str) -> str:
     """Escape a text so that Markdown shows it unchanged, even in a table. (Names are whatever users type.)"""
-    for character in "\\`*_[]<>|":
-        text = text.replace(character, f"\\{character}")
-    return " ".join(text.split())
+    return " ".join(re.sub(r"[\\`*_\[\]<>|]", r"\\\g<0>", text).split())
 
 
 def grid(frame: pd.DataFrame, row: str, column: str, value: str) -> pd.DataFrame:

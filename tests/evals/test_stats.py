@@ -1,13 +1,14 @@
 """The statistics against SciPy's and statsmodels' own, against simulation, and small cases worked by hand."""
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, permutation_test, ttest_1samp
+from scipy.stats import binomtest, ttest_1samp
 from statsmodels.stats.contingency_tables import mcnemar
 
 from mink_local.evals.stats import (
@@ -25,6 +26,11 @@ from mink_local.evals.stats import (
 )
 
 
+def coverage(intervals: Iterable[Interval], truth: float) -> float:
+    """Return the share of intervals that hold the true value; 0.95 is what they promise."""
+    return float(np.mean([one.low <= truth <= one.high for one in intervals]))
+
+
 @given(st.lists(st.booleans(), min_size=1, max_size=60))
 def test_one_outcome_a_cluster_has_the_interval_of_a_proportion(rights: list[bool]) -> None:
     wilson = binomtest(sum(rights), len(rights)).proportion_ci(method="wilson")
@@ -35,11 +41,9 @@ def test_one_outcome_a_cluster_has_the_interval_of_a_proportion(rights: list[boo
 def test_the_interval_covers_where_repeats_depend_on_each_other() -> None:
     """40 questions of uniformly sampled difficulty, three responses each: the mean accuracy is 1/2."""
     rng = np.random.default_rng(1)
-    covered = 0
-    for _ in range(400):
-        found = share((rng.random((3, 40)) < rng.random(40)).mean(axis=0).tolist())
-        covered += found.low <= 0.5 <= found.high
-    assert covered / 400 == pytest.approx(0.95, abs=0.025)  # not too wide either
+    runs = (rng.random((3, 40)) < rng.random(40) for _ in range(400))
+    found = coverage((share(run.mean(axis=0).tolist()) for run in runs), 0.5)
+    assert found == pytest.approx(0.95, abs=0.025)  # not too wide either
 
 
 def test_no_values_have_no_mean() -> None:
@@ -55,14 +59,14 @@ def test_few_clusters_are_warned_of() -> None:
 def test_the_bootstrap_covers_a_ratio_of_sums() -> None:
     """Texts of different lengths, whose positions depend on each other: 60 texts, a mean of 2 a position."""
     rng = np.random.default_rng(8)
-    covered = 0
-    for _ in range(100):
+
+    def interval() -> Interval:
         lengths = rng.integers(5, 50, 60)
         clusters = np.column_stack([lengths * rng.normal(2, 1, 60), lengths]).astype(float)
         sums = resample(clusters)
-        found = Interval.of(clusters[:, 0].sum() / lengths.sum(), sums[:, 0] / sums[:, 1])
-        covered += found.low <= 2 <= found.high
-    assert covered > 88
+        return Interval.of(clusters[:, 0].sum() / lengths.sum(), sums[:, 0] / sums[:, 1])
+
+    assert coverage((interval() for _ in range(100)), 2) > 0.88
 
 
 def test_resamples_are_the_same_for_all_statistics() -> None:
@@ -70,14 +74,10 @@ def test_resamples_are_the_same_for_all_statistics() -> None:
     assert np.allclose(resample(clusters)[:, 1], resample(clusters[:, 1]))
 
 
-def gains_of(first: Any, second: Any) -> list[int]:
-    return [int(gain) for gain in np.subtract(first, second, dtype=int)]
-
-
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
 def test_one_outcome_a_cluster_is_mcnemars_exact_test(pairs: list[tuple[bool, bool]]) -> None:
     table = [[sum(pair == (a, b) for pair in pairs) for b in (True, False)] for a in (True, False)]
-    found = paired_test(gains_of(*zip(*pairs, strict=True)))
+    found = paired_test([a - b for a, b in pairs])
     assert (found.n, found.won, found.lost) == (len(pairs), table[0][1], table[1][0])
     assert found.p == pytest.approx(mcnemar(table, exact=True).pvalue if found.won + found.lost else 1.0)
     assert found.difference.value == pytest.approx((found.won - found.lost) / len(pairs))
@@ -88,24 +88,19 @@ def test_nothing_in_common_shows_nothing() -> None:
     assert (nothing.n, nothing.p, nothing.difference) == (0, 1, (0, -1, 1))
 
 
-@given(st.lists(st.integers(-3, 3), min_size=2, max_size=9))
-def test_p_is_that_of_all_flips_of_signs(gains: list[int]) -> None:
-    found = paired_test(gains, 3)
-    sums = [np.dot(signs, gains) for signs in itertools.product((-1, 1), repeat=len(gains))]
-    assert found.p == pytest.approx(np.mean([abs(one) >= abs(sum(gains)) for one in sums]))
-    scipy = permutation_test((np.array(gains),), np.sum, permutation_type="samples", n_resamples=10**4)
-    assert found.p == pytest.approx(scipy.pvalue)
-    assert found.difference.value == pytest.approx(sum(gains) / 3 / len(gains))
-
-
-@given(st.lists(st.integers(1, 6).flatmap(lambda n: st.tuples(st.integers(-n, n), st.just(n))), max_size=8))
-def test_clusters_of_any_size_count_the_same(clusters: list[tuple[int, int]]) -> None:
-    """The test is of the mean over clusters, as the difference is, and not of the sum of all outcomes."""
-    gains, sizes = [gain for gain, _ in clusters], [size for _, size in clusters]
+@given(
+    st.lists(
+        st.integers(1, 6).flatmap(lambda n: st.tuples(st.integers(-n, n), st.just(n))), min_size=1, max_size=8
+    )
+)
+def test_p_is_that_of_all_flips_of_signs(clusters: list[tuple[int, int]]) -> None:
+    """Clusters of any size count the same: the test is of the mean over them, and not over all outcomes."""
+    gains, sizes = zip(*clusters, strict=True)
     shares = np.divide(gains, sizes)
     sums = [np.dot(signs, shares) for signs in itertools.product((-1, 1), repeat=len(shares))]
-    expected = np.mean([abs(one) >= abs(shares.sum()) - 1e-9 for one in sums])
-    assert paired_test(gains, sizes).p == pytest.approx(expected)
+    found = paired_test(gains, sizes)
+    assert found.p == pytest.approx(np.mean([abs(one) >= abs(shares.sum()) - 1e-9 for one in sums]))
+    assert found.difference.value == pytest.approx(shares.mean())
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 200))
@@ -145,8 +140,7 @@ def test_methods_of_equal_accuracy_are_seldom_told_apart_however_many_questions_
 
 @pytest.mark.parametrize("n", [60, 1319])
 def test_the_interval_of_a_difference_covers_skewed_gains(n: int) -> None:
-    tests = list(skewed(n, 300))
-    assert np.mean([t.difference.low <= 0 <= t.difference.high for t in tests]) > 0.92
+    assert coverage((test.difference for test in skewed(n, 300)), 0) > 0.92
 
 
 @pytest.mark.parametrize("n_repeats", [1, 3])
@@ -154,28 +148,21 @@ def test_the_interval_of_a_difference_covers_skewed_gains(n: int) -> None:
 def test_the_interval_of_a_difference_covers_it(n: int, n_repeats: int) -> None:
     """Questions of sampled difficulty; the second method is correct 30% less often: 15 points in all."""
     rng = np.random.default_rng(6)
-    covered = 0
-    for _ in range(500):
-        chance = rng.beta(0.5, 0.5, n)
-        gains = rng.binomial(n_repeats, chance) - rng.binomial(n_repeats, 0.7 * chance)
-        found = paired_test(gains.tolist(), n_repeats).difference
-        covered += found.low <= 0.15 <= found.high
-    assert covered / 500 > 0.93
+    chances = rng.beta(0.5, 0.5, (500, n))
+    gains = rng.binomial(n_repeats, chances) - rng.binomial(n_repeats, 0.7 * chances)
+    assert coverage((paired_test(run.tolist(), n_repeats).difference for run in gains), 0.15) > 0.93
 
 
 def test_equal_methods_are_seldom_told_apart_however_alike_the_repeats() -> None:
     """The null hypothesis with every response given three times, which counted singly would be three
     times the evidence: at most one run in twenty may be significant."""
     rng = np.random.default_rng(2)
-    found = pooled = 0
-    for _ in range(400):
-        difficulty = rng.random(60)
-        first, second = rng.random(60) < difficulty, rng.random(60) < difficulty
-        found += paired_test([3 * gain for gain in gains_of(first, second)], 3).p <= ALPHA
-        won, lost = 3 * int((first & ~second).sum()), 3 * int((second & ~first).sum())
-        pooled += binomtest(won, won + lost).pvalue <= ALPHA
-    assert found / 400 <= ALPHA
-    assert pooled / 400 > 2 * ALPHA  # what this test would have to find if questions were counted thrice
+    difficulty = rng.random((400, 60))
+    first, second = rng.random((2, 400, 60)) < difficulty
+    tests = [paired_test((3 * gains).tolist(), 3) for gains in np.subtract(first, second, dtype=int)]
+    assert np.mean([test.p <= ALPHA for test in tests]) <= ALPHA
+    thrice = [binomtest(3 * test.won, 3 * (test.won + test.lost)).pvalue <= ALPHA for test in tests]
+    assert np.mean(thrice) > 2 * ALPHA  # what this test would have to find if questions were counted thrice
 
 
 def test_holm() -> None:
@@ -188,12 +175,10 @@ def test_holm() -> None:
 def test_the_interval_of_a_mean_covers_for_few_clusters(n: int) -> None:
     """Of means of 255 skewed values, as divergences are, that depend on each other within a cluster."""
     rng = np.random.default_rng(n)
-    covered = 0
-    for _ in range(1000):
-        scales = rng.lognormal(sigma=0.3, size=(n, 1))
-        found = mean((scales * rng.exponential(size=(n, 255))).mean(axis=1), least=0.0)
-        covered += found.low <= np.exp(0.3**2 / 2) <= found.high
-    assert covered / 1000 == pytest.approx(0.95, abs=0.03)
+    scales = rng.lognormal(sigma=0.3, size=(1000, n))
+    means = (scales * rng.exponential(size=(255, 1000, n))).mean(axis=0)
+    found = coverage((mean(clusters, least=0.0) for clusters in means), np.exp(0.3**2 / 2))
+    assert found == pytest.approx(0.95, abs=0.03)
 
 
 @pytest.mark.parametrize("n", [20, 100, 400])

@@ -5,9 +5,11 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from hashlib import sha256
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from mink_local.evals.run.records import methods
 from mink_local.evals.tasks import TASKS, Question, score
 
 SAMPLERS = (
@@ -46,18 +48,13 @@ def write_run(
     n_questions: int = 30,
     seed: int = 1,
 ) -> Path:
-    """Write questions.jsonl and records.jsonl to `folder`, and return it.
-
-    Samplers whose cutoff depends on temperature lose their accuracy as temperature rises, the others keep it.
-    """
+    """Write questions.jsonl and records.jsonl to `folder`, and return it."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     questions = [_question(task, number, rng) for task in tasks for number in range(n_questions)]
     _write(folder / "questions.jsonl", questions)
-    repeated = [(s, t, r) for s in samplers if s != "greedy" for t in temperatures for r in range(repeats)]
-    once = [("greedy", 0.0, 0)] if "greedy" in samplers else []
-    cells = [(model, *cell) for model in models for cell in repeated + once]
-    records = (_record(question, *cell, rng) for question in questions for cell in cells)
+    wanted = list(product(models, methods(samplers, temperatures, repeats, greedy=False)))
+    records = (_record(question, model, *method, rng) for question in questions for model, method in wanted)
     _write(folder / "records.jsonl", records)
     return folder
 
@@ -97,31 +94,21 @@ def _question(task: str, number: int, rng: random.Random) -> dict[str, Any]:
         "gold": rng.choice("ABCDE") if choices else str(rng.randint(0, 2000)),
         "choices": choices,
         "order": [],
-        "difficulty": rng.random(),
     }
-
-
-def heat(sampler: str, temperature: float) -> float:
-    """Return how much a method's accuracy has suffered, 0 to 1."""
-    scaled = "temperature-first" in sampler or sampler.startswith("top-k")
-    return min(1.0, (temperature - 1) / 6) if scaled else 0.02 * temperature
 
 
 def _record(
     question: dict[str, Any], model: str, sampler: str, temperature: float, repeat: int, rng: random.Random
 ) -> dict[str, Any]:
-    hot = heat(sampler, temperature)
-    cut_off = rng.random() < hot * 0.9
-    finish_reason = "length" if cut_off else "stop"
-    response = _words(question, sampler, temperature, rng)
-    if not cut_off:
-        right = rng.random() < 0.75 * (1 - hot) * (1.4 - question["difficulty"])
-        response += f"\n\n{_ending(question, right, rng)}"
+    finish_reason = rng.choice(["stop", "stop", "stop", "length"])
+    response = " ".join(rng.choices([*WORDS.split(), *NOISE], k=rng.randint(20, 80)))
+    if finish_reason == "stop":
+        response += f"\n\n{_ending(question, rng)}"
     asked = Question(*(question[name] for name in ("question_id", "prompt", "gold", "choices")))
     task = TASKS.get(question["task"])  # one without a name is open-ended
     verdicts = [asdict(v) for v in score(task, asked, response, finish_reason)] if task else [None, None]
-    sizes = [1 + int(rng.paretovariate(1.5 - hot)) % 49152 for _ in range(rng.randint(20, 80))]
-    k = [1 if sampler == "greedy" or rng.random() < 0.7 else size for size in sizes]
+    sizes = [1, 1, 2, rng.randint(3, 49152)] if sampler != "greedy" else [1]
+    k = rng.choices(sizes, k=rng.randint(20, 80))
     return {
         "model": model,
         "task": question["task"],
@@ -130,7 +117,6 @@ def _record(
         "order": next((o for o in ("temperature-first", "temperature-last") if o in sampler), None),
         "repeat": repeat,
         "question_id": question["question_id"],
-        "seed": rng.randint(0, 2**31),
         "prompt_sha256": sha256(question["prompt"].encode()).hexdigest(),
         "prompt_tokens": 60,
         "response": response,
@@ -143,19 +129,9 @@ def _record(
     }
 
 
-def _words(question: dict[str, Any], sampler: str, temperature: float, rng: random.Random) -> str:
-    """Return the words that all responses to a question share, of which temperature replaces some."""
-    usual = random.Random(question["prompt"])
-    hot = heat(sampler, temperature)
-    strays = 0.0 if sampler == "greedy" else min(0.6, 0.05 + 0.03 * temperature + hot)
-    words = usual.choices(WORDS.split(), k=usual.randint(20, 80))
-    words = [rng.choice(WORDS.split()) if rng.random() < strays else word for word in words]
-    return " ".join(rng.choice(NOISE) if rng.random() < 0.6 * hot else word for word in words)
-
-
-def _ending(question: dict[str, Any], right: bool, rng: random.Random) -> str:
-    """Return the last sentence, of which one in five is only for flexible extraction."""
-    boxed = rng.random() < 0.2
+def _ending(question: dict[str, Any], rng: random.Random) -> str:
+    """Return the last sentence, of which half is right, and one in five is only for flexible extraction."""
+    right, boxed = rng.random() < 0.5, rng.random() < 0.2
     if question["choices"]:
         letter = question["gold"] if right else rng.choice("ABCDE")
         return f"The answer is **{letter}**." if boxed else f"The answer is ({letter})."

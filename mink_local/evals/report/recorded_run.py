@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from mink_local.errors import ReportError
 from mink_local.evals.run.records import (
     QUESTIONS,
@@ -37,28 +35,14 @@ class RecordedRun:
         questions: Questions by task and id.
         manifest: Settings of the run, without this machine's folders; empty if damaged.
         problems: A sentence for every line that was skipped, with its file and number.
-        remarks: Further caveats for the reader.
+        notes: Caveats to read before the numbers.
     """
 
     questions: dict[tuple[str, str], Question]
     responses: list[Response]
     manifest: dict[str, Any]
     problems: list[str]
-    remarks: list[str]
-
-    @property
-    def notes(self) -> list[str]:
-        """Caveats to read before the numbers."""
-        left_out = Rows(problems=self.problems).left_out
-        return [left_out, *self.remarks] if left_out else self.remarks
-
-
-class _Manifest(msgspec.Struct):
-    """The parts of a manifest that the report reads."""
-
-    models: dict[str, Any] = {}
-    tasks: dict[str, dict[str, Any]] = {}
-    sessions: list[dict[str, Any]] = []
+    notes: list[str]
 
 
 def read_run(folder: Path) -> RecordedRun:
@@ -73,40 +57,31 @@ def read_run(folder: Path) -> RecordedRun:
         raise ReportError(f"{folder} contains no {QUESTIONS}: give the --out folder of a mink-eval run")
     manifest = read_manifest(folder)
     questions: Rows[RecordedQuestion] = Rows()
-    found: Rows[Response] = Rows()
-    questions.read(path, RecordedQuestion, lambda _: None)
+    questions.read(path, RecordedQuestion)
+    found: Rows[Response] = Rows(problems=questions.problems)
     check = RecordCheck(manifest, questions.by_key.values())
     for file in record_files(folder):
         found.read(file, Response, check)
-    problems = [*questions.problems, *found.problems]
-    if not found.by_key and problems:
-        raise ReportError(f"{folder} contains no usable responses: {problems[0]}")
     if not found.by_key:
-        raise ReportError(f"{folder} contains no responses yet: repeat the mink-eval run command")
-    remarks = [
-        f"{count(n, 'response')} from {name}." for name, n in found.files.items() if n and name != RECORDS
+        why = found.problems[0] if found.problems else "repeat the mink-eval run command"
+        raise ReportError(f"{folder} contains no responses: {why}")
+    notes = [
+        *filter(None, [found.left_out]),
+        *(f"{count(n, 'response')} from {name}." for name, n in found.files.items() if n and name != RECORDS),
     ]
     if manifest.get("questions_sha256") not in (None, sha256_of(path)):
-        remarks.append(f"{QUESTIONS} was modified after the run: its answers may have changed.")
+        notes.append(f"{QUESTIONS} was modified after the run: its answers may have changed.")
     return RecordedRun(
-        {(one.task, one.question_id): one.question for one in questions.by_key.values()},
+        {one.key: one.question for one in questions.by_key.values()},
         list(found.by_key.values()),
-        public(manifest) if _is_whole(manifest) else {},
-        problems,
-        remarks,
+        public(manifest) if check.manifest else {},
+        found.problems,
+        notes,
     )
 
 
-def _is_whole(manifest: Mapping[str, Any]) -> bool:
-    try:
-        msgspec.convert(manifest, _Manifest)
-    except msgspec.ValidationError:
-        return False
-    return True
-
-
 def rescore(run: RecordedRun) -> RecordedRun:
-    """Return the run rescored by this version's tasks, with remarks on verdicts that differ.
+    """Return the run rescored by this version's tasks, with notes on verdicts that differ.
 
     Scoring uses several processes, because answers to MATH500 can take long. Responses to tasks unknown to
     this version keep their verdicts. The records on disk do not change.
@@ -125,8 +100,7 @@ def rescore(run: RecordedRun) -> RecordedRun:
         context = multiprocessing.get_context("spawn")  # a fork would copy locks held by threads
         with ProcessPoolExecutor(workers, mp_context=context) as pool:
             again = list(pool.map(_rescore, given, chunksize=CHUNK))
-    remarks = [*run.remarks, *_remarks(tasks, run.responses, again)]
-    return replace(run, responses=again, remarks=remarks)
+    return replace(run, responses=again, notes=[*run.notes, *_notes(tasks, run.responses, again)])
 
 
 def _rescore(given: tuple[Response, Question, Task | None]) -> Response:
@@ -137,7 +111,7 @@ def _rescore(given: tuple[Response, Question, Task | None]) -> Response:
     return replace(response, strict=strict, flexible=flexible)
 
 
-def _remarks(
+def _notes(
     tasks: Mapping[str, Task | None], recorded: list[Response], again: list[Response]
 ) -> Iterator[str]:
     """Yield which tasks this version does not know, and how many verdicts differ from the recorded ones."""

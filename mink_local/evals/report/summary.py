@@ -22,7 +22,7 @@ from mink_local.evals.measurement import frame
 from mink_local.evals.report.recorded_run import SCORINGS, RecordedRun
 from mink_local.evals.stats import ALPHA, holm, paired_test, share
 from mink_local.evals.tasks.scoring import normalized
-from mink_local.samplers import SAMPLERS, MinK, Sampler, default_samplers, parse
+from mink_local.samplers import SAMPLERS, MinK, default_samplers, parse
 
 GROUP = ["task", "model"]
 CELL = [*GROUP, "sampler", "temperature"]
@@ -175,19 +175,12 @@ def _baselines(responses: pd.DataFrame) -> list[Baseline]:
 
 def default_options(text: str) -> str:
     """Return a sampler's text with its default options, but the same order."""
-    sampler = _sampler_of(text)
-    if sampler is None:
+    try:
+        sampler = parse(text)
+    except ValueError:  # it comes from another version
         return text
     alike = (one for one in default_samplers() if (one.name, one.order) == (sampler.name, sampler.order))
     return str(next(alike, sampler))  # a chain has no default
-
-
-def _sampler_of(text: str) -> Sampler | None:
-    """Return the sampler described by a text; None if it comes from another version."""
-    try:
-        return parse(text)
-    except ValueError:
-        return None
 
 
 def _cells(responses: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -342,10 +335,8 @@ def votes(answers: Iterable[str | None], rights: Iterable[bool]) -> NDArray[np.i
     same text: 18, 18.0 and $18$.
     """
     right = object()
-    forms: list[Any] = [right]
-    for answer, is_right in zip(answers, rights, strict=True):
-        forms.append(right if is_right else _form(answer))
-    numbers: NDArray[np.int64] = pd.factorize(np.array(forms, dtype=object))[0]
+    forms = [right if is_right else _form(answer) for answer, is_right in zip(answers, rights, strict=True)]
+    numbers: NDArray[np.int64] = pd.factorize(np.array([right, *forms], dtype=object))[0]
     return numbers[1:]
 
 

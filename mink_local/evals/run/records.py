@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -112,32 +113,35 @@ class RecordedQuestion:
         return Question(self.question_id, self.prompt, self.gold, tuple(self.choices), tuple(self.order))
 
 
-class _TaskLimits(msgspec.Struct):
+class _TaskSettings(msgspec.Struct):
     max_tokens: int
 
 
-class _Limits(msgspec.Struct):
-    """The parts of a manifest that a response can be checked against."""
+class RunManifest(msgspec.Struct):
+    """The parts of a run's manifest that a response is checked against, or a report relies on."""
 
     seed: int
-    models: dict[str, Any]
-    tasks: dict[str, _TaskLimits]
+    models: dict[str, dict[str, Any]]
+    tasks: dict[str, _TaskSettings]
+    sessions: list[dict[str, Any]] = []
 
 
 class RecordCheck:
     """Tells why a response does not belong to a run: `check(response)` returns a text or None.
 
     Args:
-        manifest: The run's manifest; if empty or damaged, only the prompts are compared.
+        manifest: The run's manifest; if missing or damaged, only the prompts are compared.
         questions: The run's questions.
+
+    Attributes:
+        manifest: The manifest's known parts; None if it is missing or damaged.
     """
 
     def __init__(self, manifest: Mapping[str, Any], questions: Iterable[RecordedQuestion]) -> None:
         self._prompts = {question.key: prompt_sha256(question.prompt) for question in questions}
-        try:
-            self._limits = msgspec.convert(manifest, _Limits) if manifest else None
-        except msgspec.ValidationError:
-            self._limits = None
+        self.manifest: RunManifest | None = None
+        with suppress(msgspec.ValidationError):
+            self.manifest = msgspec.convert(manifest, RunManifest)
 
     def __call__(self, response: Response) -> str | None:
         prompt = self._prompts.get((response.task, response.question_id))
@@ -145,17 +149,17 @@ class RecordCheck:
             return f"question {response.question_id} of {response.task} is not in {QUESTIONS}"
         if response.prompt_sha256 not in ("", prompt):
             return f"question {response.question_id} of {response.task} has a different prompt in {QUESTIONS}"
-        return self._misfit(response, self._limits) if self._limits else None
+        return self._misfit(response, self.manifest) if self.manifest else None
 
-    def _misfit(self, response: Response, limits: _Limits) -> str | None:
-        if response.model not in limits.models:
+    def _misfit(self, response: Response, manifest: RunManifest) -> str | None:
+        if response.model not in manifest.models:
             return f"model {response.model} is not in {MANIFEST}"
-        if response.task not in limits.tasks:
+        if response.task not in manifest.tasks:
             return f"task {response.task} is not in {MANIFEST}"
-        wanted = seed_of(limits.seed, response.task, response.question_id, response.repeat)
+        wanted = seed_of(manifest.seed, response.task, response.question_id, response.repeat)
         if response.seed and response.seed != wanted:  # records need not have a seed
-            return f"seed differs from that of the run's --seed ({limits.seed})"
-        limit = limits.tasks[response.task].max_tokens
+            return f"seed differs from that of the run's --seed ({manifest.seed})"
+        limit = manifest.tasks[response.task].max_tokens
         if response.n_tokens > limit:
             return f"longer than the run's --max-tokens ({limit})"
         return None

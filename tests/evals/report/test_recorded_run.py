@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from mink_local.evals.report.recorded_run import read_run, rescore
-from mink_local.evals.run.records import seed_of
 from mink_local.evals.tasks import Verdict
-from tests.support.made_run import change, records, write_run
+from tests.support.made_run import records, write_run
+
+MANIFEST: dict[str, Any] = {
+    "seed": 7,
+    "models": {"tiny-model": {}},
+    "tasks": {"gsm8k": {"max_tokens": 100}},
+}
 
 
 @pytest.fixture
@@ -20,11 +25,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_questions_responses_and_manifest_are_read(folder: Path) -> None:
-    manifest: dict[str, Any] = {
-        "seed": 7,
-        "ctx": None,
-        "models": {"m": {"path": "/home/me", "sha256": "ab"}},
-    }
+    model = {"path": "/home/me", "sha256": "ab"}
+    manifest = MANIFEST | {"ctx": None, "models": {"tiny-model": model}}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     run = read_run(folder)
     assert [(r.question_id, r.response, r.k, r.strict and r.strict.correct) for r in run.responses] == [
@@ -32,11 +34,16 @@ def test_questions_responses_and_manifest_are_read(folder: Path) -> None:
     ]
     assert list(run.questions) == [("gsm8k", "0"), ("gsm8k", "1")]
     assert run.questions["gsm8k", "1"].prompt.startswith("Question 1 of gsm8k")
-    assert run.manifest == {**manifest, "models": {"m": {"sha256": "ab"}}}  # without this machine's folders
-    assert run.problems == []
+    assert run.manifest == {
+        **manifest,
+        "models": {"tiny-model": {"sha256": "ab"}},
+    }  # without this machine's folders
+    assert run.notes == run.problems == []
 
 
-@pytest.mark.parametrize("manifest", [None, "", "[" * 100_000, '{"sessions": [3]}', '{"tasks": 3}'])
+@pytest.mark.parametrize(
+    "manifest", [None, "", "[" * 100_000, '{"seed": 7}', json.dumps(MANIFEST | {"sessions": [3]})]
+)
 def test_a_manifest_is_not_needed(folder: Path, manifest: str | None) -> None:
     if manifest is not None:
         (folder / "manifest.json").write_text(manifest, encoding="utf-8")
@@ -44,32 +51,23 @@ def test_a_manifest_is_not_needed(folder: Path, manifest: str | None) -> None:
 
 
 def test_records_of_other_files_are_read_if_they_are_of_this_run(folder: Path) -> None:
-    manifest = {
-        "seed": 7,
-        "models": {"tiny-model": {}},
-        "tasks": {"gsm8k": {"max_tokens": 100}},
-        "questions_sha256": hashlib.sha256((folder / "questions.jsonl").read_bytes()).hexdigest(),
-    }
+    questions = folder / "questions.jsonl"
+    manifest = MANIFEST | {"questions_sha256": hashlib.sha256(questions.read_bytes()).hexdigest()}
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-
-    def fit(r: dict[str, Any]) -> None:
-        r.update(seed=seed_of(7, "gsm8k", r["question_id"], r["repeat"]), finish_reason="stop")
-
-    lines = (change(folder, fit) / "records.jsonl").read_bytes().splitlines(keepends=True)
-    assert read_run(folder).remarks == []
+    lines = (folder / "records.jsonl").read_bytes().splitlines(keepends=True)
+    assert read_run(folder).notes == []
     (folder / "records.jsonl").write_bytes(b"".join(lines[:5]))
     other = json.loads(lines[-1]) | {"model": "other-model"}
     (folder / "worker-2.jsonl").write_bytes(b"".join(lines[5:-1]) + json.dumps(other).encode())
     run = read_run(folder)
     assert len(run.responses) == len(lines) - 1
-    [remark] = run.remarks
-    assert f"{len(lines) - 6} " in remark
-    assert "worker-2.jsonl" in remark
-    [problem] = run.problems
-    assert "other-model" in problem
-    questions = folder / "questions.jsonl"
+    left_out, others = run.notes
+    assert "other-model" in left_out
+    assert others.startswith(f"{len(lines) - 6} ")
+    assert "worker-2.jsonl" in others
+    assert len(run.problems) == 1
     questions.write_text(questions.read_text(encoding="utf-8").replace('"gold": "', '"gold": "9'))
-    assert any("questions.jsonl" in remark for remark in read_run(folder).remarks)
+    assert "questions.jsonl" in read_run(folder).notes[-1]
 
 
 def test_an_unknown_task_keeps_its_verdicts(tmp_path: Path) -> None:
@@ -80,4 +78,4 @@ def test_an_unknown_task_keeps_its_verdicts(tmp_path: Path) -> None:
     run.responses = [known, unknown]
     again = rescore(run)
     assert again.responses == [known, unknown]
-    assert "gsm9k" in again.remarks[0]
+    assert "gsm9k" in again.notes[0]

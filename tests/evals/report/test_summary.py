@@ -41,14 +41,6 @@ def summary_of(folder: Path, *against: Any) -> Summary:
     return summarise(read_run(folder), against or None)
 
 
-def only(frame: pd.DataFrame, **values: object) -> Any:
-    """Return the only row that has these values."""
-    for name, value in values.items():
-        frame = frame[frame[name] == value]
-    [row] = frame.itertuples()
-    return row
-
-
 def marks(summary: Summary, kind: str = "sampler", by: str = "sampler") -> dict[str, str]:
     """Return for each method, at ascending temperatures: better +, worse -, or no difference found 0."""
     found: dict[str, str] = {}
@@ -117,7 +109,8 @@ def test_a_comparison_is_the_paired_test_of_common_repeats(tmp_path: Path) -> No
     gains = [0] * 9
     for r in records(tmp_path):
         gains[int(r["question_id"])] += r["flexible"]["correct"] * (1 if r["sampler"] == SIGMA else -1)
-    row = only(summary_of(tmp_path).comparisons, scoring="flexible")
+    found = summary_of(tmp_path).comparisons
+    [row] = found[found["scoring"] == "flexible"].itertuples()
     expected = paired_test(gains[:3] + gains[4:], 2)
     assert (row.common_questions, row.difference, row.won, row.lost, row.p) == (
         8, expected.difference, expected.won, expected.lost, expected.p,

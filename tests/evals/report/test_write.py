@@ -125,15 +125,26 @@ def test_lines_left_out_are_named(tmp_path: Path, mink_eval: MinkEval) -> None:
     assert len(read_run(tmp_path).responses) == n
 
 
+@pytest.mark.parametrize(
+    ("against", "status", "named"),
+    [
+        ("top-q", 2, "top-q"),
+        ("temp=hot", 2, "hot"),
+        ("model=q4", 1, "tiny-model"),
+        ("temp=3", 1, "1.0"),
+        ("top-p", 1, SIGMA),
+    ],
+)
+def test_what_is_not_in_the_run_cannot_be_compared_with(
+    tmp_path: Path, mink_eval: MinkEval, against: str, status: int, named: str
+) -> None:
+    mink_eval("report", write_run(tmp_path, **SMALL), "--against", against).refused(status, named)
+
+
 def test_wrong_use_is_refused_in_a_sentence(tmp_path: Path, mink_eval: MinkEval) -> None:
     run = write_run(tmp_path / "run", **SMALL)
     mink_eval("report", tmp_path / "nothing").refused(2, "nothing")
     mink_eval("report", tmp_path).refused(1, str(tmp_path))
-    mink_eval("report", run, "--against", "top-q").refused(2, "top-q")
-    mink_eval("report", run, "--against", "temp=hot").refused(2, "hot")
-    mink_eval("report", run, "--against", "model=q4").refused(1, "tiny-model")
-    mink_eval("report", run, "--against", "temp=3").refused(1, "1.0")
-    mink_eval("report", run, "--against", "top-p").refused(1, SIGMA)
     (run / "report").write_text("a file where the folder should be", encoding="utf-8")
     mink_eval("report", run).refused(1, str(run / "report"))
     (run / "report").unlink()

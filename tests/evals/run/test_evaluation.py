@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,16 +85,20 @@ def test_fields_of_a_record(tmp_path: Path, here: list[object], mink_eval: MinkE
     greedy, record = read_responses(tmp_path / "run")
     assert [other.key for other in read_responses(tmp_path / "other")] == [record.key]
     assert (greedy.sampler, greedy.temperature, greedy.order) == ("greedy", 0.0, None)
-    assert (record.model, record.task, record.question_id) == ("tiny", "gsm8k", "0")
-    assert record.sampler == "top-p:p=0.9,order=temperature-last"
-    assert record.order == "temperature-last"
-    assert record.seed == seed_of(0, "gsm8k", "0", 0)
-    assert (record.n_tokens, record.finish_reason, len(record.k)) == (4, "length", 4)
+    assert record == replace(
+        record,
+        model="tiny",
+        task="gsm8k",
+        question_id="0",
+        sampler="top-p:p=0.9,order=temperature-last",
+        order="temperature-last",
+        seed=seed_of(0, "gsm8k", "0", 0),
+        n_tokens=4,
+        finish_reason="length",
+    )
+    assert len(record.k) == 4
     assert record.prompt_tokens > 20
-    assert record.strict
-    assert not record.strict.correct
-    assert record.flexible
-    assert not record.flexible.correct
+    assert [verdict and verdict.correct for verdict in (record.strict, record.flexible)] == [False, False]
 
 
 def test_the_report_reads_the_run(tmp_path: Path, here: list[object], mink_eval: MinkEval) -> None:

@@ -3,20 +3,14 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mink_local.errors import DataError
-from mink_local.evals.tasks import TASKS, Question, Verdict, equivalence, score
+from mink_local.evals.tasks import TASKS, Verdict, equivalence, score
 from mink_local.evals.tasks.equivalence import equivalent
 from mink_local.evals.tasks.scoring import normalized
 from mink_local.sandbox import ChildStartError, Server
 from tests.conftest import shared
-
-
-def read(response: str, gold: str) -> tuple[Verdict, Verdict]:
-    return score(TASKS["math500"], Question("0", "", gold), response, "stop")
-
+from tests.support.scoring import verdicts
 
 # response, gold, strict's answer, whether strict takes it, whether flexible does
 ANSWERS = [
@@ -66,9 +60,9 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("response", "gold", "answer", "strict", "flexible"), ANSWERS)
 def test_answers(response: str, gold: str, answer: str | None, strict: bool, flexible: bool) -> None:
-    verdicts = read(response, gold)
-    assert verdicts[0] == Verdict(answer, strict)
-    assert verdicts[1].correct == flexible
+    both = verdicts("math500", response, gold)
+    assert both[0] == Verdict(answer, strict)
+    assert both[1].correct == flexible
 
 
 def test_floats_are_the_same_within_a_millionth() -> None:
@@ -79,7 +73,7 @@ def test_floats_are_the_same_within_a_millionth() -> None:
         (".0000009", True),
         (".0000011", False),
     ]:
-        assert read(f"The final answer is {answer}", "0")[0].correct == correct, answer
+        assert verdicts("math500", f"The final answer is {answer}", "0")[0].correct == correct, answer
     assert normalized("11,\\! 111,\\! 100") == "11111100"
     assert normalized("3, 500") == "3,500"
 
@@ -147,15 +141,3 @@ def test_a_child_that_does_not_start_is_an_error_and_not_a_wrong_answer(
     monkeypatch.setattr(equivalence, "_verifier", Server("mink_local.no_such_module", memory=1 << 30))
     with pytest.raises(ChildStartError, match="no_such_module"):
         equivalent("1", "another question not asked before")
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(
-        st.sampled_from([*"0123456789xy+-*/(){}[]$,.=_\\&%\n", "\\frac", "\\sqrt", "\\boxed{", "\\text{"])
-    ).map("".join)
-    | st.text(max_size=20)
-)
-def test_no_text_makes_scoring_fail(answer: str) -> None:
-    for verdict in read(f"The final answer is {answer}", "\\frac{1}{2}"):
-        assert verdict.answer is not None or not verdict.correct

@@ -33,8 +33,11 @@ def test_a_truncated_response_is_wrong_and_keeps_its_answer(reason: str, correct
     )
 
 
-GOLDS = {"gsm8k": "18", "aqua": "B", "gpqa": "B"}
-MARKUP = "answer : = \\boxed{ } { ( ) B 18 , . /0 <think> </think> $ \\[ \\frac - #### ** \u0663 ² Ⅷ \x00 ½"
+GOLDS = {"gsm8k": "18", "aqua": "B", "gpqa": "B", "math500": "\\frac{1}{2}"}
+MARKUP = (
+    "answer : = \\boxed{ } { ( ) B 18 , . /0 <think> </think> $ \\[ \\frac - #### ** \u0663 ² Ⅷ \x00 ½ "
+    "[ ] x + * _ \\ & % \\sqrt \\text{"
+)
 PIECES = st.sampled_from(["The final answer is ", "\n", "9" * 60, *MARKUP.split()])
 
 
