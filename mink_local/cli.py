@@ -84,12 +84,9 @@ class PrintableFormatter(logging.Formatter):
 def _write_any_character() -> None:
     """Write UTF-8 to pipes and files, on Windows too, and ? for characters a terminal cannot display."""
     for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
-        if not hasattr(stream, "reconfigure"):
-            continue
-        if stream.isatty() or "PYTHONIOENCODING" in os.environ:
-            stream.reconfigure(errors=errors)
-        else:
-            stream.reconfigure(encoding="utf-8", errors=errors)
+        if hasattr(stream, "reconfigure"):
+            is_set = stream.isatty() or "PYTHONIOENCODING" in os.environ
+            stream.reconfigure(encoding=None if is_set else "utf-8", errors=errors)
 
 
 def _fail(program: str, message: str, status: int) -> int:

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
-_heard = False
+_heard = threading.Event()
 
 _REPEAT_SECONDS = 0.05  # before a lost Ctrl-C is repeated
 _WAIT_SECONDS = 0.25  # between calls of `waiting`; on Windows, an endless wait ignores Ctrl-C
@@ -60,24 +60,22 @@ def until_interrupted(
                 waiting()
 
     thread = threading.Thread(target=collect, name="generation")
-    ended = False
     with on_interrupt(interrupt):
         thread.start()
         try:
             while isinstance(item := next_item(), tuple):
                 yield item[0]
-            ended = True
+        except BaseException:  # this generator is closed, or `waiting` has failed
+            interrupt()
+            raise
         finally:
-            if not ended:
-                interrupt()
             thread.join()
     if item is not None:
         raise item
 
 
-def was_interrupted() -> bool:
-    """Return whether `on_interrupt` has handled a signal."""
-    return _heard
+was_interrupted = _heard.is_set
+"""Return whether `on_interrupt` has handled a signal."""
 
 
 @contextmanager
@@ -127,8 +125,7 @@ def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterat
         return
 
     def hear(*_: object) -> None:
-        global _heard
-        _heard = True
+        _heard.set()
         stop()
 
     signals = (signal.SIGINT, signal.SIGTERM) if terminate else (signal.SIGINT,)
@@ -143,11 +140,8 @@ def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterat
 @contextmanager
 def interrupt_raises() -> Iterator[None]:
     """Let Ctrl-C raise KeyboardInterrupt in this block, even where `on_interrupt` has changed that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with on_interrupt(lambda: signal.default_int_handler(signal.SIGINT, None)):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ llama.cpp clones and frees it like its own samplers; nothing needs to be kept al
 """
 
 import ctypes
-import itertools
 from random import Random
 from typing import Any
 
@@ -51,8 +50,7 @@ class _Selection:
         self.k = k
 
 
-_selections: dict[int, _Selection] = {}  # by the number stored as a llama_sampler's context
-_numbers = itertools.count(1)
+_selections: dict[int, _Selection] = {}  # by id, which is stored as a llama_sampler's context
 
 
 def _of(sampler: int) -> int:
@@ -89,9 +87,8 @@ def _free(sampler: int) -> None:
 
 
 def _init(selection: _Selection) -> Any:
-    number = next(_numbers)
-    _selections[number] = selection
-    return C.llama_sampler_init(ctypes.byref(_INTERFACE), number)
+    _selections[id(selection)] = selection
+    return C.llama_sampler_init(ctypes.byref(_INTERFACE), id(selection))
 
 
 _PTR = ctypes.c_void_p

@@ -112,6 +112,7 @@ class Server:
         self._discard()
         if getattr(sys, "frozen", False):
             raise ChildStartError("a frozen program cannot start child processes: load with trust=True")
+        inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
         try:
             self._child = subprocess.Popen(
                 [str(sys.executable), "-W", "ignore", "-m", self._module],
@@ -119,7 +120,7 @@ class Server:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=_environment(),
+                env=inherited | {"GGML_NO_BACKTRACE": "1"},  # a crash in llama.cpp starts no debugger
                 **_OWN_SESSION,
             )
         except OSError as error:
@@ -218,12 +219,6 @@ def _limits(child: "subprocess.Popen[bytes]", seconds: float, memory: int) -> It
         thread.join()
     if verdicts:
         raise verdicts[0]
-
-
-def _environment() -> dict[str, str]:
-    """Return a child's environment."""
-    inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
-    return inherited | {"GGML_NO_BACKTRACE": "1"}  # so that a crash in llama.cpp starts no debugger
 
 
 def _memory_of(pid: int) -> int:

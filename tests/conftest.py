@@ -32,10 +32,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 SHARED = Path(__file__).parents[2] / "shared"
 
-_ELSEWHERE = {
-    "posix": (os.name != "posix", "needs a POSIX system"),
-    "linux": (sys.platform != "linux", "needs Linux"),
-    "terminal": (os.name != "posix", "needs a POSIX terminal"),
+_SKIPPED: dict[str, tuple[Callable[[], object], str]] = {  # a marker's tests: when, and why
+    "posix": (lambda: os.name != "posix", "needs a POSIX system"),
+    "linux": (lambda: sys.platform != "linux", "needs Linux"),
+    "terminal": (lambda: os.name != "posix", "needs a POSIX terminal"),
+    "gpu": (gpu_missing, "llama.cpp finds no GPU"),
+    "cpu": (lambda: os.environ.get("BACKEND", "cpu") != "cpu", "is about llama.cpp's CPU"),
 }
 
 
@@ -65,13 +67,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this system cannot run."""
     for item in items:
-        for name, (skipped, reason) in _ELSEWHERE.items():
-            if skipped and item.get_closest_marker(name):
+        for name, (is_skipped, reason) in _SKIPPED.items():
+            if item.get_closest_marker(name) and is_skipped():
                 item.add_marker(pytest.mark.skip(reason=reason))
-        if item.get_closest_marker("gpu") and gpu_missing():
-            item.add_marker(pytest.mark.skip(reason="llama.cpp finds no GPU"))
-        if item.get_closest_marker("cpu") and os.environ.get("BACKEND", "cpu") != "cpu":
-            item.add_marker(pytest.mark.skip(reason="is about llama.cpp's CPU"))
 
 
 def forget(model: Model) -> Model:

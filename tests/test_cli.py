@@ -90,16 +90,11 @@ def test_a_file_gets_utf_8_and_no_character_is_an_error(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("size", [1, 1_000_000])  # noticed at the end, and in the middle
 def test_a_reader_that_leaves_is_no_traceback(size: int) -> None:
-    body = f"sys.stdin.read(); sys.stdout.write('x' * {size})"
-    child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(body=body)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert child.stdout is not None
-    child.stdout.close()
-    child.stdout = None
-    assert child.communicate()[1] == b""
-    assert child.returncode == 1
+    reader, writer = os.pipe()
+    os.close(reader)
+    child = python(f"sys.stdout.write('x' * {size})", stdout=writer)
+    os.close(writer)
+    assert (child.returncode, child.stderr) == (1, b"")
 
 
 def test_windows_calls_a_reader_that_left_an_invalid_argument() -> None:
@@ -228,10 +223,10 @@ def arguments(rng: Random, command: click.Command, model: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.posix
+@pytest.mark.usefixtures("own_files")  # not the user's conversations and settings
 @examples(25)
 @given(st.integers(0, 2**32))
-def test_a_random_command_line(tmp_path: Path, own_files: Path, tiny_path: Path, seed: int) -> None:
-    assert own_files  # not the user's conversations and settings
+def test_a_random_command_line(tmp_path: Path, tiny_path: Path, seed: int) -> None:
     rng = Random(seed)
     (tmp_path / "folder").mkdir(exist_ok=True)
     (tmp_path / "file").write_text("1\n")

@@ -64,20 +64,19 @@ def parse(line: str) -> None:
     command.make_context(name, arguments, parent=context)
 
 
+@pytest.mark.usefixtures("own_files")  # nobody's settings
 @pytest.mark.parametrize("line", MINK)
-def test_command_line_is_accepted(line: str, own_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert own_files  # nobody's settings
+def test_command_line_is_accepted(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(click.Path, "convert", lambda _, value, *__: value)  # files that a reader has
     parse(line)
 
 
-def test_refused_command_lines_are_found(own_files: Path) -> None:
-    assert own_files
+@pytest.mark.usefixtures("own_files")
+@pytest.mark.parametrize("line", ["mink-chat --parrot", "mink-eval run aqua --sampler parrot"])
+def test_refused_command_lines_are_found(line: str) -> None:
     assert len(MINK) > 5
     with pytest.raises(click.UsageError):
-        parse("mink-chat --parrot")
-    with pytest.raises(click.UsageError):
-        parse("mink-eval run aqua --sampler parrot")
+        parse(line)
 
 
 def options(command: click.Command) -> Iterator[str]:

@@ -33,9 +33,8 @@ MEMORY = 300 << 20
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    server = Server(CHILD, memory=MEMORY, first={"told": "first"})
-    yield server
-    server.close()
+    with contextlib.closing(Server(CHILD, memory=MEMORY, first={"told": "first"})) as server:
+        yield server
 
 
 def pid(server: Server) -> int:

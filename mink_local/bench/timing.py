@@ -87,11 +87,6 @@ def in_turn(contestants: Mapping[Name, Callable[[int], Measured]], rounds: int) 
     return measured
 
 
-def median_ratio(values: Sequence[float], reference: Sequence[float]) -> float:
-    """Return the median over rounds of two contestants' ratio within a round."""
-    return median(a / b for a, b in zip(values, reference, strict=True))
-
-
 def slowdown(values: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
     """Return how much longer a contestant takes than the reference, in percent, with a 95% interval.
 
@@ -338,13 +333,17 @@ def compare_batches(speeds: Mapping[int, Sequence[tuple[float, float]]]) -> list
         Medians over rounds. `share_of_bare` is the median of the rounds' ratios, `speedup` the ratio of the
         medians to that of the first number of answers.
     """
-    first = [ours for ours, _ in next(iter(speeds.values()))]
-    rows = []
-    for n_parallel, pairs in speeds.items():
-        ours, bare = zip(*pairs, strict=True)
-        ratios = {"share_of_bare": median_ratio(ours, bare), "speedup": median(ours) / median(first)}
-        rows.append({"answers": n_parallel, "tokens_per_s": median(ours), **ratios})
-    return rows
+    medians = {n_parallel: median(ours for ours, _ in pairs) for n_parallel, pairs in speeds.items()}
+    first = next(iter(medians.values()))
+    return [
+        {
+            "answers": n_parallel,
+            "tokens_per_s": medians[n_parallel],
+            "share_of_bare": median(ours / bare for ours, bare in pairs),
+            "speedup": medians[n_parallel] / first,
+        }
+        for n_parallel, pairs in speeds.items()
+    ]
 
 
 class _Recorder:

@@ -169,7 +169,7 @@ def _read_file(path: Path) -> Metadata:
                 raise _DamagedError("it does not start with GGUF")
             size = path.stat().st_size
             with mmap.mmap(stream.fileno(), min(size, _LONGEST), access=mmap.ACCESS_READ) as data:
-                return _Reader(data, size).read(path)
+                return MetadataReader(data, size).read(path)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from None
     except _DamagedError as error:
@@ -180,25 +180,25 @@ class _DamagedError(Exception):
     """A violation of the format; the text completes a sentence."""
 
 
-class _Reader:
-    """A position in `data`, the beginning of a file of `size` bytes."""
+class MetadataReader:
+    """The position `at` in `data`, the beginning of a file of `size` bytes."""
 
     def __init__(self, data: mmap.mmap, size: int) -> None:
         self._data = data
         self._size = size
-        self._at = len(_MAGIC)
+        self.at = len(_MAGIC)
 
     def read(self, path: Path) -> Metadata:
-        version = self._number(_U32)
+        version = self.number(_U32)
         if version not in (2, 3):
             raise _DamagedError(f"unsupported GGUF version {version}")
         n_tensors, n_keys = self._numbers(_U64, 2)
         values: dict[str, Any] = {}
         for _ in range(n_keys):
-            key = self._string()
+            key = self.string()
             if key in values:
                 raise _DamagedError(f"duplicate key {key[:60]!r}")
-            values[key] = self._value(self._number(_U32))
+            values[key] = self.value(self.number(_U32))
         tensors = tuple(self._tensors(n_tensors, values.get("general.alignment", 32)))
         metadata = Metadata(path, values, tensors, self._size)
         if metadata.n_layers > _MOST_LAYERS:
@@ -207,10 +207,10 @@ class _Reader:
 
     def _skip(self, n_bytes: int) -> int:
         """Advance by `n_bytes` and return where they start."""
-        start, self._at = self._at, self._at + n_bytes
-        if self._at > self._size:
+        start, self.at = self.at, self.at + n_bytes
+        if self.at > self._size:
             raise _DamagedError("its metadata is cut off; download it again")
-        if self._at > len(self._data):
+        if self.at > len(self._data):
             raise _DamagedError(f"its metadata exceeds {_LONGEST >> 20} MiB")
         return start
 
@@ -222,19 +222,22 @@ class _Reader:
         start = self._skip(count * struct.calcsize("<" + code))
         return struct.unpack_from(f"<{count}{code}", self._data, start) if count <= _ARRAY_KEPT else ()
 
-    def _number(self, kind: int) -> Any:
+    def number(self, kind: int) -> Any:
+        """Read a number of a type."""
         return self._numbers(kind, 1)[0]
 
-    def _string(self) -> str:
-        start = self._skip(self._number(_U64))
-        return self._data[start : self._at].decode("utf-8", "replace")
+    def string(self) -> str:
+        """Read a string."""
+        start = self._skip(self.number(_U64))
+        return self._data[start : self.at].decode("utf-8", "replace")
 
-    def _value(self, kind: int) -> Any:
+    def value(self, kind: int) -> Any:
+        """Read a value of a type; an array without its values if they are strings or too many to keep."""
         if kind == _STRING:
-            return self._string()
+            return self.string()
         if kind != _ARRAY:
-            return self._number(kind)
-        kind, length = self._number(_U32), self._number(_U64)
+            return self.number(kind)
+        kind, length = self.number(_U32), self.number(_U64)
         if kind != _STRING:
             return Array(length, self._numbers(kind, length))
         self._skip_strings(length)
@@ -247,20 +250,20 @@ class _Reader:
         while count and at <= last:
             at += 8 + unpack(self._data, at)[0]
             count -= 1
-        self._at = at
+        self.at = at
         self._skip(8 * count)
 
     def _tensors(self, count: int, alignment: Any) -> Iterator[Tensor]:
         """Read the tensor infos and check that every tensor lies within the file."""
         ends = 0
         for _ in range(count):
-            name = self._string()
-            n_dimensions = self._number(_U32)
+            name = self.string()
+            n_dimensions = self.number(_U32)
             if n_dimensions > _MOST_DIMENSIONS:
                 raise _DamagedError(f"tensor {name[:60]!r} has {n_dimensions} dimensions")
             dimensions = self._numbers(_U64, n_dimensions)
             n_parameters = math.prod(dimensions)
-            number, offset = self._number(_U32), self._number(_U64)
+            number, offset = self.number(_U32), self.number(_U64)
             if not (kind := tensor_types().get(number)):
                 raise _DamagedError(f"tensor {name[:60]!r} has unknown type {number}")
             n_bytes = kind.n_bytes(n_parameters)
@@ -268,6 +271,6 @@ class _Reader:
             yield Tensor(name, kind.name, n_parameters, n_bytes, next(iter(dimensions), 1))
         if not isinstance(alignment, int) or alignment < 1:
             raise _DamagedError(f"invalid alignment {alignment!r}")
-        missing = -(-self._at // alignment) * alignment + ends - self._size
+        missing = -(-self.at // alignment) * alignment + ends - self._size
         if count and missing > 0:
             raise _DamagedError(f"{missing:,} bytes are missing at the end; download it again")

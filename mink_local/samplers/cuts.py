@@ -266,8 +266,15 @@ class PLess(Sampler):
     kernel = staticmethod(kernels.p_less)
 
 
+class OwnOfLlamaCpp(Sampler):
+    """Base class of samplers that keep every token and leave the rest to one of llama.cpp's own samplers."""
+
+    is_stateful = comes_last = True
+    kernel = staticmethod(kernels.every_finite)
+
+
 @dataclass(frozen=True)
-class DynamicTemperature(Sampler):
+class DynamicTemperature(OwnOfLlamaCpp):
     """Vary the temperature with the candidates' entropy, using llama.cpp's own sampler.
 
     The temperature is `T - range + 2 range (H / log k)**exponent`, at least 0, where H is the entropy of the
@@ -284,12 +291,10 @@ class DynamicTemperature(Sampler):
     name = "dynatemp"
     keeps = "all, at a temperature that rises with the entropy"
     request_fields: ClassVar = {"dynatemp_range": "range", "dynatemp_exponent": "exponent"}
-    is_stateful = comes_last = True
-    kernel = staticmethod(kernels.every_finite)
 
 
 @dataclass(frozen=True)
-class AdaptiveP(Sampler):
+class AdaptiveP(OwnOfLlamaCpp):
     """Sample tokens whose probability is near a target, using llama.cpp's own sampler.
 
     It adapts to previously sampled tokens, so that their average probability approaches the target; see
@@ -306,8 +311,6 @@ class AdaptiveP(Sampler):
     name = "adaptive-p"
     keeps = "all, and samples near the probability `target`"
     request_fields: ClassVar = {"adaptive_target": "target", "adaptive_decay": "decay"}
-    is_stateful = comes_last = True
-    kernel = staticmethod(kernels.every_finite)
 
     @classmethod
     def is_off(cls, value: float) -> bool:
@@ -315,7 +318,7 @@ class AdaptiveP(Sampler):
 
 
 @dataclass(frozen=True)
-class Mirostat(Sampler):
+class Mirostat(OwnOfLlamaCpp):
     """Hold the surprisal of sampled tokens near a target (Mirostat, Basu et al. 2021, arXiv 2007.14966).
 
     The candidates depend on previously sampled tokens. llama.cpp's own sampler both cuts and samples, so it
@@ -334,5 +337,3 @@ class Mirostat(Sampler):
     name = "mirostat"
     keeps = "llama.cpp's choice, which it also samples from"
     request_fields: ClassVar = {"mirostat": "version", "mirostat_tau": "tau", "mirostat_eta": "eta"}
-    is_stateful = comes_last = True
-    kernel = staticmethod(kernels.every_finite)

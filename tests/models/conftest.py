@@ -14,17 +14,13 @@ Mink = Callable[..., Finished]
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(user_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty home with empty stores, cache and configuration; the Hub's cache is its folder `hub`."""
-    path = tmp_path / "home"
-    path.mkdir()
     for name in ("HOME", "USERPROFILE"):
-        monkeypatch.setenv(name, str(path))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(path / "config"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(path / "cache"))
+        monkeypatch.setenv(name, str(user_folders))
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(path / "hub"))
-    return path
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(user_folders / "hub"))
+    return user_folders
 
 
 @pytest.fixture

@@ -99,14 +99,8 @@ def test_arrays_of_one_value_a_layer(tmp_path: Path) -> None:
 def test_a_model_in_several_files(tmp_path: Path) -> None:
     names = [f"blk.{layer}.{name}.weight" for layer in range(3) for name in ("attn_q", "attn_k", "ffn_up")]
     path = tmp_path / "m-00001-of-00003.gguf"
-    writer = gguf.GGUFWriter(path, "llama", split_max_tensors=4)
-    writer.add_block_count(3)
-    for name in names:
-        writer.add_tensor(name, np.zeros((2, 3), np.float32))
-    writer.write_header_to_file(tmp_path / "m.gguf")
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tensors = {name: np.zeros((2, 3), np.float32) for name in names}
+    write_gguf(tmp_path / "m.gguf", "llama", {"block_count": 3}, tensors, split_max_tensors=4)
     assert [part.name for part in shards(path)] == [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     metadata = read_metadata(path)
     assert [tensor.name for tensor in metadata.tensors] == names

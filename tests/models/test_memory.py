@@ -75,11 +75,6 @@ def test_what_goes_to_the_gpu(tied: bool, layers: int, gpu: tuple[int, int], cpu
     assert need.cpu == Usage(cpu[0] * MB, cpu[1] * KV, COMPUTE if layers < 5 else 0)
 
 
-def test_sequences_are_rounded_up_each() -> None:
-    """Three answers of 300 tokens take three sequences of 512, in llama.cpp as here."""
-    assert Footprint(model()).need(300, 3).cpu.kv == 3 * 512 * 4 * 1024
-
-
 @pytest.mark.parametrize(("keys", "per_layer"), [
     ({}, [1024] * 4),
     ({"attention.head_count_kv": 4}, [2048] * 4),
@@ -100,7 +95,6 @@ def test_kv_cache_of_a_layer(keys: dict[str, Any], per_layer: list[int]) -> None
 def test_types_of_the_kv_cache(kv_type: str, n_bytes: int) -> None:
     """512 numbers a layer, in blocks of 32 if they are quantized."""
     assert kv_bytes_per_layer(model(), kv_type) == [n_bytes] * 4
-    assert Footprint(model(), kv_type).need(4096).cpu.kv == 4 * 4096 * n_bytes
     placement = choose_placement(model(), Budget(ROOMY), n_ctx=4096, kv_type=kv_type)
     assert placement.need.cpu.kv == 4 * 4096 * n_bytes
 
@@ -210,26 +204,24 @@ def test_a_gpu_that_takes_no_layer_is_not_asked(
         load_model(path)
 
 
-def test_unified_memory_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of 20 GB does not fit 14 GB of which the GPU may take 11, as it would if both were added."""
+@pytest.mark.parametrize(("ram", "budget"), [(5 * GB, 11 * GB), (14 * GB, 14 * GB)])
+def test_a_gpu_may_share_memory(ram: int, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     apple = Gpu("Apple M2", 11 * GB + GIB, 16 * GB, shares_ram=True)
-    assert machine(monkeypatch, 5 * GB, apple) == Budget(11 * GB, 11 * GB, unified=True)
-    free = machine(monkeypatch, 14 * GB, apple)
-    assert free == Budget(14 * GB, 11 * GB, unified=True)
-    large, small = model(layers=1000), model(layers=400)
-    assert "about 20." in (choose_placement(large, free, n_ctx=512).warning or "")
-    assert where_it_fits(large, free) == "no"
-    assert where_it_fits(typical_metadata(18 * GB), free) == "no"
-    assert choose_placement(small, free, n_ctx=512) == choose_placement(
-        small, Budget(14 * GB, 11 * GB), n_ctx=512
-    )
-    assert where_it_fits(small, free) == where_it_fits(typical_metadata(8 * GB), free) == "GPU"
-    between = model(layers=500)  # 12 GB with the KV cache: the GPU may take 11
-    assert where_it_fits(between, free) == where_it_fits(typical_metadata(12 * GB), free) == "GPU and CPU"
-    discrete = machine(monkeypatch, 14 * GB, Gpu("Parrot 3000", 11 * GB + GIB, 12 * GB))
-    assert (
-        where_it_fits(large, discrete) == where_it_fits(typical_metadata(18 * GB), discrete) == "GPU and CPU"
-    )
+    assert machine(monkeypatch, ram, apple) == Budget(budget, 11 * GB, unified=True)
+
+
+@pytest.mark.parametrize(("layers", "size", "unified", "where"), [
+    (400, 8 * GB, True, "GPU"),
+    (500, 12 * GB, True, "GPU and CPU"),  # 12 GB with the KV cache: the GPU may take 11
+    (1000, 18 * GB, True, "no"),
+    (1000, 18 * GB, False, "GPU and CPU"),
+])  # fmt: skip
+def test_unified_memory_counts_once(layers: int, size: int, unified: bool, where: str) -> None:
+    """A model of 20 GB does not fit 14 GB of which the GPU may take 11, as it would if both were added."""
+    free, large = Budget(14 * GB, 11 * GB, unified), model(layers)
+    assert where_it_fits(large, free) == where_it_fits(typical_metadata(size), free) == where
+    warning = choose_placement(large, free, n_ctx=512).warning or ""
+    assert ("about 20." in warning) == (where == "no")
 
 
 def test_a_long_context_leaves_unified_memory_free() -> None:
@@ -264,7 +256,10 @@ def test_against_llama_cpps_own_log(
     kv_type: str,
     n_seq: int,
 ) -> None:
-    """Weights and KV cache to the 0.01 MiB that it logs; the compute buffer is an upper bound."""
+    """Weights and KV cache to the 0.01 MiB that it logs; the compute buffer is an upper bound.
+
+    It rounds the 300 tokens of each answer up to 512.
+    """
     path = tiny(shape=SHAPES[name]) if name in SHAPES else smollm2_path
     footprint = Footprint(read_metadata(path), kv_type)
     for n_ctx in (300, 2048):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from mink_local.samplers import (
     SAMPLERS,
@@ -14,6 +15,7 @@ from mink_local.samplers import (
     Greedy,
     MinK,
     MinP,
+    Order,
     PLess,
     Sampler,
     TopK,
@@ -167,60 +169,74 @@ def test_broken_rows(name: str, nan: float) -> None:
 
 # By hand
 
-
-@pytest.mark.parametrize(
-    ("row", "tau", "k"),
-    [
-        ([5.0], 3.0, 1),  # one token
-        ([2.0, 2.0, 2.0], 3.0, 3),  # R = 0: everything
-        ([2.0, 2.0, 2.0], 0.0, 1),  # and nothing but the first without the fallback
-        ([9.0, 8.0, 1.0, 0.0], 3.0, 2),  # w = 1/9, 7/18, 1/27
-        ([10.0, 6.0, 0.0], 3.0, 1),  # w = 0.4, 0.3
-        ([10.0, 7.0, 1.0], 3.0, 1),  # w = 3/9 and 6/18: a tie, the smaller position
-        ([10.0, 7.0, 0.999], 3.0, 2),  # which a hair decides
-        ([1.0, 0.9, 0.5], 3.0, 3),  # R = 0.5: the fallback asks for 5 of 3
-        ([1.0, 0.9, 0.5], 1.0, 2),  # and for 1, the cliff for 2: w = 0.2, 0.4
-        ([3.0, -INF, 1.0, -INF], 3.0, 1),  # banned tokens count for nothing: R = 2
-        ([NAN, 3.0, 2.9, NAN, 0.0], 3.0, 2),
-        ([INF, 0.0, INF, -1.0], 3.0, 2),  # +inf is the largest finite float32
-        ([INF, LARGEST, 0.0], 3.0, 2),
-        ([-INF, -INF, -5.0], 3.0, 1),
-        ([0.0, -0.0, -9.0], 3.0, 2),  # equal
-        ([LARGEST, -LARGEST], 3.0, 1),
-    ],
-)
-def test_min_k_by_hand(row: list[float], tau: float, k: int) -> None:
-    assert MinK(tau).cutoff(np.array(row, np.float32)) == k
-    check(MinK(tau), np.array(row, np.float32))
+QUARTERS = np.log([0.5, 0.25, 0.125, 0.125])
+DROPS = [16.0, 13.0, 9.0, 0.0]  # after positions 1 to 3 they are 3, 4, 9, of a range of 16
 
 
-@pytest.mark.parametrize(
-    ("row", "floor", "k"),
-    [
-        ([9.0, 9.0, 5.0, 0.0], 0.0, 2),  # the cliff's
-        ([9.0, 9.0, 9.0, 5.0, 0.0], 0.0, 3),
-        ([9.0, 9.0, 7.0, 0.0], 0.0, 3),
-        ([9.0, 5.0, 5.0, 5.0, 4.9, 0.0], 3.9, 1),
-        ([9.0, 5.0, 5.0, 5.0, 4.9, 0.0], 4.0, 4),  # at the floor itself, and all of equal logits
-        ([9.0, 5.0, 5.0, 5.0, 4.9, 0.0], 5.0, 5),
-        ([9.0, 8.9, 5.0, 0.0], 0.05, 2),  # the cliff's are more
-        ([5.0], 1.0, 1),
-        ([9.0, 9.0, 0.0, 0.0], 5e-324, 2),
-        ([1e30, 9.9e29, 0.0, -INF], 1.0, 2),  # what it keeps without it
-        ([2.0**100, 0.0, -(2.0**100), -INF], 2.0**100, 2),
-        ([1e8, 0.0, -1e8, -INF], 1e30, 3),  # all that are finite
-        ([INF, LARGEST, 1.5e38, 1.4e38, -INF], 1.8e38, 2),  # +inf is the largest finite float32
-        ([INF, LARGEST, 1.5e38, 1.4e38, -INF], 1.95e38, 3),
-        ([INF, 1.0, -LARGEST], 1e300, 3),
-        ([NAN, 3.0, 2.9, NAN, 2.0, 0.0], 1.0, 3),
-        ([3.0, -INF, 1.0, 0.0, -INF], 2.0, 2),
-        ([0.0, -0.0, -9.0, -30.0], 9.0, 3),
-    ],
-)
-def test_min_k_floor_by_hand(row: list[float], floor: float, k: int) -> None:
-    sampler = MinK(floor=floor)
-    assert sampler.cutoff(np.array(row, np.float32)) == k
-    check(sampler, np.array(row, np.float32))
+@pytest.mark.parametrize(("sampler", "row", "k"), [
+    (MinK(3.0), [5.0], 1),  # one token
+    (MinK(3.0), [2.0, 2.0, 2.0], 3),  # R = 0: everything
+    (MinK(0.0), [2.0, 2.0, 2.0], 1),  # and nothing but the first without the fallback
+    (MinK(3.0), [9.0, 8.0, 1.0, 0.0], 2),  # w = 1/9, 7/18, 1/27
+    (MinK(3.0), [10.0, 6.0, 0.0], 1),  # w = 0.4, 0.3
+    (MinK(3.0), [10.0, 7.0, 1.0], 1),  # w = 3/9 and 6/18: a tie, the smaller position
+    (MinK(3.0), [10.0, 7.0, 0.999], 2),  # which a hair decides
+    (MinK(3.0), [1.0, 0.9, 0.5], 3),  # R = 0.5: the fallback asks for 5 of 3
+    (MinK(1.0), [1.0, 0.9, 0.5], 2),  # and for 1, the cliff for 2: w = 0.2, 0.4
+    (MinK(3.0), [3.0, -INF, 1.0, -INF], 1),  # banned tokens count for nothing: R = 2
+    (MinK(3.0), [NAN, 3.0, 2.9, NAN, 0.0], 2),
+    (MinK(3.0), [INF, 0.0, INF, -1.0], 2),  # +inf is the largest finite float32
+    (MinK(3.0), [INF, LARGEST, 0.0], 2),
+    (MinK(3.0), [-INF, -INF, -5.0], 1),
+    (MinK(3.0), [0.0, -0.0, -9.0], 2),  # equal
+    (MinK(3.0), [LARGEST, -LARGEST], 1),
+    (MinK(floor=0.0), [9.0, 9.0, 5.0, 0.0], 2),  # the cliff's
+    (MinK(floor=0.0), [9.0, 9.0, 9.0, 5.0, 0.0], 3),
+    (MinK(floor=0.0), [9.0, 9.0, 7.0, 0.0], 3),
+    (MinK(floor=3.9), [9.0, 5.0, 5.0, 5.0, 4.9, 0.0], 1),
+    (MinK(floor=4.0), [9.0, 5.0, 5.0, 5.0, 4.9, 0.0], 4),  # at the floor itself, and all of equal logits
+    (MinK(floor=5.0), [9.0, 5.0, 5.0, 5.0, 4.9, 0.0], 5),
+    (MinK(floor=0.05), [9.0, 8.9, 5.0, 0.0], 2),  # the cliff's are more
+    (MinK(floor=1.0), [5.0], 1),
+    (MinK(floor=5e-324), [9.0, 9.0, 0.0, 0.0], 2),
+    (MinK(floor=1.0), [1e30, 9.9e29, 0.0, -INF], 2),  # what it keeps without it
+    (MinK(floor=2.0**100), [2.0**100, 0.0, -(2.0**100), -INF], 2),
+    (MinK(floor=1e30), [1e8, 0.0, -1e8, -INF], 3),  # all that are finite
+    (MinK(floor=1.8e38), [INF, LARGEST, 1.5e38, 1.4e38, -INF], 2),  # +inf is the largest finite float32
+    (MinK(floor=1.95e38), [INF, LARGEST, 1.5e38, 1.4e38, -INF], 3),
+    (MinK(floor=1e300), [INF, 1.0, -LARGEST], 3),
+    (MinK(floor=1.0), [NAN, 3.0, 2.9, NAN, 2.0, 0.0], 3),
+    (MinK(floor=2.0), [3.0, -INF, 1.0, 0.0, -INF], 2),
+    (MinK(floor=9.0), [0.0, -0.0, -9.0, -30.0], 3),
+    (MinK(0), DROPS, 1),  # 3, 2, 3: the smallest position on a tie
+    (MinK(0, alpha=0), DROPS, 3),  # 3, 4, 9
+    (MinK(0, alpha=0.5), DROPS, 3),  # 3, 2.83, 5.20
+    (MinK(0, alpha=2), DROPS, 1),  # 3, 1, 1
+    (MinK(0, decay="log"), DROPS, 3),  # 4.33, 3.64, 6.49
+    (MinK(3, normalize=False), DROPS, 3),  # floor(3), not floor(3 / 16)
+    (MinK(3), DROPS, 1),
+    (TopP(0.6), QUARTERS, 2),  # 0.5 does not reach it, 0.75 does
+    (TopP(0.0), QUARTERS, 1),
+    (TopP(1.0), QUARTERS, 4),
+    (MinP(0.3), QUARTERS, 2),  # 0.15
+    (PLess(), QUARTERS, 1),  # 1/4 + 1/16 + 2/64 = 0.34
+    (PLess(), QUARTERS / 4, 2),  # 0.32, 0.27, 0.22, 0.22, or squared and summed 0.26
+    (Eta(0.2), QUARTERS, 2),  # H = 1.75 log(2): sqrt(0.2) * 2**-1.75 = 0.133
+    (Eta(0.05), QUARTERS, 4),  # 0.05 is below sqrt(0.05) * 2**-1.75 = 0.066
+    (Eta(0.2), np.log([0.5, 0.25, 0.15, 0.1]), 3),  # sqrt(0.2) * exp(-1.21) = 0.134
+    (TopK(3), QUARTERS, 3),
+    (TopNSigma(1), [4.0, 2.0, 0.0, 2.0], 1),  # σ = sqrt(2): from 2.59 on
+    (TopNSigma(1.5), [4.0, 2.0, 0.0, 2.0], 3),  # from 1.88 on
+    (Greedy(), [1.0, INF, LARGEST, -INF], 1),
+])  # fmt: skip
+def test_by_hand(sampler: Sampler, row: ArrayLike, k: int) -> None:
+    assert sampler.cutoff(row) == k
+    check(sampler, np.asarray(row, np.float32))
+
+
+@pytest.mark.parametrize(("order", "k"), [("temperature-first", 2), ("temperature-last", 1)])
+def test_the_order_decides_what_temperature_a_cut_sees(order: Order, k: int) -> None:
+    assert PLess(order).cutoff(QUARTERS, 4.0) == k
 
 
 @pytest.mark.parametrize("floor", [0.3, 2.0, 60.0])
@@ -229,33 +245,3 @@ def test_a_floor_keeps_what_min_p_keeps_of_temperature_last(logits: Row, floor: 
     min_p = MinP(math.exp(-floor), order="temperature-last")
     for row in logits:
         assert MinK(floor=floor).cutoff(row) == max(MinK().cutoff(row), min_p.cutoff(row))
-
-
-def test_min_k_variants_by_hand() -> None:
-    # Drops after positions 1 to 3 are 3, 4, 9, of a range of 16.
-    row = [16.0, 13.0, 9.0, 0.0]
-    assert MinK(0).cutoff(row) == 1  # 3, 2, 3: the smallest position on a tie
-    assert MinK(0, alpha=0).cutoff(row) == 3  # 3, 4, 9
-    assert MinK(0, alpha=0.5).cutoff(row) == 3  # 3, 2.83, 5.20
-    assert MinK(0, alpha=2).cutoff(row) == 1  # 3, 1, 1
-    assert MinK(0, decay="log").cutoff(row) == 3  # 4.33, 3.64, 6.49
-    assert MinK(3, normalize=False).cutoff(row) == 3  # floor(3), not floor(3 / 16)
-    assert MinK(3).cutoff(row) == 1
-
-
-def test_other_methods_by_hand() -> None:
-    row = np.log([0.5, 0.25, 0.125, 0.125])
-    assert TopP(0.6).cutoff(row) == 2  # 0.5 does not reach it, 0.75 does
-    assert TopP(0.0).cutoff(row) == 1
-    assert TopP(1.0).cutoff(row) == 4
-    assert MinP(0.3).cutoff(row) == 2  # 0.15
-    assert PLess().cutoff(row) == 1  # 1/4 + 1/16 + 2/64 = 0.34
-    assert PLess().cutoff(row, 4.0) == 2  # 0.32, 0.27, 0.22, 0.22, or squared and summed 0.26
-    assert PLess("temperature-last").cutoff(row, 4.0) == 1
-    assert Eta(0.2).cutoff(row) == 2  # H = 1.75 log(2): sqrt(0.2) * 2**-1.75 = 0.133
-    assert Eta(0.05).cutoff(row) == 4  # 0.05 is below sqrt(0.05) * 2**-1.75 = 0.066
-    assert Eta(0.2).cutoff(np.log([0.5, 0.25, 0.15, 0.1])) == 3  # sqrt(0.2) * exp(-1.21) = 0.134
-    assert TopK(3).candidates(row)[0].tolist() == [0, 1, 2]
-    assert TopNSigma(1).cutoff([4.0, 2.0, 0.0, 2.0]) == 1  # σ = sqrt(2): from 2.59 on
-    assert TopNSigma(1.5).cutoff([4.0, 2.0, 0.0, 2.0]) == 3  # from 1.88 on
-    assert Greedy().candidates([1.0, INF, LARGEST, -INF])[0].tolist() == [1]

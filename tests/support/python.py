@@ -17,11 +17,12 @@ class Finished(NamedTuple):
         assert self.status == 0, self.stderr
         return self
 
-    def refused(self, status: int, *named: object) -> None:
-        """Check that it ended with this status and one line on standard error, which has these texts."""
+    def refused(self, status: int, *named: object) -> "Finished":
+        """Return it, after checking the status and the one line on standard error, which has these texts."""
         assert (self.status, self.stderr.count("\n")) == (status, 1), self.stderr
         for text in named:
             assert str(text) in self.stderr
+        return self
 
 
 def run_python(*arguments: object, **options: Any) -> Finished:

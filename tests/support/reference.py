@@ -100,10 +100,18 @@ def min_p(logits: ArrayLike, temperature: float, p: float) -> Kept:
     ids, sorted_logits = descending(logits)
     if p == 0:
         return prefix(ids, ids.size, ids.size)
-    # Logarithms of what is relative to the largest: a p of 5e-324 times a probability would be 0.
+    return _near_the_largest(ids, sorted_logits, temperature, math.log(p))
+
+
+def _near_the_largest(
+    ids: NDArray[np.int64], sorted_logits: NDArray[np.float64], temperature: float, cut: float
+) -> Kept:
+    """Keep the tokens at least exp(cut) times as probable as the largest.
+
+    In logarithms, since 5e-324 times a probability would be 0.
+    """
     with np.errstate(over="ignore"):
         logs = (sorted_logits - sorted_logits[0]) / temperature
-    cut = math.log(p)
     return _at_least(ids, logs, cut, ROUNDING * max(1.0, -cut))
 
 
@@ -120,11 +128,8 @@ def top_a(logits: ArrayLike, temperature: float, a: float) -> Kept:
     ids, sorted_logits = descending(logits)
     if a == 0:
         return prefix(ids, ids.size, ids.size)
-    # As logarithms relative to the largest, like min-p's.
-    with np.errstate(over="ignore"):
-        logs = (sorted_logits - sorted_logits[0]) / temperature
     cut = math.log(a) + math.log(softmax(sorted_logits, temperature)[0])
-    return _at_least(ids, logs, cut, ROUNDING * max(1.0, -cut))
+    return _near_the_largest(ids, sorted_logits, temperature, cut)
 
 
 def typical(logits: ArrayLike, temperature: float, p: float) -> Kept:

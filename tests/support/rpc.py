@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 
 import psutil
 import pytest
@@ -17,16 +18,13 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-class RpcServer:
+class RpcServer(AbstractContextManager["RpcServer"]):
     """`mink-models rpc-server` in a process of its own; if llama.cpp has no RPC, the test is skipped."""
 
     def __init__(self) -> None:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.start()
-
-    def __enter__(self) -> "RpcServer":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()

@@ -12,6 +12,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.models.gguf import MetadataReader
+
 Tensors = dict[str, NDArray[Any]]
 
 END = "<|end|>"  # of a scripted model's answers
@@ -32,8 +34,7 @@ class Shape:
     tied: bool = True
 
 
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of GGUF's value types
-_STRING, _ARRAY = 8, 9
+_U32, _U64 = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.UINT64
 
 
 class _Packed(bytes):
@@ -47,15 +48,16 @@ class _Writer(gguf.GGUFWriter):  # type: ignore[misc]
         return val if isinstance(val, _Packed) else super()._pack_val(val, *arguments, **options)
 
 
-def write_gguf(path: Path, arch: str, keys: Mapping[str, Any], tensors: Tensors) -> Path:
+def write_gguf(path: Path, arch: str, keys: Mapping[str, Any], tensors: Tensors, **options: Any) -> Path:
     """Write a GGUF file.
 
     Args:
         keys: Metadata; a key that does not begin with `tokenizer.` is one of the architecture's own.
         tensors: By name.
+        options: Of `gguf.GGUFWriter`.
     """
     types = gguf.GGUFValueType
-    writer = _Writer(path, arch)
+    writer = _Writer(path, arch, **options)
     for key, value in keys.items():
         name = key if key.startswith("tokenizer.") else f"{arch}.{key}"
         if isinstance(value, _Packed):
@@ -75,29 +77,15 @@ def write_gguf(path: Path, arch: str, keys: Mapping[str, Any], tensors: Tensors)
 @cache
 def _tokenizer(path: Path) -> dict[str, _Packed]:
     """Return the entries of a GGUF file that make up its tokenizer."""
+    entries = {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-
-        def end_of(kind: int, at: int) -> int:
-            if kind == _STRING:
-                return at + 8 + int(struct.unpack_from("<Q", data, at)[0])
-            if kind != _ARRAY:
-                return at + _SIZES[kind]
-            item, count = struct.unpack_from("<IQ", data, at)
-            at += 12
-            if item in _SIZES:
-                return at + int(count) * _SIZES[item]
-            for _ in range(count):
-                at = end_of(item, at)
-            return at
-
-        entries: dict[str, _Packed] = {}
-        at = 24  # behind magic, version and two counts
-        for _ in range(struct.unpack_from("<Q", data, 16)[0]):
-            begin, at = at + 8, end_of(_STRING, at)
-            key, begin = data[begin:at].decode(), at
-            at = end_of(struct.unpack_from("<I", data, at)[0], at + 4)
+        reader = MetadataReader(data, len(data))
+        _, _, n_keys = reader.number(_U32), reader.number(_U64), reader.number(_U64)
+        for _ in range(n_keys):
+            key, begin = reader.string(), reader.at
+            reader.value(reader.number(_U32))
             if key.startswith("tokenizer."):
-                entries[key] = _Packed(data[begin:at])
+                entries[key] = _Packed(data[begin : reader.at])
     return entries
 
 
@@ -109,11 +97,12 @@ def _padded(entries: dict[str, _Packed], n: int) -> tuple[dict[str, Any], int]:
         "tokenizer.ggml.tokens": b"".join(struct.pack("<Q", len(name)) + name for name in names),
         "tokenizer.ggml.token_type": struct.pack("<i", gguf.TokenType.UNUSED) * n,
     }
-    entries = dict(entries)
-    for key in more.keys() & entries.keys():
-        count = struct.pack("<Q", n_vocab + n)
-        entries[key] = _Packed(entries[key][:8] + count + entries[key][16:] + more[key])
-    return dict(entries), n_vocab + n
+    count = struct.pack("<Q", n_vocab + n)
+    padded = {
+        key: _Packed(entries[key][:8] + count + entries[key][16:] + more[key])
+        for key in more.keys() & entries.keys()
+    }
+    return {**entries, **padded}, n_vocab + n
 
 
 def write_model(
