@@ -14,7 +14,6 @@ from mink_local import Constraints, MinK, Request, SamplingParams, load_model
 from mink_local.generation.model import Model
 from mink_local.llama import grammar
 from mink_local.serve.endpoints import completions
-from mink_local.serve.endpoints.completions import CompletionExchange
 from mink_local.serve.protocol.fields import CompletionRequest, parse
 from mink_local.serve.protocol.responses import ApiError
 from mink_local.serve.protocol.sampling import Preset, Presets
@@ -117,7 +116,7 @@ def test_a_stream_that_waits_sends_comments(tiny_path: Path, monkeypatch: pytest
     async def run() -> list[Any]:
         await one.start()
         body = b'{"prompt": "Hello", "max_tokens": 2, "stream": true}'
-        response = await CompletionExchange(one, parse(body, CompletionRequest)).respond()
+        response = await completions.create_completion(one, parse(body, CompletionRequest))
         assert isinstance(response, StreamingResponse)
         sent = []
         async for part in response.body_iterator:

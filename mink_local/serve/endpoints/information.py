@@ -132,7 +132,7 @@ async def tokenizer_info(service: Service) -> TokenizerInfo:
 
 async def count_input_tokens(service: Service, chat: ChatRequest) -> InputTokens:
     """Count the tokens of a conversation's prompt."""
-    request, _ = await service.off_loop(prepare_chat, service.model, chat, SamplingParams())
+    request = await service.off_loop(prepare_chat, service.model, chat, SamplingParams())
     return InputTokens(input_tokens=len(await service.off_loop(service.tokens, request)))
 
 
@@ -150,7 +150,7 @@ async def find_candidates(service: Service, chat: CandidatesRequest) -> StepCand
         if chat.prompt:
             request = Request(chat.prompt, prefix=chat.prefix_tokens or ())
         else:
-            request, _ = prepare_chat(service.model, chat, params)
+            request = prepare_chat(service.model, chat, params)
         # Not with the grammar of a forced call: the logits are the model's own.
         return [replace(request, params=params, watch=lambda logits: rows.append(logits.copy()))]
 
