@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import StreamingResponse
 
@@ -195,7 +196,7 @@ def test_a_request_that_is_being_prepared_when_the_drain_runs_out(tiny_path: Pat
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     """Return the values by the name and the values of the labels."""
-    families = text_string_to_metric_families(metrics.text().decode())
+    families = text_string_to_metric_families(generate_latest(metrics.registry).decode())
     return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
 from mink_local.generation.decoding import Decoding
@@ -307,7 +307,7 @@ def _slot_state(slot: Slot[list[Decoding]]) -> SlotState:
 
 async def metrics(service: Service) -> Response:
     """Return the server's numbers in Prometheus's text format."""
-    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 async def playground(_: Service) -> Response:
