@@ -87,7 +87,7 @@ class Clock:
     @property
     def first_token_seconds(self) -> float | None:
         """Time from the request to its first token, in seconds; None if it has none."""
-        return None if self._first is None else self._first - self._started
+        return None if self._first is None else round(self._first - self._started, 3)
 
     def timings(self, usage: TokenUsage) -> Timings:
         """Return tokens and milliseconds with llama-server's names."""
@@ -166,13 +166,12 @@ class Exchange:
         self._service.cancel(events)
         self._service.history.add(request_log.request_id(), self._head["model"], events.decodings)
         answers = [decoding.answer for decoding in events.decodings]
-        first = self._clock.first_token_seconds
         request_log.note(
             prompt_tokens=sum(answer.prompt_tokens for answer in answers),
             evaluated_tokens=sum(answer.evaluated_tokens for answer in answers),
             completion_tokens=sum(answer.n_tokens for answer in answers),
             finish_reason=",".join(sorted({answer.finish_reason or "left" for answer in answers})),
-            first_token_seconds=None if first is None else round(first, 3),
+            first_token_seconds=self._clock.first_token_seconds,
         )
 
     def _choices(self, events: EventStream) -> "dict[Answer, _Choice]":
