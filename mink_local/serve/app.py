@@ -107,8 +107,8 @@ def listen(host: str, port: int) -> socket.socket:
         )
         is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         listener = socket.create_server(address, family=family, dualstack_ipv6=is_dual)
-        # For its connections too: asyncio sets it only on sockets with an explicit protocol, and without it the
-        # end of a response waits up to 40 ms for the client's delayed acknowledgement of the start.
+        # For its connections too: asyncio sets it only on sockets with an explicit protocol, and without it
+        # the end of a response waits up to 40 ms for the client's delayed acknowledgement of the start.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:

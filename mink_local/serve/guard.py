@@ -54,13 +54,12 @@ _HEADERS = {
 }
 
 
-def check_start(host: str, keys: Iterable[str]) -> None:
+def check_start(host: str, keys: Collection[str]) -> None:
     """Refuse an address that others can reach without a key, and keys that protect nothing.
 
     Raises:
         MinkError: The address or a key cannot be used.
     """
-    keys = list(keys)
     if any(re.fullmatch(r"[!-~]+", key) is None for key in keys):
         raise MinkError("an API key is empty, or has spaces or characters outside ASCII: choose another key")
     address = _address(host)

@@ -80,15 +80,15 @@ class PromptAnswer:
         chat = parse(json.dumps(body).encode(), ChatRequest)
         model = _load(name, options.n_ctx)
         params, _ = sampling_params(chat, Preset(MinK(), is_fixed=False), model)
-        request, plan = prepare_chat(model, chat, params)
+        request = prepare_chat(model, chat, params)
         self.reply = model.chat(
-            plan.messages,
+            request.prompt,  # type: ignore[arg-type]  # messages
             request.params,
             enable_thinking=request.enable_thinking,
             tools=request.tools,
             wait=True,
         )
-        self._builder = message_builder(chat, plan, self.reply)
+        self._builder = message_builder(chat, self.reply)
         self._calls: list[ResponseToolCall] = []
 
     def pieces(self) -> Generator[Piece, None, None]:

@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 import llama_cpp
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from mink_local.errors import MinkError
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.decoding import Decoding
-from mink_local.generation.engine import Engine, Step
+from mink_local.generation.engine import Engine
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.sandbox import ChildStartError
@@ -184,8 +184,13 @@ class EngineThread:
         try:
             while not self._stopping:
                 self._obey()
-                self._deliver(self._engine.step())
+                events = [
+                    AnswerEvent(answer, piece, answer.finish_reason) for answer, piece in self._engine.step()
+                ]
                 self._last_step = time.monotonic()
+                if events:
+                    self._on_step()
+                    self._call_soon(partial(self._receive, events))
         except BaseException as error:
             reason = f"the engine has ended: {type(error).__name__}: {error}"
             self._call_soon(lambda: self.fail(reason))
@@ -194,12 +199,6 @@ class EngineThread:
         """Run the commands; wait for them while there is nothing to generate."""
         while not self._commands.empty() or (self._engine.idle and not self._stopping):
             self._commands.get()()
-
-    def _deliver(self, step: Step) -> None:
-        events = [AnswerEvent(answer, piece, answer.finish_reason) for answer, piece in step]
-        if events:
-            self._on_step()
-            self._call_soon(lambda: self._receive(events))
 
     def _receive(self, events: Sequence[AnswerEvent]) -> None:
         for event in events:
@@ -250,19 +249,11 @@ class Metrics:
             buckets=_TOKEN_SECONDS,
             registry=registry,
         )
-        self.running = Gauge("mink_requests_running", "Requests that have a slot.", registry=registry)
-        self.waiting = Gauge("mink_requests_waiting", "Requests that wait for a slot.", registry=registry)
-        self.slots = Gauge("mink_slots", "Slots of the engine.", registry=registry)
-        self.busy_slots = Gauge("mink_slots_busy", "Slots in use.", registry=registry)
         self.steps = Counter("mink_engine_steps", "Batches that gave tokens.", registry=registry)
 
     def count_response(self, path: str, status: int) -> None:
         """Count a response."""
         self._responses.labels(path if path in self._endpoints else "other", status).inc()
-
-    def text(self) -> bytes:
-        """Return all numbers in Prometheus's text format."""
-        return generate_latest(self.registry)
 
 
 class Service:
@@ -313,10 +304,22 @@ class Service:
         self._seconds = _USUAL_SECONDS  # of an answer, a moving average
         self._pool = ThreadPoolExecutor(_PREPARERS, "prepare")
         self._grammar_pool = ThreadPoolExecutor(_GRAMMAR_PREPARERS, "prepare-grammar")
-        metrics.slots.set(model.n_parallel)
-        metrics.busy_slots.set_function(lambda: model.engine.n_busy)
-        metrics.waiting.set_function(lambda: self._n_preparing + model.engine.n_waiting)
-        metrics.running.set_function(lambda: self.engine.n_answers - model.engine.n_waiting)
+        engine = model.engine
+        for name, text, value in (
+            ("slots", "Slots of the engine.", lambda: model.n_parallel),
+            ("slots_busy", "Slots in use.", lambda: engine.n_busy),
+            (
+                "requests_waiting",
+                "Requests that wait for a slot.",
+                lambda: self._n_preparing + engine.n_waiting,
+            ),
+            (
+                "requests_running",
+                "Requests that have a slot.",
+                lambda: self.engine.n_answers - engine.n_waiting,
+            ),
+        ):
+            Gauge(f"mink_{name}", text, registry=metrics.registry).set_function(value)
 
     async def start(self) -> None:
         """Start the engine's thread, and watch it: `engine.failure` tells if it ends or is stuck."""

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mink_local import MinK, TopP, load_model
+from mink_local import MinK, Model, TopP, load_model
 from tests.support.server import RunningServer
 
 MESSAGES = [{"role": "user", "content": "Name three colours."}]
@@ -22,13 +22,15 @@ def ask(server: RunningServer, **fields: Any) -> dict[str, Any]:
     return answer
 
 
-def streamed(server: RunningServer, **fields: Any) -> list[dict[str, Any]]:
-    body = {"messages": MESSAGES, "max_tokens": 12, "seed": 7, "stream": True, **fields}
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=60) as response:
-        assert response.status_code == 200
-        lines = [line for line in response.iter_lines() if line]
-    assert lines.pop(0).startswith(": ")
-    assert lines.pop() == "data: [DONE]"
+def streamed(
+    server: RunningServer, path: str = "/v1/chat/completions", **fields: Any
+) -> list[dict[str, Any]]:
+    body = {"max_tokens": 12, "seed": 7, "stream": True, **fields}
+    response = server.post(path, **body)
+    assert response.status_code == 200
+    first, *lines, last = filter(None, response.text.splitlines())
+    assert first.startswith(": ")
+    assert last == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
@@ -54,6 +56,7 @@ def test_a_stream_is_the_whole_in_pieces(server: RunningServer, n: int) -> None:
     whole = ask(server, n=n, temperature=2, logprobs=True, top_logprobs=2, return_tokens=True)
     chunks = streamed(
         server,
+        messages=MESSAGES,
         n=n,
         temperature=2,
         logprobs=True,
@@ -191,11 +194,8 @@ def test_token_ids_are_continued_as_their_text(server: RunningServer) -> None:
 
 def test_a_streamed_completion_is_the_whole_in_pieces(server: RunningServer) -> None:
     whole = complete(server, logprobs=2, echo=True)["choices"][0]
-    body = {"prompt": TEXT, "max_tokens": 6, "temperature": 0, "logprobs": 2, "echo": True, "stream": True}
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
-        _, *lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    assert lines.pop() == "[DONE]"
-    choices = [json.loads(line)["choices"][0] for line in lines]
+    fields = {"prompt": TEXT, "max_tokens": 6, "temperature": 0, "logprobs": 2, "echo": True}
+    choices = [chunk["choices"][0] for chunk in streamed(server, "/v1/completions", **fields)]
     assert "".join(choice["text"] for choice in choices) == whole["text"]
     assert whole["text"].startswith(TEXT)
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
@@ -266,25 +266,24 @@ def test_no_tokens_are_an_empty_answer(server: RunningServer) -> None:
     [choice] = answer["choices"]
     assert (choice["message"]["content"], choice["finish_reason"], choice["k"]) == ("", "length", [])
     assert answer["usage"]["completion_tokens"] == 0
-    [chunk] = streamed(server, max_tokens=0)
+    [chunk] = streamed(server, messages=MESSAGES, max_tokens=0)
     assert chunk["choices"][0]["finish_reason"] == "length"
     completed = server.post("/v1/completions", prompt="Hello", max_tokens=0).json()
     assert (completed["choices"][0]["text"], completed["usage"]["completion_tokens"]) == ("", 0)
 
 
 def test_tokenize_and_detokenize_are_inverse(server: RunningServer) -> None:
-    def post(path: str, **body: Any) -> Any:
-        return server.post(path, **body).json()
-
     text = "naïve 東京 <|im_end|>"
-    tokens = post("/tokenize", content=text, parse_special=False)["tokens"]
-    assert post("/detokenize", tokens=tokens)["content"] == text
-    assert post("/tokenize", prompt=text)["count"] < len(tokens)  # <|im_end|> is one token
-    pieces = post("/tokenize", content=text, parse_special=False, with_pieces=True)["tokens"]
+    fields = {"content": text, "parse_special": False}
+    tokens = server.post("/tokenize", **fields).json()["tokens"]
+    assert server.post("/detokenize", tokens=tokens).json()["content"] == text
+    assert server.post("/tokenize", prompt=text).json()["count"] < len(tokens)  # <|im_end|> is one token
+    pieces = server.post("/tokenize", **fields, with_pieces=True).json()["tokens"]
     assert [piece["id"] for piece in pieces] == tokens
     refused = server.post("/detokenize", tokens=[10**6])
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
-    messages = [{"role": "user", "content": "Hi"}]
-    counted = post("/v1/chat/completions/input_tokens", messages=messages)["input_tokens"]
-    with load_model("smollm2-135m", n_ctx=512) as model:
-        assert counted == model.count_tokens(messages)
+
+
+def test_the_tokens_of_a_conversation_are_counted(server: RunningServer, smollm2: Model) -> None:
+    counted = server.post("/v1/chat/completions/input_tokens", messages=MESSAGES).json()
+    assert counted == {"object": "response.input_tokens", "input_tokens": smollm2.count_tokens(MESSAGES)}

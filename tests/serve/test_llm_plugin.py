@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -177,35 +178,29 @@ def test_async() -> None:
 
 
 @pytest.mark.slow
-def test_async_prompts_wait_for_each_other() -> None:
+@pytest.mark.anyio
+async def test_async_prompts_wait_for_each_other() -> None:
     model = llm.get_async_model(MODEL)
     options: Any = {"temperature": 0, "max_tokens": 8, "n_ctx": 1024}
 
-    async def both() -> list[str]:
-        answers = [model.prompt(text, **options).text() for text in ("What is a whale?", "Name a colour.")]
-        return await asyncio.gather(*answers)
+    def answers() -> list[Awaitable[str]]:
+        return [model.prompt(text, **options).text() for text in ("What is a whale?", "Name a colour.")]
 
-    async def each() -> list[str]:
-        return [await model.prompt(text, **options).text() for text in ("What is a whale?", "Name a colour.")]
-
-    assert asyncio.run(both()) == asyncio.run(each())
+    assert await asyncio.gather(*answers()) == [await answer for answer in answers()]
 
 
-def test_a_cancelled_task_ends_its_answer() -> None:
+@pytest.mark.anyio
+async def test_a_cancelled_task_ends_its_answer() -> None:
     model = llm.get_async_model(MODEL)
-
-    async def cancel() -> str:
-        endless = model.prompt("Count.", sampler="top-k:k=1000", temperature=100, n_ctx=1024)
-        task = asyncio.ensure_future(endless.text())
-        while not endless._chunks:
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert len(endless._chunks) < 500
-        return await model.prompt("Hello", temperature=0, max_tokens=1, n_ctx=1024).text()
-
-    assert asyncio.run(cancel())
+    endless = model.prompt("Count.", sampler="top-k:k=1000", temperature=100, n_ctx=1024)
+    task = asyncio.ensure_future(endless.text())
+    while not endless._chunks:
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(endless._chunks) < 500
+    assert await model.prompt("Hello", temperature=0, max_tokens=1, n_ctx=1024).text()
 
 
 def test_an_answer_that_is_not_read_on_is_ended() -> None:

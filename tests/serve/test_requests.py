@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -472,57 +472,46 @@ def test_a_sampler_that_is_registered_later_has_its_field(monkeypatch: pytest.Mo
     assert accepted(epsilon_cutoff=0).sampler == SERVER.sampler
 
 
-@pytest.mark.parametrize("temperature", [0, 0.5, 5, 1000])
-def test_temperature_has_no_upper_bound(temperature: float) -> None:
-    assert accepted(temperature=temperature).temperature == temperature
-
-
-@pytest.mark.parametrize(
-    ("seed", "reduced"),
-    [
-        (0, 0),
-        (5, 5),
-        (2**32 - 2, 2**32 - 2),
-        (2**32 - 1, 0),
-        (-2, 2**32 - 3),
-        (-(2**63), 2**31 - 1),
-        (-1, None),
-    ],
-)
-def test_any_whole_number_is_a_seed(seed: int, reduced: int | None) -> None:
-    assert accepted(seed=seed).seed == reduced
-
-
 def test_the_servers_limit_of_tokens_holds() -> None:
     for given, limit in ({}, 10), ({"max_tokens": 20}, 10), ({"max_tokens": 5}, 5):
         assert sampling_params(chat(**given), SERVER, MODEL, 10)[0].max_tokens == limit
 
 
-def test_the_end_of_an_answer_is_the_clients() -> None:
-    params = accepted(stop=["a", ""], stop_token_ids=[3], ignore_eos=True, min_tokens=2)
-    assert (params.stop, params.stop_token_ids) == (("a",), [3])
-    assert (params.ignore_eos, params.min_tokens) == (True, 2)
-    budgets = [accepted(**{name: 7}) for name in ("reasoning_budget", "thinking_budget_tokens")]
-    assert [params.reasoning_budget for params in budgets] == [7, 7]
-
-
-def constraints(**fields: Any) -> Constraints | None:
-    return accepted(**fields).constraints
-
-
-def test_a_bias_is_kept_within_100_and_bans_at_its_end() -> None:
-    wanted = Constraints(logit_bias={1: 2.5, 2: 100.0, 3: -math.inf})
-    assert constraints(logit_bias={"1": 2.5, "2": 500, "3": -100}) == wanted
-
-
-def test_a_bias_is_given_by_text_as_in_llama_cpp() -> None:
-    wanted = Constraints(logit_bias={7: 1.0, 97: -math.inf, 98: -math.inf})
-    assert constraints(logit_bias=[[7, 1], ["ab", False]]) == wanted
+@pytest.mark.parametrize(
+    ("fields", "params"),
+    [
+        *(({"temperature": value}, {"temperature": value}) for value in (0, 0.5, 5, 1000)),
+        ({"seed": 0}, {"seed": 0}),
+        ({"seed": 2**32 - 2}, {"seed": 2**32 - 2}),
+        ({"seed": 2**32 - 1}, {"seed": 0}),
+        ({"seed": -2}, {"seed": 2**32 - 3}),
+        ({"seed": -(2**63)}, {"seed": 2**31 - 1}),
+        ({"seed": -1}, {"seed": None}),
+        ({"stop": ["a", ""]}, {"stop": ("a",)}),
+        ({"stop_token_ids": [3]}, {"stop_token_ids": [3]}),
+        ({"ignore_eos": True, "min_tokens": 2}, {"ignore_eos": True, "min_tokens": 2}),
+        ({"reasoning_budget": 7}, {"reasoning_budget": 7}),
+        ({"thinking_budget_tokens": 7}, {"reasoning_budget": 7}),
+        ({"logprobs": True}, {"logprobs": 0}),
+        ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}),
+        ({"logprobs": False}, {"logprobs": None}),
+    ],
+)
+def test_a_field_is_a_parameter_of_sampling(fields: dict[str, Any], params: dict[str, Any]) -> None:
+    assert accepted(**fields) == replace(accepted(), **params)
 
 
 @pytest.mark.parametrize(
     ("fields", "wanted"),
     [
+        (  # within 100, which bans
+            {"logit_bias": {"1": 2.5, "2": 500, "3": -100}},
+            Constraints(logit_bias={1: 2.5, 2: 100.0, 3: -math.inf}),
+        ),
+        (  # by text
+            {"logit_bias": [[7, 1], ["ab", False]]},
+            Constraints(logit_bias={7: 1.0, 97: -math.inf, 98: -math.inf}),
+        ),
         ({"repetition_penalty": 1.2}, Constraints(repeat_penalty=1.2)),
         ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, Constraints(repeat_penalty=1.1)),
         (
@@ -543,17 +532,14 @@ def test_a_bias_is_given_by_text_as_in_llama_cpp() -> None:
     ],
 )
 def test_constraints_have_the_names_of_llama_cpp(fields: dict[str, Any], wanted: Constraints) -> None:
-    assert constraints(**fields) == wanted
+    assert accepted(**fields).constraints == wanted
 
 
 def completion_params(**fields: Any) -> SamplingParams:
     return sampling_params(completion(**fields), SERVER, MODEL)[0]
 
 
-def test_logprobs_are_asked_for_in_each_endpoints_way() -> None:
-    assert accepted(logprobs=True).logprobs == 0
-    assert accepted(logprobs=True, top_logprobs=3).logprobs == 3
-    assert accepted(logprobs=False).logprobs is None
+def test_a_completion_asks_for_the_prompts_logprobs_with_echo() -> None:
     params = completion_params(logprobs=2)
     assert (params.logprobs, params.prompt_logprobs) == (2, None)
     assert completion_params(logprobs=1, echo=True).prompt_logprobs == 1

@@ -2,24 +2,26 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import StreamingResponse
 
 from mink_local import Constraints, MinK, Request, SamplingParams, load_model
+from mink_local.generation.engine import Engine
 from mink_local.generation.model import Model
 from mink_local.llama import grammar
 from mink_local.serve.endpoints import completions
-from mink_local.serve.endpoints.completions import CompletionExchange
 from mink_local.serve.protocol.fields import CompletionRequest, parse
 from mink_local.serve.protocol.responses import ApiError
 from mink_local.serve.protocol.sampling import Preset, Presets
 from mink_local.serve.service import AnswerEvent, EngineThread, EventStream, Metrics, Service
 
+pytestmark = pytest.mark.anyio  # for the coroutines
 PROMPTS = ["One, two,", "The sun", "In a village", "Once upon a time", "She said"]
 
 
@@ -41,109 +43,85 @@ async def read(stream: EventStream) -> list[AnswerEvent]:
     return [event async for event in stream]
 
 
-def test_each_client_gets_the_events_of_its_own_answers(model: Model) -> None:
-    expected = [
-        answer.text for answer in sorted(model.answer_all(map(request, PROMPTS)), key=lambda a: a.index)
-    ]
-
-    async def run() -> list[list[AnswerEvent]]:
-        thread = EngineThread(model.engine)
-        thread.start()
-        streams = [begin(thread, model, request(prompt)) for prompt in PROMPTS]
-        events = await asyncio.gather(*map(read, streams))
-        assert thread.n_answers == 0
-        assert await thread.stop()
-        return events
-
-    for events, text in zip(asyncio.run(run()), expected, strict=True):
+async def test_each_client_gets_the_events_of_its_own_answers(model: Model) -> None:
+    expected = model.answer_all(map(request, PROMPTS), ordered=True)
+    texts = [answer.text for answer in expected]
+    thread = EngineThread(model.engine)
+    thread.start()
+    streams = [begin(thread, model, request(prompt)) for prompt in PROMPTS]
+    read_in_turns = await asyncio.gather(*map(read, streams))
+    assert thread.n_answers == 0
+    assert await thread.stop()
+    for events, text in zip(read_in_turns, texts, strict=True):
         assert "".join(event.piece for event in events) == text
         assert [event.finish_reason for event in events] == [None] * 9 + ["length"]
 
 
-def test_a_reader_that_is_slow_finds_everything_later(model: Model) -> None:
-    async def run() -> None:
-        thread = EngineThread(model.engine)
-        thread.start()
-        slow = begin(thread, model, request(PROMPTS[0]))
-        await read(begin(thread, model, request(PROMPTS[1]), request(PROMPTS[2])))
-        while thread.n_answers:
-            await asyncio.sleep(0.01)
-        assert len(await read(slow)) == 10
-        await thread.stop()
-
-    asyncio.run(run())
+async def test_a_reader_that_is_slow_finds_everything_later(model: Model) -> None:
+    thread = EngineThread(model.engine)
+    thread.start()
+    slow = begin(thread, model, request(PROMPTS[0]))
+    await read(begin(thread, model, request(PROMPTS[1]), request(PROMPTS[2])))
+    while thread.n_answers:
+        await asyncio.sleep(0.01)
+    assert len(await read(slow)) == 10
+    await thread.stop()
 
 
-def service(path: Path) -> Service:
+@asynccontextmanager
+async def started(path: Path) -> AsyncIterator[Service]:
     model = load_model(str(path), n_ctx=64, n_parallel=2)
-    return Service(model, Presets(Preset(MinK(), model_id="tiny"), {}), Metrics({}, []))
+    service = Service(model, Presets(Preset(MinK(), model_id="tiny"), {}), Metrics({}, []))
+    await service.start()
+    yield service
+    await service.stop()
 
 
-def test_a_conversation_that_the_template_refuses(tiny: Callable[..., Path]) -> None:
-    one = service(tiny(template="{{ raise_exception('no system prompt') }}"))
+async def test_a_conversation_that_the_template_refuses(tiny: Callable[..., Path]) -> None:
     request = Request([{"role": "user", "content": "Hello"}])
-
-    async def run() -> None:
-        await one.start()
+    async with started(tiny(template="{{ raise_exception('no system prompt') }}")) as one:
         for refused in (one.off_loop(one.tokens, request), one.begin(1, lambda: [request])):
             with pytest.raises(ApiError, match="no system prompt") as raised:
                 await refused
             assert raised.value.status == 400
-        await one.stop()
-
-    asyncio.run(run())
 
 
-def test_nan_logits_are_the_servers_fault_even_under_constraints(tiny: Callable[..., Path]) -> None:
-    one = service(tiny(scale=float("nan")))
+async def test_nan_logits_are_the_servers_fault_even_under_constraints(tiny: Callable[..., Path]) -> None:
     request = Request("Hello", SamplingParams(constraints=Constraints(repeat_penalty=1.1)))
-
-    async def run() -> None:
-        await one.start()
+    async with started(tiny(scale=float("nan"))) as one:
         with pytest.raises(ApiError, match="NaN") as raised:
             await anext(await one.begin(1, lambda: [request]))
-        assert (raised.value.status, raised.value.code) == (500, "generation_failed")
-        await one.stop()
-
-    asyncio.run(run())
+    assert (raised.value.status, raised.value.code) == (500, "generation_failed")
 
 
-def test_a_stream_that_waits_sends_comments(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = service(tiny_path)
-    step, release = one.model.engine.step, threading.Event()
-    monkeypatch.setattr(one.model.engine, "step", lambda: release.wait(30) and step())
+async def test_a_stream_that_waits_sends_comments(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completions, "KEEP_ALIVE_SECONDS", 0.02)
-
-    async def run() -> list[Any]:
-        await one.start()
-        body = b'{"prompt": "Hello", "max_tokens": 2, "stream": true}'
-        response = await CompletionExchange(one, parse(body, CompletionRequest)).respond()
+    release, step = threading.Event(), Engine.step
+    sent: list[object] = []
+    monkeypatch.setattr(Engine, "step", lambda engine: release.wait(30) and step(engine))
+    body = b'{"prompt": "Hello", "max_tokens": 2, "stream": true}'
+    async with started(tiny_path) as one:
+        response = await completions.create_completion(one, parse(body, CompletionRequest))
         assert isinstance(response, StreamingResponse)
-        sent = []
         async for part in response.body_iterator:
             sent.append(part)
             if len(sent) == 2:
                 release.set()
-        await one.stop()
-        return sent
-
-    first, second, *_, last = asyncio.run(run())
-    assert (first, second) == (b": waiting\n\n", b": keepalive\n\n")
-    assert last == b"data: [DONE]\n\n"
+    assert sent[:2] == [b": waiting\n\n", b": keepalive\n\n"]
+    assert sent[-1] == b"data: [DONE]\n\n"
 
 
-def test_the_model_is_not_freed_under_a_request_in_preparation(
+async def test_the_model_is_not_freed_under_a_request_in_preparation(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its client has left, and the server ends, while a child process tries its grammar."""
-    one = service(tiny_path)
     trying, tried = threading.Event(), threading.Event()
-    weights: list[object] = []
+    handles: list[object] = []
 
     def slow(*_: object, **__: object) -> None:
         trying.set()
         tried.wait(30)
-        weights.append(one.model.weights.handle)
+        handles.append(one.model.weights.handle)
 
     monkeypatch.setattr(grammar, "ask", slow)
     constraints = Constraints(grammar='root ::= "while the server ends"')
@@ -155,24 +133,18 @@ def test_the_model_is_not_freed_under_a_request_in_preparation(
         asyncio.get_running_loop().call_soon(tried.set)
         return ended
 
-    stop_engine = one.engine.stop
-    monkeypatch.setattr(one.engine, "stop", stop)
-
-    async def run() -> None:
-        await one.start()
+    async with started(tiny_path) as one:
+        stop_engine = one.engine.stop
+        monkeypatch.setattr(one.engine, "stop", stop)
         task = asyncio.create_task(one.begin(1, lambda: [request], has_grammar=True))
         await asyncio.to_thread(trying.wait, 30)
         task.cancel()
-        await one.stop()
-
-    asyncio.run(run())
-    [handle] = weights
+    [handle] = handles
     assert handle is not None
     assert one.model.weights.handle is None
 
 
-def test_a_request_that_is_being_prepared_when_the_drain_runs_out(tiny_path: Path) -> None:
-    one = service(tiny_path)
+async def test_a_request_that_is_being_prepared_when_the_drain_runs_out(tiny_path: Path) -> None:
     preparing, prepare = threading.Event(), threading.Event()
 
     def slow() -> list[Request]:
@@ -180,23 +152,19 @@ def test_a_request_that_is_being_prepared_when_the_drain_runs_out(tiny_path: Pat
         prepare.wait(30)
         return [request(PROMPTS[0])]
 
-    async def run() -> None:
-        await one.start()
+    async with started(tiny_path) as one:
         task = asyncio.create_task(one.begin(1, slow))
         await asyncio.to_thread(preparing.wait, 30)
         one.interrupt()
         prepare.set()
         with pytest.raises(ApiError) as raised:
             await task
-        assert (raised.value.status, raised.value.code) == (503, "stopping")
-        await one.stop()
-
-    asyncio.run(run())
+    assert (raised.value.status, raised.value.code) == (503, "stopping")
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     """Return the values by the name and the values of the labels."""
-    families = text_string_to_metric_families(metrics.text().decode())
+    families = text_string_to_metric_families(generate_latest(metrics.registry).decode())
     return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
 
 

@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -87,9 +86,7 @@ def balanced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Balance
         stack.callback(process.wait)
         stack.callback(process.terminate)
         client = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120))
-        while not is_healthy(client):
-            assert process.poll() is None
-            time.sleep(0.1)
+        until(lambda: is_healthy(client))
         yield Balanced(servers, client)
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from mink_local.generation.template import template_input
 from mink_local.generation.text import ReasoningSplitter
 from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, whole_calls
 from mink_local.serve.protocol.fields import ChatRequest, parse
-from mink_local.serve.protocol.messages import MessageBuilder, ToolPlan, plan_tools
+from mink_local.serve.protocol.messages import MessageBuilder, prepare_chat, tool_parser
 from mink_local.serve.protocol.responses import ApiError
 from tests.conftest import shared
 
@@ -111,11 +112,18 @@ CONVERSATION: list[dict[str, Any]] = [USER, {"role": "assistant", "content": Non
 RESULTS = [result("noon", "call_2"), result("sunny", "call_1")]
 
 
-def plan(
-    template: str | None = None, messages: Sequence[dict[str, Any]] = (USER,), **fields: Any
-) -> ToolPlan:
-    body = json.dumps({"messages": messages, "tools": [WEATHER, DAYS, NOW], **fields}).encode()
-    return plan_tools(parse(body, ChatRequest), template, template is not None)
+def chat(messages: Sequence[dict[str, Any]] = (USER,), **fields: Any) -> ChatRequest:
+    body = {"messages": messages, "tools": [WEATHER, DAYS, NOW], **fields}
+    return parse(json.dumps(body).encode(), ChatRequest)
+
+
+def prepared(template: str | None, request: ChatRequest) -> Any:
+    """Return the engine's request for a chat with a model that has a template, or one without tools."""
+    supports_tools = template is not None
+    model: Any = SimpleNamespace(
+        chat_template=template, supports_tools=supports_tools, has_thinking_switch=False
+    )
+    return prepare_chat(model, request, SamplingParams())
 
 
 def named(name: str) -> dict[str, Any]:
@@ -127,14 +135,15 @@ def template(request: pytest.FixtureRequest) -> str:
     return shared(f"vocab/{request.param}.jinja").read_text()
 
 
-def rendered(template: str, plan: ToolPlan) -> str:
+def rendered(template: str, messages: Sequence[dict[str, Any]]) -> str:
     """Return the prompt's text, from messages as the engine gives them to templates."""
+    made = prepared(template, chat(messages))
     renderer = Renderer(template, bos_token="", eos_token="", in_process=True)
-    return renderer(**template_input(plan.messages, plan.tools))
+    return renderer(**template_input(made.prompt, made.tools))
 
 
 def test_a_real_template_shows_the_tools_and_what_became_of_calls(template: str) -> None:
-    text = rendered(template, plan(template, [*CONVERSATION, *RESULTS]))
+    text = rendered(template, [*CONVERSATION, *RESULTS])
     assert "count_days" in text
     assert "sunny" in text
     assert '"name": "get_weather", "' in text
@@ -143,8 +152,8 @@ def test_a_real_template_shows_the_tools_and_what_became_of_calls(template: str)
 
 def test_llamas_template_gets_a_message_for_each_call() -> None:
     template = shared("vocab/meta-llama-Llama-3.1-8B-Instruct.jinja").read_text()
-    made = plan(template, [*CONVERSATION, *RESULTS, USER])
-    assert [message.get("tool_calls") or message["content"] for message in made.messages] == [
+    made = prepared(template, chat([*CONVERSATION, *RESULTS, USER]))
+    assert [message.get("tool_calls") or message["content"] for message in made.prompt] == [
         USER["content"],
         [CALLS[1]],
         "noon",
@@ -156,18 +165,9 @@ def test_llamas_template_gets_a_message_for_each_call() -> None:
 
 def test_calls_of_a_real_template_are_found_again(template: str) -> None:
     """The parser reads the form in which the template writes earlier calls."""
-    text = rendered(
-        template,
-        plan(
-            template,
-            [
-                *CONVERSATION[:1],
-                {"role": "assistant", "content": None, "tool_calls": CALLS[:1]},
-                result("sunny"),
-            ],
-        ),
-    )
-    parser = plan(template).parser()
+    called = {"role": "assistant", "content": None, "tool_calls": CALLS[:1]}
+    text = rendered(template, [USER, called, result("sunny")])
+    parser = tool_parser(chat())
     assert parser is not None
     start = text.index("get_weather", text.index(USER["content"])) - len('{"name": "')
     deltas = [
@@ -179,8 +179,8 @@ def test_calls_of_a_real_template_are_found_again(template: str) -> None:
 
 
 def test_a_template_without_tools_gets_them_in_the_system_message() -> None:
-    alone = plan(None).messages
-    merged = plan(None, [{"role": "developer", "content": "Be brief."}, USER]).messages
+    alone = prepared(None, chat()).prompt
+    merged = prepared(None, chat([{"role": "developer", "content": "Be brief."}, USER])).prompt
     assert (
         [message["role"] for message in alone]
         == [message["role"] for message in merged]
@@ -188,13 +188,13 @@ def test_a_template_without_tools_gets_them_in_the_system_message() -> None:
     )
     assert json.dumps(WEATHER) in alone[0]["content"]
     assert merged[0]["content"] == f"Be brief.\n\n{alone[0]['content']}"
-    assert plan(None).tools == ()
+    assert prepared(None, chat()).tools == ()
 
 
 @pytest.mark.parametrize("template", [None, "{{ tools }} [TOOL_CALLS]", "{{ tools }}<tool_call><function="])
 def test_calls_in_an_unknown_form_are_shown_as_hermes_has_them(template: str | None) -> None:
-    messages = plan(template, [*CONVERSATION, *RESULTS], tools=None).messages
-    assert messages == [
+    made = prepared(template, chat([*CONVERSATION, *RESULTS], tools=None))
+    assert made.prompt == [
         USER,
         {
             "role": "assistant",
@@ -210,50 +210,57 @@ def test_calls_in_an_unknown_form_are_shown_as_hermes_has_them(template: str | N
 
 @pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": []}, {"tools": None}])
 def test_without_tools_the_answer_is_text(fields: dict[str, Any], template: str) -> None:
-    made = plan(template, **fields)
-    assert made.parser() is None
-    assert made == ToolPlan([USER])
+    request = chat(**fields)
+    assert tool_parser(request) is None
+    assert prepared(template, request) == Request([USER], tools=[])
 
 
 def test_a_schema_that_makes_no_grammar_is_refused_if_the_call_is_forced() -> None:
     wrong = tool("f", {"a": {"type": "unknown"}})
-    assert plan(tools=[wrong]).parser() is not None
+    assert prepared(None, chat(tools=[wrong])).params == SamplingParams()
     with pytest.raises(ApiError, match="unknown"):
-        plan(tools=[wrong], tool_choice="required")
+        prepared(None, chat(tools=[wrong], tool_choice="required"))
 
 
 LLAMA = '{{ "parameters": }}'
 
 
-def calls_of(model: Model, made: ToolPlan) -> list[tuple[str, Any]]:
-    """Return the calls that the grammar makes the embedded model write, the tools unseen."""
-    constraints = Constraints(grammar=made.grammar)
+def events_of(
+    model: Model, template: str | None, request: ChatRequest, bias: dict[int, float] | None = None
+) -> list[str | ToolCallDelta]:
+    """Return what the grammar makes the embedded model write, the tools unseen."""
+    constraints = Constraints(grammar=grammar_of(template, request), logit_bias=bias or {})
     params = SamplingParams(sampler=MinK(), temperature=5.0, max_tokens=80, seed=1, constraints=constraints)
     [answer] = model.answer_all([Request([USER], params)])
-    parser = made.parser()
+    parser = tool_parser(request)
     assert parser is not None
-    events = parser.feed(answer.text) + parser.end()
-    deltas = [event for event in events if isinstance(event, ToolCallDelta)]
-    assert deltas == events
-    calls = [call["function"] for call in whole_calls(deltas)]
-    return [(call["name"], json.loads(call["arguments"])) for call in calls]
+    return parser.feed(answer.text) + parser.end()
+
+
+def grammar_of(template: str | None, request: ChatRequest) -> str:
+    return str(prepared(template, request).params.constraints.grammar)
+
+
+def call_of(model: Model, template: str | None, **fields: Any) -> tuple[str, Any]:
+    """Return the name and the arguments of the only call."""
+    deltas: list[Any] = events_of(model, template, chat(**fields))  # and no text
+    [call] = whole_calls(deltas)
+    return call["function"]["name"], json.loads(call["function"]["arguments"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("template", [None, LLAMA])
 def test_a_forced_call_is_valid_at_any_temperature(smollm2: Model, template: str | None) -> None:
-    forced = plan(template, tool_choice="required")
-    [(name, arguments)] = calls_of(smollm2, forced)
+    name, arguments = call_of(smollm2, template, tool_choice="required")
     assert name in ("get_weather", "count_days", "now")
     assert isinstance(arguments, dict)
 
 
 def test_a_named_tool_is_called_by_its_schema(smollm2: Model) -> None:
-    [(name, arguments)] = calls_of(smollm2, plan(tool_choice=named("get_weather")))
+    name, arguments = call_of(smollm2, None, tool_choice=named("get_weather"))
     assert name == "get_weather"
     assert arguments["place"]["name"] in ("Rome", "Oslo")
-    [(name, arguments)] = calls_of(smollm2, plan(LLAMA, tool_choice=named("now")))
-    assert (name, arguments) == ("now", {})
+    assert call_of(smollm2, LLAMA, tool_choice=named("now")) == ("now", {})
 
 
 @pytest.mark.parametrize(
@@ -268,9 +275,7 @@ def test_a_named_tool_is_called_by_its_schema(smollm2: Model) -> None:
 def test_several_calls_are_forced_only_if_asked_for(
     template: str | None, fields: dict[str, Any], several: bool
 ) -> None:
-    grammar = plan(template, **fields).grammar
-    assert grammar is not None
-    assert ("call)*" in grammar) is several
+    assert ("call)*" in grammar_of(template, chat(**fields))) is several
 
 
 SCHEMA = {
@@ -281,16 +286,10 @@ SCHEMA = {
 
 @pytest.mark.parametrize("bias", [100.0, -100.0])
 def test_an_answer_by_a_schema_may_come_in_place_of_a_call(smollm2: Model, bias: float) -> None:
-    made = plan(response_format=SCHEMA)
     [mark] = {smollm2.tokenize(text)[0] for text in ("<tool_call>\n", "<")}
-    constraints = Constraints(grammar=made.grammar, logit_bias={mark: bias})
-    params = SamplingParams(max_tokens=80, seed=1, constraints=constraints)
-    [answer] = smollm2.answer_all([Request([USER], params)])
-    parser = made.parser()
-    assert parser is not None
-    events = parser.feed(answer.text) + parser.end()
+    events = events_of(smollm2, None, chat(response_format=SCHEMA), {mark: bias})
     if bias > 0:
-        assert parser.n_calls == 1
+        assert isinstance(events[0], ToolCallDelta)
     else:
         text = "".join(event for event in events if isinstance(event, str))
         assert json.loads(text) in ({}, {"a": 1})

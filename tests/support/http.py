@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.client import HTTPResponse
 from typing import Any
 
 import uvicorn
@@ -76,13 +77,10 @@ def send(port: int, *parts: bytes) -> RawResponse:
 
 def receive(client: socket.socket) -> RawResponse:
     """Read one response that tells its length."""
-    with client.makefile("rb") as stream:
-        status = int(stream.readline().split()[1])
-        headers = {}
-        while line := stream.readline().strip():
-            name, _, value = line.decode().partition(":")
-            headers[name.lower()] = value.strip()
-        return RawResponse(status, headers, stream.read(int(headers.get("content-length", 0))))
+    with HTTPResponse(client) as response:
+        response.begin()
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        return RawResponse(response.status, headers, response.read())
 
 
 def request(method: str, path: str, body: bytes | None = None, **headers: str) -> bytes:

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -25,7 +25,7 @@ class RunningServer:
 
     url: str
     process: "subprocess.Popen[str]"
-    said: deque[str] = field(default_factory=lambda: deque(maxlen=200))
+    said: deque[str]
 
     @property
     def port(self) -> int:

@@ -18,11 +18,11 @@ from starlette.types import Receive, Scope, Send
 from mink_local.generation.answer import Answer, Piece, TopLogprobs
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.model import Model
-from mink_local.generation.request import Request
+from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.serve import request_log
 from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest
-from mink_local.serve.protocol.messages import ToolPlan, message_builder, prepare_chat, usage_of
+from mink_local.serve.protocol.messages import message_builder, prepare_chat, usage_of
 from mink_local.serve.protocol.responses import (
     ApiError,
     ChatChoice,
@@ -45,15 +45,17 @@ KEEP_ALIVE_SECONDS = 15.0  # between the comments of a stream that has nothing t
 _STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 LEAST_LOGPROB = -9999.0  # in place of -inf, which JSON does not have
 
+Score = tuple[int, float | None, TopLogprobs]  # a token with its log-probability and the most probable ones
+
 
 async def create_chat_completion(service: Service, chat: ChatRequest) -> Response:
     """Answer a conversation."""
-    return await ChatExchange(service, chat).respond()
+    return await Exchange(service, chat, _ChatChoice).respond()
 
 
 async def create_completion(service: Service, completion: CompletionRequest) -> Response:
     """Continue texts."""
-    return await CompletionExchange(service, completion).respond()
+    return await Exchange(service, completion, _CompletionChoice).respond()
 
 
 class Clock:
@@ -85,7 +87,7 @@ class Clock:
     @property
     def first_token_seconds(self) -> float | None:
         """Time from the request to its first token, in seconds; None if it has none."""
-        return None if self._first is None else self._first - self._started
+        return None if self._first is None else round(self._first - self._started, 3)
 
     def timings(self, usage: TokenUsage) -> Timings:
         """Return tokens and milliseconds with llama-server's names."""
@@ -104,49 +106,37 @@ class Clock:
         )
 
 
-class Exchange(ABC):
-    """A request for answers and the response to it; each endpoint has a class of its own.
+class Exchange:
+    """A request for answers and the response to it.
 
     Args:
         service: Answers the request.
         request: The request.
-
-    Attributes:
-        whole_type: The type of a response that is not streamed.
-        chunk_type: The type of a stream's chunks.
-        params: The request's sampling parameters.
+        kind: What makes its choices.
 
     Raises:
         ApiError: The request is invalid.
     """
 
-    whole_type: ClassVar[Any]
-    chunk_type: ClassVar[Any]
-
-    def __init__(self, service: Service, request: ChatRequest | CompletionRequest) -> None:
-        self.service = service
-        self.request = request
+    def __init__(
+        self, service: Service, request: ChatRequest | CompletionRequest, kind: "type[_Choice]"
+    ) -> None:
+        self._service = service
+        self._request = request
+        self._kind = kind
         preset = service.presets.find(request.model)
-        self.params, ignored = sampling_params(request, preset, service.model, service.max_tokens)
+        self._params, ignored = sampling_params(request, preset, service.model, service.max_tokens)
         request_log.note(
-            model=preset.model_id, sampler=str(self.params.sampler), temperature=self.params.temperature
+            model=preset.model_id, sampler=str(self._params.sampler), temperature=self._params.temperature
         )
         self._headers = {"x-mink-ignored": ",".join(ignored)} if ignored else {}
         self._clock = Clock(service)
         self._head: dict[str, Any] = {
-            "id": f"{self.whole_type.id_prefix}-{request_log.request_id()}",
+            "id": f"{kind.whole_type.id_prefix}-{request_log.request_id()}",
             "created": int(time.time()),
             "model": preset.model_id,
             "system_fingerprint": service.fingerprint,
         }
-
-    @abstractmethod
-    def prompts(self) -> Sequence[Request]:
-        """Return a request for the engine for each prompt; called in a thread, after admission."""
-
-    @abstractmethod
-    def choice(self, index: int, decoding: Decoding) -> "_Choice":
-        """Return the choice with an index."""
 
     async def respond(self) -> Response:
         """Return the response.
@@ -154,12 +144,12 @@ class Exchange(ABC):
         Raises:
             ApiError: See `Service.begin`; or an answer fails that is not streamed.
         """
-        requests = partial(_with_seeds, self.prompts, self.request.n or 1)
-        events = await self.service.begin(
-            self.request.n_answers, requests, has_grammar=self.request.has_grammar
-        )
+        request, model = self._request, self._service.model
+        prompts = partial(self._kind.prompts, request, model, self._params)
+        requests = partial(_with_seeds, prompts, request.n or 1)
+        events = await self._service.begin(request.n_answers, requests, has_grammar=request.has_grammar)
         close = partial(self._close, events)
-        if self.request.stream:
+        if request.stream:
             stream = _EventStreamResponse(
                 self._stream(events), headers=_STREAM_HEADERS | self._headers, media_type="text/event-stream"
             )
@@ -173,20 +163,23 @@ class Exchange(ABC):
 
     def _close(self, events: EventStream) -> None:
         """End the answers that are not finished; keep what was generated, and note it for the log."""
-        self.service.cancel(events)
-        self.service.history.add(request_log.request_id(), self._head["model"], events.decodings)
+        self._service.cancel(events)
+        self._service.history.add(request_log.request_id(), self._head["model"], events.decodings)
         answers = [decoding.answer for decoding in events.decodings]
-        first = self._clock.first_token_seconds
         request_log.note(
             prompt_tokens=sum(answer.prompt_tokens for answer in answers),
             evaluated_tokens=sum(answer.evaluated_tokens for answer in answers),
             completion_tokens=sum(answer.n_tokens for answer in answers),
             finish_reason=",".join(sorted({answer.finish_reason or "left" for answer in answers})),
-            first_token_seconds=None if first is None else round(first, 3),
+            first_token_seconds=self._clock.first_token_seconds,
         )
 
     def _choices(self, events: EventStream) -> "dict[Answer, _Choice]":
-        return {d.answer: self.choice(i, d) for i, d in enumerate(events.decodings)}
+        model = self._service.model
+        return {
+            decoding.answer: self._kind(i, model, self._request, decoding)
+            for i, decoding in enumerate(events.decodings)
+        }
 
     async def _whole(self, events: EventStream) -> Any:
         """Return the whole body."""
@@ -194,7 +187,7 @@ class Exchange(ABC):
         async for event in events:
             self._add(event, choices)
         taken = [choice.take() for choice in choices.values()]
-        return self.whole_type(**self._head, choices=taken, **self._ending(choices))
+        return self._kind.whole_type(**self._head, choices=taken, **self._ending(choices))
 
     async def _stream(self, events: EventStream) -> AsyncIterator[bytes]:
         """Yield the server-sent events of a stream, one for each token; an error is the last one.
@@ -212,11 +205,11 @@ class Exchange(ABC):
                     yield b": keepalive\n\n" if has_begun else b": waiting\n\n"
                     continue
                 choice = self._add(event, choices)
-                yield _server_sent(self.chunk_type(**self._head, choices=[choice.take()]))
+                yield _server_sent(self._kind.chunk_type(**self._head, choices=[choice.take()]))
         except StopAsyncIteration:
-            options = self.request.stream_options
+            options = self._request.stream_options
             if options is not None and options.include_usage:
-                yield _server_sent(self.chunk_type(**self._head, choices=[], **self._ending(choices)))
+                yield _server_sent(self._kind.chunk_type(**self._head, choices=[], **self._ending(choices)))
             yield b"data: [DONE]\n\n"
         except ApiError as error:
             yield _server_sent(error.body())
@@ -224,17 +217,17 @@ class Exchange(ABC):
     def _add(self, event: AnswerEvent, choices: "dict[Answer, _Choice]") -> "_Choice":
         """Add an event to its choice; return the choice."""
         self._clock.note(event)
-        if self.request.token_limit == 0:  # one token was sampled all the same
+        if self._request.token_limit == 0:  # one token was sampled all the same
             event = replace(event, piece=Piece(), finish_reason=event.finish_reason and "length")
         choice = choices[event.answer]
         choice.add(event)
         return choice
 
     def _ending(self, choices: "dict[Answer, _Choice]") -> dict[str, Any]:
-        answers, n = list(choices), self.request.n or 1
+        answers, n = list(choices), self._request.n or 1
         prompts = [answers[i : i + n] for i in range(0, len(answers), n)]
         usage = usage_of(prompts, sum(choice.n_reasoning for choice in choices.values()))
-        if self.request.token_limit == 0:
+        if self._request.token_limit == 0:
             usage = msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
         return {"usage": usage, "timings": self._clock.timings(usage)}
 
@@ -267,101 +260,82 @@ class _EventStreamResponse(StreamingResponse):
             self.close()
 
 
-class ChatExchange(Exchange):
-    """A chat completion."""
-
-    whole_type, chunk_type = ChatCompletion, ChatCompletionChunk
-    request: ChatRequest
-    _plan: ToolPlan
-
-    def prompts(self) -> Sequence[Request]:
-        request, self._plan = prepare_chat(self.service.model, self.request, self.params)
-        return [request]
-
-    def choice(self, index: int, decoding: Decoding) -> "_Choice":
-        return _ChatChoice(index, self.service, self.request, self._plan, decoding)
-
-
-class CompletionExchange(Exchange):
-    """A completion of texts or token ids."""
-
-    whole_type, chunk_type = TextCompletion, TextCompletion
-    request: CompletionRequest
-
-    def prompts(self) -> Sequence[Request]:
-        return [Request(prompt, self.params) for prompt in self.request.prompts()]
-
-    def choice(self, index: int, decoding: Decoding) -> "_Choice":
-        return _CompletionChoice(index, self.service, self.request, decoding)
-
-
 class _Choice(ABC):
-    """One choice: what was generated since the last chunk of a stream, or all of it."""
+    """One choice: what was generated since the last chunk of a stream, or all of it.
 
-    def __init__(self, index: int, service: Service, request: ChatRequest | CompletionRequest) -> None:
+    Attributes:
+        whole_type: The type of a response that is not streamed.
+        chunk_type: The type of a stream's chunks.
+        n_reasoning: Number of tokens of reasoning so far.
+    """
+
+    whole_type: ClassVar[Any]
+    chunk_type: ClassVar[Any]
+
+    def __init__(self, index: int, model: Model, request: Any, decoding: Decoding) -> None:
+        self.n_reasoning = 0
         self._index = index
-        self._model = service.model
+        self._model = model
         self._request = request
+        self._answer = decoding.answer
+        self._pieces: list[Piece] = []
         self._finish_reason: str | None = None
-        self._k: list[int] = []
-        self._tokens: list[int] = []
-        self._logprobs: list[tuple[int, float | None, TopLogprobs]] = []
 
-    @property
-    def n_reasoning(self) -> int:
-        """Number of tokens of reasoning so far."""
-        return 0
+    @staticmethod
+    @abstractmethod
+    def prompts(request: Any, model: Model, params: SamplingParams) -> Sequence[Request]:
+        """Return a request for the engine for each prompt; called in a thread, after admission."""
 
     def add(self, event: AnswerEvent) -> None:
         """Add what one step brings."""
-        piece = event.piece
-        if piece.token is not None and not piece.is_end_token:
-            self._k.append(piece.k)
-            self._tokens.append(piece.token)
-        if piece.token is not None and piece.logprob is not None:
-            self._logprobs.append((piece.token, piece.logprob, piece.top_logprobs))
+        self._pieces.append(event.piece)
         self._finish_reason = event.finish_reason
 
     def take(self) -> ChatChoice | ChatChunkChoice | CompletionChoice:
         """Return the choice, and start the next chunk."""
-        tokens = self._tokens if self._request.return_tokens else UNSET
-        common = {"index": self._index, "finish_reason": self._finish_reason, "k": self._k, "tokens": tokens}
-        choice = self._form(common)
-        self._k, self._tokens, self._logprobs = [], [], []
+        sampled = [piece for piece in self._pieces if piece.token is not None and not piece.is_end_token]
+        choice = self._form(
+            index=self._index,
+            finish_reason=self._finish_reason,
+            k=[piece.k for piece in sampled],
+            tokens=[piece.token for piece in sampled] if self._request.return_tokens else UNSET,
+        )
+        self._pieces = []
         return choice
 
     @abstractmethod
-    def _form(self, common: dict[str, Any]) -> ChatChoice | ChatChunkChoice | CompletionChoice:
+    def _form(self, **common: Any) -> ChatChoice | ChatChunkChoice | CompletionChoice:
         """Return the choice in the form of the endpoint."""
 
 
 class _ChatChoice(_Choice):
     """A choice of a chat completion."""
 
-    def __init__(
-        self, index: int, service: Service, chat: ChatRequest, plan: ToolPlan, decoding: Decoding
-    ) -> None:
-        super().__init__(index, service, chat)
-        self._chat = chat
-        self._role: Literal["assistant"] | UnsetType = "assistant"  # in the first chunk
-        self._builder = message_builder(chat, plan, decoding.answer)
-        self._builder.skip("".join(service.model.token_texts(chat.prefix_tokens or [])))
+    whole_type, chunk_type = ChatCompletion, ChatCompletionChunk
+    _request: ChatRequest
 
-    @property
-    def n_reasoning(self) -> int:
-        return self._builder.n_reasoning
+    def __init__(self, index: int, model: Model, chat: ChatRequest, decoding: Decoding) -> None:
+        super().__init__(index, model, chat, decoding)
+        self._role: Literal["assistant"] | UnsetType = "assistant"  # in the first chunk
+        self._builder = message_builder(chat, decoding.answer)
+        self._builder.skip("".join(model.token_texts(chat.prefix_tokens or [])))
+
+    @staticmethod
+    def prompts(chat: ChatRequest, model: Model, params: SamplingParams) -> Sequence[Request]:
+        return [prepare_chat(model, chat, params)]
 
     def add(self, event: AnswerEvent) -> None:
         super().add(event)
         self._builder.add(event.piece)
+        self.n_reasoning = self._builder.n_reasoning
         if event.finish_reason is not None:
             self._finish_reason = self._builder.end(event.finish_reason)
 
-    def _form(self, common: dict[str, Any]) -> ChatChoice | ChatChunkChoice:
-        if self._chat.logprobs:  # not of the token that ends the answer
-            entries = [self._entry(*logprob) for logprob in self._logprobs[: len(self._tokens)]]
+    def _form(self, **common: Any) -> ChatChoice | ChatChunkChoice:
+        if self._request.logprobs:  # not of the token that ends the answer
+            entries = [self._entry(*score) for score in _scores(self._pieces)[: len(common["k"])]]
             common["logprobs"] = ChatLogprobs(content=entries)
-        if not self._chat.stream:
+        if not self._request.stream:
             return ChatChoice(message=self._builder.message(), **common)
         delta = self._builder.delta()
         delta.role, self._role = self._role, UNSET
@@ -374,37 +348,34 @@ class _ChatChoice(_Choice):
 
 
 class _CompletionChoice(_Choice):
-    """A choice of a completion."""
+    """A choice of a completion of a text or token ids."""
 
-    def __init__(
-        self, index: int, service: Service, completion: CompletionRequest, decoding: Decoding
-    ) -> None:
-        super().__init__(index, service, completion)
-        self._completion = completion
-        self._prompt: Sequence[int] = decoding.prompt if completion.echo else ()
-        self._text = ""
+    whole_type, chunk_type = TextCompletion, TextCompletion
+    _request: CompletionRequest
+
+    def __init__(self, index: int, model: Model, completion: CompletionRequest, decoding: Decoding) -> None:
+        super().__init__(index, model, completion, decoding)
+        self._prompt: Sequence[int] = decoding.prompt if completion.echo else ()  # in the first chunk
         self._length = 0  # of the tokens that were taken, in characters
 
-    def add(self, event: AnswerEvent) -> None:
-        answer = event.answer
-        if self._prompt:
-            self._text += "".join(self._model.token_texts(self._prompt))
-            scores = zip(self._prompt, answer.prompt_logprobs, answer.prompt_top_logprobs, strict=False)
-            self._logprobs += scores  # none if they are not asked for
-            self._prompt = ()
-        super().add(event)
-        self._text += event.piece
+    @staticmethod
+    def prompts(completion: CompletionRequest, model: Model, params: SamplingParams) -> Sequence[Request]:  # noqa: ARG004
+        return [Request(prompt, params) for prompt in completion.prompts()]
 
-    def _form(self, common: dict[str, Any]) -> CompletionChoice:
-        logprobs = None if self._completion.logprobs is None else self._described()
-        choice = CompletionChoice(text=self._text, logprobs=logprobs, **common)
-        self._text = ""
-        return choice
+    def _form(self, **common: Any) -> CompletionChoice:
+        prompt, answer = self._prompt, self._answer
+        self._prompt = ()
+        logprobs = None
+        if self._request.logprobs is not None:
+            scores = zip(prompt, answer.prompt_logprobs, answer.prompt_top_logprobs, strict=False)
+            logprobs = self._described([*scores, *_scores(self._pieces)])
+        text = "".join([*self._model.token_texts(prompt), *self._pieces])
+        return CompletionChoice(text=text, logprobs=logprobs, **common)
 
-    def _described(self) -> CompletionLogprobs:
+    def _described(self, scores: Sequence[Score]) -> CompletionLogprobs:
         """Return the log-probabilities, each token with the most probable ones of its step and itself."""
         described = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-        for token, logprob, top in self._logprobs:
+        for token, logprob, top in scores:
             own = token_logprob(self._model, token, logprob)
             best = {one.token: one.logprob for one in (token_logprob(self._model, *pair) for pair in top)}
             described.tokens.append(own.token)
@@ -412,6 +383,15 @@ class _CompletionChoice(_Choice):
             described.top_logprobs.append({own.token: own.logprob, **best} if best else None)
         *described.text_offset, self._length = accumulate(map(len, described.tokens), initial=self._length)
         return described
+
+
+def _scores(pieces: Sequence[Piece]) -> list[Score]:
+    """Return the tokens of pieces with their log-probabilities, if these are asked for."""
+    return [
+        (piece.token, piece.logprob, piece.top_logprobs)
+        for piece in pieces
+        if piece.token is not None and piece.logprob is not None
+    ]
 
 
 def token_logprob(model: Model, token: int, logprob: float | None) -> TokenLogprob:

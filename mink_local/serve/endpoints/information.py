@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
 from mink_local.generation.decoding import Decoding
@@ -132,7 +132,7 @@ async def tokenizer_info(service: Service) -> TokenizerInfo:
 
 async def count_input_tokens(service: Service, chat: ChatRequest) -> InputTokens:
     """Count the tokens of a conversation's prompt."""
-    request, _ = await service.off_loop(prepare_chat, service.model, chat, SamplingParams())
+    request = await service.off_loop(prepare_chat, service.model, chat, SamplingParams())
     return InputTokens(input_tokens=len(await service.off_loop(service.tokens, request)))
 
 
@@ -150,7 +150,7 @@ async def find_candidates(service: Service, chat: CandidatesRequest) -> StepCand
         if chat.prompt:
             request = Request(chat.prompt, prefix=chat.prefix_tokens or ())
         else:
-            request, _ = prepare_chat(service.model, chat, params)
+            request = prepare_chat(service.model, chat, params)
         # Not with the grammar of a forced call: the logits are the model's own.
         return [replace(request, params=params, watch=lambda logits: rows.append(logits.copy()))]
 
@@ -307,7 +307,7 @@ def _slot_state(slot: Slot[list[Decoding]]) -> SlotState:
 
 async def metrics(service: Service) -> Response:
     """Return the server's numbers in Prometheus's text format."""
-    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
 async def playground(_: Service) -> Response:

@@ -27,7 +27,6 @@ CountOrRest = Annotated[int, Meta(ge=-1, le=MAX_TOKENS)]  # -1: as many as there
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 TopLogprobsCount = Annotated[int, Meta(ge=0, le=20)]
-Temperature = Annotated[float, Meta(gt=0)]
 StopString = Annotated[str, Meta(max_length=1024)]
 Grammar = Annotated[str, Meta(max_length=65_536)]  # GBNF
 Pattern = Annotated[str, Meta(max_length=4096)]  # a regular expression
@@ -456,6 +455,16 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
             raise ApiError(400, f"there is no tool {choice.function.name!r}", param="tool_choice")
 
     @property
+    def usable_tools(self) -> list[FunctionTool]:
+        """The tools that the model may call; with the `tool_choice` "none" they are not even shown."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def has_call_grammar(self) -> bool:
+        """Whether a grammar makes the answer a call, or a call or what conforms to a schema."""
+        return bool(self.usable_tools) and (self.forces_call or self.answer_schema is not None)
+
+    @property
     def forces_call(self) -> bool:
         """Whether the answer must be a call of a tool."""
         return bool(self.tools) and self.tool_choice not in (None, "auto", "none")
@@ -485,7 +494,7 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
 
     def template_tools(self) -> list[dict[str, Any]]:
         """Return the tools for a chat template."""
-        tools: list[dict[str, Any]] = msgspec.to_builtins(self.tools or [])
+        tools: list[dict[str, Any]] = msgspec.to_builtins(self.usable_tools)
         return tools
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, Literal
 
@@ -53,72 +53,45 @@ XML tags:
 </tool_call>"""  # as in Qwen's templates
 
 
-@dataclass(frozen=True)
-class ToolPlan:
-    """How a request's tools change its prompt, its constraints and its answer.
+def prepare_chat(model: Model, chat: ChatRequest, params: SamplingParams) -> Request:
+    """Return a chat request for the engine.
 
-    Attributes:
-        messages: The prompt's messages.
-        tools: The tools for the chat template.
-        grammar: If a call is forced, the grammar of a call; if the request has a schema for the answer, the
-            grammar of a call or such an answer, in place of the schema. It leaves no room for reasoning:
-            `enable_thinking` must be False, and the parser gets the whole text.
-        names: Names of the tools that may be called.
-        is_parallel: Whether an answer may have several calls.
-    """
-
-    messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] = ()
-    grammar: str | None = None
-    names: Sequence[str] = ()
-    is_parallel: bool = True
-
-    def parser(self) -> ToolParser | None:
-        """Return a parser for one answer; None if the answer is text."""
-        if not self.names:
-            return None
-        return ToolParser(self.names, is_constrained=bool(self.grammar), is_parallel=self.is_parallel)
-
-
-def plan_tools(request: ChatRequest, chat_template: str | None, supports_tools: bool) -> ToolPlan:
-    """Decide how a request's tools are shown to the model, and whether it must call one.
-
-    With tool_choice "none" the tools are not shown. If the template has no tools, or writes calls in an
-    unknown form, a system message shows them, and calls are text in the form of Hermes.
+    If the template has no tools, or writes calls in an unknown form, a system message shows them, and calls
+    are text in the form of Hermes. A switch for reasoning is off under a grammar, which leaves no room for
+    reasoning.
 
     Args:
-        request: The request.
-        chat_template: Source of the model's chat template.
-        supports_tools: Whether the template shows tools.
+        model: The model.
+        chat: The request.
+        params: Its sampling parameters.
 
     Raises:
         ApiError: A grammar is needed, and cannot be made from the tools' parameters.
     """
-    form = form_of(chat_template) if supports_tools and chat_template else None
-    messages: Sequence[Message] = request.template_messages()
+    form = form_of(model.chat_template) if model.supports_tools and model.chat_template else None
+    tools = chat.template_tools()
+    messages: Sequence[Message] = chat.template_messages()
     if form is None:
         messages = _calls_as_text(messages)
     elif form is LLAMA:
         messages = list(_one_call_each(messages))
-    if not request.tools or request.tool_choice == "none":
-        return ToolPlan(messages)
-    tools = request.template_tools()
-    return ToolPlan(
-        _with_instructions(messages, tools) if form is None else messages,
-        tools if form else (),
-        _grammar(request, form or HERMES),
-        [tool.function.name for tool in request.tools],
-        request.parallel_tool_calls is not False,
-    )
+    if form is None and tools:
+        messages = _with_instructions(messages, tools)
+    if chat.has_call_grammar:
+        constraints, grammar = params.constraints or Constraints(), _grammar(chat, form or HERMES)
+        params = replace(params, constraints=replace(constraints, grammar=grammar, json_schema=None))
+    thinking = None
+    if model.has_thinking_switch:
+        thinking = False if params.has_grammar else chat.enable_thinking
+    return Request(messages, params, thinking, chat.prefix_tokens or (), tools=tools if form else ())
 
 
-def _grammar(request: ChatRequest, form: CallForm) -> str | None:
+def _grammar(request: ChatRequest, form: CallForm) -> str:
     """Return the grammar of a forced call, or of a call or an answer that conforms to a schema.
 
-    It allows several calls only if the client asks for them: a small model does not find the end.
+    It allows several calls only if the client asks for them: a small model does not find the end. It leaves
+    no room for reasoning.
     """
-    if not request.forces_call and request.answer_schema is None:
-        return None
     choice = request.tool_choice
     answer = None if request.forces_call else request.answer_schema
     parameters = {
@@ -178,33 +151,19 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
     yield from waiting
 
 
-def prepare_chat(model: Model, chat: ChatRequest, params: SamplingParams) -> tuple[Request, ToolPlan]:
-    """Return a chat request for the engine, and what its tools change.
-
-    A switch for reasoning is off under a grammar, which leaves no room for reasoning.
-
-    Args:
-        model: The model.
-        chat: The request.
-        params: Its sampling parameters.
-
-    Raises:
-        ApiError: See `plan_tools`.
-    """
-    plan = plan_tools(chat, model.chat_template, model.supports_tools)
-    if plan.grammar is not None:
-        constraints = params.constraints or Constraints()
-        params = replace(params, constraints=replace(constraints, grammar=plan.grammar, json_schema=None))
-    thinking = None
-    if model.has_thinking_switch:
-        thinking = False if params.has_grammar else chat.enable_thinking
-    return Request(plan.messages, params, thinking, chat.prefix_tokens or (), tools=plan.tools), plan
-
-
-def message_builder(chat: ChatRequest, plan: ToolPlan, answer: Answer) -> "MessageBuilder":
-    """Return the builder for the message of an answer, with what its request's tools change."""
+def message_builder(chat: ChatRequest, answer: Answer) -> "MessageBuilder":
+    """Return the builder for the message of an answer to a chat request."""
     state = "text" if chat.reasoning_format == "none" else answer.reasoning_state
-    return MessageBuilder(ReasoningSplitter(state), plan.parser())
+    return MessageBuilder(ReasoningSplitter(state), tool_parser(chat))
+
+
+def tool_parser(chat: ChatRequest) -> ToolParser | None:
+    """Return a parser for an answer to a chat request; None if the answer is text."""
+    if not chat.usable_tools:
+        return None
+    names = [tool.function.name for tool in chat.usable_tools]
+    is_parallel = chat.parallel_tool_calls is not False
+    return ToolParser(names, is_constrained=chat.has_call_grammar, is_parallel=is_parallel)
 
 
 class MessageBuilder:
