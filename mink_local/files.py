@@ -75,10 +75,10 @@ def private_file(path: Path) -> Path:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a cache file; empty if the file is missing or damaged."""
+    """Return the JSON object in a file; empty if the file is missing or damaged."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 

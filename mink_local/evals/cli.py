@@ -1,11 +1,11 @@
 """`mink-eval`: run GGUF models on tasks with every sampler and temperature, compare them, and report."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,7 @@ from mink_local.llama.constants import N_SEQ_MAX
 from mink_local.models.catalog import default_model
 from mink_local.models.options import (
     SamplerType,
+    SharedOption,
     complete_model,
     ctx_option,
     max_tokens_option,
@@ -53,8 +54,6 @@ tasks, questions or repeats, and only what is new is measured.
 Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted.
 """
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 # By command, as named in the manifest; a run has its own report. Imported when needed.
 MEASUREMENTS = {
     "frontier": "mink_local.evals.frontier.measure:Frontier",
@@ -82,12 +81,13 @@ quiet_option = click.option("--quiet", "-q", is_flag=True, help="Do not show pro
 fixed_seed_option = seed_option.replace(default=0, show_default=True, help="Seed for all random choices.")
 
 
-def out_option(
-    default: str | None, text: str = "Folder for the results; a measurement already in it is resumed."
-) -> Callable[[Command], Command]:
-    """Return the option for a command's output folder, with this help text."""
-    kind = click.Path(path_type=Path, file_okay=False)
-    return click.option("--out", "-o", type=kind, default=default, metavar="DIR", help=text)
+out_option = SharedOption(
+    "--out",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder for the results; a measurement already in it is resumed.",
+)
 
 
 class Program(click.Group):
@@ -211,7 +211,7 @@ def _stop(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> list[s
     callback=_stop,
     help=r"Text that ends a response, such as '\nQuestion:' (\n is a line break); for base models.",
 )
-@out_option("mink-eval-run")
+@out_option.replace(default="mink-eval-run")
 @parallel_option.replace(
     type=AutoOrInt(min=1, max=N_SEQ_MAX),
     default="auto",
@@ -314,6 +314,7 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
     this version's tasks, and verdicts that differ from the recorded ones are counted; the records stay
     unchanged.
     """
+    from mink_local.evals.judge.people import report_votes, saved_votes
     from mink_local.evals.measurement import read_results
     from mink_local.evals.report.page import report_run
     from mink_local.evals.store import read_manifest
@@ -327,12 +328,9 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
     if (folder / "judge").is_dir():
         judging = resolve_name(MEASUREMENTS["judge"])
         judging.report(read_results(folder / "judge", judging))
-    if (folder / "sheet").is_dir():
-        from mink_local.evals.judge.people import report_votes, saved_votes
-
-        votes = saved_votes(folder / "sheet")
-        if votes:
-            report_votes(folder / "sheet", votes)
+    votes = saved_votes(folder / "sheet")
+    if votes:
+        report_votes(folder / "sheet", votes)
 
 
 def _stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sampler]") -> "Sequence[Sampler]":
@@ -400,7 +398,7 @@ def _chains(
     metavar="POINTS",
     help="Noise level at which to compare samplers, in percentage points above greedy's; repeatable.",
 )
-@out_option("mink-eval-frontier")
+@out_option.replace(default="mink-eval-frontier")
 @placement_options
 @quiet_option
 def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bool, **options: Any) -> None:
@@ -427,6 +425,7 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
 @samplers_option.replace(
     default=None,
     show_default=False,
+    callback=_stateless,
     help="Sampler; repeatable.  [default: all samplers in both orders, min-k:floor=1, and "
     "min-p:p=0,order=temperature-last, which keeps every token]",
 )
@@ -459,7 +458,7 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
     help="Maximum number of nodes to evaluate per prompt, whatever is left unexplored.",
 )
 @parallel_option.replace(type=AutoOrInt(min=1), default=16, help="Nodes evaluated at a time, or auto.")
-@out_option("mink-eval-coverage")
+@out_option.replace(default="mink-eval-coverage")
 @placement_options
 @quiet_option
 def coverage_command(out: Path, quiet: bool, **options: Any) -> None:
@@ -535,7 +534,7 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
     callback=_limits,
     help="Exit with status 1 if a figure exceeds X for any file, such as kld_mean=0.05; repeatable.",
 )
-@out_option("mink-eval-quants")
+@out_option.replace(default="mink-eval-quants")
 @placement_options
 @quiet_option
 def quants_command(
@@ -638,7 +637,7 @@ def quants_command(
     "--pairs", type=POSITIVE, default=50, metavar="N", help="With --people: maximum number of pairs."
 )
 @fixed_seed_option.replace(help="With --people: seed for the choice, order and sides of the pairs.")
-@out_option(None, "With --people: folder for the page and its key.  [default: DIR/sheet]")
+@out_option.replace(help="With --people: folder for the page and its key.  [default: DIR/sheet]")
 def judge_command(
     folder: Path,
     votes: Sequence[Path],

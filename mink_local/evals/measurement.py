@@ -16,7 +16,6 @@ A complete measurement, of prompt lengths:
         measures, noun, row_type = "lengths", "prompts", Length
 
         def __init__(self, file: ModelFile, prompts: Sequence[str]) -> None:
-            super().__init__()
             self.file, self.prompts = file, prompts
             self.settings = {"models": {file.name: {"sha256": file_sha256(file.path)}}}
 
@@ -31,8 +30,8 @@ A complete measurement, of prompt lengths:
                         return
                     yield Length(prompt, name, len(model.tokenize(prompt)))
 
-        @classmethod
-        def report(cls, results: Results) -> None:
+        @staticmethod
+        def report(results: Results) -> None:
             table = Table("Tokens of a prompt", results.frame[["model", "prompt", "n_tokens"]], keys=2)
             table.print(Console())
             results.write("lengths.md", table.markdown())
@@ -40,7 +39,6 @@ A complete measurement, of prompt lengths:
     carry_out(Lengths(resolve("smollm2-135m"), ["Hello", "Good morning"]), Path("lengths"))
 """
 
-import dataclasses
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -105,9 +103,7 @@ class Measurement(ABC, Generic[R]):
     revision: ClassVar[int] = 1
 
     settings: Mapping[str, Any]
-
-    def __init__(self) -> None:
-        self.interrupted = False
+    interrupted = False
 
     @abstractmethod
     def plan(self) -> Sequence[Hashable]:
@@ -120,9 +116,9 @@ class Measurement(ABC, Generic[R]):
         Runs outside the main thread, so that Ctrl-C works, and must close whatever it opens.
         """
 
-    @classmethod
+    @staticmethod
     @abstractmethod
-    def report(cls, results: Results) -> None:
+    def report(results: Results) -> None:
         """Print a folder's results and write the report files."""
 
     def interrupt(self) -> None:
@@ -249,18 +245,13 @@ def frame(rows: Iterable[Any]) -> Any:
     """Return rows as a pandas frame with Python strings, which may contain lone surrogates."""
     import pandas as pd
 
-    found = list(rows)
+    found = [msgspec.to_builtins(row) for row in rows]
     columns: dict[str, Any] = {}
-    for name in _field_names(found[0]) if found else ():
-        values = [msgspec.to_builtins(getattr(row, name)) for row in found]
+    for name in found[0] if found else ():
+        values = [row[name] for row in found]
         is_number = all(isinstance(value, int | float) for value in values)
         columns[name] = pd.Series(values, dtype=None if is_number else object)
     return pd.DataFrame(columns)
-
-
-def _field_names(row: Any) -> Sequence[str]:
-    """Return a row's fields, including those that earlier versions did not write."""
-    return getattr(row, "__struct_fields__", None) or [field.name for field in dataclasses.fields(row)]
 
 
 def read_results(folder: Path, kind: type[Measurement[Any]]) -> Results:

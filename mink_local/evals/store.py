@@ -27,7 +27,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from mink_local.errors import RunError
-from mink_local.files import sha256_of, write_atomic
+from mink_local.files import read_record, sha256_of, write_atomic
 from mink_local.models.gguf import shards
 from mink_local.version import __version__
 
@@ -153,11 +153,7 @@ class Rows(Generic[R]):
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return a folder's manifest; empty if missing or damaged."""
-    try:
-        content = json.loads((folder / MANIFEST).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return read_record(folder / MANIFEST)
 
 
 def public(value: Any) -> Any:

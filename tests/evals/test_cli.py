@@ -102,12 +102,12 @@ def test_every_folder_has_its_own_report(
     for name in (report, "judge.judgements.Judging.report", "judge.people.report_votes"):
         monkeypatch.setattr(f"mink_local.evals.{name}", lambda *_, name=name: reported.append(name))
     monkeypatch.setattr("mink_local.evals.measurement.read_results", lambda folder, _: folder)
-    monkeypatch.setattr("mink_local.evals.judge.people.saved_votes", lambda _: ["votes.json"])
     (tmp_path / "manifest.json").write_text(json.dumps({"measures": measures}))
     assert mink_eval("report", tmp_path).status == 0
     assert reported == [report]
     (tmp_path / "judge").mkdir()
     (tmp_path / "sheet").mkdir()
+    (tmp_path / "sheet" / "votes-Ann.json").touch()
     assert mink_eval("report", tmp_path).status == 0
     assert reported[1:] == [report, "judge.judgements.Judging.report", "judge.people.report_votes"]
 

@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from mink_local.errors import GenerationError, ModelError, ReportError
+from mink_local.evals.coverage.measure import Walks
 from mink_local.evals.measurement import (
     Measurement,
     Results,
@@ -22,7 +22,7 @@ from mink_local.evals.measurement import (
     progress,
     read_results,
 )
-from mink_local.evals.settings import RowMeasurement, sweep
+from mink_local.evals.settings import sweep
 from mink_local.evals.store import ROWS, Store
 from mink_local.generation.model import Model
 from mink_local.samplers import SAMPLERS
@@ -43,7 +43,6 @@ class Squares(Measurement[Square]):
     measures, noun, row_type = "squares", "numbers", Square
 
     def __init__(self, n: int, fails_at: int = -1, kills_at: int = -1, number: int = signal.SIGINT) -> None:
-        super().__init__()
         self.settings = {"power": 2}
         self.n, self.fails_at, self.kills_at, self.signal = n, fails_at, kills_at, number
         self.measured: list[int] = []
@@ -65,8 +64,8 @@ class Squares(Measurement[Square]):
             self.measured.append(key)
             yield Square(key, key * key)
 
-    @classmethod
-    def report(cls, results: Results) -> None:
+    @staticmethod
+    def report(results: Results) -> None:
         results.write("squares.txt", str(results.frame["square"].sum()))
         print("report")
 
@@ -158,21 +157,8 @@ def test_the_sweep_has_every_default_once_and_no_setting_twice() -> None:
         assert len({one.curve for one in defaults}) == len(defaults)
 
 
-class _Rows(RowMeasurement[Any]):
-    """A measurement of nothing."""
-
-    def plan(self) -> list[int]:
-        return []
-
-    def measure_rows(self, keys: Sequence[Any], store: Store[Any]) -> Iterator[Any]:  # noqa: ARG002
-        yield from ()
-
-    @classmethod
-    def report(cls, results: Results) -> None: ...
-
-
-def test_an_interrupt_while_a_model_loads_ends_its_first_rows(smollm2: Model) -> None:
-    measurement = _Rows()
+def test_an_interrupt_while_a_model_loads_ends_its_first_rows(smollm2: Model, tiny_path: Path) -> None:
+    measurement = Walks(str(tiny_path))
     with ExitStack() as opened:
         reader = measurement.reader(opened, smollm2, [(8, "a text")])
         assert [row.n_tokens for row in reader([([1, 2, 3], 1)])] == [3]

@@ -38,15 +38,6 @@ def write(folder: Path, *names: str) -> None:
             store.append(Number(name, len(name)))
 
 
-def test_rows_are_there_again(tmp_path: Path) -> None:
-    write(tmp_path, "a", "\u2028", "long " * 999)
-    with opened(tmp_path) as store:
-        assert store.found.by_key == {
-            name: Number(name, len(name)) for name in ("a", "\u2028", "long " * 999)
-        }
-        assert store.found.files == {ROWS: 3}
-
-
 @pytest.mark.parametrize("n_lost", range(1, 24, 4))
 def test_half_a_line_is_removed_and_the_rest_is_kept(tmp_path: Path, n_lost: int) -> None:
     """A last line that lacks only its line break is whole."""
@@ -74,15 +65,17 @@ def test_a_full_disk_leaves_whole_rows(tmp_path: Path, n_bytes: int) -> None:
 
 
 def test_damaged_lines_are_all_named_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write(tmp_path, "a", "b")
+    names = ["a", "\u2028", "long " * 999]
+    write(tmp_path, *names, "b")
     with (tmp_path / ROWS).open("ab") as stream:
         stream.write(b'\xff\n[]\n{"name": "c"}\n{"name": "d", "value": true}\n{"name": "a", "value": 3}\n\n')
         stream.write(b'{"name": "e", "value": NaN}\n' + b"[" * 100_000 + b"\n")
     with Store[Number](tmp_path, "numbers", SETTINGS) as store:
         store.read(Number, lambda row: "b is bad" if row.name == "b" else None)
-        assert list(store.found.by_key) == ["a"]
+        assert store.found.by_key == {name: Number(name, len(name)) for name in names}
+        assert store.found.files == {ROWS: 3}
         numbers = [problem.partition(":")[0] for problem in store.found.problems]
-        assert numbers == [f"{ROWS}, line {i}" for i in (2, 3, 4, 5, 6, 7, 9, 10)]
+        assert numbers == [f"{ROWS}, line {i}" for i in (4, 5, 6, 7, 8, 9, 11, 12)]
         assert "`value`" in store.found.problems[3]
     assert "8 lines skipped" in caplog.text
     assert "and 3 more" in caplog.text
@@ -148,7 +141,17 @@ def test_one_process_has_the_folder(tmp_path: Path) -> None:
     write(tmp_path, "a")  # the lock of a killed process is gone
 
 
-@pytest.mark.parametrize("content", ["{", {"models": 3}, {"format": 99}, {"measures": "letters"}, None])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        pytest.param("[" * 100_000, id="nested"),
+        {"models": 3},
+        {"format": 99},
+        {"measures": "letters"},
+        None,
+    ],
+)
 def test_a_folder_that_cannot_be_continued_is_refused_unchanged(
     tmp_path: Path, content: str | dict[str, Any] | None
 ) -> None:

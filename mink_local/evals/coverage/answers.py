@@ -118,19 +118,8 @@ class Open:
     partial: bytes = b""
 
 
-@dataclass(frozen=True)
-class Valid:
-    """A complete valid answer; `number` is its index."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Invalid:
-    """A text that is not a valid answer and cannot become one."""
-
-
-Step = Open | Valid | Invalid
+Step = Open | int | None
+"""What a text is: the beginning of an answer, a complete one by its index, or neither, whatever follows."""
 
 
 class AnswerSet:
@@ -153,31 +142,29 @@ class AnswerSet:
     def advance(self, state: Open, data: bytes) -> Step:
         """Return an answer's state after more bytes."""
         text = decoded(state.partial + data)
-        if text is None:
-            return Invalid()
-        return self.step(state.text + text[0], text[1])
+        return self.step(state.text + text[0], text[1]) if text else None
 
     def step(self, text: str, partial: bytes = b"") -> Step:
         """Return the state of an answer that starts with a folded text and part of a character."""
         name = text.lstrip(_BEFORE)
         n_before = len(text) - len(name)
         if n_before > _MOST_MARKS:
-            return Invalid()
+            return None
         name, line_break, _ = name.partition("\n")
         if line_break or name not in self._beginnings:
             bare = name.rstrip(_AFTER)
             if bare not in self._answers or len(name) - len(bare) > _MOST_MARKS:
-                return Invalid()
+                return None
             if line_break:
-                return Valid(self._answers[bare])
+                return self._answers[bare]
         if partial and partial not in self._beginnings_of_characters:
-            return Invalid()
+            return None
         return Open(name or " " * n_before, partial)
 
-    def end(self, state: Open) -> Valid | Invalid:
-        """Return the state of an answer that ends here."""
-        step = Invalid() if state.partial else self.step(state.text + "\n")
-        return step if isinstance(step, Valid) else Invalid()
+    def end(self, state: Open) -> int | None:
+        """Return the index of an answer that ends here; None if it is invalid."""
+        step = None if state.partial else self.step(state.text + "\n")
+        return step if isinstance(step, int) else None
 
     @cached_property
     def _beginnings_of_characters(self) -> set[bytes]:

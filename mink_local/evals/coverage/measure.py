@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from mink_local.errors import DataError, ReportError
+from mink_local.errors import ReportError
 from mink_local.evals.coverage.answers import BUNDLED, AnswerSet, ClosedPrompt, read_prompts
 from mink_local.evals.coverage.tree import MOST_TOKENS, TokenProbabilities, Vocabulary, walk
 from mink_local.evals.figures import curves, to_svg
@@ -78,7 +78,7 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
 
     Args:
         model: Name or path of the model.
-        samplers: Empty for the `standard_samplers`; greedy is always measured.
+        samplers: Empty for the `standard_samplers`; must not be stateful. Greedy is always measured.
         temperatures: Temperatures for every sampler.
         prompts: A file with prompts to use instead of the bundled ones; see `read_prompts`.
         limit: Number of prompts, counted from the first; None for all.
@@ -88,7 +88,7 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
         placement: Options of `load_model`.
 
     Raises:
-        DataError: A sampler is stateful, or the prompts file is invalid.
+        DataError: The prompts file is invalid.
     """
 
     measures, noun, row_type = "coverage", "settings of prompts", Coverage
@@ -106,9 +106,6 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
         parallel: int | Literal["auto"] = 16,
         **placement: Any,
     ) -> None:
-        for sampler in samplers:
-            if sampler.is_stateful:
-                raise DataError(f"{sampler} depends on more than the logits: choose another sampler")
         settings = [
             SamplerSetting(sampler, temperature)
             for sampler in (samplers or standard_samplers())
@@ -131,7 +128,10 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
     ) -> Iterator[Coverage]:
         (model,) = models
         vocabulary = Vocabulary(model.weights)
-        tokens = [_tokens(model, prompt) for prompt, _ in units]
+        switch = False if model.has_thinking_switch else None  # reasoning is off if possible
+        tokens = [
+            model.prompt_tokens([{"role": "user", "content": prompt.prompt}], switch) for prompt, _ in units
+        ]
         lengths = [
             (len(ids) + MOST_TOKENS, f"the prompt {prompt.id!r} with an answer")
             for (prompt, _), ids in zip(units, tokens, strict=True)
@@ -157,8 +157,8 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
     def status(self, row: Coverage) -> str:
         return f"{row.prompt}: {row.n_nodes} nodes"
 
-    @classmethod
-    def report(cls, results: Results) -> None:
+    @staticmethod
+    def report(results: Results) -> None:
         """Print the best temperatures, and write the report; see `publish`."""
         found, n_prompts, n_left_out = means(results.frame)
         manifest = results.manifest
@@ -191,12 +191,6 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
             (n_prompts, n_left_out, "prompt"),
             settings=found,
         )
-
-
-def _tokens(model: Model, prompt: ClosedPrompt) -> list[int]:
-    """Return the token ids of a prompt in the model's chat template, with reasoning off if possible."""
-    switch = False if model.has_thinking_switch else None
-    return model.prompt_tokens([{"role": "user", "content": prompt.prompt}], switch)
 
 
 def means(rows: pd.DataFrame) -> tuple[pd.DataFrame, int, int]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.errors import GenerationError
-from mink_local.evals.coverage.answers import AnswerSet, Invalid, Open, Step, Valid, decoded
+from mink_local.evals.coverage.answers import AnswerSet, Open, Step, decoded
 from mink_local.evals.settings import SamplerSetting, cuts
 from mink_local.generation.slots import RowReader
 from mink_local.llama.weights import Weights
@@ -54,16 +54,12 @@ class Vocabulary:
             The tokens that leave the answer open, each with the state after it, and the tokens that complete
             a valid answer, each with the answer's index.
         """
-        goes_on: dict[int, Open] = {}
-        ended: dict[int, int] = {}
-        for token, step in self._steps(answers, state):
-            if isinstance(step, Open):
-                goes_on[token] = step
-            elif isinstance(step, Valid):
-                ended[token] = step.number
+        steps = dict(self._steps(answers, state))
+        goes_on = {token: step for token, step in steps.items() if isinstance(step, Open)}
+        ended = {token: step for token, step in steps.items() if isinstance(step, int)}
         whole = answers.end(state)
-        if isinstance(whole, Valid):
-            ended |= dict.fromkeys(sorted(self._weights.end_tokens), whole.number)
+        if whole is not None:
+            ended |= dict.fromkeys(sorted(self._weights.end_tokens), whole)
         return goes_on, ended
 
     def _steps(self, answers: AnswerSet, state: Open) -> Iterator[tuple[int, Step]]:
@@ -73,10 +69,10 @@ class Vocabulary:
                 yield token, answers.advance(state, self._weights.piece(token))
             return
         for first, starts in self._by_start.items():
-            if isinstance(answers.step(state.text + first), Invalid):
+            if answers.step(state.text + first) is None:
                 continue
             for start, tokens in starts.items():
-                if isinstance(answers.step(state.text + start), Invalid):
+                if answers.step(state.text + start) is None:
                     continue
                 for token, folded, partial in tokens:
                     yield token, answers.step(state.text + folded, partial)

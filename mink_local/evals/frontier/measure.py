@@ -12,7 +12,6 @@ from typing import Any
 from mink_local.errors import DataError, ModelError
 from mink_local.evals.frontier.report import report
 from mink_local.evals.frontier.sums import PositionFigures
-from mink_local.evals.measurement import Results
 from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement, sweep
 from mink_local.evals.store import Store, file_sha256
@@ -201,9 +200,7 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
             for setting, sums in zip(settings, figures.sums.tolist(), strict=True):
                 yield TextSums(text.key, *setting.as_text, n_positions, sums)
 
-    @classmethod
-    def report(cls, results: Results) -> None:
-        report(results)
+    report = staticmethod(report)
 
 
 def common_vocabulary(model: Weights, reference: Weights) -> int:

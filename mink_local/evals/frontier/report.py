@@ -86,9 +86,10 @@ class FrontierResults:
             | {figure: _interval(self._means[:, i, j]) for j, figure in enumerate(FIGURES)}
             for i, one in enumerate(self.settings)
         )
-        self._numbers: dict[tuple[float, str], list[int]] = {}  # of the settings, by temperature and curve
-        for i, one in enumerate(self.settings):
-            self._numbers.setdefault((one.temperature, one.curve), []).append(i)
+        curves = self.figures.groupby(["temperature", "curve"], sort=False)
+        self._numbers: dict[tuple[float, str], list[int]] = {  # of the settings
+            key: list(curve.index) for key, curve in curves
+        }
 
     def at_noise(self, temperature: float, wanted: float) -> pd.DataFrame:
         """Return the maximum entropy of each curve at a given noise, the best curve first.

@@ -217,7 +217,6 @@ class Judging(Measurement[Judgement]):
     def __init__(
         self, judge: "EndpointJudge | LocalJudge", pairs: Sequence[ResponsePair], characters: int
     ) -> None:
-        super().__init__()
         self._judge = judge
         self.settings = {"judges": {judge.name: {"sha256": judge.sha256}}}
         blanks = ((self._blank(pair, order, characters), pair) for pair in pairs for order in ORDERS)
@@ -304,9 +303,7 @@ class Judging(Measurement[Judgement]):
                 f"{results.folder / self.rows}, and try another judge"
             )
 
-    @classmethod
-    def report(cls, results: Results) -> None:
-        report_judgements(results)
+    report = staticmethod(report_judgements)
 
 
 def judge_run(

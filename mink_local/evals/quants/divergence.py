@@ -4,9 +4,8 @@ The divergence is the Kullback–Leibler divergence D(base ‖ file) of the full
 in nats, as in llama.cpp's llama-perplexity (tools/perplexity/README.md). Sums are float64.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,9 +54,10 @@ class Divergence:
         self.base_logprob.append(float(log_p[token]))
         self.logprob.append(float(log_q[token]))
         self.same_top.append(int(rows[0].argmax() == rows[1].argmax()))
-        for name, (in_base, in_file) in candidates(*rows).items():
-            self.same_set.setdefault(name, []).append(int(np.array_equal(in_base, in_file)))
-            self.k_is_1.setdefault(name, []).append((int(in_base.size == 1), int(in_file.size == 1)))
+        in_base, in_file = (candidates(row) for row in rows)
+        for name, kept in in_base.items():
+            self.same_set.setdefault(name, []).append(int(np.array_equal(kept, in_file[name])))
+            self.k_is_1.setdefault(name, []).append((int(kept.size == 1), int(in_file[name].size == 1)))
 
 
 def compare(base: Logits, file: Logits, tokens: Sequence[int], candidates: "CandidateSets") -> Divergence:
@@ -81,7 +81,7 @@ def most_probable(logits: Logits, n: int) -> list[tuple[int, float]]:
 
 
 class CandidateSets:
-    """The candidates that samplers keep for two rows, at temperature 1.
+    """The candidates that samplers keep, at temperature 1.
 
     Args:
         samplers: Stateless samplers.
@@ -93,12 +93,6 @@ class CandidateSets:
         self._workspace = Workspace(n_vocab)
         self._selectors = {str(one): one.selector(1.0, self._workspace) for one in samplers}
 
-    def __call__(self, base: Logits, file: Logits) -> Mapping[str, tuple[Any, Any]]:
-        """Return the sorted ids of the candidates in both rows, by sampler."""
-        return {
-            name: (self._kept(select(base)), self._kept(select(file)))
-            for name, select in self._selectors.items()
-        }
-
-    def _kept(self, k: int) -> NDArray[np.int32]:
-        return np.sort(self._workspace.ids[:k])
+    def __call__(self, row: Logits) -> dict[str, NDArray[np.int32]]:
+        """Return the sorted ids of a row's candidates, by sampler."""
+        return {name: np.sort(self._workspace.ids[: select(row)]) for name, select in self._selectors.items()}

@@ -181,7 +181,14 @@ class Quants(RowMeasurement[ChunkRow]):
     def measure_rows(self, keys: Sequence[tuple[str, int]], store: Store[ChunkRow]) -> Iterator[ChunkRow]:
         for name, members in groupby(keys, lambda key: key[0]):
             chunks = [chunk for _, chunk in members]
-            n_held = self._chunks_to_hold(name)
+            n_held = chunks_to_hold(
+                self._metadata[self._base.name],
+                self._metadata[name],
+                memory_budget(),
+                n_bytes=4 * n_scored(self._chunk) * self._n_common[name],
+                n_ctx=self._chunk + _N_ANSWER,
+                n_gpu_layers=self._placement.get("n_gpu_layers", "auto"),
+            )
             each = n_held or len(chunks)
             if n_held:
                 log.warning(
@@ -193,46 +200,38 @@ class Quants(RowMeasurement[ChunkRow]):
             for first in range(0, len(chunks), each):
                 yield from self._measure_batch(name, chunks[first : first + each], n_held is not None, store)
 
-    def _chunks_to_hold(self, name: str) -> int | None:
-        return chunks_to_hold(
-            self._metadata[self._base.name],
-            self._metadata[name],
-            memory_budget(),
-            n_bytes=4 * n_scored(self._chunk) * self._n_common[name],
-            n_ctx=self._chunk + _N_ANSWER,
-            n_gpu_layers=self._placement.get("n_gpu_layers", "auto"),
-        )
-
     def _measure_batch(
         self, name: str, chunks: Sequence[int], in_turns: bool, store: Store[ChunkRow]
     ) -> Iterator[ChunkRow]:
         """Yield a file's rows; with `in_turns`, the base is unloaded before the file is loaded."""
         sets = CandidateSets(self._samplers, self._n_common[name])
         n_outputs = _OTHER_SPLIT if name == self._base.name else N_OUTPUTS
+        store.begin_session(model=name, in_turns=in_turns)
         with ExitStack() as opened:
-            base = self._open(opened, self._base, N_OUTPUTS)
-            of_base: Iterator[Evaluated] = map(base.evaluate, [self._chunks[chunk] for chunk in chunks])
+            by_base = self._evaluated(opened, self._base, chunks, N_OUTPUTS)
             if in_turns:
-                of_base = iter(list(of_base))
+                by_base = iter(list(by_base))
                 opened.close()
-            file = self._open(opened, self._files[name], n_outputs)
-            store.begin_session(model=name, in_turns=in_turns)
-            for chunk, by_base in zip(chunks, of_base, strict=True):
-                by_file = file.evaluate(self._chunks[chunk])
+            by_file = self._evaluated(opened, self._files[name], chunks, n_outputs)
+            for chunk, base, file in zip(chunks, by_base, by_file, strict=True):
                 if self.interrupted:
                     return
-                yield self._row(name, chunk, by_base, by_file, sets)
+                yield self._row(name, chunk, base, file, sets)
 
-    def _open(self, opened: ExitStack, file: ModelFile, n_outputs: int) -> "Evaluator":
-        """Return a loaded model that has read all its weights; it is closed with `opened`."""
+    def _evaluated(
+        self, opened: ExitStack, file: ModelFile, chunks: Sequence[int], n_outputs: int
+    ) -> "Iterator[Evaluated]":
+        """Load a model, which is closed with `opened`, read all its weights, and yield its chunks."""
         before, began = memory_in_use(), time.perf_counter()
         model = opened.enter_context(load_model(str(file.path), n_ctx=256, **self._placement))
         length = self._chunk + _N_ANSWER, "a --chunk with a short answer"
         reader = self.reader(opened, model, [length], 1, n_outputs)
         for _ in reader([(self._chunks[0][:_N_WARM], 1)]):
             pass
-        memory = memory_in_use() - before
-        return Evaluator(reader, model.weights.n_vocab, memory, time.perf_counter() - began)
+        memory, load_seconds = memory_in_use() - before, time.perf_counter() - began
+        for chunk in chunks:
+            yield evaluate(reader, self._chunks[chunk], model.weights.n_vocab, load_seconds, memory)
+            load_seconds = 0.0
 
     def _row(
         self, name: str, chunk: int, base: "Evaluated", file: "Evaluated", sets: CandidateSets
@@ -282,8 +281,8 @@ class Quants(RowMeasurement[ChunkRow]):
         if exceeded:
             raise RunError("; ".join(exceeded))
 
-    @classmethod
-    def report(cls, results: Results) -> None:
+    @staticmethod
+    def report(results: Results) -> None:
         report(results)
 
 
@@ -356,6 +355,9 @@ class Evaluated:
 
     Attributes:
         rows: Raw logits before each token of the second half, (positions, V).
+        prompt_seconds: Time for these rows.
+        answer_seconds: Time for a short answer after them.
+        load_seconds: Loading time; 0 if the model was loaded for an earlier chunk.
         memory: Bytes taken by the model.
     """
 
@@ -366,38 +368,32 @@ class Evaluated:
     memory: int
 
 
-class Evaluator:
-    """A loaded model that evaluates chunks.
+def evaluate(
+    reader: RowReader, tokens: Sequence[int], n_vocab: int, load_seconds: float = 0.0, memory: int = 0
+) -> Evaluated:
+    """Evaluate a chunk's second half and a short answer after it.
 
     Args:
-        reader: Reads the model's rows, with room for a chunk and a short answer.
-        n_vocab: Number of tokens in its vocabulary, V.
+        reader: Reads a model's rows, with room for a chunk and a short answer.
+        tokens: The chunk.
+        n_vocab: Number of tokens in the model's vocabulary, V.
+        load_seconds: Time it took to load the model for this chunk.
         memory: Bytes taken by the model.
-        load_seconds: Time it took to load.
     """
-
-    def __init__(self, reader: RowReader, n_vocab: int, memory: int, load_seconds: float) -> None:
-        self._reader, self._n_vocab = reader, n_vocab
-        self._memory, self._load_seconds = memory, load_seconds
-
-    def evaluate(self, tokens: Sequence[int]) -> Evaluated:
-        """Return the rows of a chunk's second half, and the time for them and for a short answer after it."""
-        rows = np.empty((n_scored(len(tokens)), self._n_vocab), np.float32)
-        prompt_seconds = 0.0
-        stream = self._reader([(tokens[:-1], len(rows))])
-        for row in rows:
-            began = time.perf_counter()
-            found = next(stream)
-            prompt_seconds += time.perf_counter() - began
-            row[:] = found.logits
-        stream.close()  # type: ignore[attr-defined]
+    rows = np.empty((n_scored(len(tokens)), n_vocab), np.float32)
+    prompt_seconds = 0.0
+    stream = reader([(tokens[:-1], len(rows))])
+    for row in rows:
         began = time.perf_counter()
-        for n in range(_N_ANSWER):
-            for _ in self._reader([([*tokens, *tokens[1 : n + 1]], 1)]):
-                pass
-        answer_seconds = time.perf_counter() - began
-        loaded, self._load_seconds = self._load_seconds, 0.0
-        return Evaluated(rows, prompt_seconds, answer_seconds, loaded, self._memory)
+        found = next(stream)
+        prompt_seconds += time.perf_counter() - began
+        row[:] = found.logits
+    stream.close()  # type: ignore[attr-defined]
+    began = time.perf_counter()
+    for n in range(_N_ANSWER):
+        for _ in reader([([*tokens, *tokens[1 : n + 1]], 1)]):
+            pass
+    return Evaluated(rows, prompt_seconds, time.perf_counter() - began, load_seconds, memory)
 
 
 def file_facts(metadata: Metadata) -> dict[str, Any]:

@@ -231,7 +231,7 @@ def _tables(
     speed = {
         "prompt, tokens/s": _beside(figures["prompt_tokens_per_s"], figures["prompt_speed_ratio"]),
         "answer, tokens/s": _beside(figures["tokens_per_s"], figures["speed_ratio"]),
-        "memory, MB": figures["memory"].map(_megabytes),
+        "memory, MB": figures["memory"].map(_FORMATS["MB"]),
         "loading, s": figures["load_seconds"].map("{:.1f}".format),
     }
     yield Table("Speed and memory", pd.DataFrame({"file": names, **speed}))
@@ -242,10 +242,6 @@ def _tables(
     yield Table("Tensors by type, and how many fell back to that type", types, keys=2, formats=formats)
     for name in list(rows)[1:]:
         yield Table(f"Where {name} differs most", _peaks(rows[name]), numbers=False)
-
-
-def _megabytes(n: float) -> str:
-    return f"{n / 1e6:,.0f}"
 
 
 def _beside(speeds: pd.Series, ratios: pd.Series) -> list[Cell]:

@@ -80,7 +80,6 @@ class Run(Measurement[Response]):
         n_parallel: int | Literal["auto"] = "auto",
         **placement: Any,
     ) -> None:
-        super().__init__()
         files = {task.name: locate(task, data.get(task.name)) for task in tasks}
         self._tasks = {
             task.name: ask(
@@ -232,8 +231,8 @@ class Run(Measurement[Response]):
         quoted = list2cmdline([folder]) if os.name == "nt" else shlex.quote(folder)
         print(f"All {len(self._keys):,} responses are in {folder}. Next: mink-eval report {quoted}")
 
-    @classmethod
-    def report(cls, results: Results) -> None:
+    @staticmethod
+    def report(results: Results) -> None:
         """Print nothing: `mink-eval report` needs more than the frame."""
 
 

@@ -145,7 +145,7 @@ def test_another_walk_in_a_folder_is_refused(coverage: Coverage, tmp_path: Path)
     [
         (("-t", "0"), 2, "0"),
         (("-t", "nan"), 2, "nan"),
-        (("-s", "mirostat"), 1, "mirostat"),
+        (("-s", "mirostat"), 2, "mirostat"),
         (("--rest", "0"), 2, "--rest"),
         (("--prompts", "none.jsonl"), 1, "none.jsonl"),
         (("--prompts", "long.jsonl"), 1, "'coin'"),

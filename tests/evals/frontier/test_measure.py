@@ -119,13 +119,6 @@ def test_a_padded_vocabulary_is_taken(tiny_path: Path, tiny: Callable[..., Path]
         assert common_vocabulary(padded.weights, model.weights) == n
 
 
-def renamed_token(model: Path, folder: Path) -> Path:
-    """Write a copy of a model with another token."""
-    other = folder / "other.gguf"
-    other.write_bytes(model.read_bytes().replace("ĠParis".encode(), "ĠPariz".encode()))
-    return other
-
-
 @pytest.mark.parametrize(
     ("options", "text", "named", "status"),
     [
@@ -155,7 +148,9 @@ def test_another_model_or_text_in_a_folder_is_refused(
 ) -> None:
     frontier("--temp", 1, "--limit", 1)
     Path("other.txt").write_text("Another text.")
-    other = ["--reference", renamed_token(tiny_path, tmp_path)]
+    renamed = tmp_path / "other.gguf"  # the same model with another token
+    renamed.write_bytes(tiny_path.read_bytes().replace("ĠParis".encode(), "ĠPariz".encode()))
+    other = ["--reference", renamed]
     for options, named in (
         (["--text", "other.txt", "--out", "out"], "other"),
         (["--text", "text.txt", "--out", "out", *other], "other"),

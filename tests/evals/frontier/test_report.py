@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from numpy.typing import NDArray
+from scipy.special import softmax
 from scipy.stats import bootstrap
 
 from mink_local.errors import GenerationError
@@ -140,11 +141,6 @@ def test_a_text_that_lacks_a_setting_is_left_out() -> None:
 SETTINGS = sweep([0.5, 1, 5, math.inf])
 
 
-def probabilities(row: NDArray[np.float32]) -> Floats:
-    weights = np.exp(row.astype(np.float64) - float(row.max()))
-    return np.asarray(weights / weights.sum())
-
-
 def brute_force(setting: SamplerSetting, row: NDArray[np.float32], reference: NDArray[np.float32]) -> Floats:
     """The definitions: of the distribution over the whole vocabulary, by the sampler's own candidates."""
     ids, _ = setting.sampler.candidates(row, setting.sampler.seen(setting.temperature))
@@ -153,7 +149,7 @@ def brute_force(setting: SamplerSetting, row: NDArray[np.float32], reference: ND
         (row[ids].astype(np.float64) - float(row.max())) / setting.temperature
     )  # fmt: skip
     q /= q.sum()
-    p = probabilities(reference)
+    p = softmax(reference.astype(np.float64))
     noise = [q[p < level].sum() for level in NOISE_LEVELS.values()]
     entropy = -(q[q > 0] * np.log(q[q > 0])).sum()
     return np.array([*noise, -(q * np.log(p)).sum(), entropy, len(ids) == 1, len(ids)])
