@@ -67,7 +67,7 @@ class Renderer:
         except IndexError:
             server = _child()
         self._server = None if in_process else server  # an unused one ends when nothing refers to it
-        self._render = _begin(constants)
+        self._render = partial(_answer, *constants)
         if self._server is not None:
             self._server.first = constants
 
@@ -90,10 +90,6 @@ class Renderer:
         if "error" in answer:
             raise TemplateError(answer["error"])
         return str(answer["text"])
-
-
-def _begin(constants: Sequence[Any]) -> Any:
-    return partial(_answer, *constants)
 
 
 def _answer(
@@ -151,4 +147,4 @@ def _compiled(source: str) -> Template:
 
 
 if __name__ == "__main__":
-    serve(_begin)
+    serve(lambda constants: partial(_answer, *constants))
