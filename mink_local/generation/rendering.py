@@ -67,7 +67,7 @@ class Renderer:
         except IndexError:
             server = _child()
         self._server = None if in_process else server  # an unused one ends when nothing refers to it
-        self._render = partial(_answer, *constants)
+        self._render = _begin(constants)
         if self._server is not None:
             self._server.first = constants
 
@@ -90,6 +90,10 @@ class Renderer:
         if "error" in answer:
             raise TemplateError(answer["error"])
         return str(answer["text"])
+
+
+def _begin(constants: Sequence[Any]) -> Any:
+    return partial(_answer, *constants)
 
 
 def _answer(
@@ -147,4 +151,4 @@ def _compiled(source: str) -> Template:
 
 
 if __name__ == "__main__":
-    serve(lambda constants: partial(_answer, *constants))
+    serve(_begin)
