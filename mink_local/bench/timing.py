@@ -18,7 +18,7 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local.errors import MinkError
+from mink_local.errors import GenerationError, MinkError
 from mink_local.generation.engine import Engine
 from mink_local.generation.loading import make_context
 from mink_local.generation.model import Model
@@ -277,8 +277,10 @@ def answer_steps(
         sample = _llama_cpp_chain(context, sampler, temperature, seed)
     elif form == "backend":
         backend = BackendSampler(sampler, temperature, seed, context)
-        if not backend.attach():
-            raise MinkError(f"this device cannot sample {sampler} inside llama.cpp's graph: use --form host")
+        try:
+            backend.attach()
+        except GenerationError as error:
+            raise MinkError(f"{error}: use --form host") from error
         sample = backend.next
     context.clear()
     token, position = prompt[-1], len(prompt)

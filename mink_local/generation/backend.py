@@ -79,14 +79,12 @@ class BackendSampling:
         if reason or self._complaint(sampler):
             return None
         backend = BackendSampler(sampler, params.temperature, seed, context, seq_id)
-        reason = f"this device lacks an operation of the backend form of {sampler}"
         try:
-            if backend.attach():
-                return backend
+            backend.attach()
         except GenerationError as error:
-            reason = str(error)
-        log.warning("%s: sampling on the CPU", reason)
-        return None
+            log.warning("%s: sampling on the CPU", error)
+            return None
+        return backend
 
     def _complaint(self, sampler: Sampler) -> str:
         """Return why a sampler should not use its backend form, or "", according to a single trial."""
@@ -147,8 +145,7 @@ def run_trial(weights: Weights, sampler: Sampler, n_threads: int) -> TrialResult
     host = TokenSampler(sampler, _TEMPERATURE, _SEED, weights.n_vocab)
     with closing(Context(weights, len(tokens), n_threads)) as context:
         backend = BackendSampler(sampler, _TEMPERATURE, _SEED, context)
-        if not backend.attach():
-            raise GenerationError("this device lacks an operation")
+        backend.attach()
 
         def sample(step: int) -> None:
             host(context.logits(), step)

@@ -47,8 +47,8 @@ class Decoding:
         if room < 1:
             answer.finish_reason = "overflow"
         self._max_tokens = min(room, params.max_tokens or room)
-        _require_ids("prefix", answer.request.prefix, weights.n_vocab)  # else the whole batch fails
-        _require_ids("stop_token_ids", params.stop_token_ids, weights.n_vocab)
+        weights.require_ids("prefix", answer.request.prefix)  # else the whole batch fails
+        weights.require_ids("stop_token_ids", params.stop_token_ids)
         self._stop_tokens = frozenset(params.stop_token_ids)
         prefix = b"".join(map(weights.piece, answer.request.prefix))
         self._stream = TextStream((*params.stop, *stop), prefix)
@@ -182,9 +182,3 @@ def _top_logprobs(logits: NDArray[np.float32], count: int) -> TopLogprobs:
     first = float(kernels.log_probability(logits, int(ids[0])))
     differences = largest.astype(np.float64) - largest[0]
     return tuple(zip(ids.tolist(), (first + differences).tolist(), strict=True))
-
-
-def _require_ids(name: str, token_ids: Sequence[int], n_vocab: int) -> None:
-    for token in token_ids:
-        if not 0 <= token < n_vocab:
-            raise ValueError(f"{name} has token {token}: valid ids are 0 to {n_vocab - 1}")

@@ -339,7 +339,7 @@ class Engine:
                 decoding.answer.n_tokens + 1,
             )
             slot.detach()
-            slot.evaluate_last_again()
+            slot.queue(slot.tokens.copy())  # the last token again, for its logits
             return []
         piece = decoding.append(token, sampler.k)
         self._fork(slot, {} if decoding.answer.finish_reason else {token: [decoding]})

@@ -253,9 +253,7 @@ def load_what_fits(load: Loader, n_gpu_layers: int) -> tuple[int, Weights, Conte
 
 
 def describe_layers(layers: int, n_layers: int, gpus: str = "the GPU") -> str:
-    """Return as text where a model's layers are if `layers` of them are on `gpus`."""
-    if layers == 0:
-        return "on the CPU"
+    """Return as text where a model's layers are if `layers` of them, at least 1, are on `gpus`."""
     if layers > n_layers:
         return f"on {gpus}, all layers"
     return f"on {gpus} with {layers} of {n_layers + 1} layers, on the CPU with the rest"

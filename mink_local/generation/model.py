@@ -415,7 +415,7 @@ class Model:
         with self._exclusive():
             self._begin(None)
             slot = self.engine.slots[0]
-            slot.load(path)
+            slot.tokens = self.engine.context.load(path, slot.seq_id)
             return len(slot.tokens)
 
     def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = 1, n_outputs: int = 0) -> None:

@@ -1,6 +1,7 @@
 """Requests: a prompt, and how to sample its answer."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,15 @@ Tool = Mapping[str, Any]
 """A tool that the model may call: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 Prompt = str | Sequence[Message] | Sequence[int]
+
+_RANGES = {
+    "max_tokens": (1, math.inf),
+    "min_tokens": (0, math.inf),
+    "seed": (0, MAX_SEED),
+    "logprobs": (0, math.inf),
+    "prompt_logprobs": (0, math.inf),
+    "reasoning_budget": (-1, math.inf),
+}
 
 
 def is_token_ids(prompt: Sequence[Message] | Sequence[int]) -> TypeGuard[Sequence[int]]:
@@ -89,12 +99,8 @@ class SamplingParams:
             raise ValueError(f"temperature must be a finite number of at least 0, not {self.temperature}")
         if isinstance(self.stop, str) or not all(self.stop):
             raise ValueError("stop must be a list of non-empty strings")
-        check_range("max_tokens", self.max_tokens, 1)
-        check_range("min_tokens", self.min_tokens, 0)
-        check_range("seed", self.seed, 0, MAX_SEED)
-        check_range("logprobs", self.logprobs, 0)
-        check_range("prompt_logprobs", self.prompt_logprobs, 0)
-        check_range("reasoning_budget", self.reasoning_budget, -1)
+        for name, (low, high) in _RANGES.items():
+            check_range(name, getattr(self, name), low, high)
 
     @property
     def effective_sampler(self) -> Sampler:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -81,10 +80,6 @@ class Slot(Generic[Job]):
         self._context.copy(other.seq_id, self.seq_id)
         self.tokens = other.tokens.copy()
 
-    def load(self, path: Path) -> None:
-        """Fill the cache from a file; see `Context.load`."""
-        self.tokens = self._context.load(path, self.seq_id)
-
     def take_over(self, other: "Slot[Job]") -> None:
         """Continue another slot's job and free that slot."""
         self.copy_from(other)
@@ -105,10 +100,6 @@ class Slot(Generic[Job]):
         self.tokens += segment.tokens
         self.pending = self.pending[len(segment.tokens) :]
         self.n_outputs -= segment.n_outputs
-
-    def evaluate_last_again(self) -> None:
-        """Queue the last token again, for its logits."""
-        self.queue(self.tokens.copy())
 
     def release(self) -> None:
         """Free the slot. The cache keeps its tokens for a request with the same prefix."""

@@ -78,8 +78,7 @@ class ChatTemplate:
                 raise ValueError("the messages or tools are nested too deeply") from None
         if not tokens:
             raise ValueError("the prompt is empty")
-        if not 0 <= min(tokens) <= max(tokens) < self._weights.n_vocab:
-            raise ValueError(f"the prompt's token ids must be from 0 to {self._weights.n_vocab - 1}")
+        self._weights.require_ids("prompt", tokens)
         return tokens
 
     def text(

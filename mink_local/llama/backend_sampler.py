@@ -135,22 +135,22 @@ class BackendSampler:
         self, sampler: Sampler, temperature: float, seed: int, context: Context, seq_id: int = 0
     ) -> None:
         self.k = 0
-        self._context, self._seq_id = context, seq_id
+        self._sampler, self._context, self._seq_id = sampler, context, seq_id
         self._chain = _SamplerChain(sampler, temperature, seed, context.n_vocab)
         # The finalizer holds context and chain: a chain must be detached before it is freed.
         self._release = weakref.finalize(self, _release, context, self._chain, seq_id)
 
-    def attach(self) -> bool:
-        """Attach the sampler to the sequence; return False if the device lacks an operation.
+    def attach(self) -> None:
+        """Attach the sampler to the sequence.
 
         Raises:
-            GenerationError: The nodes could not be built.
+            GenerationError: The device lacks an operation, or the nodes could not be built.
         """
         self._context.attach(self._chain.handle, self._seq_id)
         self._check()
         if not self._chain.offloaded:
             self.detach()
-        return self._chain.offloaded
+            raise GenerationError(f"this device lacks an operation of the backend form of {self._sampler}")
 
     def detach(self) -> None:
         """Make the context return logits again. The sampler cannot be attached a second time."""

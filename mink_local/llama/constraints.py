@@ -158,10 +158,9 @@ def _history(last_n: int, weights: Weights) -> int:
 
 
 def _logit_bias(constraints: Constraints, weights: Weights) -> Any:
+    weights.require_ids("logit_bias", constraints.logit_bias)
     biases = (C.llama_logit_bias * len(constraints.logit_bias))()
     for entry, (token, bias) in zip(biases, constraints.logit_bias.items(), strict=True):
-        if not 0 <= token < weights.n_vocab:
-            raise ValueError(f"logit_bias has token {token}: valid ids are 0 to {weights.n_vocab - 1}")
         entry.token, entry.bias = token, bias
     return C.llama_sampler_init_logit_bias(weights.n_vocab, len(biases), biases)
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import weakref
+from collections.abc import Iterable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,12 @@ class Weights:
         """Return a token as spelled in the vocabulary; empty for -1, llama.cpp's "no token"."""
         text = C.llama_vocab_get_text(self.vocab, token) if 0 <= token < self.n_vocab else b""
         return (text or b"").decode("utf-8", "replace")
+
+    def require_ids(self, name: str, tokens: Iterable[int]) -> None:
+        """Raise ValueError, with the name of an option, unless all its token ids are in the vocabulary."""
+        for token in tokens:
+            if not 0 <= token < self.n_vocab:
+                raise ValueError(f"{name} has token {token}: valid ids are 0 to {self.n_vocab - 1}")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Return the token ids of a text.

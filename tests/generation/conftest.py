@@ -1,8 +1,13 @@
 """Fixtures of the tests of generation."""
 
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from mink_local.generation.engine import Engine
+from mink_local.generation.model import Model
 from mink_local.llama.context import Context, Segment
 
 
@@ -26,3 +31,14 @@ def run(engine: Engine, steps: int = 10_000) -> None:
         if engine.idle:
             return
         engine.step()
+
+
+def logits_alone(model: Model, tokens: Sequence[int], first: int) -> list[NDArray[np.float32]]:
+    """The logits after each of `tokens` from number `first` on, token by token in another context."""
+    context = Context(model.weights, 1024, 2)
+    context.decode(Segment(tokens[: first + 1], 0))
+    rows = [context.logits().copy()]
+    for i in range(first + 1, len(tokens)):
+        context.decode(Segment([tokens[i]], i))
+        rows.append(context.logits().copy())
+    return rows

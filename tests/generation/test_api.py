@@ -17,7 +17,7 @@ from mink_local import Constraints, load_model
 from mink_local.errors import GenerationError, ModelError
 from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model, Reply
-from mink_local.generation.request import Prompt, Request, SamplingOptions, SamplingParams
+from mink_local.generation.request import Prompt, Request, SamplingOptions, SamplingParams, Tool
 from mink_local.generation.text import ReasoningState
 from tests.conftest import forget
 
@@ -109,18 +109,19 @@ CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rom"}}</tool_c
 
 
 @pytest.mark.parametrize(
-    ("state", "text", "reasoning", "content", "n_calls"),
+    ("tools", "state", "text", "reasoning", "content", "n_calls"),
     [
-        ("start", f"<think>\nHm.\n</think>\n\nI look.\n{CALL}", "Hm.", "I look.", 1),
-        ("reasoning", f"Hm.</think>{CALL}\n{CALL}", "Hm.", "", 2),
-        ("reasoning", "Hm.", "Hm.", "", 0),
-        ("text", "<think>Hm.</think>", "", "<think>Hm.</think>", 0),
+        ([WEATHER], "start", f"<think>\nHm.\n</think>\n\nI look.\n{CALL}", "Hm.", "I look.", 1),
+        ([WEATHER], "reasoning", f"Hm.</think>{CALL}\n{CALL}", "Hm.", "", 2),
+        ([WEATHER], "reasoning", "Hm.", "Hm.", "", 0),
+        ([WEATHER], "text", "<think>Hm.</think>", "", "<think>Hm.</think>", 0),
+        ([], "text", CALL, "", CALL, 0),
     ],
 )
 def test_reasoning_content_and_tool_calls(
-    state: ReasoningState, text: str, reasoning: str, content: str, n_calls: int
+    tools: list[Tool], state: ReasoningState, text: str, reasoning: str, content: str, n_calls: int
 ) -> None:
-    answer = Answer(Request(STORY, tools=[WEATHER]))
+    answer = Answer(Request(STORY, tools=tools))
     answer.text = text
     answer.reasoning_state = state
     assert (answer.reasoning, answer.content) == (reasoning, content)
@@ -131,12 +132,6 @@ def test_reasoning_content_and_tool_calls(
     assert len(set(ids)) == n_calls
     assert answer.message["content"] == content
     assert answer.message.get("reasoning_content", "") == reasoning
-
-
-def test_without_tools_a_call_is_text() -> None:
-    answer = Answer(Request(STORY))
-    answer.text = CALL
-    assert (answer.content, answer.tool_calls) == (CALL, [])
 
 
 def test_a_reply_calls_a_tool_and_its_message_continues_the_conversation(tiny: Callable[..., Path]) -> None:

@@ -1,7 +1,7 @@
 """Many answers at a time: each follows its own prompt, whatever is generated beside it."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from mink_local.generation.request import Prompt, Request, SamplingParams
 from mink_local.llama.context import Context, Segment
 from mink_local.samplers import TopP
 from tests.conftest import forget
-from tests.generation.conftest import run
+from tests.generation.conftest import logits_alone, run
 from tests.support.tiny import write_recurrent_model
 
 QUESTIONS = [
@@ -65,17 +65,6 @@ class Rows(list[NDArray[np.float32]]):
 
     def __call__(self, row: NDArray[np.float32]) -> None:
         self.append(row.copy())
-
-
-def logits_alone(model: Model, tokens: Sequence[int], first: int) -> list[NDArray[np.float32]]:
-    """The logits after each of `tokens` from number `first` on, token by token in another context."""
-    context = Context(model.weights, 512, 2)
-    context.decode(Segment(tokens[: first + 1], 0))
-    rows = [context.logits().copy()]
-    for i in range(first + 1, len(tokens)):
-        context.decode(Segment([tokens[i]], i))
-        rows.append(context.logits().copy())
-    return rows
 
 
 def check_past(model: Model, answer: Answer) -> None:
@@ -461,7 +450,7 @@ def prompt(tokens: Prompt) -> Request:
     return request(tokens, max_tokens=1, temperature=0)
 
 
-def test_a_prompt_is_evaluated_in_parts_while_answers_are_generated(engine: Engine) -> None:
+def test_a_prompt_is_evaluated_in_parts_while_answers_are_generated(model: Model, engine: Engine) -> None:
     [running] = engine.slots[0].job or []
     late = engine.submit(prompt(LONG))
     for n_steps in range(1, 9):
@@ -469,11 +458,7 @@ def test_a_prompt_is_evaluated_in_parts_while_answers_are_generated(engine: Engi
         engine.step()
         assert running.answer.n_tokens == n_steps + 1
     assert late.tokens
-    engine.cancel_all()
-    engine.forget()
-    alone = engine.submit(prompt(LONG))
-    engine.step()
-    assert alone.tokens == late.tokens
+    check_past(model, late)
 
 
 def test_short_prompts_do_not_wait_for_part_of_a_long_one(engine: Engine) -> None:
@@ -488,7 +473,7 @@ def test_short_prompts_do_not_wait_for_part_of_a_long_one(engine: Engine) -> Non
 
 
 def test_a_waiting_prompt_between_answers_leaves_no_gap(
-    engine: Engine, decoded: list[tuple[Segment, ...]]
+    model: Model, engine: Engine, decoded: list[tuple[Segment, ...]]
 ) -> None:
     long = engine.submit(prompt(LONG))
     engine.submit(request("Two", max_tokens=400, temperature=0, ignore_eos=True))
@@ -499,11 +484,7 @@ def test_a_waiting_prompt_between_answers_leaves_no_gap(
     assert not long.tokens
     while not long.tokens:
         engine.step()
-    engine.cancel_all()
-    engine.forget()
-    alone = engine.submit(prompt(LONG))
-    engine.step()
-    assert alone.tokens == long.tokens
+    check_past(model, long)
 
 
 def test_a_request_that_waits_for_a_prefix_lets_others_pass(engine: Engine) -> None:

@@ -20,7 +20,7 @@ from mink_local.generation.slots import N_OUTPUTS, RowReader, score
 from mink_local.llama.context import Context, Segment
 from mink_local.samplers import kernels
 from tests.conftest import forget
-from tests.generation.conftest import run
+from tests.generation.conftest import logits_alone, run
 
 TEXT = (
     "The lighthouse keeper walked down to the harbour every morning, whatever the weather, and counted the "
@@ -36,15 +36,9 @@ def plain(row: NDArray[np.float32], token: int) -> float:
 
 def one_at_a_time(model: Model, context: list[int], continuation: list[int]) -> tuple[list[float], bool]:
     """Token by token, in a KV cache of its own."""
-    cache = Context(model.weights, 1024, 2)
-    cache.decode(Segment(context, 0))
-    logprobs, greedy = [], True
-    for i, token in enumerate(continuation):
-        row = cache.logits()
-        logprobs.append(plain(row, token))
-        greedy = greedy and int(row.argmax()) == token
-        cache.decode(Segment([token], len(context) + i))
-    return logprobs, greedy
+    rows = logits_alone(model, [*context, *continuation[:-1]], len(context) - 1)
+    logprobs = [plain(row, token) for row, token in zip(rows, continuation, strict=True)]
+    return logprobs, [int(row.argmax()) for row in rows] == continuation
 
 
 def pair(model: Model, context: str, continuation: str) -> tuple[list[int], list[int]]:

@@ -113,7 +113,7 @@ def chosen(tmp_path: Path) -> Chosen:
 
 def attached(sampler: Sampler, context: Context, temperature: float = 1.0, seed: int = 1) -> BackendSampler:
     backend = BackendSampler(sampler, temperature, seed, context)
-    assert backend.attach()
+    backend.attach()
     return backend
 
 
@@ -310,10 +310,10 @@ def test_only_an_output_takes_a_random_number(tiny_weights: Weights) -> None:
         backend = BackendSampler(MinK(1000), 5.0, 7, context)
         for position in range(4):
             if position == 4 - n_attached:
-                assert backend.attach()
+                backend.attach()
             context.decode(Segment([position], position, n_outputs=0))
         if not n_attached:
-            assert backend.attach()
+            backend.attach()
         tokens = []
         for position in range(4, 16):
             context.decode(Segment([5], position))
@@ -358,7 +358,8 @@ def small(tiny_weights: Weights) -> Context:
 def test_a_sampler_may_outlive_its_context(tiny_weights: Weights, attach: bool, close: bool) -> None:
     context = Context(tiny_weights, 64, 1)
     backend = BackendSampler(MinK(), 1.0, 1, context)
-    assert not attach or backend.attach()
+    if attach:
+        backend.attach()
     if close:
         context.close()
     del context
@@ -369,9 +370,9 @@ def test_a_sampler_may_outlive_its_context(tiny_weights: Weights, attach: bool, 
 
 def test_a_second_sampler_takes_the_place_of_the_first(small: Context) -> None:
     first, second = (BackendSampler(MinK(), 1.0, seed, small) for seed in (1, 2))
-    assert first.attach()
+    first.attach()
     small.decode(Segment([1, 2], 0))
-    assert second.attach()
+    second.attach()
     del first
     gc.collect()
     small.decode(Segment([3], 2))
@@ -386,4 +387,4 @@ def test_a_second_sampler_takes_the_place_of_the_first(small: Context) -> None:
 def test_samplers_come_and_go(small: Context) -> None:
     """One llama.cpp `dist` is 5 kB, and one chain with its callbacks more: a tenth leaked would show."""
     assert grown(lambda: BackendSampler(MinK(), 1.0, 1, small), 1000) < 1e6
-    assert BackendSampler(MinK(), 1.0, 0, small).attach()
+    BackendSampler(MinK(), 1.0, 0, small).attach()
