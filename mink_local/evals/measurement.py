@@ -39,6 +39,7 @@ A complete measurement, of prompt lengths:
     carry_out(Lengths(resolve("smollm2-135m"), ["Hello", "Good morning"]), Path("lengths"))
 """
 
+import dataclasses
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -245,13 +246,18 @@ def frame(rows: Iterable[Any]) -> Any:
     """Return rows as a pandas frame with Python strings, which may contain lone surrogates."""
     import pandas as pd
 
-    found = [msgspec.to_builtins(row) for row in rows]
+    found = list(rows)
     columns: dict[str, Any] = {}
-    for name in found[0] if found else ():
-        values = [row[name] for row in found]
+    for name in _field_names(found[0]) if found else ():
+        values = [msgspec.to_builtins(getattr(row, name)) for row in found]
         is_number = all(isinstance(value, int | float) for value in values)
         columns[name] = pd.Series(values, dtype=None if is_number else object)
     return pd.DataFrame(columns)
+
+
+def _field_names(row: Any) -> Sequence[str]:
+    """Return a row's fields, including those that earlier versions did not write."""
+    return getattr(row, "__struct_fields__", None) or [field.name for field in dataclasses.fields(row)]
 
 
 def read_results(folder: Path, kind: type[Measurement[Any]]) -> Results:
