@@ -7,7 +7,6 @@ import base64
 import gzip
 import hashlib
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +38,6 @@ def report_run(folder: Path, chosen: tuple[str, Any] | None = None) -> None:
     with console.status("Scoring responses …"):
         run = rescore(recorded)
     summary = summarise(run, chosen)
-    for note in run.notes:
-        print(f"mink-eval: {note}", file=sys.stderr)
     with console.status("Drawing figures …"):
         document = make_document(run, summary)
         against = next((one for one in summary.baselines if one.kind != "temperature"), None)

@@ -12,7 +12,7 @@ from mink_local.evals.report import recorded_run
 from mink_local.evals.report.recorded_run import read_run, rescore
 from tests.support.made_run import change, judge, records, write_run
 from tests.support.mink_eval import MinkEval
-from tests.support.python import run_python
+from tests.support.python import Finished, run_python
 
 MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
 SMALL: dict[str, Any] = {
@@ -86,16 +86,21 @@ def test_the_least_that_a_run_can_be(
     assert rows(tmp_path)[0]["sampler"] == samplers[0]
 
 
+def printed(result: Finished) -> str:
+    """Return what a report says, without the terminal's line breaks."""
+    return " ".join(result.succeeded().stdout.split())
+
+
 def test_verdicts_are_judged_again_and_those_that_differ_are_counted(
     tmp_path: Path, mink_eval: MinkEval, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path, **SMALL)
-    assert "recorded verdicts" not in mink_eval("report", tmp_path).stderr
+    assert "recorded verdicts" not in printed(mink_eval("report", tmp_path))
     recorded = read_run(tmp_path).responses
     judge(tmp_path, lambda r: r["question_id"] == "3")
     before = (tmp_path / "records.jsonl").read_bytes()
     again = mink_eval("report", tmp_path)
-    differ = re.search(r"(\d+) flexible and (\d+) strict of 10 recorded verdicts differ", again.stderr)
+    differ = re.search(r"(\d+) flexible and (\d+) strict of 10 recorded verdicts differ", printed(again))
     assert differ
     assert int(differ[1]) > 0
     assert differ[0] in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
@@ -118,7 +123,7 @@ def test_lines_left_out_are_named(tmp_path: Path, mink_eval: MinkEval) -> None:
     result = mink_eval("report", tmp_path, "--against", "top-n-sigma")
     assert f"against {SIGMA}" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
-    for said in (result.stderr, page):
+    for said in (printed(result), page):
         for line in ("questions.jsonl, line 6: ", *(f"records.jsonl, line {n + i}: " for i in (1, 2, 3, 4))):
             assert line in said
         assert "and 2 more" in said  # a second one with the same key, and one that is cut short
