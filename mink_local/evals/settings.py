@@ -57,6 +57,11 @@ class SamplerSetting(NamedTuple):
         return self.sampler in default_samplers() or len(self.sampler.members) > 1
 
 
+def described(file: ModelFile) -> dict[str, Any]:
+    """Return what a manifest records about a model file."""
+    return {"name": file.name, "path": str(file.path), "sha256": file_sha256(file.path)}
+
+
 class RowMeasurement(Measurement[R]):
     """Base class of measurements that read rows of logits; an interrupt stops reading midway."""
 
@@ -131,10 +136,7 @@ class SettingsMeasurement(RowMeasurement[R], Generic[R, Unit]):
         self._units, self._files, self._placement = units, files, placement
         self._by_text = {one.as_text: one for one in settings}
         self.session: dict[str, Any] = {}
-        self.settings: dict[str, Any] = {
-            role: {"name": file.name, "path": str(file.path), "sha256": file_sha256(file.path)}
-            for role, file in files.items()
-        }
+        self.settings: dict[str, Any] = {role: described(file) for role, file in files.items()}
 
     @abstractmethod
     def measure_units(

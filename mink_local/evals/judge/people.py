@@ -14,20 +14,17 @@ from typing import Literal, TypeVar
 
 import msgspec
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
 
 from mink_local.errors import ReportError
 from mink_local.evals.judge.judgements import ORDERS, PairKey, ResponsePair, response_pairs, samplers_of
 from mink_local.evals.judge.report import report_votes as report
 from mink_local.evals.measurement import Results
-from mink_local.evals.report.page import content_policy
+from mink_local.evals.report.page import render
 from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.store import write_file
 from mink_local.evals.tables import count
 
 KEY, PAGE = "key.json", "sheet.html"
-_FOLDER = Path(__file__).parent
 
 Side = Literal["left", "tie", "right"]
 
@@ -121,15 +118,8 @@ def render_sheet(sheet: str, entries: Sequence[Sequence[str]]) -> str:
 
     Anything written by a model or a task is shown as text and cannot run, as on the report's page.
     """
-    style, script = ((_FOLDER / f"sheet.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    environment = Environment(loader=FileSystemLoader(_FOLDER), autoescape=True)
-    return environment.get_template("sheet.html").render(
-        n_pairs=len(entries),
-        style=Markup(style),
-        script=Markup(script),
-        policy=content_policy(style, script),
-        data={"sheet": sheet, "pairs": entries},
-    )
+    data = {"sheet": sheet, "pairs": entries}
+    return render(Path(__file__).parent, "sheet", n_pairs=len(entries), data=data)
 
 
 def report_votes(folder: Path, paths: Iterable[Path]) -> None:

@@ -21,7 +21,7 @@ from mink_local.evals.measurement import Results, carry_out
 from mink_local.evals.quants.divergence import CandidateSets, Divergence, Logits, compare, most_probable
 from mink_local.evals.quants.report import N_PEAKS, RUN, report
 from mink_local.evals.run.evaluation import Run
-from mink_local.evals.settings import RowMeasurement
+from mink_local.evals.settings import RowMeasurement, described
 from mink_local.evals.store import Store, file_sha256
 from mink_local.evals.tasks.base import Task, decoded_lines
 from mink_local.generation.loading import load_model
@@ -147,8 +147,8 @@ class Quants(RowMeasurement[ChunkRow]):
         self._n_common: dict[str, int] = {}
         self._chunks: list[list[int]] = []
         self.settings = {
-            "base": _described(base),
-            "files": {file.name: _described(file) for file in others},
+            "base": described(base),
+            "files": {file.name: described(file) for file in others},
             "text": {"source": "bundled" if text is None else path.name, "sha256": file_sha256(path)},
             "chunk": chunk,
             "samplers": [str(sampler) for sampler in samplers],
@@ -284,10 +284,6 @@ class Quants(RowMeasurement[ChunkRow]):
     @staticmethod
     def report(results: Results) -> None:
         report(results)
-
-
-def _described(file: ModelFile) -> dict[str, Any]:
-    return {"name": file.name, "path": str(file.path), "sha256": file_sha256(file.path)}
 
 
 def n_scored(chunk: int) -> int:

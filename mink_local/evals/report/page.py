@@ -23,8 +23,6 @@ from mink_local.evals.tables import Table, show_file, to_csv, to_json
 from mink_local.evals.tasks.base import Verdict
 from mink_local.samplers import label
 
-FOLDER = Path(__file__).parent
-
 
 def report_run(folder: Path, chosen: tuple[str, Any] | None = None) -> None:
     """Print a run's tables, and write the full report to DIR/report.
@@ -95,35 +93,40 @@ def document_files(
 def render_page(document: Document, run: RecordedRun | None = None, against: Baseline | None = None) -> str:
     """Return the page's HTML.
 
-    Anything written by a model, a task or a user is shown as text and cannot run: the template escapes it,
-    responses are packed data that the script displays as text nodes, and a Content-Security-Policy allows
-    only the page's own script.
+    Anything written by a model, a task or a user is shown as text and cannot run: see `render`; and responses
+    are packed data that the script displays as text nodes.
 
     Args:
         document: The report.
         run: The questions and responses, if the page includes them.
         against: The sampler or model that the response browser compares the others with.
     """
-    style, script = ((FOLDER / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("page.html").render(
+    return render(
+        Path(__file__).parent,
+        "page",
         document=document,
         n_responses=len(run.responses) if run else 0,
         image=lambda svg: f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}",
-        style=Markup(style),
-        script=Markup(script),
-        policy=content_policy(style, script),
         data=base64.b64encode(pack(run, against)).decode() if run else "",
     )
 
 
-def content_policy(style: str, script: str) -> str:
-    """Return a Content-Security-Policy that allows only this style, this script and embedded images."""
-    return (
+def render(folder: Path, name: str, **values: Any) -> str:
+    """Return the page made from NAME.html, .css and .js in a folder.
+
+    Texts among the template's values are escaped, and the page's Content-Security-Policy allows only its own
+    style and script, and embedded images.
+    """
+    style, script = ((folder / f"{name}.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
+    environment = Environment(
+        loader=FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    policy = (
         f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'"
+    )
+    return environment.get_template(f"{name}.html").render(
+        style=Markup(style), script=Markup(script), policy=policy, **values
     )
 
 
