@@ -6,10 +6,10 @@ same llama.cpp (same path, size and modification time).
 """
 
 import logging
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 from llama_cpp import llama_cpp as C
 from platformdirs import user_cache_path
 
@@ -74,7 +74,7 @@ def file_state(path: Path) -> list[Any]:
     """Return the size and latest modification time (ns) of a model's files, and llama.cpp's version."""
     status = [shard.stat() for shard in shards(path)]
     size, modified = sum(each.st_size for each in status), max(each.st_mtime_ns for each in status)
-    return [size, modified, version("llama-cpp-python")]
+    return [size, modified, llama_cpp.__version__]
 
 
 def _record() -> Path:

@@ -6,6 +6,7 @@ model.
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Collection
 from functools import cache, cached_property, update_wrapper
 from importlib import import_module
@@ -17,20 +18,33 @@ from platformdirs import user_cache_path
 from mink_local.files import private_folder
 from mink_local.version import __version__
 
-# Slow imports of Numba's that no kernel needs: a parser for .numba_config.yaml, and SciPy's BLAS for the dot
-# products inside np.convolve and np.correlate.
-_NOT_NEEDED = ("yaml", "scipy.linalg.cython_blas")
+# Slow imports of Numba's that no kernel needs: a parser for .numba_config.yaml, and SciPy for a check of its
+# version and for the dot products inside np.convolve and np.correlate.
+_NOT_NEEDED = ("yaml", "scipy", "scipy.linalg")
+
+
+class _Hidden:
+    """Hides `_NOT_NEEDED` from the imports of the thread that creates it: others may need them meanwhile."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Refuse a module, or leave it to the other finders of `sys.meta_path`."""
+        if name in _NOT_NEEDED and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError(name)
 
 
 @cache
 def _numba() -> Any:
     """Import Numba, and teach it to let one `_CompiledFunction` call another."""
-    absent: Any = None  # in sys.modules, makes the import fail
-    hidden = [name for name in _NOT_NEEDED if sys.modules.setdefault(name, absent) is None]
-    numba = import_module("numba")
-    import_module("numba.np.arraymath")
-    for name in hidden:
-        del sys.modules[name]
+    hidden: Any = _Hidden()
+    sys.meta_path.insert(0, hidden)
+    try:
+        numba = import_module("numba")
+        import_module("numba.np.arraymath")
+    finally:
+        sys.meta_path.remove(hidden)
     typeof = import_module("numba.extending").typeof_impl
     typeof.register(_CompiledFunction)(lambda function, _: numba.types.Dispatcher(function.dispatcher))
     return numba

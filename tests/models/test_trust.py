@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import gguf
+import llama_cpp
 import pytest
 
 from mink_local import load_model
@@ -148,7 +149,7 @@ def test_a_file_that_passed_is_tried_again_if_it_or_llama_cpp_has_changed(
     trust.check(file(model))
     trust.check(file(model))
     assert len(tried) == 2
-    monkeypatch.setattr(trust, "version", lambda _: "0.9.9")
+    monkeypatch.setattr(llama_cpp, "__version__", "0.9.9")
     trust.check(file(model))
     trust.check(file(model))
     assert len(tried) == 3
