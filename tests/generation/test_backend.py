@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -18,7 +19,6 @@ from mink_local.generation.model import Model
 from mink_local.generation.request import SamplingParams
 from mink_local.llama import backend_sampler
 from mink_local.llama.weights import Weights
-from mink_local.models import trust
 from mink_local.samplers import Greedy, MinK, MinP, Mirostat, Sampler, TopK, TopNSigma, TopP
 from tests.conftest import forget
 from tests.support.python import output_of
@@ -179,7 +179,7 @@ def test_a_verdict_is_remembered(tiny: Callable[..., Path], monkeypatch: pytest.
     assert forms_tried(MinK(), MinK()) == [MinK()]
     monkeypatch.setattr(backend, "gpu_names", lambda: ["CUDA: Parrot"])
     assert forms_tried(MinK(), MinK(), on_gpu=True) == [MinK()]
-    monkeypatch.setattr(trust, "version", lambda _: "0.0.0")
+    monkeypatch.setattr(llama_cpp, "__version__", "0.0.0")
     assert forms_tried(MinK(), MinK()) == [MinK()]
     for damaged in ("[", "[]", '{"a": 1}'):
         backend._record().write_text(damaged, encoding="utf-8")
