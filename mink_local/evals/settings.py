@@ -66,7 +66,6 @@ class RowMeasurement(Measurement[R]):
     """Base class of measurements that read rows of logits; an interrupt stops reading midway."""
 
     def __init__(self) -> None:
-        super().__init__()
         self._readers: list[RowReader] = []
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -119,9 +119,9 @@ class Weights:
         text = C.llama_vocab_get_text(self.vocab, token) if 0 <= token < self.n_vocab else b""
         return (text or b"").decode("utf-8", "replace")
 
-    def require_ids(self, name: str, tokens: Iterable[int]) -> None:
+    def require_ids(self, name: str, tokens: Collection[int]) -> None:
         """Raise ValueError, with the name of an option, unless all its token ids are in the vocabulary."""
-        for token in tokens:
+        for token in (min(tokens, default=0), max(tokens, default=0)):  # a prompt may have many
             if not 0 <= token < self.n_vocab:
                 raise ValueError(f"{name} has token {token}: valid ids are 0 to {self.n_vocab - 1}")
 

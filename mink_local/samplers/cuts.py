@@ -266,7 +266,7 @@ class PLess(Sampler):
     kernel = staticmethod(kernels.p_less)
 
 
-class OwnOfLlamaCpp(Sampler):
+class DelegatedSampler(Sampler):
     """Base class of samplers that keep every token and leave the rest to one of llama.cpp's own samplers."""
 
     is_stateful = comes_last = True
@@ -274,7 +274,7 @@ class OwnOfLlamaCpp(Sampler):
 
 
 @dataclass(frozen=True)
-class DynamicTemperature(OwnOfLlamaCpp):
+class DynamicTemperature(DelegatedSampler):
     """Vary the temperature with the candidates' entropy, using llama.cpp's own sampler.
 
     The temperature is `T - range + 2 range (H / log k)**exponent`, at least 0, where H is the entropy of the
@@ -294,7 +294,7 @@ class DynamicTemperature(OwnOfLlamaCpp):
 
 
 @dataclass(frozen=True)
-class AdaptiveP(OwnOfLlamaCpp):
+class AdaptiveP(DelegatedSampler):
     """Sample tokens whose probability is near a target, using llama.cpp's own sampler.
 
     It adapts to previously sampled tokens, so that their average probability approaches the target; see
@@ -318,7 +318,7 @@ class AdaptiveP(OwnOfLlamaCpp):
 
 
 @dataclass(frozen=True)
-class Mirostat(OwnOfLlamaCpp):
+class Mirostat(DelegatedSampler):
     """Hold the surprisal of sampled tokens near a target (Mirostat, Basu et al. 2021, arXiv 2007.14966).
 
     The candidates depend on previously sampled tokens. llama.cpp's own sampler both cuts and samples, so it

@@ -224,6 +224,12 @@ def test_unified_memory_counts_once(layers: int, size: int, unified: bool, where
     assert ("about 20." in warning) == (where == "no")
 
 
+def test_a_model_that_fits_the_gpu_is_placed_as_on_a_discrete_one() -> None:
+    shared, discrete = (Budget(14 * GB, 11 * GB, unified) for unified in (True, False))
+    small = model(layers=400)
+    assert choose_placement(small, shared, n_ctx=512) == choose_placement(small, discrete, n_ctx=512)
+
+
 def test_a_long_context_leaves_unified_memory_free() -> None:
     """The KV cache on the GPU counts as one in system memory: at most a sixteenth of what is left."""
     ram = 100 * MB + 16 * 134_217_728

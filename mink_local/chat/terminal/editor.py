@@ -55,12 +55,12 @@ class EditedLine:
 
     def read(self, default: str = "", prompt: str = PROMPT) -> str:
         """See `InputLine`."""
-        history, problem = self._history, self._history and self._history.problem
+        told = self._history.problem if self._history else ""
         left = "".join(press.data for press in get_typeahead(self._session.input))
         with self._terminal.reading() as typed:
             text = self._session.prompt(prompt, default=default + as_typed(left) + typed)
-        if history and history.problem != problem:
-            self._screen.note(f"(the history of the input line is not kept: {history.problem})")
+        if self._history and self._history.problem != told:
+            self._screen.note(f"(the history of the input line is not kept: {self._history.problem})")
         return unquoted_block(text)
 
 

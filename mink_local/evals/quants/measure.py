@@ -281,9 +281,7 @@ class Quants(RowMeasurement[ChunkRow]):
         if exceeded:
             raise RunError("; ".join(exceeded))
 
-    @staticmethod
-    def report(results: Results) -> None:
-        report(results)
+    report = staticmethod(report)
 
 
 def n_scored(chunk: int) -> int:

@@ -266,20 +266,23 @@ class _Choice(ABC):
     Attributes:
         whole_type: The type of a response that is not streamed.
         chunk_type: The type of a stream's chunks.
-        n_reasoning: Number of tokens of reasoning so far.
     """
 
     whole_type: ClassVar[Any]
     chunk_type: ClassVar[Any]
 
     def __init__(self, index: int, model: Model, request: Any, decoding: Decoding) -> None:
-        self.n_reasoning = 0
         self._index = index
         self._model = model
         self._request = request
         self._answer = decoding.answer
         self._pieces: list[Piece] = []
         self._finish_reason: str | None = None
+
+    @property
+    def n_reasoning(self) -> int:
+        """Number of tokens of reasoning so far."""
+        return 0
 
     @staticmethod
     @abstractmethod
@@ -320,6 +323,10 @@ class _ChatChoice(_Choice):
         self._builder = message_builder(chat, decoding.answer)
         self._builder.skip("".join(model.token_texts(chat.prefix_tokens or [])))
 
+    @property
+    def n_reasoning(self) -> int:
+        return self._builder.n_reasoning
+
     @staticmethod
     def prompts(chat: ChatRequest, model: Model, params: SamplingParams) -> Sequence[Request]:
         return [prepare_chat(model, chat, params)]
@@ -327,7 +334,6 @@ class _ChatChoice(_Choice):
     def add(self, event: AnswerEvent) -> None:
         super().add(event)
         self._builder.add(event.piece)
-        self.n_reasoning = self._builder.n_reasoning
         if event.finish_reason is not None:
             self._finish_reason = self._builder.end(event.finish_reason)
 
