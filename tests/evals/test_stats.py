@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest, ttest_1samp
+from scipy.stats import binomtest, permutation_test, ttest_1samp
 from statsmodels.stats.contingency_tables import mcnemar
 
 from mink_local.evals.stats import (
@@ -101,6 +101,12 @@ def test_p_is_that_of_all_flips_of_signs(clusters: list[tuple[int, int]]) -> Non
     found = paired_test(gains, sizes)
     assert found.p == pytest.approx(np.mean([abs(one) >= abs(shares.sum()) - 1e-9 for one in sums]))
     assert found.difference.value == pytest.approx(shares.mean())
+
+
+@given(st.lists(st.integers(-3, 3), min_size=2, max_size=9))
+def test_p_is_that_of_scipys_permutations(gains: list[int]) -> None:
+    scipy = permutation_test((np.array(gains),), np.sum, permutation_type="samples", n_resamples=10**4)
+    assert paired_test(gains, 3).p == pytest.approx(scipy.pvalue)
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 200))
