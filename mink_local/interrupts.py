@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
-_heard = threading.Event()
+_heard = False
 
 _REPEAT_SECONDS = 0.05  # before a lost Ctrl-C is repeated
 _WAIT_SECONDS = 0.25  # between calls of `waiting`; on Windows, an endless wait ignores Ctrl-C
@@ -74,8 +74,9 @@ def until_interrupted(
         raise item
 
 
-was_interrupted = _heard.is_set
-"""Return whether `on_interrupt` has handled a signal."""
+def was_interrupted() -> bool:
+    """Return whether `on_interrupt` has handled a signal."""
+    return _heard
 
 
 @contextmanager
@@ -125,7 +126,8 @@ def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterat
         return
 
     def hear(*_: object) -> None:
-        _heard.set()
+        global _heard
+        _heard = True  # not an Event: a second signal while one is being set would wait for its lock forever
         stop()
 
     signals = (signal.SIGINT, signal.SIGTERM) if terminate else (signal.SIGINT,)
