@@ -39,12 +39,13 @@ class _Hidden:
 def _numba() -> Any:
     """Import Numba, and teach it to let one `_CompiledFunction` call another."""
     hidden: Any = _Hidden()
-    sys.meta_path.insert(0, hidden)
+    # New lists, because imports of other threads are going through the old ones: they would skip a finder.
+    sys.meta_path = [hidden, *sys.meta_path]
     try:
         numba = import_module("numba")
         import_module("numba.np.arraymath")
     finally:
-        sys.meta_path.remove(hidden)
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not hidden]
     typeof = import_module("numba.extending").typeof_impl
     typeof.register(_CompiledFunction)(lambda function, _: numba.types.Dispatcher(function.dispatcher))
     return numba
