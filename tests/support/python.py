@@ -26,10 +26,15 @@ class Finished(NamedTuple):
 
 
 def run_python(*arguments: object, **options: Any) -> Finished:
-    """Run Python with these arguments; options are those of `subprocess.run`."""
+    """Run Python with these arguments, for at most 5 minutes; options are those of `subprocess.run`."""
     command = [sys.executable, *map(str, arguments)]
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", check=False, **options
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        **{"timeout": 300, **options},
     )
     return Finished(done.returncode, done.stdout, done.stderr)
 
