@@ -127,7 +127,7 @@ def on_interrupt(stop: Callable[[], None], *, terminate: bool = False) -> Iterat
 
     def hear(*_: object) -> None:
         global _heard
-        _heard = True  # not an Event: a second signal while one is being set would wait for its lock forever
+        _heard = True  # not an Event: a second signal during its set() would wait forever for its lock
         stop()
 
     signals = (signal.SIGINT, signal.SIGTERM) if terminate else (signal.SIGINT,)

@@ -12,7 +12,7 @@ TESTED = {"asynchronous", "chat", "logits_processor", "logprobs", "many_prompts"
 
 
 def run(name: str, *arguments: object) -> str:
-    result = run_python(EXAMPLES / f"{name}.py", *arguments, timeout=300)
+    result = run_python(EXAMPLES / f"{name}.py", *arguments)
     assert (result.status, result.stderr) == (0, "")
     return result.stdout
 

@@ -39,7 +39,7 @@ class _Hidden:
 def _numba() -> Any:
     """Import Numba, and teach it to let one `_CompiledFunction` call another."""
     hidden: Any = _Hidden()
-    # New lists, because imports of other threads are going through the old ones: they would skip a finder.
+    # New lists: an import in another thread may be iterating over the old one, and would skip a finder.
     sys.meta_path = [hidden, *sys.meta_path]
     try:
         numba = import_module("numba")

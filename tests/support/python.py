@@ -34,7 +34,8 @@ def run_python(*arguments: object, **options: Any) -> Finished:
         capture_output=True,
         encoding="utf-8",
         check=False,
-        **{"timeout": 300, **options},
+        timeout=300,
+        **options,
     )
     return Finished(done.returncode, done.stdout, done.stderr)
 

@@ -226,7 +226,7 @@ class Run(Measurement[Response]):
         if self._n_new:
             speed = f"{self._n_tokens / self._seconds:.1f} tokens/s"
             took = f"{duration(self._seconds)} ({speed})"
-            print(f"{self._n_new:,} responses, {self._n_tokens:,} tokens in all, in {took}.")
+            print(f"{self._n_new:,} responses with a total of {self._n_tokens:,} tokens in {took}.")
         folder = str(results.folder)
         quoted = list2cmdline([folder]) if os.name == "nt" else shlex.quote(folder)
         print(f"All {len(self._keys):,} responses are in {folder}. Next: mink-eval report {quoted}")

@@ -44,7 +44,7 @@ def test_only_what_is_added_runs(tmp_path: Path, here: list[object], mink_eval: 
         (["--limit", 2, "--temp", 2, "--repeats", 3], 6),
     ]
     for options, n_new in steps:
-        assert f"{n_new} responses, " in mink_eval.run(*here, "-n", 4, "--out", out, *options).stdout
+        assert f"{n_new} responses with" in mink_eval.run(*here, "-n", 4, "--out", out, *options).stdout
     records = list(read_responses(out))
     assert Counter((r.sampler, r.temperature, r.repeat) for r in records) == {
         ("min-k:tau=3", 1.0, 0): 5, ("greedy", 0.0, 0): 5, ("min-k:tau=3", 5.0, 0): 2,
