@@ -47,7 +47,6 @@ MODEL_METHODS = [
 FOR_PROGRAMS = (
     "advance",
     "has_grammar",
-    "needs_logits",
     "unread_tokens",
     "watch",
 )  # used by this package's programs only

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from mink_local.llama.devices import gpu_missing, gpu_names
+from mink_local.llama.devices import gpu_missing, gpus
 
 ROOT = Path(__file__).parents[1]
 PAGE, DEVICES = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "devices"
@@ -38,10 +38,10 @@ def measured(command: str) -> str:
 
 
 def write_device(device: str, today: str) -> None:
-    """Write a GPU's page: generation with sampling on the host and on the backend, and batches."""
+    """Write a GPU's page: generation, batches and single steps."""
     if missing := gpu_missing():
         raise click.ClickException(f"nothing to measure: {missing}")
-    parts = [f"# {device}\n", f"{', '.join(gpu_names())}, {today}.\n"]
+    parts = [f"# {device}\n", f"{', '.join(gpu.name for gpu in gpus())}, {today}.\n"]
     for command in ("mink-bench decode", "mink-bench batch", "mink-bench sampler"):
         parts += [f"`{command}`\n", measured(command)]
     DEVICES.mkdir(exist_ok=True)

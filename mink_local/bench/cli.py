@@ -145,8 +145,10 @@ def sampler_command(
     "--form",
     "forms",
     multiple=True,
-    type=click.Choice(["host", "backend", "llama.cpp"]),
-    help="Where tokens are sampled; repeatable.  [default: host, and backend on a GPU]",
+    type=click.Choice(["host", "llama.cpp"]),
+    default=("host",),
+    show_default=True,
+    help="Whose samplers: mink-local's, on the host, or llama.cpp's own; repeatable.",
 )
 @placement_options
 @_output_options
@@ -167,7 +169,6 @@ def decode_command(
     if not find_spec("scipy"):
         raise click.UsageError("the intervals need SciPy: run  python -m pip install scipy")
     with load_model(model, n_ctx=tokens + 256, **placement) as loaded:
-        forms = forms or (("host", "backend") if loaded.weights.on_gpu else ("host",))
         speeds = time_decoding(loaded, samplers, forms, temp, tokens, rounds)
     _report(speeds, output, f"{loaded.name} {loaded.placement}\n{tokens} tokens, {rounds} rounds")
 

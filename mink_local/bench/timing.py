@@ -18,13 +18,12 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local.errors import GenerationError, MinkError
+from mink_local.errors import MinkError
 from mink_local.generation.engine import Engine
 from mink_local.generation.loading import make_context
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.template import ChatTemplate
-from mink_local.llama.backend_sampler import BackendSampler, has_backend_form
 from mink_local.llama.context import Context, Segment
 from mink_local.llama.token_data import TOKEN_DATA
 from mink_local.llama.token_sampler import TokenSampler
@@ -58,7 +57,7 @@ Name = TypeVar("Name", bound=Hashable)
 Measured = TypeVar("Measured")
 Logits = NDArray[np.float32]
 Timed = Callable[[Logits], float]  # a row of logits (V,) to seconds
-Form = Literal["host", "backend", "llama.cpp"]
+Form = Literal["host", "llama.cpp"]
 Row = dict[str, Any]
 """A row of a table: a sampler's name and figures, keyed by column heading."""
 
@@ -203,9 +202,8 @@ def time_decoding(
 ) -> list[Row]:
     """Generate answers to one prompt with each sampler in turn; generation continues past end-of-sequence.
 
-    Each sampler uses the `forms` it has: "host", "backend" (inside llama.cpp's compute graph) or "llama.cpp"
-    (its own samplers). Greedy and llama.cpp's greedy come first. Raises MinkError if the device cannot sample
-    on the backend.
+    Each sampler uses the `forms` it has: "host" or "llama.cpp" (its own samplers). Greedy and llama.cpp's
+    greedy come first.
     """
     prompt = model.prompt_tokens([{"role": "user", "content": PROMPT}])
     n_ctx = len(prompt) + tokens
@@ -221,8 +219,7 @@ def time_decoding(
     contestants = {("greedy", "llama.cpp"): partial(answer, Greedy(), "llama.cpp")}
     for form in forms:
         for sampler in (Greedy(), *samplers):
-            has_llama_cpp = form == "llama.cpp" and all(type(one) in LLAMA_CPP for one in sampler.members)
-            if form == "host" or has_llama_cpp or (form == "backend" and has_backend_form(sampler)):
+            if form == "host" or all(type(one) in LLAMA_CPP for one in sampler.members):
                 contestants[str(sampler), form] = partial(answer, sampler, form)
     return compare_decoding(in_turn(contestants, rounds))
 
@@ -261,39 +258,25 @@ def answer_steps(
 ) -> Iterator[tuple[int, float, float]]:
     """Generate an endless answer in sequence 0 of a context.
 
-    "host" and "backend" sample like `Engine`, "llama.cpp" in llama.cpp's order: the cut, then temperature.
+    "host" samples like `Engine`, "llama.cpp" in llama.cpp's order: the cut, then temperature.
 
     Yields:
         A token, the seconds of its step, and the seconds of sampling it.
     """
-    context.detach()  # the sampler of an earlier answer
-    host = TokenSampler(sampler, temperature, seed, context.n_vocab)
-
-    def on_host() -> int:
-        return host(context.logits(), step=1)
-
-    sample: Callable[[], int | None] = on_host
     if form == "llama.cpp":
         sample = _llama_cpp_chain(context, sampler, temperature, seed)
-    elif form == "backend":
-        backend = BackendSampler(sampler, temperature, seed, context)
-        try:
-            backend.attach()
-        except GenerationError as error:
-            raise MinkError(f"{error}: use --form host") from error
-        sample = backend.next
+    else:
+        host = TokenSampler(sampler, temperature, seed, context.n_vocab)
+
+        def sample() -> int:
+            return host(context.logits(), step=1)
+
     context.clear()
-    token, position = prompt[-1], len(prompt)
+    position = len(prompt)
     _evaluate(context, prompt, 0)
     while True:
         began = time.perf_counter()
-        found = sample()
-        if found is None:  # the graph cannot decide: sample the rest of the answer on the host
-            backend.detach()
-            context.truncate(position - 1)
-            _evaluate(context, [token], position - 1)
-            sample, found = on_host, on_host()
-        token, sampled = found, time.perf_counter()
+        token, sampled = sample(), time.perf_counter()
         _evaluate(context, [token], position)
         position += 1
         yield token, time.perf_counter() - began, sampled - began

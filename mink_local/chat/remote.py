@@ -70,7 +70,7 @@ def answer(ctx: click.Context, url: str, prompt: str, files: tuple[Path, ...], a
         if ignored := response.getheader("x-mink-ignored"):
             screen.note(f"(this server ignores {ignored.replace(',', ', ')})")
         parts = partial(_parts, response, message, settings["loop_guard"])
-        return print_answer(screen, message, parts, settings, f"by {url}" if as_json else "")
+        return print_answer(screen, message, parts, settings, as_json)
 
 
 def _request(settings: Settings, prompt: str, files: tuple[Path, ...]) -> dict[str, Any]:

@@ -239,14 +239,6 @@ SETTINGS: tuple[Setting, ...] = (
     model_option.build(_model),
     ctx_option.build(_model),
     gpu_layers_option.build(_model),
-    _model(
-        "--sampling",
-        type=click.Choice(["auto", "host", "backend"]),
-        default="auto",
-        help="Where tokens are sampled. backend: in llama.cpp's graph, so that no logits leave the GPU; "
-        "host: on the CPU; auto: backend if the model is on a GPU and that is faster. Before its first use "
-        "the backend is compared with the host, which is used if they differ.",
-    ),
     kv_type_option.build(_model),
     threads_option.build(_model),
     rpc_option.build(_model, fixed=True),
@@ -273,8 +265,12 @@ SETTINGS: tuple[Setting, ...] = (
 BY_KEY = {setting.key: setting for setting in SETTINGS}
 _TABLES = ("chat", "prompts")  # of the TOML file
 _OTHER_VARIABLES = ("MINK_CONFIG", "MINK_URL", "MINK_API_KEY")
-# Settings of 0.1.0 that a file may still have, and what there is instead.
-_GONE = {"heat": "/heat colours the last answer", "keys": "the input line has Emacs keys"}
+# Settings of earlier versions that a file may still have, and what there is instead.
+_GONE = {
+    "heat": "/heat colours the last answer",
+    "keys": "the input line has Emacs keys",
+    "sampling": "tokens are always sampled on the CPU",
+}
 
 
 def config_path() -> Path:
@@ -333,7 +329,8 @@ def ignored(ctx: click.Context) -> Iterator[str]:
     known = [*(str(setting.envvar) for setting in SETTINGS), *_OTHER_VARIABLES]
     for name in sorted(os.environ):
         if name.startswith("MINK_") and name not in known:
-            yield f"there is no setting {name}{did_you_mean(name, known)}"
+            gone = _GONE.get(name.removeprefix("MINK_").lower())
+            yield f"there is no setting {name}{f': {gone}' if gone else did_you_mean(name, known)}"
 
 
 class Settings:
@@ -426,24 +423,18 @@ class Settings:
         )
 
     def load_model(self) -> "Model":
-        """Load the model, and try backend sampling if it is to be used.
-
-        Raises what `mink_local.load_model` raises.
-        """
+        """Load the model. Raises what `mink_local.load_model` raises."""
         from mink_local.generation import loading
 
-        model = loading.load_model(
+        return loading.load_model(
             self["model"],
             n_ctx=self["ctx"],
             n_gpu_layers=self["gpu_layers"],
             n_threads=self["threads"],
             kv_type=self["kv_type"],
-            backend_sampling={"auto": None, "host": False, "backend": True}[self["sampling"]],
             rpc=self["rpc"],
             verbose=self.context.params["verbose"],
         )
-        model.sampling(self.params)
-        return model
 
     @property
     def constraints(self) -> "Constraints | None":

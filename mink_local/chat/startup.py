@@ -77,8 +77,7 @@ class Startup:
         try:
             files = before_message(file.text for file in self._attached(session))
             answer = session.ask(prompt, files)
-            sampling = session.model.sampling(self.settings.params) if as_json else ""
-            status = print_answer(self.screen, answer.message, answer.parts, self.settings, sampling)
+            status = print_answer(self.screen, answer.message, answer.parts, self.settings, as_json)
         except ValueError as error:  # an option that does not suit this model: a grammar, a token id
             raise click.UsageError(f"{error}.") from None
         session.end()
@@ -160,11 +159,9 @@ class Startup:
         return session
 
     def _note_model(self, session: "Session", is_named: bool) -> None:
-        """Say where the model is, what became of --ctx, and where tokens are sampled if that is wanted."""
+        """Say where the model is, if that is wanted, and what became of --ctx."""
         model, n_ctx = session.model, self.settings["ctx"]
         if is_named:
             self.screen.note(f"{model.name} {model.placement}")
         if n_ctx and n_ctx < model.n_ctx:
             self.screen.note(f"(--ctx {n_ctx}: llama.cpp rounds that up to {model.n_ctx})")
-        if self.settings.context.params["verbose"]:
-            self.screen.note(f"tokens are sampled {model.sampling(self.settings.params)}")

@@ -16,12 +16,10 @@ is evaluated in the others' batches. What requests have in common is evaluated o
 While answers are being generated, prompts are prefilled in chunks small enough not to delay the next tokens.
 """
 
-import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +34,6 @@ from mink_local.generation.template import ChatTemplate
 from mink_local.llama.context import Context
 from mink_local.llama.token_data import SamplingBuffers
 from mink_local.llama.weights import Weights
-
-if TYPE_CHECKING:  # a chat on a CPU needs neither, nor ggml's graph functions
-    from mink_local.generation.backend import BackendSampling
-    from mink_local.llama.backend_sampler import BackendSampler
-
-log = logging.getLogger("mink_local")
 
 Step = list[tuple[Answer, Piece]]
 Group = list[Decoding]  # answers with the same prompt and the same tokens so far, in one slot
@@ -59,7 +51,7 @@ class Engine:
         self._weights = weights
         self._template = template
         self._buffers = SamplingBuffers(weights.n_vocab)
-        self._waiting: deque[tuple[Decoding, BackendSampling | None]] = deque()
+        self._waiting: deque[Decoding] = deque()
         self._forked: list[Group] = []  # waiting for a slot
         self._budget = PromptBudget()
 
@@ -78,14 +70,11 @@ class Engine:
         """Number of requests waiting for a slot."""
         return len(self._waiting)
 
-    def submit(
-        self, request: Request, answer: Answer | None = None, backend: "BackendSampling | None" = None
-    ) -> Answer:
+    def submit(self, request: Request, answer: Answer | None = None) -> Answer:
         """Take a request; `step` generates its answer.
 
         Args:
             answer: The object to fill in; None creates one.
-            backend: Samples inside llama.cpp's graph if the request, the sampler and the device allow it.
 
         Returns:
             The answer, which grows with every step. If the prompt does not fit into the context, it is
@@ -96,7 +85,7 @@ class Engine:
             MinkError: The chat template refuses the messages.
         """
         decoding = self.prepare(request, answer)
-        self.enqueue(decoding, backend)
+        self.enqueue(decoding)
         return decoding.answer
 
     def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
@@ -112,12 +101,12 @@ class Engine:
             answer, [*prompt, *request.prefix], self.context.n_ctx, self._weights, self._buffers, stop
         )
 
-    def enqueue(self, decoding: Decoding, backend: "BackendSampling | None" = None) -> None:
+    def enqueue(self, decoding: Decoding) -> None:
         """Take a prepared request unless its answer is already finished; see `submit`."""
         if decoding.answer.finish_reason is None:
             if self.idle:  # an earlier interrupt is not meant for this request
                 self.context.interrupted = False
-            self._waiting.append((decoding, backend))
+            self._waiting.append(decoding)
             self._admit()
 
     def cancel(self, answer: Answer) -> None:
@@ -126,7 +115,7 @@ class Engine:
         if decoding is None:
             return
         decoding.end("interrupted")
-        self._waiting = deque(item for item in self._waiting if item[0] is not decoding)
+        self._waiting = deque(each for each in self._waiting if each is not decoding)
         for group in self._groups():
             if decoding in group:
                 group.remove(decoding)
@@ -204,7 +193,7 @@ class Engine:
 
     def _decodings(self) -> Iterator[Decoding]:
         yield from (decoding for group in self._groups() for decoding in group)
-        yield from (decoding for decoding, _ in self._waiting)
+        yield from self._waiting
 
     def _finish(self, decoding: Decoding, error: str | None) -> Piece:
         """End an answer early."""
@@ -233,33 +222,29 @@ class Engine:
 
         A request that waits for a prefix stays first. Looking at all those behind it would take long.
         """
-        for item in list(islice(self._waiting, len(self.slots))):
-            if self._place(*item):
-                self._waiting.remove(item)
+        for decoding in list(islice(self._waiting, len(self.slots))):
+            if self._place(decoding):
+                self._waiting.remove(decoding)
             elif self.n_busy == len(self.slots):
                 return
 
-    def _place(self, decoding: Decoding, backend: "BackendSampling | None") -> bool:
+    def _place(self, decoding: Decoding) -> bool:
         """Give a request a slot, or a share of one; return False if it has to wait."""
         # Nearly twice as many answers as slots keep every slot busy while answers diverge and end. A single
         # slot generates one answer after another.
         n_answers = sum(len(group) for group in self._groups())
         if n_answers >= 2 * len(self.slots) - 1:
             return False
-        if backend is None:  # an attached sampler serves a single answer
-            for slot in self.slots:
-                if slot.job and slot.backend_sampler is None and _can_share(slot.job[0], decoding):
-                    decoding.begin(0)
-                    slot.job.append(decoding)
-                    return True
+        for slot in self.slots:
+            if slot.job and _can_share(slot.job[0], decoding):
+                decoding.begin(0)
+                slot.job.append(decoding)
+                return True
         free = reserve(self.slots, decoding.prompt, decoding.n_prompt_outputs)
         if free is None:
             return False
         decoding.begin(len(free.pending))
         free.job = [decoding]
-        if backend is not None:
-            answer = decoding.answer
-            free.backend_sampler = backend.attached(answer.request, answer.seed, self.context, free.seq_id)
         return True
 
     def _compact(self) -> list[Slot[Group]]:
@@ -269,8 +254,7 @@ class Engine:
         are those that take the fewest copies and overwrite the fewest cached tokens.
         """
         busy = [slot for slot in self.slots if slot.job]
-        is_compact = not busy or busy[-1].seq_id - busy[0].seq_id < len(busy)
-        if is_compact or any(slot.backend_sampler for slot in busy):  # an attached sampler stays
+        if not busy or busy[-1].seq_id - busy[0].seq_id < len(busy):
             return busy
         starts = range(len(self.slots) - len(busy) + 1)
         places = [self.slots[start : start + len(busy)] for start in starts]
@@ -285,8 +269,6 @@ class Engine:
         """Process one of the batch's outputs: the logits after the first `position` tokens of a slot."""
         if not slot.job:  # an earlier output has ended its answers
             return []
-        if slot.backend_sampler is not None:
-            return self._sample_backend(slot, slot.backend_sampler, output)
         logits = self.context.logits(output)
         if position < len(slot.job[0].prompt):
             return self._record(slot, logits, position)
@@ -322,28 +304,6 @@ class Engine:
                 by_token.setdefault(piece.token, []).append(decoding)
         self._fork(slot, by_token)
         return events
-
-    def _sample_backend(self, slot: Slot[Group], sampler: "BackendSampler", output: int) -> Step:
-        """Take the token that the attached sampler sampled for the answer in a slot."""
-        assert slot.job
-        [decoding] = slot.job
-        try:
-            token = sampler.next(output)
-        except GenerationError as error:
-            slot.release()
-            return [(decoding.answer, decoding.end("error", str(error)))]
-        if token is None:
-            log.warning(
-                "step %d: backend sampling cannot guarantee the exact cut; the rest of this answer is "
-                "sampled on the CPU",
-                decoding.answer.n_tokens + 1,
-            )
-            slot.detach()
-            slot.queue(slot.tokens.copy())  # the last token again, for its logits
-            return []
-        piece = decoding.append(token, sampler.k)
-        self._fork(slot, {} if decoding.answer.finish_reason else {token: [decoding]})
-        return [(decoding.answer, piece)]
 
     def _fork(self, slot: Slot[Group], by_token: dict[int, Group]) -> None:
         """Keep the answers with the first token in `slot`; move the others to copies of it.

@@ -15,7 +15,7 @@ from mink_local.errors import ModelError
 from mink_local.generation.rendering import start_child
 from mink_local.llama.constants import ALL_LAYERS, N_SEQ_MAX, check_range
 from mink_local.llama.context import Context
-from mink_local.llama.devices import gpu_missing, gpus_in_words, n_cores, servers_in_use
+from mink_local.llama.devices import gpu_missing, gpus_in_words, n_cores
 from mink_local.llama.weights import Weights
 from mink_local.models import trust as trust_in
 from mink_local.models.catalog import resolve
@@ -52,7 +52,6 @@ def load_model(
     n_threads: int | None = None,
     kv_type: str = "f16",
     flash_attn: bool | None = None,
-    backend_sampling: bool | None = None,
     rpc: Sequence[str] | None = None,
     date: Date | None = None,
     trust: bool = False,
@@ -72,12 +71,6 @@ def load_model(
         n_threads: CPU threads; None for one per physical core, without efficiency cores.
         kv_type: Type of the KV cache: f16, q8_0, which takes half the memory, or another of llama.cpp's.
         flash_attn: Whether to use flash attention; None lets llama.cpp decide.
-        backend_sampling: Sample tokens inside llama.cpp's compute graph, so that no logits leave the GPU.
-            None does so in `chat` if the output layer is on a GPU, no RPC server is in use, and it is
-            faster. Before its first use on a model and device, it is compared with sampling on the CPU; if
-            they differ, tokens are sampled on the CPU, with a warning. Some samplers, constraints and
-            `logprobs` cannot run on the backend; they run on the CPU, with a warning if this is True. The
-            same seed gives a different text with backend sampling than on the CPU.
         rpc: Addresses ("HOST:PORT") of llama.cpp RPC servers, whose devices take layers like a GPU, for this
             and all later models in the process. If a server goes away, the process exits.
         date: The date for chat templates that use it (LLaMA-3.1's does); None for today.
@@ -102,8 +95,6 @@ def load_model(
         from mink_local.llama.rpc import use_servers
 
         use_servers(rpc, trust)
-    if backend_sampling is None and servers_in_use:  # a server claims to support every operation
-        backend_sampling = False
     if not trust:
         trust_in.check(file)
     threads = n_threads or n_cores()
@@ -131,23 +122,7 @@ def load_model(
         from mink_local.generation.template import ChatTemplate
     weights, context, where = loading.result()
     log.info("%s is %s", file.name, where)
-    chat_backend = None
-    if weights.on_gpu if backend_sampling is None else backend_sampling:
-        from mink_local.generation.backend import BackendSampling
-
-        chat_backend = BackendSampling(weights, context.n_threads, is_requested=bool(backend_sampling))
-    return Model(
-        file.name,
-        weights,
-        context,
-        partial(allocate, weights),
-        where,
-        ChatTemplate(weights, date),
-        chat_backend=chat_backend,
-        # With attached samplers, llama.cpp rebuilds its graph whenever answers come and go, so batches are
-        # sampled on the host unless backend sampling is requested.
-        batch_backend=chat_backend if backend_sampling else None,
-    )
+    return Model(file.name, weights, context, partial(allocate, weights), where, ChatTemplate(weights, date))
 
 
 def make_context(

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +32,6 @@ from mink_local.generation.text import TextStream
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.context import Context
 from mink_local.llama.weights import Weights
-
-if TYPE_CHECKING:
-    from mink_local.generation.backend import BackendSampling
 
 log = logging.getLogger("mink_local")
 
@@ -70,14 +67,10 @@ class Model:
         make_context: Callable[..., Context],
         placement: str,
         template: ChatTemplate,
-        *,
-        chat_backend: "BackendSampling | None" = None,
-        batch_backend: "BackendSampling | None" = None,
     ) -> None:
         self.name = name
         self.placement = placement
         self.weights = weights
-        self._chat_backend, self._batch_backend = chat_backend, batch_backend
         self._make_context = make_context
         self._template = template
         self.chat_template: str | None = weights.chat_template
@@ -138,14 +131,6 @@ class Model:
     def count_tokens(self, prompt: Prompt) -> int:
         """Return the number of tokens in a prompt."""
         return len(self.prompt_tokens(prompt))
-
-    def sampling(self, params: SamplingParams) -> str:
-        """Return where `chat` samples tokens, "on the host" or "in llama.cpp's graph", and why."""
-        if self._chat_backend is None:
-            return "on the host" if self.weights.on_gpu else "on the host: the model is not on a GPU"
-        with self._exclusive():  # a trial runs llama.cpp
-            obstacle = self._chat_backend.obstacle(params.effective_sampler, params.needs_logits)
-        return f"on the host: {obstacle}" if obstacle else "in llama.cpp's graph"
 
     def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a text; control tokens in it count as plain text, and none are added."""
@@ -238,7 +223,7 @@ class Model:
             with self._exclusive(wait):
                 if not wait or self._caller is None or self._caller.finish_reason is not None:
                     self._begin(reply)
-                    self.engine.submit(request, reply, self._chat_backend)
+                    self.engine.submit(request, reply)
                     break
                 self._caller.advance()
             time.sleep(_TURN)
@@ -309,7 +294,7 @@ class Model:
                 if self._interrupted and self.engine.idle:
                     return
                 with self._exclusive(caller=batch):
-                    answer = self.engine.submit(request, Answer(request, index), self._batch_backend)
+                    answer = self.engine.submit(request, Answer(request, index))
                 if answer.finish_reason:
                     yield answer
             while not self.engine.idle:

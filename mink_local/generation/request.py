@@ -118,18 +118,6 @@ class SamplingParams:
         """True if a budget, and no grammar, decides where reasoning ends."""
         return self.reasoning_budget not in (None, -1) and not self.has_grammar
 
-    @property
-    def needs_logits(self) -> bool:
-        """True if these parameters read or change the logits, or force tokens."""
-        return bool(
-            self.constraints
-            or self.logprobs is not None
-            or self.prompt_logprobs is not None
-            or self.ignore_eos
-            or self.min_tokens
-            or self.limits_reasoning
-        )
-
 
 # `__new__` accepts any option, to say where it belongs; help() and editors show the fields.
 SamplingParams.__signature__ = inspect.signature(partial(SamplingParams.__init__, SamplingParams()))  # type: ignore[attr-defined]
@@ -184,8 +172,3 @@ class Request:
     prefix: Sequence[int] = ()
     tools: Sequence[Tool] = ()
     watch: Callable[[NDArray[np.float32]], None] | None = None
-
-    @property
-    def needs_logits(self) -> bool:
-        """True if something reads or changes the logits, so that tokens are sampled on the host."""
-        return self.watch is not None or self.params.needs_logits

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.llama.context import Context, Segment
 from mink_local.samplers import kernels
-
-if TYPE_CHECKING:
-    from mink_local.llama.backend_sampler import BackendSampler
 
 N_OUTPUTS = 128  # logits rows per batch: 78 MB with a vocabulary of 151,936
 MIN_SHARED_PREFIX = 4  # a shorter prefix is cheaper to evaluate again than to copy
@@ -35,7 +32,6 @@ class Slot(Generic[Job]):
         job: What the slot is used for; None if it is free.
         last_used: Number of tokens that the context had evaluated when the slot was released; 0 if it was
             never used, or if its tokens are in another slot too.
-        backend_sampler: Samples the slot's tokens inside llama.cpp's graph, if one is attached.
     """
 
     def __init__(self, context: Context, seq_id: int) -> None:
@@ -46,7 +42,6 @@ class Slot(Generic[Job]):
         self.deadline = 0
         self.job: Job | None = None
         self.last_used = 0
-        self.backend_sampler: BackendSampler | None = None
         self._context = context
 
     def queue(self, tokens: Sequence[int], n_outputs: int = 1) -> None:
@@ -106,13 +101,6 @@ class Slot(Generic[Job]):
         if self.job is not None:
             self.last_used = self._context.n_evaluated
         self.job, self.pending = None, ()
-        self.detach()
-
-    def detach(self) -> None:
-        """Sample on the host from now on."""
-        if self.backend_sampler is not None:
-            self.backend_sampler.detach()
-            self.backend_sampler = None
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -30,8 +30,7 @@ class Segment(NamedTuple):
 
     Attributes:
         position: Position of the first token in its sequence.
-        n_outputs: Number of tokens, counted from the end, that yield logits, or sampled tokens if a sampler
-            is attached.
+        n_outputs: Number of tokens, counted from the end, that yield logits.
     """
 
     tokens: Sequence[int]
@@ -100,13 +99,11 @@ class Context:
         fits = f"{weights.path.resolve()} {file.st_size} {file.st_mtime_ns} {kv_type} {C.llama_version()!r}"
         self._fits = hashlib.blake2b(fits.encode(errors="replace"), digest_size=_SEAL).digest()
         self.n_evaluated = 0  # tokens so far
-        self._chains: dict[int, Any] = {}
         self._rows: dict[int, NDArray[np.float32]] = {}  # views of llama.cpp's logits, by address
         self._batch = _TokenBatch(self.n_batch)
 
     def close(self) -> None:
         """Free the memory; idempotent."""
-        self._chains.clear()  # llama.cpp does not touch samplers when it frees a context
         self._free()
         self.handle = self._memory = None
 
@@ -159,39 +156,6 @@ class Context:
             array = (ctypes.c_float * self.n_vocab).from_address(address)
             self._rows[address] = np.frombuffer(array, np.float32)  # type: ignore[call-overload]
         return self._rows[address]
-
-    def attach(self, chain: Any, seq_id: int = 0) -> None:
-        """Make llama.cpp sample a sequence inside its compute graph, without returning logits.
-
-        Args:
-            chain: A llama_sampler_chain that replaces the previous one. Detach it before freeing it.
-
-        Raises:
-            GenerationError: llama.cpp does not support backend sampling for this model.
-        """
-        if not C.llama_set_sampler(self.handle, seq_id, chain):
-            raise GenerationError("llama.cpp cannot use backend sampling for this model: sample on the host")
-        self._chains[seq_id] = chain
-
-    def detach(self, chain: Any = None, seq_id: int = 0) -> None:
-        """Make llama.cpp return logits for a sequence again, unless another chain is attached."""
-        if seq_id in self._chains and chain in (None, self._chains[seq_id]):
-            C.llama_set_sampler(self.handle, seq_id, None)
-            del self._chains[seq_id]
-
-    def sampled(self, output: int = -1) -> tuple[int, float]:
-        """Return the token that the attached chain sampled for an output (see `logits`) of the last batch.
-
-        The second value is the first of the probabilities that the chain left.
-
-        Raises:
-            GenerationError: No chain has sampled a token for this output.
-        """
-        token = C.llama_get_sampled_token_ith(self.handle, output)
-        probabilities = C.llama_get_sampled_probs_ith(self.handle, output)
-        if token < 0 or not probabilities:
-            raise GenerationError("llama.cpp has sampled no token in its graph")
-        return token, probabilities[0]
 
     def truncate(self, length: int, seq_id: int = 0) -> bool:
         """Remove all but a sequence's first `length` tokens; return False if the model cannot."""

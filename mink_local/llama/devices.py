@@ -56,11 +56,6 @@ def gpu_pointers() -> list[int]:
     return found
 
 
-def gpu_names() -> list[str]:
-    """Return each GPU's backend and name, such as "CUDA: NVIDIA H100"."""
-    return [f"{_backend_of(device)}: {_description(device)}" for device in gpu_pointers()]
-
-
 def gpus_in_words() -> str:
     """Return a phrase: "the GPU" for all of this machine's GPUs, and the addresses of RPC servers."""
     *others, last = dict.fromkeys(gpu.name if gpu.remote else "the GPU" for gpu in gpus())

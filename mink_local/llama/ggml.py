@@ -17,16 +17,10 @@ from llama_cpp._ctypes_extensions import load_shared_library
 
 from mink_local.errors import MinkError
 
-_PTR, _TEXT, _BOOL = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_bool
-_INT, _I64, _F32, _SIZE = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_size_t
+_PTR, _TEXT = ctypes.c_void_p, ctypes.c_char_p
+_INT, _I64, _SIZE = ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
 _SIZE_PTR = ctypes.POINTER(ctypes.c_size_t)
 ABORT_CALLBACK = ctypes.CFUNCTYPE(None, _TEXT)
-
-
-class InitParams(ctypes.Structure):
-    """struct ggml_init_params."""
-
-    _fields_ = (("mem_size", _SIZE), ("mem_buffer", _PTR), ("no_alloc", _BOOL))
 
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {  # result type, then argument types
@@ -42,8 +36,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # result type, then argument types
     "backend_dev_memory": (None, _PTR, _SIZE_PTR, _SIZE_PTR),
     "backend_dev_backend_reg": (_PTR, _PTR),
     "backend_dev_init": (_PTR, _PTR, _TEXT),
-    "backend_dev_supports_op": (_BOOL, _PTR, _PTR),
-    "backend_buft_get_device": (_PTR, _PTR),
     "backend_reg_count": (_SIZE,),
     "backend_reg_get": (_PTR, _SIZE),
     "backend_reg_name": (_TEXT, _PTR),
@@ -54,30 +46,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # result type, then argument types
     "backend_load": (_PTR, _TEXT),
     "backend_register": (None, _PTR),
     "set_abort_callback": (_PTR, ABORT_CALLBACK),
-    # Graphs
-    "init": (_PTR, InitParams),
-    "free": (None, _PTR),
-    "tensor_overhead": (_SIZE,),
-    "graph_overhead_custom": (_SIZE, _SIZE, _BOOL),
-    "new_graph_custom": (_PTR, _PTR, _SIZE, _BOOL),
-    "build_forward_expand": (None, _PTR, _PTR),
-    "graph_n_nodes": (_INT, _PTR),
-    "graph_node": (_PTR, _PTR, _INT),
-    # Operations: the first argument is the graph's context
-    "nelements": (_I64, _PTR),
-    "new_tensor_1d": (_PTR, _PTR, _INT, _I64),
-    "reshape_1d": (_PTR, _PTR, _PTR, _I64),
-    "reshape_2d": (_PTR, _PTR, _PTR, _I64, _I64),
-    "view_1d": (_PTR, _PTR, _PTR, _I64, _SIZE),
-    "arange": (_PTR, _PTR, _F32, _F32, _F32),
-    "top_k": (_PTR, _PTR, _PTR, _INT),
-    "argsort": (_PTR, _PTR, _PTR, _INT),
-    "get_rows": (_PTR, _PTR, _PTR, _PTR),
-    "scale_bias": (_PTR, _PTR, _PTR, _F32, _F32),
-    "clamp": (_PTR, _PTR, _PTR, _F32, _F32),
-    "cast": (_PTR, _PTR, _PTR, _INT),
-    **dict.fromkeys(("argmax", "floor", "log", "relu", "step", "sum"), (_PTR, _PTR, _PTR)),
-    **dict.fromkeys(("add", "sub", "mul", "div"), (_PTR, _PTR, _PTR, _PTR)),
 }
 
 

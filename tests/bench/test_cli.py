@@ -70,15 +70,13 @@ def test_tables(bench: Bench, npz: Path, output: list[str]) -> None:
 
 def test_decoding_is_compared_with_greedy(bench: Bench, tiny_path: Path) -> None:
     arguments = ["decode", "--model", tiny_path, "--tokens", 3, "--rounds", 6, "--sampler", "min-k"]
-    speeds = rows(bench, *arguments, "--sampler", "mirostat", "--form", "host", "--form", "backend")
+    speeds = rows(bench, *arguments, "--sampler", "mirostat", "--form", "host", "--form", "llama.cpp")
     greedy, min_k, mirostat = str(Greedy()), str(MinK()), str(Mirostat())
     assert [(speed["method"], speed["form"]) for speed in speeds] == [
         (greedy, "llama.cpp"),
         (greedy, "host"),
         (min_k, "host"),
         (mirostat, "host"),
-        (greedy, "backend"),
-        (min_k, "backend"),
     ]
     for speed in speeds:
         assert speed["low"] <= speed["slowdown_percent"] <= speed["high"]

@@ -22,7 +22,6 @@ from mink_local.bench.timing import (
 )
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
-from mink_local.llama.backend_sampler import BackendSampler
 from mink_local.samplers import Greedy, MinK
 
 
@@ -53,8 +52,8 @@ def test_a_slower_method_is_told_from_noise() -> None:
         {
             ("greedy", "host"): greedy,
             ("slower", "host"): slower,
-            ("greedy", "backend"): slower,
-            ("slower", "backend"): slower,
+            ("greedy", "llama.cpp"): slower,
+            ("slower", "llama.cpp"): slower,
         }
     )
     percents = [(one["low"], one["slowdown_percent"], one["high"]) for one in speeds]
@@ -98,35 +97,21 @@ def test_what_a_gpu_still_computes_is_not_sampling_time(
     synchronize = C.llama_synchronize
     monkeypatch.setattr(C, "llama_synchronize", late)
     with load_model(str(tiny_path), n_ctx=128) as model:
-        speeds = time_decoding(model, [], ["host", "backend"], 1.0, tokens=3, rounds=2)
-    assert len(speeds) == 3
+        speeds = time_decoding(model, [], ["host", "llama.cpp"], 1.0, tokens=3, rounds=2)
+    assert len(speeds) == 2
     for speed in speeds:
         assert speed["ms_per_token"] > 40
         assert speed["sampling_us"] < 40_000
 
 
-@pytest.mark.parametrize("undecided", [-1, 2])
-def test_all_forms_sample_the_same_tokens(
-    tiny_path: Path, monkeypatch: pytest.MonkeyPatch, undecided: int
-) -> None:
-    """Even if the backend cannot decide a token, from which the host goes on."""
-    sampled: list[int | None] = []
-    sample = BackendSampler.next
-
-    def next_token(backend: BackendSampler) -> int | None:
-        sampled.append(None if len(sampled) == undecided else sample(backend))
-        return sampled[-1]
-
-    monkeypatch.setattr(BackendSampler, "next", next_token)
-
+def test_both_forms_sample_the_same_tokens(tiny_path: Path) -> None:
     def tokens(model: Model, form: Any) -> list[int]:
         prompt = model.prompt_tokens("Once upon a time")
         steps = answer_steps(model.engine.context, prompt, Greedy(), form, 1.0, 1)
         return [token for token, *_ in islice(steps, 5)]
 
     with load_model(str(tiny_path), n_ctx=64) as model:
-        assert tokens(model, "host") == tokens(model, "backend") == tokens(model, "llama.cpp")
-    assert len(sampled) == (5 if undecided < 0 else 3)
+        assert tokens(model, "host") == tokens(model, "llama.cpp")
 
 
 def test_as_many_answers_are_generated_as_are_asked_for(tiny_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_help_names_everything() -> None:
         (("--sampler", "top-"), "top-n-sigma"),
         (("--model", "smol"), "smollm2-135m"),
         (("--max",), "--max-tokens"),
-        (("--sampling", "ba"), "backend"),
+        (("--thoughts", "l"), "line"),
     ],
 )
 def test_completion(words: tuple[str, ...], completion: str) -> None:
@@ -184,12 +184,16 @@ def test_a_variable_that_is_no_setting_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert [*ignored(context())] == []
 
 
-def test_a_setting_that_is_gone_is_told() -> None:
+def test_a_setting_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the rest of an old file holds."""
-    path = write_config("[chat]\nheat = true\nkeys = 'vi'\ntemp = 2\n")
-    heat, keys = ignored(context())
+    monkeypatch.setenv("MINK_SAMPLING", "host")
+    path = write_config("[chat]\nheat = true\nkeys = 'vi'\nsampling = 'backend'\ntemp = 2\n")
+    heat, keys, sampling, variable = ignored(context())
     assert [word for word in (str(path), "heat", "/heat") if word not in heat] == []
     assert "keys" in keys
+    assert "sampling" in sampling
+    assert "MINK_SAMPLING" in variable
+    assert "CPU" in variable
     assert settings()["temp"] == 2
 
 

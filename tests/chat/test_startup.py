@@ -107,20 +107,9 @@ def test_json(mink_chat: MinkChat) -> None:
     answer = json.loads(mink_chat(*asked, "--json").stdout)
     assert answer["text"] + "\n" == mink_chat(*asked).stdout
     assert (answer["model"], answer["sampler"]) == ("smollm2-135m", "min-k:tau=3")
-    assert answer["sampling"].startswith("on the host")
     assert answer["n_tokens"] == len(answer["tokens"])
     assert len(answer["k"]) - len(answer["tokens"]) in (0, 1)
     assert 0 < answer["timings"]["first_token_s"] <= answer["timings"]["total_s"]
-
-
-def test_where_tokens_are_sampled(mink_chat: MinkChat, tiny_path: Path, own_files: Path) -> None:  # noqa: ARG001
-    asked = ("-m", str(tiny_path), "-p", "Hi", "-n", "3", "--sampling", "backend", "--gpu-layers", "0")
-    said = mink_chat(*asked, "--verbose", "--json")
-    where = json.loads(said.stdout)["sampling"]
-    assert "graph" in where
-    assert where in said.stderr
-    banned = json.loads(mink_chat(*asked, "--json", "--repeat-penalty", "1.5").stdout)
-    assert banned["sampling"].startswith("on the host")
 
 
 def test_a_prompt_continues_a_conversation(mink_chat: MinkChat, own_files: Path) -> None:

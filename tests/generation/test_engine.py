@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from mink_local import Constraints, MinK, load_model
 from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, Piece
-from mink_local.generation.backend import BackendSampling
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.engine import Engine
 from mink_local.generation.model import Model
@@ -232,16 +231,6 @@ def test_an_abandoned_batch_affects_nothing_later(model: Model) -> None:
         list(abandoned)
 
 
-def test_backend_sampling_in_a_batch(tiny_path: Path) -> None:
-    """The same batches, so the same logits: greedy gives the same text and cutoffs."""
-    texts = []
-    for backend in (True, False):
-        model = load_model(str(tiny_path), n_ctx=256, n_parallel=3, backend_sampling=backend, trust=True)
-        answers = model.generate([ask(text) for text in QUESTIONS[:5]], temperature=0.0, max_tokens=12)
-        texts.append({answer.index: (answer.text, answer.k) for answer in answers})
-    assert texts[0] == texts[1]
-
-
 # The engine itself: submit, cancel, step
 
 
@@ -423,9 +412,7 @@ def test_a_finished_answer_is_not_taken(real: Model) -> None:
 def test_a_request_watches_the_logits_of_its_steps(real: Model) -> None:
     watched = request("One, two, three,", temperature=0.0, max_tokens=5, logprobs=0)
     engine = forget(real).engine
-    # With a backend, too: a watched request is not sampled in llama.cpp's graph.
-    backend = BackendSampling(real.weights, 1, is_requested=True)
-    answer = engine.submit(watched, backend=backend)
+    answer = engine.submit(watched)
     run(engine)
     assert isinstance(watched.watch, Rows)
     assert [int(row.argmax()) for row in watched.watch] == answer.tokens

@@ -1,6 +1,5 @@
-"""Fixtures for the tests of llama.cpp: the embedded model without the layers above, and graphs."""
+"""Fixtures for the tests of llama.cpp: the embedded model without the layers above."""
 
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,34 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mink_local.llama import ggml
 from mink_local.llama.context import Context, Segment
-from mink_local.llama.graph import Graph, Node
 from mink_local.llama.weights import Weights
 from tests.support.logits import embedded_logits
 
 Generate = Callable[..., list[int]]
-
-_compute = ggml.function(
-    "ggml_graph_compute_with_ctx", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
-)
-_data = ggml.function("ggml_get_data", ctypes.c_void_p, ctypes.c_void_p)
-
-
-def filled(graph: Graph, row: NDArray[np.float32]) -> Node:
-    """Return a node with these numbers."""
-    node = Node.new(graph.context, row.size)
-    ctypes.memmove(_data(node.pointer), np.ascontiguousarray(row).ctypes.data, row.nbytes)
-    return node
-
-
-def computed(graph: Graph, *nodes: Node) -> list[NDArray[np.float32]]:
-    """Compute nodes on ggml's CPU backend; return their numbers as float32, which may have to be a view."""
-    for node in nodes:
-        graph.expand(node)
-    assert _compute(graph.context, graph.pointer, 1) == 0
-    buffers = [(ctypes.c_float * node.size).from_address(_data(node.pointer)) for node in nodes]
-    return [np.ctypeslib.as_array(buffer).copy() for buffer in buffers]
 
 
 @pytest.fixture(scope="session")

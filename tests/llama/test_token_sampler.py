@@ -73,7 +73,7 @@ def test_every_form_samples_the_same_tokens(
 
 
 def test_a_certain_token_takes_a_random_number_too(rows: Row) -> None:
-    """So one seed gives one text here and on a backend, where `dist` does not know which token is certain."""
+    """So one seed gives one text here and in llama.cpp, whose `dist` does not know which token is certain."""
     certain = rows[0].copy()
     certain[5] = 1000
 

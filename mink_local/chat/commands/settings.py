@@ -136,10 +136,8 @@ def show(chat: Chat, argument: str) -> None:
 
 
 def _value(setting: Setting, settings: Settings, model: Model) -> str:
-    """Return a value as /set takes it, or what is used in its place; for `sampling` also what it means."""
+    """Return a value as /set takes it, or what is used in its place."""
     sampler, shown = settings.sampler, settings.shown(setting)
-    if setting.key == "sampling":
-        return f"{shown} ({model.sampling(settings.params)})"
     used = {"ctx": str(model.n_ctx), "threads": str(n_cores())}
     if sampler.name != "min-k":
         used.update(dict.fromkeys(MIN_K, f"not used by {sampler.name}"))

@@ -59,14 +59,13 @@ def as_json(store: ConversationStore, conversation: Conversation) -> str:
     return dumps(whole, indent=1) + "\n"
 
 
-def answer_as_json(answer: StoredMessage, sampling: str) -> str:
-    """Return what is known of an answer as a line of JSON; `sampling` says where its tokens were sampled."""
+def answer_as_json(answer: StoredMessage) -> str:
+    """Return what is known of an answer as a line of JSON."""
     how = answer.parts[-1]
     known = {
         "model": how.model,
         "sampler": how.sampler,
         "temperature": how.temperature,
-        "sampling": sampling,
         "seed": how.seed,
         "text": answer.content,
         "thinking": answer.thinking,

@@ -31,18 +31,18 @@ Parts = Callable[[Callable[[int], None]], "Iterator[TextPart]"]
 
 
 def print_answer(
-    screen: Screen, message: "StoredMessage", parts: Parts, settings: "Settings", json_sampling: str
+    screen: Screen, message: "StoredMessage", parts: Parts, settings: "Settings", as_json: bool
 ) -> int:
     """Print an answer to a prompt while it is generated; return the exit status.
 
     Args:
         message: The answer; it grows by `parts`.
-        json_sampling: Print all that is known as JSON, and this as where the tokens were sampled, or "".
+        as_json: Print all that is known as a line of JSON.
     """
-    if json_sampling:
+    if as_json:
         for _ in parts(lambda _: None):
             pass
-        screen.write(answer_as_json(message, json_sampling))
+        screen.write(answer_as_json(message))
     else:
         show_answer(screen, message, parts)
         against_loops = "--temp 2, --dry-multiplier 0.8 or --no-loop-guard"
