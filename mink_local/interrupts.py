@@ -8,7 +8,8 @@ llama.cpp. An exception that a handler raises inside a C callback is lost.
     loading a model               KeyboardInterrupt; it loads in a thread      `load_model`
     loading a chat's model        exits at once, with the terminal restored    `interrupt_ends_program`
     a yes-or-no question          KeyboardInterrupt, which means no            `interrupt_raises`
-    an answer, an evaluation      stops it; what is already there is kept      `until_interrupted`
+    an answer, an evaluation      stops it; what is already there is kept      `on_interrupt`
+    a program's own loop          KeyboardInterrupt; the answer is stopped     `Reply`, `Events.get`
     llama_decode on a CPU         returns in the middle of a batch             `Context.interrupted`
     the chat between answers      clears the line, or quits                    prompt_toolkit, `on_interrupt`
     the server; also SIGTERM      stops accepting requests, drains, exits      `on_interrupt`
@@ -17,61 +18,15 @@ llama.cpp. An exception that a handler raises inside a C callback is lost.
     mink-models rpc-server        exits at once; llama.cpp never returns       SIG_DFL
 """
 
-import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
-T = TypeVar("T")
 _heard = False
 
 _REPEAT_SECONDS = 0.05  # before a lost Ctrl-C is repeated
-_WAIT_SECONDS = 0.25  # between calls of `waiting`; on Windows, an endless wait ignores Ctrl-C
-
-
-def until_interrupted(
-    items: Iterable[T], interrupt: Callable[[], None], waiting: Callable[[], None] = lambda: None
-) -> Generator[T, None, None]:
-    """Iterate over `items` in another thread and yield them here, until Ctrl-C.
-
-    Args:
-        interrupt: Makes the iteration end soon; called on Ctrl-C, or if this generator is closed early.
-        waiting: Called periodically while waiting for an item.
-    """
-    arrived: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
-
-    def collect() -> None:
-        try:
-            for item in items:
-                arrived.put((item,))
-        except BaseException as error:
-            arrived.put(error)
-        else:
-            arrived.put(None)
-
-    def next_item() -> tuple[T] | BaseException | None:
-        while True:
-            try:
-                return arrived.get(timeout=_WAIT_SECONDS)
-            except queue.Empty:
-                waiting()
-
-    thread = threading.Thread(target=collect, name="generation")
-    with on_interrupt(interrupt):
-        thread.start()
-        try:
-            while isinstance(item := next_item(), tuple):
-                yield item[0]
-        except BaseException:  # this generator is closed, or `waiting` has failed
-            interrupt()
-            raise
-        finally:
-            thread.join()
-    if item is not None:
-        raise item
 
 
 def was_interrupted() -> bool:

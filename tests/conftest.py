@@ -1,10 +1,13 @@
 """Fixtures of all tests: the embedded model, small random models, the user's folders, the test data."""
 
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numba
@@ -161,3 +164,15 @@ def tiny(user_folders: Path, smollm2_path: Path) -> Callable[..., Path]:
 def tiny_path(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Path:
     """A one-layer model with random weights and SmolLM2's vocabulary, written once; it loads instantly."""
     return write_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf", smollm2_path)
+
+
+@contextlib.contextmanager
+def held(model: Model) -> Iterator[None]:
+    """Let a model generate nothing in this block."""
+    release = Event()
+    with ThreadPoolExecutor(1) as waiting:
+        waiting.submit(model.thread.call, release.wait)
+        try:
+            yield
+        finally:
+            release.set()

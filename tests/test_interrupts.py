@@ -1,96 +1,16 @@
-"""Iterating in another thread, and Ctrl-C as a call instead of an exception."""
+"""Ctrl-C as a call instead of an exception, and where Python would lose it."""
 
-import _thread
 import ctypes
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 
 import pytest
 
 from mink_local import interrupts
-from mink_local.interrupts import lost_interrupts_repeated, on_interrupt, until_interrupted
-
-
-class Source:
-    """Counts until it is interrupted; fails at a number if one is given."""
-
-    def __init__(self, fails_at: int | None = None) -> None:
-        self.fails_at = fails_at
-        self.interrupts = 0
-        self.threads: set[threading.Thread] = set()
-
-    def interrupt(self) -> None:
-        self.interrupts += 1
-
-    def __iter__(self) -> Iterator[int]:
-        for i in count():
-            if self.interrupts:
-                return
-            self.threads.add(threading.current_thread())
-            if i == self.fails_at:
-                raise LookupError("failed")
-            yield i
-
-
-def test_items_come_in_order() -> None:
-    source = iter([0, None, "", ValueError("an item, not raised")])
-    items = list(until_interrupted(source, lambda: pytest.fail("interrupted")))
-    assert items[:3] == [0, None, ""]
-    assert isinstance(items[3], ValueError)
-
-
-def test_an_error_of_the_other_thread_comes_after_the_items_and_interrupts_nobody() -> None:
-    """An interrupt after the end would end what is generated next."""
-    source = Source(fails_at=3)
-    items: list[int] = []
-    with pytest.raises(LookupError, match="failed"):
-        items.extend(until_interrupted(source, source.interrupt))
-    assert (items, source.interrupts) == ([0, 1, 2], 0)
-    assert threading.current_thread() not in source.threads
-
-
-def test_leaving_early_ends_the_iteration_and_waits_for_it() -> None:
-    source = Source()
-    items = until_interrupted(source, source.interrupt)
-    assert [next(items), next(items)] == [0, 1]
-    items.close()
-    assert source.interrupts == 1
-    assert not any(thread.is_alive() for thread in source.threads)
-
-
-def test_waiting_is_called_while_nothing_comes() -> None:
-    """An error in it ends the iteration."""
-    calls: list[float] = []
-    stopped = threading.Event()
-
-    def slow() -> Iterator[int]:
-        assert stopped.wait(30)
-        yield 1
-
-    def waiting() -> None:
-        calls.append(time.monotonic())
-        if len(calls) == 2:
-            raise RuntimeError("the window is gone")
-
-    with pytest.raises(RuntimeError, match="window"):
-        list(until_interrupted(slow(), stopped.set, waiting))
-
-
-def test_ctrl_c_ends_a_source_without_an_exception() -> None:
-    source = Source()
-    items = []
-    for item in until_interrupted(source, source.interrupt):
-        items.append(item)
-        if item == 5:
-            _thread.interrupt_main()
-    assert items[:6] == [0, 1, 2, 3, 4, 5]
-    assert source.interrupts == 1
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+from mink_local.interrupts import lost_interrupts_repeated, on_interrupt
 
 
 class HalfMade:

@@ -72,7 +72,7 @@ class Chat:
             with on_interrupt(answer.reply.interrupt):
                 if self.is_stopped:
                     answer.reply.interrupt()
-                show_answer(self.screen, answer.message, answer.parts, "; /think shows it")
+                show_answer(self.screen, answer.message, answer.pieces, "; /think shows it")
         finally:
             hotter = max(2.0, 2 * answer.message.parts[-1].temperature)
             against_loops = f"/regen {hotter:g}, /set dry-multiplier 0.8 or /set loop-guard off"

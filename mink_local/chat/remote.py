@@ -26,7 +26,7 @@ from mink_local.llama.constants import RANDOM_SEED
 
 if TYPE_CHECKING:
     from mink_local.chat.conversation.store import StoredMessage
-    from mink_local.generation.text import TextPart
+    from mink_local.generation.answer import Piece
 
 _SECONDS = 10  # in which the server has to accept a connection
 _SAME_NAME = (
@@ -69,8 +69,8 @@ def answer(ctx: click.Context, url: str, prompt: str, files: tuple[Path, ...], a
         response = _response(connection, url)
         if ignored := response.getheader("x-mink-ignored"):
             screen.note(f"(this server ignores {ignored.replace(',', ', ')})")
-        parts = partial(_parts, response, message, settings["loop_guard"])
-        return print_answer(screen, message, parts, settings, as_json)
+        pieces = partial(_pieces, response, message, settings["loop_guard"])
+        return print_answer(screen, message, pieces, settings, as_json)
 
 
 def _request(settings: Settings, prompt: str, files: tuple[Path, ...]) -> dict[str, Any]:
@@ -144,13 +144,13 @@ def _response(connection: HTTPConnection, url: str) -> HTTPResponse:
     raise MinkError(f"{url}: {error or f'status {response.status}'}")
 
 
-def _parts(
+def _pieces(
     response: HTTPResponse, message: "StoredMessage", has_guard: bool, _: Callable[[int], None]
-) -> "Iterator[TextPart]":
-    """Yield the parts of an answer from a stream of server-sent events, until Ctrl-C.
+) -> "Iterator[Piece]":
+    """Yield the pieces of an answer from a stream of server-sent events, until Ctrl-C.
 
     Args:
-        message: The answer, which the parts are added to.
+        message: The answer, which the pieces are added to.
         has_guard: End an answer that repeats itself.
 
     Raises:
@@ -160,16 +160,15 @@ def _parts(
     try:
         for chunk in _chunks(response):
             message.first_token_s = message.first_token_s or time.perf_counter() - began
-            n_before, text = len(message.tokens), ""
-            for part in _added(message, chunk):
-                text += part.text
-                yield part
+            n_before = len(message.tokens)
+            piece = _added(message, chunk)
+            yield piece
             if has_guard:
                 from mink_local.chat.conversation.loop_guard import LoopGuard  # imports NumPy
 
                 guard = guard or LoopGuard()
                 for at in range(n_before, len(message.tokens)):
-                    guard.feed(message.tokens[at], text if at == len(message.tokens) - 1 else "")
+                    guard.feed(message.tokens[at], piece if at == len(message.tokens) - 1 else "")
                 if guard.since is not None:
                     message.finish_reason = "repetition"
                     message.repeated, message.repeats_since = guard.repeated, guard.since
@@ -194,10 +193,11 @@ def _chunks(response: HTTPResponse) -> Iterator[dict[str, Any]]:
         raise MinkError(f"the server ended the answer early: {error}") from None
 
 
-def _added(message: "StoredMessage", chunk: dict[str, Any]) -> "Iterator[TextPart]":
-    """Add a chunk to an answer; yield its text."""
-    from mink_local.generation.text import TextPart
+def _added(message: "StoredMessage", chunk: dict[str, Any]) -> "Piece":
+    """Add a chunk to an answer; return its text."""
+    from mink_local.generation.answer import Piece
 
+    reasoning = content = ""
     message.parts = [replace(message.parts[0], model=chunk["model"])]
     if usage := chunk.get("usage"):
         message.prompt_tokens = usage["prompt_tokens"]
@@ -207,8 +207,9 @@ def _added(message: "StoredMessage", chunk: dict[str, Any]) -> "Iterator[TextPar
         message.k += choice.get("k", [])
         message.finish_reason = choice["finish_reason"]
         delta = choice["delta"]
-        reasoning, content = delta.get("reasoning_content") or "", delta.get("content") or ""
-        for part in (TextPart(reasoning, True), TextPart(content)):
-            if part.text:
-                message.add(part.text, part.is_reasoning)
-                yield part
+        reasoning += delta.get("reasoning_content") or ""
+        content += delta.get("content") or ""
+    message.add(reasoning, content)
+    piece = Piece(reasoning + content)
+    piece.reasoning, piece.content = reasoning, content
+    return piece

@@ -77,7 +77,7 @@ class Startup:
         try:
             files = before_message(file.text for file in self._attached(session))
             answer = session.ask(prompt, files)
-            status = print_answer(self.screen, answer.message, answer.parts, self.settings, as_json)
+            status = print_answer(self.screen, answer.message, answer.pieces, self.settings, as_json)
         except ValueError as error:  # an option that does not suit this model: a grammar, a token id
             raise click.UsageError(f"{error}.") from None
         session.end()

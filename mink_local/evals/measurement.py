@@ -22,7 +22,9 @@ A complete measurement, of prompt lengths:
         def plan(self) -> list[tuple[str, str]]:
             return [(prompt, self.file.name) for prompt in self.prompts]
 
-        def measure(self, keys: Sequence[tuple[str, str]], store: Store[Length]) -> Iterator[Length]:
+        def measure(
+            self, keys: Sequence[tuple[str, str]], store: Store[Length]
+        ) -> Generator[Length, None, None]:
             with load_model(str(self.file.path)) as model:
                 store.begin_session(model=self.file.name, placement=model.placement)
                 for prompt, name in keys:
@@ -43,7 +45,7 @@ import dataclasses
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -57,7 +59,7 @@ from rich.table import Column
 
 from mink_local.errors import ReportError
 from mink_local.evals.store import ROWS, R, Rows, Store, read_manifest, write_file
-from mink_local.interrupts import on_interrupt, until_interrupted
+from mink_local.interrupts import on_interrupt
 
 _LOG_SECONDS = 30.0
 _SPEED_SECONDS = 3600.0  # window from which the bar estimates the time left
@@ -111,11 +113,8 @@ class Measurement(ABC, Generic[R]):
         """Return the keys of all wanted rows."""
 
     @abstractmethod
-    def measure(self, keys: Sequence[Any], store: Store[R]) -> Iterator[R]:
-        """Yield a row for every key, in any order; end soon after `interrupt`.
-
-        Runs outside the main thread, so that Ctrl-C works, and must close whatever it opens.
-        """
+    def measure(self, keys: Sequence[Any], store: Store[R]) -> Generator[R, None, None]:
+        """Yield a row for every key, in any order; end soon after `interrupt`, and close what it opens."""
 
     @staticmethod
     @abstractmethod
@@ -178,12 +177,11 @@ def _measure(measurement: Measurement[Any], keys: Sequence[Hashable], store: Sto
     missing = [key for key in keys if key not in store.found.by_key]
     if not missing:
         return
-    rows = until_interrupted(measurement.measure(missing, store), measurement.interrupt)
     n_done = len(keys) - len(missing)
     with (
         progress(measurement.noun, len(keys), n_done, quiet=quiet) as advance,
         on_interrupt(measurement.interrupt, terminate=True),
-        closing(rows),
+        closing(measurement.measure(missing, store)) as rows,
     ):
         for row in rows:
             store.append(row)

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import groupby
@@ -72,7 +72,7 @@ class RowMeasurement(Measurement[R]):
     def measure_rows(self, keys: Sequence[Any], store: Store[R]) -> Iterator[R]:
         """Yield a row for every key; see `measure`."""
 
-    def measure(self, keys: Sequence[Any], store: Store[R]) -> Iterator[R]:
+    def measure(self, keys: Sequence[Any], store: Store[R]) -> Generator[R, None, None]:
         try:
             yield from self.measure_rows(keys, store)
         except GenerationError:

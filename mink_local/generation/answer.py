@@ -1,10 +1,11 @@
-"""Answers: the text generated so far, with tokens, candidate counts and log-probabilities."""
+"""Answers: the text so far, split into reasoning, content and tool calls, and how its tokens were sampled."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
+from mink_local.errors import NoTokenLeftError
 from mink_local.generation.request import Request
-from mink_local.generation.text import ReasoningSplitter, ReasoningState
-from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, whole_calls
+from mink_local.generation.tool_calls import ToolCallDelta
 
 FinishReason = Literal["stop", "length", "interrupted", "overflow", "error"]
 TopLogprobs = tuple[tuple[int, float], ...]
@@ -16,18 +17,26 @@ class Piece(str):
     A piece without a token releases text that was held back.
 
     Attributes:
+        reasoning: What the text adds to the answer's reasoning, without tags.
+        content: What it adds to the answer's content.
+        tool_calls: What it adds to the answer's tool calls.
         token: Id of the sampled token, or None.
         k: Number of candidates in the step; 0 if the token was forced or there is none.
         is_end_token: Whether the token ends the answer and is not part of it.
         logprob: Log-probability in nats; see `SamplingParams.logprobs`.
         top_logprobs: Pairs of token id and log-probability, most probable first.
+        finish_reason: The answer's, if this is its last piece.
     """
 
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     token: int | None = None
     k: int = 0
     is_end_token: bool = False
     logprob: float | None = None
     top_logprobs: TopLogprobs = ()
+    finish_reason: FinishReason | None = None
 
 
 class Answer:
@@ -37,11 +46,15 @@ class Answer:
         request: The request.
         index: Index of the request among those submitted together.
         seed: Seed used for sampling.
-        prompt_tokens: Length of the prompt in tokens.
+        prompt: Token ids of the prompt and of what the answer begins with (`Request.prefix`).
         evaluated_tokens: Number of prompt tokens that were not in the KV cache.
-        reasoning_state: Whether the text begins inside reasoning, may begin with it, or has none.
-        text: The text so far.
+        prefix: The text of `Request.prefix`, which is not part of the texts below.
+        text: The text so far, as the model wrote it.
+        reasoning: The reasoning before the answer, without tags; empty if there is none.
+        content: The text without reasoning and tool calls.
+        tool_calls: Calls of the request's tools, in OpenAI's message format.
         tokens: Ids of the tokens so far, without the one that ends the answer.
+        n_reasoning: Number of these that are reasoning.
         k: Number of candidates for each of `tokens`; 0 if it was forced, not sampled.
         reasoning_cut: Whether `SamplingParams.reasoning_budget` ended the reasoning.
         logprobs: Log-probability of each of `tokens` in nats, if requested (`SamplingParams.logprobs`).
@@ -53,8 +66,7 @@ class Answer:
             the context is full), "interrupted", "overflow" (the prompt does not fit into the context),
             "error" (see `error`); None while unfinished.
         stopped_by: The request's stop string or stop token that ended the answer, if any.
-        error: What went wrong and what to do, if finish_reason is "error".
-        no_token_left: Whether the error is that the request's constraints excluded every token.
+        error: What went wrong, if finish_reason is "error"; its text says what to do.
         seconds: Time from getting a slot to the end.
     """
 
@@ -62,11 +74,15 @@ class Answer:
         self.request = request
         self.index = index
         self.seed = 0
-        self.prompt_tokens = 0
+        self.prompt: Sequence[int] = ()
         self.evaluated_tokens = 0
-        self.reasoning_state: ReasoningState = "text"
+        self.prefix = Piece()
         self.text = ""
+        self.reasoning = ""
+        self.content = ""
+        self.tool_calls: list[dict[str, Any]] = []
         self.tokens: list[int] = []
+        self.n_reasoning = 0
         self.k: list[int] = []
         self.reasoning_cut = False
         self.logprobs: list[float] = []
@@ -75,15 +91,23 @@ class Answer:
         self.prompt_top_logprobs: list[TopLogprobs] = []
         self.finish_reason: FinishReason | None = None
         self.stopped_by: str | int | None = None
-        self.error: str | None = None
-        self.no_token_left = False
+        self.error: Exception | None = None
         self.seconds = 0.0
-        self._message: tuple[str, dict[str, Any]] = "", {"role": "assistant", "content": ""}
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt in tokens."""
+        return len(self.prompt)
 
     @property
     def n_tokens(self) -> int:
         """Number of tokens so far."""
         return len(self.tokens)
+
+    @property
+    def no_token_left(self) -> bool:
+        """Whether the answer failed because the request's constraints excluded every token."""
+        return isinstance(self.error, NoTokenLeftError)
 
     @property
     def usage(self) -> dict[str, int]:
@@ -95,47 +119,25 @@ class Answer:
         }
 
     @property
-    def reasoning(self) -> str:
-        """The reasoning before the answer, without tags; empty if there is none."""
-        return str(self.message.get("reasoning_content", ""))
-
-    @property
-    def content(self) -> str:
-        """The text without reasoning and tool calls."""
-        return str(self.message["content"])
-
-    @property
-    def tool_calls(self) -> list[dict[str, Any]]:
-        """Calls of the request's tools, in OpenAI's message format."""
-        return list(self.message.get("tool_calls", ()))
-
-    @property
     def message(self) -> dict[str, Any]:
         """The answer as an assistant message."""
-        text, message = self._message
-        if text != self.text:  # the same text's calls keep their ids
-            message = self._parsed()
-            self._message = self.text, message
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = self.tool_calls
         return message
 
-    def _parsed(self) -> dict[str, Any]:
-        splitter = ReasoningSplitter(self.reasoning_state)
-        parts = [*splitter.feed(self.text), *splitter.end()]
-        reasoning = "".join(part.text for part in parts if part.is_reasoning)
-        content = "".join(part.text for part in parts if not part.is_reasoning)
-        calls = []
-        if self.request.tools:
-            names = [tool["function"]["name"] for tool in self.request.tools if "function" in tool]
-            parser = ToolParser(names)
-            events = [*parser.feed(content), *parser.end()]
-            content = "".join(event for event in events if isinstance(event, str))
-            calls = whole_calls(event for event in events if isinstance(event, ToolCallDelta))
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        if calls:
-            message["tool_calls"] = calls
-        return message
+    def add(self, piece: Piece) -> None:
+        """Append a piece of text."""
+        self.text += piece
+        self.reasoning += piece.reasoning
+        self.content += piece.content
+        for delta in piece.tool_calls:
+            if delta.index == len(self.tool_calls):
+                function = {"name": delta.name, "arguments": ""}
+                self.tool_calls.append({"id": delta.id, "type": "function", "function": function})
+            self.tool_calls[delta.index]["function"]["arguments"] += delta.arguments
 
     def __repr__(self) -> str:
         return (

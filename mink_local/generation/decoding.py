@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,9 @@ from numpy.typing import NDArray
 from mink_local.generation.answer import Answer, FinishReason, Piece, TopLogprobs
 from mink_local.generation.reasoning_budget import ReasoningBudget
 from mink_local.generation.slots import logprob
-from mink_local.generation.text import TextStream
+from mink_local.generation.splitter import Splitter
+from mink_local.generation.text import ReasoningState, TextStream
+from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constrainer
 from mink_local.llama.token_data import SamplingBuffers
@@ -22,36 +25,45 @@ from mink_local.samplers import TopK, kernels
 class Decoding:
     """Samples an answer's tokens and fills in the answer.
 
-    The prompt ends with `Request.prefix`; the strings in `stop` end the answer, like the request's own.
-    Raises ValueError if the constraints, the prefix or the stop tokens do not fit the model.
+    Args:
+        answer: The answer.
+        prompt: Token ids; the last ones are `Request.prefix`.
+        state: Where the answer begins, before its prefix.
+        stop: Strings that end the answer, like the request's own.
+
+    Raises:
+        ValueError: The constraints, the prefix or the stop tokens do not fit the model.
     """
 
     def __init__(
         self,
         answer: Answer,
         prompt: Sequence[int],
-        n_ctx: int,
         weights: Weights,
         buffers: SamplingBuffers,
+        state: ReasoningState,
         stop: Sequence[str],
     ) -> None:
-        params = answer.request.params
+        request = answer.request
+        params = request.params
         answer.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
-        answer.prompt_tokens = len(prompt)
+        answer.prompt = prompt
         self.answer = answer
-        self.prompt = prompt
         self._params = params
         self._weights = weights
         self._began = 0.0
-        room = n_ctx - len(prompt)
-        if room < 1:
-            answer.finish_reason = "overflow"
-        self._max_tokens = min(room, params.max_tokens or room)
-        weights.require_ids("prefix", answer.request.prefix)  # else the whole batch fails
+        self._max_tokens = 0
+        weights.require_ids("prefix", request.prefix)  # else the whole batch fails
         weights.require_ids("stop_token_ids", params.stop_token_ids)
         self._stop_tokens = frozenset(params.stop_token_ids)
-        prefix = b"".join(map(weights.piece, answer.request.prefix))
+        prefix = b"".join(map(weights.piece, request.prefix))
         self._stream = TextStream((*params.stop, *stop), prefix)
+        make_parser = request.make_parser or partial(ToolParser, request.tool_names)
+        has_calls = request.make_parser is not None or len(request.tools) > 0
+        self._splitter = Splitter(
+            state if request.split_reasoning else "text", make_parser() if has_calls else None
+        )
+        answer.prefix = self._splitter.feed(TextStream().push(prefix))
         constraints = params.constraints
         self._sampler = TokenSampler(
             params.effective_sampler,
@@ -63,11 +75,16 @@ class Decoding:
         )
         self._budget: ReasoningBudget | None = None
         if params.reasoning_budget is not None and params.limits_reasoning:
-            self._budget = ReasoningBudget(
-                params.reasoning_budget, answer.reasoning_state, weights, answer.request.prefix
-            )
+            self._budget = ReasoningBudget(params.reasoning_budget, state, weights, request.prefix)
         self._logprob: float | None = None
         self._top_logprobs: TopLogprobs = ()
+
+    def fit(self, n_ctx: int) -> None:
+        """Limit the answer to the context, which ends it if it has no room for a token."""
+        room = n_ctx - self.answer.prompt_tokens
+        if room < 1:
+            self.answer.finish_reason = "overflow"
+        self._max_tokens = min(room, self._params.max_tokens or room)
 
     def begin(self, evaluated_tokens: int) -> None:
         """Start the answer in a slot where `evaluated_tokens` of the prompt have yet to be evaluated."""
@@ -84,7 +101,7 @@ class Decoding:
     @property
     def n_prompt_outputs(self) -> int:
         """Number of tokens at the end of the prompt whose logits are needed."""
-        return 1 if self._params.prompt_logprobs is None else len(self.prompt)
+        return 1 if self._params.prompt_logprobs is None else self.answer.prompt_tokens
 
     def record(self, logits: NDArray[np.float32], position: int) -> None:
         """Record a prompt token's log-probability, if requested, given raw logits, float32 (V,).
@@ -93,7 +110,7 @@ class Decoding:
         """
         answer, count = self.answer, self._params.prompt_logprobs
         if count is not None:
-            answer.prompt_logprobs.append(logprob(logits, self.prompt[position]))
+            answer.prompt_logprobs.append(logprob(logits, self.answer.prompt[position]))
             answer.prompt_top_logprobs.append(_top_logprobs(logits, count))
 
     def sample(self, logits: NDArray[np.float32]) -> Piece:
@@ -138,31 +155,30 @@ class Decoding:
             answer.logprobs.append(self._logprob)
             answer.top_logprobs.append(self._top_logprobs)
         text = self._stream.push(self._weights.piece(token))
-        if self._stream.stopped_by is not None:
-            return self._piece(text, token, k, "stop")
-        if len(answer.tokens) == self._max_tokens:
-            return self._piece(text, token, k, "length")
-        return self._piece(text, token, k)
+        reason: FinishReason | None = "length" if len(answer.tokens) == self._max_tokens else None
+        piece = self._piece(text, token, k, "stop" if self._stream.stopped_by is not None else reason)
+        answer.n_reasoning += self._splitter.in_reasoning
+        return piece
 
-    def end(self, reason: FinishReason, error: str | None = None) -> Piece:
+    def end(self, reason: FinishReason, error: Exception | None = None) -> Piece:
         """End the answer; return the text that was held back."""
         self.answer.error = error
         return self._piece("", None, 0, reason)
 
     def _piece(self, text: str, token: int | None, k: int, reason: FinishReason | None = None) -> Piece:
         answer = self.answer
-        if reason is not None:
-            text += self._stream.close()
-            answer.finish_reason = reason
+        if reason is None:
+            piece = self._splitter.feed(text)
+        else:
+            piece = self._splitter.end(text + self._stream.close())
             if self._stream.stopped_by is not None:
-                answer.finish_reason = "stop"
-                answer.stopped_by = self._stream.stopped_by
+                reason, answer.stopped_by = "stop", self._stream.stopped_by
             answer.seconds = time.perf_counter() - self._began if self._began else 0.0
-        answer.text += text
-        piece = Piece(text)
+            piece.finish_reason = answer.finish_reason = reason
         piece.token, piece.k = token, k
         if token is not None:
             piece.logprob, piece.top_logprobs = self._logprob, self._top_logprobs
+        answer.add(piece)
         return piece
 
     def _without_ends(self, logits: NDArray[np.float32], too_short: bool) -> NDArray[np.float32]:

@@ -24,7 +24,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from mink_local.errors import GenerationError, NoTokenLeftError
+from mink_local.errors import GenerationError
 from mink_local.generation.answer import Answer, Piece
 from mink_local.generation.decoding import Decoding
 from mink_local.generation.prompt_budget import PromptBudget
@@ -42,18 +42,22 @@ Group = list[Decoding]  # answers with the same prompt and the same tokens so fa
 class Engine:
     """Generates answers in the slots of `context`, which only the engine may use.
 
-    Not thread-safe, except for `prepare`, `interrupt` and `unevaluated`.
+    Not thread-safe, except for `prepare`, `interrupt` and `unevaluated`. See `EngineThread`.
     """
 
     def __init__(self, context: Context, weights: Weights, template: ChatTemplate) -> None:
-        self.context = context
-        self.slots: list[Slot[Group]] = [Slot(context, seq_id) for seq_id in range(context.n_seq)]
+        self.use(context)
         self._weights = weights
         self._template = template
         self._buffers = SamplingBuffers(weights.n_vocab)
         self._waiting: deque[Decoding] = deque()
         self._forked: list[Group] = []  # waiting for a slot
         self._budget = PromptBudget()
+
+    def use(self, context: Context) -> None:
+        """Go on in another context; there must be nothing to generate."""
+        self.context = context
+        self.slots: list[Slot[Group]] = [Slot(context, seq_id) for seq_id in range(context.n_seq)]
 
     @property
     def idle(self) -> bool:
@@ -95,26 +99,24 @@ class Engine:
         """
         answer = answer or Answer(request)
         prompt = self._template.tokens(request.prompt, request.enable_thinking, request.tools)
-        answer.reasoning_state = self._template.reasoning_state(request, prompt)
+        state = self._template.reasoning_state(request, prompt)
         stop = self._template.stop(request.prompt)
-        return Decoding(
-            answer, [*prompt, *request.prefix], self.context.n_ctx, self._weights, self._buffers, stop
-        )
+        decoding = Decoding(answer, [*prompt, *request.prefix], self._weights, self._buffers, state, stop)
+        decoding.fit(self.context.n_ctx)
+        return decoding
 
     def enqueue(self, decoding: Decoding) -> None:
         """Take a prepared request unless its answer is already finished; see `submit`."""
         if decoding.answer.finish_reason is None:
-            if self.idle:  # an earlier interrupt is not meant for this request
-                self.context.interrupted = False
             self._waiting.append(decoding)
             self._admit()
 
-    def cancel(self, answer: Answer) -> None:
-        """End one answer, with finish_reason "interrupted"."""
+    def cancel(self, answer: Answer) -> Step:
+        """End one answer, with finish_reason "interrupted"; return its last piece unless it has ended."""
         decoding = next((each for each in self._decodings() if each.answer is answer), None)
         if decoding is None:
-            return
-        decoding.end("interrupted")
+            return []
+        piece = decoding.end("interrupted")
         self._waiting = deque(each for each in self._waiting if each is not decoding)
         for group in self._groups():
             if decoding in group:
@@ -123,23 +125,23 @@ class Engine:
         for slot in self.slots:
             if slot.job == []:
                 slot.release()
+        return [(answer, piece)]
 
-    def cancel_all(self, error: str | None = None) -> Step:
-        """End all answers, with finish_reason "interrupted", or "error" if an error is given.
+    def cancel_all(self, error: Exception | None = None) -> Step:
+        """End all answers, with finish_reason "interrupted", or "error" if there is one.
 
-        Returns the answers' last pieces. A pending interrupt takes precedence over an error.
+        Returns the answers' last pieces.
         """
-        ended = [*self._end_started(error)]
-        ended += [(decoding.answer, self._finish(decoding, error)) for decoding in self._decodings()]
+        ended = self._end_started(error)
+        ended += [(decoding.answer, _ended(decoding, error)) for decoding in self._decodings()]
         self._waiting.clear()
         self._forked.clear()
         return ended
 
     def interrupt(self) -> None:
-        """End all answers at the next step, with finish_reason "interrupted".
+        """On a CPU, give up the batch that is being evaluated; a later step evaluates it again.
 
-        On a CPU, this also stops the batch being evaluated. May be called from another thread or a signal
-        handler.
+        May be called from another thread or a signal handler.
         """
         self.context.interrupted = True
 
@@ -147,9 +149,9 @@ class Engine:
         """Evaluate one batch and sample the next token of every answer for which it yields logits.
 
         Returns:
-            The answers that have grown, each with the added text. Logits that cannot be sampled from end only
-            their own answer, with finish_reason "error"; if llama.cpp fails on the batch, all answers with a
-            slot end that way.
+            The answers that have grown, each with the added text. What fails for one answer, such as logits
+            that cannot be sampled from, ends only this one, with finish_reason "error"; if llama.cpp fails on
+            the batch, all answers with a slot end that way.
         """
         self._resume()
         self._admit()
@@ -166,9 +168,9 @@ class Engine:
         try:
             outputs = decode(self.context, busy, n_tokens)
         except GenerationError as error:
-            return self._end_started(str(error))
+            return self._end_started(error)
         if outputs is None:
-            return self.cancel_all()
+            return []
         n_prompt = n_pending - n_growing - sum(len(slot.pending) for slot in busy)
         step = [event for output in outputs for event in self._take(*output)]
         if n_growing:
@@ -195,15 +197,9 @@ class Engine:
         yield from (decoding for group in self._groups() for decoding in group)
         yield from self._waiting
 
-    def _finish(self, decoding: Decoding, error: str | None) -> Piece:
-        """End an answer early."""
-        if error is None or self.context.interrupted:
-            return decoding.end("interrupted")
-        return decoding.end("error", error)
-
-    def _end_started(self, error: str | None) -> Step:
+    def _end_started(self, error: Exception | None) -> Step:
         """End the answers with a slot."""
-        ended = [(d.answer, self._finish(d, error)) for slot in self.slots for d in slot.job or ()]
+        ended = [(d.answer, _ended(d, error)) for slot in self.slots for d in slot.job or ()]
         for slot in self.slots:
             slot.release()
         return ended
@@ -212,7 +208,7 @@ class Engine:
         """Give free slots to answers that diverged from others."""
         while self._forked:
             first = self._forked[0][0]
-            slot = reserve(self.slots, [*first.prompt, *first.answer.tokens])
+            slot = reserve(self.slots, [*first.answer.prompt, *first.answer.tokens])
             if slot is None:
                 return
             slot.job = self._forked.pop(0)
@@ -240,7 +236,7 @@ class Engine:
                 decoding.begin(0)
                 slot.job.append(decoding)
                 return True
-        free = reserve(self.slots, decoding.prompt, decoding.n_prompt_outputs)
+        free = reserve(self.slots, decoding.answer.prompt, decoding.n_prompt_outputs)
         if free is None:
             return False
         decoding.begin(len(free.pending))
@@ -270,7 +266,7 @@ class Engine:
         if not slot.job:  # an earlier output has ended its answers
             return []
         logits = self.context.logits(output)
-        if position < len(slot.job[0].prompt):
+        if position < len(slot.job[0].answer.prompt):
             return self._record(slot, logits, position)
         return self._sample(slot, logits)
 
@@ -282,7 +278,7 @@ class Engine:
             try:
                 decoding.record(logits, position)
             except GenerationError as error:
-                events.append((decoding.answer, decoding.end("error", str(error))))
+                events.append((decoding.answer, decoding.end("error", error)))
                 slot.job.remove(decoding)
         if not slot.job:
             slot.release()
@@ -295,9 +291,8 @@ class Engine:
         for decoding in slot.job or ():
             try:
                 piece = decoding.sample(logits)
-            except GenerationError as error:
-                decoding.answer.no_token_left = isinstance(error, NoTokenLeftError)
-                piece = decoding.end("error", str(error))
+            except Exception as error:  # also of `watch`, and of a sampler from another package
+                piece = decoding.end("error", error)
             events.append((decoding.answer, piece))
             if decoding.answer.finish_reason is None:
                 assert piece.token is not None
@@ -326,6 +321,11 @@ class Engine:
         slot.push(token)
 
 
+def _ended(decoding: Decoding, error: Exception | None) -> Piece:
+    """End an answer early; return its last piece."""
+    return decoding.end("error", error) if error else decoding.end("interrupted")
+
+
 def _cost_of_moving(place: Sequence[Slot[Group]]) -> tuple[int, int]:
     """Return how many copies it takes to fill adjacent slots, and how many tokens are overwritten."""
     gaps = [slot for slot in place if not slot.job]
@@ -334,4 +334,6 @@ def _cost_of_moving(place: Sequence[Slot[Group]]) -> tuple[int, int]:
 
 def _can_share(first: Decoding, other: Decoding) -> bool:
     """Return whether an answer can share another's slot: same prompt, no tokens yet."""
-    return not first.answer.tokens and other.n_prompt_outputs == 1 and first.prompt == other.prompt
+    return (
+        not first.answer.tokens and other.n_prompt_outputs == 1 and first.answer.prompt == other.answer.prompt
+    )

@@ -4,10 +4,11 @@ import contextlib
 import logging
 import secrets
 import threading
-import time
-from collections import deque
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
@@ -16,8 +17,10 @@ from numpy.typing import NDArray
 
 from mink_local.errors import ContextOverflowError, GenerationError, ModelError
 from mink_local.files import replaced
-from mink_local.generation.answer import Answer, FinishReason, Piece
+from mink_local.generation.answer import Answer, Piece
+from mink_local.generation.decoding import Decoding
 from mink_local.generation.engine import Engine
+from mink_local.generation.engine_thread import EngineThread, Event, Events
 from mink_local.generation.request import (
     Message,
     Prompt,
@@ -35,28 +38,26 @@ from mink_local.llama.weights import Weights
 
 log = logging.getLogger("mink_local")
 
-_TURN = 0.002  # seconds between steps that a waiting call leaves to others
-
-_CANCELLED = "a later call cancelled this answer: read answers to the end first, or use wait=True"
-_OTHER_THREAD = "this model is in use, perhaps by another thread: use wait=True, or one model per thread"
+_AHEAD = 2  # requests per slot that `answer_all` takes ahead, so that no slot waits for its reader
 
 
 class Model:
     """A loaded model, ready to generate; created by `load_model`.
 
-    A model generates for one caller at a time. A new call cancels a reply that has not been read to the end,
-    unless told to `wait`, and raises GenerationError while another thread is generating.
+    Thread-safe: answers to all threads' requests are generated side by side, `n_parallel` at a time, by a
+    thread of the model's own; more requests wait for their turn. A process that is forked from this one
+    cannot use the model: load it after the fork.
 
     Attributes:
         name: Name of the file.
         placement: Where the layers are and why, as text.
-        n_ctx: Maximum tokens of a prompt plus its answer.
-        n_parallel: Number of answers generated at a time.
         weights: Tensors and vocabulary, read-only: n_vocab, n_ctx_train, on_gpu, chat_template, path, …
         chat_template: Jinja source of the chat template; None if the model has none.
         can_reason: Whether the chat template supports reasoning, `<think>…</think>` before an answer.
         has_thinking_switch: Whether the chat template can turn reasoning on and off (`enable_thinking`).
         supports_tools: Whether the chat template describes tools to the model.
+        engine: Generates the answers.
+        thread: Runs the engine; for programs that want an answer's events in a callback.
     """
 
     def __init__(
@@ -77,18 +78,26 @@ class Model:
         self.can_reason = template.can_reason
         self.has_thinking_switch = template.has_thinking_switch
         self.supports_tools = template.supports_tools
-        self._lock = threading.Lock()
-        self._thread: int | None = None  # the one holding the lock
-        self._caller: Reply | _Batch | None = None  # whom the last call generates for
-        self._interrupted = False  # since that call
+        self.engine = Engine(context, weights, template)
+        self.thread = EngineThread(self.engine)
+        self._end = weakref.finalize(self, self.thread.end, f"{name} is closed: load it again")
+        self._end.atexit = False  # the thread sees to that itself
+        self._n_interrupts = 0
+        self._users: list[int] = []  # threads that use the weights, besides the model's
+        self._changed = threading.Condition()
         self._closed = False
-        self._use(context)
         if template.is_plain:
             log.warning("%s has no chat template: its turns are plain text (User: … Assistant: …)", name)
 
-    def _use(self, context: Context) -> None:
-        self.engine = Engine(context, self.weights, self._template)  # for programs that step themselves
-        self.n_ctx, self.n_parallel = context.n_ctx, context.n_seq
+    @property
+    def n_ctx(self) -> int:
+        """Maximum tokens of a prompt plus its answer."""
+        return self.engine.context.n_ctx
+
+    @property
+    def n_parallel(self) -> int:
+        """Number of answers generated at a time."""
+        return self.engine.context.n_seq
 
     def __repr__(self) -> str:
         return f"<Model {self.name}, {self.placement}>"
@@ -100,15 +109,35 @@ class Model:
         self.close()
 
     def close(self) -> None:
-        """Free the model's memory, and end the child process that renders its chat template."""
-        if self._closed:
-            return
-        with self._exclusive():
-            self._begin(None)
-            self.engine.context.close()
-            self.weights.close()
-            self._template.close()
+        """Free the model's memory, and end the child process that renders its chat template.
+
+        Answers that are being generated end with an error, whoever waits for them.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            if self.thread.is_current or threading.get_ident() in self._users:
+                raise GenerationError("the model is in use by this very call: close it afterwards")
             self._closed = True
+            self._changed.wait_for(lambda: not self._users)
+        self._end()
+        self.engine.context.close()
+        self.weights.close()
+        self._template.close()
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        """Keep the model open in this block. Raises ModelError if it is closed."""
+        with self._changed:
+            if self._closed:
+                raise ModelError(f"{self.name} is closed: load it again")
+            self._users.append(threading.get_ident())
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users.remove(threading.get_ident())
+                self._changed.notify_all()
 
     def opens_reasoning(
         self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
@@ -150,13 +179,14 @@ class Model:
         self, prompt: Prompt, prefix: Sequence[int] = (), enable_thinking: bool | None = None
     ) -> NDArray[np.float32]:
         """Return the raw logits (V,) of the next token of an answer that begins with the tokens `prefix`."""
-        tokens = [*self.prompt_tokens(prompt, enable_thinking), *prefix]
-        with self._exclusive():
-            self._begin(None)
-            context = self.engine.context
-            context.interrupted = False
-            row = next(RowReader(context, self.engine.slots)([(tokens, 1)]))
+
+        def evaluated() -> NDArray[np.float32]:
+            row = next(RowReader(self.engine.context, self.engine.slots)([(tokens, 1)]))
             return row.logits.copy()
+
+        with self._open():
+            tokens = [*self.prompt_tokens(prompt, enable_thinking), *prefix]
+            return self.thread.call_when_idle(evaluated)
 
     def chat(
         self,
@@ -167,11 +197,11 @@ class Model:
         enable_thinking: bool | None = None,
         prefix: Sequence[int] = (),
         watch: Callable[[NDArray[np.float32]], None] | None = None,
-        wait: bool = False,
         **options: Unpack[SamplingOptions],
     ) -> "Reply":
-        """Answer a conversation: an iterator over pieces of text that are generated as they are read.
+        """Answer a conversation: an iterator over pieces of text.
 
+        It is generated whether it is read or not, unless it is closed or nobody refers to it any more.
         The KV cache is kept between calls, so only the new end of a conversation is evaluated. A seed gives
         the same text in any process on the same machine and build, as long as the same part of the prompt is
         in the KV cache: the last bits of llama.cpp's sums depend on what is evaluated together.
@@ -184,27 +214,23 @@ class Model:
             enable_thinking: See `Request`.
             prefix: Token ids that the answer begins with; it continues from there.
             watch: See `Request`.
-            wait: Wait for running generation to finish first: other threads', and that of an unread reply,
-                whose pieces are kept for its reader. Otherwise, the unread reply is cancelled.
             **options: Fields of `SamplingParams`, overriding those of `params`.
 
         Raises:
             ValueError: An option is out of range, or the messages are malformed.
             ContextOverflowError: The prompt leaves no room for an answer.
-            GenerationError: Another thread is generating, and `wait` is not set.
+            ModelError: The model is closed.
             MinkError: The chat template refuses the messages.
         """
         request = Request(
             _conversation(messages), _params(params, options), enable_thinking, prefix, tools, watch
         )
-        return self._reply(request, wait)
+        return self.reply(request)
 
     def complete(
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
-        *,
-        wait: bool = False,
         **options: Unpack[SamplingOptions],
     ) -> "Reply":
         """Continue a text or token ids as they are, without the chat template.
@@ -215,21 +241,20 @@ class Model:
 
         Other arguments and errors as for `chat`.
         """
-        return self._reply(Request(prompt, _params(params, options)), wait)
+        return self.reply(Request(prompt, _params(params, options)))
 
-    def _reply(self, request: Request, wait: bool) -> "Reply":
-        reply = Reply(request, self)
-        while True:
-            with self._exclusive(wait):
-                if not wait or self._caller is None or self._caller.finish_reason is not None:
-                    self._begin(reply)
-                    self.engine.submit(request, reply)
-                    break
-                self._caller.advance()
-            time.sleep(_TURN)
-        if reply.finish_reason == "overflow":
-            raise ContextOverflowError(reply.prompt_tokens, self.n_ctx)
-        return reply
+    def reply(self, request: Request) -> "Reply":
+        """Answer a request. Errors as for `chat`."""
+        with self._open():
+            decoding = self.engine.prepare(request)
+            if decoding.answer.finish_reason == "overflow":
+                raise ContextOverflowError(decoding.answer.prompt_tokens, self.n_ctx)
+            return Reply(decoding, self)
+
+    def prepare(self, request: Request, answer: Answer | None = None) -> Decoding:
+        """Make a request ready for `thread`; see `Engine.prepare`. Raises ModelError if closed."""
+        with self._open():
+            return self.engine.prepare(request, answer)
 
     def generate(
         self,
@@ -266,51 +291,72 @@ class Model:
         )
         return self.answer_all(requests, ordered=ordered)
 
-    def answer_all(self, requests: Iterable[Request], *, ordered: bool = False) -> Iterator[Answer]:
+    def answer_all(
+        self,
+        requests: Iterable[Request],
+        *,
+        ordered: bool = False,
+        waiting: Callable[[], object] = lambda: None,
+    ) -> Iterator[Answer]:
         """Answer many requests, `n_parallel` at a time, in order of completion or, if `ordered`, of requests.
 
-        Requests are taken from the iterable as slots become free. What successive requests have in common,
-        prompts and answers, is evaluated once. A prompt that does not fit into the context yields an answer
-        with finish_reason "overflow", broken logits one with "error", and the others continue. A text may
-        differ from what `chat` gives for the same seed: the last bits of llama.cpp's sums depend on what is
-        evaluated together.
+        Requests are taken from the iterable as slots become free, a few ahead, in the thread that reads the
+        answers. What successive requests have in common, prompts and answers, is evaluated once. A prompt
+        that does not fit into the context yields an answer with finish_reason "overflow", a failure one with
+        "error", and the others continue. A text may differ from what `chat` gives for the same seed, or from
+        what it is beside other requests: llama.cpp's sums are not batch-invariant.
+
+        Args:
+            requests: The requests.
+            ordered: See above.
+            waiting: Called now and then while no answer has ended.
 
         Raises:
             ValueError: A request is malformed.
-            GenerationError: Another thread is generating.
+            ModelError: The model is closed.
+            GenerationError: The model was closed meanwhile, or its thread has failed.
             MinkError: The chat template refuses the messages of a request.
         """
-        batch = _Batch()
-        with self._exclusive():
-            self._begin(batch)
-        answers = self._answers(requests, batch)
+        answers = self._answers(requests, waiting, self._n_interrupts)
         return _in_order(answers) if ordered else answers
 
-    def _answers(self, requests: Iterable[Request], batch: "_Batch") -> Iterator[Answer]:
-        try:
-            for index, request in enumerate(requests):
-                while self.engine.n_waiting:
-                    yield from self._step(batch)
-                if self._interrupted and self.engine.idle:
-                    return
-                with self._exclusive(caller=batch):
-                    answer = self.engine.submit(request, Answer(request, index))
-                if answer.finish_reason:
-                    yield answer
-            while not self.engine.idle:
-                yield from self._step(batch)
-        finally:
-            batch.finish_reason = "interrupted"
-            # Another thread's call that has the lock, and a later call, cancel what is left.
-            with contextlib.suppress(GenerationError, ModelError), self._exclusive(caller=batch):
-                self.engine.cancel_all()
+    def _answers(
+        self, requests: Iterable[Request], waiting: Callable[[], object], n_interrupts: int
+    ) -> Iterator[Answer]:
+        ended: Events[Answer] = Events()
+        given: dict[Answer, Decoding] = {}
+        upcoming = enumerate(requests)
 
-    def _step(self, batch: "_Batch") -> list[Answer]:
-        """Take a step for a batch; return the answers it finishes."""
-        with self._exclusive(caller=batch):
-            if self._interrupted:  # perhaps before the first request arrived
-                self.engine.interrupt()
-            return [answer for answer, _ in self.engine.step() if answer.finish_reason]
+        def hear(events: Sequence[Event]) -> None:
+            for answer, piece in events:
+                if piece.finish_reason is not None:
+                    ended.put(answer)
+
+        def wait() -> None:
+            self.thread.check()
+            waiting()
+
+        def take() -> Iterator[Decoding]:
+            for index, request in islice(upcoming, 1 + (1 + _AHEAD) * self.n_parallel - len(given)):
+                decoding = self.prepare(request, Answer(request, index))
+                given[decoding.answer] = decoding
+                if decoding.answer.finish_reason is None:
+                    yield decoding
+                else:
+                    ended.put(decoding.answer)
+
+        try:
+            while True:
+                if self._n_interrupts == n_interrupts:
+                    self.thread.generate(take(), hear, one_by_one=True)
+                if not given:
+                    return
+                answer = ended.get(wait)
+                self.thread.check()
+                if given.pop(answer).has_begun or answer.finish_reason != "interrupted":
+                    yield answer
+        finally:
+            self.thread.cancel(given)
 
     def logprobs(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], n_parallel: int | Literal["auto"] = "auto"
@@ -337,29 +383,28 @@ class Model:
     ) -> Iterator[RowReader]:
         """Allocate a KV cache to compute the logits of many sequences, and free it at the end of the block.
 
-        The model cannot generate anything else within the block. Arguments and errors as for `reserve`.
+        Arguments and errors as for `reserve`.
         """
-        with self._exclusive():
-            context = self._make_context(n_ctx, n_parallel, n_outputs)
+        with self._open():
+            context = self.thread.call(partial(self._make_context, n_ctx, n_parallel, n_outputs))
             try:
-                yield RowReader(context)
+                yield RowReader(context, call=self.thread.call)
             finally:
                 context.close()
 
     def interrupt(self) -> None:
-        """Stop generating as soon as possible, with finish_reason "interrupted".
+        """End all answers as soon as possible, with finish_reason "interrupted".
 
         On a CPU, this also stops the prefill of a prompt midway. May be called from another thread or a
         signal handler.
         """
-        self._interrupted = True
-        self.engine.interrupt()
+        self._n_interrupts += 1
+        self.thread.cancel_all()
 
     def forget(self) -> None:
         """Empty the KV caches, so that later results do not depend on earlier prompts."""
-        with self._exclusive():
-            self._begin(None)
-            self.engine.forget()
+        with self._open():
+            self.thread.call_when_idle(self.engine.forget)
 
     @property
     def n_cached(self) -> int:
@@ -379,8 +424,8 @@ class Model:
         Raises:
             OSError: The file cannot be written; it is unchanged.
         """
-        with self._exclusive():
-            self._begin(None)
+
+        def save() -> bool:
             slot = max(self.engine.slots, key=lambda slot: len(slot.tokens))
             context = self.engine.context
             if not slot.tokens or context.state_size(slot.seq_id) > most_bytes:
@@ -388,6 +433,9 @@ class Model:
             with replaced(path) as unfinished:
                 context.save(unfinished, slot.tokens, slot.seq_id)
             return True
+
+        with self._open():
+            return self.thread.call_when_idle(save)
 
     def load_cache(self, path: Path) -> int:
         """Load the KV cache from a file written by `save_cache`, for a prompt with the same beginning.
@@ -397,14 +445,17 @@ class Model:
         Returns:
             Number of tokens in the cache.
         """
-        with self._exclusive():
-            self._begin(None)
+
+        def load() -> int:
             slot = self.engine.slots[0]
             slot.tokens = self.engine.context.load(path, slot.seq_id)
             return len(slot.tokens)
 
+        with self._open():
+            return self.thread.call_when_idle(load)
+
     def reserve(self, n_ctx: int, n_parallel: int | Literal["auto"] = 1, n_outputs: int = 0) -> None:
-        """Reallocate the KV caches, which empties them.
+        """Reallocate the KV caches, which empties them; waits for the answers that are being generated.
 
         Args:
             n_ctx: Maximum tokens of a prompt plus its answer.
@@ -418,119 +469,108 @@ class Model:
             ValueError: A number is out of range.
             ModelError: There is not enough memory for one answer.
         """
-        with self._exclusive():
-            self._begin(None)
+
+        def reallocate() -> None:
             before = self.n_ctx, self.n_parallel, self.engine.context.n_outputs
             self.engine.context.close()  # its memory is needed
             try:
-                self._use(self._make_context(n_ctx, n_parallel, n_outputs))
+                self.engine.use(self._make_context(n_ctx, n_parallel, n_outputs))
             except (ModelError, ValueError):
-                self._use(self._make_context(*before))
+                self.engine.use(self._make_context(*before))
                 raise
 
-    @contextlib.contextmanager
-    def _exclusive(self, wait: bool = False, caller: "_Batch | None" = None) -> Iterator[None]:
-        """Keep other threads out of llama.cpp; a thread does not wait for itself.
-
-        Raises GenerationError if another thread is inside, or there was a later call than `caller`'s.
-        """
-        if not self._lock.acquire(blocking=wait and self._thread != threading.get_ident()):
-            raise GenerationError(_OTHER_THREAD)
-        self._thread = threading.get_ident()
-        try:
-            if self._closed:
-                raise ModelError(f"{self.name} is closed: load it again")
-            if caller not in (None, self._caller):
-                raise GenerationError(_CANCELLED)
-            yield
-        finally:
-            self._thread = None
-            self._lock.release()
-
-    def _begin(self, caller: "Reply | _Batch | None") -> None:
-        """Cancel any running generation, and generate for `caller` from now on."""
-        self.engine.cancel_all(_CANCELLED)
-        self._caller, self._interrupted = caller, False
-
-
-class _Batch:
-    """A call of `answer_all`, in the thread that reads its answers."""
-
-    def __init__(self) -> None:
-        self.finish_reason: FinishReason | None = None  # of the call, not of an answer
-        self._thread = threading.get_ident()
-
-    def advance(self) -> None:
-        """Leave generating to the thread that reads the answers."""
-        if self._thread == threading.get_ident():
-            raise GenerationError(
-                "this thread has unread answers from an earlier call: read or close them first"
-            )
+        with self._open():
+            self.thread.call_when_idle(reallocate)
 
 
 class Reply(Answer):
-    """An `Answer` that is generated as it is read: iterate over it to get pieces of text.
+    """An `Answer` that is being generated: iterate over it to get pieces of text.
 
     `async for piece in reply` works as well; if its task is cancelled, so is the reply.
     """
 
-    def __init__(self, request: Request, model: Model) -> None:
-        super().__init__(request)
+    __slots__ = ("_answer", "_events", "_is_read", "_model")
+
+    def __init__(self, decoding: Decoding, model: Model) -> None:
+        # It has the state of the answer that the engine fills in, without being it, so that a reply that
+        # nobody refers to any more is known.
+        self._answer = decoding.answer
+        self.__dict__ = self._answer.__dict__
         self._model = model
-        self._pieces: deque[Piece] = deque()
+        self._is_read = False
+        self._events: Events[Piece] = Events()
+        put = self._events.put
+        model.thread.generate([decoding], lambda events: [put(piece) for _, piece in events])
+
+    def __del__(self) -> None:
+        self.interrupt()
 
     def __iter__(self) -> Iterator[Piece]:
         return self
 
     def __next__(self) -> Piece:
-        while not self._pieces:
-            if self.finish_reason == "error":
-                raise GenerationError(self.error)
-            if self.finish_reason is not None:
-                raise StopIteration
-            with self._model._exclusive(wait=True):
-                self.advance()
-        return self._pieces.popleft()
+        self._check_end(StopIteration)
+        return self._next()
+
+    def pieces(self, waiting: Callable[[], object]) -> Iterator[Piece]:
+        """Yield the pieces; `waiting` is called now and then while there is none."""
+        while not self._is_read:
+            yield self._next(waiting)
+        with contextlib.suppress(StopIteration):
+            self._check_end(StopIteration)
+
+    def _next(self, waiting: Callable[[], object] = lambda: None) -> Piece:
+        def wait() -> None:
+            self._model.thread.check()
+            waiting()
+
+        try:
+            return self._taken(self._events.get(wait))
+        except BaseException:  # Ctrl-C in a program that does not handle it
+            self.interrupt()
+            raise
 
     def __aiter__(self) -> "Reply":
         return self
 
     async def __anext__(self) -> Piece:
-        import asyncio  # 20 ms, which nothing else in a chat needs
-
-        step = asyncio.ensure_future(asyncio.to_thread(next, self, None))
+        self._check_end(StopAsyncIteration)
         try:
-            piece = await asyncio.shield(step)
-        except asyncio.CancelledError:
+            return self._taken(await self._events.wait())
+        except BaseException:  # the task is cancelled
             self.interrupt()
-            await asyncio.wait([step])
-            with contextlib.suppress(GenerationError):
-                self.read()  # a single step that evaluates nothing
+            while not self._is_read:
+                self._taken(await self._events.wait())
             raise
-        if piece is None:
-            raise StopAsyncIteration
+
+    def _check_end(self, end: type[Exception]) -> None:
+        """Raise at the end of the answer: GenerationError if it failed, else `end`."""
+        if self._is_read:
+            if self.error is not None:
+                raise GenerationError(str(self.error)) from self.error
+            raise end
+
+    def _taken(self, piece: Piece) -> Piece:
+        self._is_read = piece.finish_reason is not None
         return piece
 
     @property
     def unread_tokens(self) -> int:
         """Number of prompt tokens not yet evaluated, for a thread that shows progress."""
-        return self._model.engine.unevaluated(self)
+        return self._model.engine.unevaluated(self._answer)
 
     def read(self) -> str:
-        """Generate the answer to the end and return its text."""
+        """Wait for the end of the answer and return its text."""
         for _ in self:
             pass
         return self.text
 
     def interrupt(self) -> None:
-        """End the answer at the next step; see `Model.interrupt`."""
+        """End the answer as soon as possible; may be called from another thread or a signal handler."""
         if self.finish_reason is None:
-            self._model.interrupt()
+            self._model.thread.cancel([self._answer])
 
-    def advance(self) -> None:
-        """Take a step unless the answer is finished, and keep its pieces for the reader."""
-        if self.finish_reason is None:
-            self._pieces.extend(piece for _, piece in self._model.engine.step())
+    close = interrupt
 
 
 def _in_order(answers: Iterator[Answer]) -> Iterator[Answer]:

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.generation.tool_calls import ToolParser
 from mink_local.llama.constants import MAX_SEED, check_range
 from mink_local.llama.constraints import Constraints
 from mink_local.samplers import SAMPLERS, Greedy, MinK, Sampler
@@ -162,8 +163,11 @@ class Request:
             None leaves it to the template.
         prefix: Token ids that the answer begins with; they are not part of `Answer.tokens`.
         tools: Tools that the model may call, described to it by the chat template.
-        watch: Called in the engine's thread with the raw logits (V,) of every step, before its token is
-            sampled. It must not raise, and must copy anything it keeps.
+        watch: Called in the model's thread with the raw logits (V,) of every step, before its token is
+            sampled. It must copy anything it keeps, and call nothing that waits for the model. If it raises,
+            the answer ends with this error.
+        make_parser: Makes what finds tool calls in the answer; None for a `ToolParser` that knows `tools`.
+        split_reasoning: Whether reasoning is separated from `Answer.content`, if the model reasons.
     """
 
     prompt: Prompt
@@ -172,3 +176,10 @@ class Request:
     prefix: Sequence[int] = ()
     tools: Sequence[Tool] = ()
     watch: Callable[[NDArray[np.float32]], None] | None = None
+    make_parser: Callable[[], ToolParser] | None = None
+    split_reasoning: bool = True
+
+    @property
+    def tool_names(self) -> list[str]:
+        """Names of the tools."""
+        return [tool["function"]["name"] for tool in self.tools if "function" in tool]

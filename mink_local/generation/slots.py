@@ -1,7 +1,8 @@
 """Slots: the sequences of a KV cache, their reuse, and the batches that fill them and yield logits."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -67,7 +68,7 @@ class Slot(Generic[Job]):
         """Remove anything an unfinished batch may have left after `tokens`, or everything; see `truncate`."""
         if not self._context.truncate(len(self.tokens), self.seq_id):
             self._context.clear(self.seq_id)
-            self.tokens.clear()
+            self.tokens, self.pending = [], [*self.tokens, *self.pending]
 
     def copy_from(self, other: "Slot[Job]") -> None:
         """Copy another slot's cache."""
@@ -244,11 +245,18 @@ class RowReader:
     Args:
         context: The KV cache. Several logits rows per batch make several rows per sequence faster.
         slots: Its sequences, all free; None if the cache is empty.
+        call: Calls the function that evaluates a batch, in the thread that owns the model.
     """
 
-    def __init__(self, context: Context, slots: Sequence[Slot[Any]] | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        slots: Sequence[Slot[Any]] | None = None,
+        call: Callable[[Callable[[], Any]], Any] = lambda function: function(),
+    ) -> None:
         self._context = context
         self._slots = slots or [Slot(context, i) for i in range(context.n_seq)]
+        self._call = call
 
     @property
     def n_parallel(self) -> int:
@@ -274,12 +282,12 @@ class RowReader:
         upcoming = next(waiting, None)
         try:
             while True:
-                while upcoming is not None and self._begin(upcoming[0], *upcoming[1]):
+                while upcoming is not None and self._call(partial(self._begin, upcoming[0], *upcoming[1])):
                     upcoming = next(waiting, None)
                 busy = [slot for slot in self._slots if slot.job is not None]
                 if not busy:
                     return
-                outputs = decode(self._context, busy)
+                outputs = self._call(partial(decode, self._context, busy))
                 if outputs is None:
                     raise GenerationError("interrupted")
                 for slot, output, n_tokens in outputs:

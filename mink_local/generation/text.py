@@ -1,8 +1,7 @@
-"""Text from token bytes, and a model's reasoning, `<think>…</think>`, split from its answer."""
+"""Text from token bytes, and a model's reasoning, `<think>…</think>`, split from its content."""
 
 import codecs
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -77,45 +76,33 @@ def started_length(text: str, strings: Iterable[str]) -> int:
     return longest
 
 
-@dataclass(frozen=True)
-class TextPart:
-    """A piece of an answer or of the reasoning before it."""
-
-    text: str
-    is_reasoning: bool = False
-
-
 class ReasoningSplitter:
-    """Splits a text into reasoning and answer, piece by piece; a later `<think>` is plain text.
+    """Splits a text into reasoning and content, piece by piece; a later `<think>` is plain text."""
 
-    If `continued`, the beginning of the text was shown before, so leading whitespace is kept.
-    """
-
-    def __init__(self, state: ReasoningState = "start", continued: bool = False) -> None:
+    def __init__(self, state: ReasoningState = "start") -> None:
         self._state: ReasoningState = state
         self._held = ""
-        self._strip = state != "text" and not continued  # whitespace next to the tags is dropped
+        self._strip = state != "text"  # whitespace next to the tags is dropped
 
     @property
     def in_reasoning(self) -> bool:
         """True if reasoning has started and not ended."""
         return self._state == "reasoning"
 
-    def feed(self, text: str) -> Iterator[TextPart]:
-        """Yield the parts that are now certain; text that may begin a tag is held back."""
+    def feed(self, text: str) -> tuple[str, str]:
+        """Return the reasoning and the content that are now certain; what may begin a tag is held back."""
         self._held += text
         if self._state == "start":
             self._decide()
-        if self._state == "reasoning":
-            yield from self._reasoning()
-        if self._state == "text":
-            yield from self._take(len(self._held))
+        reasoning = self._reasoning() if self._state == "reasoning" else ""
+        return reasoning, (self._take(len(self._held)) if self._state == "text" else "")
 
-    def end(self) -> Iterator[TextPart]:
-        """Yield the text held back."""
+    def end(self) -> tuple[str, str]:
+        """Return the text held back, as reasoning and content."""
         if self._state == "reasoning":
             self._held = self._held.rstrip()
-        yield from self._take(len(self._held))
+        text = self._take(len(self._held))
+        return (text, "") if self._state == "reasoning" else ("", text)
 
     def _decide(self) -> None:
         """Leave the state "start", unless the text may still become the opening tag."""
@@ -125,21 +112,21 @@ class ReasoningSplitter:
         elif not THINK.startswith(text):
             self._state, self._strip = "text", False  # without reasoning, leading whitespace is kept
 
-    def _reasoning(self) -> Iterator[TextPart]:
-        reasoning, mark, answer = self._held.partition(THINK_END)
+    def _reasoning(self) -> str:
+        reasoning, mark, content = self._held.partition(THINK_END)
         if not mark:  # hold back what may be the start of one
             reasoning = reasoning[: len(reasoning) - started_length(reasoning, (THINK_END,))]
-        yield from self._take(len(reasoning.rstrip()))
+        taken = self._take(len(reasoning.rstrip()))
         if mark:
-            self._state, self._strip, self._held = "text", True, answer
+            self._state, self._strip, self._held = "text", True, content
+        return taken
 
-    def _take(self, length: int) -> Iterator[TextPart]:
-        """Yield the first characters of the held text as one part."""
+    def _take(self, length: int) -> str:
+        """Return the first characters of the held text."""
         text, self._held = self._held[:length], self._held[length:]
         text = text.lstrip() if self._strip else text
-        if text:
-            self._strip = False
-            yield TextPart(text, self._state == "reasoning")
+        self._strip &= not text
+        return text
 
 
 def joined(reasoning: str, text: str, opened: bool) -> str:

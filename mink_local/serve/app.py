@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Literal
@@ -167,10 +166,7 @@ def serve(
             verbose=log_llama,
         )
         loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
-        # In a thread that ends: OpenMP keeps workers for every thread that has computed, as long as it lives.
-        # With more workers than processors they sleep at the barriers within a step, which then takes longer.
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(_warm_up, loaded, sampler).result()
+        _warm_up(loaded, sampler)
     name = alias or model_id(model, loaded.name)
     default = Preset(sampler, temp, name, is_fixed=ignore_client_sampling)
     metrics = Metrics({"model": name, "version": __version__}, PATHS)
@@ -187,7 +183,7 @@ def serve(
     server = _Server(app, service, drain, _welcome(service, bound, has_key=bool(keys)))
     gc.freeze()  # without this a full collection takes 70 ms, in which no client gets a token
     server.run(sockets=[bound])
-    if service.engine.failure is not None:
+    if service.failure is not None:
         sys.stderr.flush()
         os._exit(1)  # the engine's thread may be stuck inside llama.cpp, which no exit of Python's survives
 
@@ -252,7 +248,7 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         service = self._service
         is_drained = service.is_draining and service.n_present == 0
-        is_over = is_drained or time.monotonic() >= self._drained_at or service.engine.failure is not None
+        is_over = is_drained or time.monotonic() >= self._drained_at or service.failure is not None
         return await super().on_tick(counter) or is_over
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mink_local.generation.decoding import Decoding
+from mink_local.generation.answer import Answer
 from mink_local.serve.protocol.responses import ApiError
 
 SIZE = 100  # requests
@@ -44,11 +44,11 @@ class History:
         self._size = size
         self._records: dict[str, RequestRecord] = {}
 
-    def add(self, request_id: str, model: str, decodings: Sequence[Decoding]) -> None:
+    def add(self, request_id: str, model: str, answers: Sequence[Answer]) -> None:
         """Keep a request, and drop the oldest if there are too many."""
-        answers = [_record(decoding) for decoding in decodings[:_ANSWERS] if decoding.answer.tokens]
-        if answers:
-            self._records[request_id] = RequestRecord(model, int(time.time()), answers)
+        records = [_record(answer) for answer in answers[:_ANSWERS] if answer.tokens]
+        if records:
+            self._records[request_id] = RequestRecord(model, int(time.time()), records)
         if len(self._records) > self._size:
             del self._records[next(iter(self._records))]
 
@@ -65,11 +65,10 @@ class History:
         return record
 
 
-def _record(decoding: Decoding) -> AnswerRecord:
-    answer = decoding.answer
+def _record(answer: Answer) -> AnswerRecord:
     params = answer.request.params
     return AnswerRecord(
-        array("i", decoding.prompt),
+        array("i", answer.prompt),
         array("i", answer.tokens),
         array("i", answer.k),
         str(params.effective_sampler),

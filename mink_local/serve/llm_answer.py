@@ -4,7 +4,7 @@ import gc
 import json
 import secrets
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from statistics import median
 from typing import Any
 
@@ -24,12 +24,11 @@ from mink_local.errors import GenerationError, MinkError
 from mink_local.generation.answer import Piece
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
-from mink_local.interrupts import until_interrupted
+from mink_local.interrupts import on_interrupt
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.samplers import MinK
 from mink_local.serve.protocol.fields import ChatRequest, parse
-from mink_local.serve.protocol.messages import message_builder, prepare_chat, usage_of
-from mink_local.serve.protocol.responses import ResponseToolCall
+from mink_local.serve.protocol.messages import message_finish_reason, prepare_chat, usage_of
 from mink_local.serve.protocol.sampling import Preset, sampling_params
 
 _loading = threading.Lock()
@@ -81,15 +80,7 @@ class PromptAnswer:
         model = _load(name, options.n_ctx)
         params, _ = sampling_params(chat, Preset(MinK(), is_fixed=False), model)
         request = prepare_chat(model, chat, params)
-        self.reply = model.chat(
-            request.prompt,  # type: ignore[arg-type]  # messages
-            request.params,
-            enable_thinking=request.enable_thinking,
-            tools=request.tools,
-            wait=True,
-        )
-        self._builder = message_builder(chat, self.reply)
-        self._calls: list[ResponseToolCall] = []
+        self.reply = model.reply(request)
 
     def pieces(self) -> Generator[Piece, None, None]:
         """Yield the answer's pieces; Ctrl-C ends it.
@@ -97,27 +88,35 @@ class PromptAnswer:
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
-        yield from until_interrupted(self.reply, self.reply.interrupt)
+        with on_interrupt(self.reply.interrupt):
+            yield from self.reply
         if self.reply.finish_reason == "interrupted":
             raise KeyboardInterrupt
 
     def events(self, piece: Piece) -> Iterator[StreamEvent]:
         """Yield the events of a piece."""
-        self._builder.add(piece)
-        yield from self._new_events()
+        if piece.reasoning:
+            yield StreamEvent("reasoning", piece.reasoning)
+        if piece.content:
+            yield StreamEvent("text", piece.content)
+        for call in piece.tool_calls:
+            call_id = self.reply.tool_calls[call.index]["id"]
+            if call.name:
+                yield StreamEvent("tool_call_name", call.name, tool_call_id=call_id)
+            if call.arguments:
+                yield StreamEvent("tool_call_args", call.arguments, tool_call_id=call_id)
 
-    def finish(self, response: llm.Response | AsyncResponse) -> Iterator[StreamEvent]:
-        """Yield the last events; give a response its usage, its tool calls, and what is logged as its JSON.
+    def finish(self, response: llm.Response | AsyncResponse) -> None:
+        """Give a response its usage, its tool calls, and what is logged as its JSON.
 
         Raises:
             GenerationError: A tool call was cut off.
         """
-        assert self.reply.finish_reason is not None
-        finish_reason = self._builder.end(self.reply.finish_reason)
-        yield from self._new_events()
-        for call in self._calls:
+        reply = self.reply
+        for call in reply.tool_calls:
             response.add_tool_call(_tool_call(call))
-        usage, k = usage_of([[self.reply]], self._builder.n_reasoning), self.reply.k
+        finish_reason = message_finish_reason(reply.finish_reason, reply)
+        usage, k = usage_of([[reply]]), reply.k
         details = {
             "cached_tokens": usage.prompt_tokens_details.cached_tokens,
             "reasoning_tokens": usage.completion_tokens_details.reasoning_tokens,
@@ -132,27 +131,11 @@ class PromptAnswer:
         logged = {"model": self._name, "finish_reason": finish_reason, "seed": self._seed, "k": k}
         response.response_json = logged
 
-    def _new_events(self) -> Iterator[StreamEvent]:
-        delta = self._builder.delta()
-        if delta.reasoning:
-            yield StreamEvent("reasoning", delta.reasoning)
-        if delta.content:
-            yield StreamEvent("text", delta.content)
-        for call in delta.tool_calls or ():
-            arguments = call.function.arguments
-            if call.id and call.function.name:
-                self._calls.append(call)
-                yield StreamEvent("tool_call_name", call.function.name, tool_call_id=call.id)
-            else:
-                self._calls[-1].function.arguments += arguments
-            if arguments:
-                yield StreamEvent("tool_call_args", arguments, tool_call_id=str(self._calls[-1].id))
 
-
-def _tool_call(call: ResponseToolCall) -> llm.ToolCall:
-    name, arguments = str(call.function.name), call.function.arguments
+def _tool_call(call: Mapping[str, Any]) -> llm.ToolCall:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
     try:
-        return llm.ToolCall(tool_call_id=str(call.id), name=name, arguments=json.loads(arguments or "{}"))
+        return llm.ToolCall(tool_call_id=call["id"], name=name, arguments=json.loads(arguments or "{}"))
     except json.JSONDecodeError:
         raise GenerationError(
             f"a call of {name} was cut off: allow more tokens with max_tokens or n_ctx"

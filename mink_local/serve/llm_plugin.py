@@ -133,7 +133,7 @@ class MinkModel(_AnyMinkModel, llm.Model):
             with closing(answer.pieces()) as pieces:
                 for piece in pieces:
                     yield from answer.events(piece)
-            yield from answer.finish(response)
+            answer.finish(response)
 
 
 class AsyncMinkModel(_AnyMinkModel, llm.AsyncModel):
@@ -156,8 +156,7 @@ class AsyncMinkModel(_AnyMinkModel, llm.AsyncModel):
                         yield event
             finally:
                 (await beginning).reply.interrupt()
-            for event in answer.finish(response):
-                yield event
+            answer.finish(response)
 
 
 @contextmanager

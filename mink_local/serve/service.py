@@ -1,25 +1,21 @@
-"""The model behind all endpoints: admission, the thread that uses llama.cpp, its events, metrics."""
+"""The model behind all endpoints: admission, the events of answers, metrics."""
 
 import asyncio
 import hashlib
 import logging
-import queue
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import llama_cpp
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
 from mink_local.errors import MinkError
-from mink_local.generation.answer import Answer, FinishReason, Piece
+from mink_local.generation.answer import Answer
 from mink_local.generation.decoding import Decoding
-from mink_local.generation.engine import Engine
+from mink_local.generation.engine_thread import Event
 from mink_local.generation.model import Model
 from mink_local.generation.request import Prompt, Request, is_token_ids
 from mink_local.sandbox import ChildStartError
@@ -33,26 +29,12 @@ T = TypeVar("T")
 _PREPARERS = 4  # threads that render and tokenize prompts; llama.cpp's own threads need the cores
 _GRAMMAR_PREPARERS = 2  # others for requests with a grammar: trying a hostile one can take 20 s
 _WATCH_SECONDS = 0.5  # between two looks at the engine
+_END_SECONDS = 10.0  # for the running batch to end when the server stops
 _USUAL_SECONDS = 5.0  # an answer's time before one is finished
 _FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 log = logging.getLogger("mink_local")
-
-
-@dataclass(frozen=True)
-class AnswerEvent:
-    """What one step adds to an answer.
-
-    Attributes:
-        answer: The answer, which keeps growing in the engine's thread.
-        piece: The new text, with its token.
-        finish_reason: Set with the last piece.
-    """
-
-    answer: Answer
-    piece: Piece
-    finish_reason: FinishReason | None
 
 
 class EventStream:
@@ -64,23 +46,29 @@ class EventStream:
     def __init__(self, decodings: Sequence[Decoding]) -> None:
         self.decodings = decodings
         self._open = len(decodings)
-        self._arrived: asyncio.Queue[AnswerEvent | ApiError] = asyncio.Queue()
+        self._arrived: asyncio.Queue[Event | ApiError] = asyncio.Queue()
 
-    def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+    @property
+    def answers(self) -> list[Answer]:
+        """The answers, which grow in the model's thread."""
+        return [decoding.answer for decoding in self.decodings]
+
+    def __aiter__(self) -> AsyncIterator[Event]:
         return self
 
-    async def __anext__(self) -> AnswerEvent:
+    async def __anext__(self) -> Event:
         if not self._open:
             raise StopAsyncIteration
         event = await self._arrived.get()
         if isinstance(event, ApiError):
             raise event
-        self._open -= event.finish_reason is not None
-        if event.finish_reason in ("error", "interrupted"):
-            raise _error(event.answer)
+        answer, piece = event
+        self._open -= piece.finish_reason is not None
+        if piece.finish_reason in ("error", "interrupted"):
+            raise _error(answer)
         return event
 
-    def put(self, event: AnswerEvent | ApiError) -> None:
+    def put(self, event: Event | ApiError) -> None:
         """Add an event, or the error that ends the iteration. A slow reader finds all of them later."""
         self._arrived.put_nowait(event)
 
@@ -96,122 +84,6 @@ def _error(answer: Answer) -> ApiError:
 
 def _stopping() -> ApiError:
     return ApiError(503, "the server is stopping", kind="unavailable_error", code="stopping")
-
-
-class EngineThread:
-    """Steps an engine in its own thread; requests come and go between two steps.
-
-    Its methods are for the event loop that starts it.
-
-    Args:
-        engine: The engine, which nothing else may use from now on.
-        on_step: Called in the thread after each step that adds to an answer.
-
-    Attributes:
-        failure: The reason why nothing can be generated any more, or None.
-    """
-
-    def __init__(self, engine: Engine, on_step: Callable[[], object] = lambda: None) -> None:
-        self.failure: ApiError | None = None
-        self._engine = engine
-        self._on_step = on_step
-        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()  # before the next step
-        self._streams: dict[Answer, EventStream] = {}
-        self._last_step = time.monotonic()
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
-
-    @property
-    def n_answers(self) -> int:
-        """Number of answers that are not finished."""
-        return len(self._streams)
-
-    @property
-    def seconds_without_step(self) -> float:
-        """Time since the last step, in seconds; 0 if there is nothing to generate."""
-        return time.monotonic() - self._last_step if self._streams else 0.0
-
-    def generate(self, decodings: Sequence[Decoding]) -> EventStream:
-        """Generate prepared answers; `cancel` the stream if it is not read to its end.
-
-        Raises `failure` if the engine has failed.
-        """
-        if self.failure is not None:
-            raise self.failure
-        stream = EventStream(decodings)
-        if not self._streams:
-            self._last_step = time.monotonic()
-        for decoding in decodings:
-            self._streams[decoding.answer] = stream
-            self._commands.put(partial(self._engine.enqueue, decoding))
-        return stream
-
-    def cancel(self, stream: EventStream) -> bool:
-        """End a stream's answers at the next step, which frees their slots.
-
-        Returns False if all have ended.
-        """
-        unfinished = [
-            decoding.answer for decoding in stream.decodings if self._streams.pop(decoding.answer, None)
-        ]
-        for answer in unfinished:
-            self._commands.put(partial(self._engine.cancel, answer))
-        return bool(unfinished)
-
-    def fail(self, reason: str) -> None:
-        """End all streams with an error, and accept no more requests."""
-        message = f"{reason}: restart mink-serve"
-        self.failure = ApiError(503, message, code="engine_down", kind="server_error")
-        log.error("%s", self.failure)
-        for stream in self._streams.values():
-            stream.put(self.failure)
-        self._streams.clear()
-
-    async def stop(self, seconds: float = 10) -> bool:
-        """End all answers and the thread; return False if it does not end in time."""
-        self._stopping = True
-        self._engine.interrupt()
-        self._commands.put(lambda: None)
-        await asyncio.to_thread(self._thread.join, seconds)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping:
-                self._obey()
-                events = [
-                    AnswerEvent(answer, piece, answer.finish_reason) for answer, piece in self._engine.step()
-                ]
-                self._last_step = time.monotonic()
-                if events:
-                    self._on_step()
-                    self._call_soon(partial(self._receive, events))
-        except BaseException as error:
-            reason = f"the engine has ended: {type(error).__name__}: {error}"
-            self._call_soon(lambda: self.fail(reason))
-
-    def _obey(self) -> None:
-        """Run the commands; wait for them while there is nothing to generate."""
-        while not self._commands.empty() or (self._engine.idle and not self._stopping):
-            self._commands.get()()
-
-    def _receive(self, events: Sequence[AnswerEvent]) -> None:
-        for event in events:
-            stream = self._streams.get(event.answer)
-            if stream is None:  # cancelled
-                continue
-            if event.finish_reason is not None:
-                del self._streams[event.answer]
-            stream.put(event)
-
-    def _call_soon(self, callback: Callable[[], object]) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(callback)
 
 
 class Metrics:
@@ -269,7 +141,7 @@ class Service:
         n_kept: Number of requests in the history.
 
     Attributes:
-        engine: Generates the answers.
+        failure: The reason why nothing can be generated any more, or None.
         history: The last requests, with their answers.
         max_tokens: Maximum length of an answer, or None.
         fingerprint: The same for the same model and versions.
@@ -290,7 +162,8 @@ class Service:
         self.model = model
         self.presets = presets
         self.history = History(n_kept)
-        self.engine = EngineThread(model.engine, metrics.steps.inc)
+        self.failure: ApiError | None = None
+        self._streams: dict[Answer, EventStream] = {}  # of the answers that have not ended
         self.max_tokens = max_tokens
         self.metrics = metrics
         self.created = int(time.time())
@@ -316,20 +189,21 @@ class Service:
             (
                 "requests_running",
                 "Requests that have a slot.",
-                lambda: self.engine.n_answers - engine.n_waiting,
+                lambda: len(self._streams) - engine.n_waiting,
             ),
         ):
             Gauge(f"mink_{name}", text, registry=metrics.registry).set_function(value)
 
     async def start(self) -> None:
-        """Start the engine's thread, and watch it: `engine.failure` tells if it ends or is stuck."""
-        self.engine.start()
+        """Watch the engine: `failure` tells if it ends or is stuck."""
+        self._loop = asyncio.get_running_loop()
         self._watch = asyncio.create_task(self._watch_engine())
 
     async def stop(self) -> None:
-        """End all answers and the engine's thread, and free the model, unless the thread is stuck."""
+        """End all answers and free the model, unless its thread is stuck."""
         self._watch.cancel()
-        ended = await self.engine.stop()
+        self.interrupt()
+        ended = await asyncio.to_thread(self.model.thread.end, "the server is stopping", _END_SECONDS)
         for pool in (self._pool, self._grammar_pool):  # a request in preparation uses the model's vocabulary
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
         if ended:
@@ -338,19 +212,28 @@ class Service:
     @property
     def n_present(self) -> int:
         """Number of answers that are being prepared, waiting or being generated."""
-        return self._n_preparing + self.engine.n_answers
+        return self._n_preparing + len(self._streams)
 
     def check_ready(self) -> None:
         """Raise ApiError if the server accepts no requests: it is stopping, or its engine is down."""
-        if self.engine.failure is not None:
-            raise self.engine.failure
+        if self.failure is not None:
+            raise self.failure
         if self.is_draining:
             raise _stopping()
 
     def interrupt(self) -> None:
         """End all answers with an ApiError, those that are being prepared too."""
         self._is_over = True
-        self.model.engine.interrupt()
+        self.model.interrupt()
+
+    def fail(self, reason: str) -> None:
+        """End all streams with an error, and accept no more requests."""
+        message = f"{reason}: restart mink-serve"
+        self.failure = ApiError(503, message, code="engine_down", kind="server_error")
+        log.error("%s", self.failure)
+        for stream in self._streams.values():
+            stream.put(self.failure)
+        self._streams.clear()
 
     async def begin(
         self, n: int, make: Callable[[], Sequence[Request]], *, has_grammar: bool = False
@@ -389,12 +272,36 @@ class Service:
             self._n_preparing -= n
         if self._is_over:
             raise _stopping()
-        return self.engine.generate(decodings)
+        if self.failure is not None:
+            raise self.failure
+        stream = EventStream(decodings)
+        self.model.thread.generate(decodings, self._hear)
+        self._streams |= dict.fromkeys(stream.answers, stream)
+        return stream
 
     def cancel(self, stream: EventStream) -> None:
-        """End a stream's answers; others go on."""
-        if self.engine.cancel(stream):
+        """End those of a stream's answers that have not ended; others go on."""
+        unfinished = [answer for answer in stream.answers if self._streams.pop(answer, None)]
+        if unfinished:
+            self.model.thread.cancel(unfinished)
             self.metrics.cancelled.inc()
+
+    def _hear(self, events: Sequence[Event]) -> None:
+        """Take the events of a step, in the model's thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._receive, events)
+
+    def _receive(self, events: Sequence[Event]) -> None:
+        self.metrics.steps.inc()
+        if self.model.thread.failure is not None:
+            self._fail_with_thread()
+        for answer, piece in events:
+            stream = self._streams.get(answer)
+            if stream is None:  # cancelled
+                continue
+            if piece.finish_reason is not None:
+                del self._streams[answer]
+            stream.put((answer, piece))
 
     def finished(self, seconds: float) -> None:
         """Note the time that an answer took, for the Retry-After of clients that are refused."""
@@ -415,7 +322,7 @@ class Service:
         """Render, tokenize, and make the constraints of a request."""
         self._refuse_giant(request.prompt)
         with _api_errors():
-            decoding = self.model.engine.prepare(request)
+            decoding = self.model.prepare(request)
         if decoding.answer.finish_reason == "overflow":
             raise _overflow(request.prompt, decoding.answer.prompt_tokens, self.model.n_ctx)
         return decoding
@@ -437,11 +344,18 @@ class Service:
 
     async def _watch_engine(self) -> None:
         """Wait until the engine ends or is stuck; then fail all requests."""
-        engine = self.engine
-        while engine.failure is None:
+        thread = self.model.thread
+        while self.failure is None:
             await asyncio.sleep(_WATCH_SECONDS)
-            if engine.seconds_without_step > self._stall_seconds:
-                engine.fail(f"the engine has made no step for {self._stall_seconds:g} s")
+            if thread.failure is not None:
+                self._fail_with_thread()
+            elif self._streams and time.monotonic() - thread.last_step > self._stall_seconds:
+                self.fail(f"the engine has made no step for {self._stall_seconds:g} s")
+
+    def _fail_with_thread(self) -> None:
+        error = self.model.thread.failure
+        if self.failure is None:
+            self.fail(f"the engine has ended: {type(error).__name__}: {error}")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ BRANCHED = ("--temp", "5", "--tau", "60", "--seed", "4", "-n", "6")  # several c
 
 
 def ask(session: Session, text: str) -> AnswerSteps:
-    list(session.ask(text).parts())
+    list(session.ask(text).pieces())
     return AnswerSteps(session, session.last_answer())
 
 
@@ -114,7 +114,7 @@ def test_an_answer_that_was_continued_otherwise(smollm2: Model, tmp_path: Path) 
     ask(chat, "Tell me a story.")
     (tmp_path / "it.gbnf").write_text('root ::= " and " [a-z]{8}')
     change(chat, temp="5", grammar=str(tmp_path / "it.gbnf"))
-    list(chat.extend().parts())
+    list(chat.extend().pieces())
     steps = AnswerSteps(chat, chat.last_answer())
     assert [steps.sampling_info(at).temperature for at in (0, 3, 4)] == [0, 0, 5]
     assert [len(steps.step(at).ids) < 100 for at in (0, 3, 4)] == [False, False, True]
@@ -130,10 +130,10 @@ def test_another_model_is_refused(smollm2: Model, tiny: Callable[..., Path]) -> 
         with pytest.raises(ValueError, match=smollm2.name):
             AnswerSteps(chat, chat.last_answer())
         chat.settings = chat.settings.changed(BY_KEY["max-tokens"], "200")
-        list(chat.regenerate().parts())
+        list(chat.regenerate().pieces())
         AnswerSteps(chat, chat.last_answer())
         chat.choose(chat.alternatives()[0])
-        list(chat.extend().parts())  # by the other model
+        list(chat.extend().pieces())  # by the other model
         steps = AnswerSteps(chat, chat.last_answer())
         assert steps.k[0] == 0
         with pytest.raises(ValueError, match=smollm2.name):
@@ -161,13 +161,13 @@ def test_an_answer_that_was_cut_off(smollm2: Model) -> None:
     how = SamplingInfo(smollm2.name, "min-k", 1.0, 7, first_message=0, prompt=prompt)
     answer = StoredMessage("assistant", parts=[how])
     add(store, answer, user.id)
-    store.append(1, answer, "One, two,")
+    store.append(1, answer, "", "One, two,")
     chat = new_session(smollm2, store=store)
     chat.load(store.find())
     steps = AnswerSteps(chat, chat.last_answer())
     assert set(steps.k) == {0}
     assert len(steps.remarks(0, steps.step(0))) == 3
-    list(chat.extend().parts())
+    list(chat.extend().pieces())
     steps = AnswerSteps(chat, chat.last_answer())
     assert steps.k[0] == 0 < steps.k[-1]
     last = len(steps.tokens) - 1

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("own_files")
 def session(smollm2: Model) -> Session:
     """A conversation with an answer of 16 tokens at temperature 5, some with several candidates."""
     session = new_session(smollm2, "--temp", "5", "--seed", "3", "-n", "16")
-    list(session.ask("Tell me a story about a dog.").parts())
+    list(session.ask("Tell me a story about a dog.").pieces())
     return session
 
 
@@ -105,7 +105,7 @@ def test_a_fork_is_a_branch(session: Session) -> None:
     step = AnswerSteps(session, first).step(at)
     token = int(step.ids[1 if step.sampled == 0 else 0])
     stream = session.fork(at, token)
-    text = "".join(part.text for part in stream.parts())
+    text = "".join(piece.content for piece in stream.pieces())
     answer = session.last_answer()
     assert answer.parent == first.parent
     assert [one.id for one in session.alternatives()] == [first.id, answer.id]

@@ -20,6 +20,7 @@ from mink_local.chat.conversation.store import ConversationStore, DeletedError, 
 from mink_local.errors import ContextOverflowError, GenerationError
 from mink_local.generation.model import Model
 from tests.chat.conftest import converse, locked, new_session
+from tests.conftest import held
 
 pytestmark = pytest.mark.usefixtures("own_files")
 
@@ -29,7 +30,7 @@ def said(session: Session) -> list[str]:
 
 
 def text_of(answer: AnswerStream) -> str:
-    return "".join(part.text for part in answer.parts())
+    return "".join(piece.content for piece in answer.pieces())
 
 
 def ask(session: Session, text: str) -> str:
@@ -104,13 +105,14 @@ def test_an_answer_without_a_token_changes_nothing(
     acts: list[Callable[[], AnswerStream]] = [lambda: chat.ask(text), lambda: chat.ask(text, replaces=True)]
     for act in acts if how == "does not fit" else [*acts, chat.regenerate]:
         if how == "is interrupted":
-            answer = act()
-            answer.reply.interrupt()
-            assert list(answer.parts()) == []
+            with held(chat.model):
+                answer = act()
+                answer.reply.interrupt()
+            assert list(answer.pieces()) == []
             assert (answer.message.id, answer.message.finish_reason) == (0, "interrupted")
         else:
             with pytest.raises((GenerationError, ContextOverflowError)):
-                list(act().parts())
+                list(act().pieces())
         assert said(chat) == before == ["Hello", "Hello!"]
         assert store.find().head == chat.branch[-1].id
 
@@ -118,10 +120,10 @@ def test_an_answer_without_a_token_changes_nothing(
 def test_what_came_before_a_failure_is_kept(smollm2: Model) -> None:
     chat = new_session(smollm2)
     answer = chat.ask("Tell me a story.")
-    parts = answer.parts()
-    first = next(parts)
-    parts.close()
-    assert said(chat)[-1].startswith(first.text)
+    pieces = answer.pieces()
+    first = next(pieces)
+    pieces.close()
+    assert said(chat)[-1].startswith(first.content)
 
 
 def turns(n: int) -> list[dict[str, str]]:
@@ -136,14 +138,14 @@ def test_oldest_turns_are_dropped(smollm2: Model) -> None:
     system = [{"role": "system", "content": "You are brief."}]
     last = {"role": "user", "content": "the last"}
     short = [*system, *turns(3), last]
-    assert drop_oldest_turns(short, smollm2, None) == short
-    kept = drop_oldest_turns([*system, *turns(12), last], smollm2, None)
+    assert drop_oldest_turns(short, smollm2, None, None) == short
+    kept = drop_oldest_turns([*system, *turns(12), last], smollm2, None, None)
     dropped = 26 - len(kept)
     assert 12 <= dropped < 24
     assert kept == [*system, *turns(12)[dropped:], last]
     assert smollm2.count_tokens(kept) <= smollm2.n_ctx // 2
     huge = {"role": "user", "content": "word " * 2000}
-    assert drop_oldest_turns([*system, *turns(3), huge], smollm2, None) == [*system, huge]
+    assert drop_oldest_turns([*system, *turns(3), huge], smollm2, None, None) == [*system, huge]
 
 
 def test_many_turns_in_a_small_context(tiny: Callable[..., Path]) -> None:
@@ -152,7 +154,7 @@ def test_many_turns_in_a_small_context(tiny: Callable[..., Path]) -> None:
     drops = evaluated = 0
     for i in range(20):
         answer = chat.ask(f"Tell me of the number {i}.")
-        list(answer.parts())
+        list(answer.pieces())
         drops += answer.dropped
         if not answer.dropped:
             evaluated = max(evaluated, answer.reply.evaluated_tokens) if i else 0
@@ -178,7 +180,7 @@ def test_a_file_of_version_0_1_is_read(smollm2: Model, tmp_path: Path) -> None:
     assert AnswerSteps(chat, continued).step(7).k == 1
     assert (other.k[:2], other.finish_reason) == ([2, 3], "length")
     assert cut_off.finish_reason is None
-    list(chat.extend().parts())
+    list(chat.extend().pieces())
     assert said(chat)[-1].startswith(before[1])
     assert store.find().id == 1
 
@@ -190,10 +192,10 @@ def test_continuing_overwrites_nothing(smollm2: Model) -> None:
     ask(one, "Tell me a story.")
     two.load(store.find())
     cut = said(one)[-1]
-    list(one.extend().parts())
+    list(one.extend().pieces())
     with pytest.raises(ConversationChangedError):
         two.extend()
-    list(two.extend().parts())
+    list(two.extend().pieces())
     texts = [answer.content for answer in two.alternatives()]
     assert texts[0] == cut
     assert texts[1] == texts[2] == said(two)[-1] == said(one)[-1] != cut
@@ -204,12 +206,12 @@ def test_a_conversation_that_is_deleted_while_an_answer_comes(smollm2: Model) ->
     chat = new_session(smollm2)
     ask(chat, "Hello")
     answer = chat.ask("Tell me a story.")
-    parts = answer.parts()
-    next(parts)
+    pieces = answer.pieces()
+    next(pieces)
     assert chat.conversation == 1
     chat.store.delete(1)
     others = converse(chat.store, "Another one.", "Yes.", "And another.", "No.")
-    list(parts)
+    list(pieces)
     assert chat.conversation == 3
     assert chat.store.messages(2) == others
     kept = chat.store.branch(chat.store.get(3).head)
@@ -250,14 +252,14 @@ def test_a_lock_in_the_middle_of_an_answer(smollm2: Model, tmp_path: Path) -> No
     path = tmp_path / "c.db"
     chat = new_session(smollm2, "-n", "12", store=ConversationStore(path))
     answer = chat.ask("Tell me a story.")
-    parts = answer.parts()
-    text = next(parts).text
+    pieces = answer.pieces()
+    text = next(pieces).content
     with locked(path):
         for _ in range(3):
-            text += next(parts).text
-    text += next(parts).text  # the next piece that can be stored brings those before it
+            text += next(pieces).content
+    text += next(pieces).content  # the next piece that can be stored brings those before it
     assert ConversationStore(path).branch(answer.message.id)[-1].content == text
-    list(parts)
+    list(pieces)
     assert ConversationStore(path).branch(answer.message.id) == chat.branch
 
 
@@ -267,14 +269,14 @@ def test_an_answer_that_another_window_is_writing(smollm2: Model, tmp_path: Path
     one, two = (new_session(smollm2, store=store) for store in stores)
     ask(one, "Hello")
     answer = one.ask("Tell me a story.")
-    parts = answer.parts()
-    next(parts)
+    pieces = answer.pieces()
+    next(pieces)
     two.load(stores[1].find())
     refused: list[Callable[[], object]] = [two.extend, two.regenerate, two.undo, lambda: two.ask("And?")]
     for act in refused:
         with pytest.raises(ConversationChangedError, match="writing"):
             act()
-    list(parts)
+    list(pieces)
     two.check_unchanged()
     assert two.branch == one.branch
     ask(two, "And now?")

@@ -40,9 +40,9 @@ def test_a_message_grows_by_pieces_and_is_folded(tmp_path: Path) -> None:
     user, answer = StoredMessage("user", "Hello"), StoredMessage("assistant", parts=[INFO, INFO])
     begin(store, user, answer)
     assert other.is_being_written(answer)
-    for text, is_reasoning in (("Well", True), ("Hi ", False), ("😀", False)):
-        answer.add(text, is_reasoning)
-        store.append(1, answer, text, is_reasoning)
+    for reasoning, content in (("We", ""), ("ll", "Hi "), ("", "😀")):
+        answer.add(reasoning, content)
+        store.append(1, answer, reasoning, content)
     assert other.branch(answer.id) == [user, replace(answer, parts=[INFO])]
     assert (answer.thinking, answer.content, answer.finish_reason) == ("Well", "Hi 😀", None)
     answer.finish_reason, answer.tokens, answer.k, answer.seconds = "stop", [1, 2], [3, 1, 1], 0.5
@@ -174,7 +174,7 @@ store = ConversationStore(Path(sys.argv[1]))
 message = StoredMessage("assistant")
 conversation = store.save(None, [message], "model", None)
 for i in range(10**9):
-    store.append(conversation, message, f"{i} ")
+    store.append(conversation, message, "", f"{i} ")
     print(message.id, i, flush=True)
 """
 
@@ -231,13 +231,13 @@ while time.monotonic() < end:
     branch = branches[which] = [*before, StoredMessage("user", f"{name} asks {turn}"), answer]
     pieces = [f"{name}.{turn}.{i} " for i in range(random.randrange(1, 9))]
     for piece in [*pieces, ""]:
-        answer.add(piece, False)
+        answer.add("", piece)
         if not piece:
             answer.finish_reason, answer.is_kept = "stop", False
         while True:
             try:
                 if answer.is_kept:
-                    store.append(conversations[which], answer, piece)
+                    store.append(conversations[which], answer, "", piece)
                 else:
                     conversations[which] = store.save(conversations[which], branch, "model", None)
                 break

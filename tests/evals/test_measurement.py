@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -50,7 +50,7 @@ class Squares(Measurement[Square]):
     def plan(self) -> Sequence[int]:
         return range(self.n)
 
-    def measure(self, keys: Sequence[int], store: Store[Square]) -> Iterator[Square]:
+    def measure(self, keys: Sequence[int], store: Store[Square]) -> Generator[Square, None, None]:
         store.begin_session(threads=1)
         for key in keys:
             if key == self.fails_at:

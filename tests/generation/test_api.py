@@ -4,6 +4,9 @@ import asyncio
 import inspect
 import json
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
@@ -18,8 +21,10 @@ from mink_local.errors import GenerationError, ModelError
 from mink_local.generation.answer import Answer
 from mink_local.generation.model import Model, Reply
 from mink_local.generation.request import Prompt, Request, SamplingOptions, SamplingParams, Tool
+from mink_local.generation.splitter import Splitter
 from mink_local.generation.text import ReasoningState
-from tests.conftest import forget
+from mink_local.generation.tool_calls import ToolParser
+from tests.support.python import output_of
 
 STORY = [{"role": "user", "content": "Tell me a story about a dog named Max."}]
 TWELVE = [{"role": "user", "content": "What is 12 times 12?"}]
@@ -122,9 +127,10 @@ def test_reasoning_content_and_tool_calls(
     tools: list[Tool], state: ReasoningState, text: str, reasoning: str, content: str, n_calls: int
 ) -> None:
     answer = Answer(Request(STORY, tools=tools))
-    answer.text = text
-    answer.reasoning_state = state
-    assert (answer.reasoning, answer.content) == (reasoning, content)
+    splitter = Splitter(state, ToolParser(answer.request.tool_names) if tools else None)
+    for piece in [*map(splitter.feed, text), splitter.end("")]:
+        answer.add(piece)
+    assert (answer.text, answer.reasoning, answer.content) == (text, reasoning, content)
     functions = [call["function"] for call in answer.tool_calls]
     assert functions == [{"name": "get_weather", "arguments": '{"city": "Rom"}'}] * n_calls
     ids = [call["id"] for call in answer.tool_calls]
@@ -140,7 +146,6 @@ def test_a_reply_calls_a_tool_and_its_message_continues_the_conversation(tiny: C
         grammar = "root ::= " + json.dumps(CALL)
         reply = model.chat("Rain?", tools=[WEATHER], constraints=Constraints(grammar=grammar))
         assert reply.read() == CALL
-        assert reply.reasoning_state == "start", "a grammar describes a whole answer"
         [call] = reply.tool_calls
         assert (call["function"]["name"], reply.content, reply.reasoning) == ("get_weather", "", "")
         result = {"role": "tool", "tool_call_id": call["id"], "content": "Sun."}
@@ -256,53 +261,160 @@ def test_a_trusted_model_starts_no_child(tiny: Callable[..., Path]) -> None:
 # Threads and tasks
 
 
-def test_a_second_thread_gets_an_error_or_waits(smollm2: Model) -> None:
-    """In the middle of a prefill, which it does not disturb."""
+def test_threads_share_a_model(smollm2: Model) -> None:
+    """With one slot their answers are generated one after another, as if there were no other thread."""
+    prompts = ["Say hello.", "one two three four five six seven " * 25, "Name three colours."]
 
-    def say_hello(wait: bool) -> str:
-        return smollm2.chat("Say hello.", temperature=0.0, max_tokens=5, wait=wait).read()
+    def answer(prompt: str) -> str:
+        return smollm2.chat(prompt, temperature=0.0, max_tokens=5).read()
 
-    expected = say_hello(wait=True)
-    long = "one two three four five six seven " * 25
-    reply = forget(smollm2).chat(long, temperature=0.0, max_tokens=3)
-    with ThreadPoolExecutor(1) as other:
-        with smollm2._exclusive():  # as inside a step
-            for refused in (other.submit(say_hello, wait=False), other.submit(smollm2.forget)):
-                with pytest.raises(GenerationError):
-                    refused.result()
-            waiting = other.submit(say_hello, wait=True)
-        reply.read()
-        assert (reply.n_tokens, reply.finish_reason) == (3, "length")
-        assert waiting.result() == expected
+    expected = [answer(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(answer, prompts * 2)) == expected * 2
 
 
-def test_an_unread_reply_is_cancelled_unless_a_call_waits(smollm2: Model) -> None:
+def test_an_unread_reply_goes_on_and_is_kept_for_its_reader(smollm2: Model) -> None:
     options: dict[str, Any] = {"temperature": 0.0, "max_tokens": 6}
     expected = smollm2.chat(STORY, **options).read()
     first = smollm2.chat(STORY, **options)
     begun = next(first)
-    second = smollm2.complete("1, 2, 3, 4,", wait=True, **options)
+    assert smollm2.complete("1, 2, 3, 4,", **options).read().startswith(" 5")
     assert first.finish_reason == "length"
-    assert second.read().startswith(" 5")
     assert "".join([begun, *first]) == first.text == expected
-    abandoned = smollm2.chat(FRANCE, temperature=5.0, seed=1)
-    next(abandoned)
-    assert smollm2.chat(STORY, **options).read() == expected
-    with pytest.raises(GenerationError, match="cancelled"):
-        abandoned.read()
 
 
-def test_a_thread_does_not_wait_for_itself(smollm2: Model) -> None:
-    reply = smollm2.chat(STORY, max_tokens=2)
+@pytest.mark.parametrize("leave", ["close", "forget", "break"])
+def test_a_reply_that_nobody_wants_any_more_frees_its_slot(smollm2: Model, leave: str) -> None:
+    reply = smollm2.chat(STORY, ignore_eos=True)
+    for _ in reply:
+        break
+    if leave == "close":
+        reply.close()
+    else:
+        del reply
+    began = time.monotonic()
+    assert smollm2.chat("Say hello.", temperature=0.0, max_tokens=5).read()
+    assert time.monotonic() - began < 60, "an endless answer takes all of the context"
+    assert smollm2.engine.idle
+    if leave == "close":
+        assert reply.finish_reason == "interrupted"
+        assert list(reply)[-1].finish_reason == "interrupted"
+
+
+def test_what_was_refused_or_never_started_leaves_nothing_behind(smollm2: Model) -> None:
+    with pytest.raises(ValueError, match="message"):
+        smollm2.chat([])
+    never = smollm2.generate(["One", "Two"])
+    assert smollm2.chat("Hi", max_tokens=2).read()
+    begun = smollm2.generate(["One", "Two"] * 9, ignore_eos=True, max_tokens=200)
+    del never
+    next(begun)
+    del begun
+    smollm2.forget()  # waits for what is being generated
+    assert smollm2.engine.idle
+
+
+def test_rows_and_logits_are_read_while_others_generate(smollm2: Model) -> None:
+    tokens = smollm2.prompt_tokens(STORY)
+    [alone] = smollm2.logprobs([(tokens, [5])])
+    reply = smollm2.chat(STORY, temperature=0.0, max_tokens=30)
+    [beside] = smollm2.logprobs([(tokens, [5])])
+    assert beside.logprobs == pytest.approx(alone.logprobs, abs=1e-3)
+    assert smollm2.logits(STORY).shape == (smollm2.weights.n_vocab,)
+    assert reply.finish_reason == "length", "logits are computed when the answers before have ended"
     with smollm2.rows(64, 1), pytest.raises(GenerationError):
-        next(reply)
-    assert reply.read()
-    answers = smollm2.generate(["One", "Two"], max_tokens=2)
-    next(answers)
-    with pytest.raises(GenerationError):
-        smollm2.chat(STORY, wait=True)
-    assert len(list(answers)) == 1
-    assert smollm2.chat(STORY, max_tokens=2, wait=True).read()
+        smollm2.close()
+
+
+def test_a_model_is_closed_while_others_wait(tiny_path: Path) -> None:
+    """Every reader gets an error, or what was finished before."""
+    model = load_model(tiny_path, n_ctx=2048, n_parallel=2, trust=True)
+    endless: dict[str, Any] = {"ignore_eos": True, "temperature": 5.0}
+
+    def read(i: int) -> None:
+        if i % 2:
+            model.chat(FRANCE, **endless).read()
+        else:
+            list(model.generate(["One", "Two"], **endless))
+
+    with ThreadPoolExecutor(6) as threads:
+        readers = [threads.submit(read, i) for i in range(6)]
+        while model.engine.n_waiting < 2:
+            time.sleep(0.001)
+        model.close()
+        errors = [reader.exception(60) for reader in readers]
+    assert all(isinstance(error, GenerationError | ModelError) for error in errors)
+
+
+def test_the_models_thread_refuses_to_wait_for_itself(smollm2: Model) -> None:
+    """What `watch` raises ends its answer."""
+    reply = smollm2.chat(STORY, watch=lambda _: smollm2.forget())
+    with pytest.raises(GenerationError, match="thread") as caught:
+        reply.read()
+    assert isinstance(caught.value.__cause__, GenerationError)
+    assert (reply.finish_reason, smollm2.chat("Hi", max_tokens=2).read() != "") == ("error", True)
+
+
+def test_a_failure_of_the_thread_reaches_every_reader(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load_model(tiny_path, n_parallel=2, trust=True) as model:
+        replies = [model.chat(FRANCE, max_tokens=2000, ignore_eos=True) for _ in range(3)]
+        monkeypatch.setattr(model.engine, "step", lambda: 1 / 0)
+        for use in (*(reply.read for reply in replies), lambda: model.chat(FRANCE).read(), model.forget):
+            with pytest.raises(GenerationError, match="ZeroDivisionError") as caught:
+                use()
+            assert "ZeroDivisionError" in repr(caught.value.__cause__)
+
+
+FORKED = """
+import os
+from mink_local import GenerationError, load_model
+model = load_model("smollm2-135m", n_ctx=256)
+model.chat("Hi", max_tokens=2).read()
+if child := os.fork():
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), model.chat("Hi", max_tokens=2).read() != "")
+else:
+    try:
+        model.chat("Hi", max_tokens=2).read()
+    except GenerationError as error:
+        os._exit(7 if "fork" in str(error) else 1)
+"""
+
+
+@pytest.mark.linux
+@pytest.mark.slow
+def test_a_forked_process_is_told(smollm2_path: Path) -> None:  # noqa: ARG001
+    assert output_of("-W", "ignore", "-c", FORKED).strip() == "7 True"
+
+
+ENDS = """
+import atexit, sys
+from mink_local import load_model
+model = load_model("smollm2-135m", n_ctx=512, n_parallel=2)
+reply = model.chat("Tell me a story.", ignore_eos=True, temperature=5.0)
+next(reply)
+more = model.generate(["One", "Two", "Three"], ignore_eos=True)
+if sys.argv[1] == "reserve":
+    del reply
+    model.reserve(256, 2)
+    reply = model.chat("Tell me a story.", ignore_eos=True, temperature=5.0)
+elif sys.argv[1] == "atexit":
+    atexit.register(lambda: print(bool(model.chat("Hi", max_tokens=1).read())))
+    reply.close()
+elif sys.argv[1] == "error":
+    raise SystemExit(3)
+elif sys.argv[1] == "dropped":
+    del model
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["plainly", "reserve", "atexit", "error", "dropped"])
+def test_a_program_ends_with_unfinished_replies(smollm2_path: Path, how: str) -> None:  # noqa: ARG001
+    ended = subprocess.run([sys.executable, "-c", ENDS, how], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (3 if how == "error" else 0, "")
+    assert ended.stdout.strip() == ("True" if how == "atexit" else "")
 
 
 def test_async_iteration(smollm2: Model) -> None:
@@ -329,6 +441,7 @@ def test_async_iteration(smollm2: Model) -> None:
             await task
         assert endless.finish_reason == "interrupted"
         assert 5 <= endless.n_tokens < 500
+        await asyncio.to_thread(smollm2.forget)
         assert smollm2.engine.idle
 
     asyncio.run(main())

@@ -171,13 +171,15 @@ def test_requests_are_taken_as_slots_become_free(model: Model) -> None:
     taken: list[int] = []
 
     def requests() -> Iterator[Request]:
-        for i in range(20):
+        for i in range(40):
             taken.append(i)
             yield request(ask(QUESTIONS[i % 8]), max_tokens=2 + i % 3, seed=i)
 
-    for done, _ in enumerate(model.answer_all(requests()), start=1):
-        assert len(taken) <= done + model.n_parallel + 1
-    assert len(taken) == 20
+    answers = model.answer_all(requests())
+    assert taken == []
+    for done, _ in enumerate(answers, start=1):
+        assert len(taken) <= done + 3 * model.n_parallel  # some ahead
+    assert len(taken) == 40
 
 
 def test_stop_strings_and_constraints_are_each_answers_own(real: Model) -> None:
@@ -204,21 +206,23 @@ def test_interrupt_ends_what_has_started(model: Model, before: int) -> None:
     model.interrupt()
     cut = list(written)
     assert all(answer.finish_reason in ("stop", "length") for answer in finished)
-    assert len([a for a in cut if a.finish_reason == "interrupted"]) <= model.n_parallel + 1
-    assert len(cut) <= 2 * model.n_parallel
+    assert len([a for a in cut if a.finish_reason == "interrupted"]) <= 2 * model.n_parallel
+    assert len(cut) <= 3 * model.n_parallel + 1
     again = [a.text for a in forget(model).generate([ask(QUESTIONS[0])], temperature=0.0, max_tokens=20)]
     assert again == expected
 
 
 def test_interrupt_ends_answers_that_share_a_sequence(model: Model) -> None:
+    options: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
     written = model.answer_all(
-        request(ask(QUESTIONS[3]), max_tokens=n, temperature=0.0) for n in (2, 9, 9, 9)
+        request(ask(QUESTIONS[3]), max_tokens=n, **options) for n in (2, 400, 400, 400)
     )
     first = next(written)
     model.interrupt()
     others = list(written)
     assert (first.n_tokens, first.finish_reason) == (2, "length")
-    assert [(a.n_tokens, a.finish_reason) for a in others] == [(2, "interrupted")] * 3
+    assert [(a.n_tokens, a.finish_reason) for a in others] == [(others[0].n_tokens, "interrupted")] * 3
+    assert 2 <= others[0].n_tokens < 400
 
 
 def test_an_abandoned_batch_affects_nothing_later(model: Model) -> None:
@@ -226,9 +230,9 @@ def test_an_abandoned_batch_affects_nothing_later(model: Model) -> None:
     expected = next(forget(model).answer_all([greedy(QUESTIONS[4])])).text
     abandoned = forget(model).generate(prompts, max_tokens=30, seed=1)
     next(abandoned)
+    del abandoned
+    model.forget()
     assert next(model.answer_all([greedy(QUESTIONS[4])])).text == expected
-    with pytest.raises(GenerationError, match="cancelled"):
-        list(abandoned)
 
 
 # The engine itself: submit, cancel, step
@@ -281,12 +285,12 @@ def test_a_batch_on_which_llama_cpp_fails_ends_those_in_it(
 
 
 def test_an_interrupt_is_for_what_is_being_generated(model: Model) -> None:
-    """Not for a reply that begins later, whether it cancels the interrupted one or the model was idle."""
-    first = model.chat(ask(QUESTIONS[0]), max_tokens=5)
+    """Not for a reply that begins later, whether one was interrupted or the model was idle."""
+    first = model.chat(ask(QUESTIONS[0]), ignore_eos=True)
     for _ in range(2):
         model.interrupt()
         later = model.chat(ask(QUESTIONS[1]), temperature=0.0, max_tokens=5)
-        assert list(first) == []
+        first.read()
         assert first.finish_reason == "interrupted"
         assert later.read()
         assert later.finish_reason == "length"
@@ -371,7 +375,7 @@ def test_eight_threads_prepare_what_one_does(real: Model) -> None:
     engine.cancel_all()
     prepared = [future.result() for future in futures]
     alone = [engine.prepare(one) for one in requests]
-    assert [decoding.prompt for decoding in prepared] == [decoding.prompt for decoding in alone]
+    assert [decoding.answer.prompt for decoding in prepared] == [decoding.answer.prompt for decoding in alone]
     for pair in zip(prepared, alone, strict=True):
         for decoding in pair:
             forget(real)

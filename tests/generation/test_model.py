@@ -88,7 +88,6 @@ def test_only_new_tokens_are_evaluated(smollm2: Model) -> None:
 
 def test_finish_reasons(smollm2: Model) -> None:
     cut = smollm2.chat(STORY, temperature=0.0, max_tokens=5)
-    assert cut.finish_reason is None
     cut.read()
     whole = smollm2.chat("Say hello.", temperature=0.0)
     whole.read()
@@ -290,7 +289,9 @@ def test_what_does_not_fit_is_ignored(
     for file, options in cases:
         with load_model(**{"model": "smollm2-135m", "n_ctx": 256, **options}) as other:
             assert other.load_cache(file) == 0, options
-            assert other.chat("Hi", max_tokens=1).evaluated_tokens > 4
+            hi = other.chat("Hi", max_tokens=1)
+            hi.read()
+            assert hi.evaluated_tokens > 4
 
 
 def test_what_is_not_written(smollm2: Model, tmp_path: Path) -> None:

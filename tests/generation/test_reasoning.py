@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 from mink_local import Constraints, SamplingParams, load_model
 from mink_local.generation.model import Model
 from mink_local.generation.reasoning_budget import CLOSING, GRACE
-from mink_local.generation.text import THINK, THINK_END, ReasoningSplitter, ReasoningState, TextPart, joined
+from mink_local.generation.text import THINK, THINK_END, ReasoningSplitter, ReasoningState, joined
 from tests.support.tiny import write_scripted
 
 
 def split(pieces: list[str], state: ReasoningState = "start") -> tuple[str, str]:
     splitter = ReasoningSplitter(state)
-    out = [piece for text in pieces for piece in splitter.feed(text)] + list(splitter.end())
-    assert all(piece.text for piece in out)
-    return tuple("".join(p.text for p in out if p.is_reasoning is reasoning) for reasoning in (True, False))  # type: ignore[return-value]
+    reasoning, content = zip(*map(splitter.feed, pieces), splitter.end(), strict=True)
+    return "".join(reasoning), "".join(content)
 
 
 @pytest.mark.parametrize(
@@ -52,15 +51,10 @@ def test_pieces_do_not_matter(parts: list[str], random: object) -> None:
 
 def test_nothing_certain_is_held_back() -> None:
     splitter = ReasoningSplitter()
-    assert list(splitter.feed("<think>Well")) == [TextPart("Well", True)]
-    assert list(splitter.feed(" now")) == [TextPart(" now", True)]
-    assert list(splitter.feed("</think>Yes")) == [TextPart("Yes")]
-
-
-@pytest.mark.parametrize("state", ["reasoning", "text"])
-def test_a_continued_text_keeps_its_blanks(state: ReasoningState) -> None:
-    splitter = ReasoningSplitter(state, continued=True)
-    assert list(splitter.feed(" more")) == [TextPart(" more", state == "reasoning")]
+    assert splitter.feed("<think>Well") == ("Well", "")
+    assert splitter.feed(" now") == (" now", "")
+    assert splitter.feed("</think>Yes") == ("", "Yes")
+    assert splitter.feed(" more") == ("", " more")
 
 
 def test_joined_is_the_inverse() -> None:
@@ -95,7 +89,8 @@ def test_it_ends_to_the_token(thinker: Model, budget: int, n_words: int) -> None
     """With the sentence that goes on, or 32 tokens later; whoever opens the reasoning."""
     answer = thinker.chat("2 + 2?", temperature=0, reasoning_budget=budget, logprobs=0)
     answer.read()
-    sampled = [*[THINK] * (answer.reasoning_state == "start"), *WORDS[:n_words]]
+    opens = "<assistant>" in str(thinker.chat_template)  # so the model begins with the tag
+    sampled = [*[THINK] * opens, *WORDS[:n_words]]
     is_cut = 0 <= budget < len(WORDS)
     assert answer.reasoning_cut is is_cut
     closing = (CLOSING if budget else f"{THINK_END}\n\n") if is_cut else ""
@@ -103,6 +98,10 @@ def test_it_ends_to_the_token(thinker: Model, budget: int, n_words: int) -> None
     n_forced = len(thinker.weights.tokenize(closing, add_special=False, parse_special=True)) if closing else 0
     n_after = answer.n_tokens - len(sampled) - n_forced
     assert answer.k == [1] * len(sampled) + [0] * n_forced + [1] * n_after
+    assert answer.content == ("Four." if is_cut else "")
+    assert answer.reasoning == answer.text.removeprefix(THINK).partition(THINK_END)[0].strip()
+    texts = ["".join(thinker.token_texts(answer.tokens[: i + 1])) for i in range(answer.n_tokens)]
+    assert answer.n_reasoning == sum(THINK_END not in text for text in texts)
     assert len(answer.logprobs) == answer.n_tokens
     assert all(logprob < -1 for logprob in answer.logprobs[len(sampled) : len(sampled) + n_forced - 1])
 

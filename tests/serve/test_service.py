@@ -1,10 +1,11 @@
-"""The service behind the endpoints: the engine's thread, refusals, streams that wait, the end, metrics."""
+"""The service behind the endpoints: events, refusals, streams that wait, the end, metrics."""
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import generate_latest
@@ -13,59 +14,49 @@ from starlette.responses import StreamingResponse
 
 from mink_local import Constraints, MinK, Request, SamplingParams, load_model
 from mink_local.generation.engine import Engine
-from mink_local.generation.model import Model
+from mink_local.generation.engine_thread import Event
 from mink_local.llama import grammar
 from mink_local.serve.endpoints import completions
 from mink_local.serve.protocol.fields import CompletionRequest, parse
 from mink_local.serve.protocol.responses import ApiError
 from mink_local.serve.protocol.sampling import Preset, Presets
-from mink_local.serve.service import AnswerEvent, EngineThread, EventStream, Metrics, Service
+from mink_local.serve.service import EventStream, Metrics, Service
 
 pytestmark = pytest.mark.anyio  # for the coroutines
 PROMPTS = ["One, two,", "The sun", "In a village", "Once upon a time", "She said"]
-
-
-@pytest.fixture
-def model(tiny_path: Path) -> Iterator[Model]:
-    with load_model(str(tiny_path), n_ctx=64, n_parallel=2, trust=True) as model:
-        yield model
 
 
 def request(prompt: str, max_tokens: int = 10) -> Request:
     return Request(prompt, SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True))
 
 
-def begin(thread: EngineThread, model: Model, *requests: Request) -> EventStream:
-    return thread.generate([model.engine.prepare(request) for request in requests])
+async def begin(service: Service, *requests: Request) -> EventStream:
+    return await service.begin(len(requests), lambda: requests)
 
 
-async def read(stream: EventStream) -> list[AnswerEvent]:
+async def read(stream: EventStream) -> list[Event]:
     return [event async for event in stream]
 
 
-async def test_each_client_gets_the_events_of_its_own_answers(model: Model) -> None:
-    expected = model.answer_all(map(request, PROMPTS), ordered=True)
-    texts = [answer.text for answer in expected]
-    thread = EngineThread(model.engine)
-    thread.start()
-    streams = [begin(thread, model, request(prompt)) for prompt in PROMPTS]
-    read_in_turns = await asyncio.gather(*map(read, streams))
-    assert thread.n_answers == 0
-    assert await thread.stop()
+async def test_each_client_gets_the_events_of_its_own_answers(tiny_path: Path) -> None:
+    async with started(tiny_path) as service:
+        expected = service.model.answer_all(map(request, PROMPTS), ordered=True)
+        texts = [answer.text for answer in expected]
+        streams = [await begin(service, request(prompt)) for prompt in PROMPTS]
+        read_in_turns = await asyncio.gather(*map(read, streams))
+        assert service.n_present == 0
     for events, text in zip(read_in_turns, texts, strict=True):
-        assert "".join(event.piece for event in events) == text
-        assert [event.finish_reason for event in events] == [None] * 9 + ["length"]
+        assert "".join(piece for _, piece in events) == text
+        assert [piece.finish_reason for _, piece in events] == [None] * 9 + ["length"]
 
 
-async def test_a_reader_that_is_slow_finds_everything_later(model: Model) -> None:
-    thread = EngineThread(model.engine)
-    thread.start()
-    slow = begin(thread, model, request(PROMPTS[0]))
-    await read(begin(thread, model, request(PROMPTS[1]), request(PROMPTS[2])))
-    while thread.n_answers:
-        await asyncio.sleep(0.01)
-    assert len(await read(slow)) == 10
-    await thread.stop()
+async def test_a_reader_that_is_slow_finds_everything_later(tiny_path: Path) -> None:
+    async with started(tiny_path) as service:
+        slow = await begin(service, request(PROMPTS[0]))
+        await read(await begin(service, request(PROMPTS[1]), request(PROMPTS[2])))
+        while service.n_present:
+            await asyncio.sleep(0.01)
+        assert len(await read(slow)) == 10
 
 
 @asynccontextmanager
@@ -127,15 +118,15 @@ async def test_the_model_is_not_freed_under_a_request_in_preparation(
     constraints = Constraints(grammar='root ::= "while the server ends"')
     request = Request("Hello", SamplingParams(constraints=constraints))
 
-    async def stop() -> bool:
-        ended = await stop_engine()
+    def end(*arguments: Any) -> bool:
+        ended = end_thread(*arguments)
         # The callback runs when the service next waits for something, and not before.
-        asyncio.get_running_loop().call_soon(tried.set)
+        loop.call_soon_threadsafe(tried.set)
         return ended
 
     async with started(tiny_path) as one:
-        stop_engine = one.engine.stop
-        monkeypatch.setattr(one.engine, "stop", stop)
+        loop, end_thread = asyncio.get_running_loop(), one.model.thread.end
+        monkeypatch.setattr(one.model.thread, "end", end)
         task = asyncio.create_task(one.begin(1, lambda: [request], has_grammar=True))
         await asyncio.to_thread(trying.wait, 30)
         task.cancel()

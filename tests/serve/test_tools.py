@@ -12,11 +12,11 @@ from mink_local import Constraints, MinK, Request, SamplingParams
 from mink_local.generation.answer import Piece
 from mink_local.generation.model import Model
 from mink_local.generation.rendering import Renderer
+from mink_local.generation.splitter import Splitter
 from mink_local.generation.template import template_input
-from mink_local.generation.text import ReasoningSplitter
 from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, whole_calls
 from mink_local.serve.protocol.fields import ChatRequest, parse
-from mink_local.serve.protocol.messages import MessageBuilder, prepare_chat, tool_parser
+from mink_local.serve.protocol.messages import message_delta, prepare_chat, whole_message
 from mink_local.serve.protocol.responses import ApiError
 from tests.conftest import shared
 
@@ -25,21 +25,18 @@ CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 TEXT = f"<think>\n{REASONING}\n</think>\n\nOne moment.\n{CALL}"
 
 
-def built(text: str, length: int) -> MessageBuilder:
-    """Return what becomes of a text whose tokens all have one length."""
-    builder = MessageBuilder(ReasoningSplitter("start"), ToolParser(["now"]))
-    for start in range(0, len(text), length):
-        piece = Piece(text[start : start + length])
-        piece.token = 1
-        builder.add(piece)
-    return builder
+def pieces_of(text: str, length: int) -> list[Piece]:
+    """Return the pieces of a text whose tokens all have one length."""
+    splitter = Splitter("start", ToolParser(["now"]))
+    return [
+        *(splitter.feed(text[start : start + length]) for start in range(0, len(text), length)),
+        splitter.end(""),
+    ]
 
 
 @pytest.mark.parametrize("length", [1, 5, 1000])
 def test_reasoning_comes_before_text_and_calls(length: int) -> None:
-    builder = built(TEXT, length)
-    assert builder.end("stop") == "tool_calls"
-    message = msgspec.to_builtins(builder.message())
+    message = msgspec.to_builtins(whole_message(pieces_of(TEXT, length)))
     [call] = message.pop("tool_calls")
     assert message == {
         "role": "assistant",
@@ -50,34 +47,14 @@ def test_reasoning_comes_before_text_and_calls(length: int) -> None:
     assert call["function"] == {"name": "now", "arguments": "{}"}
 
 
-def test_tokens_of_reasoning_are_counted() -> None:
-    assert built(TEXT, 1).n_reasoning == TEXT.index("</think>") + len("</think>") - len("<think>")
-    assert built("No reasoning.", 1).n_reasoning == 0
-
-
 def test_a_call_that_is_cut_off_is_text() -> None:
-    builder = built(TEXT[:-20], 3)
-    assert builder.end("length") == "length"
-    assert builder.message().content == TEXT[TEXT.index("One") : -20]
+    assert whole_message(pieces_of(TEXT[:-20], 3)).content == TEXT[TEXT.index("One") : -20]
 
 
-@pytest.mark.parametrize(
-    ("has", "gets", "reasoning", "content"),
-    [
-        ("<think>\nI see", " that.\n</think>\n\nYes.", " that.", "Yes."),
-        ("<think>\nI see\n</think>\n\nOf", " course.", "", " course."),
-        ("", "Yes.", "", "Yes."),
-    ],
-)
-def test_a_message_that_goes_on_after_what_the_client_has(
-    has: str, gets: str, reasoning: str, content: str
-) -> None:
-    builder = MessageBuilder(ReasoningSplitter("start"), ToolParser(["now"]))
-    builder.skip(has)
-    builder.add(Piece(gets))
-    builder.end("stop")
-    message = builder.message()
-    assert (message.reasoning or "", message.content) == (reasoning, content)
+def test_a_chunk_has_one_entry_of_a_call() -> None:
+    """Clients read the first one, or refuse two with the same index."""
+    delta = message_delta(pieces_of(CALL + CALL, 1))
+    assert [call.index for call in delta.tool_calls or ()] == [0, 1]
 
 
 USER = {"role": "user", "content": "What is the weather in Rome?"}
@@ -167,8 +144,7 @@ def test_calls_of_a_real_template_are_found_again(template: str) -> None:
     """The parser reads the form in which the template writes earlier calls."""
     called = {"role": "assistant", "content": None, "tool_calls": CALLS[:1]}
     text = rendered(template, [USER, called, result("sunny")])
-    parser = tool_parser(chat())
-    assert parser is not None
+    parser = prepared(template, chat()).make_parser()
     start = text.index("get_weather", text.index(USER["content"])) - len('{"name": "')
     deltas = [
         event for event in parser.feed(text[start : text.index("sunny")]) if isinstance(event, ToolCallDelta)
@@ -211,7 +187,6 @@ def test_calls_in_an_unknown_form_are_shown_as_hermes_has_them(template: str | N
 @pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": []}, {"tools": None}])
 def test_without_tools_the_answer_is_text(fields: dict[str, Any], template: str) -> None:
     request = chat(**fields)
-    assert tool_parser(request) is None
     assert prepared(template, request) == Request([USER], tools=[])
 
 
@@ -232,8 +207,7 @@ def events_of(
     constraints = Constraints(grammar=grammar_of(template, request), logit_bias=bias or {})
     params = SamplingParams(sampler=MinK(), temperature=5.0, max_tokens=80, seed=1, constraints=constraints)
     [answer] = model.answer_all([Request([USER], params)])
-    parser = tool_parser(request)
-    assert parser is not None
+    parser: ToolParser = prepared(template, request).make_parser()
     return parser.feed(answer.text) + parser.end()
 
 

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ from mink_local.generation.request import Request
 from mink_local.generation.sampling_step import compared_with
 from mink_local.generation.slots import common_prefix
 from mink_local.generation.text import visible
-from mink_local.interrupts import until_interrupted
+from mink_local.interrupts import on_interrupt
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.samplers import SAMPLERS, MinK, Sampler, label, parse
 
@@ -62,7 +62,9 @@ class Comparison:
         self.samplers = [CommonNumbers(sampler, seed) for sampler in samplers]
         self.answers: list[Answer | None] = [None] * len(samplers)
         params = replace(session.settings.params, temperature=temperature)
-        self.info = session.sampling_info(params, seed, self.prompt, len(branch) + bool(text))
+        prompt = session.model.prompt_tokens(self.prompt, session.settings["think"])
+        self._n_prompt = len(prompt)
+        self.info = session.sampling_info(params, seed, prompt, self.prompt, len(branch) + bool(text))
         self.conversation = session.conversation
         self._branch = [*branch, StoredMessage("user", text)] if text else branch
 
@@ -70,8 +72,12 @@ class Comparison:
         """Return the number of an answer, which counts from 1, and its sampler."""
         return f"{number}  {label(str(self.samplers[number - 1]))}"
 
-    def generate(self, session: Session) -> Generator[Answer, None, None]:
+    def generate(
+        self, session: Session, waiting: Callable[[], object] = lambda: None
+    ) -> Generator[Answer, None, None]:
         """Generate the answers side by side, in KV caches of their own; yield each when it is finished.
+
+        `waiting` is called now and then meanwhile.
 
         Raises:
             ContextOverflowError: The prompt does not fit the context.
@@ -83,10 +89,9 @@ class Comparison:
             Request(self.prompt, replace(params, sampler=sampler), settings["think"])
             for sampler in self.samplers
         ]
-        n_prompt = len(model.prompt_tokens(self.prompt, settings["think"]))
-        model.reserve(min(before, n_prompt + max_tokens), len(requests))
+        model.reserve(min(before, self._n_prompt + max_tokens), len(requests))
         try:
-            for answer in model.answer_all(requests):
+            for answer in model.answer_all(requests, waiting=waiting):
                 if answer.finish_reason == "overflow":
                     raise ContextOverflowError(answer.prompt_tokens, before)
                 self.answers[answer.index] = answer
@@ -208,8 +213,8 @@ def _generate(chat: Chat, comparison: Comparison) -> None:
 
     with (
         nullcontext() if screen.is_plain else live,
-        closing(comparison.generate(chat.session)) as generated,
-        closing(until_interrupted(generated, model.interrupt, update)) as answers,
+        on_interrupt(model.interrupt),
+        closing(comparison.generate(chat.session, update)) as answers,
     ):
         for _ in answers:
             while unshown and comparison.answers[unshown[0] - 1]:

@@ -4,7 +4,7 @@ import hashlib
 import time
 from array import array
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 from mink_local.chat.conversation import cache
@@ -18,11 +18,12 @@ from mink_local.chat.conversation.store import (
     StoreError,
 )
 from mink_local.chat.settings import Settings
-from mink_local.errors import MinkError
+from mink_local.errors import GenerationError, MinkError
+from mink_local.generation.answer import Piece
 from mink_local.generation.model import Model, Reply
 from mink_local.generation.request import SamplingParams
-from mink_local.generation.text import ReasoningSplitter, TextPart, joined
-from mink_local.interrupts import until_interrupted
+from mink_local.generation.text import joined
+from mink_local.interrupts import on_interrupt
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
 
@@ -42,21 +43,27 @@ def as_messages(system: str | None, branch: Sequence[StoredMessage]) -> Messages
     return messages + [{"role": message.role, "content": message.to_evaluate} for message in branch]
 
 
-def drop_oldest_turns(messages: Messages, model: Model, max_tokens: int | None) -> Messages:
+def drop_oldest_turns(
+    messages: Messages, model: Model, max_tokens: int | None, thinking: bool | None
+) -> Messages:
     """Return messages that leave space in the context for an answer, at most a quarter of it.
 
     If the conversation has outgrown the context, the oldest turns are dropped until half of it is free: with
     one turn at a time the beginning of the prompt, and so the whole KV cache, would change at every turn.
     The system message, before the first turn, and the last turn are always kept.
     """
+
+    def fits(messages: Messages, n_tokens: int) -> bool:
+        return len(model.prompt_tokens(messages, thinking)) <= n_tokens
+
     reserved = model.n_ctx // 4 if max_tokens is None else min(max_tokens, model.n_ctx // 4)
-    if not messages or model.count_tokens(messages) <= model.n_ctx - reserved:
+    if not messages or fits(messages, model.n_ctx - reserved):
         return messages
     starts = [i for i, message in enumerate(messages) if message["role"] == "user"]
     kept = messages
     for start in starts[1:]:
         kept = messages[: starts[0]] + messages[start:]
-        if model.count_tokens(kept) <= model.n_ctx // 2:
+        if fits(kept, model.n_ctx // 2):
             break
     return kept
 
@@ -197,8 +204,7 @@ class Session:
         beginning.k = beginning.k[: at + 1]
         beginning.parts = [part for part in beginning.parts if part.first_token <= at]
         beginning.chosen = [*(index for index in beginning.chosen if index < at), at]
-        text = "".join(self.model.token_texts(beginning.tokens))
-        return self._answer(self.branch[:-1], self.settings.params, beginning, text)
+        return self._answer(self.branch[:-1], self.settings.params, beginning)
 
     def undo(self) -> StoredMessage:
         """Take back the last message and its answer; return the message. `redo` brings both back."""
@@ -245,7 +251,7 @@ class Session:
         A text is one more message of the user.
         """
         messages = self.messages(branch) + ([{"role": "user", "content": text}] if text else [])
-        return drop_oldest_turns(messages, self.model, self.settings["max_tokens"])
+        return drop_oldest_turns(messages, self.model, self.settings["max_tokens"], self.settings["think"])
 
     def messages(self, branch: Sequence[StoredMessage]) -> Messages:
         """Return the messages that the context holds, before space is made for an answer."""
@@ -268,10 +274,18 @@ class Session:
         return StoredMessage("assistant", tokens=tokens, k=[0] * len(tokens), parts=answer.parts[:1])
 
     def sampling_info(
-        self, params: SamplingParams, seed: int, messages: Messages, n_messages: int, first_token: int = 0
+        self,
+        params: SamplingParams,
+        seed: int,
+        prompt: Sequence[int],
+        messages: Messages,
+        n_messages: int,
+        first_token: int = 0,
     ) -> SamplingInfo:
-        """Return what is stored with an answer to messages: the last ones of a branch of `n_messages`."""
-        thinking = self.settings["think"]
+        """Return what is stored with an answer to messages: the last ones of a branch of `n_messages`.
+
+        `prompt` has the token ids of these messages.
+        """
         return SamplingInfo(
             model=self.model.name,
             sampler=str(params.sampler),
@@ -280,9 +294,9 @@ class Session:
             first_token=first_token,
             first_message=n_messages - sum(message["role"] != "system" for message in messages),
             system=self.settings["system"],
-            thinking=thinking,
+            thinking=self.settings["think"],
             constraints=_given(params.constraints or Constraints()),
-            prompt=prompt_digest(self.model.prompt_tokens(messages, thinking)),
+            prompt=prompt_digest(prompt),
         )
 
     def add(self, branch: Branch) -> None:
@@ -290,14 +304,14 @@ class Session:
         self._undone.clear()
         self._keep(branch)
 
-    def add_piece(self, branch: Branch, part: TextPart) -> None:
-        """Add a part of the text to the last message of a branch, and store it."""
+    def add_piece(self, branch: Branch, piece: Piece) -> None:
+        """Add a piece to the last message of a branch, and store it."""
         message = branch[-1]
-        message.add(part.text, part.is_reasoning)
+        message.add(piece.reasoning, piece.content)
         if message.is_kept:
             try:
                 assert self.conversation is not None
-                self.store.append(self.conversation, message, part.text, part.is_reasoning)
+                self.store.append(self.conversation, message, piece.reasoning, piece.content)
             except MinkError:
                 message.is_kept = False
         if not message.is_kept:
@@ -356,17 +370,12 @@ class Session:
             cache.save(self.model, self.conversation)
 
     def _answer(
-        self,
-        branch: Branch,
-        params: SamplingParams,
-        answer: StoredMessage | None = None,
-        prefix: str = "",
+        self, branch: Branch, params: SamplingParams, answer: StoredMessage | None = None
     ) -> "AnswerStream":
         """Generate an answer to the last message of a branch; if no token comes, the branch stays as it was.
 
         Args:
             answer: What it begins with; see `AnswerStream`.
-            prefix: The text of these tokens, if it is to be shown.
         """
         answer = answer or StoredMessage("assistant")
         think = self.settings["think"]
@@ -376,69 +385,63 @@ class Session:
         except BaseException:
             self.go_to(self.branch)
             raise
-        info = self.sampling_info(params, reply.seed, messages, len(branch), len(answer.tokens))
+        n_taken = len(answer.tokens)
+        prompt = reply.prompt[: reply.prompt_tokens - n_taken]
+        info = self.sampling_info(params, reply.seed, prompt, messages, len(branch), n_taken)
         answer.parts = [*answer.parts, info]
         dropped, self._start = info.first_message - self._start, info.first_message
-        return AnswerStream(self, reply, [*branch, answer], prefix, dropped // 2)
+        return AnswerStream(self, reply, [*branch, answer], dropped // 2)
 
 
 class AnswerStream:
-    """An answer while it is generated: its `parts`, each stored before it is yielded.
+    """An answer while it is generated: its `pieces`, each stored before it is yielded.
 
     Args:
         session: Goes on with the branch in the end, if any text came.
         branch: The messages before the answer, and the answer, which has the tokens that it takes over from
             another one, and their text if it is on the screen already.
-        prefix: That text if it is to be shown.
 
     Attributes:
         message: The answer so far, as it is stored; tokens and figures come at the end.
         dropped: How many of the oldest turns no longer fit the context.
     """
 
-    def __init__(self, session: Session, reply: Reply, branch: Branch, prefix: str, dropped: int) -> None:
+    def __init__(self, session: Session, reply: Reply, branch: Branch, dropped: int) -> None:
         self.reply = reply
         self.message = branch[-1]
         self.dropped = dropped
         self._session = session
         self._branch = branch
         self._has_text = False
-        self._prefix = prefix
         self._guard = LoopGuard() if session.settings["loop_guard"] else None
-        state = reply.reasoning_state
-        if self.message.content:
-            state = "text"
-        elif self.message.thinking:
-            state = "reasoning"
-        is_continued = bool(self.message.content or self.message.thinking)
-        self._splitter = ReasoningSplitter(state, is_continued)
 
-    def parts(self, waiting: Callable[[int], None] = lambda _: None) -> Generator[TextPart, None, None]:
-        """Yield the parts of the answer, once.
+    def pieces(self, waiting: Callable[[int], None] = lambda _: None) -> Generator[Piece, None, None]:
+        """Yield the pieces of the answer that have a text, once; Ctrl-C ends it.
 
         Args:
             waiting: Called now and then while none comes, with the number of unread tokens of the prompt.
         """
-        began, reply = time.perf_counter(), self.reply
-        pieces = until_interrupted(reply, reply.interrupt, lambda: waiting(reply.unread_tokens))
+        began, reply, message = time.perf_counter(), self.reply, self.message
+        unseen = [] if message.content or message.thinking else [reply.prefix]
         try:
-            with closing(pieces):
-                for piece in pieces:
-                    if not self.message.first_token_s:
-                        self.message.first_token_s = time.perf_counter() - began
-                        yield from map(self._stored, self._splitter.feed(self._prefix))
+            with on_interrupt(reply.interrupt):
+                for piece in reply.pieces(lambda: waiting(reply.unread_tokens)):
+                    message.first_token_s = message.first_token_s or time.perf_counter() - began
                     if self._guard and piece.token is not None and self._guard.feed(piece.token, piece):
                         reply.interrupt()
-                    yield from map(self._stored, self._splitter.feed(piece))
-            yield from map(self._stored, self._splitter.end())
+                    yield from map(self._stored, filter(_has_text, [*unseen, piece]))
+                    unseen = []
         finally:
-            self.message.seconds = time.perf_counter() - began
+            message.seconds = time.perf_counter() - began
+            reply.interrupt()  # the screen may have failed
+            with suppress(GenerationError):
+                reply.read()
             self._finish()
 
-    def _stored(self, part: TextPart) -> TextPart:
+    def _stored(self, piece: Piece) -> Piece:
         self._has_text = True
-        self._session.add_piece(self._branch, part)
-        return part
+        self._session.add_piece(self._branch, piece)
+        return piece
 
     def _finish(self) -> None:
         message, reply, guard = self.message, self.reply, self._guard
@@ -452,6 +455,10 @@ class AnswerStream:
         message.evaluated_tokens = reply.evaluated_tokens
         message.is_kept = False
         self._session.go_to(self._branch if self._has_text else self._session.branch)
+
+
+def _has_text(piece: Piece) -> bool:
+    return bool(piece.reasoning or piece.content)
 
 
 def _given(constraints: Constraints) -> dict[str, object]:

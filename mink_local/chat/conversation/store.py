@@ -168,12 +168,10 @@ class StoredMessage:
         """The number of tokens that were sampled last, without those before an answer was continued."""
         return len(self.tokens) - self.parts[-1].first_token
 
-    def add(self, text: str, is_reasoning: bool) -> None:
-        """Add a piece of the text or of the reasoning; the store lacks it then."""
-        if is_reasoning:
-            self.thinking += text
-        else:
-            self.content += text
+    def add(self, reasoning: str, content: str) -> None:
+        """Add what the answer has grown by; the store lacks it then."""
+        self.thinking += reasoning
+        self.content += content
 
     @property
     def to_evaluate(self) -> str:
@@ -346,17 +344,16 @@ class ConversationStore:
                 self._claim.acquire(blocking=False)
         return number
 
-    def append(
-        self, conversation: int, message: StoredMessage, text: str, is_reasoning: bool = False
-    ) -> None:
-        """Store a piece of text of a message that is being generated. Raises DeletedError."""
+    def append(self, conversation: int, message: StoredMessage, reasoning: str, content: str) -> None:
+        """Store what a message that is being generated has grown by. Raises DeletedError."""
         insert = (
             "INSERT INTO piece (message, thinking, text) "
             "SELECT id, ?, ? FROM message WHERE id = ? AND conversation = ?"
         )
         with self._transaction() as db:
-            if not db.execute(insert, (is_reasoning, text, message.id, conversation)).rowcount:
-                raise DeletedError
+            for is_reasoning, text in ((True, reasoning), (False, content)):
+                if text and not db.execute(insert, (is_reasoning, text, message.id, conversation)).rowcount:
+                    raise DeletedError
 
     def is_being_written(self, message: StoredMessage) -> bool:
         """Return whether a running program is writing an answer, or is about to answer a message."""

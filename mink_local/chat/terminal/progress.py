@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from statistics import median_low
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from mink_local.cli import INTERRUPTED
 if TYPE_CHECKING:
     from mink_local.chat.conversation.store import StoredMessage
     from mink_local.chat.settings import Settings
-    from mink_local.generation.text import TextPart
+    from mink_local.generation.answer import Piece
 
 # The least k of each level, its name and its style; the last levels do not differ by colour alone.
 _LEVELS = {
@@ -26,31 +27,31 @@ _LEVELS = {
 }
 
 
-Parts = Callable[[Callable[[int], None]], "Iterator[TextPart]"]
-"""Yields the parts of an answer as they come, from here or elsewhere; see `AnswerStream.parts`."""
+Pieces = Callable[[Callable[[int], None]], "Iterator[Piece]"]
+"""Yields the pieces of an answer as they come, from here or elsewhere; see `AnswerStream.pieces`."""
 
 
 def print_answer(
-    screen: Screen, message: "StoredMessage", parts: Parts, settings: "Settings", as_json: bool
+    screen: Screen, message: "StoredMessage", pieces: Pieces, settings: "Settings", as_json: bool
 ) -> int:
     """Print an answer to a prompt while it is generated; return the exit status.
 
     Args:
-        message: The answer; it grows by `parts`.
+        message: The answer; it grows by `pieces`.
         as_json: Print all that is known as a line of JSON.
     """
     if as_json:
-        for _ in parts(lambda _: None):
+        for _ in pieces(lambda _: None):
             pass
         screen.write(answer_as_json(message))
     else:
-        show_answer(screen, message, parts)
+        show_answer(screen, message, pieces)
         against_loops = "--temp 2, --dry-multiplier 0.8 or --no-loop-guard"
         note_end(screen, message, settings["max_tokens"], against_loops)
     return INTERRUPTED if message.finish_reason == "interrupted" else 0
 
 
-def show_answer(screen: Screen, message: "StoredMessage", parts: Parts, on_reasoning: str = "") -> None:
+def show_answer(screen: Screen, message: "StoredMessage", pieces: Pieces, on_reasoning: str = "") -> None:
     """Show an answer while it is generated; `on_reasoning` says where to see what was only counted."""
     total = 0
 
@@ -62,7 +63,13 @@ def show_answer(screen: Screen, message: "StoredMessage", parts: Parts, on_reaso
 
     continued = message.content
     try:
-        for is_reasoning, run in groupby(parts(show_prompt), lambda part: part.is_reasoning):
+        texts = (
+            (is_reasoning, text)
+            for piece in pieces(show_prompt)
+            for is_reasoning, text in ((True, piece.reasoning), (False, piece.content))
+            if text
+        )
+        for is_reasoning, run in groupby(texts, itemgetter(0)):
             screen.progress()
             view: _ReasoningView | TextWriter
             if is_reasoning:
@@ -72,8 +79,8 @@ def show_answer(screen: Screen, message: "StoredMessage", parts: Parts, on_reaso
                 if continued:
                     view.recall(continued)
             try:
-                for part in run:
-                    view.feed(part.text)
+                for _, text in run:
+                    view.feed(text)
             finally:
                 view.end()
     finally:

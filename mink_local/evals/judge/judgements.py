@@ -4,7 +4,7 @@ import hashlib
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from itertools import count as numbers
@@ -242,7 +242,7 @@ class Judging(Measurement[Judgement]):
     def plan(self) -> list[Key]:
         return list(self._wanted)
 
-    def measure(self, keys: Sequence[Key], store: Store[Judgement]) -> Iterator[Judgement]:
+    def measure(self, keys: Sequence[Key], store: Store[Judgement]) -> Generator[Judgement, None, None]:
         store.begin_session(judge=self._judge.name)
         # A sampler may give the same response at several temperatures: ask the same prompt only once.
         same_prompt: dict[str, list[Judgement]] = defaultdict(list)

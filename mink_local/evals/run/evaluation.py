@@ -6,7 +6,7 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import product
@@ -176,7 +176,7 @@ class Run(Measurement[Response]):
     def plan(self) -> Sequence[ResponseKey]:
         return self._keys
 
-    def measure(self, keys: Sequence[ResponseKey], store: Store[Response]) -> Iterator[Response]:
+    def measure(self, keys: Sequence[ResponseKey], store: Store[Response]) -> Generator[Response, None, None]:
         self._began = time.monotonic()
         for model in self._models:
             left = [key for key in keys if key.model == model.name]

@@ -6,7 +6,7 @@ import math
 import os
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import date
 from functools import partial
@@ -22,7 +22,6 @@ from mink_local.generation.answer import Answer
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.interrupts import until_interrupted
 from mink_local.models.catalog import resolve
 from mink_local.samplers import parse
 
@@ -86,7 +85,7 @@ class Worker:
     def answer(self, keys: Sequence[ResponseKey]) -> Iterator[Response | LoadedModel]:
         """Yield responses in order of completion, and every newly loaded model before its responses.
 
-        Generation continues in another thread while a response is scored and written.
+        Generation continues while a response is scored and written.
 
         Args:
             keys: The wanted responses; those to a question are consecutive, so that its prompt is evaluated
@@ -102,9 +101,8 @@ class Worker:
                 return
             if task != self._task and self._reserve(model, task):
                 yield self._session(model)
-            answers = self._answers(model, list(group))
-            with closing(until_interrupted(answers, self.interrupt)) as finished:
-                for key, answer in finished:
+            with closing(self._answers(model, list(group))) as answers:
+                for key, answer in answers:
                     if answer.finish_reason == "error":
                         raise GenerationError(
                             f"question {key.question_id} of {task} with {key.model}: {answer.error}"
@@ -152,7 +150,9 @@ class Worker:
         template = (model.chat_template or "").encode()
         return LoadedModel(hashlib.sha256(template).hexdigest(), environment)
 
-    def _answers(self, model: Model, keys: Sequence[ResponseKey]) -> Iterator[tuple[ResponseKey, Answer]]:
+    def _answers(
+        self, model: Model, keys: Sequence[ResponseKey]
+    ) -> Generator[tuple[ResponseKey, Answer], None, None]:
         """Yield the answers to one task's questions.
 
         One at a time, answers depend on nothing but their own request, wherever the run was interrupted. The

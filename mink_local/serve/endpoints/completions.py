@@ -16,13 +16,19 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from mink_local.generation.answer import Answer, Piece, TopLogprobs
-from mink_local.generation.decoding import Decoding
+from mink_local.generation.engine_thread import Event
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.serve import request_log
 from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest
-from mink_local.serve.protocol.messages import message_builder, prepare_chat, usage_of
+from mink_local.serve.protocol.messages import (
+    message_delta,
+    message_finish_reason,
+    prepare_chat,
+    usage_of,
+    whole_message,
+)
 from mink_local.serve.protocol.responses import (
     ApiError,
     ChatChoice,
@@ -38,7 +44,7 @@ from mink_local.serve.protocol.responses import (
     TokenUsage,
 )
 from mink_local.serve.protocol.sampling import sampling_params
-from mink_local.serve.service import AnswerEvent, EventStream, Service
+from mink_local.serve.service import EventStream, Service
 
 KEEP_ALIVE_SECONDS = 15.0  # between the comments of a stream that has nothing to send
 # Buffering proxies such as nginx would hold the tokens back.
@@ -67,11 +73,11 @@ class Clock:
         self._first: float | None = None  # when the first token came
         self._last: dict[Answer, float] = {}
 
-    def note(self, event: AnswerEvent) -> None:
-        """Count an event's token."""
+    def note(self, answer: Answer, piece: Piece) -> None:
+        """Count a piece's token."""
         self._end = now = time.perf_counter()
-        metrics, answer = self._service.metrics, event.answer
-        if event.piece.token is not None:
+        metrics = self._service.metrics
+        if piece.token is not None:
             metrics.generated_tokens.inc()
             if answer in self._last:
                 metrics.token_seconds.observe(now - self._last[answer])
@@ -81,7 +87,7 @@ class Clock:
                 metrics.cached_tokens.inc(answer.prompt_tokens - answer.evaluated_tokens)
             self._last[answer] = now
             self._first = self._first or now
-        if event.finish_reason is not None:
+        if piece.finish_reason is not None:
             self._service.finished(answer.seconds)
 
     @property
@@ -164,8 +170,8 @@ class Exchange:
     def _close(self, events: EventStream) -> None:
         """End the answers that are not finished; keep what was generated, and note it for the log."""
         self._service.cancel(events)
-        self._service.history.add(request_log.request_id(), self._head["model"], events.decodings)
-        answers = [decoding.answer for decoding in events.decodings]
+        answers = events.answers
+        self._service.history.add(request_log.request_id(), self._head["model"], answers)
         request_log.note(
             prompt_tokens=sum(answer.prompt_tokens for answer in answers),
             evaluated_tokens=sum(answer.evaluated_tokens for answer in answers),
@@ -177,8 +183,7 @@ class Exchange:
     def _choices(self, events: EventStream) -> "dict[Answer, _Choice]":
         model = self._service.model
         return {
-            decoding.answer: self._kind(i, model, self._request, decoding)
-            for i, decoding in enumerate(events.decodings)
+            answer: self._kind(i, model, self._request, answer) for i, answer in enumerate(events.answers)
         }
 
     async def _whole(self, events: EventStream) -> Any:
@@ -190,11 +195,11 @@ class Exchange:
         return self._kind.whole_type(**self._head, choices=taken, **self._ending(choices))
 
     async def _stream(self, events: EventStream) -> AsyncIterator[bytes]:
-        """Yield the server-sent events of a stream, one for each token; an error is the last one.
+        """Yield the server-sent events of a stream, one for each token that shows; an error is the last one.
 
-        Until there are tokens comments keep proxies and clients waiting: `waiting` for a slot, `keepalive`.
+        Comments keep the connection alive until then: `waiting` for a slot, `keepalive`.
         """
-        choices = self._choices(events)
+        choices, sent = self._choices(events), time.monotonic()
         yield b": waiting\n\n"  # a proxy may hold the headers back until something follows
         try:
             while True:
@@ -205,7 +210,13 @@ class Exchange:
                     yield b": keepalive\n\n" if has_begun else b": waiting\n\n"
                     continue
                 choice = self._add(event, choices)
-                yield _server_sent(self._kind.chunk_type(**self._head, choices=[choice.take()]))
+                if choice.shows:
+                    yield _server_sent(self._kind.chunk_type(**self._head, choices=[choice.take()]))
+                elif time.monotonic() - sent < KEEP_ALIVE_SECONDS:
+                    continue
+                else:
+                    yield b": keepalive\n\n"
+                sent = time.monotonic()
         except StopAsyncIteration:
             options = self._request.stream_options
             if options is not None and options.include_usage:
@@ -214,19 +225,20 @@ class Exchange:
         except ApiError as error:
             yield _server_sent(error.body())
 
-    def _add(self, event: AnswerEvent, choices: "dict[Answer, _Choice]") -> "_Choice":
+    def _add(self, event: Event, choices: "dict[Answer, _Choice]") -> "_Choice":
         """Add an event to its choice; return the choice."""
-        self._clock.note(event)
+        answer, piece = event
+        self._clock.note(answer, piece)
         if self._request.token_limit == 0:  # one token was sampled all the same
-            event = replace(event, piece=Piece(), finish_reason=event.finish_reason and "length")
-        choice = choices[event.answer]
-        choice.add(event)
-        return choice
+            piece = Piece()
+            piece.finish_reason = "length"
+        choices[answer].add(piece)
+        return choices[answer]
 
     def _ending(self, choices: "dict[Answer, _Choice]") -> dict[str, Any]:
         answers, n = list(choices), self._request.n or 1
         prompts = [answers[i : i + n] for i in range(0, len(answers), n)]
-        usage = usage_of(prompts, sum(choice.n_reasoning for choice in choices.values()))
+        usage = usage_of(prompts)
         if self._request.token_limit == 0:
             usage = msgspec.structs.replace(usage, completion_tokens=0, total_tokens=usage.prompt_tokens)
         return {"usage": usage, "timings": self._clock.timings(usage)}
@@ -271,28 +283,33 @@ class _Choice(ABC):
     whole_type: ClassVar[Any]
     chunk_type: ClassVar[Any]
 
-    def __init__(self, index: int, model: Model, request: Any, decoding: Decoding) -> None:
+    def __init__(self, index: int, model: Model, request: Any, answer: Answer) -> None:
         self._index = index
         self._model = model
         self._request = request
-        self._answer = decoding.answer
+        self._answer = answer
         self._pieces: list[Piece] = []
-        self._finish_reason: str | None = None
-
-    @property
-    def n_reasoning(self) -> int:
-        """Number of tokens of reasoning so far."""
-        return 0
 
     @staticmethod
     @abstractmethod
     def prompts(request: Any, model: Model, params: SamplingParams) -> Sequence[Request]:
         """Return a request for the engine for each prompt; called in a thread, after admission."""
 
-    def add(self, event: AnswerEvent) -> None:
+    def add(self, piece: Piece) -> None:
         """Add what one step brings."""
-        self._pieces.append(event.piece)
-        self._finish_reason = event.finish_reason
+        self._pieces.append(piece)
+
+    @property
+    def shows(self) -> bool:
+        """Whether a chunk would have anything to show; text that may begin a tool call is held back."""
+        return any(
+            piece.reasoning or piece.content or piece.tool_calls or piece.finish_reason
+            for piece in self._pieces
+        )
+
+    @property
+    def _finish_reason(self) -> str | None:
+        return self._pieces[-1].finish_reason
 
     def take(self) -> ChatChoice | ChatChunkChoice | CompletionChoice:
         """Return the choice, and start the next chunk."""
@@ -317,33 +334,25 @@ class _ChatChoice(_Choice):
     whole_type, chunk_type = ChatCompletion, ChatCompletionChunk
     _request: ChatRequest
 
-    def __init__(self, index: int, model: Model, chat: ChatRequest, decoding: Decoding) -> None:
-        super().__init__(index, model, chat, decoding)
+    def __init__(self, index: int, model: Model, chat: ChatRequest, answer: Answer) -> None:
+        super().__init__(index, model, chat, answer)
         self._role: Literal["assistant"] | UnsetType = "assistant"  # in the first chunk
-        self._builder = message_builder(chat, decoding.answer)
-        self._builder.skip("".join(model.token_texts(chat.prefix_tokens or [])))
-
-    @property
-    def n_reasoning(self) -> int:
-        return self._builder.n_reasoning
 
     @staticmethod
     def prompts(chat: ChatRequest, model: Model, params: SamplingParams) -> Sequence[Request]:
         return [prepare_chat(model, chat, params)]
 
-    def add(self, event: AnswerEvent) -> None:
-        super().add(event)
-        self._builder.add(event.piece)
-        if event.finish_reason is not None:
-            self._finish_reason = self._builder.end(event.finish_reason)
+    @property
+    def _finish_reason(self) -> str | None:
+        return message_finish_reason(self._pieces[-1].finish_reason, self._answer)
 
     def _form(self, **common: Any) -> ChatChoice | ChatChunkChoice:
         if self._request.logprobs:  # not of the token that ends the answer
             entries = [self._entry(*score) for score in _scores(self._pieces)[: len(common["k"])]]
             common["logprobs"] = ChatLogprobs(content=entries)
         if not self._request.stream:
-            return ChatChoice(message=self._builder.message(), **common)
-        delta = self._builder.delta()
+            return ChatChoice(message=whole_message(self._pieces), **common)
+        delta = message_delta(self._pieces)
         delta.role, self._role = self._role, UNSET
         return ChatChunkChoice(delta=delta, **common)
 
@@ -359,9 +368,9 @@ class _CompletionChoice(_Choice):
     whole_type, chunk_type = TextCompletion, TextCompletion
     _request: CompletionRequest
 
-    def __init__(self, index: int, model: Model, completion: CompletionRequest, decoding: Decoding) -> None:
-        super().__init__(index, model, completion, decoding)
-        self._prompt: Sequence[int] = decoding.prompt if completion.echo else ()  # in the first chunk
+    def __init__(self, index: int, model: Model, completion: CompletionRequest, answer: Answer) -> None:
+        super().__init__(index, model, completion, answer)
+        self._prompt: Sequence[int] = answer.prompt if completion.echo else ()  # in the first chunk
         self._length = 0  # of the tokens that were taken, in characters
 
     @staticmethod

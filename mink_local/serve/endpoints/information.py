@@ -170,7 +170,7 @@ async def find_candidates(service: Service, chat: CandidatesRequest) -> StepCand
                 top=chat.top,
                 sampled=chat.sampled,
                 prefix=chat.prefix_tokens or (),
-                prompt_tokens=events.decodings[0].answer.prompt_tokens,
+                prompt_tokens=events.answers[0].prompt_tokens,
             )
         )
     except ValueError as error:
@@ -256,8 +256,8 @@ def _cut(step: SamplingStep, temperatures: list[float]) -> Cut:
 
 async def health(service: Service) -> Health:
     """Return whether the engine works, also while the server drains."""
-    if service.engine.failure is not None:
-        raise service.engine.failure
+    if service.failure is not None:
+        raise service.failure
     return Health()
 
 

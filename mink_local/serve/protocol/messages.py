@@ -1,26 +1,24 @@
 """Chat: messages and tools as the engine takes them, and answers as messages and usage."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
-from msgspec import UNSET, UnsetType, convert
+from msgspec import UNSET
 
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
-from mink_local.generation.text import ReasoningSplitter, TextPart
 from mink_local.generation.tool_calls import (
     HERMES,
     LLAMA,
     CallForm,
-    ToolCallDelta,
     ToolParser,
     calls_grammar,
     form_of,
-    whole_calls,
 )
 from mink_local.llama.constraints import Constraints
 from mink_local.serve.protocol.fields import ChatRequest, NamedToolChoice
@@ -83,7 +81,24 @@ def prepare_chat(model: Model, chat: ChatRequest, params: SamplingParams) -> Req
     thinking = None
     if model.has_thinking_switch:
         thinking = False if params.has_grammar else chat.enable_thinking
-    return Request(messages, params, thinking, chat.prefix_tokens or (), tools=tools if form else ())
+    return Request(
+        messages,
+        params,
+        thinking,
+        chat.prefix_tokens or (),
+        tools=tools if form else (),
+        make_parser=_make_parser(chat),
+        split_reasoning=chat.reasoning_format != "none",
+    )
+
+
+def _make_parser(chat: ChatRequest) -> Callable[[], ToolParser] | None:
+    """Return what makes the parser of an answer to a chat request; None if it calls no tools."""
+    if not chat.usable_tools:
+        return None
+    names = [tool.function.name for tool in chat.usable_tools]
+    is_parallel = chat.parallel_tool_calls is not False
+    return partial(ToolParser, names, is_constrained=chat.has_call_grammar, is_parallel=is_parallel)
 
 
 def _grammar(request: ChatRequest, form: CallForm) -> str:
@@ -151,108 +166,49 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
     yield from waiting
 
 
-def message_builder(chat: ChatRequest, answer: Answer) -> "MessageBuilder":
-    """Return the builder for the message of an answer to a chat request."""
-    state = "text" if chat.reasoning_format == "none" else answer.reasoning_state
-    return MessageBuilder(ReasoningSplitter(state), tool_parser(chat))
+def message_delta(pieces: Sequence[Piece]) -> MessageDelta:
+    """Return what pieces of an answer add to its message, perhaps nothing."""
+    calls: dict[int, ResponseToolCall] = {}
+    for delta in (delta for piece in pieces for delta in piece.tool_calls):
+        if delta.index not in calls:  # clients take one entry of a call from a chunk
+            calls[delta.index] = ResponseToolCall(index=delta.index, function=FunctionCall(arguments=""))
+        call = calls[delta.index]
+        if delta.id and delta.name:
+            call.id, call.type, call.function.name = delta.id, "function", delta.name
+        call.function.arguments += delta.arguments
+    message = MessageDelta(content="".join(piece.content for piece in pieces) or UNSET)
+    if reasoning := "".join(piece.reasoning for piece in pieces):
+        message.reasoning_content = message.reasoning = reasoning
+    if calls:
+        message.tool_calls = list(calls.values())
+    return message
 
 
-def tool_parser(chat: ChatRequest) -> ToolParser | None:
-    """Return a parser for an answer to a chat request; None if the answer is text."""
-    if not chat.usable_tools:
-        return None
-    names = [tool.function.name for tool in chat.usable_tools]
-    is_parallel = chat.parallel_tool_calls is not False
-    return ToolParser(names, is_constrained=chat.has_call_grammar, is_parallel=is_parallel)
+def whole_message(pieces: Sequence[Piece]) -> AssistantMessage:
+    """Return the message of an answer, given all of its pieces."""
+    delta = message_delta(pieces)
+    calls = delta.tool_calls or []
+    for call in calls:
+        call.index = UNSET
+    return AssistantMessage(
+        content=delta.content or (None if calls else ""),
+        reasoning_content=delta.reasoning_content,
+        reasoning=delta.reasoning,
+        tool_calls=delta.tool_calls,
+    )
 
 
-class MessageBuilder:
-    """Makes a message, or the deltas of a stream, from the pieces of an answer.
-
-    Args:
-        splitter: Separates reasoning from the answer.
-        parser: Separates tool calls from the answer's text; None if there are none.
-
-    Attributes:
-        n_reasoning: Number of tokens of reasoning so far.
-    """
-
-    def __init__(self, splitter: ReasoningSplitter, parser: ToolParser | None) -> None:
-        self.n_reasoning = 0
-        self._splitter = splitter
-        self._parser = parser
-        self._text = self._reasoning = ""
-        self._calls: list[ToolCallDelta] = []
-
-    def skip(self, text: str) -> None:
-        """Take the beginning of the message, which the client has already."""
-        self.add(Piece(text))
-        self.delta()
-
-    def add(self, piece: Piece) -> None:
-        """Take a piece of the answer."""
-        self._add(self._splitter.feed(piece))
-        self.n_reasoning += piece.token is not None and self._splitter.in_reasoning
-
-    def end(self, finish_reason: FinishReason) -> str:
-        """Take the end of the answer; return why the message has ended: "tool_calls" if with calls."""
-        self._add(self._splitter.end())
-        self._add_events(self._parser.end() if self._parser else ())
-        has_calls = self._parser is not None and self._parser.n_calls > 0
-        return "tool_calls" if has_calls and finish_reason == "stop" else finish_reason
-
-    def delta(self) -> MessageDelta:
-        """Return what was added since the last delta, perhaps nothing."""
-        delta = MessageDelta(content=self._text or UNSET)
-        self._describe(delta, [_call_delta(call) for call in self._calls])
-        self._text = self._reasoning = ""
-        self._calls = []
-        return delta
-
-    def message(self) -> AssistantMessage:
-        """Return the whole message, if no delta was taken of it."""
-        message = AssistantMessage(content=self._text or (None if self._calls else ""))
-        self._describe(message, convert(whole_calls(self._calls), list[ResponseToolCall]))
-        return message
-
-    def _describe(self, message: MessageDelta, calls: list[ResponseToolCall]) -> None:
-        """Add the reasoning and the calls to a message."""
-        if self._reasoning:
-            message.reasoning_content = message.reasoning = self._reasoning
-        if calls:
-            message.tool_calls = calls
-
-    def _add(self, parts: Iterable[TextPart]) -> None:
-        for part in parts:
-            if part.is_reasoning:
-                self._reasoning += part.text
-            else:
-                self._add_events(self._parser.feed(part.text) if self._parser else [part.text])
-
-    def _add_events(self, events: Iterable[str | ToolCallDelta]) -> None:
-        for event in events:
-            if isinstance(event, str):
-                self._text += event
-            else:
-                self._calls.append(event)
+def message_finish_reason(reason: FinishReason | None, answer: Answer) -> str | None:
+    """Return why a message has ended, given why its answer has: "tool_calls" if with calls."""
+    return "tool_calls" if reason == "stop" and answer.tool_calls else reason
 
 
-def _call_delta(delta: ToolCallDelta) -> ResponseToolCall:
-    function = FunctionCall(name=delta.name or UNSET, arguments=delta.arguments)
-    kind: Literal["function"] | UnsetType = "function" if delta.id else UNSET
-    return ResponseToolCall(index=delta.index, id=delta.id or UNSET, type=kind, function=function)
-
-
-def usage_of(prompts: Sequence[Sequence[Answer]], n_reasoning: int) -> TokenUsage:
-    """Return the numbers of tokens: a prompt with several answers counts once.
-
-    Args:
-        prompts: For each prompt its answers.
-        n_reasoning: Tokens of reasoning.
-    """
+def usage_of(prompts: Sequence[Sequence[Answer]]) -> TokenUsage:
+    """Return the numbers of tokens, given the answers to each prompt: a prompt counts once."""
     n_prompt = sum(answers[0].prompt_tokens for answers in prompts)
     n_evaluated = sum(max(answer.evaluated_tokens for answer in answers) for answers in prompts)
     n_generated = sum(answer.n_tokens for answers in prompts for answer in answers)
+    n_reasoning = sum(answer.n_reasoning for answers in prompts for answer in answers)
     return TokenUsage(
         prompt_tokens=n_prompt,
         completion_tokens=n_generated,

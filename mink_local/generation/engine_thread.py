@@ -1,0 +1,295 @@
+"""The thread that owns llama.cpp: it steps an engine while there is something to generate, else it sleeps.
+
+Any thread may have answers generated, cancel them, and have functions called in the thread. The events of an
+answer go to its listener, a function that is called in the thread; `Events` is one to wait on.
+"""
+
+import asyncio
+import atexit
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from mink_local.errors import GenerationError, MinkError, ModelError
+from mink_local.generation.answer import Answer, Piece
+from mink_local.generation.decoding import Decoding
+from mink_local.generation.engine import Engine
+
+T = TypeVar("T")
+
+Event = tuple[Answer, Piece]
+Listener = Callable[[Sequence[Event]], object]
+"""Called after a step with the events of the listener's answers. It must not raise or wait."""
+
+_WAIT_SECONDS = 0.25  # between calls of `waiting`; on Windows, an endless wait ignores Ctrl-C
+_EXIT_SECONDS = 10.0  # for the running batch to end when the program does
+
+
+class Events(Generic[T]):
+    """What arrives from the thread, in order, for a thread that waits or for a task of an event loop."""
+
+    def __init__(self) -> None:
+        self._arrived: queue.SimpleQueue[T] = queue.SimpleQueue()
+        self._wake: Callable[[], object] | None = None  # the task that waits
+
+    def put(self, item: T) -> None:
+        """Add an item."""
+        self._arrived.put(item)
+        if (wake := self._wake) is not None:
+            with suppress(RuntimeError):  # its event loop has ended
+                wake()
+
+    def get(self, waiting: Callable[[], object] = lambda: None) -> T:
+        """Return the next item; `waiting` is called now and then while there is none."""
+        while True:
+            try:
+                return self._arrived.get(timeout=_WAIT_SECONDS)
+            except queue.Empty:
+                waiting()
+
+    async def wait(self) -> T:
+        """Return the next item, without a thread that waits."""
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        self._wake = partial(loop.call_soon_threadsafe, arrived.set)
+        try:
+            while True:
+                with suppress(queue.Empty):
+                    return self._arrived.get_nowait()
+                await arrived.wait()
+                arrived.clear()
+        finally:
+            self._wake = None
+
+    def is_empty(self) -> bool:
+        """Return whether nothing is there yet."""
+        return self._arrived.empty()
+
+
+class _Job(Generic[T]):
+    """A call of a function, whose result another thread waits for."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self._function = function
+        self.result: Future[T] = Future()
+
+    def run(self) -> None:
+        try:
+            self.result.set_result(self._function())
+        except BaseException as error:
+            self.result.set_exception(error)
+
+
+class EngineThread:
+    """Runs an engine, which nothing else may step from now on.
+
+    Commands come through a queue that is safe in signal handlers and finalizers.
+
+    Attributes:
+        failure: The error that has ended the thread, or None.
+        last_step: When the last step ended, or the first request after it came, as `time.monotonic`.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.failure: BaseException | None = None
+        self.last_step = time.monotonic()
+        self._engine = engine
+        self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._listeners: dict[Answer, Listener] = {}  # of the answers that have not ended
+        self._queue: deque[Decoding | _Job[Any]] = deque()
+        self._backlog: deque[Decoding] = deque()
+        self._why_ending = ""
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+        # A thread inside llama.cpp would not survive the end of the process. After weakref's finalizers were
+        # registered, so before they free what it uses.
+        atexit.register(self.end, "the program has ended", _EXIT_SECONDS)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is the calling thread."""
+        return threading.current_thread() is self._thread
+
+    def generate(
+        self, decodings: Iterable[Decoding], listener: Listener, *, one_by_one: bool = False
+    ) -> None:
+        """Generate prepared answers, each after those that were given before.
+
+        Args:
+            listener: Receives their events.
+            one_by_one: Take each of them when no other request waits for a slot.
+
+        Raises:
+            GenerationError: The thread has failed, or is the calling one.
+            ModelError: It was ended.
+        """
+        self.check()
+        if not self._listeners:
+            self.last_step = time.monotonic()
+        take = self._backlog.extend if one_by_one else self._queue.extend
+        self._commands.put(partial(self._take, list(decodings), listener, take))
+
+    def cancel(self, answers: Iterable[Answer]) -> None:
+        """End answers, with finish_reason "interrupted"; one that has ended stays as it is.
+
+        If nothing else is being generated, a batch on a CPU is given up in the middle.
+        """
+        ended = list(answers)
+        if not ended:
+            return
+        self._commands.put(partial(self._cancel, ended))
+        if set(self._listeners) <= set(ended):
+            self._engine.interrupt()
+
+    def cancel_all(self) -> None:
+        """End all answers, with finish_reason "interrupted", and stop a running `call_when_idle`."""
+        self._commands.put(self._cancel_all)
+        self._engine.interrupt()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a function in the thread, between two steps; return what it returns, or raise what it raises.
+
+        Other errors as for `generate`.
+        """
+        return self._result(_Job(function), lambda job: self._commands.put(job.run))
+
+    def call_when_idle(self, function: Callable[[], T]) -> T:
+        """Call a function in the thread when the answers that were given before have ended.
+
+        Those that are given later wait for it. Otherwise like `call`.
+        """
+        return self._result(_Job(function), lambda job: self._commands.put(partial(self._queue.append, job)))
+
+    def end(self, why: str, seconds: float | None = None) -> bool:
+        """End all answers with an error, and the thread; return False if it does not end in time."""
+        atexit.unregister(self.end)
+        self._commands.put(partial(setattr, self, "_why_ending", why))
+        self._engine.interrupt()
+        if not self.is_current:
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raise an error if nothing is generated any more, or if the calling thread is this one."""
+        if self.is_current:
+            raise GenerationError("the model's own thread cannot wait for itself: call the model elsewhere")
+        if not self._thread.is_alive() or self._why_ending:
+            raise self._over()
+
+    def _over(self) -> MinkError:
+        """Return why nothing is generated any more."""
+        if self.failure is not None:
+            name = type(self.failure).__name__
+            error = GenerationError(f"the model's thread has ended: {name}: {self.failure}: load it again")
+            error.__cause__ = self.failure
+            return error
+        if self._why_ending:
+            return ModelError(self._why_ending)
+        return GenerationError("the model belongs to another process: load it after the fork")
+
+    def _result(self, job: _Job[T], give: Callable[[Any], object]) -> T:
+        """Give a job to the thread, and wait for its result."""
+        self.check()
+        give(job)
+        while not wait([job.result], _WAIT_SECONDS).done:
+            if not self._thread.is_alive() and not job.result.done():
+                raise self._over()
+        return job.result.result()
+
+    # The rest runs in the thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._why_ending:
+                self._engine.context.interrupted = False  # whoever has set it gave a command first
+                self._obey()
+                self._feed()
+                events = self._engine.step()
+                self.last_step = time.monotonic()
+                self._tell(events)
+        except BaseException as error:
+            self.failure = error
+        self._end_everything()
+
+    def _obey(self) -> None:
+        """Carry out the commands; wait for them while there is nothing to do."""
+        while not self._commands.empty() or self._is_idle:
+            self._commands.get()()
+            if self._why_ending:
+                return
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._queue or self._backlog) and self._engine.idle
+
+    def _take(
+        self, decodings: Sequence[Decoding], listener: Listener, take: Callable[[Sequence[Decoding]], object]
+    ) -> None:
+        self._listeners |= {decoding.answer: listener for decoding in decodings}
+        take(decodings)
+
+    def _feed(self) -> None:
+        """Hand requests to the engine, and run the jobs whose turn it is."""
+        while self._queue:
+            first = self._queue[0]
+            if isinstance(first, Decoding):
+                self._enqueue(first)
+            elif self._engine.idle:
+                first.run()
+            else:
+                return
+            self._queue.popleft()
+        while self._backlog and not self._engine.n_waiting:
+            self._enqueue(self._backlog.popleft())
+
+    def _enqueue(self, decoding: Decoding) -> None:
+        decoding.fit(self._engine.context.n_ctx)  # it may have changed
+        if decoding.answer.finish_reason == "overflow":
+            self._tell([(decoding.answer, decoding.end("overflow"))])
+        self._engine.enqueue(decoding)
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        """Pass events on to the listeners of their answers."""
+        told: dict[Listener, list[Event]] = {}
+        for answer, piece in events:
+            listener = self._listeners[answer]
+            if piece.finish_reason is not None:
+                del self._listeners[answer]
+            told.setdefault(listener, []).append((answer, piece))
+        for listener, own in told.items():
+            listener(own)
+
+    def _cancel(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            if answer in self._listeners:
+                self._tell(self._drop(answer) or self._engine.cancel(answer))
+
+    def _drop(self, answer: Answer) -> list[Event]:
+        """End an answer that the engine does not know yet; return its only event."""
+        for waiting in (self._queue, self._backlog):
+            for decoding in waiting:
+                if isinstance(decoding, Decoding) and decoding.answer is answer:
+                    waiting.remove(decoding)
+                    return [(answer, decoding.end("interrupted"))]
+        return []
+
+    def _cancel_all(self) -> None:
+        self._cancel(list(self._listeners))
+
+    def _end_everything(self) -> None:
+        """Tell everybody who waits that the thread has ended."""
+        while not self._commands.empty():
+            with suppress(Exception):
+                self._commands.get()()
+        error = self._over()
+        for each in [*self._queue, *self._backlog]:
+            if isinstance(each, _Job):
+                each.result.set_exception(error)
+            else:
+                self._tell([(each.answer, each.end("error", error))])
+        self._tell(self._engine.cancel_all(error))

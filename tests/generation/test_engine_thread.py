@@ -1,0 +1,177 @@
+"""The model's thread: clients of many threads at once, jobs between answers, waiting, Ctrl-C, the end."""
+
+import _thread
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mink_local import load_model
+from mink_local.errors import GenerationError, ModelError
+from mink_local.generation.engine_thread import Events
+from mink_local.generation.model import Model, Reply
+from mink_local.interrupts import on_interrupt
+from tests.conftest import forget, held
+
+PROMPTS = ["One, two,", "Who?", "Why? " * 5, "word " * 40, "In a village", "Say hello."]
+GREEDY: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(tiny_path: Path) -> Iterator[Model]:
+    with load_model(tiny_path, n_ctx=512, n_parallel=4, trust=True) as model:
+        yield model
+
+
+def test_an_error_while_waiting_is_raised() -> None:
+    """Also while nothing comes; items that are there come first."""
+    events: Events[str] = Events()
+    calls: list[float] = []
+
+    def waiting() -> None:
+        calls.append(time.monotonic())
+        if len(calls) == 2:
+            raise RuntimeError("the window is gone")
+
+    events.put("first")
+    assert events.get(waiting) == "first"
+    with pytest.raises(RuntimeError, match="window"):
+        events.get(waiting)
+
+
+def test_a_task_is_woken_by_another_thread() -> None:
+    events: Events[int] = Events()
+
+    async def read() -> list[int]:
+        return [await events.wait() for _ in range(1000)]
+
+    with ThreadPoolExecutor(1) as other:
+        putting = [other.submit(events.put, i) for i in range(1000)]
+        assert asyncio.run(read()) == list(range(1000))
+    assert all(put.exception() is None for put in putting)
+    events.put(1)  # nobody waits, and the loop has ended
+    assert events.get() == 1
+
+
+def test_ctrl_c_ends_an_answer_as_the_program_wants(model: Model) -> None:
+    """With KeyboardInterrupt, or without where it is handled; the answer is stopped in both cases."""
+    reply = model.chat("Hi", **GREEDY)
+    with held(model):
+        threading.Timer(0.1, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            reply.read()
+    handled = model.chat("Hi", **GREEDY)
+    with on_interrupt(handled.interrupt):
+        _thread.interrupt_main()
+        handled.read()
+    model.forget()
+    assert handled.finish_reason == "interrupted"
+    assert reply.finish_reason == "interrupted"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_job_waits_for_the_answers_before_it_and_not_for_those_after(model: Model) -> None:
+    before = model.chat("Hi", max_tokens=50, **GREEDY)
+    with ThreadPoolExecutor(1) as other:
+        job = other.submit(model.thread.call_when_idle, lambda: (before.finish_reason, model.engine.idle))
+        while not job.running():
+            time.sleep(0.001)
+        after = model.chat("Hi", max_tokens=50, **GREEDY)
+        assert job.result() == ("length", True)
+        assert after.read()
+
+
+def test_a_job_that_fails_is_only_its_callers_problem(model: Model) -> None:
+    reply = model.chat("Hi", max_tokens=20, **GREEDY)
+    for call in (model.thread.call, model.thread.call_when_idle):
+        with pytest.raises(ZeroDivisionError):
+            call(lambda: 1 / 0)
+    with pytest.raises((ModelError, ValueError)):
+        model.reserve(0)
+    assert reply.read()
+    assert (reply.finish_reason, model.n_parallel) == ("length", 4)
+
+
+def test_a_context_that_shrinks_ends_what_no_longer_fits(tiny_path: Path) -> None:
+    with load_model(tiny_path, n_ctx=1024, trust=True) as model:
+        first = model.chat("Hi", max_tokens=100, **GREEDY)
+        with ThreadPoolExecutor(1) as other:
+            shrunk = other.submit(model.reserve, 256)
+            while not shrunk.running():
+                time.sleep(0.001)
+            long, short = model.chat("word " * 300), model.chat("Hi", **GREEDY)
+            shrunk.result()
+        assert first.read()
+        long.read()
+        short.read()
+        reasons = [reply.finish_reason for reply in (first, long, short)]
+        assert reasons in (["length", "overflow", "length"], ["length", "length", "length"])
+        assert short.prompt_tokens + short.n_tokens <= 1024
+
+
+# Many threads at once
+
+
+def use(model: Model, choice: Random, expected: dict[tuple[str, int], str], kept: list[Reply]) -> None:
+    """Read a reply, or leave it, or cancel it in the middle."""
+    prompt, n = choice.choice(PROMPTS), choice.randint(1, 60)
+    reply = model.chat(prompt, max_tokens=n, **GREEDY)
+    fate = choice.random()
+    if fate < 1 / 3:
+        for _ in zip(range(choice.randint(0, n)), reply, strict=False):
+            pass
+        reply.close()
+        reply.read()
+        assert reply.finish_reason in ("interrupted", "length")
+    elif fate < 2 / 3:
+        assert reply.read() == expected[prompt, n]
+    elif choice.random() < 0.5:
+        kept.append(reply)
+
+
+@pytest.mark.slow
+@settings(max_examples=min(100, max(2, settings().max_examples // 100)))  # 100 of the nightly ones
+@given(st.integers(0, 2**32), st.booleans())
+def test_sixteen_threads(tiny_path: Path, seed: int, is_closed: bool) -> None:
+    """200 replies, a third of them cancelled, a third unread; the model may be closed in the middle."""
+    with load_model(tiny_path, n_ctx=256, n_parallel=4, trust=True) as model:
+        expected = _alone(model)
+        kept: list[Reply] = []
+        with ThreadPoolExecutor(16) as threads:
+            uses = [threads.submit(use, model, Random(seed + i), expected, kept) for i in range(200)]
+            if is_closed:
+                uses[Random(seed).randrange(200)].exception(60)
+                model.close()
+            errors = [future.exception(120) for future in uses]
+        if is_closed:
+            assert all(error is None or isinstance(error, GenerationError | ModelError) for error in errors)
+            return
+        assert errors == [None] * 200
+        for reply in kept:
+            reply.read()
+        forget(model)
+        assert model.engine.idle
+        assert model.engine.n_busy == model.engine.n_waiting == 0
+        assert len(list(model.generate(PROMPTS, max_tokens=4, **GREEDY))) == len(PROMPTS)
+
+
+def _alone(model: Model) -> dict[tuple[str, int], str]:
+    """The texts of all prompts at all lengths, from one thread."""
+    texts = {}
+    for prompt in PROMPTS:
+        reply = model.chat(prompt, max_tokens=60, **GREEDY)
+        pieces = list(reply)
+        for n in range(1, 61):
+            texts[prompt, n] = model.detokenize(
+                [piece.token for piece in pieces[:n] if piece.token is not None]
+            )
+    return texts
