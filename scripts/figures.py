@@ -20,19 +20,20 @@ from mink_local.llama.devices import gpu_missing, gpus
 ROOT = Path(__file__).parents[1]
 PAGE, DEVICES = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "devices"
 BLOCK = re.compile(
-    r"(<!-- begin: (mink-bench (\w+)[^\n]*|scripts/(load)\.py[^\n]*) -->\n).*?(?=<!-- end -->)", re.DOTALL
+    r"(<!-- begin: ((?:mink-bench|scripts/bench\.py) (\w+)[^\n]*|scripts/(load)\.py[^\n]*) -->\n)"
+    r".*?(?=<!-- end -->)",
+    re.DOTALL,
 )
 
 
 def measured(command: str) -> str:
-    """Return the Markdown printed by a mink-bench command or the load script."""
+    """Return the Markdown printed by mink-bench or a script."""
     program, *arguments = shlex.split(command)
-    if program == "mink-bench":
-        arguments = ["-m", "mink_local.bench.cli", *arguments, "--markdown"]
-    else:
-        arguments = [program, *arguments]
+    start = ["-m", "mink_local.bench.cli"] if program == "mink-bench" else [program]
+    if program != "scripts/load.py":  # which prints nothing else
+        arguments.append("--markdown")
     done = subprocess.run(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, check=True, cwd=ROOT, text=True
+        [sys.executable, *start, *arguments], stdout=subprocess.PIPE, check=True, cwd=ROOT, text=True
     )
     return done.stdout.strip() + "\n"
 
@@ -42,7 +43,7 @@ def write_device(device: str, today: str) -> None:
     if missing := gpu_missing():
         raise click.ClickException(f"nothing to measure: {missing}")
     parts = [f"# {device}\n", f"{', '.join(gpu.name for gpu in gpus())}, {today}.\n"]
-    for command in ("mink-bench decode", "mink-bench batch", "mink-bench sampler"):
+    for command in ("scripts/bench.py decode", "scripts/bench.py batch", "mink-bench sampler"):
         parts += [f"`{command}`\n", measured(command)]
     DEVICES.mkdir(exist_ok=True)
     (DEVICES / f"{device}.md").write_text("\n".join(parts), encoding="utf-8")

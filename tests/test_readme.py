@@ -125,7 +125,7 @@ def test_generated_pages_are_up_to_date() -> None:
 def test_every_measured_table_names_its_command() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
     blocks = re.findall(
-        r"<!-- begin: ((?:mink-bench|scripts/load)[^\n]*) -->\n(.*?)<!-- end -->", page, re.DOTALL
+        r"<!-- begin: ((?:mink-bench|scripts/)[^\n]*) -->\n(.*?)<!-- end -->", page, re.DOTALL
     )
     assert {command.split()[1] for command, _ in blocks} >= {"sampler", "decode", "batch"}
     assert all(f"`{command}`, 20" in block for command, block in blocks)

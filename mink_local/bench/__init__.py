@@ -1,1 +1,1 @@
-"""mink-bench: what sampling costs on its own, in generation, and with many answers at a time."""
+"""mink-bench: what a step of each sampler costs."""

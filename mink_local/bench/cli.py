@@ -1,8 +1,7 @@
-"""`mink-bench`: time sampling against references in the same run; print a table or JSON."""
+"""`mink-bench`: time samplers against references in the same run; print a table or JSON."""
 
 import json
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,25 +11,22 @@ from rich.console import Console
 from rich.table import Table
 
 from mink_local.cli import FiniteFloat, run
-from mink_local.llama.constants import N_SEQ_MAX
 from mink_local.models.options import (
-    max_tokens_option,
     model_option,
-    placement_options,
     sampler_option,
     temp_option,
 )
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
-    from mink_local.bench.timing import Form, Row
+    from mink_local.bench.timing import Row
     from mink_local.samplers import Sampler
 
 PROGRAM = "mink-bench"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def _report(rows: "Sequence[Row]", output: str | None, title: str) -> None:
+def report(rows: "Sequence[Row]", output: str | None, title: str) -> None:
     """Print rows as JSON, or as a table for the terminal or in Markdown."""
     if output == "json":
         click.echo(json.dumps(rows, indent=1))
@@ -66,24 +62,21 @@ def _samplers(_: click.Context, __: click.Parameter, samplers: "tuple[Sampler, .
     return samplers or [*(sampler() for sampler in SAMPLERS.values()), *map(parse, _CHAINS)]
 
 
-def _rounds_option(least: int, default: int) -> Callable[[Command], Command]:
+def rounds_option(least: int, default: int) -> Callable[[Command], Command]:
     return click.option(
         "--rounds", type=click.IntRange(min=least), default=default, show_default=True, metavar="N",
         help="Number of rounds; each times everything once.",
     )  # fmt: skip
 
 
-_samplers_option = sampler_option.replace(
+samplers_option = sampler_option.replace(
     "samplers", default=None, multiple=True, callback=_samplers, help="Sampler to time; repeatable.",
     show_default="all",
 )  # fmt: skip
-_temp_option = temp_option.replace(type=FiniteFloat(min=0, min_open=True), help="Temperature.")
-_tokens_option = max_tokens_option.replace(
-    "--tokens", "tokens", default=64, show_default=True, help="Tokens per answer."
-)
+temperature_option = temp_option.replace(type=FiniteFloat(min=0, min_open=True), help="Temperature.")
 
 
-def _output_options(command: Command) -> Command:
+def output_options(command: Command) -> Command:
     """Add --json and --markdown, which set `output` (None: a table for the terminal)."""
     json_option = click.option("--json", "output", flag_value="json", help="Print JSON instead of a table.")
     markdown_option = click.option("--markdown", "output", flag_value="markdown", help="Print Markdown.")
@@ -93,7 +86,7 @@ def _output_options(command: Command) -> Command:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
-    """Time sampling on its own, in generation, and in batches of answers."""
+    """Time sampling."""
 
 
 @cli.command("sampler")
@@ -107,10 +100,10 @@ def cli() -> None:
     "model's]",
 )
 @model_option
-@_samplers_option
-@_temp_option
-@_rounds_option(least=1, default=200)
-@_output_options
+@samplers_option
+@temperature_option
+@rounds_option(least=1, default=200)
+@output_options
 def sampler_command(
     files: Sequence[Path],
     model: str,
@@ -132,82 +125,7 @@ def sampler_command(
         with load_model(model, n_ctx=512) as loaded:
             sources = [logits_of_answer(loaded)]
     costs = [cost for logits in sources for cost in time_samplers(logits, samplers, temp, rounds)]
-    _report(costs, output, "One step: median microseconds")
-
-
-@cli.command("decode")
-@model_option
-@_samplers_option
-@_temp_option
-@_tokens_option
-@_rounds_option(least=6, default=11)
-@click.option(
-    "--form",
-    "forms",
-    multiple=True,
-    type=click.Choice(["host", "llama.cpp"]),
-    default=("host",),
-    show_default=True,
-    help="Whose samplers: mink-local's, on the host, or llama.cpp's own; repeatable.",
-)
-@placement_options
-@_output_options
-def decode_command(
-    model: str,
-    samplers: "Sequence[Sampler]",
-    temp: float,
-    tokens: int,
-    rounds: int,
-    forms: "Sequence[Form]",
-    output: str | None,
-    **placement: Any,
-) -> None:
-    """Time generation with each sampler, and compare it with greedy (the paper's latency table)."""
-    from mink_local.bench.timing import time_decoding
-    from mink_local.generation.loading import load_model
-
-    if not find_spec("scipy"):
-        raise click.UsageError("the intervals need SciPy: run  python -m pip install scipy")
-    with load_model(model, n_ctx=tokens + 256, **placement) as loaded:
-        speeds = time_decoding(loaded, samplers, forms, temp, tokens, rounds)
-    _report(speeds, output, f"{loaded.name} {loaded.placement}\n{tokens} tokens, {rounds} rounds")
-
-
-@cli.command("batch")
-@model_option
-@click.option(
-    "--parallel",
-    "parallels",
-    multiple=True,
-    type=click.IntRange(min=1, max=N_SEQ_MAX),
-    default=(1, 4, 16),
-    show_default=True,
-    metavar="N",
-    help="Number of answers at a time; repeatable.",
-)
-@sampler_option
-@_temp_option
-@_tokens_option
-@_rounds_option(least=1, default=5)
-@placement_options
-@_output_options
-def batch_command(
-    model: str,
-    parallels: Sequence[int],
-    sampler: "Sampler",
-    temp: float,
-    tokens: int,
-    rounds: int,
-    output: str | None,
-    **placement: Any,
-) -> None:
-    """Time several answers generated at once, and compare with bare llama_decode calls."""
-    from mink_local.bench.timing import time_batches
-    from mink_local.generation.loading import load_model
-
-    with load_model(model, n_ctx=tokens + 256, n_parallel=1, **placement) as loaded:
-        speeds = time_batches(loaded, parallels, sampler, temp, tokens, rounds)
-    _report(speeds, output, f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds")
+    report(costs, output, "One step: median microseconds")
 
 
 def main() -> None:

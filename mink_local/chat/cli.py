@@ -39,7 +39,7 @@ The table [prompts] of the file names system prompts for --prompt-name:
   editor = "Correct spelling and grammar. Keep everything else."
 
 \b
-Warm answers: if MINK_URL names a running mink-serve, such as http://127.0.0.1:8080, it
+Faster one-shots: set MINK_URL to a running mink-serve, such as http://127.0.0.1:8080. It
 answers prompts (not conversations), and no model is loaded. The key in MINK_API_KEY is
 sent along.
 
@@ -171,7 +171,7 @@ def cli(
     """Chat with a GGUF model. Min-k chooses the candidates of each token before temperature is applied.
 
     Temperature does not change the candidates: at --temp 5 or 10 the text stays coherent. Ctrl-C stops an
-    answer, Ctrl-D or /exit leaves, /help lists the commands. Conversations are kept; a one-shot answer only
+    answer, Ctrl-D or /exit quits, /help lists the commands. Conversations are kept; a one-shot answer only
     with --continue or --resume.
     """
     for complaint in ignored(ctx):

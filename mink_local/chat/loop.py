@@ -202,7 +202,7 @@ def run(chat: Chat) -> None:
             chat.offered, chat.replaces = None, False
             if (problem := chat.session.flush()) != noted:
                 noted = problem
-                chat.note(f"(not kept so far: {problem})" if problem else "(everything is kept again)")
+                chat.note(f"(not kept so far: {problem})" if problem else "(all messages are saved again)")
             if offered.files:
                 chat.note(f"(this message has {counted(offered.attached, 'character')} of attached files)")
             prompt = NOT_KEPT if problem else PROMPT
@@ -212,7 +212,7 @@ def run(chat: Chat) -> None:
                 chat.screen.show("")
                 return
             except KeyboardInterrupt:
-                chat.note("\n(Ctrl-D or /exit leaves)")
+                chat.note("\n(press Ctrl-D or type /exit to quit)")
                 continue
             chat.is_stopped = False
             if text.strip():
@@ -234,7 +234,7 @@ def _handle(chat: Chat, text: str, files: str, replaces: bool) -> None:
     except (click.Abort, KeyboardInterrupt, EOFError):  # of a question that a command asks
         chat.note("(interrupted)")
     except Exception as error:
-        chat.note(f"(this is a bug: {type(error).__name__}: {error}. {_kept(error)}; the chat goes on)")
+        chat.note(f"(internal error: {type(error).__name__}: {error}. {_kept(error)}; you can keep chatting)")
 
 
 def _is_command(word: str) -> bool:

@@ -733,14 +733,6 @@ def _ask_people(
     default=[1.0, 2.0, 5.0, 10.0],
     help="Temperature; repeatable.",
 )
-@click.option(
-    "--plot",
-    "picture",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="File for a plot of the sorted logits with the cuts at the last temperature; the extension sets the "
-    "format.",
-)
 @placement_options
 def candidates_command(
     prompt: str,
@@ -748,7 +740,6 @@ def candidates_command(
     answer: str,
     samplers: "Sequence[Sampler]",
     temperatures: Sequence[float],
-    picture: Path | None,
     **placement: Any,
 ) -> None:
     """Show the candidates for the next token, and how many each sampler keeps at each temperature.
@@ -757,7 +748,7 @@ def candidates_command(
     """
     from mink_local.evals.candidates import show_candidates
 
-    show_candidates(prompt, model, answer, samplers, temperatures, picture, **placement)
+    show_candidates(prompt, model, answer, samplers, temperatures, **placement)
 
 
 @cli.command("tasks")

@@ -173,7 +173,7 @@ def _sign_flip(gains: NDArray[np.int64]) -> float:
 
 
 def detectable_difference(n: int) -> float:
-    """Return the difference of two shares, 0 to 1, that a paired test of `n` clusters detects 4 times in 5.
+    """Return the difference of two shares, 0 to 1, that a paired test of `n` clusters detects with 80% power.
 
     Each cluster has one outcome per method; outcomes differ in a fifth of the clusters, or in as many as such
     a difference needs.
@@ -188,7 +188,7 @@ def what_can_be_found(n: int) -> str:
     if 2 * 0.5**n > ALPHA:
         return f"{n} questions are too few for any difference to be significant."
     least = 100 * detectable_difference(n)
-    return f"{n:,} questions detect a difference of {least:.1f} points 4 times in 5, smaller ones less often."
+    return f"{n:,} questions detect a difference of {least:.1f} points with 80% power."
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

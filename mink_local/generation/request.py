@@ -1,10 +1,8 @@
 """Requests: a prompt, and how to sample its answer."""
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, TypedDict, TypeGuard
 
 import numpy as np
@@ -72,7 +70,6 @@ class SamplingParams:
         constraints: Penalties, logit bias, a grammar: applied to the logits before the cut.
 
     Raises:
-        TypeError: There is no such option; the message says where the option belongs, if it is known.
         ValueError: An option is out of range.
     """
 
@@ -88,12 +85,6 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     reasoning_budget: int | None = None
     constraints: Constraints | None = None
-
-    def __new__(cls, **options: object) -> "SamplingParams":
-        for name in options:
-            if name not in cls.__dataclass_fields__:
-                raise TypeError(f"SamplingParams has no option {name}{_owner_of(name)}")
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -120,20 +111,6 @@ class SamplingParams:
         return self.reasoning_budget not in (None, -1) and not self.has_grammar
 
 
-# `__new__` accepts any option, to say where it belongs; help() and editors show the fields.
-SamplingParams.__signature__ = inspect.signature(partial(SamplingParams.__init__, SamplingParams()))  # type: ignore[attr-defined]
-
-
-def _owner_of(option: str) -> str:
-    """Return where to pass an option known from other programs, to end a message; "" if unknown."""
-    for sampler in SAMPLERS.values():
-        if option in sampler.request_fields:
-            return f": pass sampler={sampler.__name__}({sampler.request_fields[option]}=…)"
-    if option in Constraints.__dataclass_fields__:
-        return f": pass constraints=Constraints({option}=…)"
-    return ""
-
-
 class SamplingOptions(TypedDict, total=False):
     """The fields of `SamplingParams` as keyword arguments."""
 
@@ -149,6 +126,29 @@ class SamplingOptions(TypedDict, total=False):
     prompt_logprobs: int | None
     reasoning_budget: int | None
     constraints: Constraints | None
+
+
+def merged(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
+    """Return parameters, None for the default ones, with some options replaced.
+
+    Raises:
+        TypeError: There is no such option; the message says where the option belongs, if it is known.
+        ValueError: An option is out of range.
+    """
+    for name in options:
+        if name not in SamplingParams.__dataclass_fields__:
+            raise TypeError(f"there is no option {name}{_owner_of(name)}")
+    return replace(params or SamplingParams(), **options)
+
+
+def _owner_of(option: str) -> str:
+    """Return where to pass an option known from other programs, to end a message; "" if unknown."""
+    for sampler in SAMPLERS.values():
+        if option in sampler.request_fields:
+            return f": pass sampler={sampler.__name__}({sampler.request_fields[option]}=…)"
+    if option in Constraints.__dataclass_fields__:
+        return f": pass constraints=Constraints({option}=…)"
+    return ""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ log = logging.getLogger("mink_local")
 
 
 def _route(path: str, endpoint: Endpoint) -> Route:
-    """Return the route of an endpoint, which calls its handler off with a client that leaves."""
+    """Return the route of an endpoint, which cancels the handler if the client disconnects."""
 
     async def respond(http: HttpRequest) -> Response:
         service = http.app.state.service

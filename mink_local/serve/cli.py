@@ -46,9 +46,9 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
 @click.option("--alias", metavar="NAME", show_default="the file's", help="The model's name for clients.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=WholeNumber(0, 65535), default=8080, show_default=True, help="Port; 0 is any free one."
+    "--port", type=WholeNumber(0, 65535), default=8080, show_default=True, help="Port; 0 picks a free port."
 )
-@sampler_option.replace(help="Sampler for requests that name none. One of {samplers}.")
+@sampler_option.replace(help="Default sampler. One of {samplers}.")
 @temp_option.replace(help="Temperature for requests that have none.")
 @click.option("--ignore-client-sampling", is_flag=True, help="Use --sampler and --temp for all requests.")
 @click.option(

@@ -174,7 +174,7 @@ class Guard:
             self._on_response(scope["path"], status)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that is no preflight; pages whose origin is allowed may read errors too."""
+        """Answer a non-preflight request; pages whose origin is allowed may read errors too."""
         headers = Headers(scope=scope)
         try:
             check_host(headers, self._hosts)
@@ -294,7 +294,7 @@ async def _handle(request: HttpRequest, error: Exception) -> Response:
     if isinstance(error, ApiError):
         return error_response(error)
     if not isinstance(error, HTTPException):
-        return error_response(ApiError(500, "the server failed: its log says why", kind="server_error"))
+        return error_response(ApiError(500, "internal error: see the server log", kind="server_error"))
     if error.status_code == 404 and NOT_SUPPORTED.fullmatch(path):
         message = f"{path} is not supported: this server only generates text"
         headers = {"x-should-retry": "false"}  # of OpenAI's SDKs

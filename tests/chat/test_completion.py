@@ -49,7 +49,7 @@ def test_what_completions_mean(typist: Callable[..., Typist]) -> None:
         ("/load f", ["/load fruit"]),
         ("/delete f", ["/delete fruit"]),
         ("/set max", ["/set max-tokens "]),
-        ("/set sampling ho", ["/set sampling host"]),
+        ("/set thoughts l", ["/set thoughts line"]),
         ("/set status o", ["/set status on", "/set status off"]),
         ("/set sampler eta", ["/set sampler eta"]),
         ("/temp d", ["/temp default"]),

@@ -37,7 +37,7 @@ _Fork = tuple[int, int]  # the index of a token, and the id of the one to go on 
 
 
 def explain(chat: Chat, argument: str) -> None:
-    """Walk along the last answer in the whole window, and see what each token was sampled from.
+    """Step through the last answer full-screen, and see what each token was sampled from.
 
     The arrows left and right go from token to token, n and p to the forks: tokens that had several
     candidates. Up and down change the temperature: the cuts of other samplers move. Tab or a digit selects
@@ -251,7 +251,7 @@ def _next(values: Iterable[_Number], now: _Number, direction: int) -> _Number | 
 
 
 def view(walk: Walk, console: Console) -> _Fork | None:
-    """Show an answer in the whole window until a key leaves the view; `console` is that of the screen.
+    """Show an answer full-screen until a key leaves the view; `console` is that of the screen.
 
     Returns where the answer is to go on, and from which token; None if it is not.
     """
@@ -367,7 +367,7 @@ def _answer(walk: Walk, columns: int, rows: int) -> list[Text]:
     return wrapped[first : first + rows]
 
 
-# A step, the same in the whole window and printed
+# A step, the same full-screen and printed
 
 
 def step_lines(

@@ -85,7 +85,7 @@ class SamplingInfo:
     """The settings and the prompt that tokens of an answer were sampled with.
 
     Attributes:
-        first_token: Index in the answer of the first token that was sampled so.
+        first_token: Index in the answer of the first token sampled with these settings.
         first_message: Index in the branch of the first message that fitted the context.
         thinking: The switch of the chat template.
         constraints: The options of `Constraints` that were given.

@@ -39,12 +39,8 @@ HOW_TO_READ = (
     "significantly better than every other method. *: some responses are missing.",
     "The range of a difference is its 95% interval over questions, without that correction. Won and lost: "
     "questions answered correctly more often, and less often.",
-    "Any of k responses right (pass@k) and the majority right (maj@k): means over all choices of k of a "
-    "question's responses. Tied answers share a majority; responses that are cut off or have no answer do "
-    "not vote.",
-    "Self-BLEU: overlap of a response's first 50 words with the question's other responses, 0 to 100. "
-    "Nonsense is diverse too: compare at equal accuracy, not at equal temperature.",
-    "Tokens per correct answer: all tokens of a cell divided by its correct responses.",
+    "Any of k responses right (pass@k): the mean over all choices of k of a question's responses.",
+    "Distinct responses: nonsense is diverse too, so compare at equal accuracy, not at equal temperature.",
     "Intervals and tests hold for questions like these, with this model file, prompt and token limit, and "
     "for a number of questions chosen beforehand: extending a run until a difference is significant finds "
     "one too often.",
@@ -151,18 +147,17 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
                 + (f", thoughts {percent(row.thoughts_cut)}" if row.thoughts_cut else ""),
             ),
         ),
-        _grid(f"{of} mean tokens; tokens per correct answer", _flexible(cells), _costs),
+        _grid(f"{of} mean tokens", _flexible(cells), lambda row: Cell(f"{row.mean_tokens:.1f}")),
         _grid(
-            f"{of} accuracy of {n} responses: any right / the majority right, %",
+            f"{of} accuracy of {n} responses: any right, %",
             _flexible(attempts[attempts["k"] == n]),
-            _attempt,
+            lambda row: _percent(row.passed),
         ),
         _grid(
-            f"{of} self-BLEU-4, and distinct responses to a question, %",
-            cells.dropna(subset="self_bleu"),
-            lambda row: Cell(f"{row.self_bleu:.1f}", percent(row.distinct)),
+            f"{of} distinct responses to a question, %",
+            cells.dropna(subset="distinct"),
+            lambda row: Cell(percent(row.distinct)),
         ),
-        drawn.get("diversity"),
         _grid(
             f"{of} steps with one candidate, %, and the k of 95%, 99% and all steps",
             cells.dropna(subset="k_is_1"),
@@ -176,9 +171,9 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
         columns = ("common_questions", "difference", "won", "lost", "p", "adjusted")
         more.append(_comparison_table(named, rows, *columns))
     for scoring, rows in attempts.groupby("scoring"):
-        named = f"{of} {scoring} accuracy of k responses: any right / the majority right, %"
+        named = f"{of} {scoring} accuracy of k responses: any right, %"
         method = rows["sampler"].map(label) + ", T = " + rows["temperature"].map(temperature_name)
-        more.append(_grid(named, rows.assign(method=method), _attempt, "k"))
+        more.append(_grid(named, rows.assign(method=method), lambda row: _percent(row.passed), "k"))
     return Section(
         title,
         drawn.get("accuracy"),
@@ -226,16 +221,6 @@ def _accuracies(of: str, part: Summary, scoring: str) -> Table | None:
         return Cell(f"{shown.text}{spread}{marks}", shown.below, is_better or bool(beats_all))
 
     return _grid(f"{of} {scoring} accuracy, %", part.cells[part.cells["scoring"] == scoring], cell)
-
-
-def _costs(row: Any) -> Cell:
-    per_correct = "–" if pd.isna(row.tokens_per_correct) else f"{row.tokens_per_correct:,.0f}"
-    return Cell(f"{row.mean_tokens:.1f}", per_correct)
-
-
-def _attempt(row: Any) -> Cell:
-    passed, majority = _percent(row.passed), _percent(row.maj)
-    return Cell(f"{passed.text} / {majority.text}", f"{passed.below} / {majority.below}")
 
 
 def _comparison_table(title: str, rows: pd.DataFrame, *columns: str) -> Table:

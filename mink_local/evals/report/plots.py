@@ -14,7 +14,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from mink_local.evals.figures import GREY, MARKERS, NOTE, curves, look, panels, to_svg
+from mink_local.evals.figures import GREY, MARKERS, NOTE, look, panels, to_svg
 from mink_local.evals.report.summary import Summary
 from mink_local.samplers import label
 
@@ -34,12 +34,9 @@ def pictures(part: Summary, number: int, title: str) -> dict[str, Picture]:
     A single temperature yields only the figure of k.
     """
     cells = part.cells[part.cells["scoring"] == "flexible"]
-    diverse = cells.dropna(subset="self_bleu")
     draws: dict[str, tuple[str, Callable[[], Figure]]] = {}
     if cells["temperature"].nunique() > 1:
         draws["accuracy"] = ("Accuracy against temperature", partial(accuracy_figure, part))
-    if diverse["temperature"].nunique() > 1:
-        draws["diversity"] = ("Accuracy against diversity", partial(diversity_figure, diverse))
     if part.responses["k"].map(len).any():
         draws["k"] = ("Sizes of the candidate set", partial(cutoffs_figure, part.responses))
     return {
@@ -93,12 +90,6 @@ def _plot_accuracy(axis: Any, line: pd.DataFrame, style: dict[str, Any], filled:
     name = label(line["sampler"].iloc[0])
     axis.plot(t, value, **style | {"markerfacecolor": "white"}, label=name, zorder=3)
     axis.plot(t[filled], value[filled], style["marker"], color=style["color"], zorder=4)
-
-
-def diversity_figure(cells: pd.DataFrame) -> Figure:
-    """Return a panel of accuracy against diversity, with a line per method from the lowest temperature up."""
-    shown = cells.assign(x=100 - cells["self_bleu"], y=100 * cells["accuracy"].str[0])
-    return curves(shown, "diversity of the responses to a question: 100 − self-BLEU", "accuracy, %")
 
 
 def cutoffs_figure(responses: pd.DataFrame) -> Figure:

@@ -155,10 +155,10 @@ class Worker:
     ) -> Generator[tuple[ResponseKey, Answer], None, None]:
         """Yield the answers to one task's questions.
 
-        One at a time, answers depend on nothing but their own request, wherever the run was interrupted. The
-        last bits of llama.cpp's sums depend on what is evaluated together, so every question starts with an
-        empty cache, and its prompt is evaluated for an answer that is thrown away. For the answers that
-        count, only the prompt's last token is evaluated again.
+        One at a time, answers depend on nothing but their own request, wherever the run was interrupted.
+        llama.cpp's sums are not batch-invariant, so every question starts with an empty cache, and its prompt
+        is evaluated for an answer that is thrown away. For the answers that count, only the prompt's last
+        token is evaluated again.
         """
         alone = model.n_parallel == 1
         groups = [list(group) for _, group in groupby(keys, lambda key: key.question_id if alone else "")]

@@ -45,7 +45,7 @@ _OFF_AT_0 = (
 )  # fmt: skip
 _OFF_AT_1 = ("best_of", "length_penalty", "num_beams", "smoothing_curve", "tfs", "tfs_z", "typical")
 UNSUPPORTED = dict.fromkeys(_OFF_AT_0, 0) | dict.fromkeys(_OFF_AT_1, 1)
-"""Sampling fields of other servers that are ignored here, with the value that asks for nothing.
+"""Sampling fields of other servers that are ignored here, each with its neutral value.
 
 Others are reported to the client.
 """

@@ -1,0 +1,329 @@
+"""Time generation with each sampler, or several answers at a time; print a table or JSON.
+
+\b
+.venv/bin/python scripts/bench.py decode --sampler min-k --rounds 21
+.venv/bin/python scripts/bench.py batch --parallel 1 --parallel 16
+"""
+
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any, Literal
+
+import click
+import numpy as np
+from llama_cpp import llama_cpp as C
+from scipy.stats import quantile_test
+
+from mink_local.bench.cli import output_options, report, rounds_option, samplers_option, temperature_option
+from mink_local.bench.timing import LLAMA_CPP, PROMPT, Row, in_turn, llama_cpp_chain, seconds
+from mink_local.cli import run
+from mink_local.generation.engine import Engine
+from mink_local.generation.loading import load_model, make_context
+from mink_local.generation.model import Model
+from mink_local.generation.request import Request, SamplingParams
+from mink_local.generation.template import ChatTemplate
+from mink_local.llama.constants import N_SEQ_MAX
+from mink_local.llama.context import Context, Segment
+from mink_local.llama.token_sampler import TokenSampler
+from mink_local.models.options import max_tokens_option, model_option, placement_options, sampler_option
+from mink_local.samplers import Greedy, Sampler
+
+Form = Literal["host", "llama.cpp"]
+
+tokens_option = max_tokens_option.replace(
+    "--tokens", "tokens", default=64, show_default=True, help="Tokens per answer."
+)
+
+
+@click.group(help=__doc__, context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    pass
+
+
+@cli.command()
+@model_option
+@samplers_option
+@temperature_option
+@tokens_option
+@rounds_option(least=6, default=11)
+@click.option(
+    "--form",
+    "forms",
+    multiple=True,
+    type=click.Choice(["host", "llama.cpp"]),
+    default=("host",),
+    show_default=True,
+    help="Whose samplers: mink-local's, on the host, or llama.cpp's own; repeatable.",
+)
+@placement_options
+@output_options
+def decode(
+    model: str,
+    samplers: Sequence[Sampler],
+    temp: float,
+    tokens: int,
+    rounds: int,
+    forms: Sequence[Form],
+    output: str | None,
+    **placement: Any,
+) -> None:
+    """Time generation with each sampler, and compare it with greedy (the paper's latency table)."""
+    with load_model(model, n_ctx=tokens + 256, **placement) as loaded:
+        speeds = time_decoding(loaded, samplers, forms, temp, tokens, rounds)
+    report(speeds, output, f"{loaded.name} {loaded.placement}\n{tokens} tokens, {rounds} rounds")
+
+
+@cli.command()
+@model_option
+@click.option(
+    "--parallel",
+    "parallels",
+    multiple=True,
+    type=click.IntRange(min=1, max=N_SEQ_MAX),
+    default=(1, 4, 16),
+    show_default=True,
+    metavar="N",
+    help="Number of answers at a time; repeatable.",
+)
+@sampler_option
+@temperature_option
+@tokens_option
+@rounds_option(least=1, default=5)
+@placement_options
+@output_options
+def batch(
+    model: str,
+    parallels: Sequence[int],
+    sampler: Sampler,
+    temp: float,
+    tokens: int,
+    rounds: int,
+    output: str | None,
+    **placement: Any,
+) -> None:
+    """Time several answers generated at once, and compare with bare llama_decode calls."""
+    with load_model(model, n_ctx=tokens + 256, n_parallel=1, **placement) as loaded:
+        speeds = time_batches(loaded, parallels, sampler, temp, tokens, rounds)
+    report(speeds, output, f"{loaded.name} {loaded.placement}\n{sampler}, {tokens} tokens, {rounds} rounds")
+
+
+def slowdown(values: Sequence[float], reference: Sequence[float]) -> tuple[float, float, float]:
+    """Return how much longer a contestant takes than the reference, in percent, with a 95% interval.
+
+    `values` and `reference` are seconds in the same rounds, at least 6. The result is the median over rounds
+    of the slowdown within a round, and the ends of its interval, which is based on order statistics alone.
+    """
+    percent = 100 * (np.array(values) / np.array(reference) - 1)
+    low, high = quantile_test(percent).confidence_interval(0.95)
+    return round(float(np.median(percent)), 3), round(float(low), 3), round(float(high), 3)
+
+
+def time_decoding(
+    model: Model,
+    samplers: Sequence[Sampler],
+    forms: Sequence[Form],
+    temperature: float,
+    tokens: int,
+    rounds: int,
+) -> list[Row]:
+    """Generate answers to one prompt with each sampler in turn; generation continues past end-of-sequence.
+
+    Each sampler uses the `forms` it has: "host" or "llama.cpp" (its own samplers). Greedy and llama.cpp's
+    greedy come first.
+    """
+    prompt = model.prompt_tokens([{"role": "user", "content": PROMPT}])
+    n_ctx = len(prompt) + tokens
+    context = make_context(model.weights, n_ctx, 1, n_threads=model.engine.context.n_threads)
+
+    def answer(sampler: Sampler, form: Form, seed: int) -> tuple[float, float]:
+        """Return the median seconds of an answer's steps, and of sampling in them."""
+        steps = answer_steps(context, prompt, sampler, form, temperature, seed)
+        times = [step[1:] for step in itertools.islice(steps, tokens)]
+        whole, sampling = np.median(times, axis=0)
+        return float(whole), float(sampling)
+
+    contestants = {("greedy", "llama.cpp"): partial(answer, Greedy(), "llama.cpp")}
+    for form in forms:
+        for sampler in (Greedy(), *samplers):
+            if form == "host" or all(type(one) in LLAMA_CPP for one in sampler.members):
+                contestants[str(sampler), form] = partial(answer, sampler, form)
+    return compare_decoding(in_turn(contestants, rounds))
+
+
+def compare_decoding(steps: Mapping[tuple[str, str], Sequence[tuple[float, float]]]) -> list[Row]:
+    """Return a row per sampler and form: its speed, and how much longer its steps take than greedy's.
+
+    Args:
+        steps: Seconds of a step and of its sampling, by sampler and form, one pair per round; each form
+            includes greedy.
+
+    Returns:
+        Medians over rounds; the slowdown is in percent, with its 95% interval.
+    """
+    rows = []
+    for (method, form), times in steps.items():
+        step, sampling = zip(*times, strict=True)
+        percent, low, high = slowdown(step, [seconds for seconds, _ in steps["greedy", form]])
+        rows.append(
+            {
+                "method": method,
+                "form": form,
+                "tokens_per_s": 1 / median(step),
+                "ms_per_token": 1e3 * median(step),
+                "sampling_us": 1e6 * median(sampling),
+                "slowdown_percent": percent,
+                "low": low,
+                "high": high,
+            }
+        )
+    return rows
+
+
+def answer_steps(
+    context: Context, prompt: Sequence[int], sampler: Sampler, form: Form, temperature: float, seed: int
+) -> Iterator[tuple[int, float, float]]:
+    """Generate an endless answer in sequence 0 of a context.
+
+    "host" samples like `Engine`, "llama.cpp" in llama.cpp's order: the cut, then temperature.
+
+    Yields:
+        A token, the seconds of its step, and the seconds of sampling it.
+    """
+    if form == "llama.cpp":
+        sample = _llama_cpp_chain(context, sampler, temperature, seed)
+    else:
+        host = TokenSampler(sampler, temperature, seed, context.n_vocab)
+
+        def sample() -> int:
+            return host(context.logits(), step=1)
+
+    context.clear()
+    position = len(prompt)
+    _evaluate(context, prompt, 0)
+    while True:
+        began = time.perf_counter()
+        token, sampled = sample(), time.perf_counter()
+        _evaluate(context, [token], position)
+        position += 1
+        yield token, time.perf_counter() - began, sampled - began
+
+
+def _llama_cpp_chain(context: Context, sampler: Sampler, temperature: float, seed: int) -> Callable[[], int]:
+    """Return a function that samples with llama.cpp's own samplers."""
+    chain = llama_cpp_chain(sampler)
+    if not isinstance(sampler, Greedy):
+        C.llama_sampler_chain_add(chain, C.llama_sampler_init_temp(temperature))
+        C.llama_sampler_chain_add(chain, C.llama_sampler_init_dist(seed))
+    sample = partial(C.llama_sampler_sample, chain, context.handle, -1)
+    weakref.finalize(sample, C.llama_sampler_free, chain)
+    return sample
+
+
+def _evaluate(context: Context, tokens: Sequence[int], position: int) -> None:
+    """Evaluate tokens and wait for the result: a GPU is still busy when llama.cpp returns."""
+    context.decode(Segment(tokens, position))
+    C.llama_synchronize(context.handle)
+
+
+def time_batches(
+    model: Model, parallels: Sequence[int], sampler: Sampler, temperature: float, tokens: int, rounds: int
+) -> list[Row]:
+    """Generate several answers at a time, then repeat the same llama_decode calls with nothing in between."""
+    batches = dict(_batch(model, n, sampler, temperature, tokens) for n in parallels)
+    return compare_batches(in_turn(batches, rounds))
+
+
+def compare_batches(speeds: Mapping[int, Sequence[tuple[float, float]]]) -> list[Row]:
+    """Return a row per number of answers at a time.
+
+    Args:
+        speeds: Tokens per second in generation and in the bare calls, by number of answers, one pair per
+            round.
+
+    Returns:
+        Medians over rounds. `share_of_bare` is the median of the rounds' ratios, `speedup` the ratio of the
+        medians to that of the first number of answers.
+    """
+    medians = {n_parallel: median(ours for ours, _ in pairs) for n_parallel, pairs in speeds.items()}
+    first = next(iter(medians.values()))
+    return [
+        {
+            "answers": n_parallel,
+            "tokens_per_s": medians[n_parallel],
+            "share_of_bare": median(ours / bare for ours, bare in pairs),
+            "speedup": medians[n_parallel] / first,
+        }
+        for n_parallel, pairs in speeds.items()
+    ]
+
+
+class _Recorder:
+    """Forwards calls to a context and records those that change its KV cache."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._calls: list[Callable[[], object]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._context, name)
+        if name not in ("decode", "copy", "clear", "truncate"):
+            return attribute
+
+        def record(*arguments: Any) -> Any:
+            self._calls.append(partial(attribute, *arguments))
+            return attribute(*arguments)
+
+        return record
+
+    def repeat(self) -> None:
+        for call in self._calls:
+            call()
+
+
+def _batch(
+    model: Model, n_parallel: int, sampler: Sampler, temperature: float, tokens: int
+) -> tuple[int, Callable[[int], tuple[float, float]]]:
+    """Return the number of answers at a time, fewer if memory is low, and a contestant that generates them.
+
+    The contestant returns tokens per second, for generation and for its llama_decode calls alone.
+    """
+    # Each answer has its own prompt: what answers have in common would be evaluated only once.
+    prompts = [
+        model.prompt_tokens([{"role": "user", "content": f"{PROMPT} This is story {i}."}])
+        for i in range(100, 100 + n_parallel)
+    ]
+    n_ctx = max(map(len, prompts)) + tokens
+    context = make_context(model.weights, n_ctx, n_parallel, n_threads=model.engine.context.n_threads)
+    template = ChatTemplate(model.weights)
+    requests = [
+        Request(
+            prompt, SamplingParams(sampler=sampler, temperature=temperature, max_tokens=tokens, seed=seed)
+        )
+        for seed, prompt in enumerate(prompts[: context.n_seq])
+    ]
+
+    def generate(context: Any) -> int:
+        """Generate all answers; return their total number of tokens."""
+        engine = Engine(context, model.weights, template)
+        answers = [engine.submit(request) for request in requests]
+        while not engine.idle:
+            engine.step()
+        return sum(answer.n_tokens for answer in answers)
+
+    recorder = _Recorder(context)
+    n_tokens = generate(recorder)
+
+    def speed(function: Callable[[], object]) -> float:
+        for seq_id in range(context.n_seq):
+            context.clear(seq_id)
+        return n_tokens / seconds(function)
+
+    return context.n_seq, lambda _: (speed(partial(generate, context)), speed(recorder.repeat))
+
+
+if __name__ == "__main__":
+    run(cli, "scripts/bench.py")

@@ -1,0 +1,137 @@
+"""`scripts/bench.py`: comparisons of contestants whose times are known, and what the contestants do."""
+
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_cpp import llama_cpp as C
+
+from mink_local.cli import run
+from mink_local.generation.loading import load_model
+from mink_local.generation.model import Model
+from mink_local.samplers import Greedy, MinK, Mirostat
+from scripts.bench import (
+    answer_steps,
+    cli,
+    compare_batches,
+    compare_decoding,
+    slowdown,
+    time_batches,
+    time_decoding,
+)
+from tests.support.python import Finished
+
+
+@pytest.fixture
+def bench(run_main: Callable[..., Finished]) -> Callable[..., Finished]:
+    """`bench(*arguments)` runs the script."""
+    return partial(run_main, lambda: run(cli, "scripts/bench.py"))
+
+
+def test_slowdown_and_its_interval_are_order_statistics_of_the_rounds() -> None:
+    reference = [float(i + 1) for i in range(11)]
+    percent = [7, 1, 9, 3, 5, 0, 2, 4, 6, 8, 10]
+    values = [seconds * (1 + p / 100) for seconds, p in zip(reference, percent, strict=True)]
+    # Of 11 rounds the 2nd and the 10th enclose the median with 98.8% probability; the 3rd and 9th with 93.5%.
+    assert slowdown(values, reference) == pytest.approx((5, 1, 9))
+
+
+def test_a_slower_method_is_told_from_noise() -> None:
+    """Each is compared with greedy of its form."""
+    noise = [1.0, 1.3, 0.9, 1.1, 1.2, 0.8, 1.0, 1.4]
+    greedy, slower = ([(seconds * n, seconds / 100) for n in noise] for seconds in (0.010, 0.011))
+    speeds = compare_decoding(
+        {
+            ("greedy", "host"): greedy,
+            ("slower", "host"): slower,
+            ("greedy", "llama.cpp"): slower,
+            ("slower", "llama.cpp"): slower,
+        }
+    )
+    percents = [(one["low"], one["slowdown_percent"], one["high"]) for one in speeds]
+    assert percents == [(0, 0, 0), pytest.approx((10, 10, 10)), (0, 0, 0), (0, 0, 0)]
+    assert speeds[1] == {"method": "slower", "form": "host"} | {
+        name: pytest.approx(value)
+        for name, value in {
+            "tokens_per_s": 1000 / 11.55, "ms_per_token": 11.55, "sampling_us": 110,
+            "slowdown_percent": 10, "low": 10, "high": 10,
+        }.items()
+    }  # fmt: skip
+
+
+def test_batches_are_compared_with_the_bare_calls_and_with_the_first() -> None:
+    """With the bare calls round by round: the machine may be slower in some."""
+    one, many = compare_batches({1: [(10.0, 20.0), (30.0, 40.0), (20.0, 20.0)], 4: [(30.0, 30.0)] * 3})
+    assert one == {"answers": 1, "tokens_per_s": 20, "share_of_bare": 0.75, "speedup": 1}
+    assert many == {"answers": 4, "tokens_per_s": 30, "share_of_bare": 1, "speedup": 1.5}
+
+
+def test_what_a_gpu_still_computes_is_not_sampling_time(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is done 40 ms after llama.cpp's return makes the step longer, and not the sampling."""
+
+    def late(context: Any) -> None:
+        time.sleep(0.04)
+        synchronize(context)
+
+    synchronize = C.llama_synchronize
+    monkeypatch.setattr(C, "llama_synchronize", late)
+    with load_model(str(tiny_path), n_ctx=128) as model:
+        speeds = time_decoding(model, [], ["host", "llama.cpp"], 1.0, tokens=3, rounds=2)
+    assert len(speeds) == 2
+    for speed in speeds:
+        assert speed["ms_per_token"] > 40
+        assert speed["sampling_us"] < 40_000
+
+
+def test_both_forms_sample_the_same_tokens(tiny_path: Path) -> None:
+    def tokens(model: Model, form: Any) -> list[int]:
+        prompt = model.prompt_tokens("Once upon a time")
+        steps = answer_steps(model.engine.context, prompt, Greedy(), form, 1.0, 1)
+        return [token for token, *_ in islice(steps, 5)]
+
+    with load_model(str(tiny_path), n_ctx=64) as model:
+        assert tokens(model, "host") == tokens(model, "llama.cpp")
+
+
+def test_as_many_answers_are_generated_as_are_asked_for(tiny_path: Path) -> None:
+    with load_model(str(tiny_path), n_ctx=256, n_parallel=1) as model:
+        one, two = time_batches(model, [1, 2], MinK(), 1.0, tokens=4, rounds=2)
+    assert (one["answers"], two["answers"]) == (1, 2)
+    assert one["speedup"] == 1
+    assert min(one["share_of_bare"], two["share_of_bare"], two["speedup"]) > 0
+
+
+def test_decoding_is_compared_with_greedy(bench: Callable[..., Finished], tiny_path: Path) -> None:
+    arguments = ["decode", "--model", tiny_path, "--tokens", 3, "--rounds", 6, "--sampler", "min-k"]
+    forms = ["--sampler", "mirostat", "--form", "host", "--form", "llama.cpp", "--json"]
+    speeds = json.loads(bench(*arguments, *forms).succeeded().stdout)
+    greedy, min_k, mirostat = str(Greedy()), str(MinK()), str(Mirostat())
+    assert [(speed["method"], speed["form"]) for speed in speeds] == [
+        (greedy, "llama.cpp"),
+        (greedy, "host"),
+        (min_k, "host"),
+        (mirostat, "host"),
+    ]
+    for speed in speeds:
+        assert speed["low"] <= speed["slowdown_percent"] <= speed["high"]
+        assert 0 < speed["sampling_us"] < 1000 * speed["ms_per_token"]
+    assert bench(*arguments)[1].count("min-k") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["decode", "--rounds", "1"], "--rounds"),
+        (["decode", "--form", "parrot"], "parrot"),
+        (["batch", "--parallel", "257"], "--parallel"),
+    ],
+)
+def test_bad_input(bench: Callable[..., Finished], arguments: list[str], complaint: str) -> None:
+    bench(*arguments).refused(2, complaint)
