@@ -44,6 +44,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # result type, then argument types
     "backend_dev_init": (_PTR, _PTR, _TEXT),
     "backend_dev_supports_op": (_BOOL, _PTR, _PTR),
     "backend_buft_get_device": (_PTR, _PTR),
+    "backend_cpu_buffer_type": (_PTR,),
     "backend_reg_count": (_SIZE,),
     "backend_reg_get": (_PTR, _SIZE),
     "backend_reg_name": (_TEXT, _PTR),
