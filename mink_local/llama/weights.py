@@ -149,6 +149,18 @@ class Weights:
         text = C.llama_vocab_get_text(self.vocab, token) if 0 <= token < self.n_vocab else b""
         return (text or b"").decode("utf-8", "replace")
 
+    def infill(self, prefix: str, suffix: str) -> str:
+        """Return the prompt, a raw text, for what belongs between two texts.
+
+        Raises:
+            ValueError: The vocabulary has no tokens for this.
+        """
+        find = (C.llama_vocab_fim_pre, C.llama_vocab_fim_suf, C.llama_vocab_fim_mid)
+        begin, gap, end = (self.token_text(token(self.vocab)) for token in find)
+        if not (begin and gap and end):
+            raise ValueError("the vocabulary of this model has no fill-in-the-middle tokens")
+        return f"{begin}{prefix}{gap}{suffix}{end}"
+
     def require_ids(self, name: str, tokens: Collection[int]) -> None:
         """Raise ValueError, with the name of an option, unless all its token ids are in the vocabulary."""
         for token in (min(tokens, default=0), max(tokens, default=0)):  # a prompt may have many

@@ -118,6 +118,7 @@ def write_model(
     n_ctx_train: int = 2048,
     shape: Shape | None = None,
     padding: int = 0,
+    more_keys: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model with random weights to `path`, by default of one small layer.
 
@@ -126,6 +127,7 @@ def write_model(
         template: A chat template, None for none, "" for that of `vocabulary`.
         scale: Of the weights of the output norm; NaN makes every logit NaN.
         padding: Number of unused tokens to add.
+        more_keys: More metadata.
     """
     shape = shape or Shape(arch)
     tokenizer, n_vocab = _padded(_tokenizer(vocabulary), padding)
@@ -145,6 +147,7 @@ def write_model(
         "vocab_size": n_vocab,
         **tokenizer,
         **({"tokenizer.chat_template": template} if template else {}),
+        **(more_keys or {}),
     }
     if shape.experts:
         sizes = {"count": shape.experts, "used_count": 2, "feed_forward_length": shape.feed_forward}

@@ -365,8 +365,15 @@ class _CompletionChoice(_Choice):
         self._length = 0  # of the tokens that were taken, in characters
 
     @staticmethod
-    def prompts(completion: CompletionRequest, model: Model, params: SamplingParams) -> Sequence[Request]:  # noqa: ARG004
-        return [Request(prompt, params) for prompt in completion.prompts()]
+    def prompts(completion: CompletionRequest, model: Model, params: SamplingParams) -> Sequence[Request]:
+        prompts = completion.prompts()
+        if completion.suffix:
+            try:
+                prompts = [model.weights.infill(str(prompt), completion.suffix) for prompt in prompts]
+            except ValueError as error:
+                message = f"{error}: put the text after the gap into the prompt"
+                raise ApiError(400, message, param="suffix", code="unsupported_parameter") from None
+        return [Request(prompt, params) for prompt in prompts]
 
     def _form(self, **common: Any) -> CompletionChoice:
         prompt, answer = self._prompt, self._answer

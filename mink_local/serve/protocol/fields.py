@@ -63,7 +63,6 @@ REFUSED = {
     "functions": "use tools",
     "guided_decoding": "use json_schema or grammar",
     "structural_tag": "use tools",
-    "suffix": "put the text after the gap into the prompt",
 }
 """Fields that change what an answer may contain and are not supported, with what to use instead."""
 
@@ -529,11 +528,14 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
 
     Attributes:
         prompt: A text, token ids, or a list of either.
+        suffix: The text after the gap that the answer fills, for models trained for that; the prompt is the
+            text before it.
         echo: Whether the answer begins with the prompt; with `logprobs`, with the prompt's log-probabilities.
         logprobs: Number of most probable tokens to return for each token.
     """
 
     prompt: str | list[str | TokenId | TokenIds]
+    suffix: str | None = None
     echo: bool | None = None
     logprobs: TopLogprobsCount | None = None
 
@@ -541,7 +543,9 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
         super().__post_init__()
         if isinstance(self.prompt, list) and len({type(part) for part in self.prompt}) != 1:
             raise ApiError(400, "prompt must be a text, token ids, or a list of either", param="prompt")
-        if not all(self.prompts()):
+        if self.suffix and (self.echo or not all(isinstance(prompt, str) for prompt in self.prompts())):
+            raise ApiError(400, "suffix needs a prompt that is text, and no echo", param="suffix")
+        if not all(self.prompts()) and not self.suffix:
             raise ApiError(400, "prompt is empty", param="prompt")
         if self.n_answers > MAX_ANSWERS:
             message = f"prompt and n ask for {self.n_answers} answers: ask for at most {MAX_ANSWERS}"
