@@ -147,7 +147,12 @@ class Exchange:
         request, model = self._request, self._service.model
         prompts = partial(self._kind.prompts, request, model, self._params)
         requests = partial(_with_seeds, prompts, request.n or 1)
-        events = await self._service.begin(request.n_answers, requests, has_grammar=request.has_grammar)
+        try:
+            events = await self._service.begin(request.n_answers, requests, has_grammar=request.has_grammar)
+        except ApiError as error:
+            if "grammar" in str(error):
+                error.param = error.param or request.grammar_field
+            raise
         close = partial(self._close, events)
         if request.stream:
             stream = _EventStreamResponse(

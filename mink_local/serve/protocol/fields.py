@@ -5,6 +5,7 @@ sampling fields are ignored and reported, and unsupported constraints are refuse
 """
 
 import json
+import re
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -13,6 +14,7 @@ from msgspec import Meta, Struct
 
 from mink_local.llama.regex_grammar import from_regex
 from mink_local.samplers import SAMPLERS
+from mink_local.sandbox import in_a_line
 from mink_local.serve.protocol.responses import ApiError
 
 MAX_TOKENS = 2**31 - 1
@@ -63,8 +65,20 @@ REFUSED = {
     "functions": "use tools",
     "guided_decoding": "use json_schema or grammar",
     "structural_tag": "use tools",
+    "web_search_options": "offer a function that searches",
 }
 """Fields that change what an answer may contain and are not supported, with what to use instead."""
+
+_INSTEAD = {
+    "messages.content.type": "this server reads text only, so leave the part out or describe it as text",
+    "messages.role": "use system, developer, user, assistant or tool",
+    "messages.tool_calls.type": "write the call and its result as text",
+    "tools.type": "this server has no tools of its own, so offer a function and run it yourself",
+    "tool_choice": "use none, auto, required or a function",
+    "tool_choice.type": "use none, auto, required or a function, and leave out what is not to be called",
+    "response_format.type": "use text, json_object or json_schema",
+}
+"""For fields with a value that OpenAI has and this server has not: what to do."""
 
 
 NOT_GIVEN: tuple[Any, ...] = (None, "", [], {})
@@ -76,10 +90,20 @@ class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ContentPart(Fields, frozen=True):
-    """A part of a message's content; only text is supported."""
+    """A part of a message's content: a text, or an assistant's refusal, which is one too."""
 
-    type: Literal["text"]
-    text: str
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.content is None:
+            raise ValueError(f"{self.type} is missing")
+
+    @property
+    def content(self) -> str | None:
+        """The text."""
+        return self.text if self.type == "text" else self.refusal
 
 
 class CalledFunction(Fields, frozen=True):
@@ -128,7 +152,7 @@ class ChatMessage(Fields, frozen=True):
         if self.role == "developer":
             message["role"] = "system"
         parts = self.content if isinstance(self.content, list) else ()
-        message["content"] = self.content or "" if not parts else "".join(part.text for part in parts)
+        message["content"] = self.content or "" if not parts else "".join(str(part.content) for part in parts)
         if reasoning := message.pop("reasoning", None):
             message.setdefault("reasoning_content", reasoning)
         return message
@@ -218,7 +242,12 @@ class StructuredOutputs(Fields, frozen=True):
     @property
     def form(self) -> Form | None:
         """What the answer conforms to: a JSON schema or a grammar."""
-        return _schema(self.json) or _one_of(self.choice) or self.grammar or _matching(self.regex)
+        return (
+            _schema(self.json, "structured_outputs.json")
+            or _one_of(self.choice)
+            or self.grammar
+            or _matching(self.regex, "structured_outputs.regex")
+        )
 
 
 class StreamOptions(Fields, frozen=True):
@@ -352,11 +381,11 @@ class SamplingFields(Fields, frozen=True):
             "json_schema": self.json_schema,
             "grammar": self.grammar or None,
             "structured_outputs": structured.form,
-            "guided_json": _schema(self.guided_json),
+            "guided_json": _schema(self.guided_json, "guided_json"),
             "guided_choice": _one_of(self.guided_choice),
             "guided_grammar": self.guided_grammar or None,
-            "guided_regex": _matching(self.guided_regex),
-            "regex": _matching(self.regex),
+            "guided_regex": _matching(self.guided_regex, "guided_regex"),
+            "regex": _matching(self.regex, "regex"),
             "format": {"type": "object"} if self.format == "json" else self.format or None,
         }
         return {name: form for name, form in forms.items() if form is not None}
@@ -365,6 +394,11 @@ class SamplingFields(Fields, frozen=True):
     def form(self) -> Form | None:
         """What the answer conforms to: a JSON schema or a grammar."""
         return next(iter(self._forms().values()), None)
+
+    @property
+    def grammar_field(self) -> str | None:
+        """The field that a grammar is made from, if there is one."""
+        return next(iter(self._forms()), None)
 
     @property
     def answer_schema(self) -> Schema | None:
@@ -467,6 +501,11 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     def forces_call(self) -> bool:
         """Whether the answer must be a call of a tool."""
         return bool(self.tools) and self.tool_choice not in (None, "auto", "none")
+
+    @property
+    def grammar_field(self) -> str | None:
+        """The field that a grammar is made from, if there is one."""
+        return "tools" if self.has_call_grammar else super().grammar_field
 
     @property
     def has_grammar(self) -> bool:
@@ -621,6 +660,10 @@ def parse(body: bytes, kind: type[RequestT]) -> RequestT:
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at ")  # `$.messages[0].role`, or `key` in `$.logit_bias`
         path = place.rpartition("`$")[2].strip(".`").replace("[...]", "")
+        text, instead = in_a_line(text), _INSTEAD.get(re.sub(r"\[\d+\]", "", path))
+        if instead and (value := text.partition("Invalid enum value ")[2]):
+            message = f"{path}: {value} is not supported: {instead}"
+            raise ApiError(400, message, param=path, code="unsupported_value") from None
         raise ApiError(400, f"{path}: {text}" if path else text, param=path or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
@@ -637,24 +680,24 @@ def with_fields(kind: type[RequestT], names: tuple[str, ...]) -> type[RequestT]:
     return msgspec.defstruct(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)  # type: ignore[return-value]
 
 
-def _schema(schema: SchemaOrText | None) -> Schema | None:
+def _schema(schema: SchemaOrText | None, field: str) -> Schema | None:
     """Return a JSON schema that may be text. Raises ApiError if the text is none."""
     if not isinstance(schema, str):
         return schema
     try:
         return msgspec.json.decode(schema, type=Schema)
     except msgspec.MsgspecError as error:
-        raise ApiError(400, f"the JSON schema cannot be read: {error}", param="guided_json") from None
+        raise ApiError(400, f"the JSON schema cannot be read: {error}", param=field) from None
 
 
-def _matching(pattern: str | None) -> str | None:
+def _matching(pattern: str | None, field: str) -> str | None:
     """Return a grammar for a regular expression. Raises ApiError if there is none."""
     if not pattern:
         return None
     try:
         return from_regex(pattern)
     except ValueError as error:
-        raise ApiError(400, str(error), param="regex") from None
+        raise ApiError(400, str(error), param=field) from None
 
 
 def _one_of(choices: list[str] | None) -> str | None:
