@@ -191,7 +191,7 @@ class Exchange:
         choices = self._choices(events)
         async for event in events:
             self._add(event, choices)
-        taken = [choice.take() for choice in choices.values()]
+        taken = [await self._service.off_loop(choice.take) for choice in choices.values()]
         return self._kind.whole_type(**self._head, choices=taken, **self._ending(choices))
 
     async def _stream(self, events: EventStream) -> AsyncIterator[bytes]:
@@ -210,7 +210,8 @@ class Exchange:
                     yield b": keepalive\n\n" if has_begun else b": waiting\n\n"
                     continue
                 choice = self._add(event, choices)
-                yield _server_sent(self._kind.chunk_type(**self._head, choices=[choice.take()]))
+                taken = await self._service.off_loop(choice.take) if choice.is_long else choice.take()
+                yield _server_sent(self._kind.chunk_type(**self._head, choices=[taken]))
         except StopAsyncIteration:
             options = self._request.stream_options
             if options is not None and options.include_usage:
@@ -294,6 +295,11 @@ class _Choice(ABC):
     def prompts(request: Any, model: Model, params: SamplingParams) -> Sequence[Request]:
         """Return a request for the engine for each prompt; called in a thread, after admission."""
 
+    @property
+    def is_long(self) -> bool:
+        """Whether the next chunk describes many tokens, which takes too long for the event loop."""
+        return False
+
     def add(self, event: AnswerEvent) -> None:
         """Add what one step brings."""
         self._pieces.append(event.piece)
@@ -368,6 +374,10 @@ class _CompletionChoice(_Choice):
         super().__init__(index, model, completion, decoding)
         self._prompt: Sequence[int] = decoding.prompt if completion.echo else ()  # in the first chunk
         self._length = 0  # of the tokens that were taken, in characters
+
+    @property
+    def is_long(self) -> bool:
+        return bool(self._prompt)
 
     @staticmethod
     def prompts(completion: CompletionRequest, model: Model, params: SamplingParams) -> Sequence[Request]:
