@@ -16,7 +16,7 @@ from mink_local.errors import MinkError, ModelNotFoundError, TaskNotFoundError
 from mink_local.interrupts import lost_interrupts_repeated, was_interrupted
 
 INTERRUPTED = 130  # the shell's exit status for a program ended by Ctrl-C
-_CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 # Control characters and their replacements: the Unicode control picture, or U+FFFD for C1 controls and for
 # marks that change the writing direction.
@@ -29,6 +29,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 def run(command: click.Command, program: str) -> None:
     """Run a program and exit with its status: 0 success, 1 failure, 2 usage error, 130 interrupted."""
+    _replace_closed_streams()
     handler = logging.lastResort  # writes to the current sys.stderr, for example above a progress bar
     assert handler
     handler.setFormatter(PrintableFormatter(f"{program}: %(message)s"))
@@ -79,6 +80,17 @@ class PrintableFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
+
+
+def _replace_closed_streams() -> None:
+    """Replace streams that the shell has closed (`>&-`), before another file gets their numbers.
+
+    Input is empty, output cannot be written, and messages go nowhere.
+    """
+    ways = {"stdin": (os.O_RDONLY, "r"), "stdout": (os.O_RDONLY, "w"), "stderr": (os.O_WRONLY, "w")}
+    for name, (flags, mode) in ways.items():
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))
 
 
 def _write_any_character() -> None:

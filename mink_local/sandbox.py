@@ -27,7 +27,21 @@ GIB = 1 << 30
 _LONGEST_COMPLAINT = 300  # characters; a complaint may quote a whole schema, grammar or conversation
 _INTERVAL = 0.05  # seconds between checks of a child
 _ORPHAN_SECONDS = 5  # how long a child outlives its time limit if its parent was killed
-_ROOT = Path(__file__).parents[1]  # -m looks here first, so it finds no other package of the same name
+# Runs a module of this package, not of another one of that name. Unlike -m, it does not look for the standard
+# library beside the package: site-packages may have old backports of modules such as pathlib.
+_PROGRAM = """
+import runpy, sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+
+root, module = sys.argv[1:]
+sys.path.append(root)
+spec = PathFinder.find_spec("mink_local", [root])
+sys.modules["mink_local"] = package = module_from_spec(spec)
+spec.loader.exec_module(package)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+_ROOT = Path(__file__).parents[1]
 _INHERITED = re.compile(  # variables a child needs; others may hold secrets such as API keys
     r"PATH|HOME|USERPROFILE|(LOCAL)?APPDATA|SYSTEM(ROOT|DRIVE)|TEMP|TMP|TMPDIR|LANG|LC_\w+|"
     r"(LD|DYLD|PYTHON|NUMBA|OMP|GGML|LLAMA_CPP|LLAMA_GRAPH|CUDA|HIP|ROCR|VK)\w*"
@@ -115,7 +129,7 @@ class Server:
         inherited = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
         try:
             self._child = subprocess.Popen(
-                [str(sys.executable), "-W", "ignore", "-m", self._module],
+                [str(sys.executable), "-P", "-W", "ignore", "-c", _PROGRAM, str(_ROOT), self._module],
                 cwd=_ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -103,6 +103,48 @@ def test_windows_calls_a_reader_that_left_an_invalid_argument() -> None:
     assert (child.returncode, child.stderr) == (1, b"")
 
 
+def with_closed(streams: str, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
+    """Run Python as a shell does that closes streams, such as `>&-`."""
+    command = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, check=False)
+
+
+STREAMS = """
+    assert sys.stdin is None or not sys.stdin.read()
+    assert os.open(os.devnull, 0) > 2
+    os.write(2, b'')
+    sys.stderr.write('note ')
+    sys.stdout.write('text')
+"""
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize(("streams", "status", "stdout", "stderr"), [
+    ("<&-", 0, b"text", b"note "),
+    (">&-", 1, b"", b"note program: standard output: Bad file descriptor\n"),
+    ("2>&-", 0, b"text", b""),
+    ("<&- >&- 2>&-", 1, b"", b""),
+])  # fmt: skip
+def test_a_stream_that_is_closed(streams: str, status: int, stdout: bytes, stderr: bytes) -> None:
+    """Input is empty, output is not lost in silence, and no file gets the number of a stream."""
+    child = with_closed(
+        f"{streams} {'' if '<' in streams else '</dev/null'}", "-c", PROGRAM.format(body=STREAMS)
+    )
+    assert (child.returncode, child.stdout, child.stderr) == (status, stdout, stderr)
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("name", ["bench", "chat", "evals", "models", "serve"])
+def test_no_program_needs_open_streams(name: str) -> None:
+    program = f"from mink_local.{name}.cli import main; main()"
+    child = with_closed(">&-", "-c", program, "--help")
+    assert (child.returncode, child.stderr.count(b"\n")) == (1, 1), child.stderr
+    for streams in ("2>&-", "<&-"):
+        child = with_closed(streams, "-c", program, "--help")
+        assert (child.returncode, child.stderr) == (0, b"")
+        assert b"Usage" in child.stdout
+
+
 def option(kind: click.ParamType, *arguments: str) -> Result:  # type: ignore[type-arg]
     @click.command()
     @click.option("--x", type=kind)

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from mink_local import sandbox
 from mink_local.generation.rendering import Renderer
 from mink_local.sandbox import (
     GIB,
@@ -133,6 +134,19 @@ def test_without_a_python_there_is_no_child(
     monkeypatch.setattr(sys, name, value, raising=False)
     with pytest.raises(ChildStartError, match=named):
         ask(CHILD, 1, seconds=10, memory=MEMORY)
+
+
+@pytest.mark.posix
+def test_backports_beside_the_package_are_not_the_standard_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Like `pathlib`, which pip still installs into site-packages."""
+    for folder in ("mink_local", "tests"):
+        (tmp_path / folder).symlink_to(sandbox._ROOT / folder)
+    for name in ("pathlib", "json", "typing", "runpy"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('a backport')")
+    monkeypatch.setattr(sandbox, "_ROOT", tmp_path)
+    assert ask(CHILD, ["first", None], seconds=10, memory=MEMORY) is None
 
 
 def test_what_is_printed_is_no_answer(server: Server) -> None:

@@ -19,18 +19,23 @@ from click.shell_completion import CompletionItem
 from platformdirs import user_config_path
 
 from mink_local.cli import FiniteFloat, Number, did_you_mean
+from mink_local.llama.constants import ALL_LAYERS
 from mink_local.models.options import (
     SamplerOption,
+    cpu_moe_option,
     ctx_option,
     gpu_layers_option,
     kv_type_option,
+    main_gpu_option,
     max_tokens_option,
     model_option,
+    n_cpu_moe_option,
     reasoning_budget_option,
     rpc_option,
     sampler_option,
     seed_option,
     temp_option,
+    tensor_split_option,
     threads_option,
 )
 
@@ -239,6 +244,10 @@ SETTINGS: tuple[Setting, ...] = (
     model_option.build(_model),
     ctx_option.build(_model),
     gpu_layers_option.build(_model),
+    cpu_moe_option.build(_model, expose_value=True, callback=None),
+    n_cpu_moe_option.build(_model),
+    tensor_split_option.build(_model),
+    main_gpu_option.build(_model),
     kv_type_option.build(_model),
     threads_option.build(_model),
     rpc_option.build(_model, fixed=True),
@@ -430,6 +439,9 @@ class Settings:
             self["model"],
             n_ctx=self["ctx"],
             n_gpu_layers=self["gpu_layers"],
+            n_cpu_moe=ALL_LAYERS if self["cpu_moe"] else self["n_cpu_moe"],
+            tensor_split=self["tensor_split"],
+            main_gpu=self["main_gpu"],
             n_threads=self["threads"],
             kv_type=self["kv_type"],
             rpc=self["rpc"],
@@ -468,6 +480,8 @@ class Settings:
                 return value.path
             case tuple() if setting.name == "logit_bias":
                 return " ".join(f"{token}={bias:g}" for token, bias in value)
+            case tuple() if setting.name == "tensor_split":
+                return ",".join(f"{share:g}" for share in value)
             case tuple():
                 return ",".join(value)
         return str(value)

@@ -11,11 +11,11 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
-from mink_local.errors import ModelError
+from mink_local.errors import MinkError, ModelError
 from mink_local.generation.rendering import start_child
-from mink_local.llama.constants import ALL_LAYERS, N_SEQ_MAX, check_range
+from mink_local.llama.constants import ALL_LAYERS, N_SEQ_MAX, check_range, check_split
 from mink_local.llama.context import Context
-from mink_local.llama.devices import gpu_missing, gpus_in_words, n_cores
+from mink_local.llama.devices import gpu_missing, gpu_pointers, gpus_in_words, n_cores
 from mink_local.llama.weights import Weights
 from mink_local.models import trust as trust_in
 from mink_local.models.catalog import resolve
@@ -38,7 +38,7 @@ ON_CPU, ON_GPU = 32, 64  # answers at a time; more bring little
 _AUTO_SHARE = 4  # KV caches may take 1/4 of the free memory if their number is "auto"
 _EVERY_LAYER = 9999  # more than any model has; llama.cpp takes all there are
 
-Loader = Callable[[int], tuple[Weights, Context]]
+Loader = Callable[[int, int], tuple[Weights, Context]]
 
 log = logging.getLogger("mink_local")
 
@@ -49,6 +49,9 @@ def load_model(
     n_ctx: int | None = None,
     n_parallel: int = 1,
     n_gpu_layers: int | Literal["auto"] = "auto",
+    n_cpu_moe: int | None = None,
+    tensor_split: Sequence[float] | None = None,
+    main_gpu: int | None = None,
     n_threads: int | None = None,
     kv_type: str = "f16",
     flash_attn: bool | None = None,
@@ -83,13 +86,16 @@ def load_model(
         ValueError: An option is out of range.
         ModelNotFoundError: There is no such file.
         ModelError: The file cannot be loaded.
-        MinkError: An RPC server cannot be used.
+        MinkError: An RPC server cannot be used, or a GPU is named that does not exist.
     """
     check_range("n_ctx", n_ctx, 1)
     check_range("n_parallel", n_parallel, 1, N_SEQ_MAX)
     check_range("n_threads", n_threads, 1)
     if n_gpu_layers != "auto" and n_gpu_layers < ALL_LAYERS:
         raise ValueError(f"n_gpu_layers must be auto, -1 (all), or at least 0, not {n_gpu_layers}")
+    check_range("n_cpu_moe", n_cpu_moe, ALL_LAYERS)
+    check_range("main_gpu", main_gpu, 0)
+    check_split(tensor_split or (1,))
     file = resolve(fspath(model))
     if rpc:
         from mink_local.llama.rpc import use_servers
@@ -98,13 +104,18 @@ def load_model(
     if not trust:
         trust_in.check(file)
     threads = n_threads or n_cores()
-    placement = _choose(file.path, n_ctx, n_gpu_layers, n_parallel, kv_type)
+    shares = _gpu_shares(tensor_split, main_gpu)
+    placement = _choose(file.path, n_ctx, n_gpu_layers, n_cpu_moe, shares, n_parallel, kv_type)
     if placement.warning:
         log.warning("%s: %s", file.name, placement.warning)
+    if n_cpu_moe and not placement.n_mixed:
+        log.warning("%s is not a mixture of experts: it has no experts to keep on the CPU", file.name)
+    most_experts = placement.n_mixed if n_cpu_moe is None else placement.n_cpu_moe
+    wants_gpu = n_gpu_layers not in ("auto", 0) or tensor_split is not None or main_gpu is not None
     allocate = partial(make_context, n_threads=threads, kv_type=kv_type, flash_attn=flash_attn)
 
-    def load(layers: int) -> tuple[Weights, Context]:
-        weights = Weights(file.path, layers, verbose, trust)
+    def load(layers: int, n_cpu_moe: int) -> tuple[Weights, Context]:
+        weights = Weights(file.path, layers, verbose, trust, n_cpu_moe=n_cpu_moe, gpu_shares=shares)
         if n_ctx is not None and n_ctx > weights.n_ctx_train:
             log.warning(
                 "%s was trained on %d tokens: limiting the context to that", file.name, weights.n_ctx_train
@@ -117,7 +128,7 @@ def load_model(
     Thread(target=MinK().cutoff, args=([0.0, 1.0],)).start()
     # In another thread, since a Ctrl-C inside llama.cpp's log callback would be lost.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        loading = pool.submit(_load, load, placement.n_gpu_layers, n_gpu_layers, threads)
+        loading = pool.submit(_load, load, placement, most_experts, wants_gpu, threads)
         from mink_local.generation.model import Model  # meanwhile
         from mink_local.generation.template import ChatTemplate
     weights, context, where = loading.result()
@@ -147,9 +158,10 @@ def make_context(
     if n_parallel != "auto":
         check_range("n_parallel", n_parallel, 1, N_SEQ_MAX)
     n_ctx = min(n_ctx, weights.n_ctx_train)
-    fitting = 1 if n_parallel == 1 else caches_that_fit(weights.path, n_ctx, weights.on_gpu, kv_type)
+    on_gpu, shares = weights.on_gpu, weights.gpu_shares
+    fitting = 1 if n_parallel == 1 else caches_that_fit(weights.path, n_ctx, on_gpu, kv_type, shares)
     if n_parallel == "auto":
-        most = ON_GPU if weights.on_gpu else ON_CPU
+        most = ON_GPU if on_gpu else ON_CPU
         wanted = possible = max(1, min(most, fitting // _AUTO_SHARE))
     else:
         wanted, possible = n_parallel, max(1, min(n_parallel, fitting))
@@ -169,21 +181,39 @@ def make_context(
     return context
 
 
+def _gpu_shares(tensor_split: Sequence[float] | None, main_gpu: int | None) -> tuple[float, ...]:
+    """Return the proportions of layers that the GPUs get; none for those of their free memory.
+
+    Raises MinkError if there are fewer GPUs.
+    """
+    if tensor_split and main_gpu is not None:
+        raise MinkError("main_gpu puts all layers on one GPU: leave out tensor_split")
+    last = len(tensor_split or ()) - 1 if main_gpu is None else main_gpu
+    if last < 0 or not (n_gpus := len(gpu_pointers())):
+        return ()
+    if last >= n_gpus:
+        raise MinkError(f"there is no GPU {last}: llama.cpp finds {n_gpus}, counted from 0")
+    return tuple(tensor_split or (0.0,) * last + (1.0,))
+
+
 def _choose(
     path: Path,
     n_ctx: int | None,
     n_gpu_layers: int | Literal["auto"],
+    n_cpu_moe: int | None,
+    shares: Sequence[float],
     n_parallel: int,
     kv_type: str,
 ) -> Placement:
     """Choose context and layers on the GPU from the file's metadata and the free memory."""
-    budget = memory_budget(with_gpus=n_gpu_layers != 0)
+    budget = memory_budget(with_gpus=n_gpu_layers != 0, shares=shares)
     try:
         return choose_placement(
             read_metadata(path),
             budget,
             n_ctx=n_ctx,
             n_gpu_layers=n_gpu_layers,
+            n_cpu_moe=n_cpu_moe,
             n_parallel=n_parallel,
             kv_type=kv_type,
         )
@@ -192,43 +222,64 @@ def _choose(
     if n_gpu_layers == "auto":
         n_gpu_layers = ALL_LAYERS if budget.vram else 0
     layers = _EVERY_LAYER if n_gpu_layers == ALL_LAYERS else n_gpu_layers
-    return Placement(n_ctx or USUAL_CONTEXT, layers, MemoryNeed(Usage(), Usage()))
+    experts, need = min(n_cpu_moe or 0, _EVERY_LAYER), MemoryNeed(Usage(), Usage())
+    return Placement(n_ctx or USUAL_CONTEXT, layers, experts, need, n_mixed=ALL_LAYERS)
 
 
 def _load(
-    load: Loader, n_gpu_layers: int, requested: int | Literal["auto"], threads: int
+    load: Loader, placement: Placement, most_experts: int, wants_gpu: bool, threads: int
 ) -> tuple[Weights, Context, str]:
-    """Load with so many layers on the GPU, or as many as fit; also return where they are, as text."""
+    """Load what a placement puts on the GPU, or as much as fits; also return where it is, as text."""
     missing = gpu_missing()
     if missing:
-        if requested not in ("auto", 0):
+        if wants_gpu:
             log.warning("no layers are on a GPU: %s", missing)
-        weights, context = load(0)
+        weights, context = load(0, 0)
         where = f"on the CPU, {threads} thread{'s' * (threads > 1)} ({missing})"
     else:
-        layers, weights, context = load_what_fits(load, n_gpu_layers)
+        experts = dict.fromkeys((placement.n_cpu_moe, most_experts))
+        layers, n_cpu_moe, weights, context = load_what_fits(load, placement.n_gpu_layers, [*experts])
         # Asking a server that is gone for its devices would end the process.
-        where = describe_layers(layers, weights.n_layers, gpus_in_words()) if layers else "on the CPU"
+        gpus = gpus_in_words(weights.gpu_shares) if layers else ""
+        where = describe_layers(layers, weights.n_layers, gpus, n_cpu_moe) if layers else "on the CPU"
     return weights, context, f"{where}, with a context of {context.n_ctx} tokens"
 
 
-def load_what_fits(load: Loader, n_gpu_layers: int) -> tuple[int, Weights, Context]:
-    """Load with `n_gpu_layers` on the GPU, or with ever fewer, down to none, if they cannot be allocated.
+def load_what_fits(
+    load: Loader, n_gpu_layers: int, experts: Sequence[int] = (0,)
+) -> tuple[int, int, Weights, Context]:
+    """Load with `n_gpu_layers` on the GPU, or with ever less, down to nothing, if that cannot be allocated.
 
-    Also returns the number of layers.
+    Also returns the number of layers, and of those whose experts are on the CPU.
+
+    Args:
+        experts: The numbers of layers whose experts to keep on the CPU, before there are fewer layers.
     """
-    tries = [n_gpu_layers * quarters // 4 for quarters in (4, 3, 2, 1)]
-    for layers, fewer in pairwise([*sorted({*tries} - {0}, reverse=True), 0]):
+    fewer = {n_gpu_layers * quarters // 4 for quarters in (3, 2, 1)} - {0, n_gpu_layers}
+    tries = [(n_gpu_layers, n) for n in experts if n_gpu_layers]
+    tries += [*((n, experts[-1]) for n in sorted(fewer, reverse=True)), (0, 0)]
+    for this, following in pairwise(tries):
         try:
-            return layers, *load(layers)
+            return *this, *load(*this)
         except ModelError as error:
             reason = str(error)  # keeping the traceback would keep what was loaded in memory
-        log.warning("%d layers do not fit on the GPU (%s): trying %d", layers, reason, fewer)
-    return 0, *load(0)
+        layers, (n, _) = this[0], following
+        instead = n if n < layers else "all but experts"
+        log.warning("%d layers do not fit on the GPU (%s): trying %s", layers, reason, instead)
+    return 0, 0, *load(0, 0)
 
 
-def describe_layers(layers: int, n_layers: int, gpus: str = "the GPU") -> str:
-    """Return as text where a model's layers are if `layers` of them, at least 1, are on `gpus`."""
-    if layers > n_layers:
-        return f"on {gpus}, all layers"
-    return f"on {gpus} with {layers} of {n_layers + 1} layers, on the CPU with the rest"
+def describe_layers(layers: int, n_layers: int, gpus: str = "the GPU", n_cpu_moe: int = 0) -> str:
+    """Return as text where a model's layers are if `layers` of them, at least 1, are on `gpus`.
+
+    Args:
+        n_cpu_moe: Number of layers, from the first, whose experts are on the CPU.
+    """
+    every = n_cpu_moe == ALL_LAYERS or n_cpu_moe >= n_layers
+    experts = "all experts" if every else f"the experts of the first {n_cpu_moe} layers"
+    first = max(n_layers + 1 - layers, 0)  # on a GPU
+    has_moved = every or n_cpu_moe > first
+    if first == 0:
+        return f"on {gpus}, {f'{experts} on the CPU' if has_moved else 'all layers'}"
+    rest = f"the rest and {experts}" if has_moved else "the rest"
+    return f"on {gpus} with {layers} of {n_layers + 1} layers, on the CPU with {rest}"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from mink_local.generation.request import (
     SamplingOptions,
     SamplingParams,
     Tool,
+    merged,
 )
 from mink_local.generation.slots import N_OUTPUTS, Continuation, RowReader, score
 from mink_local.generation.template import ChatTemplate
@@ -223,7 +224,7 @@ class Model:
             MinkError: The chat template refuses the messages.
         """
         request = Request(
-            _conversation(messages), _params(params, options), enable_thinking, prefix, tools, watch
+            _conversation(messages), merged(params, options), enable_thinking, prefix, tools, watch
         )
         return self.reply(request)
 
@@ -241,7 +242,7 @@ class Model:
 
         Other arguments and errors as for `chat`.
         """
-        return self.reply(Request(prompt, _params(params, options)))
+        return self.reply(Request(prompt, merged(params, options)))
 
     def reply(self, request: Request) -> "Reply":
         """Answer a request. Errors as for `chat`."""
@@ -282,7 +283,7 @@ class Model:
             raise GenerationError("generate takes a list of prompts: put a single one in a list, or use chat")
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
-        params = _params(params, options)
+        params = merged(params, options)
         first = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
         repeated = (prompt for prompt in map(_conversation, prompts) for _ in range(n))
         requests = (
@@ -587,7 +588,3 @@ def _in_order(answers: Iterator[Answer]) -> Iterator[Answer]:
 def _conversation(prompt: Prompt) -> Prompt:
     """Return a prompt, with a text turned into a user message."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-
-
-def _params(params: SamplingParams | None, options: Any) -> SamplingParams:
-    return replace(params or SamplingParams(), **options)

@@ -3,11 +3,13 @@
 import ctypes
 import math
 import os
+from collections.abc import Sequence
 
 # The C library, whose functions serve as callbacks that need no GIL.
 LIBC = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.pythonapi
 
-ALL_LAYERS = -1  # as the number of layers on the GPU
+ALL_LAYERS = -1  # as the number of layers on the GPU, or of those whose experts are on the CPU
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # in the names of a mixture's tensors
 N_BATCH = 512  # maximum tokens per llama_decode; a longer batch aborts the process
 N_SEQ_MAX = 256  # maximum sequences per context, LLAMA_MAX_SEQ
 RANDOM_SEED = 0xFFFFFFFF  # tells llama.cpp to pick a seed
@@ -23,6 +25,13 @@ def kv_type_number(kv_type: str) -> int:
     if kv_type not in KV_TYPES:
         raise ValueError(f"kv_type must be one of {', '.join(KV_TYPES)}, not {kv_type!r}")
     return KV_TYPES[kv_type]
+
+
+def check_split(shares: Sequence[float]) -> Sequence[float]:
+    """Return proportions of layers. Raises ValueError unless they are finite and one is above 0."""
+    if not all(0 <= share < math.inf for share in shares) or not any(shares):
+        raise ValueError(f"{','.join(map(str, shares))} must be numbers of at least 0, and not all 0")
+    return shares
 
 
 def check_range(name: str, value: float | None, low: float, high: float = math.inf) -> None:

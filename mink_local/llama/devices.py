@@ -4,7 +4,9 @@ import ctypes
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 import psutil
@@ -46,19 +48,27 @@ def gpus() -> list[Gpu]:
 
 
 def gpu_pointers() -> list[int]:
-    """Return the ggml_backend_dev_t of the devices of `gpus`, without initializing them."""
+    """Return the ggml_backend_dev_t of the devices of `gpus`, without initializing them.
+
+    Those of RPC servers are first, as in llama.cpp.
+    """
     with logged(False):
         C.llama_supports_gpu_offload()  # loads backends in separate libraries
         C.llama_backend_init()
     found = device_pointers(DEDICATED)
     if all(_backend_of(device) == _REMOTE for device in found):
         found += device_pointers(INTEGRATED)
-    return found
+    return sorted(found, key=lambda device: _backend_of(device) != _REMOTE)
 
 
-def gpus_in_words() -> str:
-    """Return a phrase: "the GPU" for all of this machine's GPUs, and the addresses of RPC servers."""
-    *others, last = dict.fromkeys(gpu.name if gpu.remote else "the GPU" for gpu in gpus())
+def gpus_in_words(shares: Sequence[float] = ()) -> str:
+    """Return a phrase: "the GPU" for all of this machine's GPUs, and the addresses of RPC servers.
+
+    Args:
+        shares: What the GPUs get of a model; without it, all are named.
+    """
+    used = list(compress(gpus(), shares)) if shares else gpus()
+    *others, last = dict.fromkeys(gpu.name if gpu.remote else "the GPU" for gpu in used)
     return f"{', '.join(others)} and {last}" if others else last
 
 

@@ -36,6 +36,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # result type, then argument types
     "backend_dev_memory": (None, _PTR, _SIZE_PTR, _SIZE_PTR),
     "backend_dev_backend_reg": (_PTR, _PTR),
     "backend_dev_init": (_PTR, _PTR, _TEXT),
+    "backend_cpu_buffer_type": (_PTR,),
     "backend_reg_count": (_SIZE,),
     "backend_reg_get": (_PTR, _SIZE),
     "backend_reg_name": (_TEXT, _PTR),

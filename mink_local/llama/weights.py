@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,9 @@ from typing import Any
 from llama_cpp import llama_cpp as C
 
 from mink_local.errors import GenerationError, ModelError
+from mink_local.llama import ggml
+from mink_local.llama.constants import ALL_LAYERS, EXPERTS
+from mink_local.llama.devices import gpu_pointers
 from mink_local.llama.log import allocated, logged, reason
 
 _CONTROL = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -21,6 +24,19 @@ def cpu_params() -> Any:
     params = C.llama_model_default_params()
     params.n_gpu_layers, params.devices = 0, ctypes.cast(_NO_DEVICES, ctypes.c_void_p)
     return params
+
+
+class _BufferOverride(ctypes.Structure):
+    """struct llama_model_tensor_buft_override."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def _experts_on_cpu(n_layers: int) -> Any:
+    """Return what keeps the experts of the first layers on the CPU: an override, and the end of the list."""
+    layers = "" if n_layers == ALL_LAYERS else rf"blk\.({'|'.join(map(str, range(n_layers)))})"
+    override = _BufferOverride((layers + EXPERTS).encode(), ggml.backend_cpu_buffer_type())
+    return (_BufferOverride * 2)(override)
 
 
 class Weights:
@@ -36,6 +52,9 @@ class Weights:
         verbose: Write llama.cpp's log to standard error, including that of contexts of these weights.
         trust: Skip testing grammars in a child process first.
         vocab_only: Load only the vocabulary, to tokenize and detokenize.
+        n_cpu_moe: Number of layers, from the first, whose experts are on the CPU; ALL_LAYERS for all.
+        gpu_shares: The proportions of layers that the GPUs get, in the order of `gpus`; those without a
+            share are not used. By default those of their free memory.
 
     Attributes:
         n_vocab: Number of tokens in the vocabulary, V.
@@ -56,8 +75,11 @@ class Weights:
         verbose: bool = False,
         trust: bool = False,
         vocab_only: bool = False,
+        *,
+        n_cpu_moe: int = 0,
+        gpu_shares: Sequence[float] = (),
     ) -> None:
-        self.path, self.verbose, self.trust = path, verbose, trust
+        self.path, self.verbose, self.trust, self.gpu_shares = path, verbose, trust, gpu_shares
         self.on_gpu = n_gpu_layers != 0
         self.contexts: weakref.WeakSet[Any] = weakref.WeakSet()  # must be closed before the weights
         params = C.llama_model_default_params() if n_gpu_layers else cpu_params()
@@ -65,6 +87,14 @@ class Weights:
         params.vocab_only = vocab_only
         with logged(verbose):
             C.llama_backend_init()
+        if n_gpu_layers and n_cpu_moe:
+            overrides = _experts_on_cpu(n_cpu_moe)
+            params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+        if n_gpu_layers and gpu_shares:
+            used = {gpu: share for gpu, share in zip(gpu_pointers(), gpu_shares, strict=False) if share}
+            devices = (ctypes.c_void_p * (len(used) + 1))(*used)
+            params.devices = ctypes.cast(devices, ctypes.c_void_p)
+            params.tensor_split = (ctypes.c_float * C.llama_max_devices())(*used.values())
         self.handle = allocated(partial(C.llama_model_load_from_file, bytes(path), params), verbose)
         if not self.handle:
             raise ModelError(f"llama.cpp cannot load {path}: {reason()}")
@@ -118,6 +148,18 @@ class Weights:
         """Return a token as spelled in the vocabulary; empty for -1, llama.cpp's "no token"."""
         text = C.llama_vocab_get_text(self.vocab, token) if 0 <= token < self.n_vocab else b""
         return (text or b"").decode("utf-8", "replace")
+
+    def infill(self, prefix: str, suffix: str) -> str:
+        """Return the prompt, a raw text, for what belongs between two texts.
+
+        Raises:
+            ValueError: The vocabulary has no tokens for this.
+        """
+        find = (C.llama_vocab_fim_pre, C.llama_vocab_fim_suf, C.llama_vocab_fim_mid)
+        begin, gap, end = (self.token_text(token(self.vocab)) for token in find)
+        if not (begin and gap and end):
+            raise ValueError("the vocabulary of this model has no fill-in-the-middle tokens")
+        return f"{begin}{prefix}{gap}{suffix}{end}"
 
     def require_ids(self, name: str, tokens: Collection[int]) -> None:
         """Raise ValueError, with the name of an option, unless all its token ids are in the vocabulary."""

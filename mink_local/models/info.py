@@ -19,8 +19,9 @@ from mink_local.models.gguf import Metadata, Tensor, read_metadata
 from mink_local.models.memory import (
     USUAL_CONTEXT,
     Budget,
+    Footprint,
+    MemoryNeed,
     Placement,
-    Usage,
     choose_placement,
     kv_bytes_per_layer,
 )
@@ -43,6 +44,9 @@ def model_info(
     n_parameters, n_bytes = (sum(row[key] for row in types) for key in ("parameters", "bytes"))
     n_heads = metadata.number("attention.head_count")
     template = metadata.text("tokenizer.chat_template") or ""
+    footprint = Footprint(metadata, kv_type)
+    mixed, layers = footprint.n_mixed, metadata.n_layers + 1
+    ways = {"all_on_gpu": (layers, 0), "experts_on_cpu": (layers, mixed)} if mixed else {}
     thinking = "yes" if "<think>" in template else "no"
     if "enable_thinking" in template:
         thinking = "optional"
@@ -73,9 +77,10 @@ def model_info(
             "ctx": placement.n_ctx,
             "parallel": n_parallel,
             "gpu_layers": placement.n_gpu_layers,
+            "n_cpu_moe": placement.n_cpu_moe,
             "kv_per_token": sum(kv_bytes_per_layer(metadata, kv_type)),
-            "gpu": _usage(placement.need.gpu),
-            "cpu": _usage(placement.need.cpu),
+            **_need(placement.need),
+            **{name: _need(footprint.need(placement.n_ctx, n_parallel, *way)) for name, way in ways.items()},
             "warning": placement.warning,
         },
     }
@@ -122,7 +127,7 @@ def where_it_fits(metadata: Metadata, budget: Budget) -> str:
         return "no"
     if placement.n_gpu_layers == 0:
         return "CPU"
-    return "GPU" if placement.n_gpu_layers > metadata.n_layers else "GPU and CPU"
+    return "GPU" if placement.split == (metadata.n_layers + 1, 0) else "GPU and CPU"
 
 
 def typical_metadata(size: int) -> Metadata:
@@ -152,8 +157,9 @@ def tensors_by_type(metadata: Metadata) -> list[dict[str, Any]]:
     return sorted(types.values(), key=lambda row: -row["bytes"])
 
 
-def _usage(usage: Usage) -> dict[str, int]:
-    return {**asdict(usage), "total": usage.total}
+def _need(need: MemoryNeed) -> dict[str, dict[str, int]]:
+    usages = {"gpu": need.gpu, "cpu": need.cpu}
+    return {device: {**asdict(usage), "total": usage.total} for device, usage in usages.items()}
 
 
 def _one_line(text: str | None) -> str | None:
@@ -229,9 +235,21 @@ def in_words(facts: dict[str, Any]) -> str:
         ("memory", f"with {tokens}:"),
         ("", _usage_in_words("GPU", memory["gpu"])),
         ("", _usage_in_words("CPU", memory["cpu"])),
+        ("", f"the experts of {memory['n_cpu_moe']} layers are on the CPU" if memory["n_cpu_moe"] else ""),
+        *(
+            ("", f"{way}: {_totals(memory[key])}")
+            for way, key in (("all on the GPU", "all_on_gpu"), ("experts on the CPU", "experts_on_cpu"))
+            if key in memory
+        ),
         ("", memory["warning"]),
     ]
     return "\n".join(f"{label:<15}{text}" for label, text in lines if text)
+
+
+def _totals(need: dict[str, dict[str, int]]) -> str:
+    return ", ".join(
+        f"{size_in_words(usage['total'])} on the {device.upper()}" for device, usage in need.items()
+    )
 
 
 def _usage_in_words(device: str, usage: dict[str, int]) -> str:

@@ -5,15 +5,18 @@ llama.cpp 0.3.36 logs with flash attention for LLaMA-3 and Qwen3 models of 0.1 t
 25 MiB too high). The state of recurrent layers is not counted.
 """
 
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
 from mink_local.errors import ModelError
-from mink_local.llama.constants import N_BATCH, kv_type_number
+from mink_local.llama.constants import ALL_LAYERS, EXPERTS, N_BATCH, kv_type_number
 from mink_local.llama.devices import gpus
 from mink_local.models.gguf import Metadata, read_metadata, tensor_types
 
@@ -66,11 +69,21 @@ class Budget:
         return need.cpu + need.gpu if self.unified else need.cpu
 
 
-def memory_budget(with_gpus: bool = True) -> Budget:
-    """Return how much of this machine's free memory a model may use; GPUs are queried only `with_gpus`."""
+def memory_budget(with_gpus: bool = True, shares: Sequence[float] = ()) -> Budget:
+    """Return how much of this machine's free memory a model may use.
+
+    Args:
+        with_gpus: Whether to query the GPUs.
+        shares: The proportions of layers that the GPUs get, of which the first that is full ends what fits;
+            by default those of their free memory.
+    """
     devices = gpus() if with_gpus else []
     ram = psutil.virtual_memory().available
-    vram = sum(max(0, gpu.free - _RESERVE) for gpu in devices)
+    free = [max(0, gpu.free - _RESERVE) for gpu in devices]
+    vram = sum(free)
+    if devices and shares:
+        vram = min(int(n * sum(shares) / share) for n, share in zip(free, shares, strict=False) if share)
+        devices = list(compress(devices, shares))
     unified = any(gpu.shares_ram for gpu in devices)
     return Budget(max(ram, vram) if unified else ram, vram, unified)
 
@@ -81,13 +94,22 @@ class Placement:
 
     Attributes:
         n_gpu_layers: From 0 to one more than the model has, since the output layer counts and goes first.
+        n_cpu_moe: Number of layers, from the first, whose experts are on the CPU.
         warning: Warning to show the user before loading it.
+        n_mixed: The most that `n_cpu_moe` can be: 0 unless the model is a mixture of experts.
     """
 
     n_ctx: int
     n_gpu_layers: int
+    n_cpu_moe: int
     need: MemoryNeed
     warning: str | None = None
+    n_mixed: int = 0
+
+    @property
+    def split(self) -> tuple[int, int]:
+        """The layers on the GPU, and those whose experts are not there."""
+        return self.n_gpu_layers, self.n_cpu_moe
 
 
 class Footprint:
@@ -95,13 +117,16 @@ class Footprint:
 
     def __init__(self, metadata: Metadata, kv_type: str = "f16") -> None:
         self.n_layers = metadata.n_layers
-        self._embeddings = self._output = 0
-        self._layers = [0] * metadata.n_layers
+        self._embeddings = self._output = self._largest_expert = 0
+        self._layers, self._experts = [0] * metadata.n_layers, [0] * metadata.n_layers
         for tensor in metadata.tensors:
             if tensor.name.startswith("token_embd"):
                 self._embeddings += tensor.n_bytes
             elif tensor.layer is not None and tensor.layer < metadata.n_layers:
                 self._layers[tensor.layer] += tensor.n_bytes
+                if re.search(EXPERTS, tensor.name):
+                    self._experts[tensor.layer] += tensor.n_bytes
+                    self._largest_expert = max(self._largest_expert, tensor.n_bytes)
             else:
                 self._output += tensor.n_bytes
         # A GPU gets its own copy of embeddings that double as the output matrix.
@@ -114,10 +139,16 @@ class Footprint:
         self._hidden = max(metadata.number("feed_forward_length"), experts)
         self._n_vocab = metadata.n_vocab
 
-    def need(self, n_ctx: int, n_parallel: int = 1, n_gpu_layers: int = 0) -> MemoryNeed:
+    @property
+    def n_mixed(self) -> int:
+        """Number of layers of a mixture of experts; 0 for other models."""
+        return self.n_layers if self._largest_expert else 0
+
+    def need(self, n_ctx: int, n_parallel: int = 1, n_gpu_layers: int = 0, n_cpu_moe: int = 0) -> MemoryNeed:
         """Return the bytes that the model needs with a KV cache of `n_ctx` tokens per answer.
 
-        llama.cpp puts the output layer on the GPU first, then the last layers, and never the embeddings.
+        llama.cpp puts the output layer on the GPU first, then the last layers, and never the embeddings. To
+        read a prompt, it copies experts that are on the CPU to the GPU, one tensor at a time.
         """
         each = -(-n_ctx // 256) * 256  # llama.cpp rounds up to a multiple of 256
         kv = [each * n_parallel * layer for layer in self._kv]
@@ -129,9 +160,12 @@ class Footprint:
             weights = self._embeddings + sum(self._layers) + self._output
             return MemoryNeed(cpu=Usage(weights, sum(kv), compute))
         first = max(self.n_layers + 1 - n_gpu_layers, 0)
+        experts = sum(self._experts[first:n_cpu_moe])
+        gpu, cpu = sum(self._layers[first:]) - experts, sum(self._layers[:first]) + experts
+        copied = self._largest_expert if experts else 0
         return MemoryNeed(
-            gpu=Usage(sum(self._layers[first:]) + self._output + self._copy, sum(kv[first:]), compute),
-            cpu=Usage(self._embeddings + sum(self._layers[:first]), sum(kv[:first]), compute if first else 0),
+            gpu=Usage(gpu + self._output + self._copy, sum(kv[first:]), compute + copied),
+            cpu=Usage(self._embeddings + cpu, sum(kv[:first]), compute if first or experts else 0),
         )
 
 
@@ -171,13 +205,19 @@ def _recurrent_layers(metadata: Metadata) -> set[int | None]:
     return layers_with(".ssm_", ".time_mix_", ".shortconv.") - layers_with(".attn_k.", ".attn_kv_a_mqa.")
 
 
-def caches_that_fit(path: Path, n_ctx: int, on_gpu: bool, kv_type: str = "f16") -> int:
-    """Return how many KV caches of `n_ctx` tokens fit in free memory; no limit if a size is unknown."""
+def caches_that_fit(
+    path: Path, n_ctx: int, on_gpu: bool, kv_type: str = "f16", shares: Sequence[float] = ()
+) -> int:
+    """Return how many KV caches of `n_ctx` tokens fit in free memory; no limit if a size is unknown.
+
+    Args:
+        shares: As for `memory_budget`.
+    """
     try:
         each = n_ctx * sum(kv_bytes_per_layer(read_metadata(path), kv_type))
     except ModelError:  # llama.cpp may know formats that this module does not
         each = 0
-    budget = memory_budget(with_gpus=on_gpu)
+    budget = memory_budget(with_gpus=on_gpu, shares=shares)
     return (budget.vram if on_gpu else budget.ram) // each if each else sys.maxsize
 
 
@@ -187,12 +227,14 @@ def choose_placement(
     *,
     n_ctx: int | None = None,
     n_gpu_layers: int | Literal["auto"] = "auto",
+    n_cpu_moe: int | None = None,
     n_parallel: int = 1,
     kv_type: str = "f16",
 ) -> Placement:
     """Choose the context and the number of layers on the GPU, unless given.
 
-    As many layers go on the GPU as fit. The context is 4096 tokens, but never more than the model was trained
+    As many layers go on the GPU as fit; of a mixture, the experts of the first layers stay on the CPU before
+    whole layers do. The context is 4096 tokens, but never more than the model was trained
     on, and less if only that fits. It grows up to 32768 if all layers stay on the GPU and the KV caches in
     system memory take at most a sixteenth of what the weights leave there, or a quarter for four or more
     answers.
@@ -200,23 +242,29 @@ def choose_placement(
     Args:
         n_ctx: Tokens of a prompt and its answer.
         n_gpu_layers: -1 for all.
+        n_cpu_moe: Number of layers, from the first, whose experts are on the CPU; -1 for all.
         n_parallel: Number of answers generated at a time.
 
     Raises:
         ValueError: Unknown `kv_type`.
     """
     footprint = Footprint(metadata, kv_type)
-    most = metadata.n_layers + 1
+    most, mixed = metadata.n_layers + 1, footprint.n_mixed
+    if n_cpu_moe is not None:
+        experts = [mixed if n_cpu_moe == ALL_LAYERS else min(n_cpu_moe, mixed)]
+    else:
+        experts = [*range(mixed + 1)] if n_gpu_layers == "auto" else [0]
+    if n_gpu_layers == "auto":
+        ways = [*((most, n) for n in experts), *((n, experts[-1]) for n in range(most - 1, 0, -1)), (0, 0)]
+    else:
+        ways = [(n_gpu_layers if 0 <= n_gpu_layers <= most else most, experts[0])]
 
     def with_context(wanted: int) -> Placement:
         context = max(1, min(wanted, metadata.n_ctx_train or wanted))
-        if n_gpu_layers == "auto":
-            gpu_needs = ((n, footprint.need(context, n_parallel, n).gpu) for n in range(most, 0, -1))
-            layers = next((n for n, need in gpu_needs if need.total <= budget.vram), 0)
-        else:
-            layers = n_gpu_layers if 0 <= n_gpu_layers <= most else most
-        need = footprint.need(context, n_parallel, layers)
-        return Placement(context, layers, need, _warning(budget.usage(need).total, budget.ram))
+        needs = [(way, footprint.need(context, n_parallel, *way)) for way in ways]
+        way, need = next((found for found in needs if found[1].gpu.total <= budget.vram), needs[-1])
+        warning = _warning(budget.usage(need).total, budget.ram)
+        return Placement(context, *way, need, warning, mixed)
 
     chosen = with_context(n_ctx or USUAL_CONTEXT)
     if n_ctx is None and chosen.warning:
@@ -226,7 +274,7 @@ def choose_placement(
             usage = budget.usage(longer.need)
             spare = budget.ram - usage.weights
             allowed = spare // _KV_SHARE * min(n_parallel, _MOST_SHARES)
-            if longer.n_gpu_layers == chosen.n_gpu_layers and usage.kv <= allowed:
+            if longer.split == chosen.split and usage.kv <= allowed:
                 return longer
     return chosen
 

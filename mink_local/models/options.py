@@ -7,7 +7,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from mink_local.cli import AutoOrInt, FiniteFloat, ParsedType, WholeNumber
-from mink_local.llama.constants import KV_TYPES, MAX_SEED, N_SEQ_MAX
+from mink_local.llama.constants import ALL_LAYERS, KV_TYPES, MAX_SEED, N_SEQ_MAX, check_split
 from mink_local.models.catalog import EMBEDDED, default_model, read_catalog
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -107,6 +107,20 @@ class ServersType(ParsedType):
         return parse_servers(text)
 
 
+class SplitType(ParsedType):
+    """Type of an option that takes proportions of layers; its value is a tuple of numbers."""
+
+    name = "N,N,…"
+
+    def parse(self, text: str) -> Any:
+        return check_split(tuple(map(float, text.split(","))))
+
+
+def _keep_all_experts(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        ctx.params["n_cpu_moe"] = ALL_LAYERS
+
+
 def complete_model(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete a model name, or a path if no model name matches."""
     names = [CompletionItem(name) for name in read_catalog() if name.startswith(incomplete)]
@@ -143,6 +157,35 @@ gpu_layers_option = SharedOption(
     type=AutoOrInt(min=-1),
     default="auto",
     help="Layers to put on the GPU; auto: as many as fit; -1: all.",
+)
+cpu_moe_option = SharedOption(
+    "--cpu-moe",
+    is_flag=True,
+    expose_value=False,
+    callback=_keep_all_experts,
+    show_default=False,
+    help="Keep all experts of a mixture on the CPU, as --n-cpu-moe with the number of its layers.",
+)
+n_cpu_moe_option = SharedOption(
+    "--n-cpu-moe",
+    type=WholeNumber(min=0),
+    is_eager=True,  # before --cpu-moe
+    metavar="N",
+    show_default="with --gpu-layers auto, as many as needed",
+    help="Keep the experts of the first N layers of a mixture on the CPU.",
+)
+tensor_split_option = SharedOption(
+    "--tensor-split",
+    type=SplitType(),
+    show_default="by free memory",
+    help="Proportions of layers that several GPUs get, such as 3,1; RPC servers first.",
+)
+main_gpu_option = SharedOption(
+    "--main-gpu",
+    type=WholeNumber(min=0),
+    metavar="N",
+    show_default="all GPUs",
+    help="Use only this GPU, counted from 0; RPC servers first.",
 )
 threads_option = SharedOption(
     "--threads",
@@ -209,6 +252,10 @@ def placement_options(command: Command) -> Command:
     for option in (
         rpc_option,
         threads_option.replace("n_threads"),
+        main_gpu_option,
+        tensor_split_option,
+        cpu_moe_option,
+        n_cpu_moe_option,
         gpu_layers_option.replace("n_gpu_layers"),
     ):
         command = option(command)

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Literal
+from typing import Any
 
 import msgspec
 import uvicorn
@@ -132,10 +132,7 @@ def serve(
     parallel: int,
     max_tokens: int | None,
     queue: int,
-    gpu_layers: int | Literal["auto"],
-    threads: int | None,
     kv_type: str,
-    rpc: Sequence[str] | None,
     keys: Sequence[str],
     hosts: Sequence[str],
     origins: Sequence[str],
@@ -144,10 +141,11 @@ def serve(
     no_history: bool,
     log_format: str,
     log_llama: bool,
+    **placement: Any,
 ) -> None:
     """Load a model and serve it until Ctrl-C or SIGTERM.
 
-    The arguments are the options of `mink-serve`.
+    The arguments are the options of `mink-serve`; `placement` are those of `load_model`.
 
     Raises:
         MinkError: The model cannot be loaded, or its engine has ended.
@@ -159,11 +157,9 @@ def serve(
             model,
             n_ctx=ctx,
             n_parallel=parallel,
-            n_gpu_layers=gpu_layers,
-            n_threads=threads,
             kv_type=kv_type,
-            rpc=rpc,
             verbose=log_llama,
+            **placement,
         )
         loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))
         _warm_up(loaded, sampler)

@@ -11,15 +11,13 @@ import click
 from mink_local.cli import FiniteFloat, WholeNumber, run
 from mink_local.models.options import (
     ctx_option,
-    gpu_layers_option,
     kv_type_option,
     max_tokens_option,
     model_option,
     parallel_option,
-    rpc_option,
+    placement_options,
     sampler_option,
     temp_option,
-    threads_option,
 )
 from mink_local.version import __version__
 
@@ -70,10 +68,8 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
     metavar="N",
     help="Answers that may wait for a slot; more are refused with status 429.",
 )
-@gpu_layers_option
-@threads_option
+@placement_options
 @kv_type_option
-@rpc_option
 @click.option(
     "--api-key",
     "keys",

@@ -153,14 +153,14 @@ class Guard:
             await self._app(scope, receive, send)
             return
         status, began = CLIENT_LEFT, time.perf_counter()
-        request_id = request_log.begin()
+        request_id = request_log.begin(Headers(scope=scope).get("x-request-id", ""))
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 sent = MutableHeaders(scope=message)
-                sent["X-Request-Id"] = f"req_{request_id}"
+                sent["X-Request-Id"] = request_id
                 for name, value in _HEADERS.items():
                     sent.setdefault(name, value)
             await send(message)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import secrets
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -10,6 +11,8 @@ from typing import Any
 from mink_local.cli import PrintableFormatter
 
 _POLLED = ("/health", "/ready", "/metrics", "/slots")  # every few seconds, by machines
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")  # of a client
 
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
 
@@ -37,16 +40,24 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(fields)
 
 
-def begin() -> str:
-    """Begin the line of a request, in the context of its task and the tasks that it starts; return its id."""
+def begin(client_id: str) -> str:
+    """Begin the line of a request, in the context of its task and the tasks that it starts.
+
+    Args:
+        client_id: The client's X-Request-Id, or "". It only names the request, as others may choose the same.
+
+    Returns:
+        The X-Request-Id of the response: the client's if it is safe to log.
+    """
     request_id = secrets.token_hex(12)
     _request_id.set(request_id)
-    _fields.set({})
-    return request_id
+    is_safe = _SAFE_ID.fullmatch(client_id)
+    _fields.set({"client_id": client_id} if is_safe else {})
+    return client_id if is_safe else f"req_{request_id}"
 
 
 def request_id() -> str:
-    """Return the id of the current request: what follows `req_` in its line and in X-Request-Id."""
+    """Return the id of the current request: what follows `req_` in its line and in the answer's id."""
     return _request_id.get()
 
 

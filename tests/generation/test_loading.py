@@ -44,7 +44,7 @@ for fits in (40, 8, -1):
     attempts, before = [], []
     said.clear()
 
-    def load(layers):
+    def load(layers, n_cpu_moe):
         gc.collect()
         assert all(weights() is None for weights in before)
         attempts.append(layers)
@@ -53,7 +53,7 @@ for fits in (40, 8, -1):
         return weights, Context(weights, 64 if layers <= fits else 1 << 20, 1)
 
     try:
-        layers, weights, context = loading.load_what_fits(load, 31)
+        layers, _, weights, context = loading.load_what_fits(load, 31)
         assert context.decode(Segment([1], 0))
         outcome = loading.describe_layers(layers, weights.n_layers)
     except ModelError as error:

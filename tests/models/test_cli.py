@@ -15,7 +15,7 @@ from mink_local.models import catalog, info, memory
 from mink_local.models.memory import Budget
 from tests.models.conftest import Mink
 from tests.support.python import Finished
-from tests.support.tiny import write_gguf
+from tests.support.tiny import Shape, write_gguf
 
 GB = 10**9
 
@@ -115,6 +115,23 @@ def test_memory_in_info(mink: Mink) -> None:
     three = memory("--parallel", 3, "--kv-type", "q8_0", "--gpu-layers", 0)
     assert (three["ctx"], three["parallel"], three["kv_per_token"]) == (4096, 3, 12240)
     assert three["cpu"]["kv"] == 3 * 4096 * 12240
+
+
+def test_info_of_a_mixture(mink: Mink, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it needs with all of it on the GPU, and with its experts on the CPU, whatever fits."""
+    path = tiny(shape=Shape("qwen3moe", layers=2, experts=4))
+    monkeypatch.setattr(memory, "memory_budget", lambda: Budget(20 * GB, 8 * GB))
+    whole = json.loads(mink("info", path, "--json").stdout)["memory"]
+    assert whole["n_cpu_moe"] == 0
+    assert whole["gpu"] == whole["all_on_gpu"]["gpu"]
+    both = [whole["all_on_gpu"], whole["experts_on_cpu"]]
+    experts = 2 * 3 * 4 * 64 * 64 * 2  # layers, matrices, experts, numbers of 2 bytes
+    assert both[0]["gpu"]["weights"] - both[1]["gpu"]["weights"] == experts
+    assert both[1]["cpu"]["weights"] - both[0]["cpu"]["weights"] == experts
+    assert "experts on the CPU: " in mink("info", path).stdout
+    monkeypatch.setattr(memory, "memory_budget", lambda: Budget(20 * GB, whole["gpu"]["total"] - 1))
+    assert json.loads(mink("info", path, "--json").stdout)["memory"]["n_cpu_moe"] == 1
+    assert "experts_on_cpu" not in json.loads(mink("info", tiny(), "--json").stdout)["memory"]
 
 
 @pytest.mark.parametrize(

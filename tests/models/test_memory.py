@@ -178,7 +178,12 @@ def machine(monkeypatch: pytest.MonkeyPatch, ram: int, *gpus: Gpu) -> Budget:
 def test_a_gigabyte_of_each_gpu_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = Gpu("a", 3 * GIB, 8 * GIB), Gpu("b", GIB // 2, 8 * GIB), Gpu("c", 5 * GIB, 8 * GIB)
     assert machine(monkeypatch, 16 * GIB, *gpus) == Budget(16 * GIB, 6 * GIB)
-    assert machine(monkeypatch, 16 * GIB) == Budget(16 * GIB)
+    # With proportions, the GPU that is full first ends what fits.
+    assert memory_budget(shares=(0, 0, 1)) == Budget(16 * GIB, 4 * GIB)
+    assert memory_budget(shares=(1, 0, 1)) == Budget(16 * GIB, 4 * GIB)
+    assert memory_budget(shares=(3, 0, 6)) == Budget(16 * GIB, 6 * GIB)
+    assert memory_budget(shares=(1, 1)) == Budget(16 * GIB)
+    assert machine(monkeypatch, 16 * GIB) == memory_budget(shares=(1,)) == Budget(16 * GIB)
 
 
 def test_kv_caches_get_what_the_budget_says(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

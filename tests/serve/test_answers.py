@@ -11,6 +11,8 @@ from mink_local import MinK, Model, TopP, load_model
 from tests.support.server import RunningServer
 
 MESSAGES = [{"role": "user", "content": "Name three colours."}]
+NOWHERE = {"type": "json_schema", "json_schema": {"schema": {"$ref": "#/nowhere"}}}
+NO_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/nowhere"}}}
 KIND = "invalid_request_error"
 
 
@@ -147,7 +149,11 @@ def test_an_answer_goes_on_after_other_tokens(server: RunningServer) -> None:
             "context_length_exceeded",
         ),
         ({"model": "gpt-4"}, 404, "model", "model_not_found"),
-        ({"grammar": "root ::= ("}, 400, None, None),
+        ({"grammar": "root ::= ("}, 400, "grammar", None),
+        ({"json_schema": {"$ref": "#/nowhere"}}, 400, "json_schema", None),
+        ({"response_format": NOWHERE}, 400, "response_format", None),
+        ({"structured_outputs": {"json": {"$ref": "#/nowhere"}}}, 400, "structured_outputs", None),
+        ({"tools": [NO_TOOL], "tool_choice": "required"}, 400, "tools", None),
         ({"logit_bias": {"999999": 1}}, 400, None, None),
         ({"temperature": -1}, 400, "temperature", None),
     ],

@@ -82,6 +82,7 @@ APP = Starlette(
     exception_handlers=EXCEPTION_HANDLERS,
 )
 HOSTS = AllowedHosts("127.0.0.1")
+PAGES = ["https://chat.example.com", "app://notes", "tauri://localhost", "chrome-extension://abcdef"]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def port(responses: list[tuple[str, int]]) -> Iterator[int]:
     def note(path: str, status: int) -> None:
         responses.append((path, status))
 
-    app = Guard(APP, hosts=HOSTS, origins=["https://chat.example.com", "app://notes"], on_response=note)
+    app = Guard(APP, hosts=HOSTS, origins=PAGES, on_response=note)
     with serving(app) as port:
         yield port
 
@@ -190,8 +191,7 @@ def test_an_invalid_host_name_is_refused(name: str) -> None:
         "http://localhost:3000",
         "http://127.0.0.1:5173",
         "https://[::1]:8443",
-        "https://chat.example.com",
-        "app://notes",
+        *PAGES,
     ],
 )
 def test_pages_of_this_machine_and_allowed_ones_may_read_responses_without_credentials(

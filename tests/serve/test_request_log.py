@@ -42,6 +42,31 @@ def test_a_refusal_says_why_in_one_line(server: RunningServer) -> None:
     assert " 404 " in line(server, refused)
 
 
+def test_a_clients_id_is_kept_if_it_is_safe_to_log(server: RunningServer) -> None:
+    """It names the request in the log and the response, and nothing else: another client may choose it."""
+
+    def post(client_id: str, path: str = "/v1/completions", **fields: object) -> httpx.Response:
+        headers = {"X-Request-Id": client_id}
+        return httpx.post(f"{server.url}{path}", json=fields, headers=headers, timeout=60)
+
+    for n, client_id in enumerate(("0ad5c2b4-11f7", "a/b+c=:.", "x" * 128)):
+        answered = post(client_id, prompt=f"{n}", max_tokens=1)
+        assert answered.headers["x-request-id"] == client_id
+        assert f"client_id={client_id}" in line(server, answered)
+        ids = [answered.json()["id"], client_id.replace("/", "%2F")]
+        found = [httpx.get(f"{server.url}/history/{request_id}").status_code for request_id in ids]
+        assert found == [200, 404]
+    assert post("refused", path="/nothing").headers["x-request-id"] == "refused"
+    for client_id in ("", "two words", "x" * 129, 'a"b', "a=\x1b[31m", "\u00e9", "a\tb"):
+        answered = httpx.post(
+            f"{server.url}/tokenize",
+            json={"content": "x"},
+            headers={b"X-Request-Id": client_id.encode("latin-1")},
+        )
+        assert answered.headers.get("x-request-id", "req_").startswith("req_")
+        assert not any(f"client_id={client_id}" in said for said in server.said if client_id)
+
+
 def test_polls_are_not_logged(server: RunningServer) -> None:
     polls = [httpx.get(f"{server.url}{path}") for path in ("/health", "/metrics", "/v1/health")]
     line(server, server.post("/tokenize", content="x"))  # written after them

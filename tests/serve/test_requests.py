@@ -337,6 +337,47 @@ def test_at_temperature_0_every_request_is_greedy(fields: dict[str, Any]) -> Non
     assert params_of(**fields, temperature=0)[0].effective_sampler == Greedy()
 
 
+def content(kind: str) -> dict[str, Any]:
+    return {"messages": [*HELLO, {"role": "user", "content": [{kind: {}, "type": kind}]}]}
+
+
+CALL = {"id": "1", "type": "custom", "custom": {"name": "f", "input": ""}}
+NOT_HERE: list[tuple[dict[str, Any], str, str]] = [
+    *(
+        (content(kind), "messages[1].content[0].type", "text")
+        for kind in ("image_url", "input_audio", "file")
+    ),
+    *(
+        ({"tools": [WEATHER, {"type": kind}]}, "tools[1].type", "function")
+        for kind in ("web_search", "custom")
+    ),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice.type", "auto"),
+    ({"tool_choice": "any"}, "tool_choice", "required"),
+    ({"messages": [{"role": "function", "content": "1"}]}, "messages[0].role", "tool"),
+    ({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}, "messages[0].tool_calls[0].type", "text"),
+    ({"response_format": {"type": "grammar"}}, "response_format.type", "json_schema"),
+    (content("x" * 1_000_000), "messages[1].content[0].type", "x"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "instead"), NOT_HERE)
+def test_what_only_others_have_is_refused_with_what_to_do(
+    fields: dict[str, Any], param: str, instead: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    error = caught.value
+    assert (error.status, error.param, error.code) == (400, param, "unsupported_value")
+    assert instead in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_refusal_in_the_history_is_a_text() -> None:
+    parts = [{"type": "text", "text": "Well, "}, {"type": "refusal", "refusal": "no."}]
+    [message] = chat(messages=[{"role": "assistant", "content": parts}]).template_messages()
+    assert message["content"] == "Well, no."
+
+
 MANY = "x" * 10_000
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "1"),
@@ -375,6 +416,13 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
     ({"json_schema": {}, "grammar": 'root ::= "a"'}, "grammar", "json_schema"),
     ({"json_schema": nested(33)}, "json_schema", "32"),
+    ({"guided_json": "{"}, "guided_json", "schema"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "schema"),
+    ({"guided_regex": "("}, "guided_regex", ")"),
+    ({"regex": "("}, "regex", ")"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", ")"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]", "text"),
+    ({"messages": [{"role": "user", "content": [{"type": "refusal"}]}]}, "messages[0].content[0]", "refusal"),
     ({"json_schema": {"enum": ["a"] * 5_001}}, "json_schema", "5000"),
     ({"grammar": MANY * 7}, "grammar", "65536"),
     ({"tools": [WEATHER] * 129}, "tools", "128"),

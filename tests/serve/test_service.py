@@ -1,10 +1,12 @@
 """The service behind the endpoints: events, refusals, streams that wait, the end, metrics."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -16,8 +18,14 @@ from mink_local import Constraints, MinK, Request, SamplingParams, load_model
 from mink_local.generation.engine import Engine
 from mink_local.generation.engine_thread import Event
 from mink_local.llama import grammar
-from mink_local.serve.endpoints import completions
-from mink_local.serve.protocol.fields import CompletionRequest, parse
+from mink_local.serve.endpoints import completions, information
+from mink_local.serve.protocol.fields import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    parse,
+)
 from mink_local.serve.protocol.responses import ApiError
 from mink_local.serve.protocol.sampling import Preset, Presets
 from mink_local.serve.service import EventStream, Metrics, Service
@@ -75,6 +83,43 @@ async def test_a_conversation_that_the_template_refuses(tiny: Callable[..., Path
             with pytest.raises(ApiError, match="no system prompt") as raised:
                 await refused
             assert raised.value.status == 400
+
+
+LONG = "One, two, three. " * 10
+DESCRIBED = [
+    (information.tokenize, TokenizeRequest, {"content": LONG, "with_pieces": True}),
+    (information.detokenize, DetokenizeRequest, {"tokens": [40] * 50}),
+    (information.count_input_tokens, ChatRequest, {"messages": [{"role": "user", "content": LONG}]}),
+    *(
+        (completions.create_completion, CompletionRequest, {"prompt": LONG, "max_tokens": 1, **more})
+        for more in ({"echo": True, "logprobs": 2}, {"echo": True, "logprobs": 2, "stream": True})
+    ),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "kind", "fields"), DESCRIBED)
+async def test_many_tokens_are_described_off_the_event_loop(
+    endpoint: Any, kind: Any, fields: dict[str, Any], tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[int] = set()
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            threads.add(get_ident())
+            return function(*arguments, **options)
+
+        return call
+
+    async with started(tiny_path) as one:
+        weights = one.model.weights
+        monkeypatch.setattr(weights, "piece", noted(weights.piece))
+        monkeypatch.setattr(weights, "tokenize", noted(weights.tokenize))
+        response = await endpoint(one, parse(json.dumps(fields).encode(), kind))
+        if isinstance(response, StreamingResponse):
+            async for _ in response.body_iterator:
+                pass
+    assert threads
+    assert threads.count(get_ident()) <= 3  # of the one token that is generated
 
 
 async def test_nan_logits_are_the_servers_fault_even_under_constraints(tiny: Callable[..., Path]) -> None:

@@ -22,7 +22,10 @@ WIDTH = 64  # of a model of chosen logits, and its maximum number of rows
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a decoder. `tied`: the output matrix is the token embeddings."""
+    """The sizes of a decoder. `tied`: the output matrix is the token embeddings.
+
+    With `experts`, each layer has so many (arch qwen3moe), of which a token uses two.
+    """
 
     arch: str = "llama"
     layers: int = 1
@@ -32,6 +35,7 @@ class Shape:
     heads_kv: int = 2
     head_width: int = 32
     tied: bool = True
+    experts: int = 0
 
 
 _U32, _U64 = gguf.GGUFValueType.UINT32, gguf.GGUFValueType.UINT64
@@ -114,6 +118,7 @@ def write_model(
     n_ctx_train: int = 2048,
     shape: Shape | None = None,
     padding: int = 0,
+    more_keys: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model with random weights to `path`, by default of one small layer.
 
@@ -122,6 +127,7 @@ def write_model(
         template: A chat template, None for none, "" for that of `vocabulary`.
         scale: Of the weights of the output norm; NaN makes every logit NaN.
         padding: Number of unused tokens to add.
+        more_keys: More metadata.
     """
     shape = shape or Shape(arch)
     tokenizer, n_vocab = _padded(_tokenizer(vocabulary), padding)
@@ -141,7 +147,11 @@ def write_model(
         "vocab_size": n_vocab,
         **tokenizer,
         **({"tokenizer.chat_template": template} if template else {}),
+        **(more_keys or {}),
     }
+    if shape.experts:
+        sizes = {"count": shape.experts, "used_count": 2, "feed_forward_length": shape.feed_forward}
+        keys |= {f"expert_{name}": size for name, size in sizes.items()}
     return write_gguf(path, shape.arch, keys, _decoder(shape, n_vocab, scale))
 
 
@@ -154,21 +164,24 @@ def _decoder(shape: Shape, n_vocab: int, scale: float) -> Tensors:
     if not shape.tied:
         tensors["output.weight"] = _noise(n_vocab, shape.width, part=len(tensors))
     for i in range(shape.layers):
-        matrices = {
+        matrices: dict[str, tuple[int, ...]] = {
             "attn_q": (queries, shape.width),
             "attn_k": (keys, shape.width),
             "attn_v": (keys, shape.width),
             "attn_output": (shape.width, queries),
-            "ffn_gate": (shape.feed_forward, shape.width),
-            "ffn_up": (shape.feed_forward, shape.width),
-            "ffn_down": (shape.width, shape.feed_forward),
         }
+        wide, tall = (shape.feed_forward, shape.width), (shape.width, shape.feed_forward)
+        feed_forward: dict[str, tuple[int, ...]] = {"ffn_gate": wide, "ffn_up": wide, "ffn_down": tall}
+        if shape.experts:
+            matrices["ffn_gate_inp"] = (shape.experts, shape.width)
+            feed_forward = {f"{name}_exps": (shape.experts, *size) for name, size in feed_forward.items()}
+        matrices |= feed_forward
         norms = {"attn_norm": 0.3, "ffn_norm": 1.0}  # 0.3: a token attends to all others, not to one
         for name, value in norms.items():
             tensors[f"blk.{i}.{name}.weight"] = np.full(shape.width, value, np.float32)
         for name, sizes in matrices.items():
             tensors[f"blk.{i}.{name}.weight"] = _noise(*sizes, part=len(tensors))
-        if shape.arch == "qwen3":
+        if shape.arch in ("qwen3", "qwen3moe"):
             for name in ("attn_q_norm", "attn_k_norm"):
                 tensors[f"blk.{i}.{name}.weight"] = np.ones(shape.head_width, np.float32)
     return tensors

@@ -188,6 +188,7 @@ class Quants(RowMeasurement[ChunkRow]):
                 n_bytes=4 * n_scored(self._chunk) * self._n_common[name],
                 n_ctx=self._chunk + _N_ANSWER,
                 n_gpu_layers=self._placement.get("n_gpu_layers", "auto"),
+                n_cpu_moe=self._placement.get("n_cpu_moe"),
             )
             each = n_held or len(chunks)
             if n_held:
@@ -314,6 +315,7 @@ def chunks_to_hold(
     n_bytes: int,
     n_ctx: int,
     n_gpu_layers: int | Literal["auto"],
+    n_cpu_moe: int | None = None,
 ) -> int | None:
     """Return for how many chunks to hold the base's logits while the file is loaded in its place.
 
@@ -323,7 +325,7 @@ def chunks_to_hold(
         n_bytes: Bytes of a chunk's logits.
         n_ctx: Tokens of the context.
     """
-    place = partial(choose_placement, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers)
+    place = partial(choose_placement, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers, n_cpu_moe=n_cpu_moe)
     of_base, alone = place(base, budget), place(file, budget)
     left = replace(
         budget,
@@ -331,7 +333,7 @@ def chunks_to_hold(
         vram=budget.vram - of_base.need.gpu.total,
     )
     beside = place(file, left)
-    if beside.warning is None and beside.n_gpu_layers == alone.n_gpu_layers:
+    if beside.warning is None and beside.split == alone.split:
         return None
     larger = max(budget.usage(one.need).total for one in (of_base, alone))
     return max(1, (budget.ram - larger) // n_bytes - 1)  # one is the file's

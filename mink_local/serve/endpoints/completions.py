@@ -153,7 +153,12 @@ class Exchange:
         request, model = self._request, self._service.model
         prompts = partial(self._kind.prompts, request, model, self._params)
         requests = partial(_with_seeds, prompts, request.n or 1)
-        events = await self._service.begin(request.n_answers, requests, has_grammar=request.has_grammar)
+        try:
+            events = await self._service.begin(request.n_answers, requests, has_grammar=request.has_grammar)
+        except ApiError as error:
+            if "grammar" in str(error):
+                error.param = error.param or request.grammar_field
+            raise
         close = partial(self._close, events)
         if request.stream:
             stream = _EventStreamResponse(
@@ -191,7 +196,7 @@ class Exchange:
         choices = self._choices(events)
         async for event in events:
             self._add(event, choices)
-        taken = [choice.take() for choice in choices.values()]
+        taken = [await self._service.off_loop(choice.take) for choice in choices.values()]
         return self._kind.whole_type(**self._head, choices=taken, **self._ending(choices))
 
     async def _stream(self, events: EventStream) -> AsyncIterator[bytes]:
@@ -211,7 +216,8 @@ class Exchange:
                     continue
                 choice = self._add(event, choices)
                 if choice.shows:
-                    yield _server_sent(self._kind.chunk_type(**self._head, choices=[choice.take()]))
+                    taken = await self._service.off_loop(choice.take) if choice.is_long else choice.take()
+                    yield _server_sent(self._kind.chunk_type(**self._head, choices=[taken]))
                 elif time.monotonic() - sent < KEEP_ALIVE_SECONDS:
                     continue
                 else:
@@ -295,6 +301,11 @@ class _Choice(ABC):
     def prompts(request: Any, model: Model, params: SamplingParams) -> Sequence[Request]:
         """Return a request for the engine for each prompt; called in a thread, after admission."""
 
+    @property
+    def is_long(self) -> bool:
+        """Whether the next chunk describes many tokens, which takes too long for the event loop."""
+        return False
+
     def add(self, piece: Piece) -> None:
         """Add what one step brings."""
         self._pieces.append(piece)
@@ -373,9 +384,20 @@ class _CompletionChoice(_Choice):
         self._prompt: Sequence[int] = answer.prompt if completion.echo else ()  # in the first chunk
         self._length = 0  # of the tokens that were taken, in characters
 
+    @property
+    def is_long(self) -> bool:
+        return bool(self._prompt)
+
     @staticmethod
-    def prompts(completion: CompletionRequest, model: Model, params: SamplingParams) -> Sequence[Request]:  # noqa: ARG004
-        return [Request(prompt, params) for prompt in completion.prompts()]
+    def prompts(completion: CompletionRequest, model: Model, params: SamplingParams) -> Sequence[Request]:
+        prompts = completion.prompts()
+        if completion.suffix:
+            try:
+                prompts = [model.weights.infill(str(prompt), completion.suffix) for prompt in prompts]
+            except ValueError as error:
+                message = f"{error}: put the text after the gap into the prompt"
+                raise ApiError(400, message, param="suffix", code="unsupported_parameter") from None
+        return [Request(prompt, params) for prompt in prompts]
 
     def _form(self, **common: Any) -> CompletionChoice:
         prompt, answer = self._prompt, self._answer

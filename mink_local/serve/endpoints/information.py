@@ -5,7 +5,7 @@ import hashlib
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,10 @@ async def retrieve_model(service: Service, model_id: str) -> ModelEntry:
 
 async def tokenize(service: Service, request: TokenizeRequest) -> TokenizedText:
     """Return the token ids of a text."""
+    return await service.off_loop(_tokenized, service, request)
+
+
+def _tokenized(service: Service, request: TokenizeRequest) -> TokenizedText:
     is_content, weights = request.content is not None, service.model.weights
     text = (request.content if is_content else request.prompt) or ""
     if request.parse_special and service.n_control_tokens(text) > MAX_CONTROL_TOKENS:
@@ -99,8 +103,7 @@ async def tokenize(service: Service, request: TokenizeRequest) -> TokenizedText:
     # vLLM adds the beginning of a text by default, llama-server does not.
     default = request.add_special_tokens is not False and not is_content
     add_special = default if request.add_special is None else request.add_special
-    tokenized = partial(weights.tokenize, text, add_special=add_special, parse_special=request.parse_special)
-    tokens = await service.off_loop(tokenized)
+    tokens = weights.tokenize(text, add_special=add_special, parse_special=request.parse_special)
     listed: list[int | TokenPiece] = [*tokens]
     if request.with_pieces:
         listed = [TokenPiece(id=token, piece=_text_or_bytes(weights.piece(token))) for token in tokens]
@@ -118,7 +121,7 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
 async def detokenize(service: Service, request: DetokenizeRequest) -> DetokenizedText:
     """Return the text of token ids."""
     n_vocab = service.model.weights.n_vocab
-    if any(token >= n_vocab for token in request.tokens):
+    if max(request.tokens, default=0) >= n_vocab:
         raise ApiError(400, f"tokens must be from 0 to {n_vocab - 1}", param="tokens")
     text = "".join(await service.off_loop(service.model.token_texts, request.tokens))
     return DetokenizedText(content=text, prompt=text)

@@ -5,6 +5,7 @@ sampling fields are ignored and reported, and unsupported constraints are refuse
 """
 
 import json
+import re
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -13,6 +14,7 @@ from msgspec import Meta, Struct
 
 from mink_local.llama.regex_grammar import from_regex
 from mink_local.samplers import SAMPLERS
+from mink_local.sandbox import in_a_line
 from mink_local.serve.protocol.responses import ApiError
 
 MAX_TOKENS = 2**31 - 1
@@ -63,9 +65,20 @@ REFUSED = {
     "functions": "use tools",
     "guided_decoding": "use json_schema or grammar",
     "structural_tag": "use tools",
-    "suffix": "put the text after the gap into the prompt",
+    "web_search_options": "offer a function that searches",
 }
 """Fields that change what an answer may contain and are not supported, with what to use instead."""
+
+_INSTEAD = {
+    "messages.content.type": "this server reads text only, so leave the part out or describe it as text",
+    "messages.role": "use system, developer, user, assistant or tool",
+    "messages.tool_calls.type": "write the call and its result as text",
+    "tools.type": "this server has no tools of its own, so offer a function and run it yourself",
+    "tool_choice": "use none, auto, required or a function",
+    "tool_choice.type": "use none, auto, required or a function, and leave out what is not to be called",
+    "response_format.type": "use text, json_object or json_schema",
+}
+"""For fields with a value that OpenAI has and this server has not: what to do."""
 
 
 NOT_GIVEN: tuple[Any, ...] = (None, "", [], {})
@@ -77,10 +90,20 @@ class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ContentPart(Fields, frozen=True):
-    """A part of a message's content; only text is supported."""
+    """A part of a message's content: a text, or an assistant's refusal, which is one too."""
 
-    type: Literal["text"]
-    text: str
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.content is None:
+            raise ValueError(f"{self.type} is missing")
+
+    @property
+    def content(self) -> str | None:
+        """The text."""
+        return self.text if self.type == "text" else self.refusal
 
 
 class CalledFunction(Fields, frozen=True):
@@ -129,7 +152,7 @@ class ChatMessage(Fields, frozen=True):
         if self.role == "developer":
             message["role"] = "system"
         parts = self.content if isinstance(self.content, list) else ()
-        message["content"] = self.content or "" if not parts else "".join(part.text for part in parts)
+        message["content"] = self.content or "" if not parts else "".join(str(part.content) for part in parts)
         if reasoning := message.pop("reasoning", None):
             message.setdefault("reasoning_content", reasoning)
         return message
@@ -219,7 +242,12 @@ class StructuredOutputs(Fields, frozen=True):
     @property
     def form(self) -> Form | None:
         """What the answer conforms to: a JSON schema or a grammar."""
-        return _schema(self.json) or _one_of(self.choice) or self.grammar or _matching(self.regex)
+        return (
+            _schema(self.json, "structured_outputs.json")
+            or _one_of(self.choice)
+            or self.grammar
+            or _matching(self.regex, "structured_outputs.regex")
+        )
 
 
 class StreamOptions(Fields, frozen=True):
@@ -353,11 +381,11 @@ class SamplingFields(Fields, frozen=True):
             "json_schema": self.json_schema,
             "grammar": self.grammar or None,
             "structured_outputs": structured.form,
-            "guided_json": _schema(self.guided_json),
+            "guided_json": _schema(self.guided_json, "guided_json"),
             "guided_choice": _one_of(self.guided_choice),
             "guided_grammar": self.guided_grammar or None,
-            "guided_regex": _matching(self.guided_regex),
-            "regex": _matching(self.regex),
+            "guided_regex": _matching(self.guided_regex, "guided_regex"),
+            "regex": _matching(self.regex, "regex"),
             "format": {"type": "object"} if self.format == "json" else self.format or None,
         }
         return {name: form for name, form in forms.items() if form is not None}
@@ -366,6 +394,11 @@ class SamplingFields(Fields, frozen=True):
     def form(self) -> Form | None:
         """What the answer conforms to: a JSON schema or a grammar."""
         return next(iter(self._forms().values()), None)
+
+    @property
+    def grammar_field(self) -> str | None:
+        """The field that a grammar is made from, if there is one."""
+        return next(iter(self._forms()), None)
 
     @property
     def answer_schema(self) -> Schema | None:
@@ -470,6 +503,11 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
         return bool(self.tools) and self.tool_choice not in (None, "auto", "none")
 
     @property
+    def grammar_field(self) -> str | None:
+        """The field that a grammar is made from, if there is one."""
+        return "tools" if self.has_call_grammar else super().grammar_field
+
+    @property
     def has_grammar(self) -> bool:
         """Whether a grammar is made for the answer or for the call that it must be."""
         return self.forces_call or super().has_grammar
@@ -529,11 +567,14 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
 
     Attributes:
         prompt: A text, token ids, or a list of either.
+        suffix: The text after the gap that the answer fills, for models trained for that; the prompt is the
+            text before it.
         echo: Whether the answer begins with the prompt; with `logprobs`, with the prompt's log-probabilities.
         logprobs: Number of most probable tokens to return for each token.
     """
 
     prompt: str | list[str | TokenId | TokenIds]
+    suffix: str | None = None
     echo: bool | None = None
     logprobs: TopLogprobsCount | None = None
 
@@ -541,7 +582,9 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
         super().__post_init__()
         if isinstance(self.prompt, list) and len({type(part) for part in self.prompt}) != 1:
             raise ApiError(400, "prompt must be a text, token ids, or a list of either", param="prompt")
-        if not all(self.prompts()):
+        if self.suffix and (self.echo or not all(isinstance(prompt, str) for prompt in self.prompts())):
+            raise ApiError(400, "suffix needs a prompt that is text, and no echo", param="suffix")
+        if not all(self.prompts()) and not self.suffix:
             raise ApiError(400, "prompt is empty", param="prompt")
         if self.n_answers > MAX_ANSWERS:
             message = f"prompt and n ask for {self.n_answers} answers: ask for at most {MAX_ANSWERS}"
@@ -617,6 +660,10 @@ def parse(body: bytes, kind: type[RequestT]) -> RequestT:
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at ")  # `$.messages[0].role`, or `key` in `$.logit_bias`
         path = place.rpartition("`$")[2].strip(".`").replace("[...]", "")
+        text, instead = in_a_line(text), _INSTEAD.get(re.sub(r"\[\d+\]", "", path))
+        if instead and (value := text.partition("Invalid enum value ")[2]):
+            message = f"{path}: {value} is not supported: {instead}"
+            raise ApiError(400, message, param=path, code="unsupported_value") from None
         raise ApiError(400, f"{path}: {text}" if path else text, param=path or None) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
@@ -633,24 +680,24 @@ def with_fields(kind: type[RequestT], names: tuple[str, ...]) -> type[RequestT]:
     return msgspec.defstruct(kind.__name__, fields, bases=(kind,), frozen=True, kw_only=True)  # type: ignore[return-value]
 
 
-def _schema(schema: SchemaOrText | None) -> Schema | None:
+def _schema(schema: SchemaOrText | None, field: str) -> Schema | None:
     """Return a JSON schema that may be text. Raises ApiError if the text is none."""
     if not isinstance(schema, str):
         return schema
     try:
         return msgspec.json.decode(schema, type=Schema)
     except msgspec.MsgspecError as error:
-        raise ApiError(400, f"the JSON schema cannot be read: {error}", param="guided_json") from None
+        raise ApiError(400, f"the JSON schema cannot be read: {error}", param=field) from None
 
 
-def _matching(pattern: str | None) -> str | None:
+def _matching(pattern: str | None, field: str) -> str | None:
     """Return a grammar for a regular expression. Raises ApiError if there is none."""
     if not pattern:
         return None
     try:
         return from_regex(pattern)
     except ValueError as error:
-        raise ApiError(400, str(error), param="regex") from None
+        raise ApiError(400, str(error), param=field) from None
 
 
 def _one_of(choices: list[str] | None) -> str | None:
