@@ -178,7 +178,7 @@ def print_models(rows: Sequence[dict[str, Any]], budget: Budget) -> None:
         f"{gpu.name}: {size_in_words(gpu.free)} of {size_in_words(gpu.total)} free" for gpu in gpus()
     )
     console.print(f"\n{size_in_words(budget.ram)} of memory free; {devices or 'no GPU'}", style="dim")
-    console.print(f"Your models.toml: {catalog.user_catalog_path()}", style="dim")
+    console.print(f"Your models.txt: {catalog.user_catalog_path()}", style="dim")
 
 
 def _table(*titles: str) -> Table:
