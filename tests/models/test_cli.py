@@ -14,7 +14,7 @@ from mink_local import cli
 from mink_local.llama.devices import Gpu
 from mink_local.models import catalog, info, memory
 from mink_local.models.memory import Budget
-from mink_local.models.options import complete_model, model_option
+from mink_local.models.options import complete_model
 from tests.models.conftest import Mink
 from tests.support.python import Finished
 from tests.support.tiny import write_gguf
@@ -191,7 +191,7 @@ def test_rm_of_a_name_of_ones_own(mink: Mink, home: Path, tiny: Callable[..., Pa
 def test_completion_offers_what_is_here_first(mink: Mink, tiny: Callable[..., Path]) -> None:
     assert mink("add", "smollm2-mine", tiny()).status == 0
     assert mink("add", "smollm2-lost", "hf:me/parrot").status == 0
-    command = click.Command("x", params=[model_option.build(click.Option)])
+    command = click.Command("x", params=[click.Argument(["model"])])
     completed = [item.value for item in complete_model(click.Context(command), command.params[0], "smollm2-")]
     assert completed[:3] == ["smollm2-mine", "smollm2-135m", "smollm2-lost"]
     assert completed[3:] == ["smollm2-360m", "smollm2-1.7b"]
