@@ -135,6 +135,31 @@ def test_info_says_whether_a_model_thinks(
     assert (facts["thinking"], facts["chat_template"]) == (thinks, template is not None)
 
 
+@pytest.mark.parametrize(
+    ("options", "old", "new", "named"),
+    [
+        ({}, b"", b"", []),
+        ({}, b"llama.context_length", b"llama.context_width_", ["llama.context_length"]),
+        ({"n_ctx_train": "many"}, b"", b"", ["llama.context_length"]),
+        ({"template": 5}, b"", b"", ["tokenizer.chat_template"]),
+        ({}, b"smollm", b"parrot", ["'parrot'"]),
+        ({}, b"\4\0\0\0\0\0\0\0That", b"\4\0\0\0\0\0\0\0This", ["tokenizer.ggml.tokens.*'This'"]),
+        ({"template": 5}, b"smollm", b"parrot", ["tokenizer.chat_template", "'parrot'"]),
+        ({"arch": "parrot"}, b"", b"", ["'parrot'"]),
+    ],
+)
+def test_info_says_what_loading_refuses(
+    mink: Mink, tiny: Callable[..., Path], options: dict[str, Any], old: bytes, new: bytes, named: list[str]
+) -> None:
+    path = tiny(**options)
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    facts = json.loads(mink("info", path, "--json").succeeded().stdout)
+    assert len(facts["problems"]) == len(named)
+    for problem, pattern in zip(facts["problems"], named, strict=True):
+        assert re.search(pattern, problem)
+        assert problem in mink("info", path).succeeded().stdout
+
+
 def test_what_a_file_says_cannot_command_the_terminal(mink: Mink, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "x.gguf", "\x1b[2Jparrot\x07\x9b", {}, {})
     for options in ([], ["--json"]):
