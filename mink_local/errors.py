@@ -10,7 +10,7 @@ class ModelNotFoundError(MinkError):
 
 
 class CatalogError(MinkError):
-    """A models.toml cannot be read or written."""
+    """A models.txt cannot be read or written."""
 
 
 class DownloadError(MinkError):

@@ -1,47 +1,42 @@
-"""Pin the models in models.toml: each repository's commit on the Hub, and each file's size and SHA-256.
+"""Pin the models in models.txt: each repository's commit on the Hub, and each file's size and SHA-256.
 
 Needs network access. If a file's SHA-256 differs from a recorded one, nothing is written.
 
-.venv/bin/python scripts/models.py [models.toml]
+.venv/bin/python scripts/models.py [models.txt]
 """
 
 import sys
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
-import tomlkit
-
 from mink_local.errors import DownloadError
-from mink_local.models import catalog, download
+from mink_local.files import write_atomic
+from mink_local.models import download
+from mink_local.models.catalog import CatalogEntry, edited
 
 ROOT = Path(__file__).parents[1]
 
-
-def fill_in(model: tomlkit.items.Table) -> None:
-    """Add a Hub model's revision, sizes and hashes. Raises DownloadError if they have changed."""
-    entries = catalog.read_entries(model.unwrap())
-    listing = download.listing(entries[0].source.removeprefix("hf:"), entries[0].revision)
-    found = [download.files_of(entry, listing) for entry in entries]
-    model["revision"] = found[0][0].commit
-    sizes = [sum(file.size for file in files) for files in found]
-    model["size"] = one_or_all([round(size / 1e9, 2) for size in sizes])
-    model["sha256"] = one_or_all([files[0].sha256 if len(files) == 1 else "" for files in found])
+listing = cache(download.listing)
 
 
-def one_or_all(values: list[object]) -> object:
-    return values[0] if len(values) == 1 else values
+def pinned(entry: CatalogEntry) -> CatalogEntry:
+    """Return an entry with what the Hub says of its file. Raises DownloadError if that has changed."""
+    if not entry.source.startswith("hf:"):
+        return entry
+    files = download.files_of(entry, listing(entry.repository, entry.revision))
+    print(entry.name, files[0].commit)
+    source = f"hf:{entry.repository}@{files[0].commit}"
+    sha256 = files[0].sha256 if len(files) == 1 else None
+    return replace(entry, source=source, size=sum(file.size for file in files), sha256=sha256)
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "models.toml"
-    text = tomlkit.parse(path.read_text(encoding="utf-8"))
-    for model in text["model"]:
-        if model["source"].startswith("hf:"):
-            try:
-                fill_in(model)
-            except DownloadError as error:
-                sys.exit(f"{path} is unchanged: {error}")
-            print(model["name"], model["revision"])
-    path.write_text(tomlkit.dumps(text), encoding="utf-8")
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "models.txt"
+    try:
+        write_atomic(path, edited(path.read_bytes().decode(), pinned))
+    except DownloadError as error:
+        sys.exit(f"{path} is unchanged: {error}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import random
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,14 +89,13 @@ def evaluation(home: Path, model: Path) -> Victim:
 
 def catalogue(home: Path, _: Path) -> Victim:
     """`mink-models add` of a new name each time to a user's own catalogue."""
-    path = home / "config" / "mink-local" / "models.toml"
+    path = home / "config" / "mink-local" / "models.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
     (home / "a.gguf").touch()
-    model = f"[[model]]\nname = 'name-{{}}'\nsource = 'file'\nfile = '{home / 'a.gguf'}'\n"
-    path.write_text("\n".join(model.format(i) for i in range(300)))
+    path.write_text("".join(f"name-{i}  file:{home / 'a.gguf'}\n" for i in range(300)))
 
     def recorded() -> dict[str, str]:
-        return {model["name"]: model["file"] for model in tomllib.loads(path.read_text())["model"]}
+        return dict(line.split() for line in path.read_text().splitlines())
 
     program = """
 import os, sys

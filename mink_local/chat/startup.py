@@ -114,7 +114,12 @@ class Startup:
             return
         size, name = size_in_words(offer["size"]), offer["name"]
         question = "It is on this machine. Use it?" if offer["path"] else "Download it now?"
-        wanted = click.confirm(f"{name} ({size}) fits this machine. {question}", default=True)
+        decline = "(n: use the embedded toy model; mink-models default changes it)"
+        try:
+            wanted = click.confirm(f"{name} ({size}) fits this machine. {question} {decline}", default=True)
+        except click.Abort:
+            click.echo()  # the cursor is behind the question
+            raise
         try:
             if wanted:
                 take(offer, self.screen.note)

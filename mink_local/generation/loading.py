@@ -63,7 +63,7 @@ def load_model(
     """Load a GGUF model.
 
     Args:
-        model: A name from `models.toml`, or a path; see `mink-models --help`.
+        model: A name from `models.txt`, or a path; see `mink-models --help`.
         n_ctx: Maximum tokens of a prompt plus its answer, at most what the model was trained on. None chooses
             by free memory: 4096, or up to 32768 if there is plenty, or fewer if 4096 do not fit.
         n_parallel: Number of answers that `Model.generate` generates at a time; each has a KV cache of

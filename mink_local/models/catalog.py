@@ -1,46 +1,52 @@
-"""Models by name: from `models.toml`, the user's own catalogue and other programs' stores."""
+"""Models by name: from `models.txt`, the user's own, and other programs' stores."""
 
-import json
+import io
+import logging
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 from platformdirs import user_config_path
 
+from mink_local.cli import did_you_mean
 from mink_local.errors import CatalogError, ModelNotFoundError
 from mink_local.files import user_path, write_atomic
 from mink_local.models import stores
 
 EMBEDDED = "smollm2-135m"
-_QUANTIZATIONS = re.compile(r"\{([^{}]*)\}")
-_SOURCE = r"file|(package|ollama|lmstudio):.+|hf:\w[\w.-]*/\w[\w.-]*"
-_LINE = (r"[^\r\n]*", "text")
-_KEYS = {  # what a value, or each item of a list, must be: a pattern and its description
-    "name": (r"[\w.+-]+", "letters, digits, and . _ + -"),
-    "source": (_SOURCE, "package:NAME, hf:ORGANISATION/NAME, ollama:NAME, lmstudio:NAME or file"),
-    "file": _LINE,
-    "revision": _LINE,
-    "size": (r"\d{1,6}(\.\d+)?", "a number of GB for each quantization"),
-    "sha256": (r"([0-9a-fA-F]{64})?", "64 hexadecimal digits for each quantization"),
-    "licence": _LINE,
-    "note": _LINE,
+_SOURCE = r"(package|ollama|lmstudio):.+|hf:\w[\w.-]*/\w[\w.-]*(@.+)?|file:(/|~|\\\\|\w:[/\\]).*"
+_TEXT = (r"[^\x00-\x1f\x7f]*", "text without control characters")
+_COLUMNS = {  # what each must be: a pattern and its description
+    "name": (r"[\w.+-]+(:[\w.+-]+)?", "letters, digits and . _ + -, with a quantization after a colon"),
+    "source": (_SOURCE, "package:NAME, hf:ORGANISATION/NAME, ollama:NAME, lmstudio:NAME or file:/FULL/PATH"),
+    "file": (".*", ""),
+    "size": (r"(\d{1,6}(\.\d+)?)?", "a number of GB"),
+    "sha256": (r"([0-9a-fA-F]{64})?", "64 hexadecimal digits"),
+    "licence": _TEXT,
+    "note": _TEXT,
 }
+_WIDTHS = (30, 48, 48, 5, 0, 0, 0)  # of the columns, when a line is written
+_ENCODED = re.compile(r"[\s%\x00-\x1f\x7f\udc80-\udcff]")  # what a column cannot contain as it is
+
+log = logging.getLogger("mink_local")
 
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A model of `models.toml`, in one quantization.
+    """A line of `models.txt`: a model in one quantization.
 
     Attributes:
-        name: Includes the quantization if several are listed: `llama-3-8b:Q4_K_M`.
-        source: `package:…`, `hf:…`, `ollama:…`, `lmstudio:…` or `file`.
-        file: A name or a pattern; empty if the source is sufficient.
-        revision: Branch, tag or commit of the repository.
+        name: Includes the quantization if there is one: `llama-3-8b:Q4_K_M`.
+        source: `package:…`, `hf:…`, `ollama:…`, `lmstudio:…` or `file:…`.
+        file: A name, a pattern or a quantization; empty if the source is sufficient.
         size: Size in bytes, as rounded in the catalogue.
         sha256: SHA-256 of the file; a file with this hash is trusted.
     """
@@ -48,11 +54,30 @@ class CatalogEntry:
     name: str
     source: str
     file: str = ""
-    revision: str = "main"
     size: int | None = None
     sha256: str | None = None
     licence: str = ""
     note: str = ""
+
+    @property
+    def repository(self) -> str:
+        """The repository on the Hub: `Qwen/Qwen3-4B-GGUF` in `hf:Qwen/Qwen3-4B-GGUF@main`."""
+        return self.source.partition(":")[2].partition("@")[0]
+
+    @property
+    def revision(self) -> str:
+        """Branch, tag or commit of the repository."""
+        return self.source.partition("@")[2] or "main"
+
+    def __str__(self) -> str:
+        """Return the line, without its ending."""
+        size = str(round(self.size / 1e9, 3)) if self.size else ""
+        values = (self.name, self.source, self.file, size, self.sha256 or "", self.licence, self.note)
+        columns = [_ENCODED.sub(lambda found: quote(found[0], errors="surrogateescape"), it) for it in values]
+        columns[-1] = columns[-1].replace("%20", " ")
+        while not columns[-1]:
+            columns.pop()
+        return "  ".join(map(str.ljust, (column or "-" for column in columns), _WIDTHS)).rstrip()
 
 
 @dataclass(frozen=True)
@@ -65,27 +90,33 @@ class ModelFile:
 
 
 def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:
-    """Return the entries of `models.toml` by name: one per quantization, the default first.
+    """Return all entries by the model's name without a quantization, the default first.
 
-    Models in the user's own file replace those of the same name.
+    The user's own come first, and replace those of the same name and quantization. A line that is not
+    understood is skipped with a warning.
 
     Raises:
-        CatalogError: A file cannot be read, or a model in it is invalid.
+        CatalogError: A file cannot be read.
     """
+    _tell_of_toml()
+    entries: dict[str, CatalogEntry] = {}
+    for entry in (*own_entries(), *_read_entries(_catalog_path())):
+        entries.setdefault(entry.name, entry)
     models: dict[str, tuple[CatalogEntry, ...]] = {}
-    for path in (_catalog_path(), user_catalog_path()):
-        text = _read_text(path)
-        try:
-            for model in _models(text):
-                models[model["name"]] = read_entries(model)
-        except ValueError as error:
-            raise CatalogError(f"{path}: {error}") from None
+    for name, entry in entries.items():
+        model = name.partition(":")[0]
+        models[model] = (*models.get(model, ()), entry)
     return models
 
 
+def own_entries() -> list[CatalogEntry]:
+    """Return the entries of the user's own `models.txt`."""
+    return _read_entries(user_catalog_path())
+
+
 def user_catalog_path() -> Path:
-    """Return the path of the user's own `models.toml`, whether or not it exists."""
-    return user_config_path("mink-local") / "models.toml"
+    """Return the path of the user's own `models.txt`, whether or not it exists."""
+    return user_config_path("mink-local") / "models.txt"
 
 
 def default_model() -> str:
@@ -95,7 +126,7 @@ def default_model() -> str:
 
 def chosen_model() -> str | None:
     """Return the name of the model chosen as the default by the user, or None."""
-    return _read_text(_choice_path()).strip() or None
+    return _read_text(_choice_path()).strip("\r\n") or None
 
 
 def choose_model(name: str) -> None:
@@ -106,7 +137,7 @@ def choose_model(name: str) -> None:
     """
     try:
         _choice_path().parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(_choice_path(), f"{name}\n")
+        _write_text(_choice_path(), f"{name}\n")
     except OSError as error:
         raise CatalogError(f"cannot write {_choice_path()}: {error.strerror}") from None
 
@@ -132,15 +163,24 @@ def find(name: str) -> CatalogEntry | None:
     raise ModelNotFoundError(f"{model} is not listed in {quantization}: choose one of {known}")
 
 
+def names_here() -> Iterator[str]:
+    """Yield the names of the catalogue's models on this machine; a model's default has no quantization."""
+    for model, (usual, *others) in read_catalog().items():
+        for name, entry in ((model, usual), *((other.name, other) for other in others)):
+            with suppress(ModelNotFoundError):
+                locate(entry)
+                yield name
+
+
 def resolve(model: str) -> ModelFile:
     """Return the file on this machine that a model name refers to.
 
     Args:
-        model: A name from `models.toml`, a path, `hf:organisation/repository:file`, where `file` may be a
+        model: A name from `models.txt`, a path, `hf:organisation/repository:file`, where `file` may be a
             pattern or a quantization, `ollama:name:tag` or `lmstudio:name`.
 
     Raises:
-        ModelNotFoundError: There is no such file. The message lists known names, or says what to type.
+        ModelNotFoundError: There is no such file. The message says what to type.
     """
     if entry := find(model):
         return ModelFile(entry.name, locate(entry), entry.sha256)
@@ -151,8 +191,9 @@ def resolve(model: str) -> ModelFile:
         return ModelFile(path.stem, path.absolute())
     if path.suffix == ".gguf" or len(path.parts) > 1:
         raise ModelNotFoundError(f"there is no file {model}")
-    known = ", ".join(read_catalog())
-    raise ModelNotFoundError(f"unknown model {model!r}: name a .gguf file or one of {known}")
+    nearest = did_you_mean(model, names_here()) or did_you_mean(model, read_catalog())
+    advice = nearest or ": name a .gguf file, or a model of  mink-models list"
+    raise ModelNotFoundError(f"unknown model {model!r}{advice}")
 
 
 def locate(entry: CatalogEntry) -> Path:
@@ -165,7 +206,7 @@ def locate(entry: CatalogEntry) -> Path:
     if kind == "package":
         return stores.in_package(entry.name, name, entry.file)
     if kind == "hf":
-        path = stores.in_hub_cache(name, entry.revision, entry.file)
+        path = stores.in_hub_cache(entry.repository, entry.revision, entry.file)
         if path is None:
             raise ModelNotFoundError(f"{entry.name} is not downloaded: type  mink-models pull {entry.name}")
         return path
@@ -173,9 +214,9 @@ def locate(entry: CatalogEntry) -> Path:
         return stores.in_ollama(name)
     if kind == "lmstudio":
         return stores.in_lm_studio(name, entry.file)
-    path = user_path(entry.file)
+    path = user_path(name)
     if not os.path.isfile(path):
-        raise ModelNotFoundError(f"{entry.name}: there is no file {entry.file}")
+        raise ModelNotFoundError(f"{entry.name}: there is no file {name}")
     return path.absolute()
 
 
@@ -191,95 +232,169 @@ def store_entry(model: str) -> CatalogEntry:
     return CatalogEntry(model, source, file)
 
 
-def add(**model: Any) -> None:
-    """Write a model to the user's catalogue, replacing any of the same name.
-
-    Args:
-        model: The keys of `models.toml`; empty ones are omitted.
+def parse_line(line: str) -> CatalogEntry | None:
+    """Return the entry of a line of `models.txt`, or None for a comment or an empty line.
 
     Raises:
-        CatalogError: A value is invalid, or the file cannot be written.
+        ValueError: The line is neither.
     """
-    from filelock import FileLock  # slow to import, and only needed here
+    text = line.lstrip("\ufeff").strip()
+    if not text or text.startswith("#"):
+        return None
+    found = text.split(maxsplit=len(_COLUMNS) - 1)
+    values = ["" if column == "-" else unquote(column, errors="surrogateescape") for column in found]
+    columns = dict(zip_longest(_COLUMNS, values, fillvalue=""))
+    for column, (pattern, wanted) in _COLUMNS.items():
+        if not re.fullmatch(pattern, columns[column], re.DOTALL):
+            raise ValueError(f"{column} must be {wanted}, not {columns[column]!r}")
+    size = round(float(columns["size"] or 0) * 1e9) or None
+    sha256 = columns["sha256"].lower() or None
+    return CatalogEntry(**{**columns, "size": size, "sha256": sha256})  # type: ignore[arg-type]
 
-    # Strings, numbers and lists of them are the same in JSON and TOML.
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in model.items() if value]
-    text = "\n".join(["[[model]]", *lines, ""])
-    path = user_catalog_path()
+
+def edited(text: str, change: Callable[[CatalogEntry], CatalogEntry | None]) -> str:
+    """Return a catalogue's text with its entries changed, or without those that become None.
+
+    All other lines stay as they are, and so do those of entries that stay the same.
+    """
+    lines = []
+    for line in io.StringIO(text, newline=""):
+        entry = _understood(line)
+        changed = entry and change(entry)
+        if changed == entry:
+            lines.append(line)
+        elif changed:
+            lines.append(str(changed) + line[len(line.rstrip("\r\n")) :])
+    return "".join(lines)
+
+
+def with_entry(text: str, entry: CatalogEntry) -> str:
+    """Return a catalogue's text with an entry in place of one of the same name, or at the end."""
+    text = edited(text, lambda other: entry if other.name == entry.name else other)
+    if any(found and found.name == entry.name for found in map(_understood, io.StringIO(text, newline=""))):
+        return text
+    ending = "\r\n" if "\r\n" in text else "\n"
+    return f"{text}{entry}{ending}" if text[-1:] in "\r\n" else f"{text}{ending}{entry}"
+
+
+def add(entry: CatalogEntry) -> None:
+    """Write an entry to the user's own `models.txt`, in place of one of the same name.
+
+    Raises:
+        CatalogError: The entry is invalid, or the file cannot be written.
+    """
     try:
-        read_entries(_models(text)[0])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(".models.toml.lock")):
-            parts = re.split(r"^(?=\[\[model\]\])", _read_text(path), flags=re.MULTILINE)
-            kept = [part for part in parts if all(other["name"] != model["name"] for other in _models(part))]
-            before = "".join(kept).rstrip("\n")
-            write_atomic(path, f"{before}\n\n{text}" if before else text)
+        parse_line(str(entry))
     except ValueError as error:
         raise CatalogError(str(error)) from None
+    _rewrite(lambda text: with_entry(text, entry))
+
+
+def remove(name: str) -> None:
+    """Remove the entry of a name from the user's own `models.txt`.
+
+    Raises:
+        CatalogError: The file cannot be written.
+    """
+    _rewrite(lambda text: edited(text, lambda entry: None if entry.name == name else entry))
+
+
+def _rewrite(change: Callable[[str], str]) -> None:
+    from filelock import FileLock  # slow to import, and only needed here
+
+    path = user_catalog_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(".models.txt.lock")):
+            _write_text(path, change(_read_text(path)))
     except OSError as error:
         raise CatalogError(f"cannot write {path}: {error.strerror}") from None
 
 
+def take_over(path: Path) -> list[str]:
+    """Add the models of a `models.toml`, the catalogue of earlier versions; return their names.
+
+    Raises:
+        CatalogError: It cannot be read, or one of its models is invalid.
+    """
+    try:
+        models = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
+        entries = [entry for model in models for entry in _from_toml(model)]
+        for entry in entries:
+            add(entry)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise CatalogError(f"cannot read the models of {path}: {error}") from None
+    return [entry.name for entry in entries]
+
+
+def _from_toml(model: Mapping[str, Any]) -> Iterator[CatalogEntry]:
+    """Yield an entry per quantization of a model, with those of its sizes and hashes that are listed."""
+    listed = re.search(r"\{(.*?)\}", model.get("file", ""))
+    quantizations = re.split(r"\s*,\s*", listed[1].strip()) if listed else [""]
+    values = (model.get(key, []) for key in ("size", "sha256"))
+    lists = (value if isinstance(value, list) else [value] for value in values)
+    for quantization, size, sha256 in zip_longest(quantizations, *lists):
+        source, file = model["source"], re.sub(r"\{.*?\}", quantization, model.get("file", ""), count=1)
+        if source == "file":
+            source, file = f"file:{user_path(file).absolute()}", ""
+        if revision := model.get("revision"):
+            source = f"{source}@{revision}"
+        name = f"{model['name']}:{quantization}".removesuffix(":")
+        n_bytes = round(size * 1e9) if size else None
+        yield CatalogEntry(
+            name, source, file, n_bytes, sha256, model.get("licence", ""), model.get("note", "")
+        )
+
+
+def _tell_of_toml() -> None:
+    """Say that a `models.toml` of the user's own is no longer read: once, as then there is a `models.txt`."""
+    path = user_catalog_path()
+    old = path.with_suffix(".toml")
+    if old.is_file() and not path.exists():
+        _warn(f"{old} is no longer read: type  mink-models import  to take its models over")
+        with suppress(OSError):
+            path.touch()
+
+
 def _catalog_path() -> Path:
-    """Return the path of `models.toml`: in the installed package, or next to it in a checkout."""
+    """Return the path of `models.txt`: in the installed package, or next to it in a checkout."""
     package = Path(__file__).parents[1]
-    installed = package / "models.toml"
-    return installed if installed.exists() else package.parent / "models.toml"
+    installed = package / "models.txt"
+    return installed if installed.exists() else package.parent / "models.txt"
+
+
+def _understood(line: str) -> CatalogEntry | None:
+    with suppress(ValueError):
+        return parse_line(line)
+    return None
+
+
+def _read_entries(path: Path) -> list[CatalogEntry]:
+    """Return the entries of a catalogue; a line that is not understood is named."""
+    entries = []
+    for number, line in enumerate(io.StringIO(_read_text(path), newline=""), start=1):
+        try:
+            entries.append(parse_line(line))
+        except ValueError as error:
+            _warn(f"{path}, line {number}: {error}")
+    return [entry for entry in entries if entry]
+
+
+@cache
+def _warn(message: str) -> None:
+    """Log a warning, once in this process."""
+    log.warning("%s", message)
 
 
 def _read_text(path: Path) -> str:
-    """Return a file's content, or "" if it does not exist."""
+    """Return a file's content, or "" if it does not exist; bytes that are not UTF-8 survive `_write_text`."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise CatalogError(f"cannot read {path}: {error}") from None
+    except OSError as error:
+        raise CatalogError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _models(text: str) -> list[dict[str, Any]]:
-    """Return the models in a catalogue's text. Raises ValueError if one is invalid."""
-    content = tomllib.loads(text)
-    models = _as_list(content.pop("model", []))
-    if content or not all(isinstance(model, dict) for model in models):
-        raise ValueError("start each model with [[model]], before its name")
-    for model in models:
-        values = {"name": "", "source": "", **model}
-        for key, value in values.items():
-            if key not in _KEYS:
-                raise ValueError(f"model {values['name']!r}: unknown key {key!r}: use {', '.join(_KEYS)}")
-            pattern, wanted = _KEYS[key]
-            if not all(re.fullmatch(pattern, str(item)) for item in _as_list(value)):
-                raise ValueError(f"model {values['name']!r}: {key} must be {wanted}, not {value!r}")
-    return models
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def read_entries(model: Mapping[str, Any]) -> tuple[CatalogEntry, ...]:
-    """Return an entry per quantization of a model. Raises ValueError if there are fewer than sizes."""
-    names, files = [model["name"]], [model.get("file", "")]
-    if listed := _QUANTIZATIONS.search(files[0]):
-        quantizations = [quantization.strip() for quantization in listed[1].split(",")]
-        names = [f"{model['name']}:{quantization}" for quantization in quantizations]
-        files = [files[0].replace(listed[0], quantization, 1) for quantization in quantizations]
-    sizes, digests = (_as_list(model.get(key, [])) for key in ("size", "sha256"))
-    if max(len(sizes), len(digests)) > len(names):
-        raise ValueError(
-            f"model {model['name']!r}: size or sha256 has more items than file, which has {len(names)}"
-        )
-    return tuple(
-        CatalogEntry(
-            name=name,
-            source=model["source"],
-            file=file,
-            revision=model.get("revision") or "main",
-            size=round(size * 1e9) if size else None,
-            sha256=digest.lower() if digest else None,
-            licence=model.get("licence", ""),
-            note=model.get("note", ""),
-        )
-        for name, file, size, digest in zip_longest(names, files, sizes, digests)
-    )
+def _write_text(path: Path, text: str) -> None:
+    write_atomic(path, text.encode("utf-8", "surrogateescape"))

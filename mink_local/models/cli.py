@@ -2,17 +2,21 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 import click
 
-from mink_local.cli import json_option, run
+from mink_local.cli import FiniteFloat, json_option, run
+from mink_local.errors import ModelNotFoundError
 from mink_local.files import size_in_words
 from mink_local.llama.constants import RPC_PORT
 from mink_local.models import catalog, stores
 from mink_local.models.gguf import read_metadata, shards
 from mink_local.models.options import (
+    complete_model,
     ctx_option,
     gpu_layers_option,
     kv_type_option,
@@ -35,7 +39,7 @@ Examples:
 Exit status: 0 success, 1 failure, 2 usage error or unknown model, 130 interrupted.
 """
 
-model_argument = click.argument("model", metavar="NAME|PATH")
+model_argument = click.argument("model", metavar="NAME|PATH", shell_complete=complete_model)
 
 
 @click.group(
@@ -46,7 +50,7 @@ model_argument = click.argument("model", metavar="NAME|PATH")
 def cli(context: click.Context) -> None:
     """List, inspect and download models.
 
-    A model is a name from models.toml, optionally with a quantization (llama-3-8b:Q6_K), a path,
+    A model is a name from models.txt, optionally with a quantization (llama-3-8b:Q6_K), a path,
     hf:ORGANISATION/REPOSITORY:FILE, where FILE may be a pattern or a quantization, ollama:NAME:TAG or
     lmstudio:NAME.
     """
@@ -134,36 +138,53 @@ def default(model: str | None) -> None:
 @model_argument
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def rm(model: str, yes: bool) -> None:
-    """Delete a pulled model."""
-    file = catalog.resolve(model)
-    if not file.path.is_relative_to(stores.hub_cache()):
+    """Delete a pulled model, and its line in your models.txt if it has one."""
+    entry = catalog.find(model)
+    own = entry if entry in catalog.own_entries() else None
+    file = None
+    with suppress(ModelNotFoundError) if own else nullcontext():
+        file = catalog.resolve(model)
+    if file and file.path.is_relative_to(stores.hub_cache()):
+        size = size_in_words(sum(shard.stat().st_size for shard in shards(file.path)))
+        if not yes:
+            click.confirm(f"Delete {file.name}, {size}?", abort=True, err=True)
+        stores.remove_from_hub_cache(file.path)
+        click.echo(f"freed {size}", err=True)
+    elif file and not own:
         raise click.UsageError(f"{model} was not pulled: its file is {file.path}.")
-    size = size_in_words(sum(shard.stat().st_size for shard in shards(file.path)))
-    if not yes:
-        click.confirm(f"Delete {file.name}, {size}?", abort=True, err=True)
-    stores.remove_from_hub_cache(file.path)
-    click.echo(f"freed {size}", err=True)
+    if own:
+        catalog.remove(own.name)
+        click.echo(f"removed {own.name} from {catalog.user_catalog_path()}", err=True)
 
 
 @cli.command()
 @click.argument("name")
 @click.argument("model", metavar="MODEL")
-@click.option(
-    "--revision", default="main", show_default=True, help="Branch, tag or commit of the repository."
-)
-@click.option("--size", type=float, metavar="GB", help="Size in GB.")
+@click.option("--revision", show_default="main", help="Branch, tag or commit of the repository.")
+@click.option("--size", type=FiniteFloat(min=0), default=0, metavar="GB", help="Size in GB.")
 @click.option("--sha256", default="", metavar="HEX", help="Expected SHA-256 of the file.")
 @click.option("--licence", default="", help="Licence.")
 @click.option("--note", default="", help="A note.")
-def add(name: str, model: str, **details: Any) -> None:
-    """Give MODEL (a path, hf:…, ollama:… or lmstudio:…) a NAME of your choice."""
+def add(
+    name: str, model: str, revision: str | None, size: float, sha256: str, licence: str, note: str
+) -> None:
+    """Give MODEL (a path, hf:…, ollama:… or lmstudio:…) a NAME of your choice, or NAME:QUANTIZATION."""
     if model.startswith(stores.PREFIXES):
         entry = catalog.store_entry(model)
-        source, file = entry.source, entry.file
+        source = f"{entry.source}@{revision}" if revision else entry.source
+        file = entry.file
     else:
-        source, file = "file", str(catalog.resolve(model).path)
-    catalog.add(name=name, source=source, file=file, **details)
+        source, file = f"file:{catalog.resolve(model).path}", ""
+    catalog.add(catalog.CatalogEntry(name, source, file, round(size * 1e9), sha256, licence, note))
     click.echo(f"added {name} to {catalog.user_catalog_path()}", err=True)
+
+
+@cli.command("import")
+@click.argument("path", metavar="[PATH]", required=False, type=click.Path(path_type=Path))
+def import_(path: Path | None) -> None:
+    """Add the models of a models.toml, the catalogue of earlier versions, to your models.txt."""
+    names = catalog.take_over(path or catalog.user_catalog_path().with_suffix(".toml"))
+    click.echo(f"added {', '.join(names)} to {catalog.user_catalog_path()}", err=True)
 
 
 @cli.command("rpc-server")

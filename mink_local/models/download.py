@@ -59,21 +59,20 @@ def pull(entry: CatalogEntry, report: Report) -> Path:
         DownloadError: The model cannot be downloaded. Partial files are kept for the next attempt, but not a
             file whose SHA-256 is wrong.
     """
-    repository = entry.source.partition(":")[2]
     try:
-        files = files_of(entry, listing(repository, entry.revision))
+        files = files_of(entry, listing(entry.repository, entry.revision))
         for file in files:
             _fetch(file, report)
         for file in files:
             _publish(file)
         if entry.revision != files[0].commit:
-            reference = hub_folder(repository) / "refs" / entry.revision
+            reference = hub_folder(entry.repository) / "refs" / entry.revision
             reference.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(reference, files[0].commit)
         if entry.sha256 and len(files) == 1:
             trust.remember(files[0].pointer)  # its SHA-256 is the catalogue's
     except (HTTPError, OSError) as error:  # HTTPError is the base of the HTTP client's errors
-        raise DownloadError(_message(error, f"{constants.ENDPOINT}/{repository}", entry.revision)) from None
+        raise DownloadError(_message(error, entry)) from None
     return files[0].pointer
 
 
@@ -121,7 +120,7 @@ def files_of(entry: CatalogEntry, listing: dict[str, RemoteFile]) -> list[Remote
     Raises:
         DownloadError: They are missing, or differ from those listed in the catalogue.
     """
-    repository = entry.source.partition(":")[2]
+    repository = entry.repository
     try:
         first = select(listing, entry.file)[0]
     except ValueError as error:
@@ -131,7 +130,7 @@ def files_of(entry: CatalogEntry, listing: dict[str, RemoteFile]) -> list[Remote
         raise DownloadError(f"{repository} lacks {missing[0]}, a part of {entry.name}")
     if entry.sha256 not in (None, listing[first].sha256) and len(names) == 1:
         raise DownloadError(
-            f"{first} in {repository} is not the file listed in models.toml: its SHA-256 is "
+            f"{first} in {repository} is not the file listed in models.txt: its SHA-256 is "
             f"{listing[first].sha256}; if you trust it, add an entry with that hash (mink-models add)"
         )
     return [listing[name] for name in names]
@@ -221,12 +220,13 @@ def _publish(file: RemoteFile) -> None:
     unfinished.replace(pointer)
 
 
-def _message(error: HTTPError | OSError, place: str, revision: str) -> str:
+def _message(error: HTTPError | OSError, entry: CatalogEntry) -> str:
+    place = f"{constants.ENDPOINT}/{entry.repository}"
     log_in = "log in (type  hf auth login) or set HF_TOKEN"
     messages: dict[type[Exception], str] = {  # GatedRepoError is a RepositoryNotFoundError
         errors.GatedRepoError: f"{place} is gated: request access there, then {log_in}",
         errors.RepositoryNotFoundError: f"there is no repository {place}; if it is private, {log_in}",
-        errors.RevisionNotFoundError: f"{place} has no revision {revision}",
+        errors.RevisionNotFoundError: f"{place} has no revision {entry.revision}",
         errors.RemoteEntryNotFoundError: f"{place} no longer has the file",
         errors.OfflineModeIsEnabled: "HF_HUB_OFFLINE is set: unset it to download models",
     }
@@ -238,6 +238,7 @@ def _message(error: HTTPError | OSError, place: str, revision: str) -> str:
     reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, HTTPError):
         return (
-            f"the connection to {constants.ENDPOINT} failed ({reason}): try again, and the download resumes"
+            f"the connection to {constants.ENDPOINT} failed ({reason}): "
+            f"check the network, then type  mink-models pull {entry.name}"
         )
     return f"the model could not be downloaded or written: {reason}"

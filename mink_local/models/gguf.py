@@ -10,6 +10,7 @@ import mmap
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -54,10 +55,14 @@ def tensor_types() -> dict[int, TensorType]:
 
 
 class Array(NamedTuple):
-    """An array of `length` values; `values` is empty for strings and long arrays, which are skipped."""
+    """An array of `length` values; `values` is empty for strings and long arrays, which are skipped.
+
+    `strings_at` is where strings begin in the file.
+    """
 
     length: int
     values: tuple[Any, ...] = ()
+    strings_at: int | None = None
 
 
 class Tensor(NamedTuple):
@@ -162,14 +167,40 @@ def is_later_shard(name: str) -> bool:
     return match is not None and match[2] != "00001"
 
 
+def duplicate_token(metadata: Metadata) -> str | None:
+    """Return a token that the vocabulary has twice, which makes llama.cpp abort, or None.
+
+    Raises:
+        ModelError: The file cannot be read.
+    """
+    tokens = metadata.values.get("tokenizer.ggml.tokens")
+    seen: set[bytes] = set()
+    if isinstance(tokens, Array) and tokens.strings_at:
+        with _opened(metadata.path) as reader:
+            reader.at = tokens.strings_at
+            for _ in range(tokens.length):
+                token = reader.encoded().partition(b"\0")[0]  # where llama.cpp ends it; it numbers empty ones
+                if token and token in seen:
+                    return token.decode("utf-8", "replace")
+                seen.add(token)
+    return None
+
+
 def _read_file(path: Path) -> Metadata:
+    with _opened(path) as reader:
+        return reader.read(path)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator["MetadataReader"]:
+    """Yield a reader of a file. Raises ModelError if the file cannot be read within the block."""
     try:
         with path.open("rb") as stream:
             if stream.read(len(_MAGIC)) != _MAGIC:
                 raise _DamagedError("it does not start with GGUF")
             size = path.stat().st_size
             with mmap.mmap(stream.fileno(), min(size, _LONGEST), access=mmap.ACCESS_READ) as data:
-                return MetadataReader(data, size).read(path)
+                yield MetadataReader(data, size)
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from None
     except _DamagedError as error:
@@ -190,6 +221,10 @@ class MetadataReader:
 
     def read(self, path: Path) -> Metadata:
         version = self.number(_U32)
+        if version in (2 << 24, 3 << 24):
+            raise ModelError(
+                f"{path} is big-endian, which llama.cpp does not read here: get a little-endian one"
+            )
         if version not in (2, 3):
             raise _DamagedError(f"unsupported GGUF version {version}")
         n_tensors, n_keys = self._numbers(_U64, 2)
@@ -228,8 +263,12 @@ class MetadataReader:
 
     def string(self) -> str:
         """Read a string."""
+        return self.encoded().decode("utf-8", "replace")
+
+    def encoded(self) -> bytes:
+        """Read a string as it is."""
         start = self._skip(self.number(_U64))
-        return self._data[start : self.at].decode("utf-8", "replace")
+        return self._data[start : self.at]
 
     def value(self, kind: int) -> Any:
         """Read a value of a type; an array without its values if they are strings or too many to keep."""
@@ -240,8 +279,9 @@ class MetadataReader:
         kind, length = self.number(_U32), self.number(_U64)
         if kind != _STRING:
             return Array(length, self._numbers(kind, length))
+        start = self.at
         self._skip_strings(length)
-        return Array(length)
+        return Array(length, strings_at=start)
 
     def _skip_strings(self, count: int) -> None:
         """Skip the strings of an array, such as a vocabulary of 100,000 tokens."""

@@ -71,6 +71,7 @@ def model_info(
             "kind": _one_line(metadata.text("tokenizer.ggml.model")),
             "split": _one_line(metadata.text("tokenizer.ggml.pre")),
         },
+        "problems": problems(metadata),
         "chat_template": bool(template),
         "thinking": thinking,
         "memory": {
@@ -84,6 +85,20 @@ def model_info(
             "warning": placement.warning,
         },
     }
+
+
+def problems(metadata: Metadata) -> list[str]:
+    """Return what is wrong with a model's metadata, and why llama.cpp refuses it."""
+    from mink_local.models.trust import vocabulary_complaint  # imports llama.cpp
+
+    found = []
+    if not metadata.n_ctx_train:
+        found.append(f"{metadata.architecture}.context_length is missing, or not a number of tokens")
+    if not isinstance(metadata.values.get("tokenizer.chat_template", ""), str):
+        found.append("tokenizer.chat_template is not text")
+    if complaint := vocabulary_complaint(metadata.path.absolute()):
+        found.append(complaint)
+    return [printable(" ".join(text.split())) for text in found]
 
 
 def model_list(budget: Budget) -> list[dict[str, Any]]:
@@ -184,7 +199,7 @@ def print_models(rows: Sequence[dict[str, Any]], budget: Budget) -> None:
         f"{gpu.name}: {size_in_words(gpu.free)} of {size_in_words(gpu.total)} free" for gpu in gpus()
     )
     console.print(f"\n{size_in_words(budget.ram)} of memory free; {devices or 'no GPU'}", style="dim")
-    console.print(f"Your models.toml: {catalog.user_catalog_path()}", style="dim")
+    console.print(f"Your models.txt: {catalog.user_catalog_path()}", style="dim")
 
 
 def _table(*titles: str) -> Table:
@@ -228,7 +243,7 @@ def in_words(facts: dict[str, Any]) -> str:
         ("attention", f"{facts['heads']} heads, {facts['kv_heads']} KV heads"),
         ("parameters", f"{facts['parameters']:,}{bits}"),
         *(("", types.format(**row, size=size_in_words(row["bytes"]))) for row in facts["tensor_types"]),
-        ("context", f"{facts['context_length']:,} tokens"),
+        ("context", f"{facts['context_length']:,} tokens" if facts["context_length"] else ""),
         ("vocabulary", f"{vocabulary['tokens']:,} tokens ({kind})"),
         ("chat template", "yes" if facts["chat_template"] else "no"),
         ("thinking", facts["thinking"]),
@@ -242,6 +257,7 @@ def in_words(facts: dict[str, Any]) -> str:
             if key in memory
         ),
         ("", memory["warning"]),
+        *(("problem", text) for text in facts["problems"]),
     ]
     return "\n".join(f"{label:<15}{text}" for label, text in lines if text)
 

@@ -28,6 +28,8 @@ def find_offer() -> dict[str, Any] | None:
     for row in model_list(memory_budget()):
         if row["fits"] in (None, "no", "damaged") or row["name"] == catalog.EMBEDDED:
             continue
+        if row["path"] and trust.was("refused", Path(row["path"])):
+            continue
         row["suits"] = row["fits"] == "GPU" or row["size"] <= most
         if row["path"] and read_metadata(Path(row["path"])).text("tokenizer.chat_template"):
             here.append(row)

@@ -8,7 +8,7 @@ from click.shell_completion import CompletionItem
 
 from mink_local.cli import AutoOrInt, FiniteFloat, ParsedType, WholeNumber
 from mink_local.llama.constants import ALL_LAYERS, KV_TYPES, MAX_SEED, N_SEQ_MAX, check_split
-from mink_local.models.catalog import EMBEDDED, default_model, read_catalog
+from mink_local.models.catalog import EMBEDDED, default_model, names_here, read_catalog
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 AnyOption = TypeVar("AnyOption", bound=click.Option)
@@ -122,12 +122,17 @@ def _keep_all_experts(ctx: click.Context, _: click.Parameter, is_given: bool) ->
 
 
 def complete_model(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete a model name, or a path if no model name matches."""
-    names = [CompletionItem(name) for name in read_catalog() if name.startswith(incomplete)]
-    return names or [CompletionItem(incomplete, type="file")]
+    """Complete a model name, those on this machine first, or a path if no model name matches."""
+    places = dict.fromkeys(names_here(), "on this machine")
+    for name in read_catalog():
+        places.setdefault(name, "to pull")
+    items = [
+        CompletionItem(name, help=place) for name, place in places.items() if name.startswith(incomplete)
+    ]
+    return items or [CompletionItem(incomplete, type="file")]
 
 
-MODEL_HELP = "A name from models.toml, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help)."
+MODEL_HELP = "A name from models.txt, a .gguf file, or hf:…, ollama:…, lmstudio:… (see mink-models --help)."
 
 model_option = SharedOption(
     "--model",

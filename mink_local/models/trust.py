@@ -6,6 +6,7 @@ same llama.cpp (same path, size and modification time).
 """
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mink_local.errors import MinkError, ModelError
 from mink_local.files import add_to_record, read_record, sha256_of
 from mink_local.llama.weights import Weights
 from mink_local.models.catalog import ModelFile
-from mink_local.models.gguf import shards
+from mink_local.models.gguf import duplicate_token, read_metadata, shards
 from mink_local.sandbox import GIB, SandboxError, ask, serve
 
 _SECONDS = 60.0  # for a file of any size, plus
@@ -37,35 +38,53 @@ def check(file: ModelFile) -> None:
     """
     path = file.path.absolute()
     try:
-        state = file_state(path)
-        if read_record(_record()).get(str(path)) == state:
+        size, *_ = file_state(path)
+        if was("vetted", path):
             return
         is_known = file.sha256 is not None and sha256_of(path) == file.sha256
     except OSError as error:
         raise ModelError(f"cannot read {error.filename}: {error.strerror}") from None
     if not is_known:
-        _try_in_child(path, state[0])
+        if size > GIB:
+            log.warning("testing %s in a child process first (only this once)", path.name)
+        if complaint := _try_in_child(path, size):
+            add_to_record(_record("refused"), str(path), file_state(path))
+            raise ModelError(complaint)
     remember(path)
 
 
-def _try_in_child(path: Path, size: int) -> None:
-    if size > GIB:
-        log.warning("testing %s in a child process first (only this once)", path.name)
+def was(outcome: str, path: Path) -> bool:
+    """Return whether a file, tested with this llama.cpp, was "vetted" or "refused". Raises OSError."""
+    return bool(read_record(_record(outcome)).get(str(path)) == file_state(path))
+
+
+def vocabulary_complaint(path: Path) -> str | None:
+    """Return why llama.cpp refuses a model's vocabulary, or None; its tensors are not loaded."""
+    return None if was("vetted", path) else _try_in_child(path, 0, vocab_only=True)
+
+
+def _try_in_child(path: Path, size: int, vocab_only: bool = False) -> str | None:
+    """Return what is wrong with a model, or None."""
     seconds = _SECONDS + size / _BYTES_PER_SECOND
     memory = 2 * size + 4 * GIB  # mapped and repacked weights, libraries, context
     try:
-        complaint = ask("mink_local.models.trust", str(path), seconds=seconds, memory=memory)
+        complaint = ask("mink_local.models.trust", [str(path), vocab_only], seconds=seconds, memory=memory)
     except SandboxError as error:
-        raise ModelError(f"{path} cannot be loaded: llama.cpp {error}; download it again") from None
-    if complaint:
-        raise ModelError(complaint)
+        reason = f"llama.cpp {error}; download it again"
+        with suppress(ModelError):
+            if token := duplicate_token(read_metadata(path)):
+                reason = (
+                    f"its vocabulary (tokenizer.ggml.tokens) has the token {token!r} twice; use another file"
+                )
+        return f"{path} cannot be loaded: {reason}"
+    return None if complaint is None else str(complaint)
 
 
 def remember(path: Path) -> None:
     """Record that a file has passed; if the record cannot be written, the file is tested again next time."""
     path = path.absolute()
     try:
-        add_to_record(_record(), str(path), file_state(path))
+        add_to_record(_record("vetted"), str(path), file_state(path))
     except OSError as error:
         log.info("cannot read %s: %s", path, error)
 
@@ -77,14 +96,17 @@ def file_state(path: Path) -> list[Any]:
     return [size, modified, llama_cpp.__version__]
 
 
-def _record() -> Path:
-    return user_cache_path("mink-local") / "vetted.json"
+def _record(outcome: str) -> Path:
+    return user_cache_path("mink-local") / f"{outcome}.json"
 
 
-def _complaint(path: str) -> str | None:
+def _complaint(question: tuple[str, bool]) -> str | None:
     """Return what is wrong with a model file, or None; in a child, since llama.cpp may abort."""
+    path, vocab_only = question
     try:
-        _use(Weights(Path(path)))
+        weights = Weights(Path(path), vocab_only=vocab_only)
+        if not vocab_only:
+            _use(weights)
     except MinkError as error:
         return str(error)
     return None

@@ -14,7 +14,7 @@ import click
 import llm
 from pydantic import Field, model_validator
 
-from mink_local.errors import MinkError, ModelNotFoundError
+from mink_local.errors import MinkError
 
 if TYPE_CHECKING:
     from llm.parts import StreamEvent
@@ -28,21 +28,10 @@ def register_models(register: Callable[..., None]) -> None:
     """Register the catalogue's models that are on this machine."""
     if find_spec("llm.parts") is None:
         return  # an `llm` before 0.32, which an ImportError would end
-    for name in names():
+    from mink_local.models.catalog import names_here
+
+    for name in names_here():
         register(MinkModel(name), AsyncMinkModel(name))
-
-
-def names() -> Iterator[str]:
-    """Yield the names of the catalogue's models that are on this machine."""
-    from mink_local.models.catalog import locate, read_catalog
-
-    for model, (usual, *others) in read_catalog().items():
-        for name, entry in ((model, usual), *((other.name, other) for other in others)):
-            try:
-                locate(entry)
-            except ModelNotFoundError:
-                continue
-            yield name
 
 
 class PromptOptions(llm.Model.Options):

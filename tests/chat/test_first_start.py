@@ -28,14 +28,8 @@ def hub(own_files: Path, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.Mo
             name, _, quantization = offered.partition(":")
             file = f"{name}-{quantization}.gguf"
             hub.files[file] = tiny_path.read_bytes()
-            models.append(f"""
-[[model]]
-name = "{name}"
-source = "hf:{REPOSITORY}"
-file = "{name}-{{{quantization}}}.gguf"
-size = {(i + 1) / 1000}
-""")
-        (user_config_path("mink-local") / "models.toml").write_text("".join(models))
+            models.append(f"{offered} hf:{REPOSITORY} {file} {(i + 1) / 1000}\n")
+        (user_config_path("mink-local") / "models.txt").write_text("".join(models))
         for name, value in {"HF_ENDPOINT": hub.url, "HF_HOME": tmp_path / "hf", "HOME": tmp_path}.items():
             monkeypatch.setenv(name, str(value))
         monkeypatch.delenv("OLLAMA_MODELS", raising=False)

@@ -55,7 +55,7 @@ HONEST = {
     "laughter": "Ha, ha, ha, ha, ha, ha, ha, ha, ha, ha!",
     "a number with many digits": "One third is 0." + "3" * 60 + "…",
     "the README": (ROOT / "README.md").read_text(encoding="utf-8"),
-    "the catalogue": (ROOT / "models.toml").read_text(encoding="utf-8"),
+    "the catalogue": (ROOT / "models.txt").read_text(encoding="utf-8"),
     "this file": Path(__file__).read_text(encoding="utf-8"),
     "a module with a table of settings": OPTIONS.read_text(encoding="utf-8"),
 }  # fmt: skip

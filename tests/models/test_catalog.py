@@ -1,14 +1,22 @@
-"""Names, paths, and `models.toml`."""
+"""Names, paths, and `models.txt`."""
 
+import dataclasses
+import io
+import os
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mink_local.errors import CatalogError, ModelNotFoundError
 from mink_local.files import write_atomic
 from mink_local.models import catalog
+from mink_local.models.catalog import CatalogEntry, edited, parse_line
+from tests.support.effort import examples
 
 
 def test_a_path_is_a_model(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +30,9 @@ def test_a_path_is_a_model(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("parrot", "'parrot'.* smollm2-135m"),
+        ("parrot", "'parrot'.*mink-models list"),
+        ("smolm2", "'smolm2'.* smollm2-135m"),
+        ("qwen3-4b-instrukt", "'qwen3-4b-instrukt'.* qwen3-4b-instruct"),
         ("", "''|folder"),
         ("parrot.gguf", "parrot.gguf"),
         ("no/such/file", "no/such/file"),
@@ -38,49 +48,34 @@ def test_no_such_model(name: str, complaint: str) -> None:
 
 @pytest.fixture
 def models(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A models.toml, not yet written, in place of the real one, and no other; and empty stores."""
-    path = home / "models.toml"
+    """A models.txt, not yet written, in place of the real one, and no other; and empty stores."""
+    path = home / "models.txt"
     monkeypatch.setattr(catalog, "_catalog_path", lambda: path)
     return path
 
 
+@pytest.fixture
+def own(models: Path) -> Path:
+    """The user's own models.txt, not yet written, and no other."""
+    assert not models.exists()
+    path = catalog.user_catalog_path()
+    path.parent.mkdir(parents=True)
+    return path
+
+
 def test_a_model_without_quantizations(models: Path) -> None:
-    models.write_text(
-        f'''# mine
-        [[model]]
-        name = "a"  # short
-        source = "package:p_q"
-        file = "f.gguf"
-        size = 0.1
-        sha256 = "{"A" * 64}"
-        licence = "MIT"
-        note = "b | c"
-        '''
-    )
-    entry = catalog.CatalogEntry("a", "package:p_q", "f.gguf", "main", 100_000_000, "a" * 64, "MIT", "b | c")
+    models.write_text(f"# mine\n\n  a\tpackage:p_q  f.gguf 0.1 {'A' * 64} MIT  b | c\n")
+    entry = CatalogEntry("a", "package:p_q", "f.gguf", 100_000_000, "a" * 64, "MIT", "b | c")
     assert catalog.read_catalog() == {"a": (entry,)}
     with pytest.raises(ModelNotFoundError, match="p-q"):  # the package is not installed
         catalog.resolve("a")
 
 
 def test_a_model_with_quantizations(models: Path) -> None:
-    """Sizes and hashes go by order, and what is missing at the end is not known."""
-    models.write_text(
-        f'''
-        [[model]]
-        name = "a"
-        source = "hf:o/r"
-        file = "m-{{Q4_K_M, Q8_0}}*.gguf"
-        revision = "v1"
-        size = [4.92, 8.5]
-        sha256 = "{"0" * 64}"
-        licence = "MIT"
-        '''
-    )
-    q4 = catalog.CatalogEntry(
-        "a:Q4_K_M", "hf:o/r", "m-Q4_K_M*.gguf", "v1", 4_920_000_000, "0" * 64, "MIT", ""
-    )
-    q8 = catalog.CatalogEntry("a:Q8_0", "hf:o/r", "m-Q8_0*.gguf", "v1", 8_500_000_000, None, "MIT", "")
+    """A line each, the default first; what is unknown is a dash or left out."""
+    models.write_text("a:Q4_K_M hf:o/r@v1 m-Q4_K_M*.gguf 4.92 - Llama%203\na:Q8_0 hf:o/r m-Q8_0*.gguf\n")
+    q4 = CatalogEntry("a:Q4_K_M", "hf:o/r@v1", "m-Q4_K_M*.gguf", 4_920_000_000, None, "Llama 3")
+    q8 = CatalogEntry("a:Q8_0", "hf:o/r", "m-Q8_0*.gguf")
     assert catalog.read_catalog() == {"a": (q4, q8)}
     assert catalog.find("a") == q4
     assert catalog.find("a:q8_0") == q8
@@ -92,107 +87,198 @@ def test_a_model_with_quantizations(models: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wrong"),
+    ("line", "wrong"),
     [
-        ("\udcff\udcfe", "utf-8"),
-        ("a | file | f", "line 1"),
-        ("model = 3", "model"),
-        ("[[models]]", "model"),
-        ('[[model]]\nname = "a b"\nsource = "file"', "'a b'"),
-        ('[[model]]\nsource = "file"', "name"),
-        ('[[model]]\nname = 3.5\nsource = "file"\ncolour = "green"', "'colour'"),
-        ('[[model]]\nname = "a"', "'a': source"),
-        ('[[model]]\nname = "a"\nsource = "ftp://x"', "'ftp://x'"),
-        ('[[model]]\nname = "a"\nsource = "hf:x"', "'hf:x'"),
-        *(
-            (f'[[model]]\nname = "a"\nsource = "file"\n{line}', wrong)
-            for line, wrong in (
-                ('size = "big"', "size.*'big'"),
-                ("size = nan", "size.*nan"),
-                ("size = -1", "size.*-1"),
-                ("size = 1000000", "size.*1000000"),
-                ("size = [1, 2]", "size"),
-                ('sha256 = "abc"', "sha256.*'abc'"),
-                ('sha256 = ["", ""]', "sha256"),
-                (r'note = "two\nlines"', "note"),
-            )
-        ),
+        ("a", "source"),
+        ("a%20b file:/x", "'a b'"),
+        ("a:b:c file:/x", "'a:b:c'"),
+        ("- file:/x", "name"),
+        ("[[model]]", "name"),
+        ("a ftp://x", "'ftp://x'"),
+        ("a hf:x", "'hf:x'"),
+        ("a file:x.gguf", "'file:x.gguf'"),  # which folder it is in depends on where the program is started
+        ("a file:/x - big", "size.*'big'"),
+        ("a file:/x - nan", "size.*'nan'"),
+        ("a file:/x - -1", "size.*'-1'"),
+        ("a file:/x - 1000000", "size.*1000000"),
+        ("a file:/x - - abc", "sha256.*'abc'"),
+        ("a file:/x - - - - two%0Alines", "note"),
+        ("\0a\0\0f", "name"),
+        ("\udcff\udcfe", "name"),
     ],
 )
-def test_models_that_do_not_parse(models: Path, text: str, wrong: str) -> None:
-    models.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(CatalogError, match=f"{models}: .*{wrong}"):
-        catalog.read_catalog()
+def test_a_line_that_is_not_understood_is_named_and_left(
+    models: Path, own: Path, line: str, wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    models.write_text("b file:/b\n")
+    text = f"# mine\nc file:/c\n{line}\nd file:/d\n"
+    own.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert list(catalog.read_catalog()) == ["c", "d", "b"]
+    assert list(catalog.read_catalog()) == ["c", "d", "b"]
+    (said,) = caplog.messages
+    assert re.search(f"{re.escape(str(own))}.* 3: .*{wrong}", said)
+    catalog.add(CatalogEntry("e", "file:/e"))
+    catalog.remove("c")
+    kept = own.read_bytes().decode("utf-8", "surrogateescape")
+    assert kept.startswith(text.replace("c file:/c\n", ""))
 
 
-def local(name: str, file: str, **more: object) -> dict[str, object]:
-    return {"name": name, "source": "file", "file": file, **more}
-
-
-FILES = {"models.toml", ".models.toml.lock"}
-
-
-def test_the_users_own_models(models: Path, tmp_path: Path) -> None:
-    """They come last, and replace what has the same name."""
-    models.write_text(
-        "".join(f'[[model]]\nname = "{n}"\nsource = "file"\nfile = "/{n}.gguf"\n' for n in "ab")
+def test_the_users_own_models(models: Path, own: Path, tmp_path: Path) -> None:
+    """They come first, and replace what has the same name and quantization."""
+    models.write_text("a file:/a.gguf\nb:Q4 file:/b4.gguf\nb:Q8 file:/b8.gguf\n")
+    file = tmp_path / "my own %20 \udcff.gguf"
+    Path(file).touch()
+    b8 = CatalogEntry(
+        "b:Q8", f"file:{file}", size=1_500_000_000, licence="M I T", note='my "own" 50% 🦜 # \\ '
     )
-    file = tmp_path / "mine.gguf"
-    file.touch()
-    catalog.add(**local("b", str(file), size=1.5, licence="MIT", note='my "own" \\ 🦜'))
+    catalog.add(b8)
     for quantization in ("Q8_0", "Q6_K"):
-        catalog.add(name="c", source="hf:o/r", file=quantization, revision="main", size=None)
-    assert list(catalog.read_catalog()) == ["a", "b", "c"]
-    assert catalog.resolve("b").path == file
-    assert catalog.read_catalog()["b"][0].note == 'my "own" \\ 🦜'
-    assert catalog.find("c") == catalog.CatalogEntry("c", "hf:o/r", "Q6_K", "main", None, None, "", "")
-    assert {path.name for path in catalog.user_catalog_path().parent.iterdir()} == FILES
+        catalog.add(CatalogEntry("c", "hf:o/r", quantization))
+    assert list(catalog.read_catalog()) == ["b", "c", "a"]
+    assert [entry.name for entry in catalog.read_catalog()["b"]] == ["b:Q8", "b:Q4"]
+    assert catalog.resolve("b") == catalog.ModelFile("b:Q8", file)
+    assert catalog.find("b") == dataclasses.replace(b8, note=b8.note.strip())
+    assert catalog.find("c") == CatalogEntry("c", "hf:o/r", "Q6_K")
+    assert {path.name for path in own.parent.iterdir()} == {"models.txt", ".models.txt.lock"}
     file.unlink()
-    with pytest.raises(ModelNotFoundError, match=f"b: .*{file}"):
+    with pytest.raises(ModelNotFoundError, match=f"b:Q8: .*{tmp_path}"):
         catalog.resolve("b")
 
 
-def test_adding_keeps_what_a_person_wrote(models: Path) -> None:
-    path = catalog.user_catalog_path()
-    path.parent.mkdir(parents=True)
-    mine = '# my models\n[[model]]\nname = "a"  # the first\nsource = "file"\nfile = "/a.gguf"\n'
-    path.write_text(mine)
-    catalog.add(**local("b", "/b.gguf"))
-    assert path.read_text() == f'{mine}\n[[model]]\nname = "b"\nsource = "file"\nfile = "/b.gguf"\n'
-    assert not models.exists()
+WRITTEN = st.text() | st.sampled_from(
+    ["# a", "a file:/a", "b:Q8\thf:o/r  f.gguf 1  ", "a", "[[model]]", "\ufeffa file:/a"]
+)
+ENDINGS = st.sampled_from(["\n", "\r\n", "\r", "\n\n"])
+
+
+@given(st.lists(st.tuples(WRITTEN, ENDINGS)), WRITTEN, st.sampled_from("abc"))
+@examples(200)
+def test_only_the_line_of_a_model_changes(lines: list[tuple[str, str]], last: str, name: str) -> None:
+    """Whatever a person wrote, `add` and `rm` leave every other line as it is, byte for byte."""
+    text = "".join(map("".join, lines)) + last
+    entry = CatalogEntry(name, "file:/new")
+
+    def others(text: str) -> str:
+        found = io.StringIO(text, newline="")
+        return "".join(line for line in found if getattr(understood(line), "name", "") != name)
+
+    added = catalog.with_entry(text, entry)
+    # The last line may have had no ending before another came behind it.
+    assert others(added) in (others(text), f"{others(text)}\n", f"{others(text)}\r\n")
+    assert entry in [understood(line) for line in io.StringIO(added, newline="")]
+    assert edited(added, lambda other: None if other.name == name else other) == others(added)
+
+
+def understood(line: str) -> CatalogEntry | None:
+    try:
+        return parse_line(line)
+    except ValueError:
+        return None
+
+
+FIELD = st.text(st.characters(exclude_categories=["Cc"]), min_size=1).filter(lambda text: text != "-")
+PATH = st.binary().map(os.fsdecode).filter(lambda text: text != "-")
+
+
+@given(PATH, PATH, FIELD, FIELD, st.integers(0, 10**6))
+@examples(200)
+def test_an_entry_is_read_as_it_was_written(path: str, file: str, licence: str, note: str, size: int) -> None:
+    entry = CatalogEntry("a:Q8", f"file:/{path}", file, size * 10**6 or None, "0" * 64, licence, note)
+    assert parse_line(f"{entry}\r\n") == dataclasses.replace(entry, note=note.strip())
+
+
+def test_line_endings_and_a_missing_last_one_survive(own: Path) -> None:
+    own.write_bytes(b"# mine\r\n\r\na file:/a\r\nb file:/b # \xff")
+    catalog.add(CatalogEntry("c", "file:/c"))
+    catalog.add(CatalogEntry("a", "file:/other"))
+    a, c = (str(CatalogEntry(name, f"file:/{file}")) for name, file in (("a", "other"), ("c", "c")))
+    assert own.read_bytes() == b"# mine\r\n\r\n%b\r\nb file:/b # \xff\r\n%b" % (a.encode(), c.encode())
+    catalog.remove("a")
+    assert own.read_bytes() == b"# mine\r\n\r\nb file:/b # \xff\r\n%b" % c.encode()
 
 
 @pytest.mark.parametrize(
-    ("name", "note", "wrong"), [("a", "x\ny", r"x\\ny"), ("a", "\x7f", "line 5"), ("a b", "", "'a b'")]
+    ("name", "note", "wrong"), [("a", "x\ny", r"x\\ny"), ("a", "\x7f", "note"), ("a b", "", "'a b'")]
 )
 def test_what_a_catalogue_cannot_hold(models: Path, name: str, note: str, wrong: str) -> None:
     with pytest.raises(CatalogError, match=wrong):
-        catalog.add(**local(name, "/a.gguf", note=note))
+        catalog.add(CatalogEntry(name, "file:/a.gguf", note=note))
     assert not catalog.user_catalog_path().exists()
     models.parent.joinpath("config").write_text("in the way")
-    with pytest.raises(CatalogError, match=r"models\.toml"):
-        catalog.add(**local("a", "/a.gguf"))
+    with pytest.raises(CatalogError, match=r"models\.txt"):
+        catalog.add(CatalogEntry("a", "file:/a.gguf"))
     assert not models.exists()
 
 
 def test_models_added_at_once_are_all_kept(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_slowly(path: Path, data: str) -> None:
+    def write_slowly(path: Path, data: bytes) -> None:
         time.sleep(0.05)
         write_atomic(path, data)
 
     monkeypatch.setattr(catalog, "write_atomic", write_slowly)
     names = ["a", "b", "c", "d"]
     with ThreadPoolExecutor(len(names)) as pool:
-        list(pool.map(lambda name: catalog.add(**local(name, f"/{name}")), names))
+        list(pool.map(lambda name: catalog.add(CatalogEntry(name, f"file:/{name}")), names))
     assert sorted(catalog.read_catalog()) == names
     assert not models.exists()
 
 
+TOML = f"""
+[[model]]
+name = "a"
+source = "hf:o/r"
+file = "m-{{Q4, Q8}}.gguf"
+revision = "v1"
+size = [4.92, 8.5]
+sha256 = "{"0" * 64}"
+licence = "MIT"
+
+[[ model ]]
+name = 'b'
+source = 'file'
+file = '~/my b.gguf'
+note = 'mine'
+"""
+
+
+def test_a_models_toml_is_told_about_once_and_taken_over(
+    own: Path, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = own.with_suffix(".toml")
+    old.write_text(TOML)
+    assert catalog.read_catalog() == {}
+    assert [str(old) in message and "mink-models import" in message for message in caplog.messages] == [True]
+    catalog._warn.cache_clear()  # as in the next program
+    assert catalog.take_over(old) == ["a:Q4", "a:Q8", "b"]
+    assert catalog.read_catalog() == {
+        "a": (
+            CatalogEntry("a:Q4", "hf:o/r@v1", "m-Q4.gguf", 4_920_000_000, "0" * 64, "MIT"),
+            CatalogEntry("a:Q8", "hf:o/r@v1", "m-Q8.gguf", 8_500_000_000, None, "MIT"),
+        ),
+        "b": (CatalogEntry("b", f"file:{home}/my b.gguf", note="mine"),),
+    }
+    assert len(caplog.messages) == 1
+    assert old.read_text() == TOML
+    for wrong in ("", "x", "model = 3", "[[model]]", "[[model]]\nname = 'a'\nsource = 3"):
+        old.write_text(wrong)
+        with pytest.raises(CatalogError, match=str(old)):
+            catalog.take_over(old)
+
+
+def test_a_default_whose_name_is_not_utf_8(home: Path) -> None:
+    name = os.fsdecode(b"/x/\xff .gguf")
+    catalog.choose_model(name)
+    assert catalog.default_model() == name
+    assert home.exists()
+
+
 @pytest.mark.usefixtures("home")
 def test_every_model_of_the_catalogue_is_whole() -> None:
-    """All of models.toml can be pulled: each file has a size, and each name one entry."""
+    """All of models.txt can be pulled, and its lines are written as `mink-models add` writes them."""
     entries = [entry for entries in catalog.read_catalog().values() for entry in entries]
-    assert len({entry.name for entry in entries}) == len(entries) > 40
+    lines = [line for line in catalog._catalog_path().read_text().splitlines() if line[:1] not in ("", "#")]
+    assert lines == list(map(str, entries))
+    assert len(entries) > 40
     for entry in entries:
         assert entry.size
         assert entry.licence

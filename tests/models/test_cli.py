@@ -1,18 +1,20 @@
 """`mink-models` as its users meet it: what it prints, what it refuses, and how it ends."""
 
 import json
+import os
 import re
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from mink_local import cli
 from mink_local.llama.devices import Gpu
 from mink_local.models import catalog, info, memory
 from mink_local.models.memory import Budget
+from mink_local.models.options import complete_model
 from tests.models.conftest import Mink
 from tests.support.python import Finished
 from tests.support.tiny import Shape, write_gguf
@@ -65,12 +67,12 @@ def test_list(mink: Mink, home: Path, tiny: Callable[..., Path], monkeypatch: py
     assert {"name", "source", "licence", "note"} < found["smollm2-135m"].keys()
     assert mink("add", "parrot", "hf:me/parrot:Q8_0").status == 0
     here = rows(mink, "--here")
-    assert list(here) == ["smollm2-135m", "parrot", parrot.format("Q2_K"), parrot.format("Q4_K_M")]
+    assert list(here) == ["parrot", "smollm2-135m", parrot.format("Q2_K"), parrot.format("Q4_K_M")]
 
     output = mink("list").stdout
     for line in (
         r"smollm2-135m +98\.4 MB +GPU ",
-        r"llama-3-8b +4\.9\+ +5\.7\+ +6\.6\+ +8\.5~ +Llama 3 *$",
+        r"llama-3-8b +4\.9\+ +5\.7\+ +6\.6\+ +8\.5~ +Llama-3 *$",
         r"llama-3-70b +42\.5x ",
         r"20\.0 GB of memory free; Parrot 3000: 10\.0 GB of 12\.0 GB free",
     ):
@@ -150,6 +152,31 @@ def test_info_says_whether_a_model_thinks(
     assert (facts["thinking"], facts["chat_template"]) == (thinks, template is not None)
 
 
+@pytest.mark.parametrize(
+    ("options", "old", "new", "named"),
+    [
+        ({}, b"", b"", []),
+        ({}, b"llama.context_length", b"llama.context_width_", ["llama.context_length"]),
+        ({"n_ctx_train": "many"}, b"", b"", ["llama.context_length"]),
+        ({"template": 5}, b"", b"", ["tokenizer.chat_template"]),
+        ({}, b"smollm", b"parrot", ["'parrot'"]),
+        ({}, b"\4\0\0\0\0\0\0\0That", b"\4\0\0\0\0\0\0\0This", ["tokenizer.ggml.tokens.*'This'"]),
+        ({"template": 5}, b"smollm", b"parrot", ["tokenizer.chat_template", "'parrot'"]),
+        ({"arch": "parrot"}, b"", b"", ["'parrot'"]),
+    ],
+)
+def test_info_says_what_loading_refuses(
+    mink: Mink, tiny: Callable[..., Path], options: dict[str, Any], old: bytes, new: bytes, named: list[str]
+) -> None:
+    path = tiny(**options)
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    facts = json.loads(mink("info", path, "--json").succeeded().stdout)
+    assert len(facts["problems"]) == len(named)
+    for problem, pattern in zip(facts["problems"], named, strict=True):
+        assert re.search(pattern, problem)
+        assert problem in mink("info", path).succeeded().stdout
+
+
 def test_what_a_file_says_cannot_command_the_terminal(mink: Mink, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "x.gguf", "\x1b[2Jparrot\x07\x9b", {}, {})
     for options in ([], ["--json"]):
@@ -181,15 +208,45 @@ def test_add(mink: Mink, tiny: Callable[..., Path]) -> None:
     assert mink("add", "parrot", path, "--licence", "MIT", "--note", "a bird").status == 0
     assert mink("path", "parrot") == Finished(0, f"{path}\n", "")
     assert mink("add", "parrot", "hf:me/parrot:Q8_0", "--revision", "v1", "--size", "1.5").status == 0
-    (added,) = tomllib.loads(catalog.user_catalog_path().read_text())["model"]
-    assert added == {
-        "name": "parrot",
-        "source": "hf:me/parrot",
-        "file": "Q8_0",
-        "revision": "v1",
-        "size": 1.5,
-    }
+    added = catalog.CatalogEntry("parrot", "hf:me/parrot@v1", "Q8_0", 1_500_000_000)
+    assert catalog.user_catalog_path().read_text().count("\n") == 1
+    assert catalog.own_entries() == [added]
     assert mink("path", "parrot").refused(2, "parrot").stdout == ""
+
+
+def test_rm_of_a_name_of_ones_own(mink: Mink, home: Path, tiny: Callable[..., Path]) -> None:
+    """The line goes, and with it what was pulled, but no other file."""
+    snapshot = cached(home, b"GGUF", "m-Q8_0.gguf", "m-Q4_K_M.gguf")
+    path = tiny("parrot.gguf")
+    for name, model in (("a:Q8", "hf:me/parrot:Q8_0"), ("a:Q4", "hf:me/parrot:Q2_K"), ("b", path)):
+        assert mink("add", name, model).status == 0
+    lines = catalog.user_catalog_path().read_text().splitlines(keepends=True)
+    for name, files in (("b", 2), ("a:Q4", 2), ("a", 1)):  # the second was never pulled
+        assert mink("rm", name, "--yes").status == 0
+        assert len(list(snapshot.iterdir())) == files
+        lines.pop()
+        assert catalog.user_catalog_path().read_text() == "".join(lines)
+    assert path.exists()
+    mink("rm", "b", "--yes").refused(2, "'b'")
+
+
+def test_completion_offers_what_is_here_first(mink: Mink, tiny: Callable[..., Path]) -> None:
+    assert mink("add", "smollm2-mine", tiny()).status == 0
+    assert mink("add", "smollm2-lost", "hf:me/parrot").status == 0
+    command = click.Command("x", params=[click.Argument(["model"])])
+    completed = [item.value for item in complete_model(click.Context(command), command.params[0], "smollm2-")]
+    assert completed[:3] == ["smollm2-mine", "smollm2-135m", "smollm2-lost"]
+    assert completed[3:] == ["smollm2-360m", "smollm2-1.7b"]
+
+
+def test_import(mink: Mink, tiny: Callable[..., Path]) -> None:
+    path = tiny("parrot.gguf")
+    old = catalog.user_catalog_path().with_suffix(".toml")
+    mink("import").refused(1, old)
+    old.parent.mkdir(parents=True)
+    old.write_text(f"[[model]]\nname = 'parrot'\nsource = 'file'\nfile = '{path}'\n")
+    assert mink("import").succeeded().stderr.count("parrot") == 1
+    assert mink("path", "parrot") == Finished(0, f"{path}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -202,6 +259,8 @@ def test_add(mink: Mink, tiny: Callable[..., Path]) -> None:
         (["add", "a b", "hf:o/r"], 1, "'a b'"),
         (["add", "a", "no/such.gguf"], 2, "no/such.gguf"),
         (["add", "a", "hf:o/r", "--sha256", "abc"], 1, "'abc'"),
+        (["add", "a", "hf:o/r", "--size", "inf"], 2, "--size"),
+        (["pull", "qwen3-4b-instrukt"], 2, "qwen3-4b-instruct"),
         (["rm", "parrot"], 2, "'parrot'"),
         (["info", "~/x.gguf"], 1, "x.gguf"),
         (["fly"], 2, "'fly'"),
@@ -220,13 +279,27 @@ def test_help(mink: Mink, arguments: list[str]) -> None:
     assert "rpc-server" in result.stdout
 
 
-def test_default(mink: Mink, tiny: Callable[..., Path]) -> None:
+def test_default(mink: Mink, tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny("parrot.gguf")
     assert mink("default") == Finished(0, "smollm2-135m\n", "")
     assert mink("add", "parrot", path).status == 0
-    for name, kept in (("parrot", "parrot"), (path, str(path))):
+    monkeypatch.chdir(path.parent)
+    for name, kept in (("parrot", "parrot"), (path, str(path)), (f"./{path.name}", str(path))):
         assert mink("default", name) == Finished(0, f"{kept}\n", "")
         assert mink("default").stdout == f"{kept}\n"
     for name in ("canary", "llama-3-8b"):  # unknown, and not downloaded
         assert mink("default", name).refused(2, name).stdout == ""
     assert catalog.default_model() == str(path)
+
+
+@pytest.mark.linux
+def test_a_file_name_that_is_not_utf_8(mink: Mink, tiny: Callable[..., Path]) -> None:
+    """It is given a name, made the default and found again."""
+    path = tiny("parrot.gguf")
+    path = path.rename(os.fsdecode(os.fsencode(path.parent) + b"/my \xff parrot.gguf"))
+    assert mink("default", path).status == 0
+    assert catalog.resolve(catalog.default_model()).path == path
+    assert mink("add", "parrot", path).status == 0
+    assert catalog.resolve("parrot").path == path
+    for command in ("path", "info"):
+        assert mink(command, path).status == 0

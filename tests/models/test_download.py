@@ -149,12 +149,11 @@ def test_a_model_in_several_files(mink: Mink, hub: Hub, home: Path) -> None:
 def test_a_file_is_the_one_that_the_catalogue_means(mink: Mink, home: Path) -> None:
     models = catalog.user_catalog_path()
     models.parent.mkdir(parents=True)
-    source = f"name = 'parrot'\nsource = 'hf:{REPOSITORY}'\nfile = '{{big,small}}.gguf'"
-    models.write_text(f"[[model]]\n{source}\nsha256 = '{'0' * 64}'")
+    models.write_text(f"parrot hf:{REPOSITORY} big.gguf - {'0' * 64}\n")
     refused(mink("pull", "parrot"), sha256(BIG))
     assert not cache(home).exists()
-    models.write_text(f"[[model]]\n{source}\nsha256 = '{sha256(BIG)}'")
-    vetted = str(pulled(mink, "parrot:BIG"))
+    models.write_text(f"parrot hf:{REPOSITORY} big.gguf - {sha256(BIG).upper()}\n")
+    vetted = str(pulled(mink, "parrot"))
     assert vetted in (home / "cache/mink-local/vetted.json").read_text()  # loading it hashes it no more
 
 

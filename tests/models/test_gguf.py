@@ -119,7 +119,7 @@ HOSTILE = {
     "another format": (b"PK\3\4" + bytes(50), "GGUF"),
     "magic alone": (b"GGUF", "metadata"),
     "version 1": (content([], version=1), "version 1"),
-    "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "version 50331648"),
+    "big endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
     "more keys than bytes": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "metadata"),
     "more tensors than bytes": (b"GGUF" + struct.pack("<IQQ", 3, 2**64 - 1, 0), "metadata"),
     "a long key": (content([struct.pack("<Q", 2**64 - 1)]), "metadata"),

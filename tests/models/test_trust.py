@@ -5,6 +5,7 @@ import os
 import random
 import re
 import shutil
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,20 @@ def test_a_vocabulary_without_a_byte(tmp_path: Path) -> None:
         trust.check(file(path))
 
 
+def test_a_vocabulary_with_a_token_twice(user_folders: Path, model: Path) -> None:
+    """llama.cpp ends the process, and downloading the file again would not help."""
+    twice = model.read_bytes().replace(token("That"), token("This"), 1)
+    model.write_bytes(twice)
+    with pytest.raises(ModelError, match=r"tokenizer\.ggml\.tokens.*'This'") as raised:
+        trust.check(file(model))
+    assert "download" not in str(raised.value)
+    assert user_folders.exists()
+
+
+def token(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
 @pytest.mark.posix
 def test_unreadable_file(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
@@ -131,8 +146,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that were tried, without a child process: all pass."""
     paths: list[str] = []
 
-    def child(_: str, path: str, **__: object) -> None:
-        paths.append(path)
+    def child(_: str, question: tuple[str, bool], **__: object) -> None:
+        paths.append(question[0])
 
     monkeypatch.setattr(trust, "ask", child)
     return paths

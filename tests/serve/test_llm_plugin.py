@@ -13,7 +13,7 @@ import llm
 import pytest
 
 from mink_local.generation.model import Model
-from mink_local.models.catalog import add
+from mink_local.models.catalog import CatalogEntry, add
 from tests.conftest import forget
 from tests.support.llm_program import SHOUT, ask, details, logged, register_plugin, run, write_talker
 
@@ -33,13 +33,13 @@ def _llm_of_its_own(own_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.fixture
 def scripted(tmp_path: Path) -> str:
     """A model that writes what `SCRIPTS` says, in the user's catalogue."""
-    add(name="scripted", source="file", file=str(write_talker(tmp_path / "scripted.gguf")))
+    add(CatalogEntry("scripted", f"file:{write_talker(tmp_path / 'scripted.gguf')}"))
     return "mink/scripted"
 
 
 def test_models_that_are_here_are_listed(scripted: str) -> None:
     lines = ask("models", "-q", "mink/").splitlines()
-    assert lines == [f"mink-local: {MODEL}", f"mink-local: {scripted}"]
+    assert lines == [f"mink-local: {scripted}", f"mink-local: {MODEL}"]
 
 
 def test_options_are_listed() -> None:
@@ -244,8 +244,8 @@ def test_nothing_heavy_is_imported_to_list_models() -> None:
 import sys
 import mink_local.serve.llm_plugin
 assert "mink_local.models" not in sys.modules
-from mink_local.serve.llm_plugin import names
-names()
+from mink_local.models.catalog import names_here
+list(names_here())
 print(*sys.modules)
 """
     child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -101,11 +101,11 @@ DESCRIBED = [
 async def test_many_tokens_are_described_off_the_event_loop(
     endpoint: Any, kind: Any, fields: dict[str, Any], tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads: set[int] = set()
+    threads: list[int] = []
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            threads.add(get_ident())
+            threads.append(get_ident())
             return function(*arguments, **options)
 
         return call

@@ -49,12 +49,12 @@ def settings(chat: Chat, text: str) -> Completions:
 
 def values(key: str, chat: Chat, text: str) -> Completions:
     """Complete a value of a setting as a shell does."""
-    names = ["on", "off"] if BY_KEY[key].is_flag else []
+    names = {"on": "", "off": ""} if BY_KEY[key].is_flag else {}
     for item in BY_KEY[key].shell_complete(chat.session.settings.context, text):
         if item.type == "file":
             return files(chat, text)
-        names.append(item.value)
-    return starting_with(text, {**dict.fromkeys(names, ""), "default": "reset it"})
+        names[item.value] = item.help or ""
+    return starting_with(text, {**names, "default": "reset it"})
 
 
 def thinking(_: Chat, text: str) -> Completions:

@@ -182,7 +182,7 @@ class Run(Measurement[Response]):
             left = [key for key in keys if key.model == model.name]
             if not left:
                 continue
-            # its name on any machine: an alias if models.toml has its SHA-256, or else a path
+            # its name on any machine: an alias if models.txt has its SHA-256, or else a path
             name = model.name if model.sha256 else str(model.path)
             with closing(self._start(model=name)) as self._answering:
                 if self.interrupted:
