@@ -7,7 +7,6 @@ The manifest has one rule: what is added is measured, what is changed is refused
 New keys are added; a changed value is refused, because it would mix rows that cannot be compared.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -27,8 +26,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from mink_local.errors import RunError
-from mink_local.files import read_record, sha256_of, write_atomic
-from mink_local.models.gguf import shards
+from mink_local.files import read_record, write_atomic
 from mink_local.version import __version__
 
 MANIFEST, ROWS = "manifest.json", "rows.jsonl"
@@ -65,13 +63,6 @@ def write_file(path: Path, content: str | bytes) -> None:
     with as_run_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content)
-
-
-def file_sha256(path: Path) -> str:
-    """Return a file's SHA-256; for a split GGUF model, that of all parts' SHA-256."""
-    with as_run_error(path, "read"):
-        sums = [sha256_of(shard) for shard in shards(path)]
-    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -15,6 +15,7 @@ from subprocess import list2cmdline
 from typing import Any, Literal
 
 from mink_local.errors import RunError
+from mink_local.evals.inputs import file_sha256
 from mink_local.evals.measurement import Measurement, Results, duration
 from mink_local.evals.run.questions import AskedTask, ask, locate
 from mink_local.evals.run.records import (
@@ -29,7 +30,7 @@ from mink_local.evals.run.records import (
 )
 from mink_local.evals.run.workers import NO_TEMPLATE, Cluster, LoadedModel, Worker
 from mink_local.evals.stats import what_can_be_found
-from mink_local.evals.store import Rows, Store, file_sha256, to_line, write_file
+from mink_local.evals.store import Rows, Store, to_line, write_file
 from mink_local.evals.tasks.base import Task
 from mink_local.evals.tasks.datasets import OwnTask
 from mink_local.models import trust
