@@ -163,7 +163,7 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         else:
             assert texts is not None
             found = read_answers(texts, file_sha256(files["reference"].path))
-            source = {"source": texts.resolve().name, "path": str(texts)}
+            source = {"source": texts.resolve().name, "path": str(texts), "sha256": None}
         by_key = {one.key: one for one in found}
         chosen = {key: by_key[key] for key in sorted(by_key)[:limit]}  # the keys are hashes
         more = (SamplerSetting(sampler, t) for sampler in samplers for t in temperatures)

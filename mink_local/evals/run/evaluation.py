@@ -196,7 +196,7 @@ class Run(Measurement[Response]):
 
     def _begin_session(self, model: str, session: LoadedModel, store: Store[Response]) -> None:
         """Record a session, and warn once about a model that may not end its responses."""
-        store.agree({"models": {model: {"template_sha256": session.template_sha256}}})
+        store.agree({"models": {model: {"template_sha256": session.template_sha256}}}, learned=True)
         store.begin_session(model=model, **session.environment)
         if session.template_sha256 == NO_TEMPLATE and model not in self._ending:
             log.warning(
@@ -239,15 +239,12 @@ class Run(Measurement[Response]):
 
 def _task_settings(asked: AskedTask, file: Path) -> dict[str, Any]:
     shots = json.dumps(asked.shots).encode()
-    kept: dict[str, Any] = {
+    return {
         "data": str(file),
         "data_sha256": file_sha256(file),
         "max_tokens": asked.max_tokens,
+        "reasoning_budget": asked.reasoning_budget,
         "shots": len(asked.shots),
         "shots_sha256": hashlib.sha256(shots).hexdigest() if asked.shots else None,
+        **({"rule": asked.task.rule} if isinstance(asked.task, OwnTask) else {}),
     }
-    if asked.reasoning_budget is not None:
-        kept["reasoning_budget"] = asked.reasoning_budget
-    if isinstance(asked.task, OwnTask):
-        kept["rule"] = asked.task.rule
-    return kept

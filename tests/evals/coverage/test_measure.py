@@ -140,6 +140,16 @@ def test_another_walk_in_a_folder_is_refused(coverage: Coverage, tmp_path: Path)
     assert rows(tmp_path / "out") == found
 
 
+def test_prompts_are_added_to_a_folder_of_an_earlier_version(coverage: Coverage, tmp_path: Path) -> None:
+    assert coverage("-t", 1, "--limit", 1).status == 0
+    path = tmp_path / "out" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["prompts"] = {key: prompt["sha256"] for key, prompt in manifest["prompts"].items()}
+    path.write_text(json.dumps(manifest))
+    coverage("-t", 1, "--limit", 2).succeeded()
+    assert {row["prompt"] for row in rows(tmp_path / "out")} == {prompt["id"] for prompt in PROMPTS[:2]}
+
+
 @pytest.mark.parametrize(
     ("options", "status", "error"),
     [
