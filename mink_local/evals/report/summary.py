@@ -266,7 +266,10 @@ def _comparisons(verdicts: pd.DataFrame, baseline: Baseline) -> Iterator[dict[st
     temperatures.
     """
     varies = "sampler" if baseline.kind == "default" else baseline.kind
-    others = {one: baseline.value or default_options(one) for one in verdicts[varies].unique()}
+    others = {
+        one: default_options(one) if baseline.kind == "default" else baseline.value
+        for one in verdicts[varies].unique()
+    }
     first = verdicts.assign(other=verdicts[varies].map(others).astype(verdicts[varies].dtype))
     first = first[first["other"] != first[varies]]
     if varies == "temperature":
