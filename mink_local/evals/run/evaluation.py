@@ -105,11 +105,16 @@ class Run(Measurement[Response]):
         )
         self._answering: Worker | Cluster | None = None
         names = [str(sampler) for sampler in samplers]
+        wanted = methods(names, temperatures, repeats, greedy)
         self._keys = [
             ResponseKey(model.name, task, *method, question_id)
             for model, (task, asked) in product(models, self._tasks.items())
-            for question_id, method in product(asked.questions, methods(names, temperatures, repeats, greedy))
+            for question_id, method in product(asked.questions, wanted)
         ]
+        n_columns = max(1, len({temperature for _, temperature, _ in wanted if temperature}))
+        n_samplers = len({sampler for sampler, *_ in wanted})
+        # of a family that Holm's correction covers: samplers, or else models
+        self._n_comparisons = n_columns * ((n_samplers - 1) or (len(models) - 1))
         self._grid = {
             "models": [model.name for model in models],
             "samplers": names,
@@ -169,10 +174,9 @@ class Run(Measurement[Response]):
 
     def _say_what_can_be_found(self) -> None:
         for name, asked in self._tasks.items():
-            cells = {(key.model, key.sampler, key.temperature) for key in self._keys if key.task == name}
             n = sum(question.gold != "" for question in asked.questions.values())
-            if n and len(cells) > 1:
-                print(f"{name}: {what_can_be_found(n)}")
+            if n and self._n_comparisons:
+                print(f"{name}: {what_can_be_found(n, self._n_comparisons)}")
 
     def plan(self) -> Sequence[ResponseKey]:
         return self._keys
