@@ -17,7 +17,7 @@ from mink_local.evals.coverage.tree import MOST_TOKENS, TokenProbabilities, Voca
 from mink_local.evals.figures import curves, to_svg
 from mink_local.evals.measurement import Results
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement
-from mink_local.evals.stats import share
+from mink_local.evals.stats import FEW, share
 from mink_local.evals.tables import Format, Table, count, percent, publish, temperature_name, with_interval
 from mink_local.generation.model import Model
 from mink_local.models.catalog import resolve
@@ -117,8 +117,13 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
             found, [*settings, SamplerSetting(Greedy(), 1.0)], {"model": resolve(model)}, placement
         )
         self._limits, self.session = (rest, nodes), {"parallel": parallel}
-        self.settings["prompts"] = {prompt.id: prompt.sha256 for prompt in found.values()}
+        self.settings["prompts"] = {prompt.id: {"sha256": prompt.sha256} for prompt in found.values()}
         self.settings["walk"] = {"rest": rest, "nodes": nodes, "samples": N_SAMPLES}
+
+    def upgrade(self, manifest: dict[str, Any]) -> None:
+        for key, prompt in manifest.get("prompts", {}).items():
+            if isinstance(prompt, str):  # written before 0.3
+                manifest["prompts"][key] = {"sha256": prompt}
 
     def measure_units(
         self,
@@ -170,7 +175,9 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
                 best(found, greedy - below),
             )
             for below in _BELOW_GREEDY
+            if n_prompts >= FEW and below < greedy
         ]
+        whole = _table("All samplers and temperatures", found)
         text = (
             "The distribution over answers is computed, not sampled. *Validity* is the probability of a "
             "valid answer. *Coverage* is the expected number of distinct valid answers in "
@@ -185,8 +192,8 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
             results,
             f"Validity and coverage of {manifest['model']['name']}, {count(n_prompts, 'prompt')}",
             [text],
-            [*tables, _table("All samplers and temperatures", found)],
-            tables[-1],
+            [*tables, whole],
+            (tables or [whole])[-1],
             to_svg(lambda: _figure(found)),
             (n_prompts, n_left_out, "prompt"),
             settings=found,

@@ -83,7 +83,7 @@ class FrontierResults:
         self._means: Floats = np.concatenate([[sums.sum(axis=0) / self.n_positions], resampled])
         self.figures = pd.DataFrame(
             {"curve": one.curve, "sampler": str(one.sampler), "temperature": one.temperature}
-            | {figure: _interval(self._means[:, i, j]) for j, figure in enumerate(FIGURES)}
+            | {figure: self._interval(self._means[:, i, j]) for j, figure in enumerate(FIGURES)}
             for i, one in enumerate(self.settings)
         )
         curves = self.figures.groupby(["temperature", "curve"], sort=False)
@@ -119,7 +119,8 @@ class FrontierResults:
                 found.append((curve, best, " to ".join(names[place : place + 2])))
         found.sort(key=lambda one: -one[1][0])
         rows = [
-            (curve, _interval(best), between, _interval(found[0][1] - best)) for curve, best, between in found
+            (curve, self._interval(best), between, self._interval(found[0][1] - best))
+            for curve, best, between in found
         ]
         return pd.DataFrame(rows, columns=["curve", "entropy", "between", "behind"])
 
@@ -140,7 +141,7 @@ class FrontierResults:
             gains[i] = None
             if i not in greedy and own_noise[0] <= noise[0].max():
                 best, _ = most_entropy(noise, entropy, np.maximum(own_noise, noise[:, 0]))
-                gains[i] = _interval(own_entropy - best)
+                gains[i] = self._interval(own_entropy - best)
         return self.figures.loc[list(gains)].assign(gain=list(gains.values()))
 
     def _path(self, numbers: Any) -> tuple[Floats, Floats]:
@@ -148,10 +149,9 @@ class FrontierResults:
         means = self._means[:, numbers]
         return means[:, :, FIGURES.index("noise")], means[:, :, FIGURES.index("entropy")]
 
-
-def _interval(means: Floats) -> Interval:
-    """Return the first number, with an interval from the others, its resamples."""
-    return Interval.of(means[0], means[1:])
+    def _interval(self, means: Floats) -> Interval:
+        """Return the first number, with an interval from the others, its resamples."""
+        return Interval.of(means[0], means[1:], self.n_texts)
 
 
 def most_entropy(noise: Floats, entropy: Floats, bound: Floats) -> tuple[Floats, int]:

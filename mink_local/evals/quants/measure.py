@@ -17,12 +17,13 @@ from llama_cpp import llama_cpp as C
 
 from mink_local.errors import DataError, RunError
 from mink_local.evals.frontier.measure import common_vocabulary
+from mink_local.evals.inputs import file_sha256
 from mink_local.evals.measurement import Results, carry_out
 from mink_local.evals.quants.divergence import CandidateSets, Divergence, Logits, compare, most_probable
 from mink_local.evals.quants.report import N_PEAKS, RUN, report
 from mink_local.evals.run.evaluation import Run
 from mink_local.evals.settings import RowMeasurement, described
-from mink_local.evals.store import Store, file_sha256
+from mink_local.evals.store import Store
 from mink_local.evals.tasks.base import Task, decoded_lines
 from mink_local.generation.loading import load_model
 from mink_local.generation.slots import N_OUTPUTS, RowReader
