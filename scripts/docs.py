@@ -28,7 +28,7 @@ from mink_local.evals.cli import cli as evals
 from mink_local.models.cli import cli as models
 from mink_local.samplers import SAMPLERS
 from mink_local.serve.cli import cli as serve
-from mink_local.serve.endpoints import information
+from mink_local.serve.endpoints import openapi
 from mink_local.serve.protocol import fields, responses
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -165,14 +165,14 @@ def with_samplers(page: str) -> str:
 def server_api() -> Iterator[str]:
     """Yield mink-serve's endpoints, then a table of fields for each request and response type."""
     yield "# mink-serve: requests and responses\n\n| endpoint | request | response | |\n|---|---|---|---|"
-    for path, endpoint in information.ENDPOINTS.items():
+    for path, endpoint in openapi.ENDPOINTS.items():
         types = [type_link(endpoint.request), type_link(endpoint.response)]
         yield f"| {' | '.join([f'`{endpoint.method} {path}`', *types, endpoint.summary])} |"
-    for path, endpoint in information.ENDPOINTS.items():
+    for path, endpoint in openapi.ENDPOINTS.items():
         if endpoint.chunk is not None:
             yield f"\nA stream of `{path}` consists of {type_link(endpoint.chunk)}s."
     yield f"\nThe body of an error is an {type_link(responses.ErrorBody)}."
-    for name, schema in sorted(information.schemas().items()):
+    for name, schema in sorted(openapi.schemas().items()):
         kind = getattr(fields, name, None) or getattr(responses, name)
         summary = inspect.cleandoc(kind.__doc__).partition("\n\nAttributes:")[0].replace("\n", " ")
         yield f"\n## {name}\n\n{summary}\n\n| field | type | |\n|---|---|---|"

@@ -31,7 +31,8 @@ from mink_local.models.gguf import read_metadata
 from mink_local.models.memory import kv_bytes_per_layer
 from mink_local.samplers import Sampler
 from mink_local.serve import request_log
-from mink_local.serve.endpoints.information import ENDPOINTS, Endpoint, openapi, playground
+from mink_local.serve.endpoints.openapi import ENDPOINTS, Endpoint, openapi
+from mink_local.serve.endpoints.playground import playground
 from mink_local.serve.guard import (
     EXCEPTION_HANDLERS,
     UVICORN,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mink_local.generation.model import Model
 from mink_local.samplers import MinK, MinP, PLess, Sampler, TopK, TopNSigma, TopP
-from mink_local.serve.endpoints.information import step_candidates
+from mink_local.serve.endpoints.candidates import step_candidates
 from tests.support import reference
 from tests.support.methods import METHODS
 from tests.support.server import RunningServer

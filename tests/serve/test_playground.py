@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from mink_local.samplers import default_samplers
-from mink_local.serve.endpoints.information import playground_page
+from mink_local.serve.endpoints.playground import playground_page
 from tests.support.browser import Browser, open_browser
 from tests.support.server import RunningServer
 

@@ -18,7 +18,7 @@ from mink_local import Constraints, MinK, Request, SamplingParams, load_model
 from mink_local.generation.engine import Engine
 from mink_local.generation.engine_thread import Event
 from mink_local.llama import grammar
-from mink_local.serve.endpoints import completions, information
+from mink_local.serve.endpoints import completions, tokens
 from mink_local.serve.protocol.fields import (
     ChatRequest,
     CompletionRequest,
@@ -87,9 +87,9 @@ async def test_a_conversation_that_the_template_refuses(tiny: Callable[..., Path
 
 LONG = "One, two, three. " * 10
 DESCRIBED = [
-    (information.tokenize, TokenizeRequest, {"content": LONG, "with_pieces": True}),
-    (information.detokenize, DetokenizeRequest, {"tokens": [40] * 50}),
-    (information.count_input_tokens, ChatRequest, {"messages": [{"role": "user", "content": LONG}]}),
+    (tokens.tokenize, TokenizeRequest, {"content": LONG, "with_pieces": True}),
+    (tokens.detokenize, DetokenizeRequest, {"tokens": [40] * 50}),
+    (tokens.count_input_tokens, ChatRequest, {"messages": [{"role": "user", "content": LONG}]}),
     *(
         (completions.create_completion, CompletionRequest, {"prompt": LONG, "max_tokens": 1, **more})
         for more in ({"echo": True, "logprobs": 2}, {"echo": True, "logprobs": 2, "stream": True})

@@ -1,0 +1,143 @@
+"""All endpoints by their paths, and their description as an OpenAPI document."""
+
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from mink_local.serve.endpoints.candidates import find_candidates
+from mink_local.serve.endpoints.completions import create_chat_completion, create_completion
+from mink_local.serve.endpoints.models import list_models, retrieve_model
+from mink_local.serve.endpoints.state import health, metrics, ready, recorded_request, slots
+from mink_local.serve.endpoints.tokens import count_input_tokens, detokenize, tokenize, tokenizer_info
+from mink_local.serve.protocol.fields import (
+    CandidatesRequest,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Fields,
+    SamplingFields,
+    TokenizeRequest,
+    sampler_fields,
+    with_fields,
+)
+from mink_local.serve.protocol.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    DetokenizedText,
+    ErrorBody,
+    Health,
+    InputTokens,
+    ModelEntry,
+    ModelList,
+    RecordedRequest,
+    SlotState,
+    StepCandidates,
+    TextCompletion,
+    TokenizedText,
+    TokenizerInfo,
+)
+from mink_local.serve.service import Service
+from mink_local.version import __version__
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What answers the requests to a path; the first line of its docstring is the summary.
+
+    Args:
+        handler: Returns the response, or the value that becomes its JSON, for the service and the request.
+        response: The type of the response; None if it is not documented.
+        request: The type of the request, for a POST.
+        chunk: The type of a stream's chunks.
+    """
+
+    handler: Callable[..., Coroutine[Any, Any, Any]]
+    response: type | None = None
+    request: type[Fields] | None = None
+    chunk: type | None = None
+
+    @property
+    def method(self) -> str:
+        """The HTTP method."""
+        return "GET" if self.request is None else "POST"
+
+    @property
+    def summary(self) -> str:
+        """What it does."""
+        return str(self.handler.__doc__).partition("\n")[0]
+
+
+ENDPOINTS = {
+    "/v1/chat/completions": Endpoint(
+        create_chat_completion, ChatCompletion, ChatRequest, ChatCompletionChunk
+    ),
+    "/v1/completions": Endpoint(create_completion, TextCompletion, CompletionRequest, TextCompletion),
+    "/v1/chat/completions/input_tokens": Endpoint(count_input_tokens, InputTokens, ChatRequest),
+    "/candidates": Endpoint(find_candidates, StepCandidates, CandidatesRequest),
+    "/tokenize": Endpoint(tokenize, TokenizedText, TokenizeRequest),
+    "/detokenize": Endpoint(detokenize, DetokenizedText, DetokenizeRequest),
+    "/v1/models": Endpoint(list_models, ModelList),
+    "/v1/models/{model_id}": Endpoint(retrieve_model, ModelEntry),
+    "/tokenizer_info": Endpoint(tokenizer_info, TokenizerInfo),
+    "/health": Endpoint(health, Health),
+    "/ready": Endpoint(ready, Health),
+    "/slots": Endpoint(slots, list[SlotState]),
+    "/history/{request_id}": Endpoint(recorded_request, RecordedRequest),
+    "/metrics": Endpoint(metrics, str),
+}
+"""The documented endpoints by their paths; they exist with and without /v1."""
+
+
+async def openapi(_: Service) -> Json:
+    """Return the OpenAPI document."""
+    return document()
+
+
+def document() -> Json:
+    """Return the OpenAPI document."""
+    paths = {path: {one.method.lower(): _operation(path, one)} for path, one in ENDPOINTS.items()}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "mink-serve", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": schemas()},
+    }
+
+
+def schemas() -> Json:
+    """Return the JSON schemas of all types by name, with the samplers' own fields in requests."""
+    kinds: list[type] = [ErrorBody]
+    for one in ENDPOINTS.values():
+        if one.request is not None:
+            names = sampler_fields() if issubclass(one.request, SamplingFields) else ()
+            kinds.append(with_fields(one.request, tuple(names)))
+        kinds += [kind for kind in (one.response, one.chunk) if kind not in (None, str)]
+    _, schemas = msgspec.json.schema_components(set(kinds), ref_template="#/components/schemas/{name}")
+    return schemas
+
+
+def _operation(path: str, endpoint: Endpoint) -> Json:
+    kinds = {"application/json": endpoint.response, "text/event-stream": endpoint.chunk}
+    if endpoint.response is str:
+        kinds = {"text/plain": str}
+    content = {name: _content(kind) for name, kind in kinds.items() if kind is not None}
+    error = {"description": "An error.", "content": {"application/json": _content(ErrorBody)}}
+    responses = {"200": {"description": "The result.", "content": content}, "default": error}
+    operation: Json = {"summary": endpoint.summary, "responses": responses}
+    if endpoint.request is not None:
+        body = {"application/json": _content(endpoint.request)}
+        operation["requestBody"] = {"required": True, "content": body}
+    if names := re.findall(r"{(\w+)}", path):
+        common = {"in": "path", "required": True, "schema": {"type": "string"}}
+        operation["parameters"] = [{"name": name, **common} for name in names]
+    return operation
+
+
+def _content(kind: type) -> Json:
+    [schema], _ = msgspec.json.schema_components([kind], ref_template="#/components/schemas/{name}")
+    return {"schema": schema}

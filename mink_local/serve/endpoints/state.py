@@ -1,0 +1,73 @@
+"""What the server is doing and has done: health, slots, numbers, the last requests."""
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import Response
+
+from mink_local.generation.decoding import Decoding
+from mink_local.generation.model import Model
+from mink_local.generation.slots import Slot
+from mink_local.serve.history import AnswerRecord
+from mink_local.serve.protocol.responses import (
+    Health,
+    RecordedAnswer,
+    RecordedRequest,
+    RecordedToken,
+    SlotState,
+)
+from mink_local.serve.service import Service
+
+
+async def health(service: Service) -> Health:
+    """Return whether the engine works, also while the server drains."""
+    if service.failure is not None:
+        raise service.failure
+    return Health()
+
+
+async def ready(service: Service) -> Health:
+    """Return whether the server takes requests: not while it loads its model, drains, or has failed."""
+    service.check_ready()
+    return Health()
+
+
+async def recorded_request(service: Service, request_id: str) -> RecordedRequest:
+    """Return one of the last requests with its answers, by the id in X-Request-Id or in the answer."""
+    record = service.history.find(request_id)
+    answers = [await service.off_loop(_recorded, service.model, answer) for answer in record.answers]
+    return RecordedRequest(model=record.model, created=record.created, answers=answers)
+
+
+def _recorded(model: Model, answer: AnswerRecord) -> RecordedAnswer:
+    weights = model.weights
+    prompt = b"".join(weights.piece(token) or weights.token_text(token).encode() for token in answer.prompt)
+    steps = zip(answer.tokens, model.token_texts(answer.tokens), answer.k, strict=True)
+    return RecordedAnswer(
+        prompt=list(answer.prompt),
+        prompt_text=prompt.decode("utf-8", "replace"),
+        sampler=answer.sampler,
+        temperature=answer.temperature,
+        tokens=[RecordedToken(id=token, text=text, k=k) for token, text, k in steps],
+        finish_reason=answer.finish_reason,
+    )
+
+
+async def slots(service: Service) -> list[SlotState]:
+    """Return what each slot of the engine is doing."""
+    return [_slot_state(slot) for slot in service.model.engine.slots]
+
+
+def _slot_state(slot: Slot[list[Decoding]]) -> SlotState:
+    answers = [decoding.answer for decoding in slot.job or ()]  # the engine's thread may change the slot now
+    return SlotState(
+        id=slot.seq_id,
+        is_processing=bool(answers),
+        n_answers=len(answers),
+        n_cached=len(slot.tokens),
+        n_pending=len(slot.pending) if answers else 0,
+        n_generated=max((answer.n_tokens for answer in answers), default=0),
+    )
+
+
+async def metrics(service: Service) -> Response:
+    """Return the server's numbers in Prometheus's text format."""
+    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,70 @@
+"""Texts and token ids: the tokenizer, and the length of prompts."""
+
+from mink_local.generation.request import SamplingParams
+from mink_local.serve.protocol.fields import (
+    ChatRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from mink_local.serve.protocol.messages import prepare_chat
+from mink_local.serve.protocol.responses import (
+    ApiError,
+    DetokenizedText,
+    InputTokens,
+    TokenizedText,
+    TokenizerInfo,
+    TokenPiece,
+)
+from mink_local.serve.service import Service
+
+MAX_CONTROL_TOKENS = 10_000  # in a text; llama.cpp's time grows with the square of their number
+
+
+async def tokenize(service: Service, request: TokenizeRequest) -> TokenizedText:
+    """Return the token ids of a text."""
+    return await service.off_loop(_tokenized, service, request)
+
+
+def _tokenized(service: Service, request: TokenizeRequest) -> TokenizedText:
+    is_content, weights = request.content is not None, service.model.weights
+    text = (request.content if is_content else request.prompt) or ""
+    if request.parse_special and service.n_control_tokens(text) > MAX_CONTROL_TOKENS:
+        message = f"more than {MAX_CONTROL_TOKENS} control tokens: send parse_special: false"
+        raise ApiError(400, message, param="content" if is_content else "prompt")
+    # vLLM adds the beginning of a text by default, llama-server does not.
+    default = request.add_special_tokens is not False and not is_content
+    add_special = default if request.add_special is None else request.add_special
+    tokens = weights.tokenize(text, add_special=add_special, parse_special=request.parse_special)
+    listed: list[int | TokenPiece] = [*tokens]
+    if request.with_pieces:
+        listed = [TokenPiece(id=token, piece=_text_or_bytes(weights.piece(token))) for token in tokens]
+    return TokenizedText(tokens=listed, count=len(tokens), max_model_len=service.model.n_ctx)
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    """Return the text of a token, or its bytes if they are no whole character, as llama-server does."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+async def detokenize(service: Service, request: DetokenizeRequest) -> DetokenizedText:
+    """Return the text of token ids."""
+    n_vocab = service.model.weights.n_vocab
+    if max(request.tokens, default=0) >= n_vocab:
+        raise ApiError(400, f"tokens must be from 0 to {n_vocab - 1}", param="tokens")
+    text = "".join(await service.off_loop(service.model.token_texts, request.tokens))
+    return DetokenizedText(content=text, prompt=text)
+
+
+async def tokenizer_info(service: Service) -> TokenizerInfo:
+    """Return the special tokens and the chat template."""
+    weights = service.model.weights
+    return TokenizerInfo(bos_token=weights.bos, eos_token=weights.eos, chat_template=weights.chat_template)
+
+
+async def count_input_tokens(service: Service, chat: ChatRequest) -> InputTokens:
+    """Count the tokens of a conversation's prompt."""
+    request = await service.off_loop(prepare_chat, service.model, chat, SamplingParams())
+    return InputTokens(input_tokens=len(await service.off_loop(service.tokens, request)))
