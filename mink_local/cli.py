@@ -23,6 +23,8 @@ _CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.
 UNPRINTABLE = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 UNPRINTABLE |= dict.fromkeys((*range(0x80, 0xA0), 0x061C, 0x200E, 0x200F), 0xFFFD)
 UNPRINTABLE |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), 0xFFFD)
+NO_TEXT = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+"""These, line breaks and bytes that are not UTF-8, as a set of a regular expression."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
@@ -73,6 +75,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def printable(text: str) -> str:
     """Return a text with its control characters replaced: ESC becomes ␛, for example."""
     return text.replace("\r\n", "\n").translate(UNPRINTABLE)
+
+
+def command_line_text(text: str) -> str:
+    """Return a command line argument, with U+FFFD for bytes that are not UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 class PrintableFormatter(logging.Formatter):

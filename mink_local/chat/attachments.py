@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from mink_local.chat.settings import file_text
+from mink_local.cli import command_line_text
 from mink_local.files import user_path
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def fenced(path: Path) -> str:
     text, fence = file_text(os.path.abspath(path)).rstrip(), "```"
     while fence in text:
         fence += "`"
-    return f"{path.name}:\n{fence}\n{text}\n{fence}"
+    return f"{command_line_text(path.name)}:\n{fence}\n{text}\n{fence}"
 
 
 def before_message(files: Iterable[str]) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from mink_local.chat.settings import SETTINGS, command_line_text, config_path, ignored, read_config
-from mink_local.cli import run
+from mink_local.chat.settings import SETTINGS, config_path, ignored, read_config
+from mink_local.cli import command_line_text, run
 from mink_local.version import __version__
 
 PROGRAM = "mink-chat"
@@ -122,6 +122,7 @@ def _complete_conversation(_: click.Context, __: click.Parameter, incomplete: st
 @click.option(
     "--resume",
     "-r",
+    type=command_line_text,
     metavar="NAME",
     shell_complete=_complete_conversation,
     help="Continue a conversation by its name or number, which --list shows.",

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from platformdirs import user_config_path
 
-from mink_local.cli import FiniteFloat, Number, did_you_mean
+from mink_local.cli import FiniteFloat, Number, command_line_text, did_you_mean
 from mink_local.llama.constants import ALL_LAYERS
 from mink_local.models.options import (
     SamplerOption,
@@ -92,11 +92,6 @@ class Setting(SamplerOption):
             if (source := self.source(ctx)) == COMMAND_LINE:
                 raise
             raise click.BadParameter(f"{error.message} (in {source})", ctx, self) from None
-
-
-def command_line_text(text: str) -> str:
-    """Return a command line argument, with U+FFFD for bytes that are not UTF-8."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 class FileText(str):

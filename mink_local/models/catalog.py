@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 
 from platformdirs import user_config_path
 
-from mink_local.cli import did_you_mean
+from mink_local.cli import NO_TEXT, did_you_mean
 from mink_local.errors import CatalogError, ModelNotFoundError
 from mink_local.files import user_path, write_atomic
 from mink_local.models import stores
@@ -82,11 +82,20 @@ class CatalogEntry:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file on this machine, with the SHA-256 listed in the catalogue."""
+    """A GGUF file on this machine, with the SHA-256 listed in the catalogue.
+
+    Raises:
+        ModelNotFoundError: Its path cannot be written into settings, records and answers.
+    """
 
     name: str
     path: Path
     sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if re.search(f"[{NO_TEXT}]", str(self.path)):
+            complaint = "is not printable UTF-8: rename the file or its folder"
+            raise ModelNotFoundError(f"the path {str(self.path)!r} {complaint}")
 
 
 def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:

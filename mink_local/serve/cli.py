@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mink_local.cli import FiniteFloat, WholeNumber, run
+from mink_local.cli import FiniteFloat, WholeNumber, command_line_text, run
 from mink_local.models.options import (
     ctx_option,
     kv_type_option,
@@ -41,7 +41,13 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
 
 @click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @model_option
-@click.option("--alias", metavar="NAME", show_default="the file's", help="The model's name for clients.")
+@click.option(
+    "--alias",
+    type=command_line_text,
+    metavar="NAME",
+    show_default="the file's",
+    help="The model's name for clients.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=WholeNumber(0, 65535), default=8080, show_default=True, help="Port; 0 picks a free port."

@@ -46,6 +46,7 @@ def test_version(mink_chat: MinkChat) -> None:
         (["--continue", "--resume", "x"], 2, "--resume"),
         (["--continue"], 1, "no conversation"),
         (["--resume", "x"], 1, "'x'"),
+        (["--resume", "\udcff"], 1, "no conversation"),
         (["--export", "x.txt"], 2, "x.txt"),
         (["--config", "no/such"], 2, "'no/such'"),
         (["--parrot"], 2, "--parrot"),
@@ -66,6 +67,14 @@ def test_bad_input_is_one_sentence(
 
 def test_a_mistyped_option_gets_the_nearest_one(mink_chat: MinkChat) -> None:
     assert re.findall(r"--\w+", mink_chat("--temprature", "2").stderr) == ["--temprature", "--temp"]
+
+
+@pytest.mark.posix
+def test_a_file_may_have_any_name(mink_chat: MinkChat, tmp_path: Path) -> None:
+    path = tmp_path / "notes\udcff.txt"
+    path.write_text("The sea.")
+    answered = mink_chat("--file", str(path), "--prompt", "Hi", "-n", 1).succeeded()
+    assert answered.stdout
 
 
 def test_json_needs_a_prompt(mink_chat: MinkChat) -> None:

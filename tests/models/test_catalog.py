@@ -27,6 +27,21 @@ def test_a_path_is_a_model(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert catalog.resolve(name) == catalog.ModelFile("my model.v2", path)
 
 
+@pytest.mark.posix
+@pytest.mark.parametrize(
+    "name", ["m\udcff.gguf", "two\nlines.gguf", "\x1b[2J.gguf", "\u202e.gguf", "m\udcff/a.gguf"]
+)
+def test_a_path_that_cannot_be_written_down_is_refused(home: Path, name: str) -> None:
+    """As bytes that are not UTF-8: no record of a run, no setting and no answer could name it."""
+    path = home / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    with pytest.raises(ModelNotFoundError, match="rename"):
+        catalog.resolve(str(path))
+    (home / "naïve 東京\u00a0👩\u200d🚀.gguf").touch()
+    assert catalog.resolve(str(home / "naïve 東京\u00a0👩\u200d🚀.gguf")).path.exists()
+
+
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [

@@ -67,12 +67,21 @@ def test_requests_are_refused_while_the_model_loads() -> None:
 @pytest.mark.slow
 @pytest.mark.posix
 def test_keys_presets_and_a_drain() -> None:
-    options = ("--preset", "hot=top-k:k=5@9", "--alias", "m/x", "--api-key", "secret", "--log-format", "json")
+    options = (
+        "--preset",
+        "hot=top-k:k=5@9",
+        "--alias",
+        "m/\udcff",
+        "--api-key",
+        "secret",
+        "--log-format",
+        "json",
+    )
     with running_server(*options) as server, httpx.Client(base_url=server.url, timeout=60) as client:
         assert client.get("/v1/models").status_code == 401
         assert client.get("/health").json() == {"status": "ok"}
         client.headers["Authorization"] = "Bearer secret"
-        entry = client.get("/v1/models/m/x:hot").json()
+        entry = client.get("/v1/models/m/\ufffd:hot").json()
         assert (entry["meta"]["sampler"], entry["meta"]["temperature"]) == ("top-k:k=5", 9)
         assert client.get("/v1/models/m/y").json()["error"]["code"] == "model_not_found"
         body = {"messages": MESSAGES, "max_tokens": 60, "stream": True, "ignore_eos": True}

@@ -12,8 +12,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, Protocol
 
-from mink_local.chat.settings import command_line_text
-from mink_local.cli import printable
+from mink_local.cli import command_line_text, printable
 from mink_local.interrupts import interrupt_raises
 
 PROMPT, MORE = "> ", "  "

@@ -12,15 +12,15 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from mink_local.cli import NO_TEXT
 from mink_local.evals.store import MANIFEST, as_run_error
 from mink_local.evals.tasks.base import Question, Verdict
 from mink_local.llama.constants import MAX_SEED
 
 QUESTIONS, RECORDS = "questions.jsonl", "records.jsonl"
 
-# Names are printed to terminals and in tables, so they must not contain control characters.
-_OBEYED = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff"
-Name = Annotated[str, msgspec.Meta(pattern=rf"\A[^{_OBEYED}]*\Z")]
+# Names are printed to terminals and in tables.
+Name = Annotated[str, msgspec.Meta(pattern=rf"\A[^{NO_TEXT}]*\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
