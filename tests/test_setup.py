@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from mink_local.samplers import default_samplers
+
 pytestmark = [pytest.mark.slow, pytest.mark.linux]
 
 ROOT = Path(__file__).parents[1]
 _PYTHON = Path(sys.base_exec_prefix) / "bin/python3"
 # What the script needs besides Python. Not among it: c++, cmake, ninja, make.
-TOOLS = "bash cat cksum cp dirname env flock grep head mktemp mv rm sed sleep tail touch tr uname"
+TOOLS = "bash cat cksum cp cut dirname env flock grep head mktemp mv rm sed sleep tail touch tr uname"
 
 
 @pytest.fixture
@@ -36,6 +38,7 @@ def index(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 def pack_llama_cpp(folder: Path, version: str = "") -> None:
     """Pack the llama-cpp-python that is installed here as a wheel again, under another version if given."""
+    folder.mkdir(parents=True, exist_ok=True)
     installed = distribution("llama-cpp-python")
     name = f"llama_cpp_python-{version or installed.version}-py3-none-any.whl"
     with zipfile.ZipFile(folder / name, "w") as wheel:
@@ -44,28 +47,43 @@ def pack_llama_cpp(folder: Path, version: str = "") -> None:
                 wheel.write(str(file.locate()), str(file))
 
 
-def setup(tmp_path: Path, wheels: str) -> "subprocess.CompletedProcess[str]":
-    """Run the script with an empty home, into an environment of its own, with `TOOLS` alone."""
+def setup(tmp_path: Path, wheels: str, cuda: str = "") -> "subprocess.CompletedProcess[str]":
+    """Run the script with an empty home, into an environment of its own, with `TOOLS` alone.
+
+    With the version of a driver's CUDA there is an NVIDIA GPU.
+    """
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in TOOLS.split():
         (tools / name).symlink_to(shutil.which(name) or name)
-    ours = {"PYTHONPATH", "BUILD", "CMAKE_ARGS"}
+    if cuda:
+        (tools / "nvidia-smi").write_text(
+            f"#!{shutil.which('bash')}\necho 'GPU 0 | CUDA Version: {cuda} |'\n"
+        )
+        (tools / "nvidia-smi").chmod(0o755)
+    ours = {"PYTHONPATH", "BUILD", "CMAKE_ARGS", "BACKEND"}
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     own = {"PATH": tools, "HOME": tmp_path, "VENV": tmp_path / "venv", "PYTHON": _PYTHON}
     variables = kept | {name: str(value) for name, value in own.items()}
-    variables |= {"BACKEND": "cpu", "LLAMA_CPP_WHEELS": wheels}
+    variables |= {"LLAMA_CPP_WHEELS": wheels} | ({} if cuda else {"BACKEND": "cpu"})
     return subprocess.run(
         [ROOT / "scripts/setup"], env=variables, capture_output=True, text=True, timeout=600, check=False
     )
 
 
 def test_a_wheel_needs_no_compiler(index: tuple[str, Path], tmp_path: Path) -> None:
+    """Not a newer one than the driver's CUDA, nor an older one than need be; all kernels are compiled."""
     address, folder = index
-    pack_llama_cpp(folder)
-    result = setup(tmp_path, address)
+    kinds = folder.parent
+    for kind, version in (("cu129", ""), ("cu127", "0.3.1"), ("cu126", ""), ("cu124", "")):
+        pack_llama_cpp(kinds / kind / "llama-cpp-python", version)
+    result = setup(tmp_path, address, cuda="12.8")
     assert result.returncode == 0, result.stderr
+    assert f"{address}/cu126" in result.stderr
     assert (tmp_path / "venv/wheel").exists()
+    compiled = {path.name.partition("-")[0] for path in tmp_path.rglob("*.nbi")}
+    used = (getattr(sampler, "kernel", None) for sampler in default_samplers())
+    assert {f"kernels.{kernel.__name__}" for kernel in used if kernel} <= compiled
     answer = [str(tmp_path / "venv/bin/mink-chat"), "What is rain?", "--max-tokens", "8"]
     assert len(subprocess.check_output(answer, text=True, stderr=subprocess.DEVNULL).split()) > 2
 
