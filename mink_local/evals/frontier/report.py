@@ -16,9 +16,10 @@ from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from mink_local.errors import ReportError
-from mink_local.evals.figures import look, panels, to_svg
+from mink_local.evals.figures import Picture, look, panels
 from mink_local.evals.frontier.sums import FIGURES, NOISE_LEVELS
 from mink_local.evals.measurement import Results
+from mink_local.evals.report.report import Report, Section, settings_report
 from mink_local.evals.settings import SamplerSetting, sweep
 from mink_local.evals.stats import Interval, resample
 from mink_local.evals.tables import (
@@ -28,8 +29,8 @@ from mink_local.evals.tables import (
     count,
     percent,
     points,
-    publish,
     temperature_name,
+    values,
     with_interval,
 )
 from mink_local.samplers import label, parse
@@ -204,8 +205,8 @@ _COLUMNS: dict[str, tuple[str, Format]] = {
 }
 
 
-def report(results: Results) -> None:
-    """Print the defaults at the highest temperature, and write the report; see `publish`."""
+def report(results: Results) -> Report:
+    """Return the report on a frontier's rows."""
     found = FrontierResults(results.frame)
     manifest = results.manifest
     wanted = [one / 100 for one in manifest["wanted"]]
@@ -218,16 +219,16 @@ def report(results: Results) -> None:
         ]
     )
     model, reference = (manifest[role]["name"] for role in ("model", "reference"))
-    text = (
+    how_to_read = (
         f"{count(found.n_positions, 'position')} in {count(found.n_texts, 'text')} from "
-        f"{manifest['texts']['source']}. At each position, *noise* is the probability of tokens to which "
-        f"{reference} gives less than {100 * NOISE_LEVELS['noise']:g}% (at temperature 1), and *entropy*, "
-        "the variety, is that of the sampler's distribution, in nats; *surprise* is −Σ q log p, where p is "
+        f"{manifest['texts']['source']}. At each position, noise is the probability of tokens to which "
+        f"{reference} gives less than {100 * NOISE_LEVELS['noise']:g}% (at temperature 1), and entropy, "
+        "the variety, is that of the sampler's distribution, in nats; surprise is −Σ q log p, where p is "
         "the reference's probability. All are exact, given the logits: nothing is sampled. (Another batch "
         "split changes the last bits of the logits, and thus a few cuts.) In brackets: 95% intervals, by "
         "bootstrap over texts, not corrected for multiple comparisons. Not shown: how a text continues after "
         "an improbable token, and whether such a token is wrong or merely rare.",
-        f"*Gain* is entropy minus that of {YARDSTICK} at the same noise: above 0 if a default has more "
+        f"Gain is entropy minus that of {YARDSTICK} at the same noise: above 0 if a default has more "
         "variety for its noise than the yardstick with another p. Noise levels are in points above greedy's, "
         "and are reached between the settings shown. Bold: the maximum entropy, and any that cannot be "
         f"distinguished from it. ≥: the sweep ends below that noise. Settings above {100 * MOST_NOISE:g}% "
@@ -235,16 +236,17 @@ def report(results: Results) -> None:
     )
     hottest = max((t for t in found.temperatures if math.isfinite(t)), default=math.inf)
     columns = ["sampler", "noise", "entropy", "k_is_1", "gain"]
-    publish(
+    title = f"Noise against variety: {model}, judged by {reference}"
+    tables = [*_noise_tables(at_noise), _table("Defaults", defaults), _table("All settings", found.figures)]
+    lead = Picture.of("frontier", title, lambda: _figure(found))
+    return settings_report(
         results,
-        f"Noise against variety: {model}, judged by {reference}",
-        text,
-        [*_noise_tables(at_noise), _table("Defaults", defaults), _table("All settings", found.figures)],
+        title,
+        [Section("Noise against variety", tables, lead=lead), Section("How to read this", how_to_read)],
         _table(
             f"Defaults at T = {temperature_name(hottest)}",
             defaults.loc[defaults["temperature"] == hottest, columns],
         ),
-        to_svg(lambda: _figure(found)),
         (found.n_texts, found.n_left_out, "text"),
         settings=found.figures,
         at_noise=at_noise,
@@ -263,7 +265,7 @@ def _table(title: str, frame: pd.DataFrame) -> Table:
 def _noise_tables(at_noise: pd.DataFrame) -> Iterator[Table]:
     """Yield a table per temperature: the maximum entropy of every curve at the wanted noise levels."""
     for temperature, frame in at_noise.groupby("temperature"):
-        best = frame["entropy"].str[0].groupby(frame["curve"]).sum()
+        best = values(frame["entropy"]).groupby(frame["curve"]).sum()
         table = pd.DataFrame({"method": best.sort_values(ascending=False).index})
         for wanted, column in frame.groupby("wanted"):
             cells = {one.curve: _most(one) for one in column.itertuples()}
@@ -285,7 +287,7 @@ def _figure(found: FrontierResults) -> Figure:
     noise = f"noise: probability of tokens below {100 * NOISE_LEVELS['noise']:g}% under the reference"
     figure, axes = panels([f"T = {temperature_name(t)}" for t in shown], "entropy, nats", noise)
     figure.set_size_inches(5.2 * len(shown) + 0.6, 6.2)
-    frame = found.figures.assign(x=found.figures["entropy"].str[0], y=found.figures["noise"].str[0])
+    frame = found.figures.assign(x=values(found.figures["entropy"]), y=values(found.figures["noise"]))
     lowest = frame["y"].min()
     highest = min(1.0, max(_LOOSE_NOISE, 10 * lowest))
     for temperature, axis in zip(shown, axes.values(), strict=True):
