@@ -411,22 +411,22 @@ def _chains(
     help="Temperature; at inf all candidates are equally likely. Repeatable.",
 )
 @click.option(
-    "--noise",
+    "--tail-mass",
     "wanted",
     multiple=True,
     type=FiniteFloat(min=0, min_open=True, max=100),
     default=[0.5, 1.0, 2.0, 5.0],
     metavar="POINTS",
-    help="Noise level at which to compare samplers, in percentage points above greedy's; repeatable.",
+    help="Tail mass at which to compare samplers, in percentage points above greedy's; repeatable.",
 )
 @out_option.replace(default="mink-eval-frontier")
 @placement_options
 @quiet_option
 def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bool, **options: Any) -> None:
-    """Measure each sampler's trade-off between noise and variety, exactly.
+    """Measure each sampler's trade-off between tail mass and variety, exactly.
 
     At each position of the given texts, the model's logits determine each sampler's candidates and their
-    probabilities. Noise is the probability of tokens to which a larger reference model gives less than 1%
+    probabilities. Tail mass is the probability of tokens to which a larger reference model gives less than 1%
     (and 0.1%); variety is the entropy. Nothing is sampled, and no judge is needed. Each sampler's option is
     swept at every temperature, and in both orders of temperature and cut if it supports both.
 
@@ -575,7 +575,7 @@ def quants_command(
     """Measure what the quantizations OTHER lose compared with the file BASE.
 
     Compares next-token distributions at the same positions of a text: divergence, top token, perplexity and
-    the samplers' candidates, each next to the base's own noise; also speed, size and memory. Two files that
+    the samplers' candidates, each next to the base's self-noise; also speed, size and memory. Two files that
     do not fit into memory together are loaded in turns.
 
     Writes to DIR: quants.html, including responses if there is a task, quants.md, .csv and .json, and two
