@@ -1,12 +1,10 @@
 """The numbers of a run as pandas frames: responses, cells, and comparisons of cells.
 
-Sources: M. Chen et al. (2021), arXiv:2107.03374, for unbiased pass@k; X. Wang et al. (2023),
-arXiv:2203.11171, for the majority; Y. Zhu et al. (2018), arXiv:1802.01886, for self-BLEU.
+Source: M. Chen et al. (2021), arXiv:2107.03374, for unbiased pass@k.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
 from itertools import chain
 from math import comb
 from statistics import fmean
@@ -14,28 +12,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
-from sacrebleu import sentence_bleu
 
 from mink_local.errors import ReportError
 from mink_local.evals.measurement import frame
 from mink_local.evals.report.recorded_run import SCORINGS, RecordedRun
 from mink_local.evals.stats import ALPHA, holm, paired_test, share
-from mink_local.evals.tasks.scoring import normalized
 from mink_local.samplers import SAMPLERS, MinK, default_samplers, parse
 
 GROUP = ["task", "model"]
 CELL = [*GROUP, "sampler", "temperature"]
 PLACE = ["question_id", "repeat"]
-WORDS = 50  # words of a text, from the beginning, that count for diversity
-SUBSETS = 500  # subsets of a question's responses over which maj@k is averaged
 
 _NUMBERS = [
     *("questions", "responses", "complete", "truncated", "thoughts_cut", "overflowed", "mean_tokens"),
-    *("k_is_1", "k_95", "k_99", "k_max", "self_bleu", "distinct"),
+    *("k_is_1", "k_95", "k_99", "k_max", "distinct"),
 ]
-_ACCURACY = ["scoring", "accuracy", "spread", "no_answer", "tokens_per_correct"]
-_ATTEMPTS = [*CELL, "scoring", "questions", "k", "pass", "maj"]
+_ACCURACY = ["scoring", "accuracy", "spread", "no_answer"]
+_ATTEMPTS = [*CELL, "scoring", "questions", "k", "pass"]
 _COMPARISON = [
     *(*CELL, "scoring", "kind", "against", "common_questions", "difference", "won", "lost"),
     *("won_questions", "lost_questions", "p", "p_holm", "better", "worse"),
@@ -70,7 +63,7 @@ class Summary:
         cells: A row per cell and scoring, in the order of the tables; a single one without scoring if the
             task is open-ended.
         comparisons: A row per cell, scoring and baseline.
-        attempts: A row per cell, scoring and k, with pass@k and maj@k; empty without repeats.
+        attempts: A row per cell, scoring and k, with pass@k; empty without repeats.
         baselines: What the cells are compared with, except for samplers' default options.
         scorings: Scorings with tables of their own: strict is omitted if it agrees with flexible everywhere.
     """
@@ -158,9 +151,12 @@ def sampler_rank(sampler: str) -> tuple[bool, int, str]:
 def _verdicts(responses: pd.DataFrame, scoring: str) -> pd.DataFrame:
     """Return the responses that have verdicts, with those of one scoring: `correct` and `answer`."""
     found = responses.dropna(subset=scoring)
-    verdicts = found[scoring].astype(object).str
-    correct = verdicts.get("correct").astype(float)
-    return found.assign(scoring=scoring, correct=correct, answer=verdicts.get("answer"))
+    verdicts = found[scoring]
+    return found.assign(
+        scoring=scoring,
+        correct=[float(verdict.correct) for verdict in verdicts],
+        answer=pd.Series([verdict.answer for verdict in verdicts], found.index, dtype=object),
+    )
 
 
 def _baselines(responses: pd.DataFrame) -> list[Baseline]:
@@ -200,7 +196,7 @@ def _cells(responses: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
                     "overflowed": (cell["finish_reason"] == "overflow").mean(),
                     "mean_tokens": cell["n_tokens"].mean(),
                     **_cutoffs(cell),
-                    **_diversity(cell, part["repeat"].nunique()),
+                    "distinct": _distinct(cell, part["repeat"].nunique()),
                 }
             )
     for key, cell in verdicts.groupby([*CELL, "scoring"], sort=False):
@@ -213,12 +209,10 @@ def _cells(responses: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
 def _accuracy(cell: pd.DataFrame) -> dict[str, Any]:
     questions = cell.groupby("question_id")["correct"].mean()
     repeats = cell.groupby("repeat")["correct"].mean()
-    n_right = cell["correct"].sum()
     return {
         "accuracy": share(questions.tolist()),
         "spread": None if cell["copied"].iloc[0] or len(repeats) < 2 else repeats.std(),
         "no_answer": cell["answer"].isna().mean(),
-        "tokens_per_correct": cell["n_tokens"].sum() / n_right if n_right else None,
     }
 
 
@@ -237,26 +231,12 @@ def _repeated(cell: pd.DataFrame, n_repeats: int) -> list[pd.DataFrame]:
     return [question for question in questions if len(question) == n_repeats > 1]
 
 
-def _diversity(cell: pd.DataFrame, n_repeats: int) -> dict[str, Any]:
-    texts = [question["text"].tolist() for question in _repeated(cell, n_repeats)]
-    if not any(text.split() for texts_of_question in texts for text in texts_of_question):
-        return {}
-    return {
-        "self_bleu": np.mean([self_bleu(one) for one in texts]),
-        "distinct": np.mean([len(set(one)) / len(one) for one in texts]),
-    }
-
-
-def self_bleu(texts: Sequence[str]) -> float:
-    """Return the mean BLEU-4 of each text against the others, 0 to 100: sacrebleu's sentence BLEU.
-
-    Only each text's first `WORDS` words count, so that longer responses are treated alike.
-    """
-    beginnings = [" ".join(text.split()[:WORDS]) for text in texts]
-    return fmean(
-        sentence_bleu(text, beginnings[:i] + beginnings[i + 1 :], tokenize="none").score
-        for i, text in enumerate(beginnings)
-    )
+def _distinct(cell: pd.DataFrame, n_repeats: int) -> float | None:
+    """Return the mean share of distinct responses to a question; None without repeats or texts."""
+    texts = [question["text"] for question in _repeated(cell, n_repeats)]
+    if not any(text.strip() for of_question in texts for text in of_question):
+        return None
+    return fmean(of_question.nunique() / n_repeats for of_question in texts)
 
 
 def _comparisons(
@@ -317,11 +297,10 @@ def _attempts(verdicts: pd.DataFrame) -> Iterator[dict[str, Any]]:
     for _, part in verdicts.groupby(GROUP, sort=False):
         n = part["repeat"].nunique()
         for key, cell in part.groupby([*CELL, "scoring"], sort=False):
-            ballots = [_votes(question) for question in _repeated(cell, n)]
-            for k in attempt_sizes(n) if ballots else ():
-                passed = share([pass_at(n, int((one == 0).sum()), k) for one in ballots])
-                majority = share([majority_at(one, k) for one in ballots])
-                yield dict(zip(_ATTEMPTS, (*key, len(ballots), k, passed, majority), strict=True))
+            rights = [int(question["correct"].sum()) for question in _repeated(cell, n)]
+            for k in attempt_sizes(n) if rights else ():
+                passed = share([pass_at(n, n_right, k) for n_right in rights])
+                yield dict(zip(_ATTEMPTS, (*key, len(rights), k, passed), strict=True))
 
 
 def attempt_sizes(n: int) -> list[int]:
@@ -332,47 +311,3 @@ def attempt_sizes(n: int) -> list[int]:
 def pass_at(n: int, n_right: int, k: int) -> float:
     """Return the chance that at least one of k of n responses is right."""
     return 1 - comb(n - n_right, k) / comb(n, k)
-
-
-def _votes(question: pd.DataFrame) -> NDArray[np.int64]:
-    """Return the votes on a question; truncated responses do not vote."""
-    answers = question["answer"].where(question["finish_reason"] != "length", None)
-    return votes(answers, question["correct"] == 1)
-
-
-def votes(answers: Iterable[str | None], rights: Iterable[bool]) -> NDArray[np.int64]:
-    """Return the answers as numbers: 0 if right, -1 if missing, and a distinct one per wrong answer.
-
-    Wrong answers are the same if they are the same number or, ignoring spaces, case and LaTeX styling, the
-    same text: 18, 18.0 and $18$.
-    """
-    right = object()
-    forms = [right if is_right else _form(answer) for answer, is_right in zip(answers, rights, strict=True)]
-    numbers: NDArray[np.int64] = pd.factorize(np.array([right, *forms], dtype=object))[0]
-    return numbers[1:]
-
-
-def _form(answer: str | None) -> Decimal | str | None:
-    text = normalized(answer) if answer is not None else None
-    try:
-        number = Decimal(text or "")
-    except InvalidOperation:
-        return text
-    return number if number.is_finite() else text
-
-
-def majority_at(votes: NDArray[np.int64], k: int) -> float:
-    """Return the chance that the most frequent answer among k of the responses is right.
-
-    Tied answers share the chance. A missing answer is no vote, and without votes the majority is wrong. The
-    mean is over `SUBSETS` random choices of k, the same ones each time.
-    """
-    if k == 1:
-        return float((votes == 0).mean())
-    n_subsets = SUBSETS if k < len(votes) else 1
-    chances = np.random.default_rng(0).random((n_subsets, len(votes)))
-    chosen = votes[chances.argsort(axis=1)[:, :k]]
-    counts = (chosen[:, :, None] == np.arange(votes.max() + 2)).sum(axis=1)
-    most = counts.max(axis=1)
-    is_right = (counts[:, 0] == most) & (most > 0)
-    return float((is_right / (counts == most[:, None]).sum(axis=1)).mean())

@@ -36,7 +36,7 @@ def test_a_run_has_one_report_with_every_file(tmp_path: Path, mink_eval: MinkEva
     for stale in ("1-attempts.svg", "ablations.csv", "notes.txt"):
         (out / stale).write_text("of an earlier report, or the user's")
     printed = mink_eval("report", tmp_path).stdout
-    pictures = ["1-accuracy.svg", "1-diversity.svg", "1-k.svg"]
+    pictures = ["1-accuracy.svg", "1-k.svg"]
     files = {path.name: path.read_bytes() for path in out.iterdir()}
     assert set(files) == {
         *("report.html", "report.md", "report.json", "notes.txt"),
@@ -55,8 +55,8 @@ def test_a_run_has_one_report_with_every_file(tmp_path: Path, mink_eval: MinkEva
         assert float(row["accuracy_low"]) <= float(row["accuracy"]) <= float(row["accuracy_high"])
         assert row["scoring"] == "strict" or accuracy in printed
     order = (
-        *("(1-accuracy.svg)", "5 questions, 2 responses", "flexible accuracy, %", "tokens per correct"),
-        *("accuracy of 2", "self-BLEU", "(1-diversity.svg)", "steps with one candidate", "(1-k.svg)"),
+        *("(1-accuracy.svg)", "5 questions, 2 responses", "flexible accuracy, %", "mean tokens"),
+        *("any of 2", "distinct responses", "steps with one candidate", "(1-k.svg)"),
         "## How to read this",
     )
     places = [markdown.index(part) for part in order]  # a picture after its table, and the first one first
