@@ -61,7 +61,7 @@ def run(command: click.Command, program: str) -> None:
             status = 1
         else:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes again when it exits
+        _print_no_more()
     gc.freeze()  # a final collection of all that Numba allocated would take longer than importing it
     sys.exit(status)
 
@@ -111,6 +111,21 @@ def _write_any_character() -> None:
 def _fail(program: str, message: str, status: int) -> int:
     print(f"{program}: {printable(message)}", file=sys.stderr)
     return status
+
+
+def show(text: str) -> None:
+    """Print a text whose reader may leave early, as `head` does: the rest is dropped, and is no failure."""
+    try:
+        print(text, end="", flush=True)
+    except OSError as error:
+        if not _reader_has_left(error):
+            raise
+        _print_no_more()
+
+
+def _print_no_more() -> None:
+    """Drop what is printed from now on, and what was not written: Python flushes again when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _reader_has_left(error: OSError) -> bool:

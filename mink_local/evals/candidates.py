@@ -42,7 +42,8 @@ def show_candidates(
     with load_model(model, date=DATE, **placement) as loaded:
         step = next_step(loaded, prompt, answer, samplers)
         texts = [_quoted(token_name(loaded.weights, int(token))) for token in step.ids[:_SHOWN]]
-    _print_tables(Console(), step, texts, temperatures)
+    console = Console(markup=False, emoji=False)  # tokens are whatever a model has
+    _print_tables(console, step, texts, temperatures)
 
 
 def next_step(model: Model, prompt: str, answer: str = "", samplers: Sequence[Sampler] = ()) -> SamplingStep:

@@ -1,7 +1,8 @@
 """`mink-eval`: run GGUF models on tasks with every sampler and temperature, compare them, and report."""
 
-import os
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mink_local.cli import AutoOrInt, FiniteFloat, Temperature, run
+from mink_local.errors import ReportError
 from mink_local.files import user_path
 from mink_local.llama.constants import N_SEQ_MAX
 from mink_local.models.catalog import default_model
@@ -30,9 +32,13 @@ from mink_local.models.options import (
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
+    from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
+    from mink_local.evals.measurement import Measurement
     from mink_local.evals.tasks.base import Task
     from mink_local.models.catalog import ModelFile
     from mink_local.samplers import Sampler
+
+log = logging.getLogger("mink_local")
 
 PROGRAM = "mink-eval"
 EXTRAS = {"lm_eval": "lm-eval", "ray": "ray"}  # extras that install a library; all others are in "eval"
@@ -54,8 +60,9 @@ tasks, questions or repeats, and only what is new is measured.
 Exit status: 0 success, 1 failure, 2 usage error, 130 interrupted.
 """
 
-# By command, as named in the manifest; a run has its own report. Imported when needed.
+# By name in the manifest, which is the command's. Imported when needed.
 MEASUREMENTS = {
+    "run": "mink_local.evals.run.evaluation:Run",
     "frontier": "mink_local.evals.frontier.measure:Frontier",
     "coverage": "mink_local.evals.coverage.measure:Walks",
     "judge": "mink_local.evals.judge.judgements:Judging",
@@ -309,28 +316,42 @@ class AgainstType(SamplerType):
 def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
     """Report on the results in DIR: a run (even one in progress), a frontier, coverage, judgements.
 
-    Prints tables. For a run, writes to DIR/report: report.html with tables, figures and a browser for all
-    responses, report.md, the numbers as CSV and JSON, and the figures as SVG. All responses are rescored by
-    this version's tasks, and verdicts that differ from the recorded ones are counted; the records stay
-    unchanged.
+    Prints tables, and writes NAME.html with tables and figures, NAME.md, the numbers as CSV and JSON, and the
+    figures as SVG; for a run, to DIR/report, and report.html has a browser for all responses, too. A run's
+    responses are rescored by this version's tasks, and verdicts that differ from the recorded ones are
+    counted; the records stay unchanged. Judgements and votes on a run, in folders of it, are reported on as
+    well.
     """
-    from mink_local.evals.judge.people import report_votes, saved_votes
-    from mink_local.evals.measurement import read_results
-    from mink_local.evals.report.page import report_run
+    from mink_local.evals.judge.people import saved_votes, votes_report
+    from mink_local.evals.measurement import Results, report_on
+    from mink_local.evals.report.report import publish
     from mink_local.evals.store import read_manifest
 
     measures = read_manifest(folder).get("measures", "run")
-    if measures in MEASUREMENTS:
-        kind = resolve_name(MEASUREMENTS[measures])
-        kind.report(read_results(folder, kind))
-    else:
-        report_run(folder, against)
-    if (folder / "judge").is_dir():
-        judging = resolve_name(MEASUREMENTS["judge"])
-        judging.report(read_results(folder / "judge", judging))
-    votes = saved_votes(folder / "sheet")
-    if votes:
-        report_votes(folder / "sheet", votes)
+    if against and measures != "run":
+        raise click.UsageError(f"--against is for a run: {folder} contains results of mink-eval {measures}.")
+    report_on(Results(folder, _measurement(measures), against))
+    with _only_warned_of():
+        if (folder / "judge").is_dir():
+            report_on(Results(folder / "judge", _measurement("judge")))
+    with _only_warned_of():
+        if votes := saved_votes(folder / "sheet"):
+            publish(votes_report(folder / "sheet", votes), folder / "sheet")
+
+
+@contextmanager
+def _only_warned_of() -> Iterator[None]:
+    """Log a ReportError: what lies beside a run may be unfinished or damaged, and its report is there."""
+    try:
+        yield
+    except ReportError as error:
+        log.warning("%s", error)
+
+
+def _measurement(measures: str) -> "type[Measurement[Any]]":
+    """Return the class of a measurement named in a manifest; a name that is unknown is taken for a run's."""
+    kind: type[Measurement[Any]] = resolve_name(MEASUREMENTS.get(measures, MEASUREMENTS["run"]))
+    return kind
 
 
 def _stateless(_: click.Context, __: click.Parameter, samplers: "Sequence[Sampler]") -> "Sequence[Sampler]":
@@ -390,22 +411,22 @@ def _chains(
     help="Temperature; at inf all candidates are equally likely. Repeatable.",
 )
 @click.option(
-    "--noise",
+    "--tail-mass",
     "wanted",
     multiple=True,
     type=FiniteFloat(min=0, min_open=True, max=100),
     default=[0.5, 1.0, 2.0, 5.0],
     metavar="POINTS",
-    help="Noise level at which to compare samplers, in percentage points above greedy's; repeatable.",
+    help="Tail mass at which to compare samplers, in percentage points above greedy's; repeatable.",
 )
 @out_option.replace(default="mink-eval-frontier")
 @placement_options
 @quiet_option
 def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bool, **options: Any) -> None:
-    """Measure each sampler's trade-off between noise and variety, exactly.
+    """Measure each sampler's trade-off between tail mass and variety, exactly.
 
     At each position of the given texts, the model's logits determine each sampler's candidates and their
-    probabilities. Noise is the probability of tokens to which a larger reference model gives less than 1%
+    probabilities. Tail mass is the probability of tokens to which a larger reference model gives less than 1%
     (and 0.1%); variety is the entropy. Nothing is sampled, and no judge is needed. Each sampler's option is
     swept at every temperature, and in both orders of temperature and cut if it supports both.
 
@@ -539,16 +560,22 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
 @quiet_option
 def quants_command(
     models: "Sequence[ModelFile]",
+    text: Path | None,
+    positions: int,
+    chunk: int,
+    samplers: "Sequence[Sampler]",
     task: str | None,
     data: Sequence[str],
+    limit: int | None,
+    fail_above: "dict[str, float]",
     out: Path,
     quiet: bool,
-    **options: Any,
+    **placement: Any,
 ) -> None:
     """Measure what the quantizations OTHER lose compared with the file BASE.
 
     Compares next-token distributions at the same positions of a text: divergence, top token, perplexity and
-    the samplers' candidates, each next to the base's own noise; also speed, size and memory. Two files that
+    the samplers' candidates, each next to the base's self-noise; also speed, size and memory. Two files that
     do not fit into memory together are loaded in turns.
 
     Writes to DIR: quants.html, including responses if there is a task, quants.md, .csv and .json, and two
@@ -556,37 +583,105 @@ def quants_command(
     """
     if len(models) < 2:
         raise click.UsageError("give the base and at least one other file.")
-    if task is None and (options["limit"] or data):
+    if task is None and (limit or data):
         raise click.UsageError("--limit and --data need --task.")
-    from mink_local.evals.measurement import carry_out
+    from mink_local.evals.measurement import Results, fill
     from mink_local.evals.quants.measure import Quants
+    from mink_local.evals.quants.report import RUN
+    from mink_local.evals.run.evaluation import Run
     from mink_local.evals.tasks import find_task
+    from mink_local.samplers import Greedy
 
     base, *others = models
-    asked = find_task(task) if task else None
-    files = _files("--data", data, [asked.name] if asked else [])
-    quants = Quants(base, others, task=asked, data=files, quiet=quiet, **options)
-    carry_out(quants, out, quiet=quiet)
+    tasks = [find_task(task)] if task else []
+    files = _files("--data", data, [asked.name for asked in tasks])
+    quants = Quants(base, others, samplers, text, positions, chunk, fail_above, **placement)
+    answers = [
+        Run([asked], models, [Greedy()], [0.0], data=files, shots_from={}, limit=limit, **placement)
+        for asked in tasks
+    ]
+    fill(quants, out, quiet=quiet)
+    for run_ in answers:
+        fill(run_, out / RUN, quiet=quiet)
+    quants.conclude(Results(out, Quants))
+
+
+JUDGE_OPTIONS = (
+    click.option(
+        "--judge",
+        "-j",
+        "judge",
+        required=True,
+        metavar="NAME|PATH|URL",
+        help="The judge: a GGUF model, as for mink-eval run --model, or the base URL of an OpenAI-compatible "
+        "server, such as http://127.0.0.1:8080/v1.",
+    ),
+    click.option(
+        "--judge-model",
+        metavar="ID",
+        help="Model on the server.  [default: its only one, of which presets do not count]",
+    ),
+    click.option(
+        "--judge-key-env",
+        "key_variable",
+        metavar="NAME",
+        help="Environment variable with the API key for the server of --judge, which is sent nowhere else. "
+        "Without this option, no key is sent, except OPENAI_API_KEY to https://api.openai.com.",
+    ),
+    limit_option,
+    click.option(
+        "--max-chars",
+        "characters",
+        type=click.IntRange(min=200),
+        default=6000,
+        metavar="N",
+        help="Maximum number of characters of a response to show the judge, which is told of any cut.",
+    ),
+    parallel_option.replace(
+        type=AutoOrInt(min=1, max=64),
+        default="auto",
+        help="Number of requests at a time; auto: 8 for a server, 4 for a GGUF model.",
+    ),
+    click.option(
+        "--timeout",
+        "seconds",
+        type=FiniteFloat(min=1),
+        default=120.0,
+        metavar="SECONDS",
+        help="Time limit for a server's response, after which the request is retried.",
+    ),
+    placement_options,
+    quiet_option,
+)
+
+
+def judge_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that say who judges and what the judge is shown."""
+    for option in reversed(JUDGE_OPTIONS):
+        command = option(command)
+    return command
+
+
+def _judge(
+    judge: str,
+    judge_model: str | None,
+    key_variable: str | None,
+    parallel: Any,
+    seconds: float,
+    **placement: Any,
+) -> "EndpointJudge | LocalJudge":
+    from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
+
+    if judge.startswith(("http://", "https://")):
+        return EndpointJudge(judge, judge_model, key_variable, 8 if parallel == "auto" else parallel, seconds)
+    if judge_model or key_variable:
+        raise click.UsageError("--judge-model and --judge-key-env are for a server: give --judge URL.")
+    # more than 4 would delay the first judgements
+    return LocalJudge(judge, n_parallel=4 if parallel == "auto" else parallel, **placement)
 
 
 @cli.command("judge")
 @folder_argument
-@click.argument("votes", nargs=-1, metavar="[VOTES]…", type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--judge",
-    "-j",
-    "judge",
-    metavar="NAME|PATH|URL",
-    help="The judge: a GGUF model, as for mink-eval run --model, or the base URL of an OpenAI-compatible "
-    "server, such as http://127.0.0.1:8080/v1.",
-)
-@click.option("--judge-model", metavar="ID", help="Model on the server.  [default: its only one]")
-@click.option(
-    "--api-key-variable",
-    default="OPENAI_API_KEY",
-    metavar="NAME",
-    help="Environment variable that holds the server's API key.",
-)
 @click.option(
     "--against",
     type=SamplerType(),
@@ -594,118 +689,57 @@ def quants_command(
     metavar="SAMPLER",
     help="Sampler to compare the others with.",
 )
-@limit_option
-@click.option(
-    "--max-chars",
-    "characters",
-    type=click.IntRange(min=200),
-    default=6000,
-    metavar="N",
-    help="Maximum number of characters of a response to show the judge, which is told of any cut.",
-)
-@parallel_option.replace(
-    type=AutoOrInt(min=1, max=64),
-    default="auto",
-    help="Number of requests at a time; auto: 8 for a server, 4 for a GGUF model.",
-)
-@click.option(
-    "--timeout",
-    "seconds",
-    type=FiniteFloat(min=1),
-    default=120.0,
-    metavar="SECONDS",
-    help="Time limit for a server's response, after which the request is retried.",
-)
-@placement_options
-@quiet_option
-@click.option(
-    "--people",
-    is_flag=True,
-    help="Let people judge: write a page for them, or report on their saved VOTES.",
-)
+@judge_options
+def judge_command(
+    folder: Path, against: "Sampler", limit: int | None, characters: int, quiet: bool, **options: Any
+) -> None:
+    """Have a model compare the responses of the run in DIR, two samplers at a time.
+
+    The judge compares each pair of responses to a question in both orders; a sampler wins the pair if it is
+    preferred both times. Judgements are saved in DIR/judge as they arrive; run the same command again to
+    resume. Prints win rates and the position bias, and writes them to judge.html, .md and .json.
+    """
+    from mink_local.evals.judge.judgements import judge_run
+
+    judge_run(folder, _judge(**options), str(against), limit, characters, quiet)
+
+
+@cli.command("people")
+@folder_argument
+@click.argument("votes", nargs=-1, metavar="[VOTES]…", type=click.Path(path_type=Path, dir_okay=False))
 @samplers_option.replace(
     default=None,
     show_default=False,
-    help="With --people: sampler of the run. Give two or more; all are compared with each other.",
+    help="Sampler of the run. Give two or more; all are compared with each other.",
 )
 @temperatures_option.replace(
-    default=None,
-    show_default="all",
-    help="With --people: only pairs at this temperature; repeatable.",
+    default=None, show_default="all", help="Only pairs at this temperature; repeatable."
 )
-@click.option(
-    "--pairs", type=POSITIVE, default=50, metavar="N", help="With --people: maximum number of pairs."
-)
-@fixed_seed_option.replace(help="With --people: seed for the choice, order and sides of the pairs.")
-@out_option.replace(help="With --people: folder for the page and its key.  [default: DIR/sheet]")
-def judge_command(
+@click.option("--pairs", type=POSITIVE, default=50, metavar="N", help="Maximum number of pairs.")
+@fixed_seed_option.replace(help="Seed for the choice, order and sides of the pairs.")
+@out_option.replace(help="Folder for the page and its key.  [default: DIR/sheet]")
+def people_command(
     folder: Path,
     votes: Sequence[Path],
-    judge: str | None,
-    judge_model: str | None,
-    api_key_variable: str,
-    against: "Sampler",
-    limit: int | None,
-    characters: int,
-    parallel: Any,
-    seconds: float,
-    quiet: bool,
-    people: bool,
     samplers: "Sequence[Sampler]",
     temperatures: Sequence[float],
     pairs: int,
     seed: int,
     out: Path | None,
-    **placement: Any,
 ) -> None:
-    """Have a model or people compare the responses of the run in DIR, two samplers at a time.
+    """Have people compare the responses of the run in DIR, blindly.
 
-    With --judge, a model compares each pair of responses to a question in both orders; a sampler wins the
-    pair if it is preferred both times. Judgements are saved in DIR/judge as they arrive; run the same command
-    again to resume. Prints win rates and the position bias, and writes them to judge.md and judge.json.
-
-    With --people, writes sheet.html, a single file that needs no network: send it, and nothing else, to the
-    raters. key.json says which sampler wrote what: keep it to yourself. Given the VOTES saved by the page, a
-    file per rater, prints win rates and the raters' agreement, and writes them to votes.md and votes.json
-    next to the key.
+    Writes sheet.html, a single file that needs no network: send it, and nothing else, to the raters. key.json
+    says which sampler wrote what: keep it to yourself. Given the VOTES saved by the page, a file per rater,
+    prints win rates and the raters' agreement, and writes them to votes.html, .md and .json next to the key.
     """
-    if people == bool(judge):
-        raise click.UsageError("give --judge NAME|PATH|URL, or --people.")
-    if people:
-        _ask_people(folder, out or folder / "sheet", votes, samplers, temperatures, pairs, seed)
-        return
-    assert judge
+    from mink_local.evals.judge.people import KEY, PAGE, votes_report, write_sheet
+    from mink_local.evals.report.report import publish
+
+    out = out or folder / "sheet"
     if votes:
-        raise click.UsageError(f"{votes[0]} contains people's votes: add --people.")
-    is_url = judge.startswith(("http://", "https://"))
-    if judge_model and not is_url:
-        raise click.UsageError("--judge-model is for a server: give --judge URL.")
-    from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
-    from mink_local.evals.judge.judgements import judge_run
-
-    if is_url:
-        key = os.environ.get(api_key_variable, "")
-        n_requests = 8 if parallel == "auto" else parallel
-        chosen: EndpointJudge | LocalJudge = EndpointJudge(judge, judge_model, key, n_requests, seconds)
-    else:
-        n_parallel = 4 if parallel == "auto" else parallel  # more would delay the first judgements
-        chosen = LocalJudge(judge, n_parallel=n_parallel, **placement)
-    judge_run(folder, chosen, str(against), limit, characters, quiet)
-
-
-def _ask_people(
-    folder: Path,
-    out: Path,
-    votes: Sequence[Path],
-    samplers: "Sequence[Sampler]",
-    temperatures: Sequence[float],
-    pairs: int,
-    seed: int,
-) -> None:
-    from mink_local.evals.judge.people import KEY, PAGE, report_votes, write_sheet
-
-    if votes:
-        report_votes(folder if (folder / KEY).exists() else out, votes)
+        out = folder if (folder / KEY).exists() else out
+        publish(votes_report(out, votes), out)
         return
     names = list(dict.fromkeys(map(str, samplers)))
     if len(names) < 2:

@@ -4,6 +4,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -26,7 +27,25 @@ COLOURS = (
     *("#8C6D1F", "#882255", "#AA4499", "#117733", "#777777", "#44AA99", "#661100", "#6699CC", "#AA4466"),
 )
 _N_CHAINS = 3  # looks for chains
+FILLED = ("o", "D", "P", "<", ">", "^", "s", "*")  # those that an error bar does not hide
 MARKERS = ("o", "+", "D", "P", "<", ">", "^", "s", "*", "x", "X", "h", "p", "d", "v", "1", "8", "2")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure as SVG, with its description; `stem` is the file name without ".svg"."""
+
+    stem: str
+    description: str
+    svg: bytes
+
+    @classmethod
+    def of(cls, stem: str, description: str, draw: Callable[[], Figure]) -> "Picture":
+        """Return a figure's picture; the same figure gives the same bytes, and a $ in a name stays a $."""
+        with matplotlib.rc_context({"svg.hashsalt": "mink-local", "text.parse_math": False}):
+            svg = io.BytesIO()
+            draw().savefig(svg, format="svg", metadata={"Date": None})
+        return cls(stem, description, svg.getvalue())
 
 
 def look(sampler: str) -> dict[str, Any]:
@@ -46,17 +65,6 @@ def look(sampler: str) -> dict[str, Any]:
         "linestyle": "--" if first else "-",
         "markerfacecolor": "white" if first else colour,
     }
-
-
-def to_svg(draw: Callable[[], Figure]) -> bytes:
-    """Return the figure made by `draw` as SVG; the same figure gives the same bytes.
-
-    A $ in a name stays a $.
-    """
-    with matplotlib.rc_context({"svg.hashsalt": "mink-local", "text.parse_math": False}):
-        svg = io.BytesIO()
-        draw().savefig(svg, format="svg", metadata={"Date": None})
-    return svg.getvalue()
 
 
 def panels(titles: Iterable[str], x_label: str, y_label: str) -> tuple[Figure, dict[str, Any]]:

@@ -33,10 +33,9 @@ A complete measurement, of prompt lengths:
                     yield Length(prompt, name, len(model.tokenize(prompt)))
 
         @staticmethod
-        def report(results: Results) -> None:
+        def report(results: Results) -> Report:
             table = Table("Tokens of a prompt", results.frame[["model", "prompt", "n_tokens"]], keys=2)
-            table.print(Console())
-            results.write("lengths.md", table.markdown())
+            return Report("lengths", "Lengths of prompts", [], [Section("Lengths", [table])], [table])
 
     carry_out(Lengths(resolve("smollm2-135m"), ["Hello", "Good morning"]), Path("lengths"))
 """
@@ -49,17 +48,21 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, M
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
-import msgspec
 from rich import progress as bars
 from rich.console import Console
 from rich.table import Column
 
+from mink_local.cli import printable
 from mink_local.errors import ReportError
-from mink_local.evals.store import ROWS, R, Rows, Store, read_manifest, write_file
+from mink_local.evals.store import ROWS, R, Rows, Store, read_manifest
 from mink_local.interrupts import on_interrupt
+
+if TYPE_CHECKING:
+    from mink_local.evals.report.report import Report
 
 _LOG_SECONDS = 30.0
 _SPEED_SECONDS = 3600.0  # window from which the bar estimates the time left
@@ -67,23 +70,34 @@ _SPEED_SECONDS = 3600.0  # window from which the bar estimates the time left
 
 @dataclass(frozen=True)
 class Results:
-    """Everything in a measurement's folder.
+    """Everything in a measurement's folder, even an unfinished one's; it is read when it is asked for.
 
     Attributes:
-        folder: Where the report is written.
-        manifest: What the rows were measured with.
-        frame: A pandas frame with the measurement's rows and a column per field.
-        problems: A sentence for every line that was skipped.
+        against: What the user wants compared with, if anything: a kind and a name; see `Baseline`.
     """
 
     folder: Path
-    manifest: Mapping[str, Any]
-    frame: Any
-    problems: Sequence[str] = ()
+    kind: "type[Measurement[Any]]"
+    against: tuple[str, Any] | None = None
 
-    def write(self, name: str, content: str | bytes) -> None:
-        """Write a report file atomically. Raises RunError."""
-        write_file(self.folder / name, content)
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        return read_manifest(self.folder)
+
+    @cached_property
+    def rows(self) -> Rows[Any]:
+        """The measurement's rows. Raises ReportError if none is usable."""
+        rows: Rows[Any] = Rows()
+        rows.read(self.folder / self.kind.rows, self.kind.row_type)
+        if not rows.by_key:
+            why = f": {rows.problems[0]}" if rows.problems else " yet"
+            raise ReportError(f"{self.folder} contains no {self.kind.noun}{why}")
+        return rows
+
+    @cached_property
+    def frame(self) -> Any:
+        """The rows as a pandas frame with a column per field."""
+        return frame(self.rows.by_key.values())
 
 
 class Measurement(ABC, Generic[R]):
@@ -118,8 +132,8 @@ class Measurement(ABC, Generic[R]):
 
     @staticmethod
     @abstractmethod
-    def report(results: Results) -> None:
-        """Print a folder's results and write the report files."""
+    def report(results: Results) -> "Report":
+        """Return the report on a folder's results. Raises ReportError if there is nothing to report on."""
 
     def interrupt(self) -> None:
         """Make `measure` end soon; called in the main thread by a signal handler."""
@@ -130,8 +144,8 @@ class Measurement(ABC, Generic[R]):
         return ""
 
     def conclude(self, results: Results) -> None:
-        """Finish a measurement once all rows are there."""
-        self.report(results)
+        """Report on the results once all rows are there. Raises MinkError if they are not as wanted."""
+        report_on(results)
 
     def prepare(self, store: Store[R]) -> None:
         """Read the folder's rows, and do anything else that must happen before `plan`."""
@@ -142,7 +156,13 @@ class Measurement(ABC, Generic[R]):
 
 
 def carry_out(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) -> None:
-    """Measure the rows that a folder lacks, then report on all of them.
+    """Measure the rows that a folder lacks, then report on all of them; see `fill`."""
+    fill(measurement, folder, quiet=quiet)
+    measurement.conclude(Results(folder, type(measurement)))
+
+
+def fill(measurement: Measurement[Any], folder: Path, *, quiet: bool = False) -> None:
+    """Measure the rows that a folder lacks.
 
     Ctrl-C and SIGTERM end it; complete rows are kept.
 
@@ -169,8 +189,16 @@ def carry_out(measurement: Measurement[Any], folder: Path, *, quiet: bool = Fals
                     f"{n_done:,} of {len(keys):,} {measurement.noun} are in {folder}; run the same command "
                     "again to resume."
                 )
-        found = store.found
-        measurement.conclude(Results(folder, store.manifest, frame(found.by_key.values()), found.problems))
+
+
+def report_on(results: Results) -> "Report":
+    """Write and print the report on a folder's results, and return it. Raises MinkError."""
+    from mink_local.evals.report.report import publish
+
+    with Console(stderr=True).status("Making the report …"):
+        report = results.kind.report(results)
+    publish(report, results.folder)
+    return report
 
 
 def _measure(measurement: Measurement[Any], keys: Sequence[Hashable], store: Store[Any], quiet: bool) -> None:
@@ -207,7 +235,7 @@ def progress(noun: str, total: int, done: int = 0, *, quiet: bool = False) -> It
     has_bar = console.is_terminal and not console.is_dumb_terminal and not quiet
     bar = bars.Progress(
         bars.BarColumn(bar_width=None),
-        bars.TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        bars.TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True)),
         bars.TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
         "left",
         console=console,
@@ -223,7 +251,7 @@ def progress(noun: str, total: int, done: int = 0, *, quiet: bool = False) -> It
     def advance(status: str = "") -> None:
         nonlocal n_new, said
         n_new += 1
-        counts = f"{done + n_new:,} of {total:,} {noun}" + (f", {status}" if status else "")
+        counts = printable(f"{done + n_new:,} of {total:,} {noun}" + (f", {status}" if status else ""))
         bar.update(task, advance=1, description=counts)
         now, n_left = time.monotonic(), total - done - n_new
         if not (has_bar or quiet) and (now - said >= _LOG_SECONDS or not n_left):
@@ -247,7 +275,7 @@ def frame(rows: Iterable[Any]) -> Any:
     found = list(rows)
     columns: dict[str, Any] = {}
     for name in _field_names(found[0]) if found else ():
-        values = [msgspec.to_builtins(getattr(row, name)) for row in found]
+        values = [getattr(row, name) for row in found]
         is_number = all(isinstance(value, int | float) for value in values)
         columns[name] = pd.Series(values, dtype=None if is_number else object)
     return pd.DataFrame(columns)
@@ -256,17 +284,3 @@ def frame(rows: Iterable[Any]) -> Any:
 def _field_names(row: Any) -> Sequence[str]:
     """Return a row's fields, including those that earlier versions did not write."""
     return getattr(row, "__struct_fields__", None) or [field.name for field in dataclasses.fields(row)]
-
-
-def read_results(folder: Path, kind: type[Measurement[Any]]) -> Results:
-    """Return the results in a folder, even of an unfinished measurement.
-
-    Raises:
-        ReportError: The folder contains no usable rows.
-    """
-    rows: Rows[Any] = Rows()
-    rows.read(folder / kind.rows, kind.row_type)
-    if not rows.by_key:
-        why = f": {rows.problems[0]}" if rows.problems else " yet"
-        raise ReportError(f"{folder} contains no {kind.noun}{why}")
-    return Results(folder, read_manifest(folder), frame(rows.by_key.values()), rows.problems)

@@ -1,11 +1,11 @@
-"""Tables and pages of all measurements: from a pandas frame to a terminal, Markdown, CSV and JSON."""
+"""Tables of all measurements: from a pandas frame to a terminal, Markdown, CSV and JSON."""
 
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -14,9 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from mink_local.cli import printable
-from mink_local.evals.measurement import Results
-from mink_local.evals.stats import Interval, few_clusters
-from mink_local.evals.store import public
+from mink_local.evals.stats import Interval
 
 
 class Cell(NamedTuple):
@@ -105,7 +103,7 @@ class Table:
 
         (A single table would wrap, and break numbers in the middle.)
         """
-        console.print(Text(f"\n{self.title}", style="bold"))
+        console.print(Text(f"\n{printable(self.title)}", style="bold"))
         for part in self.parts(console.width):
             console.print(part)
 
@@ -148,8 +146,8 @@ def _cell(value: Any, as_text: Format) -> Cell:
 
 
 def _rich(cell: Cell) -> Text:
-    text = Text(cell.text, style="bold" if cell.bold else "")
-    return text.append(f"\n{cell.below}", style="dim not bold") if cell.below else text
+    text = Text(printable(cell.text), style="bold" if cell.bold else "")
+    return text.append(f"\n{printable(cell.below)}", style="dim not bold") if cell.below else text
 
 
 def _markdown(cell: Cell) -> str:
@@ -169,13 +167,18 @@ def grid(frame: pd.DataFrame, row: str, column: str, value: str) -> pd.DataFrame
     return wide.astype(object).where(wide.notna(), None).reset_index()
 
 
+def values(intervals: pd.Series, part: str = "value") -> pd.Series:
+    """Return the values of a column of intervals, or their ends: "low" or "high"; NaN where there is none."""
+    return intervals.map(attrgetter(part), na_action="ignore").astype(float)
+
+
 def spread(frame: pd.DataFrame) -> pd.DataFrame:
     """Return a frame with each interval spread over three columns: NAME, NAME_low and NAME_high."""
     columns: dict[Any, pd.Series] = {}
     for name, column in frame.items():
         if any(isinstance(value, Interval) for value in column):
-            for i, end in enumerate(("", "_low", "_high")):
-                columns[f"{name}{end}"] = column.str[i]
+            for part, ending in (("value", ""), ("low", "_low"), ("high", "_high")):
+                columns[f"{name}{ending}"] = values(column, part)
         else:
             columns[name] = column
     return pd.DataFrame(columns)
@@ -198,76 +201,3 @@ def to_json(about: Mapping[str, Any], **frames: pd.DataFrame) -> str:
         rows = ",\n  ".join(lines)
         parts.append(f"{json.dumps(name)}: [\n  {rows}\n ]")
     return "{\n " + ",\n ".join(parts) + "\n}\n"
-
-
-def show_file(console: Console, path: Path) -> None:
-    """Print the path of a written report on one line, however long it is."""
-    console.print(f"\n{path}", style="bold", highlight=False, soft_wrap=True, markup=False)
-
-
-def write_report(
-    results: Results,
-    name: str,
-    title: str,
-    notes: Sequence[str],
-    text: Sequence[str],
-    tables: Iterable[Table],
-    shown: Iterable[Table],
-    about: Mapping[str, Any],
-    **frames: pd.DataFrame,
-) -> None:
-    """Write NAME.md and NAME.json, and print some tables and the notes.
-
-    Args:
-        notes: Caveats for the reader, which are also printed.
-        text: Markdown paragraphs that precede the page's tables.
-        tables: Tables on the page.
-        shown: Tables to print.
-        about: Content of the JSON besides the frames.
-        frames: Frames by name.
-    """
-    console = Console()
-    for table in shown:
-        table.print(console)
-    for note in notes:
-        console.print(f"• {printable(note)}", highlight=False, markup=False)
-    parts = [f"# {title}", *map(escape_markdown, notes), *text]
-    for table in tables:
-        parts += [f"## {escape_markdown(table.title)}", table.markdown()]
-    results.write(f"{name}.json", to_json(about, **frames))
-    results.write(f"{name}.md", "\n\n".join(parts) + "\n")
-    show_file(console, results.folder / f"{name}.md")
-
-
-def publish(
-    results: Results,
-    title: str,
-    text: Sequence[str],
-    tables: Iterable[Table],
-    shown: Table,
-    picture: bytes,
-    clusters: tuple[int, int, str],
-    **frames: pd.DataFrame,
-) -> None:
-    """Write NAME.md, .svg, .csv and .json for a measurement NAME, and print one table.
-
-    Args:
-        text: Markdown paragraphs that precede the page's tables.
-        shown: Table to print.
-        picture: The figure as SVG.
-        clusters: Number of units that the intervals are over, number excluded because they lack a setting,
-            and what a unit is called: (60, 0, "prompt").
-        frames: Content of the JSON; `settings` is also written as CSV.
-    """
-    name = results.manifest["measures"]
-    n, n_left_out, noun = clusters
-    few = few_clusters(n, f"{noun}s")
-    notes = [few] if few else []
-    if n_left_out:
-        notes.append(f"{count(n_left_out, noun)} excluded: not measured with every setting yet.")
-    about = {**public(results.manifest), f"n_{noun}s": n}
-    del about["sessions"]
-    results.write(f"{name}.svg", picture)
-    results.write(f"{name}.csv", to_csv(frames["settings"]))
-    page = [*text, f"![{title}]({name}.svg)"]
-    write_report(results, name, title, notes, page, tables, [shown], about, **frames)

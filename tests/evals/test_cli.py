@@ -1,15 +1,20 @@
 """What `mink-eval` says about wrong input, in one sentence."""
 
 import json
+import os
 import shutil
+import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 import pytest
 
 from mink_local.evals.cli import cli
+from mink_local.evals.judge.judgements import ORDERS, Judgement, PairKey
 from mink_local.evals.tasks import TASKS
-from tests.support.mink_eval import MinkEval, read_responses
+from tests.support.made_run import write_run
+from tests.support.mink_eval import MINK_EVAL, MinkEval, read_responses
 from tests.support.python import output_of
 
 
@@ -85,31 +90,48 @@ def test_the_tasks_are_listed(mink_eval: MinkEval) -> None:
     assert [line.split()[0] for line in listed.splitlines()] == [*TASKS, "FILE.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("measures", "report"),
-    [
-        ("run", "report.page.report_run"),
-        ("frontier", "frontier.measure.Frontier.report"),
-        ("coverage", "coverage.measure.Walks.report"),
-        ("judge", "judge.judgements.Judging.report"),
-    ],
-)
-def test_every_folder_has_its_own_report(
-    measures: str, report: str, tmp_path: Path, mink_eval: MinkEval, monkeypatch: pytest.MonkeyPatch
+def test_what_lies_beside_a_run_is_reported_on_or_warned_of(
+    tmp_path: Path, mink_eval: MinkEval, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the judgements and the votes that are in folders of it."""
-    reported = []
-    for name in (report, "judge.judgements.Judging.report", "judge.people.report_votes"):
-        monkeypatch.setattr(f"mink_local.evals.{name}", lambda *_, name=name: reported.append(name))
-    monkeypatch.setattr("mink_local.evals.measurement.read_results", lambda folder, _: folder)
-    (tmp_path / "manifest.json").write_text(json.dumps({"measures": measures}))
-    assert mink_eval("report", tmp_path).status == 0
-    assert reported == [report]
-    (tmp_path / "judge").mkdir()
-    (tmp_path / "sheet").mkdir()
-    (tmp_path / "sheet" / "votes-Ann.json").touch()
-    assert mink_eval("report", tmp_path).status == 0
-    assert reported[1:] == [report, "judge.judgements.Judging.report", "judge.people.report_votes"]
+    """Judgements and votes, none of which can keep the run from its report."""
+    run = write_run(tmp_path, tasks=("essay",), samplers=("min-k:tau=3", "greedy"), n_questions=2)
+    assert "essay with tiny-model" in mink_eval("report", run).succeeded().stdout
+    for name, content in (
+        ("judge/judgements.jsonl", ""),
+        ("sheet/votes-Ann.json", "{}"),
+        ("sheet/key.json", ""),
+    ):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text(content)
+    shown = mink_eval("report", run).succeeded().stdout  # no judgement yet, and a sheet whose key is damaged
+    assert "essay with tiny-model" in shown
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    mink_eval("people", run, "-s", "min-k", "-s", "greedy", "--out", run / "again").succeeded()
+    key = json.loads((run / "again" / "key.json").read_text())
+    votes = {"sheet": key["sheet"], "rater": "Ann", "votes": dict.fromkeys(key["pairs"], "left")}
+    (run / "again" / "key.json").replace(run / "sheet" / "key.json")
+    (run / "sheet" / "votes-Ann.json").write_text(json.dumps(votes))
+    pair = PairKey("tiny-model", "essay", 1.0, 0, "0")
+    judgement = Judgement(
+        **asdict(pair), judge="me", prompt_sha256="", sampler="min-k:tau=3", against="greedy", raw="",
+        order=ORDERS[0], winner="A", attempts=1, characters=9, is_cut=False,
+    )  # fmt: skip
+    (run / "judge" / "judgements.jsonl").write_text(json.dumps(asdict(judgement)) + "\n")
+    shown = mink_eval("report", run).succeeded().stdout
+    assert len(caplog.records) == 2
+    for path in ("report/report.html", "judge/judge.html", "sheet/votes.html"):
+        assert str(run / path) in shown
+        assert (run / path).exists()
+
+
+def test_the_files_are_there_though_the_reader_of_the_output_has_left(tmp_path: Path) -> None:
+    run = write_run(tmp_path, tasks=("essay",), samplers=("greedy",), n_questions=1)
+    read, write = os.pipe()
+    os.close(read)
+    finished = subprocess.run([*MINK_EVAL, "report", run], stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (finished.returncode, finished.stderr) == (0, b"")
+    assert (run / "report" / "report.html").exists()
 
 
 def test_help_imports_no_library_of_reports() -> None:
@@ -121,10 +143,13 @@ def test_help_imports_no_library_of_reports() -> None:
 
 
 def test_an_option_means_the_same_in_all_commands() -> None:
-    """Its names and type; a default may differ."""
+    """Its names, what it takes and whether it is repeatable; a default and a range may differ."""
+    kinds = (click.types.FloatParamType, click.types.IntParamType, click.Choice, click.Path, click.ParamType)
     found: dict[str, set[tuple[object, ...]]] = {}
     for name, command in cli.commands.items():
         for option in command.params:
             if isinstance(option, click.Option) and name != "lm-eval":
-                found.setdefault(str(option.name), set()).add((*sorted(option.opts), option.multiple))
+                kind = next(kind for kind in kinds if isinstance(option.type, kind))
+                meaning = (*sorted(option.opts), kind, option.multiple, option.is_flag)
+                found.setdefault(str(option.name), set()).add(meaning)
     assert {name: meanings for name, meanings in found.items() if len(meanings) > 1} == {}

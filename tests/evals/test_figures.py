@@ -4,7 +4,7 @@ import re
 
 from matplotlib.figure import Figure
 
-from mink_local.evals.figures import look, to_svg
+from mink_local.evals.figures import Picture, look
 from mink_local.samplers import SAMPLERS, default_samplers, label
 
 
@@ -28,7 +28,8 @@ def test_the_same_figure_is_the_same_bytes() -> None:
         figure.suptitle("costs $1 and $2")
         return figure
 
-    svg = to_svg(draw)
-    assert svg == to_svg(draw)
+    picture = Picture.of("bill", "A bill", draw)
+    assert picture == Picture.of("bill", "A bill", draw)
+    svg = picture.svg
     assert b"<svg" in svg
     assert re.search(rb"<!-- costs \$1 and \$2 -->", svg)

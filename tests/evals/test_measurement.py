@@ -1,5 +1,6 @@
 """A measurement carried out in a folder: what is missing is measured, whatever ended the session before."""
 
+import json
 import logging
 import math
 import os
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
+import pandas as pd
 import pytest
 
 from mink_local.errors import GenerationError, ModelError, ReportError
@@ -20,8 +22,8 @@ from mink_local.evals.measurement import (
     Results,
     carry_out,
     progress,
-    read_results,
 )
+from mink_local.evals.report.report import Report
 from mink_local.evals.settings import sweep
 from mink_local.evals.store import ROWS, Store
 from mink_local.generation.model import Model
@@ -65,9 +67,9 @@ class Squares(Measurement[Square]):
             yield Square(key, key * key)
 
     @staticmethod
-    def report(results: Results) -> None:
-        results.write("squares.txt", str(results.frame["square"].sum()))
-        print("report")
+    def report(results: Results) -> Report:
+        total = pd.DataFrame({"sum": [results.frame["square"].sum()]})
+        return Report("squares", "Squares", [], [], [], ["all are squares"], frames={"total": total})
 
     def status(self, row: Square) -> str:
         return f"last {row.square}"
@@ -78,9 +80,9 @@ def test_only_what_is_missing_is_measured(tmp_path: Path, capsys: pytest.Capture
         squares = Squares(n)
         carry_out(squares, tmp_path)
         assert squares.measured == measured
-    assert (tmp_path / "squares.txt").read_text() == "30"  # of all that the folder holds
+    assert json.loads((tmp_path / "squares.json").read_text()) == {"total": [{"sum": 30}]}  # of all it holds
     out, err = capsys.readouterr()
-    assert out == "report\n" * 3
+    assert out.count("all are squares") == 3
     assert "5 of 5 numbers, last 16" in err
     carry_out(Squares(6), tmp_path, quiet=True)
     assert capsys.readouterr().err == ""
@@ -103,13 +105,27 @@ def test_an_error_keeps_what_was_measured(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(ModelError):
         carry_out(Squares(5, fails_at=2), tmp_path)
     assert "2 of 5" in capsys.readouterr().out
-    results = read_results(tmp_path, Squares)
+    results = Results(tmp_path, Squares)
     assert results.frame.to_dict("list") == {"number": [0, 1], "square": [0, 1]}
     assert (results.manifest["power"], len(results.manifest["sessions"])) == (2, 1)
     (tmp_path / ROWS).write_text('{"number": 1}\n')
     for folder, named in ((tmp_path, "line 1"), (tmp_path / "empty", "empty")):
         with pytest.raises(ReportError, match=named):
-            read_results(folder, Squares)
+            _ = Results(folder, Squares).rows
+
+
+def test_the_progress_shows_texts_as_they_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither markup nor what a terminal obeys works: a question's id is whatever its author wrote."""
+    for terminal in ("", "1"):
+        monkeypatch.setenv("FORCE_COLOR", terminal)
+        with progress("texts", 2) as advance:
+            advance("")
+            advance("[/x] [red] :smile: \x1b[2J")
+        shown = capsys.readouterr().err
+        assert "[/x] [red] :smile: ␛[2J" in shown
+        assert "\x1b[2J" not in shown
 
 
 def test_a_log_has_a_line_every_half_minute_and_at_the_end(

@@ -115,7 +115,7 @@ def test_what_is_changed_is_refused_and_every_change_is_named(tmp_path: Path) ->
 @pytest.mark.parametrize("change", [{"ctx": 0}, {"stop": ["x"], "tasks": {"gsm8k": {"budget": 0}}}])
 def test_a_value_that_is_missing_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
     """Neither added to what was measured without it, nor left out of what was measured with it."""
-    first = {"tasks": {"gsm8k": {"shots": 4}}}
+    first: dict[str, Any] = {"tasks": {"gsm8k": {"shots": 4}}}
     without = first | {"ctx": None}
     with opened(tmp_path, **first):
         pass
@@ -125,7 +125,7 @@ def test_a_value_that_is_missing_is_none(tmp_path: Path, change: dict[str, Any])
         opened(tmp_path, **first | change)
     with opened(tmp_path / "with", **first | change):
         pass
-    given = {"ctx": None, "tasks": {"gsm8k": {"budget": None}}}
+    given: dict[str, Any] = {"ctx": None, "tasks": {"gsm8k": {"budget": None}}}
     with pytest.raises(RunError, match="not given"):
         opened(tmp_path / "with", **first | given)
 

@@ -33,8 +33,12 @@ def says(content: str | None) -> Said:
     return Said(200, {"choices": [{"message": {"role": "assistant", "content": content}}]})
 
 
-def fails(status: int, message: str = "it is broken", code: str | None = None, **headers: str) -> Said:
-    return Said(status, {"error": {"message": message, "code": code}}, headers)
+def fails(
+    status: int, message: str = "it is broken", code: str | None = None, param: str = "", **headers: str
+) -> Said:
+    """Return an error, which is worth trying again at once unless a header says otherwise."""
+    error = {"message": message, "code": code, "param": param}
+    return Said(status, {"error": error}, headers or {"Retry_After_ms": "1"})
 
 
 def shown_answers(body: Body) -> tuple[str, str]:
@@ -55,14 +59,14 @@ class JudgeServer:
     Attributes:
         models: Ids that GET /v1/models names.
         bodies: The bodies of the requests so far.
-        keys: Their Authorization headers.
+        headers: Their headers.
     """
 
     url: str
     answer: Callable[[Body], Said]
     models: list[str] = field(default_factory=lambda: ["judge-1"])
     bodies: list[Body] = field(default_factory=list)
-    keys: list[str | None] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
 
 
 @contextmanager
@@ -74,7 +78,7 @@ def judge_server(answer: Callable[[Body], Said]) -> Iterator[JudgeServer]:
 
     async def complete(request: Request) -> Response:
         server.bodies.append(await request.json())
-        server.keys.append(request.headers.get("authorization"))
+        server.headers.append(dict(request.headers))
         said = server.answer(server.bodies[-1])
         if said.status == 0:
             return Response(headers=BROKEN_OFF)

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from mink_local.errors import ReportError
 from mink_local.evals.coverage.answers import BUNDLED, AnswerSet, ClosedPrompt, read_prompts
 from mink_local.evals.coverage.tree import MOST_TOKENS, TokenProbabilities, Vocabulary, walk
-from mink_local.evals.figures import curves, to_svg
+from mink_local.evals.figures import Picture, curves
 from mink_local.evals.measurement import Results
+from mink_local.evals.report.report import Report, Section, settings_report
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement
 from mink_local.evals.stats import FEW, share
-from mink_local.evals.tables import Format, Table, count, percent, publish, temperature_name, with_interval
+from mink_local.evals.tables import Format, Table, count, percent, temperature_name, values, with_interval
 from mink_local.generation.model import Model
 from mink_local.models.catalog import resolve
 from mink_local.samplers import Greedy, MinK, MinP, Sampler, default_samplers, label
@@ -163,8 +164,7 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
         return f"{row.prompt}: {row.n_nodes} nodes"
 
     @staticmethod
-    def report(results: Results) -> None:
-        """Print the best temperatures, and write the report; see `publish`."""
+    def report(results: Results) -> Report:
         found, n_prompts, n_left_out = means(results.frame)
         manifest = results.manifest
         greedy = found.loc[found["sampler"] == str(Greedy()), "valid"].iloc[0].value
@@ -177,24 +177,28 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
             for below in _BELOW_GREEDY
             if n_prompts >= FEW and below < greedy
         ]
-        whole = _table("All samplers and temperatures", found)
-        text = (
-            "The distribution over answers is computed, not sampled. *Validity* is the probability of a "
-            "valid answer. *Coverage* is the expected number of distinct valid answers in "
+        title = f"Validity and coverage of {manifest['model']['name']}, {count(n_prompts, 'prompt')}"
+        how_to_read = (
+            "The distribution over answers is computed, not sampled. Validity is the probability of a valid "
+            "answer. Coverage is the expected number of distinct valid answers in "
             f"{manifest['walk']['samples']} samples, relative to what it would be if all valid answers were "
-            "equally likely. *Unexplored* is the largest probability, on any prompt, of answers that were "
+            "equally likely. Unexplored is the largest probability, on any prompt, of answers that were "
             "neither complete nor invalid when the walk ended: validity may be higher by that much. All "
             "other numbers are means over prompts, with 95% intervals. At T = ∞, all candidates are equally "
             "likely; a sampler that cuts after temperature sees T = 10⁶. The best temperature is chosen on "
             "these same prompts."
         )
-        publish(
-            results,
-            f"Validity and coverage of {manifest['model']['name']}, {count(n_prompts, 'prompt')}",
-            [text],
+        whole = _table("All samplers and temperatures", found)
+        own = Section(
+            "Validity and coverage",
             [*tables, whole],
+            lead=Picture.of("coverage", title, lambda: _figure(found)),
+        )
+        return settings_report(
+            results,
+            title,
+            [own, Section("How to read this", [how_to_read])],
             (tables or [whole])[-1],
-            to_svg(lambda: _figure(found)),
             (n_prompts, n_left_out, "prompt"),
             settings=found,
         )
@@ -234,7 +238,7 @@ def best(found: pd.DataFrame, least: float) -> pd.DataFrame:
     The sampler with the most coverage comes first; one that is less valid at every temperature has empty
     cells.
     """
-    enough = found[found["valid"].str[0] >= least]
+    enough = found[values(found["valid"]) >= least]
     ranked = enough.sort_values("coverage", ascending=False, kind="stable").drop_duplicates("sampler")
     others = pd.DataFrame({"sampler": sorted(set(found["sampler"]) - set(ranked["sampler"]))})
     return pd.concat([ranked, others])[["sampler", "temperature", "valid", "coverage"]]
@@ -257,5 +261,5 @@ def _table(title: str, frame: pd.DataFrame) -> Table:
 
 def _figure(found: pd.DataFrame) -> Figure:
     """Draw validity against coverage, a curve per sampler, from the lowest temperature up."""
-    shown = found.assign(x=100 * found["coverage"].str[0], y=100 * found["valid"].str[0])
+    shown = found.assign(x=100 * values(found["coverage"]), y=100 * values(found["valid"]))
     return curves(shown, "coverage, %", "validity, %")

@@ -1,1 +1,1 @@
-"""`mink-eval frontier`: each sampler's exact noise–variety trade-off, given the logits of two models."""
+"""`mink-eval frontier`: each sampler's exact tail mass–variety trade-off, given the logits of two models."""

@@ -1,4 +1,4 @@
-"""Measures noise against variety: streams the logits of a model and its reference over the same texts."""
+"""Measures tail mass against variety: streams the logits of a model and its reference over the same texts."""
 
 import hashlib
 import json
@@ -135,7 +135,7 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         limit: Maximum number of texts, chosen at random; a larger number adds to them.
         samplers: Chains to measure in addition to the sweep; must not be stateful.
         temperatures: Temperatures for every sampler.
-        wanted: Noise levels at which to compare samplers, in percentage points above greedy's.
+        wanted: Levels of tail mass at which to compare samplers, in percentage points above greedy's.
         placement: Options of `load_model`, for both models.
 
     Raises:
@@ -159,7 +159,7 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         files = {"model": resolve(model), "reference": resolve(reference)}
         if text is not None:
             found = read_paragraphs(text)
-            source = {"source": text.name, "path": str(text), "sha256": file_sha256(text)}
+            source: dict[str, Any] = {"source": text.name, "path": str(text), "sha256": file_sha256(text)}
         else:
             assert texts is not None
             found = read_answers(texts, file_sha256(files["reference"].path))

@@ -1,4 +1,4 @@
-"""Figures with intervals, the variety of each sampler at equal noise, and the report.
+"""Figures with intervals, the variety of each sampler at equal tail mass, and the report.
 
 A figure is a mean over positions: the sum over texts, divided by the number of positions. Its 95% interval
 is a percentile bootstrap over texts (Efron 1979, doi:10.1214/aos/1176344552), because positions in the same
@@ -16,9 +16,10 @@ from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from mink_local.errors import ReportError
-from mink_local.evals.figures import look, panels, to_svg
-from mink_local.evals.frontier.sums import FIGURES, NOISE_LEVELS
+from mink_local.evals.figures import Picture, look, panels
+from mink_local.evals.frontier.sums import FIGURES, TAIL_LEVELS
 from mink_local.evals.measurement import Results
+from mink_local.evals.report.report import Report, Section, settings_report
 from mink_local.evals.settings import SamplerSetting, sweep
 from mink_local.evals.stats import Interval, resample
 from mink_local.evals.tables import (
@@ -28,8 +29,8 @@ from mink_local.evals.tables import (
     count,
     percent,
     points,
-    publish,
     temperature_name,
+    values,
     with_interval,
 )
 from mink_local.samplers import label, parse
@@ -37,11 +38,11 @@ from mink_local.samplers import label, parse
 YARDSTICK = "min-p (T last)"
 """The curve that the samplers are compared with."""
 
-MOST_NOISE = 0.5
-"""Settings with more noise than this are ignored; see `at_noise`."""
+MOST_TAIL_MASS = 0.5
+"""Settings with more tail mass than this are ignored; see `at_tail_mass`."""
 
-_LEAST_NOISE = 1e-4  # the figure's lower end, if anything lies there
-_LOOSE_NOISE = 0.2  # the figure's upper end is at least this: any reasonable choice lies below
+_LEAST_TAIL_MASS = 1e-4  # the figure's lower end, if anything lies there
+_LOOSE_TAIL_MASS = 0.2  # the figure's upper end is at least this: any reasonable choice lies below
 
 Floats = NDArray[np.float64]
 
@@ -91,30 +92,30 @@ class FrontierResults:
             key: list(curve.index) for key, curve in curves
         }
 
-    def at_noise(self, temperature: float, wanted: float) -> pd.DataFrame:
-        """Return the maximum entropy of each curve at a given noise, the best curve first.
+    def at_tail_mass(self, temperature: float, wanted: float) -> pd.DataFrame:
+        """Return the maximum entropy of each curve at a given tail mass, the best curve first.
 
         A curve consists of straight lines from greedy through its settings: a point on a line is reached by
-        choosing at random, at each position, between the settings at its ends. Settings above `MOST_NOISE`
-        are ignored: mixing in a little of them adds much entropy, but it is noise.
+        choosing at random, at each position, between the settings at its ends. Settings above
+        `MOST_TAIL_MASS` are ignored: a little of them would add much entropy, all of it from the tail.
 
         Args:
             temperature: One of `temperatures`.
-            wanted: Noise above greedy's, as a share.
+            wanted: Tail mass above greedy's, as a share.
 
         Returns:
             For each curve, its `entropy` and, paired, how far it is `behind` the best curve's, as intervals;
-            and `between` which settings it lies: a single one if the sweep ends below the wanted noise.
+            and `between` which settings it lies: a single one if the sweep ends below the wanted tail mass.
         """
         found: list[tuple[str, Floats, str]] = []
         for (t, curve), members in self._numbers.items():
             if t != temperature or not self.settings[members[0]].option:
                 continue
             numbers = np.array(self._numbers[t, "greedy"] + members)
-            noise, entropy = self._path(numbers)
-            kept = np.concatenate([[True], noise[0, 1:] <= MOST_NOISE])
+            tail, entropy = self._path(numbers)
+            kept = np.concatenate([[True], tail[0, 1:] <= MOST_TAIL_MASS])
             if kept.sum() > 1:
-                best, place = most_entropy(noise[:, kept], entropy[:, kept], noise[:, 0] + wanted)
+                best, place = most_entropy(tail[:, kept], entropy[:, kept], tail[:, 0] + wanted)
                 names = [self.settings[i].option or "greedy" for i in numbers[kept]]
                 found.append((curve, best, " to ".join(names[place : place + 2])))
         found.sort(key=lambda one: -one[1][0])
@@ -127,41 +128,41 @@ class FrontierResults:
     def defaults(self, temperature: float) -> pd.DataFrame:
         """Return the `figures` of every sampler's default at a temperature, with its `gain`.
 
-        The gain is its entropy minus that of the yardstick's curve at the same noise, in nats. The curve
-        starts at greedy, even if the default has less noise. The gain is None for greedy itself, and where
-        the yardstick's sweep ends below the default's noise.
+        The gain is its entropy minus that of the yardstick's curve at the same tail mass, in nats. The curve
+        starts at greedy, even if the default has less. The gain is None for greedy itself, and where
+        the yardstick's sweep ends below the default's tail mass.
         """
         greedy = self._numbers[temperature, "greedy"]
-        noise, entropy = self._path(greedy + self._numbers[temperature, YARDSTICK])
+        tail, entropy = self._path(greedy + self._numbers[temperature, YARDSTICK])
         gains: dict[int, Interval | None] = {}
         for i, setting in enumerate(self.settings):
             if setting.temperature != temperature or not setting.is_default:
                 continue
-            own_noise, own_entropy = (means[:, 0] for means in self._path([i]))
+            own_tail, own_entropy = (means[:, 0] for means in self._path([i]))
             gains[i] = None
-            if i not in greedy and own_noise[0] <= noise[0].max():
-                best, _ = most_entropy(noise, entropy, np.maximum(own_noise, noise[:, 0]))
+            if i not in greedy and own_tail[0] <= tail[0].max():
+                best, _ = most_entropy(tail, entropy, np.maximum(own_tail, tail[:, 0]))
                 gains[i] = self._interval(own_entropy - best)
         return self.figures.loc[list(gains)].assign(gain=list(gains.values()))
 
     def _path(self, numbers: Any) -> tuple[Floats, Floats]:
-        """Return noise and entropy along the settings, float64 (1 + resamples, settings)."""
+        """Return tail mass and entropy along the settings, float64 (1 + resamples, settings)."""
         means = self._means[:, numbers]
-        return means[:, :, FIGURES.index("noise")], means[:, :, FIGURES.index("entropy")]
+        return means[:, :, FIGURES.index("tail_mass")], means[:, :, FIGURES.index("entropy")]
 
     def _interval(self, means: Floats) -> Interval:
         """Return the first number, with an interval from the others, its resamples."""
         return Interval.of(means[0], means[1:], self.n_texts)
 
 
-def most_entropy(noise: Floats, entropy: Floats, bound: Floats) -> tuple[Floats, int]:
-    """Return the maximum entropy at a noise of at most `bound` on the straight lines through points.
+def most_entropy(tail: Floats, entropy: Floats, bound: Floats) -> tuple[Floats, int]:
+    """Return the maximum entropy at a tail mass of at most `bound` on the straight lines through points.
 
     On a line within the bound, it is at one of the ends; on a line that crosses the bound, it may be at the
     crossing.
 
     Args:
-        noise: float64 (n, points); the first in each row is within the bound.
+        tail: float64 (n, points); the first in each row is within the bound.
         entropy: float64 (n, points).
         bound: float64 (n,), one per row.
 
@@ -170,12 +171,12 @@ def most_entropy(noise: Floats, entropy: Floats, bound: Floats) -> tuple[Floats,
         line starts.
     """
     best, place = entropy[:, 0], 0
-    for i in range(1, noise.shape[1]):
-        before, after = noise[:, i - 1] - bound, noise[:, i] - bound
+    for i in range(1, tail.shape[1]):
+        before, after = tail[:, i - 1] - bound, tail[:, i] - bound
         crosses = before * after < 0
         share = before / np.where(crosses, before - after, 1)
         at_crossing = entropy[:, i - 1] + share * (entropy[:, i] - entropy[:, i - 1])
-        within = after <= 1e-12  # allows for rounding of a noise equal to the bound
+        within = after <= 1e-12  # allows for rounding of a tail mass equal to the bound
         for number, allowed, candidate in ((i - 1, crosses, at_crossing), (i, within, entropy[:, i])):
             better = allowed & (candidate > best)
             best = np.where(better, candidate, best)
@@ -194,8 +195,8 @@ def _gain(difference: float) -> str:
 _COLUMNS: dict[str, tuple[str, Format]] = {
     "sampler": ("method", label),
     "temperature": ("T", temperature_name),
-    "noise": ("noise, %", with_interval(_percent)),
-    "deep_noise": ("noise at 0.1%, %", with_interval(_percent)),
+    "tail_mass": ("tail mass, %", with_interval(_percent)),
+    "deep_tail_mass": ("tail mass at 0.1%, %", with_interval(_percent)),
     "surprise": ("surprise", with_interval("{:.3f}".format)),
     "entropy": ("entropy", with_interval("{:.3f}".format)),
     "k_is_1": ("k = 1, %", lambda share: percent(share.value)),
@@ -204,50 +205,55 @@ _COLUMNS: dict[str, tuple[str, Format]] = {
 }
 
 
-def report(results: Results) -> None:
-    """Print the defaults at the highest temperature, and write the report; see `publish`."""
+def report(results: Results) -> Report:
+    """Return the report on a frontier's rows."""
     found = FrontierResults(results.frame)
     manifest = results.manifest
     wanted = [one / 100 for one in manifest["wanted"]]
     defaults = pd.concat([found.defaults(temperature) for temperature in found.temperatures])
-    at_noise = pd.concat(
+    at_tail_mass = pd.concat(
         [
-            found.at_noise(temperature, more).assign(temperature=temperature, wanted=more)
+            found.at_tail_mass(temperature, more).assign(temperature=temperature, wanted=more)
             for temperature in found.temperatures
             for more in wanted
         ]
     )
     model, reference = (manifest[role]["name"] for role in ("model", "reference"))
-    text = (
+    how_to_read = (
         f"{count(found.n_positions, 'position')} in {count(found.n_texts, 'text')} from "
-        f"{manifest['texts']['source']}. At each position, *noise* is the probability of tokens to which "
-        f"{reference} gives less than {100 * NOISE_LEVELS['noise']:g}% (at temperature 1), and *entropy*, "
-        "the variety, is that of the sampler's distribution, in nats; *surprise* is −Σ q log p, where p is "
+        f"{manifest['texts']['source']}. At each position, tail mass is the probability of tokens to which "
+        f"{reference} gives less than {100 * TAIL_LEVELS['tail_mass']:g}% (at temperature 1), and entropy, "
+        "the variety, is that of the sampler's distribution, in nats; surprise is −Σ q log p, where p is "
         "the reference's probability. All are exact, given the logits: nothing is sampled. (Another batch "
         "split changes the last bits of the logits, and thus a few cuts.) In brackets: 95% intervals, by "
         "bootstrap over texts, not corrected for multiple comparisons. Not shown: how a text continues after "
         "an improbable token, and whether such a token is wrong or merely rare.",
-        f"*Gain* is entropy minus that of {YARDSTICK} at the same noise: above 0 if a default has more "
-        "variety for its noise than the yardstick with another p. Noise levels are in points above greedy's, "
-        "and are reached between the settings shown. Bold: the maximum entropy, and any that cannot be "
-        f"distinguished from it. ≥: the sweep ends below that noise. Settings above {100 * MOST_NOISE:g}% "
-        "noise are ignored.",
+        f"Gain is entropy minus that of {YARDSTICK} at the same tail mass: above 0 if a default has more "
+        "variety for its tail mass than the yardstick with another p. Levels of tail mass are in points "
+        "above greedy's, and are reached between the settings shown. Bold: the maximum entropy, and any that "
+        "cannot be distinguished from it. ≥: the sweep ends below that tail mass. Settings above "
+        f"{100 * MOST_TAIL_MASS:g}% are ignored.",
     )
     hottest = max((t for t in found.temperatures if math.isfinite(t)), default=math.inf)
-    columns = ["sampler", "noise", "entropy", "k_is_1", "gain"]
-    publish(
+    columns = ["sampler", "tail_mass", "entropy", "k_is_1", "gain"]
+    title = f"Tail mass against variety: {model}, judged by {reference}"
+    tables = [
+        *_tail_mass_tables(at_tail_mass),
+        _table("Defaults", defaults),
+        _table("All settings", found.figures),
+    ]
+    lead = Picture.of("frontier", title, lambda: _figure(found))
+    return settings_report(
         results,
-        f"Noise against variety: {model}, judged by {reference}",
-        text,
-        [*_noise_tables(at_noise), _table("Defaults", defaults), _table("All settings", found.figures)],
+        title,
+        [Section("Tail mass against variety", tables, lead=lead), Section("How to read this", how_to_read)],
         _table(
             f"Defaults at T = {temperature_name(hottest)}",
             defaults.loc[defaults["temperature"] == hottest, columns],
         ),
-        to_svg(lambda: _figure(found)),
         (found.n_texts, found.n_left_out, "text"),
         settings=found.figures,
-        at_noise=at_noise,
+        at_tail_mass=at_tail_mass,
         defaults=defaults,
     )
 
@@ -260,15 +266,15 @@ def _table(title: str, frame: pd.DataFrame) -> Table:
     return Table(title, renamed, keys, dict(columns.values()))
 
 
-def _noise_tables(at_noise: pd.DataFrame) -> Iterator[Table]:
-    """Yield a table per temperature: the maximum entropy of every curve at the wanted noise levels."""
-    for temperature, frame in at_noise.groupby("temperature"):
-        best = frame["entropy"].str[0].groupby(frame["curve"]).sum()
+def _tail_mass_tables(at_tail_mass: pd.DataFrame) -> Iterator[Table]:
+    """Yield a table per temperature: the maximum entropy of every curve at the wanted levels of tail mass."""
+    for temperature, frame in at_tail_mass.groupby("temperature"):
+        best = values(frame["entropy"]).groupby(frame["curve"]).sum()
         table = pd.DataFrame({"method": best.sort_values(ascending=False).index})
         for wanted, column in frame.groupby("wanted"):
             cells = {one.curve: _most(one) for one in column.itertuples()}
             table[f"{points(wanted)} points"] = table["method"].map(cells)
-        yield Table(f"Maximum entropy at equal noise, T = {temperature_name(temperature)}", table)
+        yield Table(f"Maximum entropy at equal tail mass, T = {temperature_name(temperature)}", table)
 
 
 def _most(row: Any) -> Cell:
@@ -278,16 +284,17 @@ def _most(row: Any) -> Cell:
 
 
 def _figure(found: FrontierResults) -> Figure:
-    """Draw noise over entropy, a curve per sampler: at T = 5, or else the highest finite T, and at ∞."""
+    """Draw tail mass over entropy, a curve per sampler: at T = 5, or else the highest finite T, and at ∞."""
     finite = [t for t in found.temperatures if math.isfinite(t)]
     shown = [5.0] if 5.0 in finite else finite[-1:]
     shown += [t for t in found.temperatures if math.isinf(t)]
-    noise = f"noise: probability of tokens below {100 * NOISE_LEVELS['noise']:g}% under the reference"
-    figure, axes = panels([f"T = {temperature_name(t)}" for t in shown], "entropy, nats", noise)
+    level = f"{100 * TAIL_LEVELS['tail_mass']:g}%"
+    y_label = f"tail mass: probability of tokens below {level} under the reference"
+    figure, axes = panels([f"T = {temperature_name(t)}" for t in shown], "entropy, nats", y_label)
     figure.set_size_inches(5.2 * len(shown) + 0.6, 6.2)
-    frame = found.figures.assign(x=found.figures["entropy"].str[0], y=found.figures["noise"].str[0])
+    frame = found.figures.assign(x=values(found.figures["entropy"]), y=values(found.figures["tail_mass"]))
     lowest = frame["y"].min()
-    highest = min(1.0, max(_LOOSE_NOISE, 10 * lowest))
+    highest = min(1.0, max(_LOOSE_TAIL_MASS, 10 * lowest))
     for temperature, axis in zip(shown, axes.values(), strict=True):
         for name, curve in frame[frame["temperature"] == temperature].groupby("curve", sort=False):
             if (curve["y"] <= highest).any():
@@ -295,11 +302,11 @@ def _figure(found: FrontierResults) -> Figure:
     axis.set(  # the panels share their scales
         xlim=(-0.03, 1.05 * frame.loc[frame["y"] <= highest, "x"].max()),
         yscale="log",
-        ylim=(max(0.85 * lowest, _LEAST_NOISE), highest),
+        ylim=(max(0.85 * lowest, _LEAST_TAIL_MASS), highest),
     )
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5), numticks=20))
     axis.yaxis.set_minor_locator(NullLocator())
-    axis.yaxis.set_major_formatter(lambda noise, _: f"{100 * noise:g}%")
+    axis.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
     handles, names = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, fontsize="small", frameon=False)
     return figure

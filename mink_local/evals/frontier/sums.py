@@ -15,11 +15,11 @@ from mink_local.errors import GenerationError
 from mink_local.evals.settings import SamplerSetting, cuts
 from mink_local.samplers import Workspace
 
-NOISE_LEVELS = {"noise": 0.01, "deep_noise": 0.001}
-"""A token is noise if its probability under the reference, at temperature 1, is below this."""
+TAIL_LEVELS = {"tail_mass": 0.01, "deep_tail_mass": 0.001}
+"""A token is in the tail if its probability under the reference, at temperature 1, is below this."""
 
-FIGURES = (*NOISE_LEVELS, "surprise", "entropy", "k_is_1", "k")
-"""Noise is a probability; entropy and the expected surprisal under the reference, -Σ q log p, are in nats."""
+FIGURES = (*TAIL_LEVELS, "surprise", "entropy", "k_is_1", "k")
+"""Tail mass is a probability; entropy and the surprisal under the reference, -Σ q log p, are in nats."""
 
 Floats = NDArray[np.float64]
 
@@ -73,7 +73,7 @@ class PositionFigures:
         self.sums[:, 5] += self._k
 
 
-_LOG_LEVELS = np.log(list(NOISE_LEVELS.values()))
+_LOG_LEVELS = np.log(list(TAIL_LEVELS.values()))
 
 
 def _sorted(row: NDArray[np.float32]) -> tuple[NDArray[np.int64], Floats]:
@@ -104,15 +104,15 @@ def log_softmax(row: NDArray[np.float32]) -> Floats:
 
 
 def _figures(x: Floats, log_p: Floats, sizes: NDArray[np.int64]) -> Floats:
-    """Return noise at both levels, surprisal and entropy of the first k candidates for every k in `sizes`.
+    """Return both tail masses, surprisal and entropy of the first k candidates for every k in `sizes`.
 
     Args:
         x: Sorted logits minus the largest, divided by the temperature.
         log_p: The reference's log-probabilities of the same tokens.
     """
     weights = np.exp(x)
-    noise = [weights * (log_p < level) for level in _LOG_LEVELS]
-    terms = np.stack([weights, *noise, -weights * log_p, weights * x])
+    tail = [weights * (log_p < level) for level in _LOG_LEVELS]
+    terms = np.stack([weights, *tail, -weights * log_p, weights * x])
     between_sizes = np.add.reduceat(terms, [0, *sizes[:-1]], axis=1)
     total, *expected, products = between_sizes.cumsum(axis=1)
     return np.stack([*(one / total for one in expected), np.log(total) - products / total], axis=1)

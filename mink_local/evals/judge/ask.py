@@ -1,8 +1,10 @@
 """Judges that answer prompts: a model behind an OpenAI-compatible server, or a local GGUF model."""
 
 import asyncio
-from collections.abc import Generator, Sequence
-from functools import cached_property
+import logging
+import os
+from collections.abc import Generator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import islice, starmap
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,6 +16,9 @@ from openai import (
     AsyncOpenAI,
     AuthenticationError,
     BadRequestError,
+    DefaultAsyncHttpxClient,
+    DefaultHttpxClient,
+    Omit,
     OpenAI,
     PermissionDeniedError,
 )
@@ -26,20 +31,18 @@ from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.constraints import Constraints
 from mink_local.models.catalog import resolve
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"winner": {"type": "string", "enum": ["A", "B", "tie"]}},
-    "required": ["winner"],
-    "additionalProperties": False,
-}
+log = logging.getLogger("mink_local")
+
 RETRIES = 6  # of a failed request, with pauses of up to 8 s, or as long as the server asks for
 _PROBE_SECONDS = 30.0
 _POLL_SECONDS = 0.25  # between checks for Ctrl-C
 _LOCAL_TOKENS, _REMOTE_TOKENS = 64, 2048  # the second leaves room for reasoning
+_MAY_BE_REFUSED = ("max_tokens", "temperature")
 _RETRY_TEMPERATURE = 0.7  # the first attempt is at 0
 
 Prompt = tuple[str, int]
 """A prompt, and how many unreadable answers it has received."""
+Schema = Mapping[str, Any]
 Answers = Generator[tuple[int, str | None], None, None]
 
 
@@ -52,7 +55,7 @@ def _temperature(attempt: int) -> float:
 
 
 class LocalJudge:
-    """A GGUF model in this process whose answers are constrained to verdicts as JSON.
+    """A GGUF model in this process whose answers are constrained to JSON of a schema.
 
     It is loaded on first use. `options` are those of `load_model`.
 
@@ -72,17 +75,22 @@ class LocalJudge:
     def _loaded(self) -> Model:
         return load_model(self._file, date=DATE, **self._options)
 
-    def answers(self, prompts: Sequence[Prompt]) -> Answers:
+    def answers(self, prompts: Sequence[Prompt], schema: Schema) -> Answers:
         """Yield each prompt's index and answer as it arrives; None if the prompt exceeds the context.
 
         Raises MinkError.
         """
-        for answer in self._loaded.answer_all(starmap(_local_request, prompts)):
+        for answer in self._loaded.answer_all(starmap(partial(_local_request, schema), prompts)):
             if self._interrupted:
                 return
             if answer.finish_reason == "error":
                 raise GenerationError(f"the judge {self.name}: {answer.error}")
             yield answer.index, None if answer.finish_reason == "overflow" else answer.text
+
+    def close(self) -> None:
+        """Free the model."""
+        if "_loaded" in vars(self):
+            self._loaded.close()
 
     def interrupt(self) -> None:
         """Make `answers` end soon; safe to call from another thread."""
@@ -91,12 +99,12 @@ class LocalJudge:
             self._loaded.interrupt()
 
 
-def _local_request(prompt: str, attempt: int) -> Request:
+def _local_request(schema: Schema, prompt: str, attempt: int) -> Request:
     params = SamplingParams(
         temperature=_temperature(attempt),
         seed=attempt,
         max_tokens=_LOCAL_TOKENS,
-        constraints=Constraints(json_schema=SCHEMA),
+        constraints=Constraints(json_schema=dict(schema)),
     )
     return Request(_message(prompt), params, enable_thinking=False)
 
@@ -107,7 +115,8 @@ class EndpointJudge:
     Args:
         url: The base URL, such as http://127.0.0.1:8080/v1.
         model: The model's id; None for the server's only one.
-        key: The API key, or an empty string. It is only sent to the server, never shown or written.
+        key_variable: Environment variable with the API key for this server; None for no key, or for OpenAI's
+            own server OPENAI_API_KEY. A key is only sent to the server, never shown or written.
         parallel: Number of requests at a time.
         seconds: Time limit per answer.
 
@@ -117,36 +126,46 @@ class EndpointJudge:
 
     sha256 = ""
 
-    def __init__(self, url: str, model: str | None, key: str, parallel: int, seconds: float) -> None:
+    def __init__(
+        self, url: str, model: str | None, key_variable: str | None, parallel: int, seconds: float
+    ) -> None:
         self._base = _base_url(url)
-        self._key, self._parallel, self._seconds = key.strip(), parallel, seconds
-        if not (self._key.isascii() and self._key.isprintable()):
-            raise JudgeError("the API key contains an invalid character: see --api-key-variable")
+        self._key, self._parallel, self._seconds = _key_for(self._base, key_variable), parallel, seconds
+        self._refused: set[str] = set()  # parameters that the model does not take
         self._interrupted = self._has_answered = False
         self._model = model or self._only_model()
         self.name = f"{self._model} at {self._base}"
 
     def _options(self, seconds: float) -> dict[str, Any]:
-        return {"base_url": self._base, "api_key": self._key or "none", "timeout": seconds}
+        options = {"base_url": self._base, "api_key": self._key or "none", "timeout": seconds}
+        if not _is_openai(self._base):  # the account of OPENAI_ORG_ID is not for others
+            options["default_headers"] = {"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()}
+        return options
 
     def _only_model(self) -> str:
-        with OpenAI(**self._options(_PROBE_SECONDS), max_retries=0) as client:
+        transport = DefaultHttpxClient(follow_redirects=False)
+        with OpenAI(**self._options(_PROBE_SECONDS), max_retries=0, http_client=transport) as client:
             try:
                 models = [str(model.id) for model in client.models.list().data]
             except APIError as error:
                 raise self._error(error) from None
             except (AttributeError, TypeError, ValueError):  # not a list of models
                 models = []
-        if len(models) != 1:
+        own = [name for name in models if not any(name.startswith(f"{other}:") for other in models)]
+        if len(own) != 1:  # not counting presets, as "qwen3-4b:creative" is one of mink-serve's
             offers = self._without_key(", ".join(models)) or "none"
             raise JudgeError(f"{self._base} has these models: {offers}; choose one with --judge-model")
-        return models[0]
+        return own[0]
 
-    def answers(self, prompts: Sequence[Prompt]) -> Answers:
+    def close(self) -> None:
+        """Do nothing: connections are closed with their answers."""
+
+    def answers(self, prompts: Sequence[Prompt], schema: Schema) -> Answers:
         """Yield answers like `LocalJudge.answers`; after a failure, only those to requests already sent."""
         failed: JudgeError | None = None
         with asyncio.Runner() as runner:
-            client = AsyncOpenAI(**self._options(self._seconds), max_retries=RETRIES)
+            transport = DefaultAsyncHttpxClient(follow_redirects=False)
+            client = AsyncOpenAI(**self._options(self._seconds), max_retries=RETRIES, http_client=transport)
             create = runner.get_loop().create_task
             unasked = enumerate(prompts)
             asked: set[asyncio.Task[tuple[int, str | None]]] = set()
@@ -154,7 +173,9 @@ class EndpointJudge:
                 while not self._interrupted:
                     if not failed:
                         more = islice(unasked, self._parallel - len(asked))
-                        asked.update(create(self._answer(client, index, *prompt)) for index, prompt in more)
+                        asked.update(
+                            create(self._answer(client, schema, index, *prompt)) for index, prompt in more
+                        )
                     if not asked:
                         break
                     done, asked = runner.run(
@@ -174,22 +195,27 @@ class EndpointJudge:
             raise failed
 
     async def _answer(
-        self, client: AsyncOpenAI, index: int, prompt: str, attempt: int
+        self, client: AsyncOpenAI, schema: Schema, index: int, prompt: str, attempt: int
     ) -> tuple[int, str | None]:
         """Return what `answers` yields for a prompt. Raises JudgeError."""
-        verdict: Any = {"name": "verdict", "strict": True, "schema": SCHEMA}
+        asked: Any = {
+            "model": self._model,
+            "messages": _message(prompt),
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "verdict", "strict": True, "schema": schema},
+            },
+            **self._parameters(attempt),
+        }
         try:
-            completion = await client.chat.completions.create(
-                model=self._model,
-                messages=_message(prompt),
-                temperature=_temperature(attempt),
-                max_tokens=_REMOTE_TOKENS,
-                response_format={"type": "json_schema", "json_schema": verdict},
-            )
+            completion = await client.chat.completions.create(**asked)
             text = str(completion.choices[0].message.content or "")
         except BadRequestError as error:
             if error.code == "context_length_exceeded":
                 return index, None
+            if error.param in _MAY_BE_REFUSED and error.param in asked:
+                self._refused.add(error.param)
+                return await self._answer(client, schema, index, prompt, attempt)
             if self._has_answered:  # so it refuses only this prompt, perhaps due to a content filter
                 return index, self._why(error)
             raise self._error(error) from None
@@ -200,6 +226,12 @@ class EndpointJudge:
         self._has_answered = True
         return index, self._without_key(text)
 
+    def _parameters(self, attempt: int) -> dict[str, float]:
+        """Return the limit and the temperature, as far as the model takes them: reasoning models do not."""
+        limit = "max_completion_tokens" if "max_tokens" in self._refused else "max_tokens"
+        temperature = {} if "temperature" in self._refused else {"temperature": _temperature(attempt)}
+        return {limit: _REMOTE_TOKENS, **temperature}
+
     def interrupt(self) -> None:
         """Make `answers` end soon; safe to call from another thread."""
         self._interrupted = True
@@ -208,7 +240,7 @@ class EndpointJudge:
         if isinstance(error, APITimeoutError):
             advice = "; see --timeout"
         elif isinstance(error, AuthenticationError | PermissionDeniedError):
-            advice = "; see --api-key-variable"
+            advice = "; see --judge-key-env"
         else:
             advice = "; check the URL of --judge, which often ends in /v1, and --judge-model"
         return JudgeError(f"the judge's server {self._base} failed: {self._why(error)}{advice}")
@@ -241,3 +273,23 @@ def _base_url(url: str) -> str:
         )
     path = parts.path.rstrip("/").removesuffix("/chat/completions")
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
+
+
+def _is_openai(base: str) -> bool:
+    """Return whether a base URL is that of OpenAI's own server, encrypted."""
+    return base.startswith(("https://api.openai.com/", "https://api.openai.com:443/"))
+
+
+def _key_for(base: str, variable: str | None) -> str:
+    """Return the API key that is meant for a server; empty if none is. Raises JudgeError."""
+    if variable is None and not _is_openai(base):
+        return ""
+    key = os.environ.get(variable or "OPENAI_API_KEY", "").strip()
+    if variable and not key:
+        raise JudgeError(f"{variable} is empty: set it to the API key, or leave out --judge-key-env")
+    if not (key.isascii() and key.isprintable()):
+        raise JudgeError("the API key contains an invalid character: see --judge-key-env")
+    parts = urlsplit(base)
+    if key and parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+        log.warning("the API key is sent to %s unencrypted: use https:// if the server has it", base)
+    return key

@@ -28,7 +28,13 @@ log = logging.getLogger("mink_local")
 
 ATTEMPTS = 3  # at getting a readable answer
 MOST_MISSING = 0.1  # share of pairs without a judgement above which the judge is useless
-SHORTEST = 200  # characters of a response; a judge whose context is too short even for these is refused
+SHORTEST = 200  # characters of a response; a pair that does not fit even with these is left out
+SCHEMA = {
+    "type": "object",
+    "properties": {"winner": {"type": "string", "enum": ["A", "B", "tie"]}},
+    "required": ["winner"],
+    "additionalProperties": False,
+}
 ORDERS = ("first is A", "second is A")
 
 PROMPT = """\
@@ -133,7 +139,8 @@ class Judgement(PairKey):
         order: Which response was shown as A: "first" is that of `sampler`, "second" that of `against`.
         winner: "A", "B" or "tie"; None if no answer was readable: it is never guessed.
         raw: The judge's answer.
-        attempts: Number of answers it took; 0 for identical responses, a tie that the judge never sees.
+        attempts: Number of answers it took; 0 for identical responses, a tie that the judge never sees, and
+            `ATTEMPTS` for a question that does not fit into its context.
         characters: Maximum number of characters of each response shown to the judge.
         is_cut: Whether a response is longer than that.
     """
@@ -253,41 +260,50 @@ class Judging(Measurement[Judgement]):
             else:
                 same_prompt[blank.prompt_sha256].append(blank)
                 first.setdefault(blank.prompt_sha256, (pair, blank))
-        waiting = list(first.values())
+        with closing(self._judge):
+            for _, done in self._judged(list(first.values())):
+                for blank in same_prompt[done.prompt_sha256]:
+                    yield replace(
+                        blank,
+                        winner=done.winner,
+                        raw=done.raw,
+                        attempts=done.attempts,
+                        characters=done.characters,
+                        is_cut=done.is_cut,
+                    )
+
+    def _judged(
+        self, waiting: list[tuple[ResponsePair, Judgement]]
+    ) -> Iterator[tuple[ResponsePair, Judgement]]:
+        """Yield every pair with its judgement, for which the judge may be asked several times."""
         while waiting and not self.interrupted:
             again = []
             prompts = [(prompt_of(pair, one.order, one.characters), one.attempts) for pair, one in waiting]
-            with closing(self._judge.answers(prompts)) as answers:
+            with closing(self._judge.answers(prompts, SCHEMA)) as answers:
                 for index, raw in answers:
                     pair, last = waiting[index]
                     done = self._answered(pair, last, raw)
                     if done.winner is None and done.attempts < ATTEMPTS:
                         again.append((pair, done))
-                        continue
-                    for blank in same_prompt[done.prompt_sha256]:
-                        yield replace(
-                            blank,
-                            winner=done.winner,
-                            raw=done.raw,
-                            attempts=done.attempts,
-                            characters=done.characters,
-                            is_cut=done.is_cut,
-                        )
+                    else:
+                        yield pair, done
             waiting = again
 
     def _answered(self, pair: ResponsePair, last: Judgement, raw: str | None) -> Judgement:
         """Return a judgement updated with another answer; without one, its responses must be cut shorter.
 
-        Raises JudgeError if they cannot be.
+        If they cannot be, it stays without a winner.
         """
         if raw is not None:
             return replace(last, winner=read_winner(raw), raw=raw, attempts=last.attempts + 1)
         characters = min(last.characters, max(map(len, pair.texts))) // 2
         if characters < SHORTEST:
-            raise JudgeError(
-                f"the context of the judge {self._judge.name} is too short for question "
-                f"{pair.key.question_id} of {pair.key.task}: use a judge with a longer context"
+            log.warning(
+                "question %s of %s does not fit into the context of the judge: left out",
+                pair.key.question_id,
+                pair.key.task,
             )
+            return replace(last, attempts=ATTEMPTS)
         return replace(last, characters=characters, is_cut=True)
 
     def interrupt(self) -> None:

@@ -17,10 +17,10 @@ import pandas as pd
 
 from mink_local.errors import ReportError
 from mink_local.evals.judge.judgements import ORDERS, PairKey, ResponsePair, response_pairs, samplers_of
-from mink_local.evals.judge.report import report_votes as report
-from mink_local.evals.measurement import Results
+from mink_local.evals.judge.report import report_votes
 from mink_local.evals.report.page import render
 from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.report.report import Report
 from mink_local.evals.store import write_file
 from mink_local.evals.tables import count
 
@@ -122,8 +122,8 @@ def render_sheet(sheet: str, entries: Sequence[Sequence[str]]) -> str:
     return render(Path(__file__).parent, "sheet", n_pairs=len(entries), data=data)
 
 
-def report_votes(folder: Path, paths: Iterable[Path]) -> None:
-    """Report on the votes, one file per rater, on the sheet in `folder`.
+def votes_report(folder: Path, paths: Iterable[Path]) -> Report:
+    """Return the report on the votes, one file per rater, on the sheet in `folder`.
 
     Raises ReportError if a file is unusable, two files are from the same rater, or there are no votes.
     """
@@ -140,8 +140,7 @@ def report_votes(folder: Path, paths: Iterable[Path]) -> None:
         rows += [_judgement(ballot.rater, key, key.pairs[name], side) for name, side in ballot.votes.items()]
     if not rows:
         raise ReportError("nobody has voted yet")
-    about = {"sheet": key.sheet, "seed": key.seed, "methods": key.methods}
-    report(Results(folder, about, pd.DataFrame(rows)), len(key.pairs))
+    return report_votes(pd.DataFrame(rows), len(key.pairs))
 
 
 def saved_votes(folder: Path) -> list[Path]:

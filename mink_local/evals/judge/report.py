@@ -12,6 +12,7 @@ import pandas as pd
 from statsmodels.stats.inter_rater import fleiss_kappa
 
 from mink_local.evals.measurement import Results
+from mink_local.evals.report.report import Report, Section
 from mink_local.evals.stats import ALPHA, N_RESAMPLES, Interval, few_clusters, holm, paired_test, share
 from mink_local.evals.tables import (
     Cell,
@@ -22,13 +23,13 @@ from mink_local.evals.tables import (
     percent,
     temperature_name,
     with_interval,
-    write_report,
 )
 from mink_local.samplers import label
 
 QUESTION = ["task", "question_id"]
 CELL = ["task", "model", "sampler", "against", "temperature"]
 PAIR = [*CELL, "repeat", "question_id"]
+_RATE = ["pairs", "missing", "questions", "win_rate", "won:tied:lost", "p", "p_holm", "kappa"]
 
 HOW_TO_READ = (
     "Win rate: the mean over questions of a question's share of wins, with ties counting half. Intervals are "
@@ -72,7 +73,7 @@ def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     complete = [row for row in rows if "p" in row]
     for row, adjusted in zip(complete, holm([row["p"] for row in complete]), strict=True):
         row["p_holm"] = adjusted
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=[*by, *_RATE])
 
 
 def judged_pairs(judgements: pd.DataFrame, orders: int = 2) -> pd.DataFrame:
@@ -121,15 +122,17 @@ def kappa(votes: pd.DataFrame) -> Interval | None:
     return Interval.of(fleiss_kappa(counts.to_numpy()), resampled[~np.isnan(resampled)], len(clusters))
 
 
-def report_judgements(results: Results) -> None:
-    """Report on judgements by models: print the win rates, write judge.md and judge.json."""
+def report_judgements(results: Results) -> Report:
+    """Return the report on judgements by models."""
     pairs = judged_pairs(results.frame)
     sums = pairs.groupby(["judge", *CELL], sort=False)[["identical", "inconsistent"]].sum().reset_index()
     rates = win_rates(pairs, ["judge", *CELL]).merge(sums, on=["judge", *CELL])
-    notes = list(results.problems)
-    for judge, judgements in results.frame.groupby("judge", sort=False):
-        notes += _notes(str(judge), judgements, pairs[pairs.judge == judge])
-    _write(results, "judge", "Win rates by a model", rates, notes, ABOUT_MODELS)
+    findings = [
+        finding
+        for judge, judgements in results.frame.groupby("judge", sort=False)
+        for finding in _findings(str(judge), judgements, pairs[pairs.judge == judge])
+    ]
+    return _report("judge", "Win rates by a model", rates, results.rows.left_out, findings, ABOUT_MODELS)
 
 
 def missing_share(judgements: pd.DataFrame, judge: str) -> float:
@@ -139,54 +142,59 @@ def missing_share(judgements: pd.DataFrame, judge: str) -> float:
     return float(shown.outcome.isna().mean()) if len(shown) else 0.0
 
 
-def _notes(judge: str, judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
-    """Return caveats about a judge."""
-    notes = [f"{judge} judged {count(len(pairs), 'pair')}; {pairs.identical.sum():,} of them are identical."]
+def _findings(judge: str, judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
+    """Return what a judge has judged, and how far it can be trusted."""
+    found = [f"{judge} judged {count(len(pairs), 'pair')}; {pairs.identical.sum():,} of them are identical."]
     seen = judgements[(judgements.attempts > 0) & judgements.winner.notna()]
     complete = pairs[(~pairs.identical) & pairs.outcome.notna()]
     if len(complete):
         first = mean_by_question(seen, seen.winner.map({"A": 1.0, "tie": 0.5, "B": 0.0}))
         disagree = mean_by_question(complete, complete.inconsistent.astype(float))
-        notes.append(
+        found.append(
             f"Position: the answer shown first wins {_in_words(first)} of the time (ties count half; 50% if "
             f"unbiased), and the two orders disagree for {_in_words(disagree)} of the pairs."
         )
         if not first.low <= 0.5 <= first.high:
             place = "first" if first.value > 0.5 else "second"
-            notes.append(f"It prefers whichever answer is shown {place}.")
+            found.append(f"It prefers whichever answer is shown {place}.")
         if disagree.value >= 0.5:
-            notes.append("The orders disagree for most pairs: this judge says little about these samplers.")
+            found.append("The orders disagree for most pairs: this judge says little about these samplers.")
     if missing := int(pairs.outcome.isna().sum()):
-        notes.append(f"{count(missing, 'pair')} without a readable judgement in both orders excluded.")
+        found.append(f"{count(missing, 'pair')} without a readable judgement in both orders excluded.")
     if n_cut := int(pairs.is_cut.sum()):
-        notes.append(f"In {count(n_cut, 'pair')}, it saw only the beginning of a long response.")
+        found.append(f"In {count(n_cut, 'pair')}, it saw only the beginning of a long response.")
     if judge.partition(" at ")[0] in set(judgements.model):
-        notes.append("It wrote some of the responses itself, and may prefer its own style.")
-    return notes
+        found.append("It wrote some of the responses itself, and may prefer its own style.")
+    return found
 
 
-def report_votes(results: Results, n_pairs: int) -> None:
-    """Report on votes on a sheet of `n_pairs`: print the win rates, write votes.md and votes.json."""
-    votes = judged_pairs(results.frame, orders=1)
-    rates = win_rates(votes, ["sampler", "against"]).assign(task="all", model="all", temperature=np.nan)
-    parts = win_rates(votes, CELL)
+def report_votes(votes: pd.DataFrame, n_pairs: int) -> Report:
+    """Return the report on votes, a row each like a judgement in one order, on a sheet of `n_pairs`."""
+    pairs = judged_pairs(votes, orders=1)
+    rates = win_rates(pairs, ["sampler", "against"]).assign(task="all", model="all", temperature=np.nan)
+    parts = win_rates(pairs, CELL)
     if len(parts) > len(rates):
         rates = pd.concat([rates, parts], ignore_index=True)
-    raters = votes.groupby("judge", sort=False).size()
+    raters = pairs.groupby("judge", sort=False).size()
     voted = ", ".join(f"{rater} {n:,}" for rater, n in raters.items())
-    notes = [f"{count(len(raters), 'rater')} voted on {n_pairs:,} pairs: {voted}."]
-    _write(results, "votes", "Win rates by people", rates, notes, ABOUT_PEOPLE)
+    findings = [f"{count(len(raters), 'rater')} voted on {n_pairs:,} pairs: {voted}."]
+    return _report("votes", "Win rates by people", rates, None, findings, ABOUT_PEOPLE)
 
 
-def _write(
-    results: Results, name: str, title: str, rates: pd.DataFrame, notes: list[str], about: Sequence[str]
-) -> None:
-    if few := few_clusters(int(rates.get("questions", pd.Series([0])).min()), "questions"):
-        notes.append(few)
+def _report(
+    name: str,
+    title: str,
+    rates: pd.DataFrame,
+    left_out: str | None,
+    findings: Sequence[str],
+    about: Sequence[str],
+) -> Report:
+    few = few_clusters(int(rates["questions"].fillna(0).min()), "questions")
+    notes = list(filter(None, [left_out, few]))
     tables = [_table(part, rows) for part, rows in rates.groupby(["task", "model"], sort=False)]
-    write_report(
-        results, name, title, notes, (*about, *HOW_TO_READ), tables, tables, {"notes": notes}, rows=rates
-    )
+    sections = [Section(title, tables, findings), Section("How to read this", [*about, *HOW_TO_READ])]
+    said = {"notes": [*notes, *findings]}
+    return Report(name, title, notes, sections, tables, about=said, frames={"rows": rates})
 
 
 _HEADINGS = {

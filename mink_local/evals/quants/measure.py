@@ -18,13 +18,12 @@ from llama_cpp import llama_cpp as C
 from mink_local.errors import DataError, RunError
 from mink_local.evals.frontier.measure import common_vocabulary
 from mink_local.evals.inputs import file_sha256
-from mink_local.evals.measurement import Results, carry_out
+from mink_local.evals.measurement import Results, report_on
 from mink_local.evals.quants.divergence import CandidateSets, Divergence, Logits, compare, most_probable
-from mink_local.evals.quants.report import N_PEAKS, RUN, report
-from mink_local.evals.run.evaluation import Run
+from mink_local.evals.quants.report import N_PEAKS, report
 from mink_local.evals.settings import RowMeasurement, described
 from mink_local.evals.store import Store
-from mink_local.evals.tasks.base import Task, decoded_lines
+from mink_local.evals.tasks.base import decoded_lines
 from mink_local.generation.loading import load_model
 from mink_local.generation.slots import N_OUTPUTS, RowReader
 from mink_local.llama.devices import gpus
@@ -34,7 +33,7 @@ from mink_local.models.catalog import ModelFile
 from mink_local.models.gguf import Metadata, read_metadata, tensor_types
 from mink_local.models.info import tensors_by_type
 from mink_local.models.memory import Budget, choose_placement, memory_budget
-from mink_local.samplers import Greedy, Sampler
+from mink_local.samplers import Sampler
 
 BUNDLED = Path(__file__).with_name("text.txt")  # written for mink-local, under its license
 
@@ -106,11 +105,7 @@ class Quants(RowMeasurement[ChunkRow]):
         text: A text file; None for the bundled text.
         positions: Minimum number of positions to compare; a larger number adds to them.
         chunk: Tokens per chunk; the second half of each is scored, as in llama-perplexity.
-        task: A task to run with greedy decoding as well, in a folder of `mink-eval run`.
-        limit: Maximum number of the task's questions.
-        data: Files with questions, by task, that replace a task's own.
         fail_above: Maximum values of figures for any file, by their names in the report.
-        quiet: Do not show the task's progress.
         placement: Options of `load_model`.
     """
 
@@ -124,25 +119,16 @@ class Quants(RowMeasurement[ChunkRow]):
         text: Path | None = None,
         positions: int = 2040,
         chunk: int = 512,
-        task: Task | None = None,
-        limit: int | None = None,
-        data: Mapping[str, Path] | None = None,
         fail_above: Mapping[str, float] | None = None,
-        quiet: bool = False,
         **placement: Any,
     ) -> None:
         super().__init__()
-        self._quiet = quiet
         path = text or BUNDLED
         self._text = "".join(line for _, line in decoded_lines(path)).replace("\r\n", "\n")
         self._base, self._samplers = base, samplers
         self._files = {file.name: file for file in (base, *others)}
         self._positions, self._chunk, self._placement = positions, chunk, placement
         self._fail_above = dict(fail_above or {})
-        self._run = None if task is None else Run(
-            [task], [base, *others], [Greedy()], [0.0],
-            data=data or {}, shots_from={}, limit=limit, **placement,
-        )  # fmt: skip
         self._metadata: dict[str, Metadata] = {}
         self._vocabularies: dict[str, Weights] = {}
         self._n_common: dict[str, int] = {}
@@ -271,12 +257,10 @@ class Quants(RowMeasurement[ChunkRow]):
         return b"".join(pieces).decode("utf-8", "replace")
 
     def conclude(self, results: Results) -> None:
-        if self._run is not None:
-            carry_out(self._run, results.folder / RUN, quiet=self._quiet)
-        figures = report(results)
+        files = report_on(results).frames["files"]
         exceeded = [
             f"{row.file}: {name} is {getattr(row, name):.4g}, above {most:g}"
-            for row in figures.itertuples()
+            for row in files.itertuples()
             for name, most in self._fail_above.items()
             if getattr(row, name) > most
         ]

@@ -4,7 +4,6 @@ A mean over positions has Student's 95% interval over the chunks' means, because
 are dependent; quantiles are over all positions. All files are compared on the same chunks.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -15,21 +14,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
-from rich.console import Console
 
 from mink_local.errors import ReportError
-from mink_local.evals.figures import COLOURS, GREY, MARKERS, to_svg
+from mink_local.evals.figures import COLOURS, FILLED, GREY, Picture
 from mink_local.evals.measurement import Results
-from mink_local.evals.report.document import (
-    HOW_TO_READ,
-    Document,
-    Section,
-    made_with_table,
-    make_document,
-)
-from mink_local.evals.report.page import document_files, print_findings
-from mink_local.evals.report.plots import Picture
+from mink_local.evals.quants.divergence import Divergence
 from mink_local.evals.report.recorded_run import RecordedRun, read_run, rescore
+from mink_local.evals.report.report import Part, Report, Section
+from mink_local.evals.report.run import HOW_TO_READ, pack, run_sections, settings_table
 from mink_local.evals.report.summary import Baseline, summarise
 from mink_local.evals.stats import Interval, few_clusters, mean
 from mink_local.evals.store import public
@@ -41,8 +33,8 @@ from mink_local.evals.tables import (
     listed,
     percent,
     points,
-    show_file,
     spread,
+    values,
     with_interval,
 )
 from mink_local.samplers import label
@@ -84,9 +76,10 @@ def file_figures(
         facts: The file's size, bits per weight and tensors; see `measure.file_facts`.
         is_base: Whether the file is the base, whose speed is that of the usual batch split, the first one.
     """
-    found = list(rows["divergence"])
+    found: list[Divergence] = list(rows["divergence"])
     kld, base_logprob, logprob, same_top = (
-        np.array([one[key] for one in found]) for key in ("kld", "base_logprob", "logprob", "same_top")
+        np.array([getattr(one, name) for one in found])
+        for name in ("kld", "base_logprob", "logprob", "same_top")
     )  # (chunks, positions)
     change = np.exp(logprob) - np.exp(base_logprob)
     log_ratio = mean((base_logprob - logprob).mean(axis=1))
@@ -94,8 +87,8 @@ def file_figures(
         np.array(list(rows[f"{part}_seconds"])).sum(axis=0) for part in ("prompt", "answer", "load")
     )
     n_prompt, side = rows["n_prompt"].sum(), 0 if is_base else 1
-    samplers = list(found[0]["same_set"])
-    k_is_1 = {one: np.mean(np.concatenate([row["k_is_1"][one] for row in found]), axis=0) for one in samplers}
+    samplers = list(found[0].same_set)
+    k_is_1 = {one: np.mean(np.concatenate([row.k_is_1[one] for row in found]), axis=0) for one in samplers}
     return {
         "file": name,
         "bytes": facts["bytes"],
@@ -108,7 +101,7 @@ def file_figures(
         "base_ppl": math.exp(-base_logprob.mean()),
         "ppl": math.exp(-logprob.mean()),
         "ppl_ratio": Interval(*np.exp(log_ratio).tolist()),
-        "set_same": {one: float(np.mean([row["same_set"][one] for row in found])) for one in samplers},
+        "set_same": {one: float(np.mean([row.same_set[one] for row in found])) for one in samplers},
         "base_k_is_1": {one: float(k_is_1[one][0]) for one in samplers},
         "k_is_1": {one: float(k_is_1[one][1]) for one in samplers},
         "prompt_tokens_per_s": float(n_prompt / prompt[side]),
@@ -134,8 +127,8 @@ def verdict(figures: Mapping[str, Any], noise: float) -> str:
     )
 
 
-def report(results: Results) -> pd.DataFrame:
-    """Print the losses, write the report, and return the figures of all files but the base.
+def report(results: Results) -> Report:
+    """Return the report on the files, and on the task's run if there is one.
 
     Raises ReportError if fewer than two chunks have been measured with the base and a file.
     """
@@ -147,28 +140,22 @@ def report(results: Results) -> pd.DataFrame:
     )
     run = _task_run(results.folder)
     against = Baseline("model", base)
-    own = _section(figures, facts, rows)
-    answers = list(_task_sections(run, against)) if run else []
     few = few_clusters(len(rows[base]), "chunks")
-    document = Document(
+    settings = settings_table({key: value for key, value in public(manifest).items() if key != "facts"})
+    how_to_read: list[Part] = [_how_to_read(manifest, figures), *(HOW_TO_READ if run else []), settings]
+    return Report(
+        "quants",
         f"Quantization loss: {base} and {count(len(rows) - 1, 'other file')}",
         [few] if few else [],
-        [own, *answers],
-        [],
-        made_with_table({key: value for key, value in public(manifest).items() if key != "facts"}),
-        [_how_to_read(manifest, figures), *(HOW_TO_READ if run else [])],
+        [
+            _section(figures, facts, rows),
+            *(_task_sections(run, against) if run else []),
+            Section("How to read this", how_to_read),
+        ],
+        [_in_brief(figures)],
+        responses=pack(run, against) if run else b"",
+        **_numbers(manifest, figures),
     )
-    for name, content in document_files("quants", document, run, against).items():
-        results.write(name, content)
-    table = spread(figures).to_dict("records")
-    results.write("quants.csv", pd.json_normalize(table, sep=" ").to_csv(index=False, lineterminator="\n"))
-    results.write("quants.json", _json(manifest, table))
-    console = Console()
-    _in_brief(own, figures).print(console)
-    print_findings(console, document)
-    show_file(console, results.folder / "quants.html")
-    files = figures[1:]
-    return files.assign(kld_mean=files["kld_mean"].str[0], ppl_ratio=files["ppl_ratio"].str[0])
 
 
 def _rows(results: Results) -> dict[str, pd.DataFrame]:
@@ -185,14 +172,15 @@ def _rows(results: Results) -> dict[str, pd.DataFrame]:
 
 def _section(figures: pd.DataFrame, facts: Mapping[str, Any], rows: Mapping[str, pd.DataFrame]) -> Section:
     noise, *others = figures.to_dict("records")
-    size = to_svg(lambda: _size_figure(figures))
-    distribution = to_svg(lambda: _distribution_figure(rows))
     lost, *tables = _tables(figures, facts, rows)
+    distribution = Picture.of(
+        "quants-distribution", "Distribution of divergence", lambda: _distribution_figure(rows)
+    )
     return Section(
         "Quantization loss",
-        Picture("quants-size", "Divergence against size", size),
+        [lost, distribution, *tables],
         [verdict(one, noise["kld_mean"].value) for one in others] + list(_fallbacks(facts, rows)),
-        [lost, Picture("quants-distribution", "Distribution of divergence", distribution), *tables],
+        Picture.of("quants-size", "Divergence against size", lambda: _size_figure(figures)),
     )
 
 
@@ -216,9 +204,8 @@ def _tables(
     figures: pd.DataFrame, facts: Mapping[str, Any], rows: Mapping[str, pd.DataFrame]
 ) -> Iterator[Table]:
     """Yield the tables of figures, candidates, speed and memory, tensors, and peaks."""
-    names = figures["file"].mask(figures.index == 0, figures["file"] + " (base)")
-    lost = {head: figures[column] for head, (column, _) in _LOST.items()}
-    yield Table("Divergence and perplexity", pd.DataFrame({"file": names, **lost}), formats=_FORMATS)
+    names = _names(figures)
+    yield Table("Divergence and perplexity", _lost(figures), formats=_FORMATS)
     kept = {
         label(sampler): [
             Cell(percent(same[sampler]), percent(single[sampler]))
@@ -248,14 +235,21 @@ def _beside(speeds: pd.Series, ratios: pd.Series) -> list[Cell]:
     return [Cell(f"{speed:.1f}", f"×{ratio:.2f}") for speed, ratio in zip(speeds, ratios, strict=True)]
 
 
-def _in_brief(section: Section, figures: pd.DataFrame) -> Table:
+def _names(figures: pd.DataFrame) -> pd.Series:
+    return figures["file"].mask(figures.index == 0, figures["file"] + " (base)")
+
+
+def _lost(figures: pd.DataFrame) -> pd.DataFrame:
+    columns = {head: figures[column] for head, (column, _) in _LOST.items()}
+    return pd.DataFrame({"file": _names(figures), **columns})
+
+
+def _in_brief(figures: pd.DataFrame) -> Table:
     """Return the table to print, which fits most terminals."""
-    lost = section.parts[0]
-    assert isinstance(lost, Table)
     sampler, *_ = figures["set_same"].iloc[0]
-    brief = lost.frame[_BRIEF].assign(
+    brief = _lost(figures)[_BRIEF].assign(
         **{
-            "same set, %": figures["set_same"].str[sampler].map(percent),
+            "same set, %": [percent(same[sampler]) for same in figures["set_same"]],
             "answer speed": figures["speed_ratio"].map("×{:.2f}".format),
         }
     )
@@ -307,8 +301,8 @@ def _task_sections(run: RecordedRun, against: Baseline) -> Iterator[Section]:
     summary = summarise(run, against)
     flips = _flips(run, summary.verdicts[summary.verdicts["scoring"] == "flexible"], against.value)
     if len(flips):
-        yield Section("Questions that flip", None, [], [Table("Answers", flips, keys=3, numbers=False)])
-    yield from make_document(run, summary).sections
+        yield Section("Questions that flip", [Table("Answers", flips, keys=3, numbers=False)])
+    yield from run_sections(run, summary)
 
 
 def _flips(run: RecordedRun, verdicts: pd.DataFrame, base: str) -> pd.DataFrame:
@@ -332,12 +326,12 @@ def _size_figure(figures: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
     noise, *others = figures.itertuples()
-    means = figures["kld_mean"].str[0]
+    means = values(figures["kld_mean"])
     least = means[means > 0].min() / 2  # stands in for 0, which has no logarithm
     for i, one in enumerate(others):
         value, low, high = (max(least, end) for end in one.kld_mean)
         error = [[value - low], [high - value]]
-        look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "fmt": MARKERS[i % len(MARKERS)]}
+        look: dict[str, Any] = {"color": COLOURS[i % len(COLOURS)], "fmt": FILLED[i % len(FILLED)]}
         axis.errorbar([one.bytes / 1e6], [value], error, capsize=3, **look)
         above = 5 if i % 2 == 0 else -12  # so that names of files with the same size do not overlap
         place = (one.bytes / 1e6, value)
@@ -357,7 +351,7 @@ def _distribution_figure(rows: Mapping[str, pd.DataFrame]) -> Figure:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
     for i, (name, found) in enumerate(rows.items()):
-        kld = np.concatenate([one["kld"] for one in found["divergence"]])
+        kld = np.concatenate([one.kld for one in found["divergence"]])
         look: dict[str, Any] = {"color": COLOURS[(i - 1) % len(COLOURS)], "label": name}
         if i == 0:
             look = {"color": GREY, "label": f"{name}, self-noise", "linestyle": "--"}
@@ -370,18 +364,16 @@ def _distribution_figure(rows: Mapping[str, pd.DataFrame]) -> Figure:
     return figure
 
 
-def _json(manifest: Mapping[str, Any], table: Sequence[Mapping[str, Any]]) -> str:
-    """Return the figures as JSON; an interval has three keys: NAME, NAME_low and NAME_high."""
-    noise, *files = ({**one, "types": manifest["facts"][one["file"]]["types"]} for one in table)
+def _numbers(manifest: Mapping[str, Any], figures: pd.DataFrame) -> dict[str, Any]:
+    """Return what the JSON and the CSV say: an interval has three keys, NAME, NAME_low and NAME_high."""
+    table = spread(figures).assign(types=[manifest["facts"][file]["types"] for file in figures["file"]])
+    noise = table.iloc[0].to_dict()
     own = ("file", "bytes", "bits_per_weight", "prompt_tokens_per_s", "tokens_per_s", "memory", "types")
-    content = {
-        **{key: public(manifest[key]) for key in ("text", "chunk", "samplers", "versions")},
-        "base": {
-            **{key: noise[key] for key in own},
-            "ppl": noise["base_ppl"],
-            "k_is_1": noise["base_k_is_1"],
-        },
-        "files": files,
-        "self_noise": noise,
+    base = {key: noise[key] for key in own} | {"ppl": noise["base_ppl"], "k_is_1": noise["base_k_is_1"]}
+    settings = {key: public(manifest[key]) for key in ("text", "chunk", "samplers", "versions")}
+    flat = pd.json_normalize(table.drop(columns="types").to_dict("records"), sep=" ")
+    return {
+        "about": {**settings, "base": base, "self_noise": noise},
+        "frames": {"files": table[1:]},
+        "csv": {"quants": flat},
     }
-    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

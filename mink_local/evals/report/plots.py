@@ -4,7 +4,6 @@ Every method has a panel, shared only with the baseline, so that no line or band
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,18 +13,9 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from mink_local.evals.figures import GREY, MARKERS, NOTE, look, panels, to_svg
+from mink_local.evals.figures import GREY, MARKERS, NOTE, Picture, look, panels
 from mink_local.evals.report.summary import Summary
 from mink_local.samplers import label
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure with its description; `stem` is the file name without ".svg"."""
-
-    stem: str
-    description: str
-    svg: bytes
 
 
 def pictures(part: Summary, number: int, title: str) -> dict[str, Picture]:
@@ -40,7 +30,7 @@ def pictures(part: Summary, number: int, title: str) -> dict[str, Picture]:
     if part.responses["k"].map(len).any():
         draws["k"] = ("Sizes of the candidate set", partial(cutoffs_figure, part.responses))
     return {
-        subject: Picture(f"{number}-{subject}", f"{description}, {title}", to_svg(draw))
+        subject: Picture.of(f"{number}-{subject}", f"{description}, {title}", draw)
         for subject, (description, draw) in draws.items()
     }
 
@@ -102,6 +92,7 @@ def cutoffs_figure(responses: pd.DataFrame) -> Figure:
     shades = colormaps["viridis"](np.linspace(0.85, 0, len(temperatures)))
     names = sampled["sampler"].map(label)
     figure, axes = panels(names, "k, candidates in a step", "share of steps with at least k")
+    least = 1.0
     for (name, t), cell in sampled.groupby([names, "temperature"], sort=False):
         sizes = np.concatenate([np.asarray(k, np.int64) for k in cell["k"]])
         if len(sizes):
@@ -115,10 +106,11 @@ def cutoffs_figure(responses: pd.DataFrame) -> Figure:
             }
             k, counts = np.unique(sizes, return_counts=True)
             axes[name].ecdf(k, counts, complementary=True, **look)
+            least = min(least, counts[-1] / len(sizes))
     for axis in axes.values():
         axis.legend(frameon=False, fontsize="x-small")
     axis = figure.axes[0]
-    axis.set(xscale="log", yscale="log")
+    axis.set(xscale="log", yscale="log", ylim=(0.7 * least, 1.2))  # an ecdf ends at a remainder, not at 0
     for ticks in (axis.xaxis, axis.yaxis):
         low, high = ticks.get_view_interval()
         if high < 100 * low:

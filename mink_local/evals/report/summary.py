@@ -1,12 +1,13 @@
 """The numbers of a run as pandas frames: responses, cells, and comparisons of cells.
 
-Unbiased pass@k: M. Chen et al. (2021), arXiv:2107.03374.
+Source: M. Chen et al. (2021), arXiv:2107.03374, for unbiased pass@k.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import comb
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,9 +151,12 @@ def sampler_rank(sampler: str) -> tuple[bool, int, str]:
 def _verdicts(responses: pd.DataFrame, scoring: str) -> pd.DataFrame:
     """Return the responses that have verdicts, with those of one scoring: `correct` and `answer`."""
     found = responses.dropna(subset=scoring)
-    verdicts = found[scoring].astype(object).str
-    correct = verdicts.get("correct").astype(float)
-    return found.assign(scoring=scoring, correct=correct, answer=verdicts.get("answer"))
+    verdicts = found[scoring]
+    return found.assign(
+        scoring=scoring,
+        correct=[float(verdict.correct) for verdict in verdicts],
+        answer=pd.Series([verdict.answer for verdict in verdicts], found.index, dtype=object),
+    )
 
 
 def _baselines(responses: pd.DataFrame) -> list[Baseline]:
@@ -192,7 +196,7 @@ def _cells(responses: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
                     "overflowed": (cell["finish_reason"] == "overflow").mean(),
                     "mean_tokens": cell["n_tokens"].mean(),
                     **_cutoffs(cell),
-                    **_diversity(cell, part["repeat"].nunique()),
+                    "distinct": _distinct(cell, part["repeat"].nunique()),
                 }
             )
     for key, cell in verdicts.groupby([*CELL, "scoring"], sort=False):
@@ -227,11 +231,12 @@ def _repeated(cell: pd.DataFrame, n_repeats: int) -> list[pd.DataFrame]:
     return [question for question in questions if len(question) == n_repeats > 1]
 
 
-def _diversity(cell: pd.DataFrame, n_repeats: int) -> dict[str, Any]:
-    texts = [question["text"].tolist() for question in _repeated(cell, n_repeats)]
-    if not any(text.split() for texts_of_question in texts for text in texts_of_question):
-        return {}
-    return {"distinct": np.mean([len(set(one)) / len(one) for one in texts])}
+def _distinct(cell: pd.DataFrame, n_repeats: int) -> float | None:
+    """Return the mean share of distinct responses to a question; None without repeats or texts."""
+    texts = [question["text"] for question in _repeated(cell, n_repeats)]
+    if not any(text.strip() for of_question in texts for text in of_question):
+        return None
+    return fmean(of_question.nunique() / n_repeats for of_question in texts)
 
 
 def _comparisons(
@@ -292,10 +297,10 @@ def _attempts(verdicts: pd.DataFrame) -> Iterator[dict[str, Any]]:
     for _, part in verdicts.groupby(GROUP, sort=False):
         n = part["repeat"].nunique()
         for key, cell in part.groupby([*CELL, "scoring"], sort=False):
-            right = [int(question["correct"].sum()) for question in _repeated(cell, n)]
-            for k in attempt_sizes(n) if right else ():
-                passed = share([pass_at(n, n_right, k) for n_right in right])
-                yield dict(zip(_ATTEMPTS, (*key, len(right), k, passed), strict=True))
+            rights = [int(question["correct"].sum()) for question in _repeated(cell, n)]
+            for k in attempt_sizes(n) if rights else ():
+                passed = share([pass_at(n, n_right, k) for n_right in rights])
+                yield dict(zip(_ATTEMPTS, (*key, len(rights), k, passed), strict=True))
 
 
 def attempt_sizes(n: int) -> list[int]:

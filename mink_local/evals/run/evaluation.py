@@ -12,7 +12,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from subprocess import list2cmdline
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mink_local.errors import RunError
 from mink_local.evals.inputs import file_sha256
@@ -36,6 +36,9 @@ from mink_local.evals.tasks.datasets import OwnTask
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile
 from mink_local.samplers import Sampler
+
+if TYPE_CHECKING:
+    from mink_local.evals.report.report import Report
 
 log = logging.getLogger("mink_local")
 
@@ -225,7 +228,8 @@ class Run(Measurement[Response]):
         return max(1e-3, time.monotonic() - self._began)
 
     def conclude(self, results: Results) -> None:
-        n_empty = int((results.frame["finish_reason"] == "overflow").sum())
+        """Say what was measured; `mink-eval report` reports on it."""
+        n_empty = sum(row.finish_reason == "overflow" for row in results.rows.by_key.values())
         if n_empty:
             print(f"{n_empty} responses are empty and count as wrong: the prompt did not fit.")
         if self._n_new:
@@ -237,8 +241,11 @@ class Run(Measurement[Response]):
         print(f"All {len(self._keys):,} responses are in {folder}. Next: mink-eval report {quoted}")
 
     @staticmethod
-    def report(results: Results) -> None:
-        """Print nothing: `mink-eval report` needs more than the frame."""
+    def report(results: Results) -> "Report":
+        from mink_local.evals.report.recorded_run import read_run, rescore
+        from mink_local.evals.report.run import run_report  # a run need not wait for its libraries
+
+        return run_report(rescore(read_run(results.folder)), results.against)
 
 
 def _task_settings(asked: AskedTask, file: Path) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def frontier(finished: Callable[..., Finished], tmp_path: Path) -> Frontier:
 
 
 def test_the_report(frontier: Frontier, tmp_path: Path) -> None:
-    measured = frontier("--temp", 5, "--sampler", "top-k:k=5+min-k", "--noise", 3)
+    measured = frontier("--temp", 5, "--sampler", "top-k:k=5+min-k", "--tail-mass", 3)
     assert len({row["text"] for row in measured}) == 3
     out = tmp_path / "out"
     assert (out / "frontier.svg").read_text().startswith("<?xml")
@@ -57,14 +57,14 @@ def test_the_report(frontier: Frontier, tmp_path: Path) -> None:
     assert (rows["entropy"] <= rows["entropy_high"] + 1e-6).all()
 
 
-def test_curves_that_all_exceed_half_noise_have_a_report(
+def test_curves_that_all_exceed_half_tail_mass_have_a_report(
     frontier: Frontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And its other tables."""
-    monkeypatch.setattr("mink_local.evals.frontier.report.MOST_NOISE", -1.0)
+    monkeypatch.setattr("mink_local.evals.frontier.report.MOST_TAIL_MASS", -1.0)
     frontier("--temp", "inf", "--limit", 1)
     found = json.loads((tmp_path / "out" / "frontier.json").read_text())
-    assert (found["at_noise"], len(found["settings"])) == ([], len(sweep([float("inf")])))
+    assert (found["at_tail_mass"], len(found["settings"])) == ([], len(sweep([float("inf")])))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The figures of settings, their intervals, and variety at equal noise, beside other computations of them."""
+"""The figures of settings, their intervals, and variety at equal tail mass, beside other computations."""
 
 import math
 
@@ -11,12 +11,12 @@ from scipy.stats import bootstrap
 
 from mink_local.errors import GenerationError
 from mink_local.evals.frontier.report import YARDSTICK, FrontierResults, most_entropy
-from mink_local.evals.frontier.sums import FIGURES, NOISE_LEVELS, PositionFigures
+from mink_local.evals.frontier.sums import FIGURES, TAIL_LEVELS, PositionFigures
 from mink_local.evals.settings import SamplerSetting, sweep
 from mink_local.samplers import Greedy, MinK, MinP, PLess, TopK
 from tests.support.logits import embedded_logits
 
-NOISE, ENTROPY = FIGURES.index("noise"), FIGURES.index("entropy")
+TAIL_MASS, ENTROPY = FIGURES.index("tail_mass"), FIGURES.index("entropy")
 GREEDY = SamplerSetting(Greedy(), 5.0)
 Floats = NDArray[np.float64]
 
@@ -33,10 +33,10 @@ def results(settings: list[SamplerSetting], positions: NDArray[np.int64], sums: 
     return FrontierResults(pd.DataFrame(rows))
 
 
-def alike(settings: list[SamplerSetting], noise: list[float], entropy: list[float]) -> FrontierResults:
-    """Return the results of 30 texts on which a setting always has the same noise and entropy."""
+def alike(settings: list[SamplerSetting], tail: list[float], entropy: list[float]) -> FrontierResults:
+    """Return the results of 30 texts on which a setting always has the same tail mass and entropy."""
     sums = np.zeros((30, len(settings), len(FIGURES)))
-    sums[:, :, NOISE], sums[:, :, ENTROPY] = np.multiply(10, noise), np.multiply(10, entropy)
+    sums[:, :, TAIL_MASS], sums[:, :, ENTROPY] = np.multiply(10, tail), np.multiply(10, entropy)
     return results(settings, np.full(30, 10), sums)
 
 
@@ -68,41 +68,41 @@ def test_intervals_are_scipys() -> None:
             assert abs(interval.high - expected.high) < 0.06 * width
 
 
-def along(noise: Floats, entropy: Floats, at: float) -> float:
-    """Return the most entropy of the line at no more than a noise, by a hundred thousand points of it."""
-    where = np.linspace(0, len(noise) - 1, 100_001)
-    numbers = np.arange(len(noise))
-    allowed = np.interp(where, numbers, noise) <= at + 1e-12
+def along(tail: Floats, entropy: Floats, at: float) -> float:
+    """Return the most entropy of the line at no more than a tail mass, by a hundred thousand points of it."""
+    where = np.linspace(0, len(tail) - 1, 100_001)
+    numbers = np.arange(len(tail))
+    allowed = np.interp(where, numbers, tail) <= at + 1e-12
     return float(np.interp(where, numbers, entropy)[allowed].max())
 
 
 def test_most_entropy_is_that_of_the_line() -> None:
     rng = np.random.default_rng(3)
-    noise, entropy = rng.uniform(0, 1, (2, 40, 6))
-    noise[:, 0] = entropy[:, 0] = 0
-    noise[20:], entropy[20:] = np.sort(noise[20:]), np.sort(entropy[20:])
+    tail, entropy = rng.uniform(0, 1, (2, 40, 6))
+    tail[:, 0] = entropy[:, 0] = 0
+    tail[20:], entropy[20:] = np.sort(tail[20:]), np.sort(entropy[20:])
     at = rng.uniform(0, 1, 40)
-    found, _ = most_entropy(noise, entropy, at)
+    found, _ = most_entropy(tail, entropy, at)
     for row, value in enumerate(found):
-        assert value == pytest.approx(along(noise[row], entropy[row], at[row]), abs=1e-4)
+        assert value == pytest.approx(along(tail[row], entropy[row], at[row]), abs=1e-4)
 
 
-def test_the_best_setting_for_a_wanted_noise() -> None:
+def test_the_best_setting_for_a_wanted_tail_mass() -> None:
     """Two curves whose answer is known: at 2 points more than greedy's 1%, one gives 0.5, the other 0.3.
 
-    Settings of 90% noise do not count, although a little of their entropy would be the most.
+    Settings of 90% tail mass do not count, although a little of their entropy would be the most.
     """
     careful, loose = MinP(p=0.5, order="temperature-last"), MinP(p=0.1, order="temperature-last")
     settings = [SamplerSetting(one, 5.0) for one in (Greedy(), careful, loose, TopK(k=2), TopK(k=3), PLess())]
-    found = alike(settings, noise=[0.01, 0.02, 0.04, 0.02, 0.9, 0.9], entropy=[0, 0.4, 0.6, 0.3, 99, 99])
-    best, other = found.at_noise(5.0, 0.02).itertuples()
+    found = alike(settings, tail=[0.01, 0.02, 0.04, 0.02, 0.9, 0.9], entropy=[0, 0.4, 0.6, 0.3, 99, 99])
+    best, other = found.at_tail_mass(5.0, 0.02).itertuples()
     assert (best.curve, best.between) == (YARDSTICK, "p=0.5 to p=0.1")
     assert (best.entropy.value, *best.behind) == pytest.approx((0.5, 0, 0, 0))
     assert (other.curve, other.between) == ("top-k", "k=2")
     assert other.behind == pytest.approx((0.2, 0.2, 0.2))
 
 
-def test_a_default_beside_the_yardstick_at_its_noise() -> None:
+def test_a_default_beside_the_yardstick_at_its_tail_mass() -> None:
     settings = sweep([5.0])
     positions, sums = made_up(settings, 40, np.random.default_rng(5))
     defaults = results(settings, positions, sums).defaults(5.0).set_index("sampler")
@@ -112,16 +112,18 @@ def test_a_default_beside_the_yardstick_at_its_noise() -> None:
     path = [i for i, one in enumerate(settings) if one.curve == "greedy"]
     path += [i for i, one in enumerate(settings) if one.curve == YARDSTICK]
     i = next(i for i, one in enumerate(settings) if one.sampler == MinK())
-    noise, entropy = values[path][:, NOISE], values[path][:, ENTROPY]
+    tail, entropy = values[path][:, TAIL_MASS], values[path][:, ENTROPY]
     gain = defaults.loc[str(MinK()), "gain"]
-    assert values[i, NOISE] <= noise.max()
-    assert gain.value == pytest.approx(values[i, ENTROPY] - along(noise, entropy, values[i, NOISE]), abs=1e-5)
+    assert values[i, TAIL_MASS] <= tail.max()
+    assert gain.value == pytest.approx(
+        values[i, ENTROPY] - along(tail, entropy, values[i, TAIL_MASS]), abs=1e-5
+    )
     assert gain.low <= gain.value <= gain.high
 
 
-def test_a_default_with_less_noise_than_greedy_has_a_finite_gain() -> None:
+def test_a_default_with_less_tail_mass_than_greedy_has_a_finite_gain() -> None:
     settings = [GREEDY, SamplerSetting(MinP(order="temperature-last"), 5.0), SamplerSetting(MinK(), 5.0)]
-    found = alike(settings, noise=[0.05, 0.09, 0.04], entropy=[0, 0.4, 0.1])
+    found = alike(settings, tail=[0.05, 0.09, 0.04], entropy=[0, 0.4, 0.1])
     defaults = found.defaults(5.0).set_index("sampler")
     assert defaults.loc[str(MinK()), "gain"] == pytest.approx((0.1, 0.1, 0.1))
 
@@ -150,9 +152,9 @@ def brute_force(setting: SamplerSetting, row: NDArray[np.float32], reference: ND
     )  # fmt: skip
     q /= q.sum()
     p = softmax(reference.astype(np.float64))
-    noise = [q[p < level].sum() for level in NOISE_LEVELS.values()]
+    tail = [q[p < level].sum() for level in TAIL_LEVELS.values()]
     entropy = -(q[q > 0] * np.log(q[q > 0])).sum()
-    return np.array([*noise, -(q * np.log(p)).sum(), entropy, len(ids) == 1, len(ids)])
+    return np.array([*tail, -(q * np.log(p)).sum(), entropy, len(ids) == 1, len(ids)])
 
 
 def summed(

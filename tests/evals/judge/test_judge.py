@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import _base_client
 
 from mink_local.evals.judge import ask
+from mink_local.evals.judge.ask import EndpointJudge
 from mink_local.evals.judge.judgements import ORDERS, PairKey, ResponsePair, prompt_of, read_winner
 from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server, says, shown_answers
 from tests.support.made_run import change, write_run
@@ -39,8 +39,8 @@ def unless(words: str, said: Said) -> Answer:
 
 
 def failing_half_the_time() -> Answer:
-    failures = [fails(429, Retry_After="0.02"), fails(503), Said(0, None), fails(500)]
-    turns = itertools.cycle(said for failure in failures for said in (failure, None))
+    failures = itertools.chain([Said(0, None)], itertools.cycle([fails(429), fails(503), fails(500)]))
+    turns = (said for failure in failures for said in (failure, None))
     return lambda body: next(turns) or prefers_minimal(body)
 
 
@@ -64,8 +64,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
-    monkeypatch.setattr(ask, "RETRIES", 3)
-    monkeypatch.setattr(_base_client, "INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr(ask, "RETRIES", 1)
     with judge_server(prefers_minimal) as running:
         yield running
 
@@ -153,21 +152,22 @@ def test_answers(
         (Said(200, "<html>hello</html>"), "chat completions"),
         (Said(200, {"choices": []}), "chat completions"),
         (Said(0, None), "closed connection"),
-        (fails(401, f"Incorrect API key {KEY}"), "--api-key-variable"),
+        (fails(401, f"Incorrect API key {KEY}"), "--judge-key-env"),
+        (fails(307, Location="/v1/elsewhere"), "HTTP 307"),
         (fails(404, "no such model"), "--judge-model"),
-        (TOO_LONG, "of gsm8k"),
     ],
 )
 def test_a_server_that_fails_in_the_middle(
     judge: Judge, run: Path, server: JudgeServer, failure: Said, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command ends in one sentence; the same command asks for what is missing and no more."""
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("MY_KEY", KEY)
+    judge = partial(judge, "--judge-key-env", "MY_KEY")
     server.answer = lambda body: prefers_minimal(body) if len(server.bodies) <= 20 else failure
     result = judge("--parallel", 3)
     assert (result.status, named in result.stderr) == (1, True)
     assert KEY not in result.stdout + result.stderr
-    assert set(server.keys) == {f"Bearer {KEY}"}
+    assert {headers["authorization"] for headers in server.headers} == {f"Bearer {KEY}"}
     kept = lines(run)
     assert len(kept) == 20
     server.answer = prefers_minimal
@@ -200,11 +200,95 @@ def test_the_key_is_not_shown_and_not_written(
     """Even if no header can hold it, or the server repeats it."""
     monkeypatch.setenv("MY_KEY", key)
     server.answer = lambda _: says(f'Your key is {KEY}. {{"winner": "A"}}')
-    result = judge("--api-key-variable", "MY_KEY")
+    result = judge("--judge-key-env", "MY_KEY")
     assert result.status == (0 if key.strip() == KEY else 1)
-    assert result.status == 0 or "--api-key-variable" in result.stderr
+    assert result.status == 0 or "--judge-key-env" in result.stderr
     written = [path.read_text() for path in (run / "judge").glob("*")]
     assert KEY not in "".join([result.stdout, result.stderr, *written])
+
+
+@pytest.mark.parametrize(
+    ("url", "variable", "sent"),
+    [
+        ("https://api.openai.com/v1", None, KEY),
+        ("https://api.openai.com:443/v1/", None, KEY),
+        ("http://api.openai.com/v1", None, ""),
+        ("https://api.openai.com.evil.example/v1", None, ""),
+        ("https://evil.example/api.openai.com/v1", None, ""),
+        ("http://127.0.0.1:8080/v1", None, ""),
+        ("http://127.0.0.1:8080/v1", "OPENAI_API_KEY", KEY),
+        ("http://gpu-box:8080/v1", "OPENAI_API_KEY", KEY),
+    ],
+)
+def test_a_key_goes_only_where_it_is_meant_to(
+    url: str,
+    variable: str | None,
+    sent: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    judge = EndpointJudge(url, "judge-1", variable, 1, 1.0)
+    assert judge._key == sent
+    assert bool(caplog.records) == ("gpu-box" in url)  # where it is sent unencrypted over a network
+    assert KEY not in caplog.text
+
+
+def test_no_secret_of_openais_reaches_another_server(
+    judge: Judge, server: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"):
+        monkeypatch.setenv(name, KEY)
+    judge().succeeded()
+    assert server.bodies
+    assert KEY not in str(server.headers)
+
+
+@pytest.mark.parametrize("refused", [["max_tokens"], ["temperature"], ["max_tokens", "temperature"]])
+def test_reasoning_models_refuse_parameters(
+    judge: Judge, run: Path, server: JudgeServer, refused: list[str]
+) -> None:
+    """Several requests at a time are refused, and each is asked again without them."""
+
+    def answer(body: Body) -> Said:
+        wrong = next((name for name in refused if name in body), None)
+        return fails(400, "unsupported", "unsupported_parameter", wrong) if wrong else prefers_minimal(body)
+
+    server.answer = answer
+    judge().succeeded()
+    assert len(lines(run)) == 8 * N
+    assert {"max_tokens", "max_completion_tokens"}.intersection(server.bodies[-1])
+
+
+def test_a_question_that_is_too_long_for_the_judge_is_left_out(
+    judge: Judge, run: Path, server: JudgeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And not asked again: the others have their judgements."""
+    server.answer = unless("min-k:tau=3 T=5.0 to 2", TOO_LONG)
+    judge().succeeded()
+    assert "question 2 of gsm8k" in caplog.text
+    n_asked = len(server.bodies)
+    judge().succeeded()
+    assert (len(server.bodies), len(lines(run))) == (n_asked, 8 * N)
+    assert rows(run)["min-k:tau=3", 5.0].items() >= {"missing": 1, "won:tied:lost": f"{N - 1}:0:0"}.items()
+    server.answer = lambda _: TOO_LONG
+    assert judge("--judge-model", "short").status == 1  # it judges nothing
+
+
+@pytest.mark.parametrize(
+    ("models", "chosen"),
+    [
+        (["qwen3:4b"], "qwen3:4b"),
+        (["tiny", "tiny:careful", "tiny:creative"], "tiny"),
+        (["a", "b", "a:x"], None),
+    ],
+)
+def test_presets_are_not_models(
+    judge: Judge, server: JudgeServer, models: list[str], chosen: str | None
+) -> None:
+    server.models = models
+    assert judge().status == (0 if chosen else 1)
+    assert {body["model"] for body in server.bodies} == ({chosen} if chosen else set())
 
 
 def test_responses_that_do_not_fit_are_cut_shorter(judge: Judge, run: Path, server: JudgeServer) -> None:
@@ -244,7 +328,8 @@ def test_a_limit_is_one_of_questions_and_damaged_records_are_told(
 @pytest.mark.parametrize(
     ("options", "status", "complaint"),
     [
-        ([], 2, "--people"),
+        ([], 2, "--judge"),
+        (["--judge", "URL", "--judge-key-env", "NO_SUCH_KEY"], 1, "NO_SUCH_KEY"),
         (["--judge", "parrot"], 2, "'parrot'"),
         (["--judge", "http://"], 1, "8080/v1"),
         (["--judge", "http://ho\x07st/v1"], 1, "8080/v1"),
@@ -254,8 +339,6 @@ def test_a_limit_is_one_of_questions_and_damaged_records_are_told(
         (["--judge", "smollm2-135m", "--judge-model", "x"], 2, "--judge-model"),
         (["--judge", "URL", "--judge-model", "x", "--against", "top-p"], 1, "top-p:p=0.9"),
         (["--judge", "URL"], 1, "one, two"),
-        (["votes.json", "--judge", "URL"], 2, "votes.json"),
-        (["--people", "--judge", "URL"], 2, "--people"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -355,5 +438,5 @@ def test_a_local_judge_with_a_short_context(mink_eval: MinkEval, run: Path, tiny
 def test_mink_serve_is_a_judge(mink_eval: MinkEval, run: Path) -> None:
     change(run, is_few)
     with running_server("--ctx", "1024") as serving:
-        mink_eval("judge", run, "--judge", serving.url, "--judge-model", "smollm2-135m").succeeded()
+        mink_eval("judge", run, "--judge", serving.url).succeeded()
     assert [json.loads(line["raw"]).keys() == {"winner"} for line in lines(run)] == [True] * 4

@@ -55,7 +55,7 @@ def data_of(folder: Path) -> Any:
 
 
 def test_a_sheet_hides_the_methods(mink_eval: MinkEval, run: Path) -> None:
-    result = mink_eval("judge", run, "--people", *options(*METHODS), "--pairs", 20, "--temp", 1, "--temp", 5)
+    result = mink_eval("people", run, *options(*METHODS), "--pairs", 20, "--temp", 1, "--temp", 5)
     assert (result.status, result.stderr) == (0, "")
     assert result.stdout.startswith("20 pairs of 24.")
     page = (run / "sheet" / "sheet.html").read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ def test_a_sheet_hides_the_methods(mink_eval: MinkEval, run: Path) -> None:
 
 
 def test_a_sheet_is_the_same_again_and_not_replaced_by_another(mink_eval: MinkEval, run: Path) -> None:
-    command = ("judge", run, "--people", *options(*METHODS), "--pairs", 5)
+    command = ("people", run, *options(*METHODS), "--pairs", 5)
     written = []
     for seed in (0, 0, 1):
         result = mink_eval(*command, "--seed", seed)
@@ -93,7 +93,7 @@ def test_a_sheet_is_the_same_again_and_not_replaced_by_another(mink_eval: MinkEv
 
 def test_three_methods_and_identical_responses(mink_eval: MinkEval, run: Path) -> None:
     change(run, lambda line: (line["temperature"] == 1 and line.update(response="the same")) or None)
-    result = mink_eval("judge", run, "--people", *options(*METHODS, "greedy"), "--pairs", 500)
+    result = mink_eval("people", run, *options(*METHODS, "greedy"), "--pairs", 500)
     assert [int(n) for n in re.findall(r"\d+", result.stdout)][:3] == [60, 60, 12]
     both = Counter(frozenset((p["left"], p["right"])) for p in key_of(run / "sheet")["pairs"].values())
     assert both == {
@@ -136,14 +136,14 @@ def test_votes(
     parts: list[tuple[str, float]],
 ) -> None:
     """κ is 1 if all agree, p takes the votes on one question together, and every temperature has its row."""
-    mink_eval("judge", run, "--people", *options(*METHODS), *temperature)
+    mink_eval("people", run, *options(*METHODS), *temperature)
     n, ties = won[0] // len(raters), won[1]
     files = [
         write_votes(run / "sheet" / f"votes-{rater}.json", run / "sheet", rater, METHODS[0], n, ties)
         for rater in raters
     ]
     assert set(saved_votes(run / "sheet")) == set(files)
-    result = mink_eval("judge", run / "sheet", "--people", *files)
+    result = mink_eval("people", run / "sheet", *files)
     assert (result.status, result.stderr) == (0, "")
     every, *by_temperature = json.loads((run / "sheet" / "votes.json").read_text())["rows"]
     assert (every["task"], every["temperature"], every["sampler"]) == ("all", None, METHODS[0])
@@ -168,7 +168,7 @@ def test_votes(
 def test_what_is_refused(
     mink_eval: MinkEval, run: Path, arguments: list[str], status: int, named: str
 ) -> None:
-    mink_eval("judge", run, "--people", *arguments).refused(status, named)
+    mink_eval("people", run, *arguments).refused(status, named)
 
 
 @pytest.mark.parametrize(
@@ -187,25 +187,25 @@ def test_what_is_refused(
 def test_votes_that_are_refused(
     mink_eval: MinkEval, run: Path, tmp_path: Path, edit: dict[str, Any] | None, named: str
 ) -> None:
-    mink_eval("judge", run, "--people", *options(*METHODS), "--pairs", 3)
+    mink_eval("people", run, *options(*METHODS), "--pairs", 3)
     votes = write_votes(tmp_path / "v.json", run / "sheet", "Ann", METHODS[0], 3)
     if edit is None:
         votes.unlink()
     else:
         votes.write_text(json.dumps(json.loads(votes.read_text()) | edit))
-    mink_eval("judge", run, "--people", votes, *[votes] * (edit == {})).refused(1, named)
+    mink_eval("people", run, votes, *[votes] * (edit == {})).refused(1, named)
 
 
 def test_a_damaged_key_is_named(mink_eval: MinkEval, run: Path, tmp_path: Path) -> None:
     (run / "sheet").mkdir()
     (run / "sheet" / "key.json").write_text('{"pairs": 3}')
-    mink_eval("judge", run, "--people", tmp_path / "v").refused(1, run / "sheet" / "key.json")
+    mink_eval("people", run, tmp_path / "v").refused(1, run / "sheet" / "key.json")
 
 
 @pytest.mark.posix
 def test_a_rater_votes_and_saves(mink_eval: MinkEval, run: Path, tmp_path: Path, browser: Browser) -> None:
     """By keys and by clicks; the tab is closed in the middle; the saved file is what was voted."""
-    mink_eval("judge", run, "--people", *options(*METHODS), "--pairs", 5)
+    mink_eval("people", run, *options(*METHODS), "--pairs", 5)
     page = (run / "sheet" / "sheet.html").as_uri()
     names = list(key_of(run / "sheet")["pairs"])
     browser.open(page)
@@ -238,10 +238,12 @@ def test_a_rater_votes_and_saves(mink_eval: MinkEval, run: Path, tmp_path: Path,
     browser.press("Enter")
     browser.wait("document.getElementById('saved').textContent.startsWith('Saved 5 of 5')")
     saved = tmp_path / "votes-Ann-O-b.json"
-    while not saved.exists():
-        browser.run("new Promise((done) => setTimeout(done, 50))")
+    for _ in range(200):
+        if saved.exists():
+            break
+        time.sleep(0.05)
     content = json.loads(saved.read_text())
     assert content["rater"] == "Ann O'b"
     assert content["votes"] == dict(zip(names, ("left", "tie", "right", "right", "left"), strict=True))
     assert browser.complaints == []
-    assert mink_eval("judge", run, "--people", saved).status == 0
+    assert mink_eval("people", run, saved).status == 0

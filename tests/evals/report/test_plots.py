@@ -80,6 +80,7 @@ def test_axes_of_sizes_have_several_ticks(tmp_path: Path, share: int) -> None:
     change(tmp_path, lambda r: r.update(k=[1] * share + [3]))
     figure = plots.cutoffs_figure(summarise(read_run(tmp_path)).responses)
     figure.draw_without_rendering()
+    assert figure.axes[0].get_ylim()[0] > 0.5 / (share + 1)  # the axis ends below the rarest k
     for ticks in (figure.axes[0].xaxis, figure.axes[0].yaxis):
         low, high = sorted(ticks.get_view_interval())
         assert sum(low <= tick <= high for tick in ticks.get_majorticklocs()) >= 2

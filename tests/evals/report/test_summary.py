@@ -193,15 +193,14 @@ def test_variants_are_compared_with_the_defaults(tmp_path: Path) -> None:
         )
 
 
-# pass@k against all subsets, and diversity
+# pass@k against all subsets
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
-def test_attempts_are_those_of_all_subsets(given: list[bool]) -> None:
-    for k in range(1, len(given) + 1):
-        subsets = list(itertools.combinations(given, k))
-        passed = sum(map(any, subsets)) / len(subsets)
-        assert pass_at(len(given), sum(given), k) == pytest.approx(passed)
+def test_attempts_are_those_of_all_subsets(rights: list[bool]) -> None:
+    for k in range(1, len(rights) + 1):
+        subsets = list(itertools.combinations(rights, k))
+        assert pass_at(len(rights), sum(rights), k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
 def test_sizes_are_powers_of_two_and_all() -> None:
@@ -244,8 +243,8 @@ def test_greedy_gains_nothing_by_attempts(tmp_path: Path) -> None:
     made(tmp_path, samplers=(MIN_K, "greedy"), n_questions=9)
     summary, found = attempts_of(tmp_path, "greedy")
     cell = summary.cells[summary.cells["sampler"] == "greedy"].iloc[0]
-    assert found["pass"].tolist() == [cell["accuracy"]] * 3
-    assert cell["distinct"] == 0.25
+    assert set(found["pass"]) == {cell["accuracy"]}
+    assert cell["distinct"] == pytest.approx(0.25)
 
 
 def test_open_ended_responses_have_diversity_alone(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_run_has_one_report_with_every_file(tmp_path: Path, mink_eval: MinkEva
         assert row["scoring"] == "strict" or accuracy in printed
     order = (
         *("(1-accuracy.svg)", "5 questions, 2 responses", "flexible accuracy, %", "mean tokens"),
-        *("accuracy of 2", "distinct", "steps with one candidate", "(1-k.svg)"),
+        *("any of 2", "distinct responses", "steps with one candidate", "(1-k.svg)"),
         "## How to read this",
     )
     places = [markdown.index(part) for part in order]  # a picture after its table, and the first one first

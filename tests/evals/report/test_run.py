@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from mink_local.evals.report.document import Document, made_with_table, make_document
 from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.report.report import Report, markdown
+from mink_local.evals.report.run import run_report, settings_table
 from mink_local.evals.report.summary import summarise
-from mink_local.evals.tables import Cell, Table, percent
+from mink_local.evals.tables import Table, percent
 from tests.support.made_run import change, judge, write_run
 
 MIN_K, SIGMA = "min-k:tau=3", "top-n-sigma:n=1"
@@ -16,19 +17,17 @@ LAST = "top-p:p=0.9,order=temperature-last"
 SMALL: dict[str, Any] = {"tasks": ("gsm8k",), "samplers": (MIN_K, SIGMA), "temperatures": (1.0, 10.0)}
 
 
-def document_of(folder: Path, *against: Any) -> Document:
-    run = read_run(folder)
-    return make_document(run, summarise(run, against or None))
+def report_of(folder: Path, *against: Any) -> Report:
+    """Return the report of a run, by the verdicts in its records."""
+    return run_report(read_run(folder), against or None)
 
 
-def sentences(document: Document) -> str:
-    return "\n".join(
-        [*(one for section in document.sections for one in section.findings), *document.findings]
-    )
+def sentences(report: Report) -> str:
+    return "\n".join([*(one for section in report.sections for one in section.findings), *report.findings])
 
 
-def table_of(document: Document, title: str) -> Table:
-    parts = [part for section in document.sections for part in (*section.parts, *section.more)]
+def table_of(report: Report, title: str) -> Table:
+    parts = [part for section in report.sections for part in (*section.parts, *section.more)]
     [found] = [part for part in parts if isinstance(part, Table) and title in part.title]
     return found
 
@@ -42,8 +41,8 @@ def test_accuracies_have_intervals_marks_and_bold_winners(tmp_path: Path) -> Non
             return bool(r["sampler"] == MIN_K)
         return int(r["question_id"]) < 15 or bool(r["sampler"] == SIGMA)
 
-    document = document_of(judge(tmp_path, right))
-    table = table_of(document, "flexible accuracy, %")
+    report = report_of(judge(tmp_path, right))
+    table = table_of(report, "flexible accuracy, %")
     assert table.columns == ["method", "T = 1", "T = 10"]
     rows = {row[0].text: [(cell.text, cell.bold) for cell in row[1:]] for row in table.rows}
     assert rows == {
@@ -52,17 +51,17 @@ def test_accuracies_have_intervals_marks_and_bold_winners(tmp_path: Path) -> Non
         SIGMA: [("0.0±0.0▼", False), ("100.0±0.0▲", True)],
     }
     assert table.rows[0][2].below == "33.2–66.8"  # Wilson's interval of 15 in 30
-    said = sentences(document)
+    said = sentences(report)
     assert f"better than {MIN_K}: {SIGMA} at T = 10." in said
     assert f"worse than {MIN_K}: {SIGMA} at T = 1; top-p:p=0.9 (T last) at T = 1." in said
     assert "of 4 comparisons" in said
-    assert "strict" not in document.markdown().partition("How to read")[0]  # it is the same
+    assert "strict" not in markdown(report).partition("How to read")[0]  # it is the same
 
 
 def test_variants_have_a_table_and_no_intervals_are_joined(tmp_path: Path) -> None:
     """Those of Min-k, which are tested among the samplers, too."""
     variants = ("min-k:tau=1", "top-n-sigma:n=2")
-    document = document_of(write_run(tmp_path, **SMALL | {"samplers": (MIN_K, SIGMA, *variants)}))
+    document = report_of(write_run(tmp_path, **SMALL | {"samplers": (MIN_K, SIGMA, *variants)}))
     table = table_of(document, "sampler's default options")
     assert {row[0].text for row in table.rows} == set(variants)
     assert "95% intervals" not in sentences(document)
@@ -71,27 +70,28 @@ def test_variants_have_a_table_and_no_intervals_are_joined(tmp_path: Path) -> No
 def test_strict_scoring_is_among_more_tables(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"n_questions": 4})
     change(tmp_path, lambda r: r.update(strict={"answer": None, "correct": False}))
-    document = document_of(tmp_path)
-    [section] = document.sections
+    report = report_of(tmp_path)
+    section, _ = report.sections
     assert not any("strict" in part.title for part in section.parts if isinstance(part, Table))
     assert any("strict accuracy" in table.title for table in section.more)
-    assert "100.0%" in sentences(document)
+    assert "100.0%" in sentences(report)
 
 
 def test_models_are_side_by_side_with_their_difference(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"models": ("q8", "q4")})
     judge(tmp_path, lambda r: r["model"] == "q8" or int(r["question_id"]) < 15)
-    document = document_of(tmp_path)
-    table = table_of(document, "difference from q8")
+    report = report_of(tmp_path)
+    table = table_of(report, "difference from q8")
     assert table.columns == ["method", "T", "model", "accuracy", "q8", "difference", "p, Holm"]
     assert len(table.rows) == 4
     *cells, p_value = (cell.text for cell in table.rows[0])
     assert cells == [MIN_K, "1", "q4", "50.0", "100.0", "−50.0"]
     assert p_value.endswith("▼")
-    assert "q8" in document.sections[0].findings[0]
-    flips = table_of(document, "flipped")
+    assert "q8" in report.sections[0].findings[0]
+    flips = table_of(report, "flipped")
     assert [cell.text for cell in flips.rows[0][2:]] == ["q4", ", ".join(map(str, range(15, 30))), ""]
-    assert len(document_of(tmp_path, "sampler", SIGMA).sections) == 2  # nothing else than what is asked for
+    titles = [section.title for section in report_of(tmp_path, "sampler", SIGMA).sections]
+    assert titles == ["gsm8k with q8", "gsm8k with q4", "How to read this"]  # nothing else than was asked for
 
 
 @pytest.mark.parametrize(
@@ -109,28 +109,28 @@ def test_what_to_know_before_the_numbers_is_said(
     tmp_path: Path, temperatures: tuple[float, ...], edit: dict[str, Any], said: str
 ) -> None:
     write_run(tmp_path, **SMALL | {"temperatures": temperatures} | edit)
-    assert said in sentences(document_of(tmp_path))
+    assert said in sentences(report_of(tmp_path))
 
 
 def test_incomplete_cells_are_marked_and_counted(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"n_questions": 10})
     change(tmp_path, lambda r: r["sampler"] != SIGMA or int(r["question_id"]) < 4)
-    document = document_of(tmp_path)
-    assert "2 of 4 cells" in sentences(document)
-    assert "*" in table_of(document, "flexible accuracy, %").rows[1][1].text
+    report = report_of(tmp_path)
+    assert "2 of 4 cells" in sentences(report)
+    assert "*" in table_of(report, "flexible accuracy, %").rows[1][1].text
 
 
 def test_nothing_to_compare_with_is_said(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"n_questions": 2})
     change(tmp_path, lambda r: (r["sampler"] == SIGMA) == (r["temperature"] == 10))
-    assert sentences(document_of(tmp_path)).splitlines()[-1].endswith(f"{MIN_K}.")
+    assert sentences(report_of(tmp_path)).splitlines()[-1].endswith(f"{MIN_K}.")
 
 
 def test_questions_that_are_still_to_come_are_counted(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"n_questions": 6})
-    assert "of the run" not in sentences(document_of(tmp_path))
+    assert "of the run" not in sentences(report_of(tmp_path))
     change(tmp_path, lambda r: int(r["question_id"]) < 4)
-    assert "2 questions of the run" in sentences(document_of(tmp_path))
+    assert "2 questions of the run" in sentences(report_of(tmp_path))
 
 
 def test_a_model_that_is_cut_off_in_most_responses_is_warned_of(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_model_that_is_cut_off_in_most_responses_is_warned_of(tmp_path: Path) 
             last = hot if r["temperature"] > 1 else cold
             r.update(finish_reason="length" if int(r["question_id"]) < last else "stop")
 
-        return sentences(document_of(change(tmp_path, edit)))
+        return sentences(report_of(change(tmp_path, edit)))
 
     assert "--max-tokens" not in cut_off(hot=10, cold=5)
     assert "60.0%" in cut_off(hot=0, cold=6)
@@ -150,15 +150,15 @@ def test_a_model_that_is_cut_off_in_most_responses_is_warned_of(tmp_path: Path) 
 
 def test_attempts_and_diversity_have_tables(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"samplers": (MIN_K, "greedy")})
-    document = document_of(tmp_path)
+    report = report_of(tmp_path)
     run = summarise(read_run(tmp_path))
-    attempts = table_of(document, "flexible accuracy of k responses")
+    attempts = table_of(report, "flexible: any of k responses right")
     assert attempts.columns == ["method", "k = 1", "k = 2"]
     assert len(attempts.rows) == 4
     last = run.attempts[(run.attempts["k"] == 2) & (run.attempts["scoring"] == "flexible")].iloc[0]
     shown = percent(last["pass"].value)
-    assert attempts.rows[0][2].text == table_of(document, "accuracy of 2 responses").rows[0][1].text == shown
-    assert table_of(document, "distinct").rows[1][1] == Cell("50.0")
+    assert attempts.rows[0][2].text == table_of(report, "any of 2 responses").rows[0][1].text == shown
+    assert table_of(report, "distinct").rows[1][1].text == "50.0"
 
 
 def test_settings_are_a_row_each_and_starts_of_one_environment_one_row() -> None:
@@ -173,7 +173,7 @@ def test_settings_are_a_row_each_and_starts_of_one_environment_one_row() -> None
         "asked": [{"samplers": [MIN_K, "greedy"], "limit": None, "questions": {"gsm8k": 4}}],
         "sessions": [*starts, {**starts[2], "n_parallel": 8}],
     }
-    table = made_with_table(manifest)
+    table = settings_table(manifest)
     rows = {row[0].text: row[1].text for row in table.rows}
     assert list(rows) == [
         *("versions", "ctx", "model q4", "task gsm8k", "wanted", "started 3 times", "started 1 time")

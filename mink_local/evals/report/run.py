@@ -1,20 +1,29 @@
-"""The report as a document: the tables, figures and sentences of `report.html` and `report.md`."""
+"""The report of a run: its tables, figures and sentences, and its responses for the page's browser."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import gzip
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
-from mink_local.evals.report.plots import Picture, pictures
+from mink_local.evals.report.plots import pictures
 from mink_local.evals.report.recorded_run import RecordedRun
-from mink_local.evals.report.summary import CELL, GROUP, Summary, default_options
+from mink_local.evals.report.report import Report, Section
+from mink_local.evals.report.summary import (
+    CELL,
+    GROUP,
+    Baseline,
+    Summary,
+    default_options,
+    sampler_rank,
+    summarise,
+)
 from mink_local.evals.stats import few_clusters
 from mink_local.evals.tables import (
     Cell,
     Table,
     count,
-    escape_markdown,
     grid,
     listed,
     p_value,
@@ -23,6 +32,7 @@ from mink_local.evals.tables import (
     temperature_name,
     with_interval,
 )
+from mink_local.evals.tasks.base import Verdict
 from mink_local.samplers import label
 
 HOW_TO_READ = (
@@ -43,7 +53,7 @@ HOW_TO_READ = (
     "The corrected p decides about ▲ and ▼. Won and lost: questions answered correctly more often, and less "
     "often.",
     "Any of k responses right (pass@k): the mean over all choices of k of a question's responses.",
-    "Distinct responses: nonsense is diverse too, so compare at equal accuracy, not at equal temperature.",
+    "Distinct responses: nonsense is distinct too, so compare at equal accuracy, not at equal temperature.",
     "Intervals and tests hold for questions like these, with this model file, prompt and token limit, and "
     "for a number of questions chosen beforehand: extending a run until a difference is significant finds "
     "one too often.",
@@ -57,73 +67,38 @@ _KINDS = {
 _percent, _points = with_interval(percent), with_interval(points)
 
 
-@dataclass(frozen=True)
-class Section:
-    """The part of a report about one model and task, or about several models on one task.
+def run_report(run: RecordedRun, chosen: tuple[str, Any] | None = None) -> Report:
+    """Return the report on a run, which may still be in progress.
 
-    `lead` and `findings` open the report; `parts` follow in reading order, and `more` holds tables for a
-    closer look.
+    `chosen` is what to compare with, as for `summarise`. Raises ReportError if the run does not contain it.
     """
-
-    title: str
-    lead: Picture | None
-    findings: Sequence[str]
-    parts: Sequence[Table | Picture]
-    more: Sequence[Table] = ()
-
-
-@dataclass(frozen=True)
-class Document:
-    """A report without the responses; `notes` are caveats to read first."""
-
-    title: str
-    notes: Sequence[str]
-    sections: Sequence[Section]
-    findings: Sequence[str]
-    made_with: Table | None
-    how_to_read: Sequence[str] = HOW_TO_READ
-
-    @property
-    def pictures(self) -> list[Picture]:
-        found = ([section.lead, *section.parts] for section in self.sections)
-        return [part for parts in found for part in parts if isinstance(part, Picture)]
-
-    def markdown(self) -> str:
-        """Return the document as Markdown, with links to the figures' SVG files."""
-        parts: list[Any] = [f"# {escape_markdown(self.title)}", *map(escape_markdown, self.notes)]
-        parts.append("## Findings")
-        for section in self.sections:
-            parts += [f"### {escape_markdown(section.title)}", section.lead, _bullets(section.findings)]
-        parts.append(_bullets(self.findings))
-        for section in self.sections:
-            parts += [f"## {escape_markdown(section.title)}", *section.parts, *section.more]
-        parts += ["## How to read this", *map(escape_markdown, self.how_to_read), self.made_with]
-        return "\n\n".join(_markdown(part) for part in parts if part is not None) + "\n"
+    summary = summarise(run, chosen)
+    sections = run_sections(run, summary)
+    frames = {"table": summary.cells, "comparisons": summary.comparisons, "repeats": summary.attempts}
+    frames = {name: frame for name, frame in frames.items() if len(frame)}
+    settings = [settings_table(run.manifest)] if run.manifest else []
+    against = next((one for one in summary.baselines if one.kind != "temperature"), None)
+    return Report(
+        "report",
+        f"Min-k evaluation: {', '.join(summary.cells['task'].unique())}",
+        run.notes,
+        [*sections, Section("How to read this", [*HOW_TO_READ, *settings])],
+        [part for section in sections for part in section.parts if isinstance(part, Table)],
+        list(_run_findings(summary)),
+        {"made_with": [row for table in settings for row in table.frame.to_numpy().tolist()]},
+        frames,
+        csv=frames,
+        folder="report",
+        responses=pack(run, against),
+    )
 
 
-def _markdown(part: str | Table | Picture) -> str:
-    if isinstance(part, Picture):
-        return f"![{escape_markdown(part.description)}]({part.stem}.svg)"
-    return part if isinstance(part, str) else f"### {escape_markdown(part.title)}\n\n{part.markdown()}"
-
-
-def _bullets(sentences: Sequence[str]) -> str:
-    return "\n".join(f"- {escape_markdown(sentence)}" for sentence in sentences)
-
-
-def make_document(run: RecordedRun, summary: Summary) -> Document:
-    """Return a run's report, with its figures."""
-    tasks = list(summary.cells["task"].unique())
+def run_sections(run: RecordedRun, summary: Summary) -> list[Section]:
+    """Return the sections of a run's report: models side by side, then each model and task."""
     groups = summary.cells[GROUP].drop_duplicates().itertuples(index=False, name=None)
     sections = [_section(run, summary.of(*group), number, *group) for number, group in enumerate(groups, 1)]
-    models = (_models_section(summary, task) for task in tasks)
-    return Document(
-        f"Min-k evaluation: {', '.join(tasks)}",
-        run.notes,
-        [*filter(None, models), *sections],
-        list(_run_findings(summary)),
-        made_with_table(run.manifest) if run.manifest else None,
-    )
+    models = (_models_section(summary, task) for task in summary.cells["task"].unique())
+    return [*filter(None, models), *sections]
 
 
 def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str) -> Section:
@@ -153,7 +128,7 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
         ),
         _grid(f"{of} mean tokens", _flexible(cells), lambda row: Cell(f"{row.mean_tokens:.1f}")),
         _grid(
-            f"{of} accuracy of {n} responses: any right, %",
+            f"{of} any of {n} responses right, %",
             _flexible(attempts[attempts["k"] == n]),
             lambda row: _percent(row.passed),
         ),
@@ -175,14 +150,14 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
         columns = ("common_questions", "difference", "won", "lost", "p", "adjusted")
         more.append(_comparison_table(named, rows, *columns))
     for scoring, rows in attempts.groupby("scoring"):
-        named = f"{of} {scoring} accuracy of k responses: any right, %"
+        named = f"{of} {scoring}: any of k responses right, %"
         method = rows["sampler"].map(label) + ", T = " + rows["temperature"].map(temperature_name)
         more.append(_grid(named, rows.assign(method=method), lambda row: _percent(row.passed), "k"))
     return Section(
         title,
-        drawn.get("accuracy"),
-        list(_findings(run, part, cells)),
         [one for one in parts if one],
+        list(_findings(run, part, cells)),
+        drawn.get("accuracy"),
         [table for table in more if table],
     )
 
@@ -262,7 +237,7 @@ def _models_section(summary: Summary, task: str) -> Section | None:
     table = _comparison_table(title, rows, "model", "accuracy", against, "difference", "adjusted")
     title = f"{task} · questions that flipped from {against}, or that are answered right less or more often"
     flips = _comparison_table(title, found, "model", "lost_questions", "won_questions")
-    return Section(f"{task}: models side by side", None, [_family(found)], [table], [flips])
+    return Section(f"{task}: models side by side", [table], [_family(found)], more=[flips])
 
 
 def _findings(run: RecordedRun, part: Summary, cells: pd.DataFrame) -> Iterator[str]:
@@ -350,8 +325,8 @@ def _family(found: pd.DataFrame) -> str:
     return f"{sentence}; {n_undecided} showed no difference, which does not prove that there is none."
 
 
-def made_with_table(manifest: Mapping[str, Any]) -> Table:
-    """Return a run's settings: a row per setting, model, task and environment."""
+def settings_table(manifest: Mapping[str, Any]) -> Table:
+    """Return a measurement's settings: a row per setting, model, task and environment."""
     rows = pd.DataFrame(list(_settings(manifest)), columns=["setting", "value"])
     return Table("Settings of the run", rows, numbers=False)
 
@@ -380,3 +355,42 @@ def _in_words(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_in_words, value)) or "none"
     return "not given" if value is None else str(value)
+
+
+def _packed(verdict: Verdict | None) -> tuple[str | None, int | None]:
+    return (verdict.answer, int(verdict.correct)) if verdict else (None, None)
+
+
+def pack(run: RecordedRun, against: Baseline | None) -> bytes:
+    """Return questions, cells and responses as gzipped JSON, which `unpack` in page.js reads.
+
+    A response starts with the indices of its cell and its question.
+    """
+    cells = sorted(
+        {response.key[:4] for response in run.responses},
+        key=lambda cell: (*cell[:2], cell[3], *sampler_rank(cell[2])),
+    )
+    cell_numbers = {cell: number for number, cell in enumerate(cells)}
+    question_numbers = {key: number for number, key in enumerate(run.questions)}
+    content = {
+        "baseline": [against.kind, against.value] if against else [None, None],
+        "questions": [[task, q.id, q.prompt, q.gold] for (task, _), q in run.questions.items()],
+        "cells": [[*cell, label(cell[2])] for cell in cells],
+        "responses": [
+            [
+                cell_numbers[r.key[:4]],
+                question_numbers[r.task, r.question_id],
+                r.repeat,
+                r.response,
+                *_packed(r.strict),
+                *_packed(r.flexible),
+                r.finish_reason,
+                r.n_tokens,
+                len(r.k) - r.k.count(0),
+                r.k.count(1),
+                max(r.k, default=0),
+            ]
+            for r in run.responses
+        ],
+    }
+    return gzip.compress(json.dumps(content, separators=(",", ":")).encode("ascii"), 6, mtime=0)

@@ -1,0 +1,188 @@
+"""One report for all measurements: its parts, the files that it is written to, and what a terminal shows."""
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+
+from mink_local.cli import printable, show
+from mink_local.evals.figures import Picture
+from mink_local.evals.measurement import Results
+from mink_local.evals.report.page import render
+from mink_local.evals.stats import few_clusters
+from mink_local.evals.store import as_run_error, public, write_file
+from mink_local.evals.tables import Table, count, escape_markdown, to_csv, to_json
+
+Part = Table | Picture | str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report about one subject, such as a model and a task.
+
+    `lead` and `findings` open the report; `parts`, texts being paragraphs, follow in reading order, and
+    `more` holds tables for a closer look.
+    """
+
+    title: str
+    parts: Sequence[Part]
+    findings: Sequence[str] = ()
+    lead: Picture | None = None
+    more: Sequence[Table] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a measurement has found.
+
+    Attributes:
+        name: Name of its files, without an ending.
+        notes: Caveats to read first.
+        printed: Tables that a terminal shows.
+        findings: Sentences about several sections.
+        about: What the JSON says besides the frames.
+        frames: Frames of the JSON.
+        csv: Frames with a CSV file each, by the files' names without an ending.
+        folder: Folder of its own for the files; empty for the measurement's.
+        responses: What the page's browser of responses unpacks, if anything; see `run.pack`.
+    """
+
+    name: str
+    title: str
+    notes: Sequence[str]
+    sections: Sequence[Section]
+    printed: Sequence[Table]
+    findings: Sequence[str] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+    frames: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    csv: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    folder: str = ""
+    responses: bytes = b""
+
+    @property
+    def pictures(self) -> list[Picture]:
+        parts = [part for section in self.sections for part in (section.lead, *section.parts)]
+        return [part for part in parts if isinstance(part, Picture)]
+
+
+def settings_report(
+    results: Results,
+    title: str,
+    sections: Sequence[Section],
+    printed: Table,
+    clusters: tuple[int, int, str],
+    **frames: pd.DataFrame,
+) -> Report:
+    """Return the report of a measurement of settings.
+
+    Args:
+        clusters: Number of units that the intervals are over, number excluded because they lack a setting,
+            and what a unit is called: (60, 0, "prompt").
+        frames: Content of the JSON; `settings` is also written as CSV.
+    """
+    name = results.manifest["measures"]
+    n, n_left_out, noun = clusters
+    few = few_clusters(n, f"{noun}s")
+    notes = list(filter(None, [results.rows.left_out, few]))
+    if n_left_out:
+        notes.append(f"{count(n_left_out, noun)} excluded: not measured with every setting yet.")
+    about = {**public(results.manifest), f"n_{noun}s": n}
+    del about["sessions"]
+    csv = {name: frames["settings"]}
+    return Report(name, title, notes, sections, [printed], about=about, frames=frames, csv=csv)
+
+
+def publish(report: Report, folder: Path) -> None:
+    """Write a report's files to a measurement's folder, then print its tables and sentences.
+
+    Raises RunError if a file cannot be written.
+    """
+    out, files = folder / report.folder, files_of(report)
+    for name, content in files.items():
+        write_file(out / name, content)
+    if report.folder:
+        with as_run_error(out):
+            for path in out.iterdir():
+                if path.suffix in (".csv", ".svg") and path.name not in files:  # from an earlier report
+                    path.unlink()
+    show(printed(report, out / f"{report.name}.html"))
+
+
+def files_of(report: Report) -> dict[str, str | bytes]:
+    """Return a report's files: NAME.html, .md and .json, CSV files, and the figures NAME.md links to."""
+    return {
+        **{f"{picture.stem}.svg": picture.svg for picture in report.pictures},
+        **{f"{name}.csv": to_csv(frame) for name, frame in report.csv.items()},
+        f"{report.name}.json": to_json(report.about, **report.frames),
+        f"{report.name}.md": markdown(report).encode("utf-8", "replace"),
+        f"{report.name}.html": page(report).encode("utf-8", "replace"),
+    }
+
+
+def printed(report: Report, path: Path) -> str:
+    """Return what a terminal shows of a report: some tables, all sentences, and the path of its page."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    with console.capture() as captured:
+        for table in report.printed:
+            table.print(console)
+        for note in report.notes:
+            console.print(printable(note))
+        for section in report.sections:
+            if section.findings:
+                console.print(f"\n{section.title}", style="bold")
+            for sentence in section.findings:
+                console.print(f"• {printable(sentence)}")
+        for sentence in report.findings:
+            console.print(f"• {printable(sentence)}")
+        console.print(f"\n{path}", style="bold", soft_wrap=True)
+    return captured.get()
+
+
+def markdown(report: Report) -> str:
+    """Return a report as Markdown, with links to the figures' SVG files."""
+    return "\n\n".join(filter(None, _markdown_parts(report))) + "\n"
+
+
+def _markdown_parts(report: Report) -> Iterator[str]:
+    yield from (f"# {escape_markdown(report.title)}", *map(escape_markdown, report.notes))
+    opening = [section for section in report.sections if section.lead or section.findings]
+    if opening or report.findings:
+        yield "## Findings"
+    for section in opening:
+        lead = [_markdown(section.lead)] if section.lead else []
+        yield from (f"### {escape_markdown(section.title)}", *lead, _bullets(section.findings))
+    yield _bullets(report.findings)
+    for section in report.sections:
+        yield f"## {escape_markdown(section.title)}"
+        yield from map(_markdown, (*section.parts, *section.more))
+
+
+def _markdown(part: Part) -> str:
+    if isinstance(part, Picture):
+        return f"![{escape_markdown(part.description)}]({part.stem}.svg)"
+    if isinstance(part, str):
+        return escape_markdown(part)
+    return f"### {escape_markdown(part.title)}\n\n{part.markdown()}"
+
+
+def _bullets(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {escape_markdown(sentence)}" for sentence in sentences)
+
+
+def page(report: Report) -> str:
+    """Return a report as a single HTML file that needs no network.
+
+    Anything written by a model, a task or a user is shown as text and cannot run: see `render`; and responses
+    are packed data that the script displays as text nodes.
+    """
+    return render(
+        Path(__file__).parent,
+        "page",
+        report=report,
+        image=lambda svg: f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}",
+        data=base64.b64encode(report.responses).decode(),
+    )
