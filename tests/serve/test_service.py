@@ -18,7 +18,7 @@ from mink_local import Constraints, MinK, Request, SamplingParams, load_model
 from mink_local.generation.engine import Engine
 from mink_local.generation.engine_thread import Event
 from mink_local.llama import grammar
-from mink_local.serve.endpoints import completions, tokens
+from mink_local.serve.endpoints import completions, exchange, tokens
 from mink_local.serve.protocol.fields import (
     ChatRequest,
     CompletionRequest,
@@ -131,7 +131,7 @@ async def test_nan_logits_are_the_servers_fault_even_under_constraints(tiny: Cal
 
 
 async def test_a_stream_that_waits_sends_comments(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completions, "KEEP_ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.02)
     release, step = threading.Event(), Engine.step
     sent: list[object] = []
     monkeypatch.setattr(Engine, "step", lambda engine: release.wait(30) and step(engine))
