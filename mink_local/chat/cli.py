@@ -39,9 +39,9 @@ The table [prompts] of the file names system prompts for --prompt-name:
   editor = "Correct spelling and grammar. Keep everything else."
 
 \b
-Faster one-shots: set MINK_URL to a running mink-serve, such as http://127.0.0.1:8080. It
-answers prompts (not conversations), and no model is loaded. The key in MINK_API_KEY is
-sent along.
+Faster one-shots: set MINK_URL to a running mink-serve, such as http://127.0.0.1:8080.
+It answers prompts (not conversations), and no model is loaded. The key in MINK_API_KEY
+is sent along.
 
 \b
 What this program does not do: images, tools and MCP, retrieval. llm, oterm and
