@@ -42,6 +42,7 @@ WRITE_SECONDS = 60.0  # for a client to read a full buffer
 CLIENT_LEFT = 499  # nginx's status for a response that its client did not wait for
 
 PUBLIC = frozenset({"/", "/health", "/ready", "/v1/health", "/v1/ready"})  # without a key
+_ANTHROPIC = re.compile(r"(/v1)?/messages(/count_tokens)?")  # paths whose errors have Anthropic's form
 NOT_SUPPORTED = re.compile(r"(/v1)?/(embeddings|moderations|rerank|(audio|images)/\w+)")
 
 _LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
@@ -182,7 +183,7 @@ class Guard:
             if scope["path"] not in PUBLIC:
                 check_key(headers, self._keys)
         except ApiError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -280,10 +281,11 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def error_response(error: ApiError) -> Response:
-    """Return an error as a response with OpenAI's body, and note it for the log."""
+def error_response(error: ApiError, path: str = "") -> Response:
+    """Return an error as a response with OpenAI's body, or Anthropic's, and note it for the log."""
     request_log.note(error=str(error))
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+    body = error.as_anthropic() if _ANTHROPIC.fullmatch(path) else error.body()
+    return JSONResponse(body, status_code=error.status, headers=error.headers)
 
 
 async def _handle(request: HttpRequest, error: Exception) -> Response:
@@ -292,18 +294,18 @@ async def _handle(request: HttpRequest, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_LEFT)  # which nobody reads
     if isinstance(error, ApiError):
-        return error_response(error)
+        return error_response(error, path)
     if not isinstance(error, HTTPException):
-        return error_response(ApiError(500, "internal error: see the server log", kind="server_error"))
+        return error_response(ApiError(500, "internal error: see the server log", kind="server_error"), path)
     if error.status_code == 404 and NOT_SUPPORTED.fullmatch(path):
         message = f"{path} is not supported: this server only generates text"
         headers = {"x-should-retry": "false"}  # of OpenAI's SDKs
-        return error_response(ApiError(501, message, kind="not_supported_error", headers=headers))
+        return error_response(ApiError(501, message, kind="not_supported_error", headers=headers), path)
     message = {
         404: f"there is no {path!r}: see GET /v1/models and POST /v1/chat/completions",
         405: f"{path} does not allow {request.method[:20]}: see the header Allow",
     }.get(error.status_code, error.detail)
-    return error_response(ApiError(error.status_code, message, headers=error.headers))
+    return error_response(ApiError(error.status_code, message, headers=error.headers), path)
 
 
 EXCEPTION_HANDLERS: Mapping[Any, Callable[[HttpRequest, Exception], Awaitable[Response]]] = dict.fromkeys(

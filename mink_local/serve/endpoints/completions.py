@@ -10,17 +10,14 @@ from starlette.responses import Response
 
 from mink_local.generation.answer import Answer, Piece, TopLogprobs
 from mink_local.generation.model import Model
-from mink_local.generation.request import Request, SamplingParams
 from mink_local.serve.endpoints.exchange import Exchange, Form, Head, server_sent
 from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest
 from mink_local.serve.protocol.messages import (
     message_delta,
     message_finish_reason,
-    prepare_chat,
     whole_message,
 )
 from mink_local.serve.protocol.responses import (
-    ApiError,
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,
@@ -214,24 +211,9 @@ class _CompletionChoice(_Choice):
 class _ChatForm(_ChoicesForm):
     whole_type, chunk_type, choice_type = ChatCompletion, ChatCompletionChunk, _ChatChoice
 
-    @staticmethod
-    def prompts(request: ChatRequest, model: Model, params: SamplingParams) -> Sequence[Request]:
-        return [prepare_chat(model, request, params)]
-
 
 class _CompletionForm(_ChoicesForm):
     whole_type, chunk_type, choice_type = TextCompletion, TextCompletion, _CompletionChoice
-
-    @staticmethod
-    def prompts(request: CompletionRequest, model: Model, params: SamplingParams) -> Sequence[Request]:
-        prompts = request.prompts()
-        if request.suffix:
-            try:
-                prompts = [model.weights.infill(str(prompt), request.suffix) for prompt in prompts]
-            except ValueError as error:
-                message = f"{error}: put the text after the gap into the prompt"
-                raise ApiError(400, message, param="suffix", code="unsupported_parameter") from None
-        return [Request(prompt, params) for prompt in prompts]
 
 
 def _scores(pieces: Sequence[Piece]) -> list[Score]:

@@ -20,7 +20,7 @@ from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.serve import request_log
 from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest
-from mink_local.serve.protocol.messages import usage_of
+from mink_local.serve.protocol.messages import engine_requests, usage_of
 from mink_local.serve.protocol.responses import ApiError, Timings, TokenUsage
 from mink_local.serve.protocol.sampling import sampling_params
 from mink_local.serve.service import EventStream, Service
@@ -118,11 +118,6 @@ class Form(ABC):
         self.head = head
         self.answers = answers
 
-    @staticmethod
-    @abstractmethod
-    def prompts(request: Any, model: Model, params: SamplingParams) -> Sequence[Request]:
-        """Return a request for the engine for each prompt; called in a thread, after admission."""
-
     @property
     def is_long(self) -> bool:
         """Whether the next event describes many tokens, which takes too long for the event loop."""
@@ -159,13 +154,15 @@ class Exchange:
     Args:
         service: Answers the request.
         request: The request.
-        form: The form of its answers.
+        form: Makes the form of its answers.
 
     Raises:
         ApiError: The request is invalid.
     """
 
-    def __init__(self, service: Service, request: ChatRequest | CompletionRequest, form: type[Form]) -> None:
+    def __init__(
+        self, service: Service, request: ChatRequest | CompletionRequest, form: Callable[..., Form]
+    ) -> None:
         self._service = service
         self._request = request
         self._form = form
@@ -185,7 +182,7 @@ class Exchange:
             ApiError: See `Service.begin`; or an answer fails that is not streamed.
         """
         request, model = self._request, self._service.model
-        prompts = partial(self._form.prompts, request, model, self._head.params)
+        prompts = partial(engine_requests, model, request, self._head.params)
         requests = partial(_with_seeds, prompts, request.n or 1)
         try:
             events = await self._service.begin(request.n_answers, requests, has_grammar=request.has_grammar)

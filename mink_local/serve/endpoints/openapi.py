@@ -9,7 +9,14 @@ import msgspec
 
 from mink_local.serve.endpoints.candidates import find_candidates
 from mink_local.serve.endpoints.completions import create_chat_completion, create_completion
+from mink_local.serve.endpoints.messages import (
+    MessageObject,
+    MessagesRequest,
+    count_message_tokens,
+    create_message,
+)
 from mink_local.serve.endpoints.models import list_models, retrieve_model
+from mink_local.serve.endpoints.responses import ResponseObject, ResponsesRequest, create_response
 from mink_local.serve.endpoints.state import health, metrics, ready, recorded_request, slots
 from mink_local.serve.endpoints.tokens import count_input_tokens, detokenize, tokenize, tokenizer_info
 from mink_local.serve.protocol.fields import (
@@ -77,6 +84,9 @@ ENDPOINTS = {
         create_chat_completion, ChatCompletion, ChatRequest, ChatCompletionChunk
     ),
     "/v1/completions": Endpoint(create_completion, TextCompletion, CompletionRequest, TextCompletion),
+    "/v1/responses": Endpoint(create_response, ResponseObject, ResponsesRequest, ResponseObject),
+    "/v1/messages": Endpoint(create_message, MessageObject, MessagesRequest, MessageObject),
+    "/v1/messages/count_tokens": Endpoint(count_message_tokens, InputTokens, MessagesRequest),
     "/v1/chat/completions/input_tokens": Endpoint(count_input_tokens, InputTokens, ChatRequest),
     "/candidates": Endpoint(find_candidates, StepCandidates, CandidatesRequest),
     "/tokenize": Endpoint(tokenize, TokenizedText, TokenizeRequest),

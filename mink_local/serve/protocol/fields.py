@@ -6,6 +6,8 @@ sampling fields are ignored and reported, and unsupported constraints are refuse
 
 import json
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -77,6 +79,11 @@ _INSTEAD = {
     "tool_choice": "use none, auto, required or a function",
     "tool_choice.type": "use none, auto, required or a function, and leave out what is not to be called",
     "response_format.type": "use text, json_object or json_schema",
+    "input.content.type": "this server reads text only, so leave the part out or describe it as text",
+    "input.type": "this server knows messages, function calls, their outputs and reasoning: leave it out",
+    "messages.content.content.type": "this server reads text only, so leave the block out",
+    "text.format.type": "use text, json_object or json_schema",
+    "thinking.type": "use enabled, adaptive or disabled",
 }
 """For fields with a value that OpenAI has and this server has not: what to do."""
 
@@ -669,6 +676,29 @@ def parse(body: bytes, kind: type[RequestT]) -> RequestT:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+
+
+def as_chat(request: SamplingFields, fields: Mapping[str, Any]) -> ChatRequest:
+    """Return another endpoint's request as one to chat completions: its sampling fields and others.
+
+    Raises ApiError.
+    """
+    names = with_fields(ChatRequest, (*sampler_fields(), *UNSUPPORTED, *REFUSED)).__struct_fields__
+    body = {name: getattr(request, name, None) for name in names} | dict(fields)
+    given = {name: value for name, value in body.items() if value is not None}
+    return parse(msgspec.json.encode(given), ChatRequest)
+
+
+@contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Name the fields in errors as an endpoint's clients do: the beginning of a path, and its new one."""
+    try:
+        yield
+    except ApiError as error:
+        for old, new in names.items():
+            if error.param and error.param.startswith(old):
+                raise error.about(new) from None
+        raise
 
 
 @cache

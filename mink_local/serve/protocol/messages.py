@@ -21,7 +21,7 @@ from mink_local.generation.tool_calls import (
     form_of,
 )
 from mink_local.llama.constraints import Constraints
-from mink_local.serve.protocol.fields import ChatRequest, NamedToolChoice
+from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest, NamedToolChoice
 from mink_local.serve.protocol.responses import (
     ApiError,
     AssistantMessage,
@@ -49,6 +49,22 @@ XML tags:
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""  # as in Qwen's templates
+
+
+def engine_requests(
+    model: Model, request: ChatRequest | CompletionRequest, params: SamplingParams
+) -> Sequence[Request]:
+    """Return a request for the engine for each prompt. Raises ApiError."""
+    if isinstance(request, ChatRequest):
+        return [prepare_chat(model, request, params)]
+    prompts = request.prompts()
+    if request.suffix:
+        try:
+            prompts = [model.weights.infill(str(prompt), request.suffix) for prompt in prompts]
+        except ValueError as error:
+            message = f"{error}: put the text after the gap into the prompt"
+            raise ApiError(400, message, param="suffix", code="unsupported_parameter") from None
+    return [Request(prompt, params) for prompt in prompts]
 
 
 def prepare_chat(model: Model, chat: ChatRequest, params: SamplingParams) -> Request:

@@ -7,6 +7,14 @@ from msgspec import UNSET, Struct, UnsetType
 
 from mink_local.errors import MinkError
 
+_ANTHROPIC = {
+    "authentication_error": "authentication_error",
+    "permission_error": "permission_error",
+    "rate_limit_error": "rate_limit_error",
+    "server_error": "api_error",
+    "unavailable_error": "overloaded_error",
+}
+
 
 class ApiError(MinkError):
     """A request is refused; the message says what is wrong and what to do.
@@ -39,6 +47,24 @@ class ApiError(MinkError):
         self.kind = kind
         self.headers = dict(headers or {})
         self.details = dict(details or {})
+
+    def about(self, param: str) -> "ApiError":
+        """Return the same error about a field of another name."""
+        message = str(self).replace(str(self.param), param)
+        return ApiError(
+            self.status,
+            message,
+            param=param,
+            code=self.code,
+            kind=self.kind,
+            headers=self.headers,
+            details=self.details,
+        )
+
+    def as_anthropic(self) -> dict[str, Any]:
+        """Return the JSON object of the response of `/v1/messages`."""
+        kind = "not_found_error" if self.status == 404 else _ANTHROPIC.get(self.kind, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": str(self)}}
 
     def body(self) -> dict[str, Any]:
         """Return the JSON object of the response; see `responses.ErrorBody`."""

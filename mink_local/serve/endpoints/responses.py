@@ -1,0 +1,411 @@
+"""POST /v1/responses: OpenAI's newer interface, whose answers are lists of items. Nothing is stored."""
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.responses import Response
+
+from mink_local.generation.answer import Answer, Piece
+from mink_local.generation.model import Model
+from mink_local.serve.endpoints.exchange import Exchange, Form, Head, server_sent
+from mink_local.serve.protocol.fields import (
+    ChatRequest,
+    Fields,
+    Name,
+    ReasoningOptions,
+    SamplingFields,
+    Schema,
+    as_chat,
+    naming,
+)
+from mink_local.serve.protocol.responses import ApiError, Output, Timings, TokenUsage
+from mink_local.serve.service import Service
+
+Json = dict[str, Any]
+
+
+class TextFormat(Fields, frozen=True):
+    """The form of the answer's text.
+
+    Attributes:
+        schema: Required for `json_schema`.
+    """
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: Schema | None = None
+    strict: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "json_schema" and self.schema is None:
+            raise ValueError("schema is missing")
+
+
+class TextOptions(Fields, frozen=True):
+    """Options of the answer's text."""
+
+    format: TextFormat | None = None
+
+
+class ResponseTool(Fields, frozen=True):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: Name
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class ChosenFunction(Fields, frozen=True):
+    """The function that the model must call."""
+
+    type: Literal["function"]
+    name: Name
+
+
+class ContentItem(Fields, frozen=True):
+    """A part of a message or of reasoning: a text."""
+
+    type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
+    text: str | None = None
+    refusal: str | None = None
+
+
+class InputItem(Fields, frozen=True):
+    """A message, a call of a function, its output, or reasoning.
+
+    Attributes:
+        type: `message` if it is left out.
+        role: Of a message.
+        content: Of a message or of reasoning.
+        call_id: Of a call and its output.
+        name: The function that is called.
+        arguments: The call's, as JSON.
+        output: What the function has returned.
+        summary: Of reasoning; it is not used.
+    """
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | Annotated[list[ContentItem], Meta(max_length=1024)] | None = None
+    call_id: str | None = None
+    name: Name | None = None
+    arguments: str | None = None
+    output: str | list[ContentItem] | None = None
+    summary: list[Any] | None = None
+    id: str | None = None
+    status: str | None = None
+
+    def __post_init__(self) -> None:
+        needed = {
+            "message": ("role", "content"),
+            "function_call": ("call_id", "name", "arguments"),
+            "function_call_output": ("call_id", "output"),
+        }
+        for name in needed.get(self.type, ()):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} is missing")
+
+
+class ResponsesRequest(SamplingFields, frozen=True, kw_only=True):
+    """Body of `POST /v1/responses`; the sampling fields are those of chat completions.
+
+    Attributes:
+        input: A text, or items.
+        instructions: A system message before the input.
+        tools: Functions that the model may call.
+        tool_choice: With `required` or a function, the answer is a valid call.
+        parallel_tool_calls: Whether an answer may have several calls.
+        text: The form of the answer.
+        reasoning: `effort: none` switches reasoning off, anything else on.
+        max_output_tokens: Maximum length of the answer in tokens, with its reasoning.
+        previous_response_id: Not supported: send the whole conversation as `input`.
+    """
+
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=2048)]
+    instructions: str | None = None
+    tools: Annotated[list[ResponseTool], Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    previous_response_id: str | None = None
+    conversation: Any = None
+    background: bool | None = None
+    prompt: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        instead = {
+            "previous_response_id": "this server stores no responses: send the whole conversation as input",
+            "conversation": "this server stores no conversations: send the whole conversation as input",
+            "background": "read the response as a stream",
+            "prompt": "this server stores no prompts: send the text as instructions and input",
+        }
+        for name, remedy in instead.items():
+            if getattr(self, name):
+                message = f"{name} is not supported: {remedy}"
+                raise ApiError(400, message, param=name, code="unsupported_parameter")
+
+    def chat(self) -> ChatRequest:
+        """Return the same request to chat completions. Raises ApiError."""
+        form = self.text.format if self.text else None
+        body: Json = {
+            "messages": [*self._messages()],
+            "tools": [_tool(tool) for tool in self.tools or ()],
+            "tool_choice": self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning": self.reasoning,
+            "max_completion_tokens": self.max_output_tokens,
+        }
+        if isinstance(self.tool_choice, ChosenFunction):
+            body["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
+        if form:
+            body["response_format"] = {"type": form.type, "json_schema": {"schema": form.schema or {}}}
+        return as_chat(self, body)
+
+    def _messages(self) -> Iterator[Json]:
+        """Yield the input as messages; calls and reasoning belong to one message of the assistant's."""
+        if self.instructions:
+            yield {"role": "system", "content": self.instructions}
+        items = [InputItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        turn: Json = {}
+        for item in items:
+            if item.type == "reasoning" or item.role == "assistant" or item.type == "function_call":
+                turn = turn or {"role": "assistant", "content": "", "tool_calls": []}
+                if item.type == "reasoning":
+                    turn["reasoning_content"] = _text(item.content)
+                elif item.type == "message":
+                    turn["content"] += _text(item.content)
+                else:
+                    function = {"name": item.name, "arguments": item.arguments}
+                    turn["tool_calls"].append({"id": item.call_id, "function": function})
+                continue
+            if turn:
+                yield turn
+                turn = {}
+            if item.type == "message":
+                yield {"role": item.role, "content": _text(item.content)}
+            else:
+                yield {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+        if turn:
+            yield turn
+
+
+_RENAMED = {
+    "messages": "input",
+    "response_format": "text.format.schema",
+    "max_completion_tokens": "max_output_tokens",
+}
+
+
+def _text(content: str | Sequence[ContentItem] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text or part.refusal or "" for part in content)
+
+
+def _tool(tool: ResponseTool) -> Json:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
+
+
+class ResponseUsage(Output, kw_only=True):
+    """Numbers of tokens."""
+
+    input_tokens: int
+    input_tokens_details: dict[str, int]
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class ResponseObject(Output, kw_only=True):
+    """The answer of `POST /v1/responses`.
+
+    Attributes:
+        status: `completed`, `incomplete` (cut off), `in_progress` or `failed`.
+        output: Items: `reasoning`, `message`, `function_call`.
+        k: Number of candidates that the sampler kept for each token.
+    """
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: Literal["completed", "incomplete", "in_progress", "failed"]
+    error: Json | None = None
+    incomplete_details: Json | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    model: str
+    output: list[Json]
+    parallel_tool_calls: bool
+    previous_response_id: None = None
+    reasoning: Json
+    store: bool = False
+    temperature: float
+    text: Json
+    tool_choice: Any
+    tools: list[Json]
+    top_p: float = 1.0
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    metadata: Json
+    k: list[int]
+
+
+async def create_response(service: Service, request: ResponsesRequest) -> Response:
+    """Answer a conversation that is given as items."""
+    with naming(_RENAMED):
+        return await Exchange(service, request.chat(), partial(_ResponseForm, request)).respond()
+
+
+class _ResponseForm(Form):
+    """An answer as items, each of which is opened, filled and closed in a stream."""
+
+    def __init__(
+        self,
+        given: ResponsesRequest,
+        model: Model,
+        request: ChatRequest,
+        head: Head,
+        answers: Sequence[Answer],
+    ) -> None:
+        super().__init__(model, request, head, answers)
+        self._given = given
+        [self._answer] = answers
+        self._number = 0
+        self._items: list[Json] = []
+        self._events: list[bytes] = []
+
+    def start(self) -> bytes:
+        for name in ("created", "in_progress"):
+            self._send(f"response.{name}", response=self._response("in_progress"))
+        return self._sent()
+
+    def add(self, answer: Answer, piece: Piece) -> None:  # noqa: ARG002
+        if piece.reasoning:
+            self._grow("reasoning", "reasoning_text", piece.reasoning)
+        if piece.content:
+            self._grow("message", "output_text", piece.content)
+        for call in piece.tool_calls:
+            if call.id:
+                self._open({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": ""})
+            if call.arguments:
+                item = self._items[-1]
+                item["arguments"] += call.arguments
+                place = self._place(item)
+                self._send("response.function_call_arguments.delta", **place, delta=call.arguments)
+
+    def take(self, answer: Answer) -> bytes:  # noqa: ARG002
+        return self._sent()
+
+    def end(self, usage: TokenUsage, timings: Timings) -> bytes:
+        response = self.whole(usage, timings)
+        self._send(f"response.{response.status}", response=response)
+        return self._sent()
+
+    def fail(self, error: ApiError) -> bytes:
+        response = self._response("failed")
+        response.error = {"code": error.code or "server_error", "message": str(error)}
+        self._send("response.failed", response=response)
+        return self._sent()
+
+    def whole(self, usage: TokenUsage, timings: Timings) -> ResponseObject:  # noqa: ARG002
+        self._close(self._answer.finish_reason)
+        is_cut = self._answer.finish_reason == "length"
+        response = self._response("incomplete" if is_cut else "completed")
+        if is_cut:
+            response.incomplete_details = {"reason": "max_output_tokens"}
+        response.completed_at = int(time.time())
+        response.usage = ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details={"cached_tokens": usage.prompt_tokens_details.cached_tokens},
+            output_tokens=usage.completion_tokens,
+            output_tokens_details={"reasoning_tokens": usage.completion_tokens_details.reasoning_tokens},
+            total_tokens=usage.total_tokens,
+        )
+        return response
+
+    def _grow(self, kind: str, part: str, text: str) -> None:
+        """Add a text to the open item, or open one."""
+        if not self._items or self._items[-1]["type"] != kind or self._items[-1]["status"] != "in_progress":
+            more: Json = {"role": "assistant"} if kind == "message" else {"summary": []}
+            self._open({"type": kind, "content": []} | more)
+            self._items[-1]["content"].append(_part(part))
+            self._send("response.content_part.added", **self._place(self._items[-1], 0), part=_part(part))
+        self._items[-1]["content"][0]["text"] += text
+        logprobs: Json = {"logprobs": []} if kind == "message" else {}
+        self._send(f"response.{part}.delta", **self._place(self._items[-1], 0), delta=text, **logprobs)
+
+    def _open(self, item: Json) -> None:
+        self._close("stop")
+        prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[item["type"]]
+        item |= {"id": f"{prefix}_{self.head.request_id}_{len(self._items)}", "status": "in_progress"}
+        self._items.append(item)
+        self._send("response.output_item.added", output_index=len(self._items) - 1, item=item)
+
+    def _close(self, reason: str | None) -> None:
+        """Close the open item, if there is one."""
+        if not self._items or self._items[-1]["status"] != "in_progress":
+            return
+        item = self._items[-1]
+        if item["type"] == "function_call":
+            done = {"arguments": item["arguments"], "name": item["name"]}
+            self._send("response.function_call_arguments.done", **self._place(item), **done)
+        else:
+            [part] = item["content"]
+            more: Json = {"logprobs": []} if item["type"] == "message" else {}
+            place = self._place(item, 0)
+            self._send(f"response.{part['type']}.done", **place, text=part["text"], **more)
+            self._send("response.content_part.done", **place, part=part)
+        item["status"] = "incomplete" if reason == "length" else "completed"
+        self._send("response.output_item.done", output_index=len(self._items) - 1, item=item)
+
+    def _place(self, item: Json, part: int | None = None) -> Json:
+        place = {"item_id": item["id"], "output_index": self._items.index(item)}
+        return place if part is None else place | {"content_index": part}
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._events.append(server_sent(event, kind))
+        self._number += 1
+
+    def _sent(self) -> bytes:
+        sent, self._events = b"".join(self._events), []
+        return sent
+
+    def _response(
+        self, status: Literal["completed", "incomplete", "in_progress", "failed"]
+    ) -> ResponseObject:
+        given, params = self._given, self.head.params
+        form = given.text.format if given.text else None
+        return ResponseObject(
+            id=f"resp_{self.head.request_id}",
+            created_at=self.head.created,
+            status=status,
+            instructions=given.instructions,
+            max_output_tokens=given.max_output_tokens,
+            model=self.head.model,
+            output=self._items,
+            parallel_tool_calls=given.parallel_tool_calls is not False,
+            reasoning={"effort": given.reasoning and given.reasoning.effort, "summary": None},
+            temperature=params.temperature,
+            text={"format": form or {"type": "text"}},
+            tool_choice=given.tool_choice or "auto",
+            tools=msgspec.to_builtins(given.tools or []),
+            metadata={},
+            k=list(self._answer.k) if status != "in_progress" else [],
+        )
+
+
+def _part(kind: str) -> Json:
+    """Return an empty part of an item's content."""
+    return {"type": kind, "text": ""} | ({"annotations": [], "logprobs": []} if kind == "output_text" else {})

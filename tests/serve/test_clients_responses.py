@@ -1,0 +1,280 @@
+"""OpenAI's Responses and Anthropic's Messages with their own SDKs, strict where they can be, and LangChain."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import httpx
+import pytest
+from openai import APIStatusError, OpenAI
+from openai.types.responses import FunctionToolParam
+from pydantic import BaseModel
+
+from tests.support.server import RunningServer, running_server
+
+anthropic = pytest.importorskip("anthropic")
+
+MODEL = "smollm2-135m"
+SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+WEATHER: FunctionToolParam = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Tell the weather.",
+    "parameters": {**SCHEMA, "additionalProperties": False},
+    "strict": True,
+}
+USED = {"name": "get_weather", "description": "Tell the weather.", "input_schema": SCHEMA}
+
+
+class City(BaseModel):
+    city: Literal["Rome", "Oslo"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server("--parallel", "2", "--model", MODEL) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def openai(server: RunningServer) -> Iterator[OpenAI]:
+    with OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+    ) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def claude(server: RunningServer) -> Iterator[Any]:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+# Responses
+
+
+def test_a_text_is_answered(openai: OpenAI) -> None:
+    response = openai.responses.create(
+        model=f"{MODEL}:min-k-t5",
+        instructions="Be brief.",
+        input="Say hello.",
+        max_output_tokens=5,
+        store=True,
+    )
+    assert (response.status, response.temperature) == ("incomplete", 5.0)
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.usage is not None
+    assert response.usage.output_tokens == 5
+    assert response.usage.total_tokens == response.usage.input_tokens + 5
+    assert response.output_text
+    assert response.output[0].type == "message"
+
+
+def test_a_stream_has_the_events_that_the_sdk_puts_together(openai: OpenAI) -> None:
+    with openai.responses.stream(
+        model=MODEL, input="Say hello.", max_output_tokens=6, temperature=0
+    ) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-3:] == ["response.content_part.done", "response.output_item.done", "response.incomplete"]
+    numbers = [event.sequence_number for event in events if hasattr(event, "sequence_number")]
+    assert numbers == sorted(set(numbers))
+    deltas = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    whole = openai.responses.create(model=MODEL, input="Say hello.", max_output_tokens=6, temperature=0)
+    assert deltas == final.output_text == whole.output_text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_function_is_called_and_its_output_answered(openai: OpenAI, stream: bool) -> None:
+    asked: Any = {
+        "model": MODEL,
+        "input": "What is the weather in Rome?",
+        "tools": [WEATHER],
+        "tool_choice": "required",
+        "temperature": 0,
+    }
+    if stream:
+        with openai.responses.stream(**asked) as events:
+            pieces = [
+                event.delta for event in events if event.type == "response.function_call_arguments.delta"
+            ]
+            response: Any = events.get_final_response()
+    else:
+        response = openai.responses.create(**asked)
+    [call] = response.output
+    assert (call.type, call.name) == ("function_call", "get_weather")
+    assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
+    if stream:
+        assert "".join(pieces) == call.arguments
+    items: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": asked["input"]}]},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        call.model_dump(exclude_none=True, exclude={"parsed_arguments"}),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "Sun."},
+    ]
+    answer = openai.responses.create(model=MODEL, input=items, tools=[WEATHER], max_output_tokens=4)
+    assert answer.output_text
+
+
+def test_a_schema_is_kept_and_parsed(openai: OpenAI) -> None:
+    response = openai.responses.parse(model=MODEL, input="Which city?", text_format=City, temperature=5)
+    assert isinstance(response.output_parsed, City)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"tools": [WEATHER, {"type": "web_search"}]}, "tools[].type"),
+        ({"input": [{"type": "computer_call"}]}, "input[].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[].content[].type"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
+        ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "word " * 3000}, "input"),
+        ({"sampler": "no-such"}, "sampler"),
+        ({"input": []}, "input"),
+    ],
+)
+def test_what_is_refused_is_named_as_the_client_named_it(
+    server: RunningServer, fields: dict[str, Any], param: str
+) -> None:
+    response = server.post("/v1/responses", **{"input": "Hi", **fields})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["message"]
+    assert (
+        str(error["param"]).replace("[0]", "[]").replace("[1]", "[]").startswith(param.replace("[0]", "[]"))
+    )
+
+
+def test_langchain_reads_responses(server: RunningServer) -> None:
+    from langchain_openai import ChatOpenAI
+
+    llm = ChatOpenAI(
+        base_url=f"{server.url}/v1", api_key="none", model=MODEL, use_responses_api=True, max_tokens=5
+    )
+    assert llm.invoke("Say hello.").text
+    assert "".join(chunk.text for chunk in llm.stream("Say hello."))
+
+
+# Messages
+
+
+def test_a_message_is_answered(claude: Any) -> None:
+    message = claude.messages.create(
+        model=MODEL,
+        max_tokens=5,
+        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        messages=[{"role": "user", "content": [{"type": "text", "text": "Say hello."}]}],
+    )
+    assert (message.stop_reason, message.role, message.usage.output_tokens) == ("max_tokens", "assistant", 5)
+    assert message.content[0].text
+    stopped = claude.messages.create(
+        model=MODEL,
+        max_tokens=20,
+        temperature=0,
+        stop_sequences=["3"],
+        messages=[{"role": "user", "content": "Count."}, {"role": "assistant", "content": "1, 2,"}],
+    )
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "3")
+
+
+def test_a_stream_of_messages(claude: Any) -> None:
+    asked = {
+        "model": MODEL,
+        "max_tokens": 6,
+        "messages": [{"role": "user", "content": "Hi"}],
+        "temperature": 0,
+    }
+    with claude.messages.stream(**asked) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert events[0] == "message_start"
+    assert events[-1] == "message_stop"
+    assert final.content[0].text == claude.messages.create(**asked).content[0].text
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 6)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_is_used_and_its_result_answered(claude: Any, stream: bool) -> None:
+    user = {"role": "user", "content": "What is the weather in Rome?"}
+    asked: Any = {
+        "model": MODEL,
+        "max_tokens": 60,
+        "messages": [user],
+        "tools": [USED],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "temperature": 0,
+    }
+    if stream:
+        with claude.messages.stream(**asked) as events:
+            message = events.get_final_message()
+    else:
+        message = claude.messages.create(**asked)
+    assert message.stop_reason == "tool_use"
+    [block] = message.content
+    assert (block.type, block.name) == ("tool_use", "get_weather")
+    assert block.input["city"] in ("Rome", "Oslo")
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": [{"type": "text", "text": "Sun."}]}
+    again = [
+        user,
+        {"role": "assistant", "content": [block.model_dump()]},
+        {"role": "user", "content": [result]},
+    ]
+    answer = claude.messages.create(model=MODEL, max_tokens=4, messages=again, tools=[USED])
+    assert answer.content[0].text
+
+
+def test_tokens_are_counted(claude: Any) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    count = claude.messages.count_tokens(model=MODEL, messages=messages, system="Be brief.").input_tokens
+    used = claude.messages.create(model=MODEL, messages=messages, system="Be brief.", max_tokens=1).usage
+    assert count == used.input_tokens + used.cache_read_input_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "kind"),
+    [
+        ({"max_tokens": None}, 400, "invalid_request_error"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, 400, "invalid_request_error"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 400, "invalid_request_error"),
+        ({"model": "claude-x"}, 404, "not_found_error"),
+        ({"messages": [{"role": "user", "content": "word " * 3000}]}, 400, "invalid_request_error"),
+        ({"messages": []}, 400, "invalid_request_error"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, 400, "invalid_request_error"),
+    ],
+)
+def test_errors_have_anthropics_form(
+    server: RunningServer, fields: dict[str, Any], status: int, kind: str
+) -> None:
+    body = {"max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}], **fields}
+    response = server.post(
+        "/v1/messages", **{name: value for name, value in body.items() if value is not None}
+    )
+    error = response.json()
+    assert (response.status_code, error["type"], error["error"]["type"]) == (status, "error", kind)
+    assert error["error"]["message"]
+
+
+def test_a_key_is_taken_from_either_header(smollm2_path: object) -> None:  # noqa: ARG001
+    with running_server("--model", MODEL, "--api-key", "secret") as guarded:
+        messages: Any = [{"role": "user", "content": "Hi"}]
+        with anthropic.Anthropic(base_url=guarded.url, api_key="secret", max_retries=0) as client:
+            assert client.messages.create(model=MODEL, max_tokens=1, messages=messages).content
+        refused = httpx.post(f"{guarded.url}/v1/messages", json={"messages": messages, "max_tokens": 1})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+        with (
+            OpenAI(base_url=f"{guarded.url}/v1", api_key="wrong", max_retries=0) as client,
+            pytest.raises(APIStatusError, match="key"),
+        ):
+            client.responses.create(model=MODEL, input="Hi")
