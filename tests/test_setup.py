@@ -61,7 +61,7 @@ def setup(tmp_path: Path, wheels: str, cuda: str = "") -> "subprocess.CompletedP
             f"#!{shutil.which('bash')}\necho 'GPU 0 | CUDA Version: {cuda} |'\n"
         )
         (tools / "nvidia-smi").chmod(0o755)
-    ours = {"PYTHONPATH", "BUILD", "CMAKE_ARGS", "BACKEND"}
+    ours = {"PYTHONPATH", "BUILD", "CMAKE_ARGS", "BACKEND", "NUMBA_CACHE_DIR", "XDG_CACHE_HOME"}
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     own = {"PATH": tools, "HOME": tmp_path, "VENV": tmp_path / "venv", "PYTHON": _PYTHON}
     variables = kept | {name: str(value) for name, value in own.items()}

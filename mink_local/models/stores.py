@@ -11,6 +11,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
+from mink_local.cli import did_you_mean
 from mink_local.errors import ModelNotFoundError
 from mink_local.files import user_path
 from mink_local.models.gguf import is_later_shard, shard_stem, shards
@@ -114,7 +115,8 @@ def in_ollama(name: str) -> Path:
     for found, manifest in _ollama_manifests():
         if found == tagged:
             return _ollama_weights(manifest)
-    raise ModelNotFoundError(f"Ollama has no model {name}: type  ollama pull {name}")
+    advice = did_you_mean(name, dict(_ollama_manifests())) or f": type  ollama pull {name}"
+    raise ModelNotFoundError(f"Ollama has no model {name}{advice}")
 
 
 def _ollama_manifests() -> Iterator[tuple[str, Path]]:
@@ -144,7 +146,9 @@ def in_lm_studio(name: str, wanted: str) -> Path:
     """Return the first file of a model in LM Studio's folder: `publisher/repository`, or `repository`."""
     folders = [path.parent for path in _lm_studio_files() if name in _lm_studio_names(path)]
     if not folders:
-        raise ModelNotFoundError(f"LM Studio has no model {name}: download it there first")
+        known = [known for path in _lm_studio_files() for known in _lm_studio_names(path)]
+        advice = did_you_mean(name, known) or ": download it there first"
+        raise ModelNotFoundError(f"LM Studio has no model {name}{advice}")
     try:
         return folders[0] / select((path.name for path in folders[0].iterdir()), wanted)[0]
     except ValueError as error:
