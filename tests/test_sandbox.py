@@ -271,7 +271,7 @@ def test_no_child_asks_for_the_limits_that_macos_refuses(
     template = Renderer("{{ messages[0].content }}", bos_token="", eos_token="")
     assert template([{"role": "user", "content": "Hello"}]) == "Hello"
     questions = {
-        "mink_local.models.trust": str(tiny_path),
+        "mink_local.models.trust": [str(tiny_path), False],
         "mink_local.llama.grammar": [str(tiny_path), 'root ::= "a"'],
     }
     if find_spec("math_verify"):

@@ -82,20 +82,11 @@ class CatalogEntry:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file on this machine, with the SHA-256 listed in the catalogue.
-
-    Raises:
-        ModelNotFoundError: Its path cannot be written into settings, records and answers.
-    """
+    """A GGUF file on this machine, with the SHA-256 listed in the catalogue."""
 
     name: str
     path: Path
     sha256: str | None = None
-
-    def __post_init__(self) -> None:
-        if re.search(f"[{NO_TEXT}]", str(self.path)):
-            complaint = "is not printable UTF-8: rename the file or its folder"
-            raise ModelNotFoundError(f"the path {str(self.path)!r} {complaint}")
 
 
 def read_catalog() -> dict[str, tuple[CatalogEntry, ...]]:
@@ -197,7 +188,7 @@ def resolve(model: str) -> ModelFile:
     if os.path.isdir(path):  # False, rather than an error, for a name that is too long
         raise ModelNotFoundError(f"{model} is a folder: name the .gguf file in it")
     if os.path.exists(path):
-        return ModelFile(path.stem, path.absolute())
+        return ModelFile(re.sub(f"[{NO_TEXT}]", "\ufffd", path.stem), path.absolute())
     if path.suffix == ".gguf" or len(path.parts) > 1:
         raise ModelNotFoundError(f"there is no file {model}")
     nearest = did_you_mean(model, names_here()) or did_you_mean(model, read_catalog())

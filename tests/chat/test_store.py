@@ -75,6 +75,13 @@ def test_branches() -> None:
     assert begin(store, StoredMessage("user", "Another one.")) == 2  # the number is not given again
 
 
+def test_a_model_whose_path_is_not_utf_8() -> None:
+    store = ConversationStore()
+    store.save(None, [StoredMessage("user", "Hello")], "/odd\udcff.gguf", None)
+    [stored] = store.conversations()
+    assert stored.model == "/odd\ufffd.gguf"
+
+
 def test_names(tmp_path: Path) -> None:
     store = ConversationStore(tmp_path / "c.db")
     with pytest.raises(MinkError):

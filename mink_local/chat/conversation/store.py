@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from platformdirs import user_data_path
 
+from mink_local.cli import command_line_text
 from mink_local.errors import MinkError
 from mink_local.files import private_file, private_folder
 
@@ -303,6 +304,7 @@ class ConversationStore:
         Raises:
             DeletedError: There is no conversation with the id.
         """
+        model = command_line_text(model)
         end = branch[-1].created if branch else 0.0
         ids: list[int | None] = [None]  # the first message has no parent
         with self._transaction() as db:

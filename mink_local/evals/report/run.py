@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from mink_local.cli import command_line_text
 from mink_local.evals.report.plots import pictures
 from mink_local.evals.report.recorded_run import RecordedRun
 from mink_local.evals.report.report import Report, Section
@@ -354,7 +355,7 @@ def _in_words(value: Any) -> str:
         return "; ".join(f"{str(key).replace('_', ' ')} {_in_words(part)}" for key, part in value.items())
     if isinstance(value, list):
         return ", ".join(map(_in_words, value)) or "none"
-    return "not given" if value is None else str(value)
+    return "not given" if value is None else command_line_text(str(value))  # paths may not be UTF-8
 
 
 def _packed(verdict: Verdict | None) -> tuple[str | None, int | None]:

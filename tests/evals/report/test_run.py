@@ -168,7 +168,7 @@ def test_settings_are_a_row_each_and_starts_of_one_environment_one_row() -> None
         "format": 1,
         "versions": {"mink-local": "0.1.0", "llama.cpp": "b1"},
         "ctx": None,
-        "models": {"q4": {"sha256": "ab", "template_sha256": "cd"}},
+        "models": {"q4": {"path": "odd\udcff.gguf", "sha256": "ab", "template_sha256": "cd"}},
         "tasks": {"gsm8k": {"max_tokens": 64}},
         "asked": [{"samplers": [MIN_K, "greedy"], "limit": None, "questions": {"gsm8k": 4}}],
         "sessions": [*starts, {**starts[2], "n_parallel": 8}],
@@ -180,5 +180,6 @@ def test_settings_are_a_row_each_and_starts_of_one_environment_one_row() -> None
     ]
     assert "b1" in rows["versions"]
     assert "cd" in rows["model q4"]
+    assert "odd\ufffd.gguf" in rows["model q4"]  # what is not UTF-8 cannot be written
     assert rows["started 3 times"].startswith("2026-01-01 to 2026-01-03: ")
     assert rows["started 1 time"].endswith("8")
