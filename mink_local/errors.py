@@ -45,6 +45,18 @@ class NoTokenLeftError(GenerationError):
     """The request's constraints exclude every token."""
 
 
+class ConstraintError(ValueError):
+    """A constraint that cannot be kept.
+
+    Attributes:
+        place: The option, and where in a JSON schema the reason is: `json_schema.properties.age.not`.
+    """
+
+    def __init__(self, option: str, reason: str, place: str = "") -> None:
+        self.place = f"{option}{'.' * (place[:1] not in ('', '['))}{place}"
+        super().__init__(f"{self.place}: {reason}")
+
+
 class TaskNotFoundError(MinkError):
     """No task has this name."""
 

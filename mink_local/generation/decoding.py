@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mink_local.generation.answer import Answer, FinishReason, Piece, TopLogprobs
-from mink_local.generation.reasoning_budget import ReasoningBudget
+from mink_local.generation.reasoning_budget import ReasoningBudget, before_answer
 from mink_local.generation.slots import logprob
 from mink_local.generation.splitter import Splitter
 from mink_local.generation.text import ReasoningState, TextStream
@@ -56,22 +56,25 @@ class Decoding:
         weights.require_ids("prefix", request.prefix)  # else the whole batch fails
         weights.require_ids("stop_token_ids", params.stop_token_ids)
         self._stop_tokens = frozenset(params.stop_token_ids)
-        prefix = b"".join(map(weights.piece, request.prefix))
-        self._stream = TextStream((*params.stop, *stop), prefix)
+        begun = b"".join(map(weights.piece, request.prefix))
+        self._stream = TextStream((*params.stop, *stop), begun)
         make_parser = request.make_parser or partial(ToolParser, request.tool_names)
         has_calls = request.make_parser is not None or len(request.tools) > 0
         self._splitter = Splitter(
             state if request.split_reasoning else "text", make_parser() if has_calls else None
         )
-        answer.prefix = self._splitter.feed(TextStream().push(prefix))
-        constraints = params.constraints
+        answer.prefix = self._splitter.feed(TextStream().push(begun))
+        constrainer = None
+        if params.constraints is not None:
+            prefix, may_reason = request.prefix, request.enable_thinking is not False
+            if state == "start" and (params.reasoning_budget == 0 or not may_reason):
+                before = ""
+            else:
+                before = before_answer(params.constraints, state)
+            given = prompt[: len(prompt) - len(prefix)]
+            constrainer = Constrainer(params.constraints, weights, given, buffers, prefix, before)
         self._sampler = TokenSampler(
-            params.effective_sampler,
-            params.temperature,
-            answer.seed,
-            weights.n_vocab,
-            Constrainer(constraints, weights, prompt, buffers) if constraints else None,
-            buffers,
+            params.effective_sampler, params.temperature, answer.seed, weights.n_vocab, constrainer, buffers
         )
         self._budget: ReasoningBudget | None = None
         if params.reasoning_budget is not None and params.limits_reasoning:
@@ -156,7 +159,9 @@ class Decoding:
             answer.top_logprobs.append(self._top_logprobs)
         text = self._stream.push(self._weights.piece(token))
         reason: FinishReason | None = "length" if len(answer.tokens) == self._max_tokens else None
-        piece = self._piece(text, token, k, "stop" if self._stream.stopped_by is not None else reason)
+        if self._stream.stopped_by is not None or self._sampler.is_over:
+            reason = "stop"
+        piece = self._piece(text, token, k, reason)
         answer.n_reasoning += self._splitter.in_reasoning
         return piece
 

@@ -1,10 +1,11 @@
-"""A limit on reasoning: when its tokens are used up, the closing tag is forced."""
+"""Where reasoning ends: by a limit, after which the closing tag is forced, or before a constrained answer."""
 
 import re
 from collections import deque
 from collections.abc import Sequence
 
-from mink_local.generation.text import THINK_END, ReasoningSplitter, ReasoningState
+from mink_local.generation.text import THINK, THINK_END, ReasoningSplitter, ReasoningState
+from mink_local.llama.constraints import Constraints
 from mink_local.llama.weights import Weights
 
 GRACE = 32  # extra tokens in which the current sentence may end
@@ -13,8 +14,22 @@ CLOSING = (
     "\n\nConsidering the limited time by the user, I have to give the solution based on the thinking "
     f"directly now.\n{THINK_END}\n\n"
 )
+_REASONED = f"""start: {{}} @answer
+rest[suffix="{THINK_END}"]: /(?s:.*)/
+SPACE: /[ \\n]{{{{0,2}}}}/
+"""
 _SENTENCE_END = re.compile(r"""((?<!\d)[.!?…]["'”’)\]*]*\s*|[。！？]|\n\s*)$""")  # not the dot of 3.14
 _TAIL = 8  # characters searched for the end of a sentence
+
+
+def before_answer(constraints: Constraints, state: ReasoningState) -> str:
+    """Return a grammar for the reasoning that may come before a constrained answer; see `Guide`.
+
+    It is empty if there is none, or if the answer's own grammar ends it.
+    """
+    if state == "text" or THINK_END in (constraints.grammar or ""):
+        return ""
+    return _REASONED.format("rest SPACE" if state == "reasoning" else f'("{THINK}" rest SPACE)?')
 
 
 class ReasoningBudget:

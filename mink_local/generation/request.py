@@ -66,8 +66,8 @@ class SamplingParams:
         prompt_logprobs: The same for prompt tokens; the prompt is then evaluated from the start.
         reasoning_budget: Maximum length of the reasoning in tokens; None or -1 for no limit, 0 for none.
             Once used up, a closing sentence and the closing tag are forced, at the end of the current
-            sentence or after 32 more tokens. Forced tokens have k = 0. No effect with a grammar.
-        constraints: Penalties, logit bias, a grammar: applied to the logits before the cut.
+            sentence or after 32 more tokens. Forced tokens have k = 0.
+        constraints: Penalties, logit bias, a schema or a grammar: applied to the logits before the cut.
 
     Raises:
         ValueError: An option is out of range.
@@ -100,15 +100,9 @@ class SamplingParams:
         return Greedy() if self.temperature == 0 else self.sampler or MinK()
 
     @property
-    def has_grammar(self) -> bool:
-        """True if a grammar or a JSON schema governs the text."""
-        constraints = self.constraints
-        return constraints is not None and (constraints.grammar or constraints.json_schema) is not None
-
-    @property
     def limits_reasoning(self) -> bool:
-        """True if a budget, and no grammar, decides where reasoning ends."""
-        return self.reasoning_budget not in (None, -1) and not self.has_grammar
+        """True if a budget decides where reasoning ends."""
+        return self.reasoning_budget not in (None, -1)
 
 
 class SamplingOptions(TypedDict, total=False):

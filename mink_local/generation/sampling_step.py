@@ -8,6 +8,8 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from mink_local.generation.reasoning_budget import before_answer
+from mink_local.generation.text import ReasoningState
 from mink_local.llama.constraints import Constrainer, Constraints
 from mink_local.llama.weights import Weights
 from mink_local.samplers import Chain, Greedy, MinK, Order, Sampler, default_samplers
@@ -192,31 +194,33 @@ class ConstrainedRows:
         weights: The model.
         prompt: Token ids before the answer.
         tokens: Token ids of the answer.
+        first: Index of the first token under these constraints.
+        state: Where the answer begins.
     """
 
     def __init__(
-        self, constraints: Constraints, weights: Weights, prompt: Sequence[int], tokens: Sequence[int]
+        self,
+        constraints: Constraints,
+        weights: Weights,
+        prompt: Sequence[int],
+        tokens: Sequence[int],
+        first: int = 0,
+        state: ReasoningState = "text",
     ) -> None:
-        self._make = partial(Constrainer, constraints, weights, prompt)
-        self._has_grammar = constraints.grammar is not None or constraints.json_schema is not None
-        self._tokens = tokens
-        self._constrainer, self._at = self._make(), 0
-        self._allowed = 0  # tokens known to be allowed by the grammar; llama.cpp aborts on others
-        self._anything = np.zeros(weights.n_vocab, np.float32)
+        before = before_answer(constraints, state)
+        self._make = partial(Constrainer, constraints, weights, prompt, prefix=tokens[:first], before=before)
+        self._tokens, self._first = tokens, first
+        self._constrainer, self._at = self._make(), first
 
     def row(self, logits: NDArray[np.float32], at: int) -> NDArray[np.float32]:
         """Return the logits (V,) of step `at` as its sampler saw them.
 
         Raises:
-            ValueError: The grammar does not allow the tokens before it.
+            GenerationError: The constraints do not allow the tokens before it.
         """
         if at < self._at:
-            self._constrainer, self._at = self._make(), 0
+            self._constrainer, self._at = self._make(), self._first
         for token in self._tokens[self._at : at]:
-            if self._has_grammar and self._at >= self._allowed:
-                if not np.isfinite(self._constrainer.apply(self._anything)[token]):
-                    raise ValueError(f"the grammar does not allow token {self._at + 1} of the answer")
-                self._allowed = self._at + 1
             self._constrainer.accept(token)
             self._at += 1
         return self._constrainer.apply(logits).copy()

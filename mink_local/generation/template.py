@@ -97,7 +97,7 @@ class ChatTemplate:
 
     def reasoning_state(self, request: Request, prompt: Sequence[int]) -> ReasoningState:
         """Return where the answer to a request begins, given the prompt's token ids."""
-        if self.opens_reasoning(prompt) and not request.params.has_grammar:  # grammars cover whole answers
+        if self.opens_reasoning(prompt):
             return "reasoning"
         return "start" if self.can_reason and not is_raw(request.prompt) else "text"
 

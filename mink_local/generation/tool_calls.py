@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mink_local.llama.grammar import from_json_schema
-
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FENCE, FENCE_END = "```json", "```"
 _CLOSINGS = {OPEN: CLOSE, FENCE: FENCE_END}
@@ -17,9 +15,6 @@ _WORD = re.compile(r".[^\s<]*", re.DOTALL)
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _HEAD_CHARACTERS = 256  # enough for any tool's name
 _DECODER = json.JSONDecoder(strict=False)  # models write line breaks into strings
-_RULE_NAME = re.compile(  # after strings and character classes, which may look like one
-    r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|(?P<name>[a-zA-Z0-9-]+)'
-)
 
 NO_PARAMETERS = {"type": "object", "properties": {}}
 
@@ -250,6 +245,12 @@ def form_of(chat_template: str) -> CallForm | None:
     return LLAMA if '"parameters": ' in chat_template else None
 
 
+def _closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a tool's parameters without any that it does not name, which small models like to invent."""
+    is_closed = "properties" in parameters and not {"$ref", "allOf", "anyOf", "oneOf"} & parameters.keys()
+    return {"additionalProperties": False, **parameters} if is_closed else parameters
+
+
 def calls_grammar(
     form: CallForm,
     parameters: Mapping[str, Mapping[str, Any]],
@@ -257,34 +258,21 @@ def calls_grammar(
     is_parallel: bool,
     answer: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a GBNF grammar for tool calls.
+    """Return a grammar for tool calls, in Lark's syntax.
 
     Args:
         form: How the model writes calls.
         parameters: JSON schemas of the tools' parameters, by tool name.
         is_parallel: Whether to allow several calls, if the form does.
         answer: JSON schema of an answer that may come in place of a call.
-
-    Raises:
-        ValueError: A schema cannot be converted; the message begins with the tool's name.
     """
-    calls, rules = [], []
-    for i, (name, schema) in enumerate(parameters.items()):
-        try:
-            rules.append(_prefixed(from_json_schema(schema or NO_PARAMETERS), f"tool-{i}-"))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-        before, after = json.dumps(f"{form.before}{name}{form.between}"), json.dumps(form.after)
-        calls.append(f"{before} tool-{i}-root {after}")
-    root = "call"
+    calls = [
+        f"{json.dumps(f'{form.before}{name}{form.between}')} %json {json.dumps(_closed(schema))}"
+        for name, schema in parameters.items()
+    ]
+    start = "call"
     if is_parallel and form.separator is not None:
-        root += f" ({json.dumps(form.separator)} call)*"
+        start += f" ({json.dumps(form.separator)} call)*"
     if answer is not None:
-        root += " | answer-root"
-        rules.append(_prefixed(from_json_schema(answer), "answer-"))
-    return "\n".join([f"root ::= {root}", f"call ::= {' | '.join(calls)}", *rules])
-
-
-def _prefixed(grammar: str, prefix: str) -> str:
-    """Return a grammar with its rule names prefixed, so that it can be combined with others."""
-    return _RULE_NAME.sub(lambda match: f"{prefix}{match[0]}" if match["name"] else match[0], grammar)
+        start += f" | %json {json.dumps(answer)}"
+    return f"start: {start}\ncall: ({' | '.join(calls)}) {json.dumps(form.after)}\n"

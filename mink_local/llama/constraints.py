@@ -1,8 +1,7 @@
-"""Constraints on logits before sampling: logit bias, repetition penalties, a grammar."""
+"""Constraints on logits before sampling: logit bias, repetition penalties, and the form of the answer."""
 
 import ctypes
 import math
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +11,13 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from mink_local.errors import GenerationError
-from mink_local.llama import grammar as gbnf
 from mink_local.llama.constants import check_range
-from mink_local.llama.log import logged, reason
-from mink_local.llama.token_data import SamplingBuffers, fill_token_data, read_token_data
+from mink_local.llama.guide import Guide
+from mink_local.llama.token_data import SamplingBuffers, fill_token_data, mask_logits, read_token_data
 from mink_local.llama.weights import Weights
 
-SLOW_SECONDS = 1.0  # thread time for one token; an ordinary grammar takes milliseconds
 _LARGE = 1e30  # sums and products of options up to this stay finite in float32; inf - inf would be NaN
+_FORMS = ("json_schema", "regex", "choice", "grammar")
 _RANGES = {
     "repeat_penalty": (1 / _LARGE, _LARGE),
     "frequency_penalty": (-_LARGE, _LARGE),
@@ -52,8 +49,12 @@ class Constraints:
         dry_allowed_length: Longest repetition that goes unpenalized.
         dry_penalty_last_n: Number of tokens to search for repetitions.
         dry_sequence_breakers: Texts that end a repetition.
-        grammar: GBNF with the start rule `root`; the answer ends where the grammar does.
-        json_schema: A JSON schema, as text or as a dict, in place of a grammar.
+        json_schema: A JSON schema that the answer conforms to, as text or as a dict.
+        regex: A regular expression that the whole answer matches.
+        choice: The possible answers.
+        grammar: GBNF with the start rule `root`, or Lark with the start rule `start`.
+
+    At most one of the last four. The answer ends where it is complete, and comes after any reasoning.
 
     Raises:
         ValueError: An option is out of range.
@@ -69,8 +70,10 @@ class Constraints:
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = 64
     dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
-    grammar: str | None = None
     json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -80,24 +83,38 @@ class Constraints:
                 check_range(f"logit_bias of token {token}", bias, -_LARGE, _LARGE)
         if isinstance(self.dry_sequence_breakers, str) or not all(self.dry_sequence_breakers):
             raise ValueError("dry_sequence_breakers must be a list of non-empty strings")
-        if self.grammar is None:
-            return
-        if not self.grammar.strip():
-            raise ValueError("grammar is empty: give GBNF, or omit it")
-        if "\0" in self.grammar:
-            raise ValueError("grammar contains a NUL character: remove it")
-        if self.json_schema is not None:
-            raise ValueError("grammar and json_schema are mutually exclusive: give only one")
+        given = [name for name in _FORMS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{given[1]} and {given[0]} are mutually exclusive: give only one")
+        if given[:1] == ["grammar"] and not str(self.grammar).strip():
+            raise ValueError("grammar is empty: give GBNF or Lark, or omit it")
+        if given[:1] == ["choice"] and (isinstance(self.choice, str) or not self.choice):
+            raise ValueError("choice must be a list of at least one text")
+
+    @property
+    def form(self) -> tuple[str, Any] | None:
+        """What the answer conforms to: the option's name and its value."""
+        return next(((name, value) for name in _FORMS if (value := getattr(self, name)) is not None), None)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether there is a bias or a penalty."""
+        return bool(self.logit_bias or self.dry_multiplier) or (
+            (self.repeat_penalty, self.frequency_penalty, self.presence_penalty) != (1, 0, 0)
+        )
 
 
 class Constrainer:
-    """Applies constraints to rows of logits, using a llama.cpp chain over the whole vocabulary.
+    """Applies constraints to rows of logits: bias and penalties by a llama.cpp chain, then a guide's mask.
 
     Args:
-        prompt: Tokens seen before the first step by the penalties, but not by the grammar.
+        prompt: Tokens before the answer, for the penalties.
+        prefix: Tokens that the answer begins with. What it conforms to comes after them if they do not
+            conform themselves.
+        before: What the guide allows before the answer; see `Guide`.
 
     Raises:
-        ValueError: A biased token is not in the vocabulary, or llama.cpp rejects the grammar or schema.
+        ValueError: A biased token is not in the vocabulary, or a constraint cannot be kept.
     """
 
     def __init__(
@@ -106,8 +123,18 @@ class Constrainer:
         weights: Weights,
         prompt: Sequence[int],
         buffers: SamplingBuffers | None = None,
+        prefix: Sequence[int] = (),
+        before: str = "",
     ) -> None:
         self._buffers = buffers or SamplingBuffers(weights.n_vocab)
+        self.guide: Guide | None = None
+        if constraints.form is not None:
+            self.guide = Guide(*constraints.form, weights, before)
+            if not self.guide.begin(prefix):
+                self.guide = Guide(*constraints.form, weights)
+        self._chain: Any = None
+        if not constraints.changes_logits:
+            return
         self._chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         # The finalizer holds the weights: the samplers read their vocabulary.
         weakref.finalize(self, lambda chain, _: C.llama_sampler_free(chain), self._chain, weights)
@@ -123,10 +150,8 @@ class Constrainer:
             _dry(constraints, weights),
         ):
             C.llama_sampler_chain_add(self._chain, sampler)
-        for token in prompt:
-            self.accept(token)
-        if (sampler := _grammar(constraints, weights)) is not None:
-            C.llama_sampler_chain_add(self._chain, sampler)
+        for token in (*prompt, *prefix):
+            C.llama_sampler_accept(self._chain, token)
 
     def apply(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the constrained logits (V,), -inf for banned tokens; valid until the next call.
@@ -134,22 +159,26 @@ class Constrainer:
         A row with a NaN is returned unchanged: a ban must not hide that a model is broken.
 
         Raises:
-            GenerationError: The grammar took over a second, which stalls all other answers.
+            GenerationError: The guide gave up.
         """
-        buffers, array = self._buffers, self._buffers.array
-        if fill_token_data(logits, buffers.records):
-            return logits
-        array.size, array.selected, array.sorted = logits.size, -1, False
-        began = time.thread_time()
-        C.llama_sampler_apply(self._chain, ctypes.byref(array))
-        if (seconds := time.thread_time() - began) > SLOW_SECONDS:
-            raise GenerationError(f"the grammar takes {seconds:.1f} s for one token: simplify it")
-        read_token_data(buffers.records, buffers.logits)
-        return buffers.logits
+        buffers, array, row = self._buffers, self._buffers.array, logits
+        if self._chain is not None:
+            if fill_token_data(logits, buffers.records):
+                return logits
+            array.size, array.selected, array.sorted = logits.size, -1, False
+            C.llama_sampler_apply(self._chain, ctypes.byref(array))
+            read_token_data(buffers.records, buffers.logits)
+            row = buffers.logits
+        if self.guide is None:
+            return row
+        return logits if mask_logits(row, self.guide.mask(), buffers.logits) else buffers.logits
 
     def accept(self, token: int) -> None:
-        """Feed a sampled token to penalties and grammar; a token the grammar bans aborts the process."""
-        C.llama_sampler_accept(self._chain, token)
+        """Take the next token of the answer. Raises GenerationError if the guide bans it."""
+        if self._chain is not None:
+            C.llama_sampler_accept(self._chain, token)
+        if self.guide is not None:
+            self.guide.accept(token)
 
 
 def _history(last_n: int, weights: Weights) -> int:
@@ -176,18 +205,3 @@ def _dry(constraints: Constraints, weights: Weights) -> Any:
         (ctypes.c_char_p * len(breakers))(*breakers),
         len(breakers),
     )
-
-
-def _grammar(constraints: Constraints, weights: Weights) -> Any:
-    text = constraints.grammar
-    if constraints.json_schema is not None:
-        text = gbnf.from_json_schema(constraints.json_schema)
-    if text is None:
-        return None
-    if not weights.trust:
-        gbnf.check(text, weights.path)
-    with logged(weights.verbose):
-        sampler = C.llama_sampler_init_grammar(weights.vocab, text.encode("utf-8", "replace"), gbnf.ROOT)
-    if not sampler:
-        raise ValueError(f"the grammar does not parse: {reason()}")
-    return sampler

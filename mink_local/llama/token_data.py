@@ -82,3 +82,17 @@ def read_token_data(records, logits):
             return False
         logits[token] = records["logit"][i]
     return True
+
+
+@compiled
+def mask_logits(logits, mask, masked):
+    """Write the logits of tokens whose bit is set in `mask`, uint32 (V / 32,), to `masked`; others get -inf.
+
+    Returns True if a logit is NaN, of a banned token too. `masked` may be `logits` itself.
+    """
+    has_nan = False
+    for i in range(logits.size):
+        has_nan |= np.isnan(logits[i])
+        is_set = (mask[i >> 5] >> np.uint32(i & 31)) & np.uint32(1)
+        masked[i] = logits[i] if is_set else np.float32(-np.inf)
+    return has_nan

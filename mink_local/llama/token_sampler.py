@@ -22,8 +22,8 @@ class TokenSampler:
     """Samples tokens from rows of logits: constraints, the sampler's cut, temperature, `dist`.
 
     The kernel reads the logits in llama.cpp's memory; only the candidates are copied, for llama.cpp's own
-    `temp` and `dist`, or for their replacement if the sampler has one. With constraints, which are llama.cpp
-    samplers over the whole vocabulary, the kernel reads their result instead.
+    `temp` and `dist`, or for their replacement if the sampler has one. With constraints, the
+    kernel reads their result instead.
 
     Args:
         temperature: > 0, except with `Greedy`.
@@ -93,6 +93,12 @@ class TokenSampler:
         """Tell the constraints about a token that was forced, not sampled."""
         if self._constrainer is not None:
             self._constrainer.accept(token)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the constraints let nothing follow."""
+        constrainer = self._constrainer
+        return constrainer is not None and constrainer.guide is not None and constrainer.guide.is_over
 
 
 def broken(error: int, step: int) -> str:

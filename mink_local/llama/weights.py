@@ -2,7 +2,7 @@
 
 import ctypes
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -191,13 +191,19 @@ class Weights:
     def piece(self, token: int) -> bytes:
         """Return a token's UTF-8 bytes, possibly part of a character; empty for a control token."""
         if token not in self._pieces:
-            buffer = ctypes.create_string_buffer(32)
-            size = C.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
-            if size < 0:
-                buffer = ctypes.create_string_buffer(-size)
-                size = C.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
-            self._pieces[token] = buffer.raw[:size]
+            self._pieces[token] = self._piece(token, ctypes.create_string_buffer(32))
         return self._pieces[token]
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the bytes of every token, as `piece` does, but faster."""
+        buffer = ctypes.create_string_buffer(256)
+        return (self._piece(token, buffer) for token in range(self.n_vocab))
+
+    def _piece(self, token: int, buffer: Any) -> bytes:
+        size = C.llama_token_to_piece(self.vocab, token, buffer, len(buffer), 0, False)
+        if size < 0:
+            return self._piece(token, ctypes.create_string_buffer(-size))
+        return ctypes.string_at(buffer, size)
 
     def ends_generation(self, token: int) -> bool:
         return bool(C.llama_vocab_is_eog(self.vocab, token))

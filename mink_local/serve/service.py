@@ -27,7 +27,6 @@ from mink_local.version import __version__
 T = TypeVar("T")
 
 _PREPARERS = 4  # threads that render and tokenize prompts; llama.cpp's own threads need the cores
-_GRAMMAR_PREPARERS = 2  # others for requests with a grammar: trying a hostile one can take 20 s
 _WATCH_SECONDS = 0.5  # between two looks at the engine
 _END_SECONDS = 10.0  # for the running batch to end when the server stops
 _USUAL_SECONDS = 5.0  # an answer's time before one is finished
@@ -176,7 +175,6 @@ class Service:
         self._n_preparing = 0
         self._seconds = _USUAL_SECONDS  # of an answer, a moving average
         self._pool = ThreadPoolExecutor(_PREPARERS, "prepare")
-        self._grammar_pool = ThreadPoolExecutor(_GRAMMAR_PREPARERS, "prepare-grammar")
         engine = model.engine
         for name, text, value in (
             ("slots", "Slots of the engine.", lambda: model.n_parallel),
@@ -204,8 +202,8 @@ class Service:
         self._watch.cancel()
         self.interrupt()
         ended = await asyncio.to_thread(self.model.thread.end, "the server is stopping", _END_SECONDS)
-        for pool in (self._pool, self._grammar_pool):  # a request in preparation uses the model's vocabulary
-            await asyncio.to_thread(pool.shutdown, cancel_futures=True)
+        # A request in preparation uses the model's vocabulary.
+        await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         if ended:
             self.model.close()
 
@@ -235,15 +233,12 @@ class Service:
             stream.put(self.failure)
         self._streams.clear()
 
-    async def begin(
-        self, n: int, make: Callable[[], Sequence[Request]], *, has_grammar: bool = False
-    ) -> EventStream:
+    async def begin(self, n: int, make: Callable[[], Sequence[Request]]) -> EventStream:
         """Prepare n requests off the event loop, and have them answered.
 
         Args:
             n: Number of requests.
             make: Returns the requests; called in a thread, after admission.
-            has_grammar: Whether preparing them includes trying a grammar.
 
         Raises:
             ApiError: This model cannot answer a request, the queue is full, the server is stopping, or the
@@ -264,10 +259,8 @@ class Service:
             )
         self._n_preparing += n
         try:
-            requests = await self.off_loop(make, has_grammar=has_grammar)
-            decodings = [
-                await self.off_loop(self._prepare, request, has_grammar=has_grammar) for request in requests
-            ]
+            requests = await self.off_loop(make)
+            decodings = [await self.off_loop(self._prepare, request) for request in requests]
         finally:
             self._n_preparing -= n
         if self._is_over:
@@ -307,10 +300,9 @@ class Service:
         """Note the time that an answer took, for the Retry-After of clients that are refused."""
         self._seconds += 0.1 * (seconds - self._seconds)
 
-    async def off_loop(self, function: Callable[..., T], *arguments: Any, has_grammar: bool = False) -> T:
+    async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in a thread, so that other clients are served meanwhile."""
-        pool = self._grammar_pool if has_grammar else self._pool
-        return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
 
     def tokens(self, request: Request) -> list[int]:
         """Return the token ids of a request's prompt. Raises ApiError if the model refuses it."""

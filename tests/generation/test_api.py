@@ -144,8 +144,10 @@ def test_a_reply_calls_a_tool_and_its_message_continues_the_conversation(tiny: C
     template = "{{ tools }}{% for m in messages %}{{ m.tool_calls or m.content }}{% endfor %}<think>"
     with load_model(tiny(template=template), trust=True) as model:
         grammar = "root ::= " + json.dumps(CALL)
-        reply = model.chat("Rain?", tools=[WEATHER], constraints=Constraints(grammar=grammar))
-        assert reply.read() == CALL
+        reply = model.chat(
+            "Rain?", tools=[WEATHER], constraints=Constraints(grammar=grammar), reasoning_budget=0
+        )
+        assert reply.read().endswith(CALL)
         [call] = reply.tool_calls
         assert (call["function"]["name"], reply.content, reply.reasoning) == ("get_weather", "", "")
         result = {"role": "tool", "tool_call_id": call["id"], "content": "Sun."}

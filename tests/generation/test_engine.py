@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,17 +185,20 @@ def test_requests_are_taken_as_slots_become_free(model: Model) -> None:
 
 def test_stop_strings_and_constraints_are_each_answers_own(real: Model) -> None:
     yes_or_no, only_yes = (Constraints(grammar=f"root ::= {words}") for words in ('"yes" | "no"', '"yes"'))
+    banned = {token: -float("inf") for token in range(real.weights.n_vocab)}
     requests = [
         greedy(QUESTIONS[3]),
         greedy(QUESTIONS[3], stop=["Max"]),
         greedy(QUESTIONS[3], constraints=yes_or_no),
-        greedy(QUESTIONS[3], constraints=only_yes, ignore_eos=True),
+        greedy(QUESTIONS[3], constraints=only_yes, ignore_eos=True, min_tokens=9),
+        greedy(QUESTIONS[3], constraints=replace(only_yes, logit_bias=banned)),
     ]
-    plain, stopped, constrained, stuck = real.answer_all(requests, ordered=True)
+    plain, stopped, constrained, over, stuck = real.answer_all(requests, ordered=True)
     assert stopped.text == plain.text[: plain.text.index("Max")]
     assert (plain.finish_reason, stopped.finish_reason) == ("length", "stop")
     assert constrained.text in ("yes", "no")
-    assert (stuck.text, stuck.finish_reason, stuck.no_token_left) == ("yes", "error", True)
+    assert (over.text, over.finish_reason) == ("yes", "stop"), "nothing can follow"
+    assert (stuck.text, stuck.finish_reason, stuck.no_token_left) == ("", "error", True)
 
 
 @pytest.mark.parametrize("before", [0, 1, 5])
@@ -386,7 +390,7 @@ def test_eight_threads_prepare_what_one_does(real: Model) -> None:
 
 
 def test_threads_get_their_own_errors_only(real: Model) -> None:
-    """llama.cpp's complaint about a grammar reaches the thread that passed it."""
+    """The complaint about a grammar reaches the thread that passed it."""
 
     def prepare(i: int) -> str:
         grammar = f"root ::= rule{i}" if i % 2 else 'root ::= "x"'

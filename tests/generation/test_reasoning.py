@@ -1,6 +1,7 @@
 """Reasoning, split from the answer and joined with it, and ended at a budget."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -135,10 +136,49 @@ def test_penalties_see_forced_tokens(thinker: Model) -> None:
     assert len(set(answer.tokens)) == answer.n_tokens
 
 
-def test_a_grammar_decides_where_reasoning_ends(thinker: Model) -> None:
-    grammar = Constraints(grammar='root ::= "no more"')
-    answer = thinker.chat("x", temperature=0, reasoning_budget=0, constraints=grammar)
-    assert (answer.read(), answer.reasoning_cut) == ("no more", False)
+@pytest.mark.parametrize("options", [{"grammar": 'root ::= "no more"'}, {"choice": ["no more"]}])
+@pytest.mark.parametrize("budget", [0, 1, 3])
+def test_what_an_answer_conforms_to_comes_after_its_reasoning(
+    thinker: Model, options: dict[str, Any], budget: int
+) -> None:
+    asked = SamplingParams(temperature=0, reasoning_budget=budget)
+    free = thinker.chat("x", asked)
+    free.read()
+    answer = thinker.chat("x", asked, constraints=Constraints(**options))
+    answer.read()
+    opens = thinker.opens_reasoning([{"role": "user", "content": "x"}])
+    assert (answer.content, answer.finish_reason) == ("no more", "stop")
+    assert answer.reasoning == (free.reasoning if opens or budget else "")
+    assert answer.reasoning_cut is (opens or budget > 0)
+
+
+def test_reasoning_has_no_end_but_its_tag(thinker: Model) -> None:
+    """Neither an end token ends it, nor a text that is what the answer conforms to."""
+    answer = thinker.chat("x", temperature=9, seed=1, max_tokens=30, constraints=Constraints(choice=["x"]))
+    answer.read()
+    assert answer.finish_reason == "length" or answer.content == "x"
+
+
+def test_a_grammar_may_end_the_reasoning_itself(thinker: Model) -> None:
+    opens = thinker.opens_reasoning([{"role": "user", "content": "x"}])
+    whole = Constraints(grammar=f'root ::= "{"" if opens else THINK}hm{THINK_END}\\n" [0-9]')
+    answer = thinker.chat("x", temperature=5, seed=1, constraints=whole)
+    answer.read()
+    assert answer.reasoning == "hm"
+    assert answer.content.isdigit()
+
+
+def test_a_continued_answer_keeps_to_its_constraint(thinker: Model) -> None:
+    """From any token of it; after another beginning, what follows conforms alone."""
+    asked = SamplingParams(temperature=0, reasoning_budget=1, constraints=Constraints(choice=["no more"]))
+    whole = thinker.chat("x", asked)
+    whole.read()
+    for at in range(1, whole.n_tokens, 5):
+        rest = thinker.chat("x", asked, prefix=whole.tokens[:at])
+        rest.read()
+        assert rest.tokens == whole.tokens[at:]
+    other = thinker.tokenize(f"hm{THINK_END}Yes, ")
+    assert thinker.chat("x", asked, prefix=other).read() == "no more"
 
 
 def test_a_text_that_is_no_reasoning_is_not_cut(smollm2: Model) -> None:

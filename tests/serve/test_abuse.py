@@ -71,6 +71,11 @@ def pattern(text: str) -> dict[str, Any]:
 
 
 FUNCTION = {"name": "f", "parameters": nested(200)}
+DOUBLING = "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1} r{i + 1}" for i in range(60)) + '\nr60 ::= "a"'
+TWICE = {
+    f"a{i}": {"title": "x", "type": "object", "anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(60)
+}
+REFERENCES = {"$defs": {**TWICE, "a60": {"type": "object"}}, "$ref": "#/$defs/a0"}
 ITSELF = {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
 DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -118,11 +123,28 @@ REFUSED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "a schema's address": (CHAT, chat(json_schema={"$ref": "http://127.0.0.1:9/"})),
     "a schema that is itself": (CHAT, chat(json_schema=ITSELF)),
     "a deep pattern": (CHAT, pattern("(" * 9999 + ")" * 9999)),
-    "a pattern's repetitions": (CHAT, pattern("(a{0,999999}){0,999999}")),
-    "a schema's length": (CHAT, chat(json_schema={"type": "string", "minLength": 10**9})),
-    "a schema's items": (CHAT, chat(json_schema={"type": "array", "items": {}, "minItems": 10**9})),
     "60,000 groups": (CHAT, chat(grammar="root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000)),
-    "a grammar with NUL": (CHAT, chat(grammar='root ::= "\0"')),
+    "30,000 groups in Lark": (CHAT, chat(grammar="start: " + "(" * 30_000 + '"a"' + ")" * 30_000)),
+    "a backward range": (CHAT, chat(grammar='root ::= "a"{2,1}')),
+    "a grammar that never begins": (CHAT, chat(grammar="root ::= x root\nx ::= y?\ny ::= root")),
+    "a grammar of 2^60 letters": (CHAT, chat(grammar=DOUBLING)),
+    "a grammar without a root": (CHAT, chat(grammar='x ::= "a"')),
+    "control tokens in a grammar": (CHAT, chat(grammar="start: <|im_end|>")),
+    "token ids in a grammar": (CHAT, chat(grammar="start: <[1-49151]>")),
+    "options of a grammar": (CHAT, chat(grammar='%llguidance {"allow_invalid_utf8": true}\nstart: /a/')),
+    "options of a schema": (CHAT, chat(json_schema={"x-guidance": {"lenient": True}, "not": {}})),
+    "options of a schema in a grammar": (CHAT, chat(grammar='start: %json {"x-guidance": {}}')),
+    "a megabyte of schema": (CHAT, chat(json_schema={"enum": ["x" * 1000] * 1000})),
+    "100,000 alternatives": (CHAT, chat(json_schema={"enum": list(range(100_000))})),
+    "1,000 properties": (CHAT, chat(json_schema={"properties": {str(i): {} for i in range(1000)}})),
+    "references of 2^60 schemas": (CHAT, chat(json_schema=REFERENCES)),
+    "30 patterns at once": (CHAT, chat(json_schema={"allOf": [{"pattern": f"a.{i}"} for i in range(30)]})),
+    "a large multiple": (CHAT, chat(json_schema={"type": "integer", "multipleOf": 1_000_003})),
+    "many multiples": (CHAT, chat(json_schema={"anyOf": [{"multipleOf": i} for i in range(9000, 9300)]})),
+    "an infinite bound": (CHAT, literal('"json_schema": {"type": "number", "maximum": 1e999}')),
+    "an expression of a million letters": (CHAT, chat(guided_regex="a{1000000}")),
+    "4,000 groups of an expression": (CHAT, chat(guided_regex="(" * 2000 + ")" * 2000)),
+    "half a surrogate pair": (CHAT, literal('"guided_choice": ["\\ud800"]')),
     "a long prompt": (CHAT, user("a" * 3_900_000)),
     "300,000 control tokens": (COMPLETION, {"prompt": "<|im_end|>" * 300_000}),
     "300,000 control tokens of a chat": (CHAT, user("<|im_end|>" * 300_000)),
@@ -144,6 +166,7 @@ def test_what_is_refused(server: RunningServer, name: str) -> None:
     assert 0 < len(error["message"]) < 1000
 
 
+CHAIN = ["start: r0", *(f"r{i}: r{i + 1}" for i in range(4000)), 'r4000: "a"']
 ANSWERED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "a seed of 1000 digits": (CHAT, literal(f'"seed": {"9" * 1000}')),
     "the least seed": (CHAT, chat(seed=-(2**63))),
@@ -163,6 +186,23 @@ ANSWERED: dict[str, tuple[str, dict[str, Any] | str | bytes]] = {
     "a costly breaker": (CHAT, chat(dry_multiplier=1, dry_sequence_breakers=["\n", "e" * 40])),
     "every bias": (CHAT, chat(logit_bias={str(i): 1e300 for i in range(1024)})),
     "min_tokens": (CHAT, chat(min_tokens=2**31 - 1)),
+    "a schema's length": (CHAT, chat(json_schema={"type": "string", "minLength": 10**9})),
+    "a schema's items": (CHAT, chat(json_schema={"type": "array", "items": {}, "minItems": 10**9})),
+    "a pattern's repetitions": (CHAT, pattern("(a{0,999999}){0,999999}")),
+    "a catastrophic expression": (CHAT, chat(guided_regex="((a+)+)+b|(a|aa|a?)*c")),
+    "an expression with many states": (CHAT, chat(guided_regex="(a|b)*a(a|b){999}")),
+    "repetitions of repetitions": (
+        CHAT,
+        chat(grammar='root ::= ((((("a"{0,99}){0,99}){0,99}){0,99}){0,99})'),
+    ),
+    "left recursion": (CHAT, chat(grammar='root ::= root "a" | "b"')),
+    "an ambiguous grammar": (CHAT, chat(grammar='start: s\ns: s s | s s s | "a"', max_tokens=40)),
+    "a chain of 5,000 rules": (CHAT, chat(grammar="\n".join(CHAIN))),
+    "10,000 letters of a choice": (CHAT, chat(guided_choice=["a" * 1000] * 10)),
+    "1,000 alternatives": (CHAT, chat(json_schema={"enum": [f"alternative {i}" for i in range(1000)]})),
+    "a megabyte of description": (CHAT, chat(json_schema={"description": "x" * 10**6})),
+    "a schema of nothing but itself": (CHAT, chat(json_schema={"type": "array", "items": {"$ref": "#"}})),
+    "a grammar with NUL": (CHAT, chat(grammar='root ::= "a\0"')),
 }
 
 
@@ -183,26 +223,9 @@ def test_control_tokens_in_a_message_are_text(server: RunningServer) -> None:
         assert count >= plain + len(post(server, TOKENIZE, body).json()["tokens"]) - 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        'root ::= "a"{2,1}',
-        "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000,
-        'root ::= x root\nx ::= y?\ny ::= root',
-        'root ::= ((((("a"{0,99}){0,99}){0,99}){0,99}){0,99})',
-        "%llguidance {}\nstart: /a+/",
-        'x ::= "a"',
-    ],
-)  # fmt: skip
-def test_a_hostile_grammar_ends_its_child_only(server: RunningServer, grammar: str) -> None:
-    response = post(server, CHAT, chat(grammar=grammar))
-    assert response.status_code == 400
-    assert "grammar" in response.json()["error"]["message"]
-
-
-def test_a_grammar_that_leaves_no_token_is_the_clients_fault(server: RunningServer) -> None:
-    response = post(server, CHAT, chat(grammar="root ::= [\U0010ffff-\x01]"))
+def test_constraints_that_leave_no_token_are_the_clients_fault(server: RunningServer) -> None:
+    banned = [[text, False] for text in ("y", "ye", "yes")]
+    response = post(server, CHAT, chat(guided_choice=["yes"], logit_bias=banned))
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "generation_failed"
 
@@ -231,14 +254,6 @@ def test_clients_that_leave_while_they_wait_or_are_answered_free_everything(
         client.close()
     until(lambda: server.metric("requests_running") + server.metric("requests_waiting") == 0)
     until(lambda: server.metric("slots_busy") == 0)
-
-
-@pytest.mark.slow
-def test_who_leaves_while_the_grammar_is_tried_is_not_counted_any_more(server: RunningServer) -> None:
-    with connect(server.port) as client:
-        client.sendall(request("POST", CHAT, json.dumps(chat(grammar='root ::= "a"{3,1}')).encode()))
-        until(lambda: server.metric("requests_waiting") == 1)
-    until(lambda: server.metric("requests_waiting") == 0)
 
 
 @pytest.mark.parametrize(

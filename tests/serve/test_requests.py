@@ -93,31 +93,30 @@ COLOURS = {"enum": ["red", "blue"]}
 @pytest.mark.parametrize(
     ("fields", "form"),
     [
-        ({"guided_json": COLOURS}, COLOURS),
-        ({"guided_json": json.dumps(COLOURS)}, COLOURS),
-        ({"structured_outputs": {"json": COLOURS}}, COLOURS),
-        ({"format": COLOURS}, COLOURS),
-        ({"format": "json"}, {"type": "object"}),
-        ({"guided_choice": ['a"b', "é\n"]}, 'root ::= "a\\"b" | "é\\n"'),
-        ({"structured_outputs": {"choice": ["yes", "no"]}}, 'root ::= "yes" | "no"'),
-        ({"guided_grammar": 'root ::= "x"'}, 'root ::= "x"'),
-        ({"structured_outputs": {"grammar": 'root ::= "x"'}}, 'root ::= "x"'),
+        ({"guided_json": COLOURS}, ("json_schema", COLOURS)),
+        ({"guided_json": json.dumps(COLOURS)}, ("json_schema", COLOURS)),
+        ({"structured_outputs": {"json": COLOURS}}, ("json_schema", COLOURS)),
+        ({"format": COLOURS}, ("json_schema", COLOURS)),
+        ({"format": "json"}, ("json_schema", {"type": "object"})),
+        ({"guided_choice": ['a"b', "é\n"]}, ("choice", ['a"b', "é\n"])),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, ("choice", ["yes", "no"])),
+        ({"guided_grammar": 'root ::= "x"'}, ("grammar", 'root ::= "x"')),
+        ({"structured_outputs": {"grammar": 'root ::= "x"'}}, ("grammar", 'root ::= "x"')),
+        ({"regex": "[ab]"}, ("regex", "[ab]")),
+        ({"structured_outputs": {"regex": "[ab]"}}, ("regex", "[ab]")),
         ({"guided_choice": [], "format": "", "structured_outputs": {}, "guided_grammar": ""}, None),
     ],
 )
 def test_the_forms_of_vllm_and_ollama(fields: dict[str, Any], form: object) -> None:
-    assert chat(**fields).form == form
-    assert chat(**fields).has_grammar is (form is not None)
+    assert list(chat(**fields).forms.values()) == [form] * (form is not None)
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"structured_outputs": {"regex": r"(a)\1"}},
         {"structured_outputs": {"json": COLOURS, "choice": ["a"]}},
         {"guided_json": "{"},
         {"guided_json": COLOURS, "json_schema": COLOURS},
-        {"guided_json": {"a": nested(40)}},
         {"guided_choice": [1]},
         {"format": "xml"},
     ],
@@ -415,15 +414,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
     ({"json_schema": {}, "grammar": 'root ::= "a"'}, "grammar", "json_schema"),
-    ({"json_schema": nested(33)}, "json_schema", "32"),
     ({"guided_json": "{"}, "guided_json", "schema"),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "schema"),
-    ({"guided_regex": "("}, "guided_regex", ")"),
-    ({"regex": "("}, "regex", ")"),
-    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", ")"),
     ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]", "text"),
     ({"messages": [{"role": "user", "content": [{"type": "refusal"}]}]}, "messages[0].content[0]", "refusal"),
-    ({"json_schema": {"enum": ["a"] * 5_001}}, "json_schema", "5000"),
     ({"grammar": MANY * 7}, "grammar", "65536"),
     ({"tools": [WEATHER] * 129}, "tools", "128"),
     ({"tools": [WEATHER] * 2}, "tools[1].function.name", "weather"),
@@ -467,6 +461,14 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str, str]] = [
     ({"repeat_penalty": 0}, "repeat_penalty", "0"),
     ({"logit_bias": {"cat": 1}}, "logit_bias", "str"),
     ({"logit_bias": [[1, True]]}, "logit_bias", "true"),
+    ({"json_schema": nested(70)}, "json_schema.a.a.a.a.a.a.a.a", "64"),
+    ({"json_schema": {"enum": ["a"] * 5_001}}, "json_schema", "5000"),
+    ({"guided_json": '{"properties": {"age": {"not": {}}}}'}, "guided_json.properties.age.not", ""),
+    ({"format": {"items": {"uniqueItems": True}}}, "format.items.uniqueItems", ""),
+    ({"guided_regex": "("}, "guided_regex", "group"),
+    ({"regex": "("}, "regex", "group"),
+    ({"structured_outputs": {"regex": r"(a)\1"}}, "structured_outputs.regex", "backreferences"),
+    ({"grammar": "root ::= ("}, "grammar", ""),
 ]
 
 

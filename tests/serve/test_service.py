@@ -15,9 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import StreamingResponse
 
 from mink_local import Constraints, MinK, Request, SamplingParams, load_model
+from mink_local.errors import ConstraintError
 from mink_local.generation.engine import Engine
 from mink_local.generation.engine_thread import Event
-from mink_local.llama import grammar
+from mink_local.llama import guide
 from mink_local.serve.endpoints import completions, exchange, tokens
 from mink_local.serve.protocol.fields import (
     ChatRequest,
@@ -150,16 +151,17 @@ async def test_a_stream_that_waits_sends_comments(tiny_path: Path, monkeypatch: 
 async def test_the_model_is_not_freed_under_a_request_in_preparation(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its client has left, and the server ends, while a child process tries its grammar."""
+    """Its client has left, and the server ends, while its grammar is compiled."""
     trying, tried = threading.Event(), threading.Event()
     handles: list[object] = []
 
-    def slow(*_: object, **__: object) -> None:
+    def slow(*_: object) -> None:
         trying.set()
         tried.wait(30)
         handles.append(one.model.weights.handle)
+        raise ConstraintError("grammar", "too slow")
 
-    monkeypatch.setattr(grammar, "ask", slow)
+    monkeypatch.setattr(guide, "_matcher", slow)
     constraints = Constraints(grammar='root ::= "while the server ends"')
     request = Request("Hello", SamplingParams(constraints=constraints))
 
@@ -172,7 +174,7 @@ async def test_the_model_is_not_freed_under_a_request_in_preparation(
     async with started(tiny_path) as one:
         loop, end_thread = asyncio.get_running_loop(), one.model.thread.end
         monkeypatch.setattr(one.model.thread, "end", end)
-        task = asyncio.create_task(one.begin(1, lambda: [request], has_grammar=True))
+        task = asyncio.create_task(one.begin(1, lambda: [request]))
         await asyncio.to_thread(trying.wait, 30)
         task.cancel()
     [handle] = handles

@@ -254,7 +254,9 @@ def test_several_calls_are_forced_only_if_asked_for(
 
 SCHEMA = {
     "type": "json_schema",
-    "json_schema": {"schema": {"type": "object", "properties": {"a": {"enum": [1]}}}},
+    "json_schema": {
+        "schema": {"type": "object", "properties": {"a": {"enum": [1]}}, "additionalProperties": False}
+    },
 }
 
 

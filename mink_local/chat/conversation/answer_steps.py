@@ -8,7 +8,7 @@ import numpy as np
 from mink_local.chat.conversation.session import Session, as_messages, prompt_digest
 from mink_local.chat.conversation.store import SamplingInfo, StoredMessage
 from mink_local.generation.sampling_step import ConstrainedRows, SamplingStep, sampling_step
-from mink_local.generation.text import token_name
+from mink_local.generation.text import ReasoningState, token_name
 from mink_local.llama.constraints import Constraints
 from mink_local.samplers import AdaptiveP, DynamicTemperature, parse
 
@@ -61,7 +61,7 @@ class AnswerSteps:
             raise ValueError(f"the answer needs a context of more than {self.model.n_ctx} tokens: /set ctx N")
         token, logits = self.tokens[at], self.model.logits(prompt, self.tokens[:at])
         if constrained:
-            logits = constrained.row(logits, at - part.first_token)
+            logits = constrained.row(logits, at)
         if not np.isfinite(logits[token]):
             raise ValueError(f"token {at + 1} cannot be sampled with the stored settings")
         return sampling_step(
@@ -99,10 +99,12 @@ class AnswerSteps:
                 )
             rows = None
             if part.constraints:
-                before = [*prompt, *self.tokens[: part.first_token]]
+                may_reason = self.model.can_reason and part.thinking is not False
+                opens = self.model.opens_reasoning(messages, part.thinking)
+                state: ReasoningState = "reasoning" if opens else "start" if may_reason else "text"
                 constraints = _constraints(part.constraints)
                 rows = ConstrainedRows(
-                    constraints, self.model.weights, before, self.tokens[part.first_token :]
+                    constraints, self.model.weights, prompt, self.tokens, part.first_token, state
                 )
             self._prompts[part.first_token] = prompt, rows
         return self._prompts[part.first_token]

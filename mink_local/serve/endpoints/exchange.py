@@ -185,7 +185,7 @@ class Exchange:
         prompts = partial(engine_requests, model, request, self._head.params)
         requests = partial(_with_seeds, prompts, request.n or 1)
         try:
-            events = await self._service.begin(request.n_answers, requests, has_grammar=request.has_grammar)
+            events = await self._service.begin(request.n_answers, requests)
         except ApiError as error:
             if "grammar" in str(error):
                 error.param = error.param or request.grammar_field

@@ -4,7 +4,6 @@ Fields of OpenAI's that have no use here (`user`, `store`, `metadata`, …) are 
 sampling fields are ignored and reported, and unsupported constraints are refused.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from mink_local.llama.regex_grammar import from_regex
 from mink_local.samplers import SAMPLERS
 from mink_local.sandbox import in_a_line
 from mink_local.serve.protocol.responses import ApiError
@@ -32,7 +30,7 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 TopLogprobsCount = Annotated[int, Meta(ge=0, le=20)]
 StopString = Annotated[str, Meta(max_length=1024)]
-Grammar = Annotated[str, Meta(max_length=65_536)]  # GBNF
+Grammar = Annotated[str, Meta(max_length=65_536)]  # GBNF or Lark
 Pattern = Annotated[str, Meta(max_length=4096)]  # a regular expression
 Choices = Annotated[list[StopString], Meta(max_length=1024)]
 LongText = Annotated[str, Meta(max_length=MAX_TEXT_CHARACTERS)]
@@ -40,7 +38,7 @@ Breaker = Annotated[str, Meta(max_length=40)]  # llama.cpp reads no more
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 Schema = dict[str, Any]
 SchemaOrText = Schema | Annotated[str, Meta(max_length=65_536)]
-Form = Schema | str  # of an answer: a JSON schema, or a grammar
+Form = tuple[str, Any]  # of an answer: an option of `Constraints` and its value
 
 _OFF_AT_0 = (
     "diversity_penalty", "early_stopping", "epsilon_cutoff", "eta_cutoff", "min_keep", "no_repeat_ngram_size",
@@ -233,7 +231,7 @@ class StructuredOutputs(Fields, frozen=True):
     Attributes:
         json: A JSON schema, also as text.
         choice: The possible answers.
-        grammar: A grammar in llama.cpp's GBNF.
+        grammar: A grammar in llama.cpp's GBNF, or in Lark's syntax.
         regex: A regular expression that the whole answer matches.
     """
 
@@ -247,14 +245,15 @@ class StructuredOutputs(Fields, frozen=True):
             raise ValueError("json, choice, grammar and regex exclude each other")
 
     @property
-    def form(self) -> Form | None:
-        """What the answer conforms to: a JSON schema or a grammar."""
-        return (
-            _schema(self.json, "structured_outputs.json")
-            or _one_of(self.choice)
-            or self.grammar
-            or _matching(self.regex, "structured_outputs.regex")
-        )
+    def forms(self) -> dict[str, Form]:
+        """What the answer conforms to, by its field; at most one."""
+        forms: dict[str, Form] = {
+            "structured_outputs.json": ("json_schema", _schema(self.json, "structured_outputs.json")),
+            "structured_outputs.choice": ("choice", self.choice or None),
+            "structured_outputs.grammar": ("grammar", self.grammar or None),
+            "structured_outputs.regex": ("regex", self.regex or None),
+        }
+        return {name: form for name, form in forms.items() if form[1] is not None}
 
 
 class StreamOptions(Fields, frozen=True):
@@ -293,7 +292,7 @@ class SamplingFields(Fields, frozen=True):
         n_predict: The same as `max_tokens`.
         min_tokens: Minimum length of the answer in tokens.
         reasoning_budget: Maximum length of the reasoning in tokens, then its end is forced; 0: no reasoning;
-            -1: no limit. No effect with a grammar or a JSON schema.
+            -1: no limit.
         thinking_budget_tokens: The same as `reasoning_budget`.
         return_tokens: Whether choices have `tokens`.
         temperature: Applied to the candidates that the sampler keeps; 0 is greedy. There is no upper bound.
@@ -307,7 +306,7 @@ class SamplingFields(Fields, frozen=True):
         repeat_last_n: Number of last tokens that penalties look at; -1 is the context size.
         response_format: The form of the answer.
         json_schema: A JSON schema that the answer conforms to.
-        grammar: A grammar in llama.cpp's GBNF that the answer conforms to.
+        grammar: A grammar that the answer conforms to, in llama.cpp's GBNF or in Lark's syntax.
         structured_outputs: The form of the answer, as in vLLM.
         guided_json: A JSON schema, as in earlier versions of vLLM.
         guided_choice: The possible answers.
@@ -368,49 +367,41 @@ class SamplingFields(Fields, frozen=True):
     format: Schema | Literal["json", ""] | None = None
 
     def __post_init__(self) -> None:
-        given = self._forms()
-        names = list(given)
+        names = list(self.forms)
         if len(names) > 1:
             raise ApiError(400, f"{names[1]} cannot be combined with {names[0]}: send one", param=names[1])
-        for name, form in given.items():
-            if isinstance(form, dict):
-                check_schema(form, name)
         for name, instead in REFUSED.items():
             if getattr(self, name, None) not in NOT_GIVEN:
                 message = f"{name} is not supported: {instead}"
                 raise ApiError(400, message, param=name, code="unsupported_parameter")
 
-    def _forms(self) -> dict[str, Form]:
-        """Return the forms of the answer that are given, by their fields."""
-        response, structured = self.response_format, self.structured_outputs or StructuredOutputs()
-        forms: dict[str, Form | None] = {
-            "response_format": None if response is None else response.answer_schema,
-            "json_schema": self.json_schema,
-            "grammar": self.grammar or None,
-            "structured_outputs": structured.form,
-            "guided_json": _schema(self.guided_json, "guided_json"),
-            "guided_choice": _one_of(self.guided_choice),
-            "guided_grammar": self.guided_grammar or None,
-            "guided_regex": _matching(self.guided_regex, "guided_regex"),
-            "regex": _matching(self.regex, "regex"),
-            "format": {"type": "object"} if self.format == "json" else self.format or None,
-        }
-        return {name: form for name, form in forms.items() if form is not None}
-
     @property
-    def form(self) -> Form | None:
-        """What the answer conforms to: a JSON schema or a grammar."""
-        return next(iter(self._forms().values()), None)
+    def forms(self) -> dict[str, Form]:
+        """The forms of the answer that are given, by their fields: at most one."""
+        response = self.response_format
+        forms: dict[str, Form] = {
+            "response_format": ("json_schema", None if response is None else response.answer_schema),
+            "json_schema": ("json_schema", self.json_schema),
+            "grammar": ("grammar", self.grammar or None),
+            "guided_json": ("json_schema", _schema(self.guided_json, "guided_json")),
+            "guided_choice": ("choice", self.guided_choice or None),
+            "guided_grammar": ("grammar", self.guided_grammar or None),
+            "guided_regex": ("regex", self.guided_regex or None),
+            "regex": ("regex", self.regex or None),
+            "format": ("json_schema", {"type": "object"} if self.format == "json" else self.format or None),
+        }
+        given = {name: form for name, form in forms.items() if form[1] is not None}
+        return given if self.structured_outputs is None else given | self.structured_outputs.forms
 
     @property
     def grammar_field(self) -> str | None:
-        """The field that a grammar is made from, if there is one."""
-        return next(iter(self._forms()), None)
+        """The field that says what the answer conforms to, if there is one."""
+        return next(iter(self.forms), None)
 
     @property
     def answer_schema(self) -> Schema | None:
         """The JSON schema of the answer, if there is one."""
-        return self.form if isinstance(self.form, dict) else None
+        return next((value for option, value in self.forms.values() if option == "json_schema"), None)
 
     @property
     def sampler_options(self) -> dict[str, float]:
@@ -432,11 +423,6 @@ class SamplingFields(Fields, frozen=True):
     def n_answers(self) -> int:
         """Number of answers."""
         return self.n or 1
-
-    @property
-    def has_grammar(self) -> bool:
-        """Whether a grammar is made for the answer, which takes seconds for the largest schemas."""
-        return self.form is not None
 
     @property
     def token_limit(self) -> int | None:
@@ -513,11 +499,6 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True):
     def grammar_field(self) -> str | None:
         """The field that a grammar is made from, if there is one."""
         return "tools" if self.has_call_grammar else super().grammar_field
-
-    @property
-    def has_grammar(self) -> bool:
-        """Whether a grammar is made for the answer or for the call that it must be."""
-        return self.forces_call or super().has_grammar
 
     @property
     def enable_thinking(self) -> bool | None:
@@ -718,23 +699,6 @@ def _schema(schema: SchemaOrText | None, field: str) -> Schema | None:
         return msgspec.json.decode(schema, type=Schema)
     except msgspec.MsgspecError as error:
         raise ApiError(400, f"the JSON schema cannot be read: {error}", param=field) from None
-
-
-def _matching(pattern: str | None, field: str) -> str | None:
-    """Return a grammar for a regular expression. Raises ApiError if there is none."""
-    if not pattern:
-        return None
-    try:
-        return from_regex(pattern)
-    except ValueError as error:
-        raise ApiError(400, str(error), param=field) from None
-
-
-def _one_of(choices: list[str] | None) -> str | None:
-    """Return a grammar that allows one of several texts."""
-    if not choices:
-        return None
-    return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
 
 
 def check_schema(schema: Schema, path: str) -> None:

@@ -9,18 +9,21 @@ from typing import Any
 
 from msgspec import UNSET
 
+from mink_local.errors import ConstraintError
 from mink_local.generation.answer import Answer, FinishReason, Piece
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.generation.tool_calls import (
     HERMES,
     LLAMA,
+    NO_PARAMETERS,
     CallForm,
     ToolParser,
     calls_grammar,
     form_of,
 )
 from mink_local.llama.constraints import Constraints
+from mink_local.llama.guide import check
 from mink_local.serve.protocol.fields import ChatRequest, CompletionRequest, NamedToolChoice
 from mink_local.serve.protocol.responses import (
     ApiError,
@@ -71,8 +74,7 @@ def prepare_chat(model: Model, chat: ChatRequest, params: SamplingParams) -> Req
     """Return a chat request for the engine.
 
     If the template has no tools, or writes calls in an unknown form, a system message shows them, and calls
-    are text in the form of Hermes. A switch for reasoning is off under a grammar, which leaves no room for
-    reasoning.
+    are text in the form of Hermes.
 
     Args:
         model: The model.
@@ -80,7 +82,7 @@ def prepare_chat(model: Model, chat: ChatRequest, params: SamplingParams) -> Req
         params: Its sampling parameters.
 
     Raises:
-        ApiError: A grammar is needed, and cannot be made from the tools' parameters.
+        ApiError: A call is forced, and the tools' parameters cannot be kept.
     """
     form = form_of(model.chat_template) if model.supports_tools and model.chat_template else None
     tools = chat.template_tools()
@@ -93,10 +95,11 @@ def prepare_chat(model: Model, chat: ChatRequest, params: SamplingParams) -> Req
         messages = _with_instructions(messages, tools)
     if chat.has_call_grammar:
         constraints, grammar = params.constraints or Constraints(), _grammar(chat, form or HERMES)
-        params = replace(params, constraints=replace(constraints, grammar=grammar, json_schema=None))
-    thinking = None
-    if model.has_thinking_switch:
-        thinking = False if params.has_grammar else chat.enable_thinking
+        params = replace(
+            params,
+            constraints=replace(constraints, grammar=grammar, json_schema=None, regex=None, choice=None),
+        )
+    thinking = chat.enable_thinking if model.has_thinking_switch else None
     return Request(
         messages,
         params,
@@ -120,21 +123,21 @@ def _make_parser(chat: ChatRequest) -> Callable[[], ToolParser] | None:
 def _grammar(request: ChatRequest, form: CallForm) -> str:
     """Return the grammar of a forced call, or of a call or an answer that conforms to a schema.
 
-    It allows several calls only if the client asks for them: a small model does not find the end. It leaves
-    no room for reasoning.
+    It allows several calls only if the client asks for them: a small model does not find the end.
     """
     choice = request.tool_choice
     answer = None if request.forces_call else request.answer_schema
-    parameters = {
-        tool.function.name: tool.function.parameters or {}
-        for tool in request.tools or ()
-        if not isinstance(choice, NamedToolChoice) or tool.function.name == choice.function.name
-    }
+    parameters = {}
+    for i, tool in enumerate(request.tools or ()):
+        if isinstance(choice, NamedToolChoice) and tool.function.name != choice.function.name:
+            continue
+        schema = parameters[tool.function.name] = tool.function.parameters or NO_PARAMETERS
+        try:
+            check("json_schema", schema, f"tools[{i}].function.parameters")
+        except ConstraintError as error:
+            raise ApiError(400, str(error), param=error.place) from None
     is_parallel = request.parallel_tool_calls is True and not isinstance(choice, NamedToolChoice)
-    try:
-        return calls_grammar(form, parameters, is_parallel=is_parallel, answer=answer)
-    except ValueError as error:
-        raise ApiError(400, f"the tools cannot be made into a grammar: {error}", param="tools") from None
+    return calls_grammar(form, parameters, is_parallel=is_parallel, answer=answer)
 
 
 def _calls_as_text(messages: Sequence[Message]) -> list[Message]:

@@ -8,10 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mink_local.errors import ConstraintError
 from mink_local.generation.model import Model
 from mink_local.generation.request import SamplingParams
 from mink_local.llama.constants import RANDOM_SEED
 from mink_local.llama.constraints import Constraints
+from mink_local.llama.guide import check
 from mink_local.samplers import (
     SAMPLERS,
     Chain,
@@ -266,7 +268,6 @@ def _given(**options: Any) -> dict[str, Any]:
 
 def _constraints(request: SamplingFields, model: Model) -> Constraints | None:
     """Return what changes the logits before the cut, or None if nothing does."""
-    form = request.form
     repeat = request.repeat_penalty if request.repeat_penalty is not None else request.repetition_penalty
     options = _given(
         logit_bias=_bias(request, model),
@@ -274,8 +275,7 @@ def _constraints(request: SamplingFields, model: Model) -> Constraints | None:
         frequency_penalty=request.frequency_penalty,
         presence_penalty=request.presence_penalty,
         dry_multiplier=request.dry_multiplier,
-        grammar=form if isinstance(form, str) else None,
-        json_schema=request.answer_schema,
+        **_form(request),
     )
     if Constraints(**options) == Constraints():
         return None  # the neutral values that many clients send cost nothing
@@ -291,6 +291,16 @@ def _constraints(request: SamplingFields, model: Model) -> Constraints | None:
             dry_sequence_breakers=_texts(request.dry_sequence_breakers) or None,
         ),
     )
+
+
+def _form(request: SamplingFields) -> dict[str, Any]:
+    """Return what the answer conforms to. Raises ApiError if that cannot be kept."""
+    for name, (option, value) in request.forms.items():
+        try:
+            check(option, value, name)
+        except ConstraintError as error:
+            raise ApiError(400, str(error), param=error.place) from None
+    return dict(request.forms.values())
 
 
 def _bias(request: SamplingFields, model: Model) -> dict[int, float]:

@@ -1,0 +1,214 @@
+"""Guides: what an answer must conform to, compiled by llguidance into a mask of allowed tokens a step.
+
+A JSON schema, a regular expression, choices or a grammar become a grammar in Lark's syntax, and that becomes
+a matcher. llguidance cannot be interrupted. What it does not limit itself is limited before, in `json_schema`
+and `grammars`, and it compiles in a thread that is left to itself when it takes too long.
+"""
+
+import contextlib
+import ctypes
+import json
+import re
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from importlib import import_module
+from typing import Any, TypeVar
+
+import numpy as np
+from llama_cpp import llama_cpp as C
+from numpy.typing import NDArray
+
+from mink_local.errors import ConstraintError, GenerationError
+from mink_local.llama.grammars import lark
+from mink_local.llama.json_schema import kept_schema
+from mink_local.llama.weights import Weights
+from mink_local.sandbox import in_a_line
+
+_LONGEST = {"regex": 4096, "choice": 1 << 16, "grammar": 1 << 16}  # characters
+_SECONDS = 10.0  # to compile; what passes the limits takes less than one
+_STACK = 64 << 20  # bytes: the compiler recurses along chains of rules and references
+_LIMITS: dict[str, Any] = {"initial_lexer_fuel": 300_000, "step_max_items": 10_000, "verbose_errors": False}
+_REPEATED_OFTEN = re.compile(r"\{\s*\d*\s*,?\s*\d{6,}")
+
+T = TypeVar("T")
+
+_tokenizers: "weakref.WeakKeyDictionary[Weights, Future[Any]]" = weakref.WeakKeyDictionary()
+_starting = threading.Lock()
+
+
+class Guide:
+    """Knows which tokens may come next in an answer.
+
+    Args:
+        option: The kind of constraint: `json_schema`, `regex`, `choice` or `grammar`.
+        value: The constraint, as in `Constraints`.
+        weights: The model.
+        before: A grammar in Lark's syntax for the whole text, in which `@answer` is what is constrained.
+
+    Raises:
+        ConstraintError: The constraint cannot be kept, or allows no text.
+    """
+
+    def __init__(self, option: str, value: Any, weights: Weights, before: str = "") -> None:
+        self._weights = weights  # the tokenizer reads their vocabulary
+        tokenizer = tokenizer_of(weights)
+        self._matcher = _compiled(option, lambda: _matcher(option, value, tokenizer.result(), before))
+        self._mask = np.zeros(-(-weights.n_vocab // 32), np.uint32)
+        try:
+            self.mask()
+            self.forced()
+            self._check()
+        except GenerationError as error:
+            raise ConstraintError(option, str(error)) from None
+
+    def begin(self, tokens: Sequence[int]) -> bool:
+        """Take the tokens that the text begins with; return False if they are not allowed."""
+        return bool(self._matcher.try_consume_tokens(list(tokens)) == len(tokens))
+
+    def mask(self) -> NDArray[np.uint32]:
+        """Return a bit for every token, set if it may come next; valid until the next call.
+
+        Raises:
+            GenerationError: llguidance gave up, because this step takes too long.
+        """
+        self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
+        self._check()
+        return self._mask
+
+    def accept(self, token: int) -> None:
+        """Go on to the next step.
+
+        Raises:
+            GenerationError: The token is not allowed.
+        """
+        self._matcher.consume_token(token)
+        self._check()
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must come next, as the tokenizer writes their text."""
+        return list(self._matcher.compute_ff_tokens())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the answer is complete and nothing may follow it."""
+        return bool(self._matcher.is_stopped())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GenerationError(_reason(self._matcher.get_error()))
+
+
+def check(option: str, value: Any, name: str) -> None:
+    """Raise ConstraintError if a constraint cannot be kept; see `Guide`.
+
+    Args:
+        name: What the error calls it, such as the field of a request that it was sent in.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    def complaint() -> str:
+        grammar = _grammar(option, value, name)
+        return str(LLMatcher.validate_grammar(grammar, limits=LLParserLimits(**_LIMITS)))
+
+    if found := _compiled(name, complaint):
+        raise ConstraintError(name, _reason(found))
+
+
+def tokenizer_of(weights: Weights) -> "Future[Any]":
+    """Return llguidance's tokenizer for a model: a future, made in the background by the first call."""
+    with _starting:
+        if weights not in _tokenizers:
+            future: Future[Any] = Future()
+            _tokenizers[weights] = future
+            threading.Thread(target=_run, args=(future, partial(_tokenizer, weights)), daemon=True).start()
+        return _tokenizers[weights]
+
+
+def _tokenizer(weights: Weights) -> Any:
+    tokenizer: Any = import_module("llguidance").LLTokenizer  # from_llamacpp has no type
+
+    # Control tokens have no text here, so that no constrained text contains one; a byte 0xFF would mark one.
+    return tokenizer.from_llamacpp(
+        tokens=[b"" if piece.startswith(b"\xff") else piece for piece in weights.pieces()],
+        vocab_ptr=weights.vocab,
+        tokenize_fptr=ctypes.cast(C._lib.llama_tokenize, ctypes.c_void_p).value,
+        eos_token=sorted(weights.end_tokens) or [weights.n_vocab - 1],  # it wants at least one
+    )
+
+
+def _matcher(option: str, value: Any, tokenizer: Any, before: str) -> Any:
+    from llguidance import LLMatcher, LLParserLimits
+
+    grammar = _grammar(option, value, option)
+    if before:
+        parts = [{"lark_grammar": before}, {"name": "answer", "lark_grammar": grammar}]
+        grammar = json.dumps({"grammars": parts})
+    return LLMatcher(tokenizer, grammar, limits=LLParserLimits(**_LIMITS), log_level=0)
+
+
+def _grammar(option: str, value: Any, name: str) -> str:
+    """Return a constraint in Lark's syntax. Raises ConstraintError, with `name`, if it cannot be kept."""
+    if option == "json_schema":
+        return f"start: %json {json.dumps(kept_schema(value, name))}"
+    if len(value if isinstance(value, str) else "".join(value)) > _LONGEST[option]:
+        raise ConstraintError(name, f"it is longer than {_LONGEST[option]} characters")
+    if option == "regex":
+        return f"start: /{_regex(value, name)}/"
+    if option == "choice":
+        return f"start: /{'|'.join(map(_literal, value))}/"
+    return lark(value, name)
+
+
+def _regex(pattern: str, name: str) -> str:
+    """Return a regular expression that matches in full, without anchors, with ASCII classes."""
+    from llguidance import regex_to_lark
+
+    if _REPEATED_OFTEN.search(pattern):
+        raise ConstraintError(name, "it repeats something over 99,999 times")
+    whole = re.sub(r"(?<!\\)((?:\\\\)*)\$\Z", r"\1", pattern.removeprefix("^"))
+    return str(regex_to_lark(whole, "dws"))
+
+
+def _literal(text: str) -> str:
+    return "".join(f"\\x{{{ord(character):x}}}" for character in text)
+
+
+def _compiled(option: str, function: Callable[[], T]) -> T:
+    """Call a function that compiles a constraint in a thread with a large stack.
+
+    Raises:
+        ConstraintError: It takes too long, or raises this.
+    """
+    future: Future[T] = Future()
+    with _starting:
+        default = threading.stack_size(_STACK)
+        thread = threading.Thread(target=_run, args=(future, function), daemon=True)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(default)
+    thread.join(_SECONDS)
+    if not future.done():
+        raise ConstraintError(option, f"it does not compile in {_SECONDS:g} s: simplify it")
+    with contextlib.suppress(UnicodeEncodeError):
+        return future.result()
+    raise ConstraintError(option, "it contains half of a surrogate pair")
+
+
+def _run(future: "Future[T]", function: Callable[[], T]) -> None:
+    try:
+        future.set_result(function())
+    except BaseException as error:  # for whoever waits
+        future.set_exception(error)
+
+
+def _reason(complaint: str) -> str:
+    """Return llguidance's complaint in a line, without what it quotes of the grammar."""
+    text = complaint.partition("\n<")[0].partition("\n   1 |")[0]
+    text = text.partition(" (in regex): ")[2] or text
+    if "NoExtension" in text:
+        return "it allows no text"
+    return in_a_line(text)

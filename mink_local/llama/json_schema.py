@@ -1,0 +1,248 @@
+"""JSON schemas that llguidance keeps; others are refused, with the keyword and its place."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any, NoReturn
+
+from mink_local.errors import ConstraintError
+from mink_local.sandbox import in_a_line
+
+# llguidance limits the size of what it builds, but not the time for some keywords.
+MAX_SCHEMA = 1 << 18  # characters, without descriptions and examples
+MAX_VALUES = 5_000
+MAX_DEPTH = 64  # levels of objects and lists
+MAX_PROPERTIES = 256  # of an object: each that is optional doubles the ways to go on
+MAX_PATTERNS = 16  # that may have to match at once: the time doubles with each
+MAX_MULTIPLE = 50_000  # an automaton has this many states for `multipleOf`
+_LOCATING_SECONDS = 0.5
+_EXACT = 1 << 53  # llguidance reads numbers as float64
+
+_ANNOTATIONS = {
+    "$comment", "default", "deprecated", "description", "example", "examples", "readOnly", "title",
+    "writeOnly",
+}  # fmt: skip
+_OF_NAMES = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+_OF_LISTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+_OF_ONE = ("additionalItems", "additionalProperties", "items")
+_MERGING = {"$ref", "allOf", "anyOf", "oneOf"}
+_VALUES = (
+    "const",
+    "enum",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "maximum",
+    "minimum",
+    "pattern",
+    "required",
+)
+# Characters that JSON writes as \u0001 only, which `OPTIONS` exclude; llguidance would leave them out.
+_CONTROL = re.compile(r"[\0-\x07\x0b\x0e-\x1f\x7f]|\\(?:x|u00)(?:[01]|7f)", re.IGNORECASE)
+_LEAP_YEAR = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DATE = (
+    r"(?:\d{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|"
+    rf"02-(?:0[1-9]|1\d|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,6})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+# llguidance's own have leap days in every year, and minutes of 61 seconds.
+_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+# Escapes for characters that need none would let a model write a property's name in another way.
+OPTIONS = {
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "whitespace_flexible": False,
+    "json_allowed_escapes": 'nrbtf\\"',
+}
+"""llguidance's options for JSON: one way to set spaces, so that most tokens between values are forced."""
+
+Path = tuple[str | int, ...]
+
+
+def kept_schema(schema: Any, option: str) -> dict[str, Any]:
+    """Return a schema as llguidance takes it: without annotations, with `OPTIONS`.
+
+    Raises:
+        ConstraintError: It cannot be kept; the error names `option`, the keyword and its place.
+    """
+    try:
+        found = json.loads(schema) if isinstance(schema, str) else schema
+    except (ValueError, RecursionError) as error:
+        raise ConstraintError(option, f"it is not JSON: {error}") from None
+    if isinstance(found, bool):
+        found = {} if found else {"enum": []}
+    checks = _Checks(option)
+    kept: dict[str, Any] = checks.kept(found)
+    checks.finish(kept)
+    if complaint := _complaint(kept):
+        path, reason = _located(kept, complaint)
+        raise ConstraintError(option, reason, written(path))
+    return kept | {"x-guidance": OPTIONS}
+
+
+def written(path: Path) -> str:
+    """Return a place in a schema as text, such as `properties.tags.items.anyOf[1]`."""
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+
+
+class _Checks:
+    """Rewrites a schema, and refuses what would take long or is not kept exactly."""
+
+    def __init__(self, option: str) -> None:
+        self._option = option
+        self._n_values = 0
+        self._merges = False
+        self._patterns: set[str] = set()
+        self._multiples: list[int] = []
+
+    def kept(self, schema: Any, path: Path = ()) -> Any:
+        """Return a schema without annotations and what says nothing."""
+        self._count(path)
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, Mapping):
+            self._refuse("a schema must be an object, true or false", path)
+        if "x-guidance" in schema:
+            self._refuse("it is not part of JSON Schema", (*path, "x-guidance"))
+        kept: dict[str, Any] = {}
+        for key, value in schema.items():
+            if key in _OF_NAMES and isinstance(value, Mapping):
+                self._data(list(value), (*path, key), is_value=True)
+                kept[key] = {name: self.kept(part, (*path, key, name)) for name, part in value.items()}
+            elif key in _OF_LISTS and isinstance(value, list):
+                self._count((*path, key))
+                kept[key] = [self.kept(part, (*path, key, i)) for i, part in enumerate(value)]
+            elif key in _OF_ONE:
+                kept[key] = self.kept(value, (*path, key))
+            elif key not in _ANNOTATIONS and (key, value) != ("uniqueItems", False):
+                self._data(value, (*path, key), key in _VALUES)
+                kept[key] = value
+        self._check_keywords(kept, path)
+        if (pattern := _FORMATS.get(str(kept.get("format")))) is not None:
+            del kept["format"]
+            kept["allOf"] = [*kept.get("allOf", ()), {"pattern": pattern}]
+        return _nullable(kept) if kept.pop("nullable", False) is True else kept
+
+    def finish(self, kept: Mapping[str, Any]) -> None:
+        """Check the schema as a whole."""
+        if self._merges and len(self._patterns) > MAX_PATTERNS:
+            self._refuse(f"more than {MAX_PATTERNS} patterns and formats, with allOf or the like", ())
+        if sum(self._multiples) > MAX_MULTIPLE or math.lcm(*set(self._multiples)) > MAX_MULTIPLE:
+            self._refuse("its multipleOf are too large", ())
+        try:
+            size = len(json.dumps(kept, allow_nan=False, ensure_ascii=False).encode())
+        except (TypeError, ValueError) as error:
+            raise ConstraintError(self._option, f"it is not JSON: {error}") from None
+        if size > MAX_SCHEMA:
+            self._refuse(f"it is longer than {MAX_SCHEMA} bytes", ())
+
+    def _count(self, path: Path) -> None:
+        self._n_values += 1
+        if len(path) > MAX_DEPTH:
+            self._refuse(f"it is nested deeper than {MAX_DEPTH} levels", path[:8])
+        if self._n_values > MAX_VALUES:
+            self._refuse(f"it has more than {MAX_VALUES} values", ())
+
+    def _data(self, value: Any, path: Path, is_value: bool) -> None:
+        """Count what is no schema; refuse what is not kept exactly, if that matters."""
+        self._count(path)
+        if is_value and isinstance(value, int) and abs(value) > _EXACT:
+            self._refuse("whole numbers above 2^53 are not kept exactly", path)
+        if is_value and isinstance(value, str) and _CONTROL.search(value):
+            self._refuse("control characters are not supported", path)
+        inner = (
+            value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list) else {}
+        )
+        for key, child in inner.items():
+            self._data(child, (*path, key), is_value)
+
+    def _check_keywords(self, schema: Mapping[str, Any], path: Path) -> None:
+        for key in ("properties", "patternProperties"):
+            if isinstance(found := schema.get(key), Mapping) and len(found) > MAX_PROPERTIES:
+                self._refuse(f"more than {MAX_PROPERTIES} properties", (*path, key))
+        self._patterns |= {str(schema[key]) for key in ("format", "pattern") if key in schema}
+        self._merges |= bool(_MERGING & schema.keys()) and len(schema) > 1
+        self._merges |= isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1
+        if "$id" in schema and "$ref" in schema:
+            self._refuse("drafts of JSON Schema differ about $id beside $ref", (*path, "$id"))
+        least, required = schema.get("minProperties"), schema.get("required")
+        if isinstance(least, int) and least > max(1, len(required) if isinstance(required, list) else 0):
+            self._refuse("names that are not in required may repeat", (*path, "minProperties"))
+        multiple = schema.get("multipleOf")
+        if isinstance(multiple, int | float) and math.isfinite(multiple):
+            digits = Decimal(str(multiple)).normalize().as_tuple().digits
+            self._multiples.append(int("".join(map(str, digits))) or 1)
+
+    def _refuse(self, reason: str, path: Path) -> NoReturn:
+        raise ConstraintError(self._option, reason, written(path))
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema that also allows null, as OpenAPI's `nullable` does."""
+    if isinstance(schema.get("enum"), list):
+        schema["enum"] = [*schema["enum"], None]
+    if isinstance(kind := schema.get("type"), str):
+        return schema | {"type": [kind, "null"]}
+    return {"anyOf": [schema, {"type": "null"}]} if _MERGING & schema.keys() else schema
+
+
+def _complaint(schema: Mapping[str, Any]) -> str:
+    """Return llguidance's complaint about a schema, or ""."""
+    from llguidance import LLMatcher
+
+    return str(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema))))
+
+
+def _located(schema: Mapping[str, Any], complaint: str) -> tuple[Path, str]:
+    """Return the place that a complaint is about, and the complaint in a line.
+
+    It is the innermost part of the schema about which llguidance complains alike.
+    """
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    end = time.monotonic() + _LOCATING_SECONDS
+    path: Path = ()
+    part = schema
+    while True:
+        inner = (
+            (steps, child)
+            for steps, child in _children(part)
+            if time.monotonic() < end and _complaint(definitions | dict(child)) == complaint
+        )
+        found = next(inner, None)
+        if found is None:
+            break
+        path, part = (*path, *found[0]), found[1]
+    keys = [
+        key
+        for key, value in part.items()
+        if any(_is_in(word, complaint) for word in (key, value, *_names(value)))
+    ]
+    is_unknown = complaint.startswith("Unimplemented keys")
+    reason = "it is not supported" if is_unknown else in_a_line(complaint.split(". Enable")[0])
+    return (*path, *keys[:1]), reason
+
+
+def _names(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, Mapping) else ()
+
+
+def _is_in(word: Any, complaint: str) -> bool:
+    """Return whether a keyword or its value is mentioned."""
+    return isinstance(word, str) and bool(
+        re.search(rf"(?<!\w){re.escape(word.lstrip('#'))}(?!\w)", complaint)
+    )
+
+
+def _children(schema: Mapping[str, Any]) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Yield the schemas in a schema, with the steps to them; definitions come first."""
+    for key in (*_OF_NAMES, *_OF_LISTS, *_OF_ONE):
+        value = schema.get(key)
+        if key in _OF_ONE and isinstance(value, Mapping):
+            yield (key,), value
+            continue
+        parts = (
+            value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list) else {}
+        )
+        yield from (((key, step), part) for step, part in parts.items() if isinstance(part, Mapping))
