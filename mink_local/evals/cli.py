@@ -32,7 +32,7 @@ from mink_local.models.options import (
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
-    from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
+    from mink_local.evals.judge.asking import Judge
     from mink_local.evals.measurement import Measurement
     from mink_local.evals.tasks.base import Task
     from mink_local.models.catalog import ModelFile
@@ -66,6 +66,7 @@ MEASUREMENTS = {
     "frontier": "mink_local.evals.frontier.measure:Frontier",
     "coverage": "mink_local.evals.coverage.measure:Walks",
     "judge": "mink_local.evals.judge.judgements:Judging",
+    "noise": "mink_local.evals.judge.noise:Noise",
     "quants": "mink_local.evals.quants.measure:Quants",
 }
 
@@ -331,9 +332,10 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
     if against and measures != "run":
         raise click.UsageError(f"--against is for a run: {folder} contains results of mink-eval {measures}.")
     report_on(Results(folder, _measurement(measures), against))
-    with _only_warned_of():
-        if (folder / "judge").is_dir():
-            report_on(Results(folder / "judge", _measurement("judge")))
+    for name in ("judge", "noise"):
+        with _only_warned_of():
+            if (folder / name).is_dir():
+                report_on(Results(folder / name, _measurement(name)))
     with _only_warned_of():
         if votes := saved_votes(folder / "sheet"):
             publish(votes_report(folder / "sheet", votes), folder / "sheet")
@@ -611,7 +613,6 @@ JUDGE_OPTIONS = (
         "--judge",
         "-j",
         "judge",
-        required=True,
         metavar="NAME|PATH|URL",
         help="The judge: a GGUF model, as for mink-eval run --model, or the base URL of an OpenAI-compatible "
         "server, such as http://127.0.0.1:8080/v1.",
@@ -669,7 +670,7 @@ def _judge(
     parallel: Any,
     seconds: float,
     **placement: Any,
-) -> "EndpointJudge | LocalJudge":
+) -> "Judge":
     from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
 
     if judge.startswith(("http://", "https://")):
@@ -699,9 +700,57 @@ def judge_command(
     preferred both times. Judgements are saved in DIR/judge as they arrive; run the same command again to
     resume. Prints win rates and the position bias, and writes them to judge.html, .md and .json.
     """
+    if not options["judge"]:
+        raise click.UsageError("give --judge NAME|PATH|URL.")
     from mink_local.evals.judge.judgements import judge_run
 
     judge_run(folder, _judge(**options), str(against), limit, characters, quiet)
+
+
+@cli.command("noise")
+@folder_argument
+@judge_options
+@click.option(
+    "--reference",
+    "-r",
+    metavar="NAME|PATH",
+    help="GGUF model whose log-probabilities tell where responses collapse, beside or instead of a judge; "
+    "its threshold comes from --calibrate.",
+)
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Also judge responses into which word salad, repetition or other topics were spliced at a known "
+    "sentence, and report how often and by how many sentences the judge is off.",
+)
+def noise_command(
+    folder: Path,
+    judge: str | None,
+    reference: str | None,
+    calibrate: bool,
+    limit: int | None,
+    characters: int,
+    quiet: bool,
+    judge_model: str | None,
+    key_variable: str | None,
+    parallel: Any,
+    seconds: float,
+    **placement: Any,
+) -> None:
+    """Measure the semantic noise of the responses of the run in DIR, as the paper does.
+
+    The judge sees each response in numbered sentences and names the first from which it has collapsed into
+    nonsense, repetition or another topic, if there is one. Noise is the share of the characters from there
+    on. Judgements are saved in DIR/noise as they arrive; run the same command again to resume. Writes
+    noise.html, .md, .json and .csv, and a figure of noise against temperature.
+    """
+    if not (judge or reference):
+        raise click.UsageError("give --judge NAME|PATH|URL, or --reference NAME|PATH.")
+    from mink_local.evals.judge.noise import Likelihood, measure_noise
+
+    answers = judge and _judge(judge, judge_model, key_variable, parallel, seconds, **placement)
+    likelihood = Likelihood(reference, **placement) if reference else None
+    measure_noise(folder, answers or None, likelihood, calibrate, limit, characters, quiet)
 
 
 @cli.command("people")

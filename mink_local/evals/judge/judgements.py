@@ -7,12 +7,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from itertools import count as numbers
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mink_local.errors import JudgeError, ReportError
+from mink_local.evals.judge.asking import (
+    ATTEMPTS,
+    MOST_MISSING,
+    SHORTEST,
+    Judge,
+    Prompt,
+    mark_of,
+    until_done,
+)
 from mink_local.evals.judge.report import missing_share, report_judgements
 from mink_local.evals.measurement import Measurement, Results, carry_out
 from mink_local.evals.report.recorded_run import RecordedRun, read_run
@@ -21,14 +29,8 @@ from mink_local.evals.store import Store
 from mink_local.evals.tables import count, percent
 from mink_local.evals.tasks.base import without_reasoning
 
-if TYPE_CHECKING:
-    from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
-
 log = logging.getLogger("mink_local")
 
-ATTEMPTS = 3  # at getting a readable answer
-MOST_MISSING = 0.1  # share of pairs without a judgement above which the judge is useless
-SHORTEST = 200  # characters of a response; a pair that does not fit even with these is left out
 SCHEMA = {
     "type": "object",
     "properties": {"winner": {"type": "string", "enum": ["A", "B", "tie"]}},
@@ -169,7 +171,7 @@ def prompt_of(pair: ResponsePair, order: str, characters: int) -> str:
     """
     a, b = pair.texts if order == "first is A" else reversed(pair.texts)
     prompt = PROMPT.format(
-        mark=_mark(pair),
+        mark=mark_of(pair.question, pair.texts),
         question=pair.question,
         a=a[:characters],
         b=b[:characters],
@@ -177,12 +179,6 @@ def prompt_of(pair: ResponsePair, order: str, characters: int) -> str:
         cut_b=_cut(b, characters),
     )
     return prompt.encode("utf-8", "replace").decode()  # lone surrogates cannot be sent
-
-
-def _mark(pair: ResponsePair) -> str:
-    """Return 12 characters that do not occur in a pair's texts; nearly always the same for a question."""
-    marks = (hashlib.sha256(f"{n} {pair.question!r}".encode()).hexdigest()[:12] for n in numbers())
-    return next(mark for mark in marks if mark not in "".join((pair.question, *pair.texts)))
 
 
 def _cut(text: str, characters: int) -> str:
@@ -221,9 +217,7 @@ class Judging(Measurement[Judgement]):
     measures, noun, row_type = "judge", "judgements", Judgement
     rows = "judgements.jsonl"
 
-    def __init__(
-        self, judge: "EndpointJudge | LocalJudge", pairs: Sequence[ResponsePair], characters: int
-    ) -> None:
+    def __init__(self, judge: Judge, pairs: Sequence[ResponsePair], characters: int) -> None:
         self._judge = judge
         self.settings = {"judges": {judge.name: {"sha256": judge.sha256}}}
         blanks = ((self._blank(pair, order, characters), pair) for pair in pairs for order in ORDERS)
@@ -261,7 +255,10 @@ class Judging(Measurement[Judgement]):
                 same_prompt[blank.prompt_sha256].append(blank)
                 first.setdefault(blank.prompt_sha256, (pair, blank))
         with closing(self._judge):
-            for _, done in self._judged(list(first.values())):
+            waiting = list(first.values())
+            for _, done in until_done(
+                self._judge, waiting, self._prompt, self._answered, lambda: self.interrupted
+            ):
                 for blank in same_prompt[done.prompt_sha256]:
                     yield replace(
                         blank,
@@ -272,30 +269,21 @@ class Judging(Measurement[Judgement]):
                         is_cut=done.is_cut,
                     )
 
-    def _judged(
-        self, waiting: list[tuple[ResponsePair, Judgement]]
-    ) -> Iterator[tuple[ResponsePair, Judgement]]:
-        """Yield every pair with its judgement, for which the judge may be asked several times."""
-        while waiting and not self.interrupted:
-            again = []
-            prompts = [(prompt_of(pair, one.order, one.characters), one.attempts) for pair, one in waiting]
-            with closing(self._judge.answers(prompts, SCHEMA)) as answers:
-                for index, raw in answers:
-                    pair, last = waiting[index]
-                    done = self._answered(pair, last, raw)
-                    if done.winner is None and done.attempts < ATTEMPTS:
-                        again.append((pair, done))
-                    else:
-                        yield pair, done
-            waiting = again
+    def _prompt(self, item: tuple[ResponsePair, Judgement]) -> Prompt:
+        pair, last = item
+        return Prompt(prompt_of(pair, last.order, last.characters), SCHEMA, last.attempts)
 
-    def _answered(self, pair: ResponsePair, last: Judgement, raw: str | None) -> Judgement:
-        """Return a judgement updated with another answer; without one, its responses must be cut shorter.
+    def _answered(
+        self, item: tuple[ResponsePair, Judgement], raw: str | None
+    ) -> tuple[tuple[ResponsePair, Judgement], bool]:
+        """Return a pair with its judgement updated with another answer, and whether that is the last one.
 
-        If they cannot be, it stays without a winner.
+        Without an answer, the responses must be cut shorter; if they cannot be, there is no winner.
         """
+        pair, last = item
         if raw is not None:
-            return replace(last, winner=read_winner(raw), raw=raw, attempts=last.attempts + 1)
+            done = replace(last, winner=read_winner(raw), raw=raw, attempts=last.attempts + 1)
+            return (pair, done), done.winner is not None or done.attempts == ATTEMPTS
         characters = min(last.characters, max(map(len, pair.texts))) // 2
         if characters < SHORTEST:
             log.warning(
@@ -303,8 +291,8 @@ class Judging(Measurement[Judgement]):
                 pair.key.question_id,
                 pair.key.task,
             )
-            return replace(last, attempts=ATTEMPTS)
-        return replace(last, characters=characters, is_cut=True)
+            return (pair, replace(last, attempts=ATTEMPTS)), True
+        return (pair, replace(last, characters=characters, is_cut=True)), False
 
     def interrupt(self) -> None:
         super().interrupt()
@@ -324,7 +312,7 @@ class Judging(Measurement[Judgement]):
 
 def judge_run(
     folder: Path,
-    judge: "EndpointJudge | LocalJudge",
+    judge: Judge,
     against: str,
     limit: int | None,
     characters: int,
