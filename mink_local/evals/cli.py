@@ -690,9 +690,21 @@ def _judge(
     metavar="SAMPLER",
     help="Sampler to compare the others with.",
 )
+@click.option(
+    "--protocol",
+    type=click.Choice(["both-orders", "paper"]),
+    default="both-orders",
+    help="paper: judge each pair in one random order by the paper's five criteria; a tie is no win.",
+)
 @judge_options
 def judge_command(
-    folder: Path, against: "Sampler", limit: int | None, characters: int, quiet: bool, **options: Any
+    folder: Path,
+    against: "Sampler",
+    protocol: str,
+    limit: int | None,
+    characters: int,
+    quiet: bool,
+    **options: Any,
 ) -> None:
     """Have a model compare the responses of the run in DIR, two samplers at a time.
 
@@ -702,9 +714,10 @@ def judge_command(
     """
     if not options["judge"]:
         raise click.UsageError("give --judge NAME|PATH|URL.")
-    from mink_local.evals.judge.judgements import judge_run
+    from mink_local.evals.judge.judgements import BOTH_ORDERS, PAPER, judge_run
 
-    judge_run(folder, _judge(**options), str(against), limit, characters, quiet)
+    chosen = PAPER if protocol == "paper" else BOTH_ORDERS
+    judge_run(folder, _judge(**options), str(against), limit, characters, chosen, quiet)
 
 
 @cli.command("noise")
