@@ -714,7 +714,8 @@ def judge_command(
     """
     if not options["judge"]:
         raise click.UsageError("give --judge NAME|PATH|URL.")
-    from mink_local.evals.judge.judgements import BOTH_ORDERS, PAPER, judge_run
+    from mink_local.evals.judge.judgements import judge_run
+    from mink_local.evals.judge.report import BOTH_ORDERS, PAPER
 
     chosen = PAPER if protocol == "paper" else BOTH_ORDERS
     judge_run(folder, _judge(**options), str(against), limit, characters, chosen, quiet)
