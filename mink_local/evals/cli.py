@@ -65,6 +65,7 @@ MEASUREMENTS = {
     "run": "mink_local.evals.run.evaluation:Run",
     "frontier": "mink_local.evals.frontier.measure:Frontier",
     "coverage": "mink_local.evals.coverage.measure:Walks",
+    "steps": "mink_local.evals.steps:Steps",
     "judge": "mink_local.evals.judge.judgements:Judging",
     "noise": "mink_local.evals.judge.noise:Noise",
     "quants": "mink_local.evals.quants.measure:Quants",
@@ -441,6 +442,54 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
     from mink_local.evals.measurement import carry_out
 
     carry_out(Frontier(texts=texts, text=text, **options), out, quiet=quiet)
+
+
+def _min_k(_: click.Context, __: click.Parameter, sampler: "Sampler") -> "Sampler":
+    if sampler.name != "min-k":
+        raise click.BadParameter(f"{sampler} has no cliff: give a min-k.")
+    return sampler
+
+
+@cli.command("steps")
+@model_option
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="File whose paragraphs, separated by blank lines, are continued, each from its first 64 tokens on.",
+)
+@sampler_option.replace(default="min-k:tau=30", callback=_min_k, help="A min-k; the paper's has tau=30 here.")
+@temperatures_option.replace(
+    type=FiniteFloat(min=0, min_open=True), default=[1.0, 5.0], help="Temperature; repeatable."
+)
+@click.option(
+    "--limit",
+    type=POSITIVE,
+    default=100,
+    metavar="N",
+    help="Maximum number of texts, chosen at random; a larger N adds to them.",
+)
+@max_tokens_option.replace(default=256, help="Length of each continuation in tokens.")
+@out_option.replace(default="mink-eval-steps")
+@parallel_option.replace(
+    "n_parallel",
+    type=AutoOrInt(min=1, max=N_SEQ_MAX),
+    default="auto",
+    help="Number of continuations at a time; auto: depends on memory and device.",
+)
+@placement_options
+@quiet_option
+def steps_command(out: Path, quiet: bool, **options: Any) -> None:
+    """Show Min-k's k over the steps of continuations, and whether the cliff or the fallback decided it.
+
+    Texts are continued without a chat template, at temperatures beside each other. Writes steps.html, .md,
+    .csv, .json and .svg to DIR. Run the same command again to resume.
+    """
+    from mink_local.evals.measurement import carry_out
+    from mink_local.evals.steps import Steps
+
+    carry_out(Steps(**options), out, quiet=quiet)
 
 
 @cli.command("coverage")
