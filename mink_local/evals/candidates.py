@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mink_local.errors import MinkError
-from mink_local.evals.run.workers import DATE
+from mink_local.evals.inputs import DATE
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.generation.sampling_step import SamplingStep, sampling_step

@@ -555,10 +555,10 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
 
     limits = {}
     for text in texts:
-        name, _equals, most = text.partition("=")
+        name, _equals, limit = text.partition("=")
         if name not in FIGURES:
             raise click.BadParameter(f"unknown figure {name!r}: use {', '.join(FIGURES)}.")
-        limits[name] = float(click.FLOAT(most))
+        limits[name] = float(FiniteFloat()(limit))
     return limits
 
 
@@ -606,6 +606,13 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
     callback=_limits,
     help="Exit with status 1 if a figure exceeds X for any file, such as kld_mean=0.05; repeatable.",
 )
+@click.option(
+    "--fail-below",
+    multiple=True,
+    metavar="FIGURE=X",
+    callback=_limits,
+    help="Exit with status 1 if a figure is less than X for any file, such as same_top=0.95; repeatable.",
+)
 @out_option.replace(default="mink-eval-quants")
 @placement_options
 @quiet_option
@@ -619,6 +626,7 @@ def quants_command(
     data: Sequence[str],
     limit: int | None,
     fail_above: "dict[str, float]",
+    fail_below: "dict[str, float]",
     out: Path,
     quiet: bool,
     **placement: Any,
@@ -646,7 +654,7 @@ def quants_command(
     base, *others = models
     tasks = [find_task(task)] if task else []
     files = _files("--data", data, [asked.name for asked in tasks])
-    quants = Quants(base, others, samplers, text, positions, chunk, fail_above, **placement)
+    quants = Quants(base, others, samplers, text, positions, chunk, fail_above, fail_below, **placement)
     answers = [
         Run([asked], models, [Greedy()], [0.0], data=files, shots_from={}, limit=limit, **placement)
         for asked in tasks

@@ -5,6 +5,7 @@ mink-local and passes its command line on to the harness.
 """
 
 import hashlib
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -18,8 +19,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from mink_local.errors import MinkError
-from mink_local.evals.run.workers import DATE
-from mink_local.evals.store import file_sha256
+from mink_local.evals.inputs import DATE, file_sha256
 from mink_local.generation.loading import load_model
 from mink_local.generation.request import Request, SamplingParams
 from mink_local.llama.constants import MAX_SEED
@@ -28,6 +28,8 @@ from mink_local.samplers import SAMPLERS, Chain, Greedy, Sampler, TopP, parse
 from mink_local.version import __version__
 
 NAME = "mink-local"
+log = logging.getLogger("mink_local")
+
 _HARNESS_ARGUMENTS = {"batch_size", "max_batch_size", "device"}
 _OFF: dict[str, tuple[float, ...]] = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
 
@@ -90,6 +92,7 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         self._parallel: Any = parallel
         self._max_gen_toks = max_gen_toks
         self.max_length = min(n_ctx, self._model.weights.n_ctx_train)
+        self._n_cut = 0  # prompts that lost their beginning
 
     def get_model_info(self) -> dict[str, Any]:
         """Return what the harness adds to the "config" of its results."""
@@ -184,6 +187,8 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
         asked = [self.request(i, *request.args) for i, request in enumerate(requests)]
         if not asked:
             return []
+        if self._n_cut:
+            log.warning("%d prompts lost their beginning: set a larger --model_args n_ctx=N", self._n_cut)
         longest = max(len(request.prompt) + (request.params.max_tokens or 0) for request in asked)
         self._model.reserve(min(longest, self.max_length), self._parallel)
         texts = [""] * len(asked)
@@ -201,7 +206,12 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
     def request(self, index: int, context: str, options: dict[str, Any]) -> Request:
         """Convert one of the harness's requests to ours; a prompt that is too long loses its beginning."""
         max_tokens = int(options.get("max_gen_toks", options.get("max_new_tokens", self._max_gen_toks)))
-        max_tokens = min(max_tokens, self.max_length - 1)
+        if max_tokens >= self.max_length:
+            raise MinkError(
+                f"answers of {max_tokens:,} tokens leave no room for a prompt in a context of "
+                f"{self.max_length:,}: set a larger one with --model_args n_ctx=N, or shorter answers with "
+                "--gen_kwargs max_gen_toks=N"
+            )
         until = options.get("until") or []
         sampler, temperature = self._sampling(options)
         params = SamplingParams(
@@ -211,7 +221,10 @@ class MinkLM(TemplateLM):  # type: ignore[misc]
             seed=(self._seed + index) % (MAX_SEED + 1),
             stop=[until] if isinstance(until, str) else [string for string in until if string],
         )
-        return Request(self.tok_encode(context)[-(self.max_length - max_tokens) :], params)
+        tokens = self.tok_encode(context)
+        fitting = tokens[-(self.max_length - max_tokens) :]
+        self._n_cut += len(fitting) < len(tokens)
+        return Request(fitting, params)
 
     def _sampling(self, options: dict[str, Any]) -> tuple[Sampler | None, float]:
         """Return a request's sampler and temperature: from --model_args, or else the task's."""

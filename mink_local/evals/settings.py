@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from mink_local.errors import DataError, GenerationError
+from mink_local.evals.inputs import DATE, file_sha256
 from mink_local.evals.measurement import Measurement
-from mink_local.evals.run.workers import DATE
-from mink_local.evals.store import R, Store, file_sha256
+from mink_local.evals.store import R, Store
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.generation.slots import RowReader

@@ -4,10 +4,10 @@
 A partial line, left by a kill or a full disk, is removed when the folder is next opened.
 
 The manifest has one rule: what is added is measured, what is changed is refused. Settings are nested dicts.
-New keys are added; a changed value is refused, because it would mix rows that cannot be compared.
+New dicts, such as another model, are added; a changed value is refused, because it would mix rows that cannot
+be compared. A missing value is None, in the settings and in the manifest.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -27,14 +27,14 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from mink_local.errors import RunError
-from mink_local.files import read_record, sha256_of, write_atomic
-from mink_local.models.gguf import shards
+from mink_local.files import read_record, write_atomic
 from mink_local.version import __version__
 
 MANIFEST, ROWS = "manifest.json", "rows.jsonl"
 FORMAT = 1
 PLACES = ("path", "data")  # file locations on this machine: they may change, and reports omit them
 _LOCK = ".lock"
+_NOTHING: tuple[Any, ...] = (None, [])  # what is not given
 _SYNC_SECONDS = 1.0  # rows this recent may be lost in a power failure; a kill loses none
 _SHOWN = 5  # problems listed in a message
 
@@ -65,13 +65,6 @@ def write_file(path: Path, content: str | bytes) -> None:
     with as_run_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content)
-
-
-def file_sha256(path: Path) -> str:
-    """Return a file's SHA-256; for a split GGUF model, that of all parts' SHA-256."""
-    with as_run_error(path, "read"):
-        sums = [sha256_of(shard) for shard in shards(path)]
-    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 def versions() -> dict[str, str]:
@@ -213,7 +206,8 @@ class Store(Generic[R]):
                     other = self.manifest["measures"]
                     raise RunError(f"{folder} contains results of mink-eval {other}: choose another --out")
                 self.manifest.setdefault("revision", 1)
-                self.agree({"revision": revision, **settings})
+                is_new = not (folder / MANIFEST).exists()
+                self.agree({"revision": revision, **settings}, learned=is_new)
             except (KeyError, TypeError, AttributeError):
                 raise RunError(f"{folder / MANIFEST} is damaged: choose another --out") from None
             with as_run_error(self._path):
@@ -260,10 +254,18 @@ class Store(Generic[R]):
                 raise
         self.found.by_key[row.key] = row
 
-    def agree(self, settings: Mapping[str, Any]) -> None:
-        """Add settings to the manifest. Raises RunError if one differs."""
+    def agree(self, settings: Mapping[str, Any], *, learned: bool = False) -> None:
+        """Add settings to the manifest.
+
+        Args:
+            settings: Nested dicts.
+            learned: Whether values may be missing in the manifest because they were not known.
+
+        Raises:
+            RunError: A setting differs; the message lists every difference.
+        """
         differences: list[str] = []
-        merged = _merged(self.manifest, settings, (), differences)
+        merged = _merged(self.manifest, settings, (), differences, learned)
         if differences:
             raise RunError(
                 f"{self.folder} was created with other settings ({'; '.join(differences)}): "
@@ -312,24 +314,28 @@ class Store(Generic[R]):
 
 
 def _merged(
-    then: Mapping[str, Any], now: Mapping[str, Any], path: Sequence[str], differences: list[str]
+    then: Mapping[str, Any],
+    now: Mapping[str, Any],
+    path: Sequence[str],
+    differences: list[str],
+    learned: bool,
 ) -> dict[str, Any]:
     """Return `then` with the additions in `now`; append changes to `differences`."""
     merged = dict(then)
     for key, value in now.items():
-        here = (*path, key)
-        if key not in then or key in PLACES:
+        here, was = (*path, key), then.get(key)
+        is_new = key not in then and (learned or isinstance(value, Mapping))
+        if is_new or key in PLACES or was == value or (was in _NOTHING and value in _NOTHING):
             merged[key] = value
         elif isinstance(value, Mapping):
-            merged[key] = _merged(then[key], value, here, differences)
-        elif then[key] != value:
-            was, is_now = (_short(one) for one in (then[key], value))
-            differences.append(f"{' '.join(here)} was {was} and is {is_now}")
+            merged[key] = _merged(then[key], value, here, differences, learned)
+        else:
+            differences.append(f"{' '.join(here)} was {_short(was)} and is {_short(value)}")
     return merged
 
 
 def _short(value: Any) -> str:
-    text = "not given" if value is None or value == [] else json.dumps(value, ensure_ascii=False)
+    text = "not given" if value in _NOTHING else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 

@@ -170,7 +170,7 @@ def make_lm(tiny_path: Path) -> Callable[..., Any]:
     """`make_lm(**arguments)` loads a small model for the harness."""
     from mink_local.evals.lm_eval import MinkLM
 
-    return functools.partial(MinkLM, model=str(tiny_path), threads=1, n_ctx=64)
+    return functools.partial(MinkLM, model=str(tiny_path), threads=1, n_ctx=64, max_gen_toks=16)
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +221,30 @@ def test_a_prompt_that_is_too_long_loses_its_beginning(lm: Any) -> None:
     assert len(request.prompt) + request.params.max_tokens == lm.max_length
     assert request.prompt == lm.tok_encode("one two three " * 100 + "end")[-len(request.prompt) :]
     assert request.params.stop == ["."]
+
+
+@pytest.mark.parametrize("wanted", [64, 65, 4096])
+def test_an_answer_that_leaves_no_room_for_a_prompt_is_refused(lm: Any, wanted: int) -> None:
+    with pytest.raises(MinkError, match="n_ctx"):
+        lm.request(0, "Hello", {"max_gen_toks": wanted})
+    assert lm.request(0, "Hello", {"max_gen_toks": 63}).params.max_tokens == 63
+
+
+def test_cut_prompts_are_counted(make_lm: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    texts = ["word " * 99, "Hello", "word " * 98]
+    options = {"max_gen_toks": 2}
+    make_lm().generate_until([lm_eval.api.instance.Instance("", {}, (text, options), 0) for text in texts])
+    assert [record.args for record in caplog.records if record.name == "mink_local"] == [(2,)]
+
+
+def test_the_extra_alone_suffices() -> None:
+    """The libraries of the extra "eval" are not needed."""
+    program = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(['math_verify', 'matplotlib', 'msgspec', 'openai', 'statsmodels'])\n"
+        "import mink_local.evals.lm_eval"
+    )
+    output_of("-c", program)
 
 
 def test_a_text_that_has_its_first_token_gets_no_second_one(lm: Any, smollm2: Model) -> None:

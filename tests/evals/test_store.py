@@ -87,7 +87,7 @@ def test_what_is_added_is_kept(tmp_path: Path) -> None:
     other = {"other": {"path": "/b", "sha256": "bb"}}
     moved = {"tiny": {"path": "/elsewhere/tiny", "sha256": "aa"}}
     with opened(tmp_path, models=other, ctx=None) as store:
-        store.agree({"models": {"tiny": {"template": "cc"}}})
+        store.agree({"models": {"tiny": {"template": "cc"}}}, learned=True)
         store.note(command="mink-eval numbers")
     with opened(tmp_path, models=moved):
         manifest = read_manifest(tmp_path)
@@ -112,6 +112,24 @@ def test_what_is_changed_is_refused_and_every_change_is_named(tmp_path: Path) ->
         store.agree({"seed": 3})
 
 
+@pytest.mark.parametrize("change", [{"ctx": 0}, {"stop": ["x"], "tasks": {"gsm8k": {"budget": 0}}}])
+def test_a_value_that_is_missing_is_none(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Neither added to what was measured without it, nor left out of what was measured with it."""
+    first: dict[str, Any] = {"tasks": {"gsm8k": {"shots": 4}}}
+    without = first | {"ctx": None}
+    with opened(tmp_path, **first):
+        pass
+    with opened(tmp_path, **without):
+        pass
+    with pytest.raises(RunError, match="not given"):
+        opened(tmp_path, **first | change)
+    with opened(tmp_path / "with", **first | change):
+        pass
+    given: dict[str, Any] = {"ctx": None, "tasks": {"gsm8k": {"budget": None}}}
+    with pytest.raises(RunError, match="not given"):
+        opened(tmp_path / "with", **first | given)
+
+
 def test_other_versions_are_told_and_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,7 +146,7 @@ def test_other_versions_are_told_and_continue(
 def test_one_process_has_the_folder(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from mink_local.evals.store import Store\n"
-        "with Store(Path(sys.argv[1]), 'numbers', {}): print('locked', flush=True); sys.stdin.read()"
+        f"with Store(Path(sys.argv[1]), 'numbers', {SETTINGS}): print('locked', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

@@ -18,7 +18,7 @@ from mink_local.evals.figures import Picture, curves
 from mink_local.evals.measurement import Results
 from mink_local.evals.report.report import Report, Section, settings_report
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement
-from mink_local.evals.stats import share
+from mink_local.evals.stats import FEW, share
 from mink_local.evals.tables import Format, Table, count, percent, temperature_name, values, with_interval
 from mink_local.generation.model import Model
 from mink_local.models.catalog import resolve
@@ -118,8 +118,13 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
             found, [*settings, SamplerSetting(Greedy(), 1.0)], {"model": resolve(model)}, placement
         )
         self._limits, self.session = (rest, nodes), {"parallel": parallel}
-        self.settings["prompts"] = {prompt.id: prompt.sha256 for prompt in found.values()}
+        self.settings["prompts"] = {prompt.id: {"sha256": prompt.sha256} for prompt in found.values()}
         self.settings["walk"] = {"rest": rest, "nodes": nodes, "samples": N_SAMPLES}
+
+    def upgrade(self, manifest: dict[str, Any]) -> None:
+        for key, prompt in manifest.get("prompts", {}).items():
+            if isinstance(prompt, str):  # written before 0.3
+                manifest["prompts"][key] = {"sha256": prompt}
 
     def measure_units(
         self,
@@ -170,6 +175,7 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
                 best(found, greedy - below),
             )
             for below in _BELOW_GREEDY
+            if n_prompts >= FEW and below < greedy
         ]
         title = f"Validity and coverage of {manifest['model']['name']}, {count(n_prompts, 'prompt')}"
         how_to_read = (
@@ -182,16 +188,17 @@ class Walks(SettingsMeasurement[Coverage, ClosedPrompt]):
             "likely; a sampler that cuts after temperature sees T = 10⁶. The best temperature is chosen on "
             "these same prompts."
         )
+        whole = _table("All samplers and temperatures", found)
         own = Section(
             "Validity and coverage",
-            [*tables, _table("All samplers and temperatures", found)],
+            [*tables, whole],
             lead=Picture.of("coverage", title, lambda: _figure(found)),
         )
         return settings_report(
             results,
             title,
             [own, Section("How to read this", [how_to_read])],
-            tables[-1],
+            (tables or [whole])[-1],
             (n_prompts, n_left_out, "prompt"),
             settings=found,
         )

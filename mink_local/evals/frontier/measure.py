@@ -12,9 +12,10 @@ from typing import Any
 from mink_local.errors import DataError, ModelError
 from mink_local.evals.frontier.report import report
 from mink_local.evals.frontier.sums import PositionFigures
+from mink_local.evals.inputs import file_sha256
 from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.settings import SamplerSetting, SettingsMeasurement, sweep
-from mink_local.evals.store import Store, file_sha256
+from mink_local.evals.store import Store
 from mink_local.evals.tasks.base import decoded_lines
 from mink_local.generation.model import Model
 from mink_local.generation.slots import N_OUTPUTS
@@ -158,11 +159,11 @@ class Frontier(SettingsMeasurement[TextSums, MeasuredText]):
         files = {"model": resolve(model), "reference": resolve(reference)}
         if text is not None:
             found = read_paragraphs(text)
-            source = {"source": text.name, "path": str(text), "sha256": file_sha256(text)}
+            source: dict[str, Any] = {"source": text.name, "path": str(text), "sha256": file_sha256(text)}
         else:
             assert texts is not None
             found = read_answers(texts, file_sha256(files["reference"].path))
-            source = {"source": texts.resolve().name, "path": str(texts)}
+            source = {"source": texts.resolve().name, "path": str(texts), "sha256": None}
         by_key = {one.key: one for one in found}
         chosen = {key: by_key[key] for key in sorted(by_key)[:limit]}  # the keys are hashes
         more = (SamplerSetting(sampler, t) for sampler in samplers for t in temperatures)

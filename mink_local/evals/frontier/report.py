@@ -84,7 +84,7 @@ class FrontierResults:
         self._means: Floats = np.concatenate([[sums.sum(axis=0) / self.n_positions], resampled])
         self.figures = pd.DataFrame(
             {"curve": one.curve, "sampler": str(one.sampler), "temperature": one.temperature}
-            | {figure: _interval(self._means[:, i, j]) for j, figure in enumerate(FIGURES)}
+            | {figure: self._interval(self._means[:, i, j]) for j, figure in enumerate(FIGURES)}
             for i, one in enumerate(self.settings)
         )
         curves = self.figures.groupby(["temperature", "curve"], sort=False)
@@ -120,7 +120,8 @@ class FrontierResults:
                 found.append((curve, best, " to ".join(names[place : place + 2])))
         found.sort(key=lambda one: -one[1][0])
         rows = [
-            (curve, _interval(best), between, _interval(found[0][1] - best)) for curve, best, between in found
+            (curve, self._interval(best), between, self._interval(found[0][1] - best))
+            for curve, best, between in found
         ]
         return pd.DataFrame(rows, columns=["curve", "entropy", "between", "behind"])
 
@@ -141,7 +142,7 @@ class FrontierResults:
             gains[i] = None
             if i not in greedy and own_tail[0] <= tail[0].max():
                 best, _ = most_entropy(tail, entropy, np.maximum(own_tail, tail[:, 0]))
-                gains[i] = _interval(own_entropy - best)
+                gains[i] = self._interval(own_entropy - best)
         return self.figures.loc[list(gains)].assign(gain=list(gains.values()))
 
     def _path(self, numbers: Any) -> tuple[Floats, Floats]:
@@ -149,10 +150,9 @@ class FrontierResults:
         means = self._means[:, numbers]
         return means[:, :, FIGURES.index("tail_mass")], means[:, :, FIGURES.index("entropy")]
 
-
-def _interval(means: Floats) -> Interval:
-    """Return the first number, with an interval from the others, its resamples."""
-    return Interval.of(means[0], means[1:])
+    def _interval(self, means: Floats) -> Interval:
+        """Return the first number, with an interval from the others, its resamples."""
+        return Interval.of(means[0], means[1:], self.n_texts)
 
 
 def most_entropy(tail: Floats, entropy: Floats, bound: Floats) -> tuple[Floats, int]:

@@ -24,9 +24,8 @@ from openai import (
 )
 
 from mink_local.errors import GenerationError, JudgeError
+from mink_local.evals.inputs import DATE, file_sha256
 from mink_local.evals.judge.asking import Answers, Prompt
-from mink_local.evals.run.workers import DATE
-from mink_local.evals.store import file_sha256
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams

@@ -20,12 +20,12 @@ import numpy as np
 
 from mink_local.errors import JudgeError, ReportError
 from mink_local.evals.frontier.sums import log_softmax
+from mink_local.evals.inputs import DATE
 from mink_local.evals.judge.asking import ATTEMPTS, MOST_MISSING, SHORTEST, Judge, Prompt, mark_of, until_done
 from mink_local.evals.judge.noise_report import report
 from mink_local.evals.judge.splices import COHERENT, JudgedText, judged_texts, spliced
 from mink_local.evals.measurement import Results, carry_out
 from mink_local.evals.report.recorded_run import read_run
-from mink_local.evals.run.workers import DATE
 from mink_local.evals.settings import RowMeasurement, described
 from mink_local.evals.store import Store
 from mink_local.evals.tables import percent

@@ -131,7 +131,7 @@ def kappa(votes: pd.DataFrame) -> Interval | None:
     chosen = np.random.default_rng(0).integers(len(clusters), size=(N_RESAMPLES, len(clusters)))
     with np.errstate(invalid="ignore"):  # NaN if all votes of a resample are the same
         resampled = np.array([fleiss_kappa(np.concatenate([clusters[i] for i in row])) for row in chosen])
-    return Interval.of(fleiss_kappa(counts.to_numpy()), resampled[~np.isnan(resampled)])
+    return Interval.of(fleiss_kappa(counts.to_numpy()), resampled[~np.isnan(resampled)], len(clusters))
 
 
 def report_judgements(results: Results) -> Report:

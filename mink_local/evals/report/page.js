@@ -250,7 +250,7 @@ async function main() {
   fill("method", "all", choices((cell) => cell.sampler, (cell) => cell.method));
   fill("t", "all", choices((cell) => cell.t).sort((a, b) => a[0] - b[0]));
   fill("verdict", "any", Object.entries(VERDICTS)
-    .filter(([, [label]]) => data.baseline || !label.includes("BASELINE"))
+    .filter(([, [label]]) => data.baseline !== null || !label.includes("BASELINE"))
     .map(([name, [label]]) => [name, label.replace("BASELINE", data.baseline)]));
   for (const id of ["filters", "keys", "browser"]) $(id).hidden = false;
   recall();

@@ -112,7 +112,8 @@ def summarise(run: RecordedRun, against: tuple[str, Any] | None = None) -> Summa
             there = ", ".join(map(str, responses[kind].unique()))
             raise ReportError(f"{value} is not in this run: choose from {there}")
     compared = baselines if against else [*baselines, Baseline("default")]
-    comparisons = chain.from_iterable(_comparisons(verdicts, one) for one in compared)
+    tested = [one.value for one in baselines if one.kind == "sampler"]
+    comparisons = chain.from_iterable(_comparisons(verdicts, one, tested) for one in compared)
     return Summary(
         responses,
         verdicts,
@@ -238,17 +239,27 @@ def _distinct(cell: pd.DataFrame, n_repeats: int) -> float | None:
     return fmean(of_question.nunique() / n_repeats for of_question in texts)
 
 
-def _comparisons(verdicts: pd.DataFrame, baseline: Baseline) -> Iterator[dict[str, Any]]:
-    """Yield the comparison of each cell with its counterpart, corrected together under each scoring.
+def _comparisons(
+    verdicts: pd.DataFrame, baseline: Baseline, tested: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the comparison of each cell with its counterpart.
+
+    Those of a task and model under one scoring are corrected together; if models are compared, those of a
+    task. Variants whose default options are among the `tested` baselines are not compared with them again.
 
     A question with fewer common repeats than others is excluded: it is still being answered, and its short
     responses come first. Greedy's copies make a single comparison between models, and none between
     temperatures.
     """
     varies = "sampler" if baseline.kind == "default" else baseline.kind
-    others = {one: baseline.value or default_options(one) for one in verdicts[varies].unique()}
+    others = {
+        one: default_options(one) if baseline.kind == "default" else baseline.value
+        for one in verdicts[varies].unique()
+    }
     first = verdicts.assign(other=verdicts[varies].map(others).astype(verdicts[varies].dtype))
     first = first[first["other"] != first[varies]]
+    if baseline.kind == "default":
+        first = first[~first["other"].isin(tested)]
     if varies == "temperature":
         first = first[~first["copied"]]
     elif varies == "model":
@@ -259,7 +270,8 @@ def _comparisons(verdicts: pd.DataFrame, baseline: Baseline) -> Iterator[dict[st
     pairs = first.merge(other, on=[*same, "other"])
     gains = pairs.assign(gain=pairs["correct"] - pairs["other_correct"])
     questions = gains.groupby(["scoring", *CELL, "question_id"], sort=False)["gain"].agg(["sum", "size"])
-    for scoring, family in questions.groupby(level="scoring"):
+    together = ["scoring", *(GROUP[:1] if varies == "model" else GROUP)]
+    for (scoring, *_), family in questions.groupby(level=together, sort=False):
         tests, flips = {}, {}
         for key, cell in family.groupby(level=CELL, sort=False):
             n_repeats = int(cell["size"].max())

@@ -15,6 +15,7 @@ from subprocess import list2cmdline
 from typing import TYPE_CHECKING, Any, Literal
 
 from mink_local.errors import RunError
+from mink_local.evals.inputs import file_sha256
 from mink_local.evals.measurement import Measurement, Results, duration
 from mink_local.evals.run.questions import AskedTask, ask, locate
 from mink_local.evals.run.records import (
@@ -29,7 +30,7 @@ from mink_local.evals.run.records import (
 )
 from mink_local.evals.run.workers import NO_TEMPLATE, Cluster, LoadedModel, Worker
 from mink_local.evals.stats import what_can_be_found
-from mink_local.evals.store import Rows, Store, file_sha256, to_line, write_file
+from mink_local.evals.store import Rows, Store, to_line, write_file
 from mink_local.evals.tasks.base import Task
 from mink_local.evals.tasks.datasets import OwnTask
 from mink_local.models import trust
@@ -107,11 +108,16 @@ class Run(Measurement[Response]):
         )
         self._answering: Worker | Cluster | None = None
         names = [str(sampler) for sampler in samplers]
+        wanted = methods(names, temperatures, repeats, greedy)
         self._keys = [
             ResponseKey(model.name, task, *method, question_id)
             for model, (task, asked) in product(models, self._tasks.items())
-            for question_id, method in product(asked.questions, methods(names, temperatures, repeats, greedy))
+            for question_id, method in product(asked.questions, wanted)
         ]
+        n_columns = max(1, len({temperature for _, temperature, _ in wanted if temperature}))
+        n_samplers = len({sampler for sampler, *_ in wanted})
+        # of a family that Holm's correction covers: samplers, or else models
+        self._n_comparisons = n_columns * ((n_samplers - 1) or (len(models) - 1))
         self._grid = {
             "models": [model.name for model in models],
             "samplers": names,
@@ -171,10 +177,9 @@ class Run(Measurement[Response]):
 
     def _say_what_can_be_found(self) -> None:
         for name, asked in self._tasks.items():
-            cells = {(key.model, key.sampler, key.temperature) for key in self._keys if key.task == name}
             n = sum(question.gold != "" for question in asked.questions.values())
-            if n and len(cells) > 1:
-                print(f"{name}: {what_can_be_found(n)}")
+            if n and self._n_comparisons:
+                print(f"{name}: {what_can_be_found(n, self._n_comparisons)}")
 
     def plan(self) -> Sequence[ResponseKey]:
         return self._keys
@@ -198,7 +203,7 @@ class Run(Measurement[Response]):
 
     def _begin_session(self, model: str, session: LoadedModel, store: Store[Response]) -> None:
         """Record a session, and warn once about a model that may not end its responses."""
-        store.agree({"models": {model: {"template_sha256": session.template_sha256}}})
+        store.agree({"models": {model: {"template_sha256": session.template_sha256}}}, learned=True)
         store.begin_session(model=model, **session.environment)
         if session.template_sha256 == NO_TEMPLATE and model not in self._ending:
             log.warning(
@@ -245,15 +250,12 @@ class Run(Measurement[Response]):
 
 def _task_settings(asked: AskedTask, file: Path) -> dict[str, Any]:
     shots = json.dumps(asked.shots).encode()
-    kept: dict[str, Any] = {
+    return {
         "data": str(file),
         "data_sha256": file_sha256(file),
         "max_tokens": asked.max_tokens,
+        "reasoning_budget": asked.reasoning_budget,
         "shots": len(asked.shots),
         "shots_sha256": hashlib.sha256(shots).hexdigest() if asked.shots else None,
+        **({"rule": asked.task.rule} if isinstance(asked.task, OwnTask) else {}),
     }
-    if asked.reasoning_budget is not None:
-        kept["reasoning_budget"] = asked.reasoning_budget
-    if isinstance(asked.task, OwnTask):
-        kept["rule"] = asked.task.rule
-    return kept

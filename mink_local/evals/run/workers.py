@@ -8,15 +8,14 @@ import socket
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from datetime import date
 from functools import partial
 from itertools import groupby, takewhile
 from typing import Any, Literal, NamedTuple
 
 from mink_local.errors import GenerationError, MinkError, RunError
+from mink_local.evals.inputs import DATE, file_sha256
 from mink_local.evals.run.questions import AskedTask
 from mink_local.evals.run.records import Response, ResponseKey, prompt_sha256, seed_of
-from mink_local.evals.store import file_sha256
 from mink_local.evals.tasks.base import score
 from mink_local.generation.answer import Answer
 from mink_local.generation.loading import load_model
@@ -25,10 +24,6 @@ from mink_local.generation.request import Request, SamplingParams
 from mink_local.interrupts import until_interrupted
 from mink_local.models.catalog import resolve
 from mink_local.samplers import parse
-
-# The date given to chat templates that use one, so that prompts are the same tomorrow: the default in
-# LLaMA-3's template.
-DATE = date(2024, 7, 26)
 
 NO_TEMPLATE = hashlib.sha256(b"").hexdigest()  # the `template_sha256` of a model without a chat template
 _CTX_STEP = 256  # llama.cpp rounds context lengths to multiples of this

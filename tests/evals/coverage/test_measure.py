@@ -91,7 +91,8 @@ def test_the_best_temperature() -> None:
 
 
 def test_a_run_writes_tables_picture_and_figures(coverage: Coverage, tmp_path: Path) -> None:
-    coverage("-t", 0.5, "-t", "inf").succeeded()
+    printed = coverage("-t", 0.5, "-t", "inf").succeeded().stdout
+    assert "below greedy" not in printed  # 3 prompts choose no temperature
     out = tmp_path / "out"
     found = rows(out)
     assert [(row["prompt"], row["sampler"], row["temperature"]) for row in found] == [
@@ -138,6 +139,16 @@ def test_another_walk_in_a_folder_is_refused(coverage: Coverage, tmp_path: Path)
         refused = coverage("-t", 1, f"--{changed}", 0.02 if changed == "rest" else 7)
         refused.refused(1, f"{changed} was")
     assert rows(tmp_path / "out") == found
+
+
+def test_prompts_are_added_to_a_folder_of_an_earlier_version(coverage: Coverage, tmp_path: Path) -> None:
+    assert coverage("-t", 1, "--limit", 1).status == 0
+    path = tmp_path / "out" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["prompts"] = {key: prompt["sha256"] for key, prompt in manifest["prompts"].items()}
+    path.write_text(json.dumps(manifest))
+    coverage("-t", 1, "--limit", 2).succeeded()
+    assert {row["prompt"] for row in rows(tmp_path / "out")} == {prompt["id"] for prompt in PROMPTS[:2]}
 
 
 @pytest.mark.parametrize(

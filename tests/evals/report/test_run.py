@@ -58,6 +58,15 @@ def test_accuracies_have_intervals_marks_and_bold_winners(tmp_path: Path) -> Non
     assert "strict" not in markdown(report).partition("How to read")[0]  # it is the same
 
 
+def test_variants_have_a_table_and_no_intervals_are_joined(tmp_path: Path) -> None:
+    """Those of Min-k, which are tested among the samplers, too."""
+    variants = ("min-k:tau=1", "top-n-sigma:n=2")
+    document = report_of(write_run(tmp_path, **SMALL | {"samplers": (MIN_K, SIGMA, *variants)}))
+    table = table_of(document, "sampler's default options")
+    assert {row[0].text for row in table.rows} == set(variants)
+    assert "95% intervals" not in sentences(document)
+
+
 def test_strict_scoring_is_among_more_tables(tmp_path: Path) -> None:
     write_run(tmp_path, **SMALL | {"n_questions": 4})
     change(tmp_path, lambda r: r.update(strict={"answer": None, "correct": False}))

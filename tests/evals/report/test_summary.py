@@ -77,19 +77,37 @@ def test_greedy_is_repeated_at_every_temperature(tmp_path: Path) -> None:
     assert alone["temperature"].unique().tolist() == [0.0]
 
 
-def test_the_correction_is_over_the_whole_run(tmp_path: Path) -> None:
-    """Six questions won of six lost none is p = 0.03: significant alone, not among 12 comparisons."""
+def test_temperature_0_is_a_baseline_like_any_other(tmp_path: Path) -> None:
+    make(tmp_path, samplers=("greedy",))
+    summary = summary_of(change(tmp_path, lambda r: r["sampler"] == "greedy"), "temperature", 0.0)
+    assert str(summary.baselines[0]) == "T = 0"
+    assert summary.comparisons.empty
+
+
+def test_the_correction_is_over_a_task_and_model(tmp_path: Path) -> None:
+    """Six questions won of six lost none is p = 0.03: significant alone, not among three samplers.
+
+    Another task does not change that, nor do other models.
+    """
 
     def right(r: dict[str, Any]) -> bool:
-        lucky = (r["sampler"], r["task"], r["temperature"]) == (SIGMA, "gsm8k", 1.0)
+        lucky = (r["sampler"], r["task"]) == (SIGMA, "gsm8k")
         return int(r["question_id"]) < (21 if lucky else 15)
 
-    whole = summary_of(judge(make(tmp_path, tasks=("gsm8k", "aqua")), right))
-    assert set("".join(marks(whole).values())) == {"0"}
-    alone = change(
-        tmp_path, lambda r: r["task"] == "gsm8k" and r["sampler"] in (MIN_K, SIGMA) and r["temperature"] == 1
-    )
-    assert marks(summary_of(alone)) == {SIGMA: "+"}
+    make(tmp_path, tasks=("gsm8k", "aqua"), temperatures=(1.0,))
+    assert set(marks(summary_of(judge(tmp_path, right))).values()) == {"00"}
+    alone = change(tmp_path, lambda r: r["task"] == "aqua" or r["sampler"] in (MIN_K, SIGMA))
+    assert marks(summary_of(alone))[SIGMA] == "0+"
+
+
+def test_a_variant_is_tested_once(tmp_path: Path) -> None:
+    """Among the samplers if its default is what all are compared with, or else among the variants."""
+    variant, of_other = "min-k:tau=1", "top-n-sigma:n=2"
+    summary = summary_of(make(tmp_path, samplers=(MIN_K, variant, SIGMA, of_other), temperatures=(1.0,)))
+    found = summary.comparisons[summary.comparisons["scoring"] == "flexible"]
+    assert sorted(zip(found["kind"], found["sampler"], strict=True)) == [
+        ("default", of_other), ("sampler", variant), ("sampler", SIGMA), ("sampler", of_other),
+    ]  # fmt: skip
 
 
 def test_a_comparison_is_the_paired_test_of_common_repeats(tmp_path: Path) -> None:
@@ -157,7 +175,8 @@ def test_variants_are_compared_with_the_defaults(tmp_path: Path) -> None:
     variants = ("min-k:tau=3,alpha=0.5", "min-k:tau=3,decay=log")
     make(tmp_path, samplers=(MIN_K, *variants, *MIN_P), n_questions=4, repeats=1)
     found = summary_of(tmp_path).comparisons
-    found = found[found["kind"] == "default"]
+    of_min_k = found[(found["kind"] == "sampler") & found["sampler"].isin(variants)]
+    found = pd.concat([found[found["kind"] == "default"], of_min_k])
     assert set(found["sampler"]) == {*variants, MIN_P[0], MIN_P[2], MIN_P[3], MIN_P[5]}
     for row in found[found["scoring"] == "flexible"].itertuples():
         default = MIN_K if "min-k" in row.sampler else MIN_P[1] if "first" in row.sampler else MIN_P[4]

@@ -169,6 +169,22 @@ def test_a_task_from_an_own_file(tmp_path: Path, tiny_path: Path, mink_eval: Min
     assert "mine data_sha256" in mink_eval("run", mine, *command).stderr
 
 
+@pytest.mark.parametrize(
+    "option", [["--reasoning-budget", 0], ["--stop", "x"], ["--shots", 1], ["--ctx", 512]]
+)
+def test_an_option_given_later_or_left_out_is_refused(
+    tmp_path: Path, here: list[object], mink_eval: MinkEval, option: list[object]
+) -> None:
+    def command(*more: object, out: str) -> list[object]:
+        return [*here, "-n", 2, "--limit", 1, *more, "-o", tmp_path / out]
+
+    for first, then in ([], option), (option, []):
+        out = "later" if then else "left out"
+        mink_eval.run(*command(*first, out=out))
+        mink_eval("run", "gsm8k", *command(*then, out=out)).refused(1, "not given")
+        mink_eval.run(*command(*first, out=out))
+
+
 def test_a_run_of_0_1_is_read_and_continued(
     tmp_path: Path, here: list[object], mink_eval: MinkEval, caplog: pytest.LogCaptureFixture
 ) -> None:
