@@ -23,7 +23,7 @@ from mink_local.evals.judge.asking import (
 )
 from mink_local.evals.judge.report import BOTH_ORDERS, PAPER, missing_share, report_judgements
 from mink_local.evals.measurement import Measurement, Results, carry_out
-from mink_local.evals.report.recorded_run import RecordedRun, read_run
+from mink_local.evals.run.recorded_run import RecordedRun, read_run
 from mink_local.evals.run.records import Response
 from mink_local.evals.store import Store
 from mink_local.evals.tables import count, percent

@@ -25,7 +25,7 @@ from mink_local.evals.judge.asking import ATTEMPTS, MOST_MISSING, SHORTEST, Judg
 from mink_local.evals.judge.noise_report import report
 from mink_local.evals.judge.splices import COHERENT, JudgedText, judged_texts, spliced
 from mink_local.evals.measurement import Results, carry_out
-from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.run.recorded_run import read_run
 from mink_local.evals.settings import RowMeasurement, described
 from mink_local.evals.store import Store
 from mink_local.evals.tables import percent

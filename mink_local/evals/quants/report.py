@@ -19,10 +19,10 @@ from mink_local.errors import ReportError
 from mink_local.evals.figures import COLOURS, FILLED, GREY, Picture
 from mink_local.evals.measurement import Results
 from mink_local.evals.quants.divergence import Divergence
-from mink_local.evals.report.recorded_run import RecordedRun, read_run, rescore
 from mink_local.evals.report.report import Part, Report, Section
-from mink_local.evals.report.run import HOW_TO_READ, pack, run_sections, settings_table
-from mink_local.evals.report.summary import Baseline, summarise
+from mink_local.evals.run.recorded_run import RecordedRun, read_run, rescore
+from mink_local.evals.run.report import HOW_TO_READ, pack, run_sections, settings_table
+from mink_local.evals.run.summary import Baseline, summarise
 from mink_local.evals.stats import Interval, few_clusters, mean, mean_ratio
 from mink_local.evals.store import public
 from mink_local.evals.tables import (
@@ -200,8 +200,8 @@ def _how_to_read(manifest: Mapping[str, Any], figures: pd.DataFrame) -> str:
         "Student's 95% intervals over chunks. The base's row is its self-noise: the same file with a "
         "different batch split, which changes the last bits of llama.cpp's sums. Speeds are from this run, "
         "alternating with the base chunk by chunk; × is the mean ratio to the base in the same rounds. "
-        "Memory is how much the process grew when it loaded the file, with a context for one chunk. Loading: total "
-        "seconds over all loads, including those of the base for comparison with the file."
+        "Memory is how much the process grew when it loaded the file, with a context for one chunk. Loading: "
+        "total seconds over all loads, including those of the base for comparison with the file."
         + " Two files did not fit into memory together and were loaded in turns."
         * in_turns
     )
