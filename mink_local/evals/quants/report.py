@@ -200,8 +200,8 @@ def _how_to_read(manifest: Mapping[str, Any], figures: pd.DataFrame) -> str:
         "Student's 95% intervals over chunks. The base's row is its self-noise: the same file with a "
         "different batch split, which changes the last bits of llama.cpp's sums. Speeds are from this run, "
         "alternating with the base chunk by chunk; × is the mean ratio to the base in the same rounds. "
-        "Memory is how much the process grew when it loaded the file, with a context for one chunk. Loading: total "
-        "seconds over all loads, including those of the base for comparison with the file."
+        "Memory is how much the process grew when it loaded the file, with a context for one chunk. Loading: "
+        "total seconds over all loads, including those of the base for comparison with the file."
         + " Two files did not fit into memory together and were loaded in turns."
         * in_turns
     )
