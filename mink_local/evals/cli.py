@@ -32,7 +32,7 @@ from mink_local.models.options import (
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
-    from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
+    from mink_local.evals.judge.asking import Judge
     from mink_local.evals.measurement import Measurement
     from mink_local.evals.tasks.base import Task
     from mink_local.models.catalog import ModelFile
@@ -65,7 +65,9 @@ MEASUREMENTS = {
     "run": "mink_local.evals.run.evaluation:Run",
     "frontier": "mink_local.evals.frontier.measure:Frontier",
     "coverage": "mink_local.evals.coverage.measure:Walks",
+    "steps": "mink_local.evals.steps:Steps",
     "judge": "mink_local.evals.judge.judgements:Judging",
+    "noise": "mink_local.evals.judge.noise:Noise",
     "quants": "mink_local.evals.quants.measure:Quants",
 }
 
@@ -333,9 +335,10 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
     if against and measures != "run":
         raise click.UsageError(f"--against is for a run: {folder} contains results of mink-eval {measures}.")
     report_on(Results(folder, _measurement(measures), against))
-    with _only_warned_of():
-        if (folder / "judge").is_dir():
-            report_on(Results(folder / "judge", _measurement("judge")))
+    for name in ("judge", "noise"):
+        with _only_warned_of():
+            if (folder / name).is_dir():
+                report_on(Results(folder / name, _measurement(name)))
     with _only_warned_of():
         if votes := saved_votes(folder / "sheet"):
             publish(votes_report(folder / "sheet", votes), folder / "sheet")
@@ -441,6 +444,54 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
     from mink_local.evals.measurement import carry_out
 
     carry_out(Frontier(texts=texts, text=text, **options), out, quiet=quiet)
+
+
+def _min_k(_: click.Context, __: click.Parameter, sampler: "Sampler") -> "Sampler":
+    if sampler.name != "min-k":
+        raise click.BadParameter(f"{sampler} has no cliff: give a min-k.")
+    return sampler
+
+
+@cli.command("steps")
+@model_option
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="File whose paragraphs, separated by blank lines, are continued, each from its first 64 tokens on.",
+)
+@sampler_option.replace(default="min-k:tau=30", callback=_min_k, help="A min-k; the paper's has tau=30 here.")
+@temperatures_option.replace(
+    type=FiniteFloat(min=0, min_open=True), default=[1.0, 5.0], help="Temperature; repeatable."
+)
+@click.option(
+    "--limit",
+    type=POSITIVE,
+    default=100,
+    metavar="N",
+    help="Maximum number of texts, chosen at random; a larger N adds to them.",
+)
+@max_tokens_option.replace(default=256, help="Length of each continuation in tokens.")
+@out_option.replace(default="mink-eval-steps")
+@parallel_option.replace(
+    "n_parallel",
+    type=AutoOrInt(min=1, max=N_SEQ_MAX),
+    default="auto",
+    help="Number of continuations at a time; auto: depends on memory and device.",
+)
+@placement_options
+@quiet_option
+def steps_command(out: Path, quiet: bool, **options: Any) -> None:
+    """Show Min-k's k over the steps of continuations, and whether the cliff or the fallback decided it.
+
+    Texts are continued without a chat template, at temperatures beside each other. Writes steps.html, .md,
+    .csv, .json and .svg to DIR. Run the same command again to resume.
+    """
+    from mink_local.evals.measurement import carry_out
+    from mink_local.evals.steps import Steps
+
+    carry_out(Steps(**options), out, quiet=quiet)
 
 
 @cli.command("coverage")
@@ -621,7 +672,6 @@ JUDGE_OPTIONS = (
         "--judge",
         "-j",
         "judge",
-        required=True,
         metavar="NAME|PATH|URL",
         help="The judge: a GGUF model, as for mink-eval run --model, or the base URL of an OpenAI-compatible "
         "server, such as http://127.0.0.1:8080/v1.",
@@ -679,7 +729,7 @@ def _judge(
     parallel: Any,
     seconds: float,
     **placement: Any,
-) -> "EndpointJudge | LocalJudge":
+) -> "Judge":
     from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
 
     if judge.startswith(("http://", "https://")):
@@ -699,9 +749,21 @@ def _judge(
     metavar="SAMPLER",
     help="Sampler to compare the others with.",
 )
+@click.option(
+    "--protocol",
+    type=click.Choice(["both-orders", "paper"]),
+    default="both-orders",
+    help="paper: judge each pair in one random order by the paper's five criteria; a tie is no win.",
+)
 @judge_options
 def judge_command(
-    folder: Path, against: "Sampler", limit: int | None, characters: int, quiet: bool, **options: Any
+    folder: Path,
+    against: "Sampler",
+    protocol: str,
+    limit: int | None,
+    characters: int,
+    quiet: bool,
+    **options: Any,
 ) -> None:
     """Have a model compare the responses of the run in DIR, two samplers at a time.
 
@@ -709,9 +771,59 @@ def judge_command(
     preferred both times. Judgements are saved in DIR/judge as they arrive; run the same command again to
     resume. Prints win rates and the position bias, and writes them to judge.html, .md and .json.
     """
+    if not options["judge"]:
+        raise click.UsageError("give --judge NAME|PATH|URL.")
     from mink_local.evals.judge.judgements import judge_run
+    from mink_local.evals.judge.report import BOTH_ORDERS, PAPER
 
-    judge_run(folder, _judge(**options), str(against), limit, characters, quiet)
+    chosen = PAPER if protocol == "paper" else BOTH_ORDERS
+    judge_run(folder, _judge(**options), str(against), limit, characters, chosen, quiet)
+
+
+@cli.command("noise")
+@folder_argument
+@judge_options
+@click.option(
+    "--reference",
+    "-r",
+    metavar="NAME|PATH",
+    help="GGUF model whose log-probabilities tell where responses collapse, beside or instead of a judge; "
+    "its threshold comes from --calibrate.",
+)
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Also judge responses into which word salad, repetition or other topics were spliced at a known "
+    "sentence, and report how often and by how many sentences the judge is off.",
+)
+def noise_command(
+    folder: Path,
+    judge: str | None,
+    reference: str | None,
+    calibrate: bool,
+    limit: int | None,
+    characters: int,
+    quiet: bool,
+    judge_model: str | None,
+    key_variable: str | None,
+    parallel: Any,
+    seconds: float,
+    **placement: Any,
+) -> None:
+    """Measure the semantic noise of the responses of the run in DIR, as the paper does.
+
+    The judge sees each response in numbered sentences and names the first from which it has collapsed into
+    nonsense, repetition or another topic, if there is one. Noise is the share of the characters from there
+    on. Judgements are saved in DIR/noise as they arrive; run the same command again to resume. Writes
+    noise.html, .md, .json and .csv, and a figure of noise against temperature.
+    """
+    if not (judge or reference):
+        raise click.UsageError("give --judge NAME|PATH|URL, or --reference NAME|PATH.")
+    from mink_local.evals.judge.noise import Likelihood, measure_noise
+
+    answers = judge and _judge(judge, judge_model, key_variable, parallel, seconds, **placement)
+    likelihood = Likelihood(reference, **placement) if reference else None
+    measure_noise(folder, answers or None, likelihood, calibrate, limit, characters, quiet)
 
 
 @cli.command("people")

@@ -121,7 +121,7 @@ def test_the_progress_shows_texts_as_they_are(
     for terminal in ("", "1"):
         monkeypatch.setenv("FORCE_COLOR", terminal)
         with progress("texts", 2) as advance:
-            advance()
+            advance("")
             advance("[/x] [red] :smile: \x1b[2J")
         shown = capsys.readouterr().err
         assert "[/x] [red] :smile: ␛[2J" in shown

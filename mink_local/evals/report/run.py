@@ -112,6 +112,7 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
     n = attempts["k"].max()
     parts = [
         _accuracies(of, part, "flexible"),
+        *(picture for subject, picture in drawn.items() if subject not in ("accuracy", "k")),
         _grid(
             f"{of} accuracy minus that of the sampler's default options, points",
             _flexible(comparisons[(comparisons["kind"] == "default") | is_variant]),

@@ -315,6 +315,24 @@ def test_identical_responses_are_a_tie_that_is_not_asked_for(
     assert len(server.bodies) == 2 * N
 
 
+def test_the_papers_protocol(judge: Judge, run: Path, server: JudgeServer) -> None:
+    """One random order a pair, five criteria; it is named, and lies beside the other without mixing."""
+    judge("--protocol", "paper").succeeded()
+    assert len(server.bodies) == 4 * N
+    for criterion in ("helpfulness", "relevance", "accuracy", "creativity", "level of detail"):
+        assert criterion in str(server.bodies[0])
+    orders = [line["order"] for line in lines(run)]
+    assert 0 < orders.count(ORDERS[0]) < len(orders)
+    best, tied = rows(run)["min-k:tau=3", 5.0], rows(run)["top-n-sigma:n=1", 5.0]
+    assert (best["win_rate"][0], tied["win_rate"][0], tied["won:tied:lost"]) == (1, 0, f"0:{N}:0")
+    shown = " ".join(judge().succeeded().stdout.split())
+    assert len(server.bodies) == 4 * N + 8 * N
+    found = json.loads((run / "judge" / "judge.json").read_text())["rows"]
+    assert len(found) == 8
+    for protocol in {row["protocol"] for row in found}:
+        assert f"gsm8k · tiny-model · {protocol}" in shown
+
+
 def test_a_limit_is_one_of_questions_and_damaged_records_are_told(
     judge: Judge, run: Path, server: JudgeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
