@@ -261,9 +261,11 @@ def run_command(
 ) -> None:
     """Have models answer tasks' questions with every sampler at every temperature.
 
-    TASK is a name listed by mink-eval tasks, or your own .jsonl file: each line is a JSON object with
-    "question" and optionally "answer" (a number or a text), "choices" and "id". Responses to questions
-    without an answer are recorded but not scored. --model, --sampler and --temp are repeatable.
+    TASK is a name listed by mink-eval tasks, or your own file: JSON Lines, a list in JSON, or CSV, with
+    "question" and optionally "answer" (a number, a formula or a text), "choices" (or columns A, B, …; the
+    answer is then a letter, a text, or an index from 0) and "id". The names in files of lm-eval and Hugging
+    Face work too. Responses to questions without an answer are recorded but not scored. --model, --sampler
+    and --temp are repeatable.
 
     Each response is written to DIR/records.jsonl as soon as it is complete. After Ctrl-C or a crash, run the
     same command again to resume.
@@ -921,7 +923,7 @@ def tasks_command() -> None:
 
     for task in TASKS.values():
         click.echo(f"{task.name:15}{task.title}, {task.n_questions:,} questions; {task.source.how}")
-    click.echo(f"{'FILE.jsonl':15}Your own questions: see mink-eval run --help")
+    click.echo(f"{'FILE':15}Your own questions: see mink-eval run --help")
 
 
 @cli.command(
