@@ -458,7 +458,6 @@ def test_a_judge_is_closed_when_it_has_judged(tmp_path: Path) -> None:
 
         def answers(self, _: Sequence[Prompt]) -> Answers:
             raise JudgeError("no more")
-            yield
 
         def interrupt(self) -> None: ...
 
