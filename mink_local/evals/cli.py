@@ -32,7 +32,7 @@ from mink_local.models.options import (
 from mink_local.version import __version__
 
 if TYPE_CHECKING:
-    from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
+    from mink_local.evals.judge.asking import Judge
     from mink_local.evals.measurement import Measurement
     from mink_local.evals.tasks.base import Task
     from mink_local.models.catalog import ModelFile
@@ -65,7 +65,9 @@ MEASUREMENTS = {
     "run": "mink_local.evals.run.evaluation:Run",
     "frontier": "mink_local.evals.frontier.measure:Frontier",
     "coverage": "mink_local.evals.coverage.measure:Walks",
+    "steps": "mink_local.evals.steps:Steps",
     "judge": "mink_local.evals.judge.judgements:Judging",
+    "noise": "mink_local.evals.judge.noise:Noise",
     "quants": "mink_local.evals.quants.measure:Quants",
 }
 
@@ -259,9 +261,11 @@ def run_command(
 ) -> None:
     """Have models answer tasks' questions with every sampler at every temperature.
 
-    TASK is a name listed by mink-eval tasks, or your own .jsonl file: each line is a JSON object with
-    "question" and optionally "answer" (a number or a text), "choices" and "id". Responses to questions
-    without an answer are recorded but not scored. --model, --sampler and --temp are repeatable.
+    TASK is a name listed by mink-eval tasks, or your own file: JSON Lines, a list in JSON, or CSV, with
+    "question" and optionally "answer" (a number, a formula or a text), "choices" (or columns A, B, …; the
+    answer is then a letter, a text, or an index from 0) and "id". The names in files of lm-eval and Hugging
+    Face work too. Responses to questions without an answer are recorded but not scored. --model, --sampler
+    and --temp are repeatable.
 
     Each response is written to DIR/records.jsonl as soon as it is complete. After Ctrl-C or a crash, run the
     same command again to resume.
@@ -331,9 +335,10 @@ def report_command(folder: Path, against: tuple[str, Any] | None) -> None:
     if against and measures != "run":
         raise click.UsageError(f"--against is for a run: {folder} contains results of mink-eval {measures}.")
     report_on(Results(folder, _measurement(measures), against))
-    with _only_warned_of():
-        if (folder / "judge").is_dir():
-            report_on(Results(folder / "judge", _measurement("judge")))
+    for name in ("judge", "noise"):
+        with _only_warned_of():
+            if (folder / name).is_dir():
+                report_on(Results(folder / name, _measurement(name)))
     with _only_warned_of():
         if votes := saved_votes(folder / "sheet"):
             publish(votes_report(folder / "sheet", votes), folder / "sheet")
@@ -441,6 +446,54 @@ def frontier_command(texts: Path | None, text: Path | None, out: Path, quiet: bo
     carry_out(Frontier(texts=texts, text=text, **options), out, quiet=quiet)
 
 
+def _min_k(_: click.Context, __: click.Parameter, sampler: "Sampler") -> "Sampler":
+    if sampler.name != "min-k":
+        raise click.BadParameter(f"{sampler} has no cliff: give a min-k.")
+    return sampler
+
+
+@cli.command("steps")
+@model_option
+@click.option(
+    "--text",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="File whose paragraphs, separated by blank lines, are continued, each from its first 64 tokens on.",
+)
+@sampler_option.replace(default="min-k:tau=30", callback=_min_k, help="A min-k; the paper's has tau=30 here.")
+@temperatures_option.replace(
+    type=FiniteFloat(min=0, min_open=True), default=[1.0, 5.0], help="Temperature; repeatable."
+)
+@click.option(
+    "--limit",
+    type=POSITIVE,
+    default=100,
+    metavar="N",
+    help="Maximum number of texts, chosen at random; a larger N adds to them.",
+)
+@max_tokens_option.replace(default=256, help="Length of each continuation in tokens.")
+@out_option.replace(default="mink-eval-steps")
+@parallel_option.replace(
+    "n_parallel",
+    type=AutoOrInt(min=1, max=N_SEQ_MAX),
+    default="auto",
+    help="Number of continuations at a time; auto: depends on memory and device.",
+)
+@placement_options
+@quiet_option
+def steps_command(out: Path, quiet: bool, **options: Any) -> None:
+    """Show Min-k's k over the steps of continuations, and whether the cliff or the fallback decided it.
+
+    Texts are continued without a chat template, at temperatures beside each other. Writes steps.html, .md,
+    .csv, .json and .svg to DIR. Run the same command again to resume.
+    """
+    from mink_local.evals.measurement import carry_out
+    from mink_local.evals.steps import Steps
+
+    carry_out(Steps(**options), out, quiet=quiet)
+
+
 @cli.command("coverage")
 @model_option
 @samplers_option.replace(
@@ -504,10 +557,10 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
 
     limits = {}
     for text in texts:
-        name, _equals, most = text.partition("=")
+        name, _equals, limit = text.partition("=")
         if name not in FIGURES:
             raise click.BadParameter(f"unknown figure {name!r}: use {', '.join(FIGURES)}.")
-        limits[name] = float(click.FLOAT(most))
+        limits[name] = float(FiniteFloat()(limit))
     return limits
 
 
@@ -555,6 +608,13 @@ def _limits(_: click.Context, __: click.Parameter, texts: Sequence[str]) -> dict
     callback=_limits,
     help="Exit with status 1 if a figure exceeds X for any file, such as kld_mean=0.05; repeatable.",
 )
+@click.option(
+    "--fail-below",
+    multiple=True,
+    metavar="FIGURE=X",
+    callback=_limits,
+    help="Exit with status 1 if a figure is less than X for any file, such as same_top=0.95; repeatable.",
+)
 @out_option.replace(default="mink-eval-quants")
 @placement_options
 @quiet_option
@@ -568,6 +628,7 @@ def quants_command(
     data: Sequence[str],
     limit: int | None,
     fail_above: "dict[str, float]",
+    fail_below: "dict[str, float]",
     out: Path,
     quiet: bool,
     **placement: Any,
@@ -595,7 +656,7 @@ def quants_command(
     base, *others = models
     tasks = [find_task(task)] if task else []
     files = _files("--data", data, [asked.name for asked in tasks])
-    quants = Quants(base, others, samplers, text, positions, chunk, fail_above, **placement)
+    quants = Quants(base, others, samplers, text, positions, chunk, fail_above, fail_below, **placement)
     answers = [
         Run([asked], models, [Greedy()], [0.0], data=files, shots_from={}, limit=limit, **placement)
         for asked in tasks
@@ -611,7 +672,6 @@ JUDGE_OPTIONS = (
         "--judge",
         "-j",
         "judge",
-        required=True,
         metavar="NAME|PATH|URL",
         help="The judge: a GGUF model, as for mink-eval run --model, or the base URL of an OpenAI-compatible "
         "server, such as http://127.0.0.1:8080/v1.",
@@ -669,7 +729,7 @@ def _judge(
     parallel: Any,
     seconds: float,
     **placement: Any,
-) -> "EndpointJudge | LocalJudge":
+) -> "Judge":
     from mink_local.evals.judge.ask import EndpointJudge, LocalJudge
 
     if judge.startswith(("http://", "https://")):
@@ -689,9 +749,21 @@ def _judge(
     metavar="SAMPLER",
     help="Sampler to compare the others with.",
 )
+@click.option(
+    "--protocol",
+    type=click.Choice(["both-orders", "paper"]),
+    default="both-orders",
+    help="paper: judge each pair in one random order by the paper's five criteria; a tie is no win.",
+)
 @judge_options
 def judge_command(
-    folder: Path, against: "Sampler", limit: int | None, characters: int, quiet: bool, **options: Any
+    folder: Path,
+    against: "Sampler",
+    protocol: str,
+    limit: int | None,
+    characters: int,
+    quiet: bool,
+    **options: Any,
 ) -> None:
     """Have a model compare the responses of the run in DIR, two samplers at a time.
 
@@ -699,9 +771,59 @@ def judge_command(
     preferred both times. Judgements are saved in DIR/judge as they arrive; run the same command again to
     resume. Prints win rates and the position bias, and writes them to judge.html, .md and .json.
     """
+    if not options["judge"]:
+        raise click.UsageError("give --judge NAME|PATH|URL.")
     from mink_local.evals.judge.judgements import judge_run
+    from mink_local.evals.judge.report import BOTH_ORDERS, PAPER
 
-    judge_run(folder, _judge(**options), str(against), limit, characters, quiet)
+    chosen = PAPER if protocol == "paper" else BOTH_ORDERS
+    judge_run(folder, _judge(**options), str(against), limit, characters, chosen, quiet)
+
+
+@cli.command("noise")
+@folder_argument
+@judge_options
+@click.option(
+    "--reference",
+    "-r",
+    metavar="NAME|PATH",
+    help="GGUF model whose log-probabilities tell where responses collapse, beside or instead of a judge; "
+    "its threshold comes from --calibrate.",
+)
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Also judge responses into which word salad, repetition or other topics were spliced at a known "
+    "sentence, and report how often and by how many sentences the judge is off.",
+)
+def noise_command(
+    folder: Path,
+    judge: str | None,
+    reference: str | None,
+    calibrate: bool,
+    limit: int | None,
+    characters: int,
+    quiet: bool,
+    judge_model: str | None,
+    key_variable: str | None,
+    parallel: Any,
+    seconds: float,
+    **placement: Any,
+) -> None:
+    """Measure the semantic noise of the responses of the run in DIR, as the paper does.
+
+    The judge sees each response in numbered sentences and names the first from which it has collapsed into
+    nonsense, repetition or another topic, if there is one. Noise is the share of the characters from there
+    on. Judgements are saved in DIR/noise as they arrive; run the same command again to resume. Writes
+    noise.html, .md, .json and .csv, and a figure of noise against temperature.
+    """
+    if not (judge or reference):
+        raise click.UsageError("give --judge NAME|PATH|URL, or --reference NAME|PATH.")
+    from mink_local.evals.judge.noise import Likelihood, measure_noise
+
+    answers = judge and _judge(judge, judge_model, key_variable, parallel, seconds, **placement)
+    likelihood = Likelihood(reference, **placement) if reference else None
+    measure_noise(folder, answers or None, likelihood, calibrate, limit, characters, quiet)
 
 
 @cli.command("people")
@@ -792,7 +914,7 @@ def tasks_command() -> None:
 
     for task in TASKS.values():
         click.echo(f"{task.name:15}{task.title}, {task.n_questions:,} questions; {task.source.how}")
-    click.echo(f"{'FILE.jsonl':15}Your own questions: see mink-eval run --help")
+    click.echo(f"{'FILE':15}Your own questions: see mink-eval run --help")
 
 
 @cli.command(

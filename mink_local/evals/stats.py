@@ -104,6 +104,12 @@ def mean(clusters: Floats, least: float = -math.inf, most: float = math.inf) -> 
     return Interval(value, max(least, value - half), min(most, value + half))
 
 
+def mean_ratio(over: Floats, under: Floats) -> Interval:
+    """Return the geometric mean of the ratios of positive numbers, a pair per cluster; see `mean`."""
+    value, low, high = mean(np.log(over) - np.log(under))
+    return Interval(math.exp(value), math.exp(low), math.exp(high))
+
+
 def resample(clusters: Floats) -> Floats:
     """Return the sums of bootstrap resamples of clusters, the same resamples each time.
 

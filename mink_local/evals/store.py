@@ -33,6 +33,7 @@ from mink_local.version import __version__
 MANIFEST, ROWS = "manifest.json", "rows.jsonl"
 FORMAT = 1
 PLACES = ("path", "data")  # file locations on this machine: they may change, and reports omit them
+_MAY_CHANGE = (*PLACES, "data_sha256")  # questions are compared one by one
 _LOCK = ".lock"
 _NOTHING: tuple[Any, ...] = (None, [])  # what is not given
 _SYNC_SECONDS = 1.0  # rows this recent may be lost in a power failure; a kill loses none
@@ -325,7 +326,7 @@ def _merged(
     for key, value in now.items():
         here, was = (*path, key), then.get(key)
         is_new = key not in then and (learned or isinstance(value, Mapping))
-        if is_new or key in PLACES or was == value or (was in _NOTHING and value in _NOTHING):
+        if is_new or key in _MAY_CHANGE or was == value or (was in _NOTHING and value in _NOTHING):
             merged[key] = value
         elif isinstance(value, Mapping):
             merged[key] = _merged(then[key], value, here, differences, learned)

@@ -1,7 +1,11 @@
 """`mink-eval candidates`: the candidates of one token."""
 
-import numpy as np
+from contextlib import nullcontext
 
+import numpy as np
+import pytest
+
+from mink_local.evals import candidates
 from mink_local.evals.candidates import next_step
 from mink_local.generation.model import Model
 from mink_local.samplers import MinK, TopP, default_samplers
@@ -34,3 +38,17 @@ def test_the_answer_goes_on(smollm2: Model) -> None:
     assert not np.array_equal(one.row, other.row)
     # every sampler is compared by default
     assert set(one.compared) == {sampler for sampler in default_samplers() if not sampler.is_stateful}
+
+
+def test_tokens_are_shown_as_they_are(
+    smollm2: Model, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A token's text may be what Rich takes for markup or for an emoji."""
+    step = next_step(smollm2, PROMPT, ANSWER)
+    monkeypatch.setattr(candidates, "load_model", lambda *_, **__: nullcontext(smollm2))
+    monkeypatch.setattr(candidates, "next_step", lambda *_: step)
+    texts = iter(["[/x]", "[red]", ":smile:"])
+    monkeypatch.setattr(candidates, "token_name", lambda *_: next(texts, "a"))
+    candidates.show_candidates(PROMPT, "any", ANSWER, [], [1.0])
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("'[/x]'", "'[red]'", "':smile:'"))

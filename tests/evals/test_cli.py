@@ -87,7 +87,7 @@ def test_own_files(tmp_path: Path, mink_eval: MinkEval) -> None:
 
 def test_the_tasks_are_listed(mink_eval: MinkEval) -> None:
     listed = mink_eval("tasks").stdout
-    assert [line.split()[0] for line in listed.splitlines()] == [*TASKS, "FILE.jsonl"]
+    assert [line.split()[0] for line in listed.splitlines()] == [*TASKS, "FILE"]
 
 
 def test_what_lies_beside_a_run_is_reported_on_or_warned_of(

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import os
-from collections.abc import Generator, Mapping, Sequence
-from functools import cached_property, partial
-from itertools import islice, starmap
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +25,7 @@ from openai import (
 
 from mink_local.errors import GenerationError, JudgeError
 from mink_local.evals.inputs import DATE, file_sha256
+from mink_local.evals.judge.asking import Answers, Prompt
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.generation.request import Request, SamplingParams
@@ -39,11 +40,6 @@ _POLL_SECONDS = 0.25  # between checks for Ctrl-C
 _LOCAL_TOKENS, _REMOTE_TOKENS = 64, 2048  # the second leaves room for reasoning
 _MAY_BE_REFUSED = ("max_tokens", "temperature")
 _RETRY_TEMPERATURE = 0.7  # the first attempt is at 0
-
-Prompt = tuple[str, int]
-"""A prompt, and how many unreadable answers it has received."""
-Schema = Mapping[str, Any]
-Answers = Generator[tuple[int, str | None], None, None]
 
 
 def _message(prompt: str) -> list[Any]:
@@ -75,12 +71,12 @@ class LocalJudge:
     def _loaded(self) -> Model:
         return load_model(self._file, date=DATE, **self._options)
 
-    def answers(self, prompts: Sequence[Prompt], schema: Schema) -> Answers:
+    def answers(self, prompts: Sequence[Prompt]) -> Answers:
         """Yield each prompt's index and answer as it arrives; None if the prompt exceeds the context.
 
         Raises MinkError.
         """
-        for answer in self._loaded.answer_all(starmap(partial(_local_request, schema), prompts)):
+        for answer in self._loaded.answer_all(map(_local_request, prompts)):
             if self._interrupted:
                 return
             if answer.finish_reason == "error":
@@ -99,14 +95,14 @@ class LocalJudge:
             self._loaded.interrupt()
 
 
-def _local_request(schema: Schema, prompt: str, attempt: int) -> Request:
+def _local_request(prompt: Prompt) -> Request:
     params = SamplingParams(
-        temperature=_temperature(attempt),
-        seed=attempt,
+        temperature=_temperature(prompt.attempt),
+        seed=prompt.attempt,
         max_tokens=_LOCAL_TOKENS,
-        constraints=Constraints(json_schema=dict(schema)),
+        constraints=Constraints(json_schema=dict(prompt.schema)),
     )
-    return Request(_message(prompt), params, enable_thinking=False)
+    return Request(_message(prompt.text), params, enable_thinking=False)
 
 
 class EndpointJudge:
@@ -160,7 +156,7 @@ class EndpointJudge:
     def close(self) -> None:
         """Do nothing: connections are closed with their answers."""
 
-    def answers(self, prompts: Sequence[Prompt], schema: Schema) -> Answers:
+    def answers(self, prompts: Sequence[Prompt]) -> Answers:
         """Yield answers like `LocalJudge.answers`; after a failure, only those to requests already sent."""
         failed: JudgeError | None = None
         with asyncio.Runner() as runner:
@@ -173,9 +169,7 @@ class EndpointJudge:
                 while not self._interrupted:
                     if not failed:
                         more = islice(unasked, self._parallel - len(asked))
-                        asked.update(
-                            create(self._answer(client, schema, index, *prompt)) for index, prompt in more
-                        )
+                        asked.update(create(self._answer(client, index, prompt)) for index, prompt in more)
                     if not asked:
                         break
                     done, asked = runner.run(
@@ -194,18 +188,16 @@ class EndpointJudge:
         if failed:
             raise failed
 
-    async def _answer(
-        self, client: AsyncOpenAI, schema: Schema, index: int, prompt: str, attempt: int
-    ) -> tuple[int, str | None]:
+    async def _answer(self, client: AsyncOpenAI, index: int, prompt: Prompt) -> tuple[int, str | None]:
         """Return what `answers` yields for a prompt. Raises JudgeError."""
         asked: Any = {
             "model": self._model,
-            "messages": _message(prompt),
+            "messages": _message(prompt.text),
             "response_format": {
                 "type": "json_schema",
-                "json_schema": {"name": "verdict", "strict": True, "schema": schema},
+                "json_schema": {"name": "verdict", "strict": True, "schema": prompt.schema},
             },
-            **self._parameters(attempt),
+            **self._parameters(prompt.attempt),
         }
         try:
             completion = await client.chat.completions.create(**asked)
@@ -215,7 +207,7 @@ class EndpointJudge:
                 return index, None
             if error.param in _MAY_BE_REFUSED and error.param in asked:
                 self._refused.add(error.param)
-                return await self._answer(client, schema, index, prompt, attempt)
+                return await self._answer(client, index, prompt)
             if self._has_answered:  # so it refuses only this prompt, perhaps due to a content filter
                 return index, self._why(error)
             raise self._error(error) from None

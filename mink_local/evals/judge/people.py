@@ -6,21 +6,22 @@ Which sampler is on which side is recorded in a separate file, the key, which ra
 import hashlib
 import json
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, cycle
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import pandas as pd
 
 from mink_local.errors import ReportError
 from mink_local.evals.judge.judgements import ORDERS, PairKey, ResponsePair, response_pairs, samplers_of
-from mink_local.evals.judge.report import report_votes
+from mink_local.evals.judge.report import PEOPLE, report_votes
 from mink_local.evals.report.page import render
-from mink_local.evals.report.recorded_run import read_run
 from mink_local.evals.report.report import Report
+from mink_local.evals.run.recorded_run import read_run
 from mink_local.evals.store import write_file
 from mink_local.evals.tables import count
 
@@ -31,10 +32,11 @@ Side = Literal["left", "tie", "right"]
 
 @dataclass(frozen=True)
 class SheetPair(PairKey):
-    """A pair on a sheet, and the sampler on each side."""
+    """A pair of a sheet, and the sampler on each side; identical responses are a tie that nobody is shown."""
 
     left: str
     right: str
+    identical: bool = False
 
 
 class SheetKey(msgspec.Struct):
@@ -64,8 +66,7 @@ def write_sheet(
 
     Args:
         samplers: At least two samplers, as text; all are compared with each other.
-        n: Maximum number of pairs, in random order and from as many questions as possible. Identical
-            responses are excluded.
+        n: Maximum number of pairs. Identical responses are among them, as ties, but not on the page.
         seed: Seed for the order and the sides.
         temperatures: Temperatures of the pairs; empty for all.
         out: Folder for the page and the key.
@@ -78,17 +79,18 @@ def write_sheet(
     samplers_of(run, samplers)
     pairs = [pair for a, b in combinations(samplers, 2) for pair in response_pairs(run, a, b)]
     pairs = [pair for pair in pairs if not temperatures or pair.key.temperature in temperatures]
-    shown = [pair for pair in pairs if not pair.identical]
-    if not shown:
+    if all(pair.identical for pair in pairs):
         why = "all responses are identical" if pairs else "they have no question in common"
         raise ReportError(f"nothing to compare between these samplers in {folder}: {why}")
     rng = random.Random(seed)
     entries, key = [], {}
-    for pair in _chosen(shown, n, rng):
+    for pair in _chosen(pairs, n, rng):
         name, swap = rng.randbytes(6).hex(), rng.random() < 0.5
         left, right = (1, 0) if swap else (0, 1)
-        entries.append([name, pair.question, pair.texts[left], pair.texts[right]])
-        key[name] = SheetPair(**asdict(pair.key), left=pair.samplers[left], right=pair.samplers[right])
+        sides = pair.samplers[left], pair.samplers[right]
+        key[name] = SheetPair(**asdict(pair.key), left=sides[0], right=sides[1], identical=pair.identical)
+        if not pair.identical:
+            entries.append([name, pair.question, pair.texts[left], pair.texts[right]])
     sheet = hashlib.sha256(json.dumps(entries).encode()).hexdigest()[:16]
     if (out / KEY).exists() and _read(out / KEY, SheetKey).sheet != sheet:
         raise ReportError(
@@ -98,17 +100,28 @@ def write_sheet(
     content = msgspec.json.encode(SheetKey(sheet, seed, list(samplers), key))
     write_file(out / KEY, msgspec.json.format(content))  # first: the page is worthless without it
     write_file(out / PAGE, render_sheet(sheet, entries))
-    left_out = len(pairs) - len(shown)
-    same = f"; {count(left_out, 'pair')} of identical responses excluded" if left_out else ""
-    return f"{count(len(entries), 'pair')} of {len(shown):,}{same}"
+    n_same = len(key) - len(entries)
+    same = f", and {n_same:,} of identical responses, which count as ties" if n_same else ""
+    return f"{count(len(entries), 'pair')} of {len(pairs):,}{same}"
 
 
 def _chosen(pairs: list[ResponsePair], n: int, rng: random.Random) -> list[ResponsePair]:
-    """Return at most `n` pairs in random order, from as many questions as possible."""
+    """Return at most `n` pairs in random order: alike many of all samplers, temperatures, models and tasks,
+    and from as many questions as possible."""
     rng.shuffle(pairs)
-    questions = pd.DataFrame([(pair.key.task, pair.key.question_id) for pair in pairs])
-    turns = questions.groupby([0, 1]).cumcount().sort_values(kind="stable")
-    chosen = [pairs[i] for i in turns.index[:n]]
+    cells: dict[tuple[Any, ...], list[ResponsePair]] = {}
+    for pair in pairs:
+        cell = (pair.samplers, pair.key.temperature, pair.key.model, pair.key.task)
+        cells.setdefault(cell, []).append(pair)
+    chosen: list[ResponsePair] = []
+    asked: Counter[tuple[str, str]] = Counter()
+    turns = cycle(cells.values())
+    while len(chosen) < min(n, len(pairs)):
+        if cell_pairs := next(turns):
+            pair = min(cell_pairs, key=lambda one: asked[one.key.task, one.key.question_id])
+            cell_pairs.remove(pair)
+            asked[pair.key.task, pair.key.question_id] += 1
+            chosen.append(pair)
     rng.shuffle(chosen)
     return chosen
 
@@ -129,7 +142,7 @@ def votes_report(folder: Path, paths: Iterable[Path]) -> Report:
     """
     key = _read(folder / KEY, SheetKey)
     raters: set[str] = set()
-    rows = []
+    rows, n_votes = [], 0
     for path in paths:
         ballot = _read(path, Ballot)
         if ballot.sheet != key.sheet or not ballot.votes.keys() <= key.pairs.keys():
@@ -138,7 +151,10 @@ def votes_report(folder: Path, paths: Iterable[Path]) -> Report:
             raise ReportError(f"two files contain votes by {ballot.rater}: give only the later one")
         raters.add(ballot.rater)
         rows += [_judgement(ballot.rater, key, key.pairs[name], side) for name, side in ballot.votes.items()]
-    if not rows:
+        n_votes += len(ballot.votes)
+        same = [pair for name, pair in key.pairs.items() if pair.identical and name not in ballot.votes]
+        rows += [_judgement(ballot.rater, key, pair, "tie") for pair in same]
+    if not n_votes:
         raise ReportError("nobody has voted yet")
     return report_votes(pd.DataFrame(rows), len(key.pairs))
 
@@ -158,8 +174,9 @@ def _judgement(rater: str, key: SheetKey, pair: SheetPair, side: Side) -> dict[s
         "against": second,
         "order": ORDERS[pair.left != first],
         "winner": {"left": "A", "tie": "tie", "right": "B"}[side],
-        "attempts": 1,
+        "attempts": 0 if pair.identical else 1,
         "is_cut": False,
+        "protocol": PEOPLE,
     }
 
 

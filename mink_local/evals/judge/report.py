@@ -26,19 +26,27 @@ from mink_local.evals.tables import (
 )
 from mink_local.samplers import label
 
+BOTH_ORDERS, PAPER, PEOPLE = "both orders", "the paper's protocol", "people"
+N_ORDERS = {BOTH_ORDERS: 2, PAPER: 1, PEOPLE: 1}
+"""Protocols: how a pair is judged, and in how many orders."""
+
 QUESTION = ["task", "question_id"]
 CELL = ["task", "model", "sampler", "against", "temperature"]
 PAIR = [*CELL, "repeat", "question_id"]
 _RATE = ["pairs", "missing", "questions", "win_rate", "won:tied:lost", "p", "p_holm", "kappa"]
 
 HOW_TO_READ = (
-    "Win rate: the mean over questions of a question's share of wins, with ties counting half. Intervals are "
+    "Win rate: the mean over questions of a question's share of wins, with ties counting half, or by the "
+    "paper's protocol nothing. Identical responses are a tie that nobody is asked about. Intervals are "
     "95%, over questions: Wilson's with an effective number of questions. p is from the exact two-sided "
     "sign-flip test of the same mean; Holm's is corrected over all rows of one kind.",
 )
 ABOUT_MODELS = (
-    "Every pair of responses is judged in both orders. A sampler wins a pair if it is preferred in both; if "
-    "the orders disagree, the pair is a tie. Identical responses are a tie that the judge never sees.",
+    "Both orders: every pair of responses is judged in both orders. A sampler wins a pair if it is preferred "
+    "in both; if the orders disagree, the pair is a tie.",
+    "The paper's protocol: every pair is judged in one random order by five criteria (helpfulness, "
+    "relevance, accuracy, creativity, level of detail), and only a win counts, so that two equal samplers "
+    "have less than 50% if there are ties; p compares wins with losses.",
     "A judge is a model with preferences of its own, for instance for long answers: the table shows what it "
     "prefers, not what people do.",
 )
@@ -49,7 +57,7 @@ ABOUT_PEOPLE = (
 
 
 def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Return a row with the win rate for every group of judged pairs.
+    """Return a row with the win rate for every group of judged pairs; a group has one protocol.
 
     Args:
         pairs: A row per pair and judge, as returned by `judged_pairs`. `outcome` is 1 if `sampler` wins, 0
@@ -65,10 +73,13 @@ def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
         if len(found):
             questions = found.groupby(QUESTION).outcome.agg(["sum", "size"]).astype(int)
             row["questions"] = len(questions)
-            row["win_rate"] = share(list((1 + questions["sum"] / questions["size"]) / 2))
+            won = (1 + found.outcome) / 2
+            if found.protocol.iloc[0] == PAPER:
+                won = (found.outcome == 1).astype(float)
+            row["win_rate"] = mean_by_question(found, won)
             row["won:tied:lost"] = ":".join(str((found.outcome == sign).sum()) for sign in (1, 0, -1))
             row["p"] = paired_test(list(questions["sum"]), list(questions["size"])).p
-            row["kappa"] = kappa(found)
+            row["kappa"] = kappa(found[~found.identical])
         rows.append(row)
     complete = [row for row in rows if "p" in row]
     for row, adjusted in zip(complete, holm([row["p"] for row in complete]), strict=True):
@@ -76,15 +87,15 @@ def win_rates(pairs: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*by, *_RATE])
 
 
-def judged_pairs(judgements: pd.DataFrame, orders: int = 2) -> pd.DataFrame:
-    """Return a row per pair and judge, each pair judged in this many orders.
+def judged_pairs(judgements: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per pair, judge and protocol.
 
     `inconsistent` is whether the orders disagree. Of several judgements of a pair, the last one counts.
     """
-    last = judgements.drop_duplicates(["judge", *PAIR, "order"], keep="last")
+    last = judgements.drop_duplicates(["judge", "protocol", *PAIR, "order"], keep="last")
     side = np.where(last.order == "first is A", 1, -1)
     last = last.assign(sign=last.winner.map({"A": 1.0, "B": -1.0, "tie": 0.0}) * side)
-    pairs = last.groupby(["judge", *PAIR], sort=False).agg(
+    pairs = last.groupby(["judge", "protocol", *PAIR], sort=False).agg(
         n=("sign", "count"),
         low=("sign", "min"),
         high=("sign", "max"),
@@ -93,8 +104,9 @@ def judged_pairs(judgements: pd.DataFrame, orders: int = 2) -> pd.DataFrame:
     )
     agree = pairs.low == pairs.high
     pairs["identical"] = pairs.n_attempts == 0
-    pairs["inconsistent"] = (pairs.n == orders) & ~agree
-    pairs["outcome"] = pairs.low.where(agree, 0.0).where(pairs.n == orders)
+    complete = pairs.n == pairs.index.get_level_values("protocol").map(N_ORDERS)
+    pairs["inconsistent"] = complete & ~agree
+    pairs["outcome"] = pairs.low.where(agree, 0.0).where(complete)
     return pairs.reset_index()
 
 
@@ -125,12 +137,13 @@ def kappa(votes: pd.DataFrame) -> Interval | None:
 def report_judgements(results: Results) -> Report:
     """Return the report on judgements by models."""
     pairs = judged_pairs(results.frame)
-    sums = pairs.groupby(["judge", *CELL], sort=False)[["identical", "inconsistent"]].sum().reset_index()
-    rates = win_rates(pairs, ["judge", *CELL]).merge(sums, on=["judge", *CELL])
+    by = ["judge", "protocol", *CELL]
+    sums = pairs.groupby(by, sort=False)[["identical", "inconsistent"]].sum().reset_index()
+    rates = win_rates(pairs, by).merge(sums, on=by)
     findings = [
         finding
-        for judge, judgements in results.frame.groupby("judge", sort=False)
-        for finding in _findings(str(judge), judgements, pairs[pairs.judge == judge])
+        for (judge, protocol), own in results.frame.groupby(["judge", "protocol"], sort=False)
+        for finding in _findings(own, pairs[(pairs.judge == judge) & (pairs.protocol == protocol)])
     ]
     return _report("judge", "Win rates by a model", rates, results.rows.left_out, findings, ABOUT_MODELS)
 
@@ -142,25 +155,30 @@ def missing_share(judgements: pd.DataFrame, judge: str) -> float:
     return float(shown.outcome.isna().mean()) if len(shown) else 0.0
 
 
-def _findings(judge: str, judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
-    """Return what a judge has judged, and how far it can be trusted."""
-    found = [f"{judge} judged {count(len(pairs), 'pair')}; {pairs.identical.sum():,} of them are identical."]
+def _findings(judgements: pd.DataFrame, pairs: pd.DataFrame) -> list[str]:
+    """Return what a judge has judged by one protocol, and how far it can be trusted."""
+    judge, protocol = str(pairs.judge.iloc[0]), pairs.protocol.iloc[0]
+    n_identical = f"{pairs.identical.sum():,} of them are identical"
+    found = [f"{judge} judged {count(len(pairs), 'pair')} by {protocol}; {n_identical}."]
     seen = judgements[(judgements.attempts > 0) & judgements.winner.notna()]
     complete = pairs[(~pairs.identical) & pairs.outcome.notna()]
     if len(complete):
         first = mean_by_question(seen, seen.winner.map({"A": 1.0, "tie": 0.5, "B": 0.0}))
         disagree = mean_by_question(complete, complete.inconsistent.astype(float))
-        found.append(
-            f"Position: the answer shown first wins {_in_words(first)} of the time (ties count half; 50% if "
-            f"unbiased), and the two orders disagree for {_in_words(disagree)} of the pairs."
+        position = (
+            f"the answer shown first wins {_in_words(first)} of the time (ties count half; 50% if unbiased)"
         )
+        also = f", and the two orders disagree for {_in_words(disagree)} of the pairs" * (
+            protocol == BOTH_ORDERS
+        )
+        found.append(f"Position: {position}{also}.")
         if not first.low <= 0.5 <= first.high:
             place = "first" if first.value > 0.5 else "second"
             found.append(f"It prefers whichever answer is shown {place}.")
         if disagree.value >= 0.5:
             found.append("The orders disagree for most pairs: this judge says little about these samplers.")
     if missing := int(pairs.outcome.isna().sum()):
-        found.append(f"{count(missing, 'pair')} without a readable judgement in both orders excluded.")
+        found.append(f"{count(missing, 'pair')} without a readable judgement excluded.")
     if n_cut := int(pairs.is_cut.sum()):
         found.append(f"In {count(n_cut, 'pair')}, it saw only the beginning of a long response.")
     if judge.partition(" at ")[0] in set(judgements.model):
@@ -170,9 +188,10 @@ def _findings(judge: str, judgements: pd.DataFrame, pairs: pd.DataFrame) -> list
 
 def report_votes(votes: pd.DataFrame, n_pairs: int) -> Report:
     """Return the report on votes, a row each like a judgement in one order, on a sheet of `n_pairs`."""
-    pairs = judged_pairs(votes, orders=1)
-    rates = win_rates(pairs, ["sampler", "against"]).assign(task="all", model="all", temperature=np.nan)
-    parts = win_rates(pairs, CELL)
+    pairs = judged_pairs(votes)
+    whole = {"task": "all", "model": "all", "temperature": np.nan}
+    rates = win_rates(pairs, ["protocol", "sampler", "against"]).assign(**whole)
+    parts = win_rates(pairs, ["protocol", *CELL])
     if len(parts) > len(rates):
         rates = pd.concat([rates, parts], ignore_index=True)
     raters = pairs.groupby("judge", sort=False).size()
@@ -191,7 +210,7 @@ def _report(
 ) -> Report:
     few = few_clusters(int(rates["questions"].fillna(0).min()), "questions")
     notes = list(filter(None, [left_out, few]))
-    tables = [_table(part, rows) for part, rows in rates.groupby(["task", "model"], sort=False)]
+    tables = [_table(part, rows) for part, rows in rates.groupby(["task", "model", "protocol"], sort=False)]
     sections = [Section(title, tables, findings), Section("How to read this", [*about, *HOW_TO_READ])]
     said = {"notes": [*notes, *findings]}
     return Report(name, title, notes, sections, tables, about=said, frames={"rows": rates})
@@ -214,7 +233,7 @@ _HEADINGS = {
 
 
 def _table(part: Iterable[str], rows: pd.DataFrame) -> Table:
-    """Return the table for a task and model, without empty columns."""
+    """Return the table for a task, model and protocol, without empty columns."""
     p_values = [
         Cell(p_value(p), f"Holm {p_value(adjusted)}", bold=adjusted <= ALPHA) if p == p else Cell()
         for p, adjusted in zip(rows.p, rows.p_holm, strict=True)

@@ -106,6 +106,7 @@ class Quants(RowMeasurement[ChunkRow]):
         positions: Minimum number of positions to compare; a larger number adds to them.
         chunk: Tokens per chunk; the second half of each is scored, as in llama-perplexity.
         fail_above: Maximum values of figures for any file, by their names in the report.
+        fail_below: Minimum values.
         placement: Options of `load_model`.
     """
 
@@ -120,6 +121,7 @@ class Quants(RowMeasurement[ChunkRow]):
         positions: int = 2040,
         chunk: int = 512,
         fail_above: Mapping[str, float] | None = None,
+        fail_below: Mapping[str, float] | None = None,
         **placement: Any,
     ) -> None:
         super().__init__()
@@ -128,7 +130,7 @@ class Quants(RowMeasurement[ChunkRow]):
         self._base, self._samplers = base, samplers
         self._files = {file.name: file for file in (base, *others)}
         self._positions, self._chunk, self._placement = positions, chunk, placement
-        self._fail_above = dict(fail_above or {})
+        self._fail_above, self._fail_below = dict(fail_above or {}), dict(fail_below or {})
         self._metadata: dict[str, Metadata] = {}
         self._vocabularies: dict[str, Weights] = {}
         self._n_common: dict[str, int] = {}
@@ -259,10 +261,11 @@ class Quants(RowMeasurement[ChunkRow]):
     def conclude(self, results: Results) -> None:
         files = report_on(results).frames["files"]
         exceeded = [
-            f"{row.file}: {name} is {getattr(row, name):.4g}, above {most:g}"
-            for row in files.itertuples()
-            for name, most in self._fail_above.items()
-            if getattr(row, name) > most
+            f"{row['file']}: {name} is {row[name]:.4g}, {side} {limit:g}"
+            for row in files.to_dict("records")
+            for side, limits, sign in (("above", self._fail_above, 1), ("below", self._fail_below, -1))
+            for name, limit in limits.items()
+            if sign * row[name] > sign * limit
         ]
         if exceeded:
             raise RunError("; ".join(exceeded))

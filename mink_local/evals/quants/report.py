@@ -19,11 +19,11 @@ from mink_local.errors import ReportError
 from mink_local.evals.figures import COLOURS, FILLED, GREY, Picture
 from mink_local.evals.measurement import Results
 from mink_local.evals.quants.divergence import Divergence
-from mink_local.evals.report.recorded_run import RecordedRun, read_run, rescore
 from mink_local.evals.report.report import Part, Report, Section
-from mink_local.evals.report.run import HOW_TO_READ, pack, run_sections, settings_table
-from mink_local.evals.report.summary import Baseline, summarise
-from mink_local.evals.stats import Interval, few_clusters, mean
+from mink_local.evals.run.recorded_run import RecordedRun, read_run, rescore
+from mink_local.evals.run.report import HOW_TO_READ, pack, run_sections, settings_table
+from mink_local.evals.run.summary import Baseline, summarise
+from mink_local.evals.stats import Interval, few_clusters, mean, mean_ratio
 from mink_local.evals.store import public
 from mink_local.evals.tables import (
     Cell,
@@ -40,12 +40,13 @@ from mink_local.evals.tables import (
 from mink_local.samplers import label
 
 RUN = "run"  # folder with the task's responses
+_NOISE_LEVEL = 2  # times the self-noise: within it, a file counts as the base itself
 N_PEAKS = 10  # positions shown, and kept per chunk
 FIGURES = (
     *("kld_mean", "kld_median", "kld_90", "kld_99", "kld_max", "rms_dp", "ppl", "ppl_ratio"),
-    "bits_per_weight",
+    *("same_top", "bits_per_weight", "prompt_speed_ratio", "speed_ratio"),
 )
-"""Figures that grow with the loss, and can be limited."""
+"""Figures that can be limited."""
 
 _QUANTILES = {"kld_median": 0.5, "kld_90": 0.9, "kld_99": 0.99, "kld_max": 1.0}
 _LOST: dict[str, tuple[str, Format]] = {
@@ -67,14 +68,14 @@ _BRIEF = ["file", "MB", "bits", "KLD mean", "99%", "same top, %", "PPL ratio"]
 
 
 def file_figures(
-    name: str, rows: pd.DataFrame, facts: Mapping[str, Any], is_base: bool = False
+    name: str, rows: pd.DataFrame, facts: Mapping[str, Any], base: pd.DataFrame
 ) -> dict[str, Any]:
     """Return a file's figures, some as intervals, as used in the report.
 
     Args:
         rows: The file's rows, one per chunk.
         facts: The file's size, bits per weight and tensors; see `measure.file_facts`.
-        is_base: Whether the file is the base, whose speed is that of the usual batch split, the first one.
+        base: The base's rows, for its self-noise. Its speed is that of the usual batch split, the first one.
     """
     found: list[Divergence] = list(rows["divergence"])
     kld, base_logprob, logprob, same_top = (
@@ -83,10 +84,11 @@ def file_figures(
     )  # (chunks, positions)
     change = np.exp(logprob) - np.exp(base_logprob)
     log_ratio = mean((base_logprob - logprob).mean(axis=1))
+    self_noise = np.array([one.kld for one in base["divergence"]]).mean(axis=1)
     prompt, answer, load = (
-        np.array(list(rows[f"{part}_seconds"])).sum(axis=0) for part in ("prompt", "answer", "load")
-    )
-    n_prompt, side = rows["n_prompt"].sum(), 0 if is_base else 1
+        np.array(list(rows[f"{part}_seconds"])).T for part in ("prompt", "answer", "load")
+    )  # (base and file, chunks)
+    n_prompt, side = rows["n_prompt"].sum(), 0 if rows is base else 1
     samplers = list(found[0].same_set)
     k_is_1 = {one: np.mean(np.concatenate([row.k_is_1[one] for row in found]), axis=0) for one in samplers}
     return {
@@ -94,6 +96,7 @@ def file_figures(
         "bytes": facts["bytes"],
         "bits_per_weight": facts["bits_per_weight"],
         "kld_mean": mean(kld.mean(axis=1), least=0.0),
+        "above_noise": mean(kld.mean(axis=1) - _NOISE_LEVEL * self_noise),
         **{key: float(np.quantile(kld, level)) for key, level in _QUANTILES.items()},
         "same_top": mean(same_top.mean(axis=1), 0.0, 1.0),
         "rms_dp": math.sqrt(float(np.mean(change**2))),
@@ -104,26 +107,30 @@ def file_figures(
         "set_same": {one: float(np.mean([row.same_set[one] for row in found])) for one in samplers},
         "base_k_is_1": {one: float(k_is_1[one][0]) for one in samplers},
         "k_is_1": {one: float(k_is_1[one][1]) for one in samplers},
-        "prompt_tokens_per_s": float(n_prompt / prompt[side]),
-        "tokens_per_s": float(facts["n_answer"] * len(rows) / answer[side]),
-        "prompt_speed_ratio": float(prompt[0] / prompt[side]),
-        "speed_ratio": float(answer[0] / answer[side]),
+        "prompt_tokens_per_s": float(n_prompt / prompt[side].sum()),
+        "tokens_per_s": float(facts["n_answer"] * len(rows) / answer[side].sum()),
+        "prompt_speed_ratio": mean_ratio(prompt[0], prompt[side]),
+        "speed_ratio": mean_ratio(answer[0], answer[side]),
         "load_seconds": float(load.sum()),
         "memory": int(rows["memory"].max()),
         "positions": kld.size,
     }
 
 
-def verdict(figures: Mapping[str, Any], noise: float) -> str:
-    """Return a sentence about a file, from its figures and the base's self-noise."""
-    kld, n = figures["kld_mean"].value, count(figures["positions"], "position")
-    if kld <= 2 * noise:
-        return f"{figures['file']}: within twice the base's self-noise on {n}."
-    times = f", {kld / noise:,.0f} times the base's self-noise" if noise else ""
-    ratio = figures["ppl_ratio"].value - 1
+def verdict(figures: Mapping[str, Any]) -> str:
+    """Return a sentence about a file, which says no more than the intervals of its figures do."""
+    n, above = count(figures["positions"], "position"), figures["above_noise"]
+    kld = "divergence {:.3g} nats ({:.3g}–{:.3g})".format(*figures["kld_mean"])
+    if above.high <= 0:
+        return f"{figures['file']}: {kld}, within twice the base's self-noise on {n}."
+    if above.low <= 0:
+        return f"{figures['file']}: {kld}, not distinguishable from twice the base's self-noise on {n}."
+    value, low, high = (points(one - 1) for one in figures["ppl_ratio"])
+    is_clear = not figures["ppl_ratio"].low <= 1 <= figures["ppl_ratio"].high
+    change = f"{value}% ({low} to {high})" if is_clear else f"unclear ({low} to {high}%)"
     return (
-        f"{figures['file']}: divergence {kld:.3g} nats{times}; different top token at "
-        f"{percent(1 - figures['same_top'].value)}% of {n}; perplexity {points(ratio)}%."
+        f"{figures['file']}: {kld}; different top token at {percent(1 - figures['same_top'].value)}% of {n}; "
+        f"perplexity {change}."
     )
 
 
@@ -136,7 +143,7 @@ def report(results: Results) -> Report:
     base, facts = manifest["base"]["name"], manifest["facts"]
     rows = _rows(results)
     figures = pd.DataFrame(
-        [file_figures(name, found, facts[name], name == base) for name, found in rows.items()]
+        [file_figures(name, found, facts[name], rows[base]) for name, found in rows.items()]
     )
     run = _task_run(results.folder)
     against = Baseline("model", base)
@@ -171,7 +178,7 @@ def _rows(results: Results) -> dict[str, pd.DataFrame]:
 
 
 def _section(figures: pd.DataFrame, facts: Mapping[str, Any], rows: Mapping[str, pd.DataFrame]) -> Section:
-    noise, *others = figures.to_dict("records")
+    _, *others = figures.to_dict("records")
     lost, *tables = _tables(figures, facts, rows)
     distribution = Picture.of(
         "quants-distribution", "Distribution of divergence", lambda: _distribution_figure(rows)
@@ -179,7 +186,7 @@ def _section(figures: pd.DataFrame, facts: Mapping[str, Any], rows: Mapping[str,
     return Section(
         "Quantization loss",
         [lost, distribution, *tables],
-        [verdict(one, noise["kld_mean"].value) for one in others] + list(_fallbacks(facts, rows)),
+        [verdict(one) for one in others] + list(_fallbacks(facts, rows)),
         Picture.of("quants-size", "Divergence against size", lambda: _size_figure(figures)),
     )
 
@@ -192,9 +199,9 @@ def _how_to_read(manifest: Mapping[str, Any], figures: pd.DataFrame) -> str:
         f"{manifest['chunk']} tokens is scored. Divergences are D(base ‖ file), in nats. In brackets: "
         "Student's 95% intervals over chunks. The base's row is its self-noise: the same file with a "
         "different batch split, which changes the last bits of llama.cpp's sums. Speeds are from this run, "
-        "alternating with the base chunk by chunk; × is relative to the base in the same rounds. Memory is "
-        "how much the process grew when it loaded the file, with a context for one chunk. Loading: total "
-        "seconds over all loads, including those of the base for comparison with the file."
+        "alternating with the base chunk by chunk; × is the mean ratio to the base in the same rounds. "
+        "Memory is how much the process grew when it loaded the file, with a context for one chunk. Loading: "
+        "total seconds over all loads, including those of the base for comparison with the file."
         + " Two files did not fit into memory together and were loaded in turns."
         * in_turns
     )
@@ -232,7 +239,8 @@ def _tables(
 
 
 def _beside(speeds: pd.Series, ratios: pd.Series) -> list[Cell]:
-    return [Cell(f"{speed:.1f}", f"×{ratio:.2f}") for speed, ratio in zip(speeds, ratios, strict=True)]
+    pairs = zip(speeds, ratios, strict=True)
+    return [Cell(f"{speed:.1f}", "×{:.2f} ({:.2f}–{:.2f})".format(*ratio)) for speed, ratio in pairs]
 
 
 def _names(figures: pd.DataFrame) -> pd.Series:
@@ -250,7 +258,7 @@ def _in_brief(figures: pd.DataFrame) -> Table:
     brief = _lost(figures)[_BRIEF].assign(
         **{
             "same set, %": [percent(same[sampler]) for same in figures["set_same"]],
-            "answer speed": figures["speed_ratio"].map("×{:.2f}".format),
+            "answer speed, ×": figures["speed_ratio"].map(with_interval("{:.2f}".format)),
         }
     )
     return Table(f"Quantization loss (same set: {label(sampler)})", brief, formats=_FORMATS)

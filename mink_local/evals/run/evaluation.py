@@ -32,13 +32,15 @@ from mink_local.evals.run.workers import NO_TEMPLATE, Cluster, LoadedModel, Work
 from mink_local.evals.stats import what_can_be_found
 from mink_local.evals.store import Rows, Store, to_line, write_file
 from mink_local.evals.tasks.base import Task
-from mink_local.evals.tasks.datasets import OwnTask
+from mink_local.evals.tasks.own import OwnTask
 from mink_local.models import trust
 from mink_local.models.catalog import ModelFile
 from mink_local.samplers import Sampler
 
 if TYPE_CHECKING:
     from mink_local.evals.report.report import Report
+
+_SHOWN = 10  # changed questions named in a message
 
 log = logging.getLogger("mink_local")
 
@@ -157,13 +159,14 @@ class Run(Measurement[Response]):
             raise RunError(f"{path} is damaged: {known.left_out} Choose another --out")
         n_before = len(known.by_key)
         for name, asked in self._tasks.items():
-            for question in asked.questions.values():
-                recorded = RecordedQuestion.of(name, question)
-                if known.by_key.setdefault(recorded.key, recorded) != recorded:
-                    raise RunError(
-                        f"question {question.id} of {name} has a different text or answer in {path}: "
-                        "choose another --out"
-                    )
+            recorded = [RecordedQuestion.of(name, question) for question in asked.questions.values()]
+            changed = [one.question_id for one in recorded if known.by_key.setdefault(one.key, one) != one]
+            if changed:
+                named = ", ".join(changed[:_SHOWN]) + ", …" * (len(changed) > _SHOWN)
+                raise RunError(
+                    f"question{'s' * (len(changed) > 1)} {named} of {name}: {path} has another text or "
+                    "answer; add questions at the end of the file, or choose another --out"
+                )
         lines = b"".join(map(to_line, known.by_key.values()))
         if len(known.by_key) > n_before:
             write_file(path, lines)
@@ -242,8 +245,8 @@ class Run(Measurement[Response]):
 
     @staticmethod
     def report(results: Results) -> "Report":
-        from mink_local.evals.report.recorded_run import read_run, rescore
-        from mink_local.evals.report.run import run_report  # a run need not wait for its libraries
+        from mink_local.evals.run.recorded_run import read_run, rescore
+        from mink_local.evals.run.report import run_report  # a run need not wait for its libraries
 
         return run_report(rescore(read_run(results.folder)), results.against)
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from mink_local.errors import DataError, TaskNotFoundError
 from mink_local.evals.tasks.base import OnDisk, OwnCopy, Published, Question, Task, Verdict, score
-from mink_local.evals.tasks.datasets import Aqua, Gpqa, Gsm8k, Math500, OwnTask, own_task
+from mink_local.evals.tasks.datasets import Aqua, Gpqa, Gsm8k, Math500
+from mink_local.evals.tasks.own import SUFFIXES, OwnTask, own_task
 from mink_local.files import user_path
 
 __all__ = ["TASKS", "Question", "Task", "Verdict", "find_task", "recorded_task", "score"]
@@ -64,11 +65,11 @@ TASKS: dict[str, Task] = {task.name: task for task in _ALL}
 
 
 def find_task(name: str) -> Task:
-    """Return the task with a name, or that of the user's own file if the name ends in .jsonl.
+    """Return the task with a name, or that of the user's own file if the name has its extension.
 
     Raises TaskNotFoundError, which lists the names, or DataError if the file is not a task.
     """
-    if name.endswith(".jsonl"):
+    if name.endswith(SUFFIXES):
         path = user_path(name)
         if path.stem in TASKS:
             raise DataError(
@@ -77,7 +78,8 @@ def find_task(name: str) -> Task:
         return own_task(path)
     if name not in TASKS:
         raise TaskNotFoundError(
-            f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and your own .jsonl files"
+            f"unknown task {name!r}: the tasks are {', '.join(TASKS)}, and your own files "
+            f"({', '.join(SUFFIXES)})"
         )
     return TASKS[name]
 

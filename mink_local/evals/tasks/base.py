@@ -1,5 +1,8 @@
 """Base classes of tasks: questions from a file, and two ways to score a response, strict and flexible."""
 
+import codecs
+import csv
+import io
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +21,12 @@ Item = TypeVar("Item")
 Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 """A field with non-blank text."""
 
+_MARKS = {  # in this order: that of UTF-32 begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 _REASONING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
@@ -155,8 +164,8 @@ class Task(ABC):
 
         return read_each_once(path, self.rows(path), question)
 
-    def rows(self, path: Path) -> Iterator[tuple[int, Any]]:
-        """Yield every row's line number, from 1, and content. Raises DataError."""
+    def rows(self, path: Path) -> Iterator[tuple[str, Any]]:
+        """Yield every row's place, such as "line 3", and content. Raises DataError."""
         return json_rows(path, self.row_type)
 
     @abstractmethod
@@ -172,29 +181,29 @@ class Task(ABC):
 
 
 def read_each_once(
-    path: Path, rows: Iterable[tuple[int, Row]], convert: Callable[[Row, int], Item]
+    path: Path, rows: Iterable[tuple[str, Row]], convert: Callable[[Row, int], Item]
 ) -> list[Item]:
     """Convert the rows of a file to items with a `prompt` and an `id`, and require these to be unique.
 
     Args:
         path: The file, for messages.
-        rows: Line numbers and rows.
+        rows: Places, such as "line 3", and rows.
         convert: Takes a row and its index, from 0, and may raise DataError.
 
     Raises:
-        DataError: A row is invalid, two have the same prompt or id, or there are none; names the line.
+        DataError: A row is invalid, two have the same prompt or id, or there are none; names the place.
     """
     items: list[Item] = []
-    first: dict[tuple[str, str], int] = {}
-    for line, row in rows:
+    first: dict[tuple[str, str], str] = {}
+    for place, row in rows:
         try:
             item: Any = convert(row, len(items))
         except DataError as error:
-            raise DataError(f"{path}, line {line}: {error}") from None
+            raise DataError(f"{path}, {place}: {error}") from None
         for what, text in (("prompt", item.prompt), ("id", item.id)):
-            earlier = first.setdefault((what, text), line)
-            if earlier != line:
-                raise DataError(f"{path}, line {line}: same {what} as in line {earlier}; remove one")
+            earlier = first.setdefault((what, text), place)
+            if earlier != place:
+                raise DataError(f"{path}, {place}: same {what} as in {earlier}; remove one")
         items.append(item)
     if not items:
         raise DataError(f"{path} contains no questions")
@@ -213,32 +222,76 @@ def worked(solution: str | None, ending: str) -> str:
 
 
 def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield every line's number, from 1, and text. Raises DataError."""
+    """Yield every line's number, from 1, and text, which ends in \\n.
+
+    The text is UTF-8, or whatever a byte order mark says. Raises DataError.
+    """
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError:
-        raise DataError(f"{path}, line {number}: not UTF-8 text") from None
+        data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "UTF-8")
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = 1 + data[: error.start].count(b"\n")
+        raise DataError(f"{path}, line {line}: not {encoding} text; save the file as UTF-8") from None
+    if "\0" in text:
+        line = 1 + text[: text.index("\0")].count("\n")
+        raise DataError(f"{path}, line {line}: a NUL character; if this is UTF-16, save it as UTF-8")
+    yield from enumerate(io.StringIO(text.removeprefix("\ufeff"), newline=None), start=1)
 
 
-def json_rows(path: Path, kind: type[Row]) -> Iterator[tuple[int, Row]]:
-    """Yield the number, from 1, and the JSON object of every non-blank line, as a msgspec struct.
+def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the place of every row, such as "line 3", and its cells by column. Raises DataError.
 
-    Raises DataError, which names the line, if one is not such an object.
+    Cells may be separated by commas, semicolons or tabs, whichever line 1 has most of.
     """
-    for number, line in decoded_lines(path):
-        if not line.strip():
-            continue
+    lines = [text for _, text in decoded_lines(path)]
+    separator = max(",;\t", key="".join(lines[:1]).count)
+    reader = csv.reader(lines, strict=True, delimiter=separator)
+    try:
+        columns = [name.strip() for name in next(reader, [])]
+        twice = [name for name in columns if name and columns.count(name) > 1]
+        if twice:
+            raise DataError(f"{path}, line 1: two columns are named {twice[0]!r}")
+        for cells in reader:
+            place = f"line {reader.line_num}"
+            if len(cells) > len(columns):
+                raise DataError(f"{path}, {place}: more columns than line 1")
+            if any(map(str.strip, cells)):
+                yield place, {name: cell.strip() for name, cell in zip(columns, cells, strict=False)}
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: this is not CSV ({error})") from None
+
+
+def json_rows(path: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
+    """Yield the place and the content of every JSON object, on a line of its own or in a list.
+
+    Args:
+        path: The file.
+        kind: A msgspec struct, or a dict.
+
+    Raises:
+        DataError: An object is malformed; names the line, or the number in the list.
+    """
+    lines = [(f"line {number}", line) for number, line in decoded_lines(path) if line.strip()]
+    if lines and lines[0][1].lstrip().startswith("["):
         try:
-            yield number, msgspec.json.decode(line, type=kind)
+            items = msgspec.json.decode("".join(line for _, line in lines), type=list[msgspec.Raw])
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise DataError(f"{path} is no list of JSON objects ({error})") from None
+        lines = [(f"item {number}", bytes(item).decode()) for number, item in enumerate(items, start=1)]
+    for place, line in lines:
+        try:
+            yield place, msgspec.json.decode(line, type=kind)
         except (msgspec.ValidationError, RecursionError) as error:
             wrong = str(error).replace(" matching regex '\\\\S'", " that is not blank")
-            raise DataError(f"{path}, line {number}: {wrong}") from None
+            raise DataError(f"{path}, {place}: {wrong}") from None
         except msgspec.DecodeError as error:
-            raise DataError(f"{path}, line {number}: write one JSON object per line ({error})") from None
+            raise DataError(
+                f"{path}, {place}: write one JSON object per line, or a list of them ({error})"
+            ) from None
 
 
 def score(task: Task, question: Question, response: str, finish_reason: str) -> tuple[Verdict, Verdict]:

@@ -70,6 +70,19 @@ def _value(number: str) -> Fraction | None:
         return None
 
 
+_GOLD_NUMBER = re.compile(
+    r"-?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+|\d+(?:\.\d+)?e[-+]?\d{1,3}|(?:\d+ )?\d+ ?/ ?\d+)", re.ASCII
+)
+
+
+def as_number(gold: str) -> str | None:
+    """Return a gold answer that is a number, such as $5, 50% or \\frac{1}{2}, as a plain one; else None."""
+    text = plain(gold).removesuffix("%").strip()
+    found = _GOLD_NUMBER.fullmatch(text)
+    number = text.replace(",", "")
+    return number if found and _value(number) is not None else None
+
+
 _LEAD = r"\W*(?i:(?:the|option|choice|letter|answer|therefore|thus|so|most|\w+ly)\b\W+){0,3}"
 _LETTER = re.compile(
     r"\(\s*([A-Za-z])\s*\)|\b[Oo]ption ([A-Z])\b"  # 0.26, which is (B), option B
@@ -195,6 +208,17 @@ class MathScorer(Scorer):
         is_bracketed = answer.startswith("(") and answer.endswith(")")
         readings = [answer, answer[1:-1].strip()] if is_bracketed else [answer]
         return any(self.is_same(one, question.gold) or equivalent(question.gold, one) for one in readings)
+
+
+_COMMAND = re.compile(r"\\[a-zA-Z]|\^|[√π]")
+_OPERATION = re.compile(r"(?=.*\b\d*[a-z]\b).*[\w)] ?[-+*/=<>] ?[\w(-]", re.DOTALL)  # with a variable
+
+
+def as_formula(gold: str) -> str | None:
+    """Return a gold answer that is a mathematical expression, without delimiters; None for other texts."""
+    text, shown = _DELIMITER.sub("", gold).strip(), plain(gold)
+    is_operation = _OPERATION.match(shown) and not re.search("[A-Za-z]{2}", shown)
+    return text if _COMMAND.search(shown) or is_operation else None
 
 
 def normalized(answer: str) -> str:

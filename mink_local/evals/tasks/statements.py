@@ -2,9 +2,10 @@
 
 Flexible scoring reads the last statement of an answer in one of a few common forms (`_FORMS`), up to the end
 of its sentence. If none is readable, it tries the last `\\boxed{}`, a last line in bold, a response that is
-only an answer, and a last sentence that begins with "so". Rarer forms do not count, and neither do questions,
-hedges and anything the response retracts. The last number of a rambling text never counts: at a high
-temperature that would reward luck, and strict and flexible scoring would differ for no visible reason.
+only an answer, and a last sentence that begins with "so" or states a total. Rarer forms do not count, and
+neither do questions, hedges and anything the response retracts. The last number of a rambling text never
+counts: at a high temperature that would reward luck, and strict and flexible scoring would differ for no
+visible reason.
 """
 
 import re
@@ -44,8 +45,9 @@ _BEFORE = re.compile(  # an answer, and what comes after it: 18 is the answer, o
 )
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]++|\{(?:[^{}]++|\{(?:[^{}]++|\{[^{}]*+\})*+\})*+\})*+)\}")
 _BOLD = re.compile(r"(?:^|\n) *\*\*(\S[^*\n]{0,40})\*\*$")
-_CONCLUSION = re.compile(  # a last sentence that begins with "so"
-    r"(?:.*[.!?。\n])?\W*(?:(?:so|therefore|thus|hence|in (?:total|conclusion))\b|因此|所以)"
+_CONCLUSION = re.compile(  # a last sentence that begins with "so", or states a total
+    r"(?:.*[.!?。\n])?\W*(?:(?:so|therefore|thus|hence|in (?:total|conclusion))\b|因此|所以"
+    r"|(?:the|his|her|their) (?:grand )?total (?:\w+ ){0,9}?(?:is|was|equals|comes to)\b)"
     r"([^\n]+[.!。)*$\]])$",
     re.IGNORECASE | re.DOTALL,
 )

@@ -207,7 +207,7 @@ def test_own_prompts(tmp_path: Path) -> None:
     ("rows", "named"),
     [
         (["a prompt"], "line 1"),
-        ([[1]], "line 1"),
+        ([[1]], "item 1"),
         ([], "prompts.jsonl"),
         ([GOOD, GOOD | {"prompt": "Other"}], "id as in line 1"),
         ([GOOD, GOOD | {"id": "b"}], "line 2"),

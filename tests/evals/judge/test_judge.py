@@ -3,16 +3,28 @@
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mink_local.errors import JudgeError, MinkError
 from mink_local.evals.judge import ask
 from mink_local.evals.judge.ask import EndpointJudge
-from mink_local.evals.judge.judgements import ORDERS, PairKey, ResponsePair, prompt_of, read_winner
+from mink_local.evals.judge.asking import Answers, Prompt
+from mink_local.evals.judge.judgements import (
+    ORDERS,
+    SCHEMA,
+    Judging,
+    PairKey,
+    ResponsePair,
+    prompt_of,
+    read_winner,
+)
+from mink_local.evals.measurement import carry_out
 from tests.support.judge_server import Body, JudgeServer, Said, fails, judge_server, says, shown_answers
 from tests.support.made_run import change, write_run
 from tests.support.mink_eval import MinkEval
@@ -315,6 +327,24 @@ def test_identical_responses_are_a_tie_that_is_not_asked_for(
     assert len(server.bodies) == 2 * N
 
 
+def test_the_papers_protocol(judge: Judge, run: Path, server: JudgeServer) -> None:
+    """One random order a pair, five criteria; it is named, and lies beside the other without mixing."""
+    judge("--protocol", "paper").succeeded()
+    assert len(server.bodies) == 4 * N
+    for criterion in ("helpfulness", "relevance", "accuracy", "creativity", "level of detail"):
+        assert criterion in str(server.bodies[0])
+    orders = [line["order"] for line in lines(run)]
+    assert 0 < orders.count(ORDERS[0]) < len(orders)
+    best, tied = rows(run)["min-k:tau=3", 5.0], rows(run)["top-n-sigma:n=1", 5.0]
+    assert (best["win_rate"][0], tied["win_rate"][0], tied["won:tied:lost"]) == (1, 0, f"0:{N}:0")
+    shown = " ".join(judge().succeeded().stdout.split())
+    assert len(server.bodies) == 4 * N + 8 * N
+    found = json.loads((run / "judge" / "judge.json").read_text())["rows"]
+    assert len(found) == 8
+    for protocol in {row["protocol"] for row in found}:
+        assert f"gsm8k · tiny-model · {protocol}" in shown
+
+
 def test_a_limit_is_one_of_questions_and_damaged_records_are_told(
     judge: Judge, run: Path, server: JudgeServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -418,6 +448,36 @@ def test_a_local_judge(
     assert len(judge["sha256"]) == 64
     monkeypatch.delattr(ask, "load_model")
     mink_eval(*command).succeeded()
+
+
+def test_a_judge_is_closed_when_it_has_judged(tmp_path: Path) -> None:
+    """Also after a failure, so that its model's memory is free."""
+
+    class Failing:
+        name, sha256, closed = "mine", "", False
+
+        def answers(self, _: Sequence[Prompt]) -> Answers:
+            raise JudgeError("no more")
+
+        def interrupt(self) -> None: ...
+
+        def close(self) -> None:
+            self.closed = True
+
+    judge = Failing()
+    with pytest.raises(JudgeError):
+        carry_out(Judging(judge, [pair("one", "two")], 1000), tmp_path, quiet=True)
+    assert judge.closed
+
+
+def test_closing_a_local_judge_frees_its_model(tiny_path: Path) -> None:
+    judge = ask.LocalJudge(str(tiny_path), n_threads=1)
+    judge.close()  # there is no model yet
+    with closing(judge):
+        [(_, text)] = judge.answers([Prompt("A or B?", SCHEMA)])
+    assert json.loads(text or "").keys() == {"winner"}
+    with pytest.raises(MinkError):
+        list(judge.answers([Prompt("A or B?", SCHEMA)]))
 
 
 def test_an_interrupt_loads_no_model(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

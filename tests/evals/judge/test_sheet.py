@@ -94,13 +94,31 @@ def test_a_sheet_is_the_same_again_and_not_replaced_by_another(mink_eval: MinkEv
 def test_three_methods_and_identical_responses(mink_eval: MinkEval, run: Path) -> None:
     change(run, lambda line: (line["temperature"] == 1 and line.update(response="the same")) or None)
     result = mink_eval("people", run, *options(*METHODS, "greedy"), "--pairs", 500)
-    assert [int(n) for n in re.findall(r"\d+", result.stdout)][:3] == [60, 60, 12]
-    both = Counter(frozenset((p["left"], p["right"])) for p in key_of(run / "sheet")["pairs"].values())
-    assert both == {
-        frozenset(METHODS): N,
-        frozenset((METHODS[0], "greedy")): 2 * N,
-        frozenset((METHODS[1], "greedy")): 2 * N,
-    }
+    assert [int(n) for n in re.findall(r"\d+", result.stdout)][:3] == [60, 72, 12]
+    pairs = key_of(run / "sheet")["pairs"]
+    both = Counter(frozenset((p["left"], p["right"])) for p in pairs.values())
+    assert set(both.values()) == {2 * N}
+    same = {name for name, p in pairs.items() if p["identical"]}
+    assert {name for name, *_ in data_of(run / "sheet")["pairs"]} == set(pairs) - same
+    votes = write_votes(run / "v.json", run / "sheet", "Ann", METHODS[0], 500)
+    content = json.loads(votes.read_text())
+    content["votes"] = {name: side for name, side in content["votes"].items() if name not in same}
+    votes.write_text(json.dumps(content))
+    mink_eval("people", run, votes).succeeded()
+    row = json.loads((run / "sheet" / "votes.json").read_text())["rows"][0]
+    assert (row["pairs"], row["won:tied:lost"]) == (
+        2 * N,
+        f"{N}:{N}:0",
+    )  # as a model's judge would count them
+
+
+def test_a_sheet_has_as_many_pairs_of_every_cell(mink_eval: MinkEval, run: Path) -> None:
+    """Of samplers, temperatures and models: also if most of the responses are of one temperature."""
+    change(run, lambda line: line["temperature"] != 5 or int(line["question_id"]) < 6)
+    mink_eval("people", run, *options(*METHODS, "greedy"), "--pairs", 24).succeeded()
+    pairs = key_of(run / "sheet")["pairs"].values()
+    cells = Counter((frozenset((p["left"], p["right"])), p["temperature"]) for p in pairs)
+    assert sorted(cells.values()) == [4] * 6
 
 
 def write_votes(path: Path, folder: Path, rater: str, favours: str, n: int, ties: int = 0) -> Path:

@@ -11,12 +11,14 @@ from scipy import stats
 
 from mink_local.errors import ReportError
 from mink_local.evals.judge.judgements import response_pairs, samplers_of
-from mink_local.evals.judge.report import CELL, kappa, win_rates
-from mink_local.evals.report.recorded_run import read_run
+from mink_local.evals.judge.report import CELL, PAPER, PEOPLE, kappa, win_rates
+from mink_local.evals.run.recorded_run import read_run
 from tests.support.made_run import write_run
 
 
-def votes(outcomes: Sequence[tuple[str | int, int]], judge: str = "Ann") -> pd.DataFrame:
+def votes(
+    outcomes: Sequence[tuple[str | int, int]], judge: str = "Ann", protocol: str = PEOPLE
+) -> pd.DataFrame:
     """Return judged pairs from questions and outcomes, the n-th pair of a question as its n-th repeat."""
     seen: dict[str | int, int] = {}
     rows = []
@@ -24,7 +26,7 @@ def votes(outcomes: Sequence[tuple[str | int, int]], judge: str = "Ann") -> pd.D
         seen[question] = seen.get(question, -1) + 1
         cell = dict(zip(CELL, ("gsm8k", "tiny", "min-k", "greedy", 5.0), strict=True))
         rows.append(cell | {"judge": judge, "repeat": seen[question], "question_id": str(question)})
-        rows[-1]["outcome"] = outcome
+        rows[-1] |= {"outcome": outcome, "protocol": protocol, "identical": False}
     return pd.DataFrame(rows)
 
 
@@ -39,6 +41,23 @@ def test_the_papers_human_evaluation() -> None:
     assert found.win_rate.value == pytest.approx((75 + 29) / 200)
     assert found.p == pytest.approx(stats.binomtest(75, 142).pvalue)
     assert found.p == pytest.approx(0.557, abs=5e-4)
+
+
+def test_by_the_papers_protocol_a_tie_is_no_win() -> None:
+    outcomes = list(enumerate(75 * [1] + 58 * [0] + 67 * [-1]))
+    found = win_rates(votes(outcomes, protocol=PAPER), CELL).iloc[0]
+    assert found.win_rate.value == pytest.approx(75 / 200)
+    assert found.p == win_rate(outcomes).p
+
+
+def test_identical_responses_are_ties_but_no_agreement() -> None:
+    """For people as for models: they count in the win rate, and not in the raters' agreement."""
+    same = ballots([[3, 0, 0]] * 5).assign(outcome=0, identical=True)
+    same["question_id"] = "same " + same["question_id"]
+    both = pd.concat([ballots(THREE), same])
+    alone, found = (win_rates(one, CELL).iloc[0] for one in (ballots(THREE), both))
+    assert found.kappa == alone.kappa
+    assert found.pairs == alone.pairs + 5
 
 
 def test_every_question_counts_the_same() -> None:

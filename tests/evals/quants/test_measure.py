@@ -24,6 +24,8 @@ from mink_local.errors import DataError, GenerationError
 from mink_local.evals.quants import measure
 from mink_local.evals.quants.divergence import CandidateSets, Divergence, compare, most_probable
 from mink_local.evals.quants.measure import BUNDLED, chunks_of, chunks_to_hold, evaluate, file_facts
+from mink_local.evals.quants.report import verdict
+from mink_local.evals.stats import Interval
 from mink_local.generation.loading import load_model
 from mink_local.generation.model import Model
 from mink_local.llama.weights import Weights
@@ -159,7 +161,11 @@ def test_a_limit_that_is_exceeded_is_status_1(quants: Quants, files: dict[str, P
     assert quants(*command, "kld_mean=100").status == 0
     quants(*command, "kld_mean=1e-9").refused(1, "Q2_K", "kld_mean")
     assert (tmp_path / "out" / "quants.md").exists()
-    quants(*command, "kld=1").refused(2, "kld")
+    below = [*command[:2], "--fail-below"]
+    assert quants(*below, "same_top=0").status == 0
+    quants(*below, "same_top=1.1", "--fail-above", "kld_mean=1e-9").refused(1, "same_top", "kld_mean")
+    for wrong in ("kld=1", "kld_mean=nan", "kld_mean"):
+        quants(*command, wrong).refused(2, "--fail-above")
     quants(files["base"], files["base"]).refused(2)
 
 
@@ -188,6 +194,30 @@ def test_a_task_says_which_questions_flip(
     assert "wrong → right" not in flips.partition("Answers")[2].partition("</table>")[0]
     assert json.loads(questions[0])["prompt"].split()[0] in flips
     assert 'id="responses"' in page
+
+
+@pytest.mark.parametrize(
+    ("above", "ratio", "said", "unsaid"),
+    [
+        ((-0.001, -0.002, 0.0), (1.1, 1.05, 1.15), "within twice", "perplexity"),
+        ((-0.001, -0.002, 0.001), (1.1, 1.05, 1.15), "not distinguishable", "within"),
+        ((0.001, 0.0, 0.002), (1.1, 1.05, 1.15), "not distinguishable", "perplexity"),
+        ((0.002, 0.001, 0.003), (1.1, 1.05, 1.15), "+10.0% (+5.0 to +15.0)", "self-noise"),
+        ((0.002, 0.001, 0.003), (1.1, 0.95, 1.25), "unclear (−5.0 to +25.0%)", "+10.0"),
+    ],
+)
+def test_a_verdict_says_no_more_than_its_intervals(
+    above: tuple[float, ...], ratio: tuple[float, ...], said: str, unsaid: str
+) -> None:
+    figures = {"file": "Q4", "positions": 510, "kld_mean": Interval(0.1, 0.05, 0.15)}
+    figures |= {
+        "same_top": Interval(0.9, 0.8, 1.0),
+        "ppl_ratio": Interval(*ratio),
+        "above_noise": Interval(*above),
+    }
+    sentence = verdict(figures)
+    assert said in sentence
+    assert unsaid not in sentence
 
 
 def test_a_text_that_is_too_short_is_refused(files: dict[str, Path]) -> None:

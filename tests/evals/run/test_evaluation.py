@@ -14,6 +14,7 @@ from mink_local.evals.run.workers import Worker
 from mink_local.evals.stats import what_can_be_found
 from mink_local.version import __version__
 from tests.support.mink_eval import MINK_EVAL, MinkEval, count_lines, read_responses, responses
+from tests.support.python import Finished
 
 
 @pytest.mark.slow
@@ -165,8 +166,28 @@ def test_a_task_from_an_own_file(tmp_path: Path, tiny_path: Path, mink_eval: Min
     tasks = json.loads((tmp_path / "run" / "manifest.json").read_text())["tasks"]
     assert {name: task["rule"] for name, task in tasks.items()} == {"mine": "question", "talk": "open"}
     mink_eval("report", tmp_path / "run").succeeded()
-    mine.write_text('{"question": "1 + 1?", "answer": "two", "id": "sum"}\n')
-    assert "mine data_sha256" in mink_eval("run", mine, *command).stderr
+
+
+def test_questions_are_added_to_a_file_and_changed_ones_are_named(
+    tmp_path: Path, tiny_path: Path, mink_eval: MinkEval
+) -> None:
+    mine, out = tmp_path / "mine.jsonl", tmp_path / "run"
+    command = ["--model", tiny_path, "-n", 2, "--parallel", 1, "--threads", 1, "--no-greedy", "-o", out]
+
+    def ask(*answers: object, data: bool = False) -> Finished:
+        rows = [
+            {"question": f"{i} + 1?", "answer": f"#### {a}" if data else a} for i, a in enumerate(answers)
+        ]
+        mine.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return mink_eval("run", *(["gsm8k", "--data", mine] if data else [mine]), *command)
+
+    for data in (False, True):
+        ask(1, 2, data=data).succeeded()
+        assert "1 responses with" in ask(1, 2, 3, data=data).succeeded().stdout
+        ask(1, 7, 8, data=data).refused(1, "questions 1, 2 of")
+        ask(1, 7, 3, data=data).refused(1, "question 1 of")
+        assert "All 3" in ask(1, 2, 3, data=data).succeeded().stdout
+    assert len(responses(out)) == 6
 
 
 @pytest.mark.parametrize(

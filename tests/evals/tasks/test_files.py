@@ -57,11 +57,10 @@ WRONG = [
     ("gsm8k", gsm8k(answer="#### two"), 1, "#### NUMBER"),
     ("gsm8k", gsm8k() + gsm8k("Why?") + gsm8k(), 3, "line 1"),
     ("gsm8k", "question,answer\nHow many?,2\n", 1, "JSON"),
-    ("gsm8k", "[" + gsm8k() + "]", 1, "object"),
-    ("gsm8k", "[" * 100_000, 1, "object"),
     ("gsm8k", '{"question": ' * 100_000, 1, ""),
-    ("gsm8k", "[1, 2]\n", 1, "object"),
-    ("gsm8k", gsm8k().encode("utf-16"), 1, "UTF-8"),
+    ("gsm8k", gsm8k() + "[1, 2]\n", 2, "object"),
+    ("gsm8k", gsm8k().encode("utf-16-le"), 1, "UTF-16"),
+    ("gsm8k", codecs.BOM_UTF16_LE + gsm8k().encode("utf-16-le") + b"\x00\xd8\n\x00", 2, "UTF-16"),
     ("gsm8k", gsm8k().encode() + "{'é'}".encode("latin-1"), 2, "UTF-8"),
     ("gsm8k", gsm8k("\ud800"), 1, "surrogate"),
     ("aqua", aqua(options=["A)1", "B)2", "C)3", "D)4"]), 1, "options"),
@@ -84,6 +83,20 @@ WRONG = [
     ("gpqa", CSV + "r,Why?,a,b,c,d\n" * 2, 3, "line 2"),
     ("own", [{"text": "Why?"}], 1, "'question'"),
     ("own", [{"question": " "}], 1, "question"),
+    ("own", [{**Q, "anwser": 4}], 1, "'anwser': did you mean 'answer'"),
+    ("own", [{**Q, "answer": 4, "Quesiton": 1}], 1, "'Quesiton': did you mean 'question'"),
+    ("own", [{**Q, "prompt": "How?"}], 1, "'question' and 'prompt'"),
+    ("own", [{**Q, "A": "a", "C": "c", "answer": "A"}], 1, "without a gap"),
+    ("own", [{**AB, "A": "a", "B": "b", "answer": "A"}], 1, "'choices' and 'A'"),
+    ("own", [{**Q, "choices": "a, b", "answer": "A"}], 1, "list"),
+    ("own", [{**Q, "choices": ["a", ["b"]], "answer": "A"}], 1, "a list"),
+    ("own", [{**Q, "choices": {"text": ["a"], "label": ["A"]}, "answer": "A"}], 1, "list"),
+    ("own", [{**Q, "choices": [1, 2, 3, 0], "answer": 2}], 1, "(B) 2 or (C) 3"),
+    ("own", [{**AB, "answer": 2}], 1, "index from 0"),
+    ("own", [{**AB, "answer": -1}], 1, "index from 0"),
+    ("own", [{**AB, "answer": "0"}], 1, "index from 0"),
+    ("own", [{**AB, "answer": {"text": "a"}}], 1, "'answer'"),
+    ("own", [{**Q, "answer": [1, 2]}], 1, "'answer' is a list"),
     ("own", [{**Q, "answer": [1]}], 1, "answer"),
     ("own", [{**Q, "answer": True}], 1, "answer"),
     ("own", [{**Q, "answer": float("nan")}], 1, "JSON"),
@@ -110,6 +123,18 @@ def test_wrong_lines_are_named(task: str, content: Any, line: int, named: str, w
         read(task, path)
     assert str(raised.value).startswith(f"{path}, line {line}: ")
     assert named in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["[" + gsm8k(), "[" * 100_000, "[]]"])
+def test_a_broken_list_is_refused(content: str, write: Write) -> None:
+    with pytest.raises(DataError, match="list of JSON objects"):
+        read("gsm8k", write(content))
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "[" + gsm8k() + ", [1]]", '[{"question": "Why?"}]'])
+def test_a_wrong_item_of_a_list_is_named(content: str, write: Write) -> None:
+    with pytest.raises(DataError, match=r"mine\.jsonl, item [12]: "):
+        read("gsm8k", write(content))
 
 
 @pytest.mark.parametrize("task", ["gsm8k", "gpqa", "own"])

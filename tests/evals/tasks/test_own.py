@@ -1,5 +1,6 @@
 """Tasks from a file of the user's own: the rule that its data asks for, its prompts, its scoring."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,107 @@ def test_choices_are_scored_as_those_of_aqua(write: Write, answer: object, gold:
     assert score(task, question, f"The answer is ({gold}).", "stop") == (Verdict(gold, True),) * 2
     assert flexible(task, question, "The correct option is D.").answer is None  # there is no D
     assert flexible(task, question, "Answer: Oder").correct == (gold == "C")
+
+
+ROW = {"question": "Which?", "choices": ["Nile", "Elbe", "Oder"], "answer": "Oder"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ROW | {"answer": 2},
+        {"prompt": "Which?", "options": ["Nile", "Elbe", "Oder"], "target": "C"},
+        {"query": "Which?", "choices": ["Nile", "Elbe", "Oder"], "gold": 2},
+        {
+            "input": "Which?",
+            "A": "Nile",
+            "B": "Elbe",
+            "C": "Oder",
+            "label": 2,
+            "_mine": [1],
+            "subject": "rivers",
+        },
+        {"Question": "Which?", "choices": {"A": "Nile", "B": "Elbe", "C": "Oder"}, "Answer": "C", "D": None},
+        {
+            "question": "Which?",
+            "choices": {"text": ["Nile", "Elbe", "Oder"], "label": [*"123"]},
+            "answerKey": "3",
+        },
+    ],
+)
+def test_the_spellings_of_other_programs_files(write: Write, row: dict[str, object]) -> None:
+    assert read(write(row))[1] == read(write(ROW))[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("mine.csv", "question,A,B,C,answer\nWhich?,Nile,Elbe,Oder,C\n"),
+        ("mine.csv", "\ufeffquestion;A;B;C;answer\r\nWhich?;Nile;Elbe;Oder;2\r\n"),
+        ("mine.tsv", "question\tA\tB\tC\tanswer\n\nWhich?\tNile\tElbe\tOder\tOder\n"),
+        ("mine.json", json.dumps([ROW], indent=2)),
+        ("mine.jsonl", json.dumps([ROW])),
+        ("mine.json", "\ufeff" + json.dumps(ROW) + "\r\n"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32"])
+def test_formats_and_encodings(write: Write, name: str, content: str, encoding: str) -> None:
+    task, questions = read(write(content.encode(encoding), name=name))
+    assert (task.name, questions) == ("mine", read(write(ROW))[1])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("question,answer\n", "no questions"),
+        ("question,question\nWhy?,4\n", "line 1: two columns"),
+        ("question,answer\nWhy?,4,5\n", "line 2: more columns"),
+        ("question,answer\nHow?,5\nWhy?\n", "line 3: no 'answer'"),
+        ("question,anwser\nWhy?,4\n", "line 2: unknown field 'anwser'"),
+        ("question,answer,id\nWhy?,4,a\nHow?,5,a\n", "line 3: same id as in line 2"),
+        ('question,answer\nWhy?,"4\n', "not CSV"),
+        ("question,A,B,answer\nWhy?,1,0,1\n", r"line 2: 'answer' is '1', which may mean \(A\) 1 or \(B\) 0"),
+    ],
+)
+def test_what_is_said_of_a_wrong_csv_file(write: Write, content: str, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        read(write(content, name="mine.csv"))
+
+
+@pytest.mark.parametrize(
+    ("gold", "response", "correct"),
+    [
+        ("1/2", "The final answer is 0.5.", True),
+        ("\\frac{1}{2}", "The final answer is 1/2.", True),
+        ("1 1/2", "The final answer is 1.5.", True),
+        ("1/2", "The final answer is 2.", False),
+        ("$5", "The final answer is 5 dollars.", True),
+        ("$1,200.50", "The final answer is \\$1200.5.", True),
+        ("-$5", "The final answer is -5.", True),
+        ("$5", "The final answer is $50.", False),
+        ("50%", "The final answer is 50.", True),
+        ("50\\%", "The final answer is 50%.", True),
+        ("50%", "The final answer is 5%.", False),
+        ("x^2+1", "The final answer is $1 + x^2$.", True),
+        ("$x^2+1$", "The final answer is x^2+1", True),
+        ("x^2+1", "The final answer is $x^2-1$.", False),
+        ("y = 2x + 1", "The final answer is $y=2x+1$", True),
+        ("\\frac{\\sqrt{2}}{2}", "The final answer is $\\frac{1}{\\sqrt{2}}$.", True),
+        ("AC/DC", "The final answer is AC/DC.", True),
+        ("C++", "The final answer is C++.", True),
+        ("A+", "The final answer is A.", False),
+        ("\\text{Nile River}", "The final answer is Nile River.", True),
+        ("well-known", "The final answer is well-known.", True),
+        ("1/0", "The final answer is 1/0", True),
+        ("24/7", "The final answer is 24/7", True),
+    ],
+)
+def test_golds_are_scored_as_what_they_are(write: Write, gold: str, response: str, correct: bool) -> None:
+    task, (question,) = read(write({"question": "Which?", "answer": gold}))
+    assert flexible(task, question, response).correct == correct
+    again = recorded_task(task.name, "question")
+    assert again
+    assert again.scorer_of(question) is task.scorer_of(question)
 
 
 @pytest.mark.parametrize(

@@ -294,3 +294,21 @@ def test_options_with_the_same_text_are_the_same_answer() -> None:
     assert verdicts("aqua", "The answer is 8.75", "C", choices)[1].correct
     assert not verdicts("aqua", "The answer is 87.5", "C", choices)[1].correct
     assert not verdicts("aqua", "The answer is (B)", "C", choices)[1].correct
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("the total cost is $29.00.", "29.00"),
+        ("5 + 24 = 29. The total cost of the 3 pens is $29.", "29"),
+        ("Their grand total comes to 20 + 9 = 29 dollars.", "29"),
+        ("First, the total cost is 20. Then she pays 9 more.", None),
+        ("The total cost is $29 or $30.", None),
+        ("The total number of apples is not 29.", None),
+        ("The total cost of all is more than $29.", None),
+        ("The total cost was $20 and the change is $9.", None),
+        ("The total cost is $29?", None),
+    ],
+)
+def test_a_last_sentence_may_state_a_total(response: str, answer: str | None) -> None:
+    assert verdicts("gsm8k", response, "29")[1].answer == answer

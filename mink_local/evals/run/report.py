@@ -8,10 +8,10 @@ from typing import Any
 import pandas as pd
 
 from mink_local.cli import command_line_text
-from mink_local.evals.report.plots import pictures
-from mink_local.evals.report.recorded_run import RecordedRun
 from mink_local.evals.report.report import Report, Section
-from mink_local.evals.report.summary import (
+from mink_local.evals.run.plots import pictures
+from mink_local.evals.run.recorded_run import RecordedRun
+from mink_local.evals.run.summary import (
     CELL,
     GROUP,
     Baseline,
@@ -113,6 +113,7 @@ def _section(run: RecordedRun, part: Summary, number: int, task: str, model: str
     n = attempts["k"].max()
     parts = [
         _accuracies(of, part, "flexible"),
+        *(picture for subject, picture in drawn.items() if subject not in ("accuracy", "k")),
         _grid(
             f"{of} accuracy minus that of the sampler's default options, points",
             _flexible(comparisons[(comparisons["kind"] == "default") | is_variant]),
