@@ -1,7 +1,9 @@
 """Answers: the text generated so far, with tokens, candidate counts and log-probabilities."""
 
+from collections.abc import Collection
 from typing import Any, Literal
 
+from mink_local.generation.call_formats import OPEN
 from mink_local.generation.request import Request
 from mink_local.generation.text import ReasoningSplitter, ReasoningState
 from mink_local.generation.tool_calls import ToolCallDelta, ToolParser, whole_calls
@@ -40,6 +42,7 @@ class Answer:
         prompt_tokens: Length of the prompt in tokens.
         evaluated_tokens: Number of prompt tokens that were not in the KV cache.
         reasoning_state: Whether the text begins inside reasoning, may begin with it, or has none.
+        call_marks: What the model writes before tool calls.
         text: The text so far.
         tokens: Ids of the tokens so far, without the one that ends the answer.
         k: Number of candidates for each of `tokens`; 0 if it was forced, not sampled.
@@ -65,6 +68,7 @@ class Answer:
         self.prompt_tokens = 0
         self.evaluated_tokens = 0
         self.reasoning_state: ReasoningState = "text"
+        self.call_marks: Collection[str] = (OPEN,)
         self.text = ""
         self.tokens: list[int] = []
         self.k: list[int] = []
@@ -125,8 +129,7 @@ class Answer:
         content = "".join(part.text for part in parts if not part.is_reasoning)
         calls = []
         if self.request.tools:
-            names = [tool["function"]["name"] for tool in self.request.tools if "function" in tool]
-            parser = ToolParser(names)
+            parser = ToolParser(self.request.tools, self.call_marks)
             events = [*parser.feed(content), *parser.end()]
             content = "".join(event for event in events if isinstance(event, str))
             calls = whole_calls(event for event in events if isinstance(event, ToolCallDelta))

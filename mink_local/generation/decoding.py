@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,9 @@ from mink_local.samplers import TopK, kernels
 class Decoding:
     """Samples an answer's tokens and fills in the answer.
 
-    The prompt ends with `Request.prefix`; the strings in `stop` end the answer, like the request's own.
-    Raises ValueError if the constraints, the prefix or the stop tokens do not fit the model.
+    The prompt ends with `Request.prefix`; the strings in `stop` end the answer, like the request's own;
+    control tokens in `texts` have these texts. Raises ValueError if the constraints, the prefix or the stop
+    tokens do not fit the model.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Decoding:
         weights: Weights,
         buffers: SamplingBuffers,
         stop: Sequence[str],
+        texts: Mapping[int, bytes],
     ) -> None:
         params = answer.request.params
         answer.seed = secrets.randbelow(RANDOM_SEED) if params.seed is None else params.seed
@@ -42,6 +44,7 @@ class Decoding:
         self.prompt = prompt
         self._params = params
         self._weights = weights
+        self._texts = texts
         self._began = 0.0
         room = n_ctx - len(prompt)
         if room < 1:
@@ -137,7 +140,7 @@ class Decoding:
         if self._logprob is not None:
             answer.logprobs.append(self._logprob)
             answer.top_logprobs.append(self._top_logprobs)
-        text = self._stream.push(self._weights.piece(token))
+        text = self._stream.push(self._texts.get(token) or self._weights.piece(token))
         if self._stream.stopped_by is not None:
             return self._piece(text, token, k, "stop")
         if len(answer.tokens) == self._max_tokens:

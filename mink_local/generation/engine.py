@@ -107,9 +107,15 @@ class Engine:
         answer = answer or Answer(request)
         prompt = self._template.tokens(request.prompt, request.enable_thinking, request.tools)
         answer.reasoning_state = self._template.reasoning_state(request, prompt)
-        stop = self._template.stop(request.prompt)
+        answer.call_marks = self._template.call_marks
         return Decoding(
-            answer, [*prompt, *request.prefix], self.context.n_ctx, self._weights, self._buffers, stop
+            answer,
+            [*prompt, *request.prefix],
+            self.context.n_ctx,
+            self._weights,
+            self._buffers,
+            self._template.stop(request.prompt),
+            self._template.call_texts if request.tools else {},
         )
 
     def enqueue(self, decoding: Decoding, backend: "BackendSampling | None" = None) -> None:

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache, partial
 from typing import Any, cast
 
 from mink_local.errors import MinkError
+from mink_local.generation.call_formats import CALL_TEXTS, marks_of
 from mink_local.generation.rendering import Renderer, TemplateError
 from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
 from mink_local.generation.text import THINK, ReasoningState
@@ -48,6 +49,7 @@ class ChatTemplate:
         self.can_reason = THINK in source
         self.has_thinking_switch = "enable_thinking" in source
         self.supports_tools = "tools" in source
+        self.call_marks = marks_of(source)
         self._tokenizer = _MessageTokenizer(weights, self._renderer)
         self._remembered = lru_cache(maxsize=64)(self._tokenizer)
 
@@ -94,6 +96,17 @@ class ChatTemplate:
         """Return whether a prompt ends inside reasoning that it opens."""
         end = b"".join(self._weights.piece(token) for token in prompt[-len(THINK) :])
         return end.rstrip().endswith(THINK.encode())
+
+    @cached_property
+    def call_texts(self) -> dict[int, bytes]:
+        """Texts of the control tokens that are part of calls in the chat template."""
+        weights, source = self._weights, self._weights.chat_template or ""
+        ids = {text: weights.tokenize(text, add_special=False, parse_special=True) for text in CALL_TEXTS}
+        return {
+            tokens[0]: text.encode()
+            for text, tokens in ids.items()
+            if text in source and len(tokens) == 1 and not weights.piece(tokens[0])
+        }
 
     def reasoning_state(self, request: Request, prompt: Sequence[int]) -> ReasoningState:
         """Return where the answer to a request begins, given the prompt's token ids."""

@@ -10,6 +10,7 @@ import pytest
 
 from mink_local import Constraints, MinK, Request, SamplingParams
 from mink_local.generation.answer import Piece
+from mink_local.generation.call_formats import marks_of
 from mink_local.generation.model import Model
 from mink_local.generation.rendering import Renderer
 from mink_local.generation.template import template_input
@@ -25,9 +26,12 @@ CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 TEXT = f"<think>\n{REASONING}\n</think>\n\nOne moment.\n{CALL}"
 
 
+NOW = {"type": "function", "function": {"name": "now"}}
+
+
 def built(text: str, length: int) -> MessageBuilder:
     """Return what becomes of a text whose tokens all have one length."""
-    builder = MessageBuilder(ReasoningSplitter("start"), ToolParser(["now"]))
+    builder = MessageBuilder(ReasoningSplitter("start"), ToolParser([NOW]))
     for start in range(0, len(text), length):
         piece = Piece(text[start : start + length])
         piece.token = 1
@@ -55,10 +59,12 @@ def test_tokens_of_reasoning_are_counted() -> None:
     assert built("No reasoning.", 1).n_reasoning == 0
 
 
-def test_a_call_that_is_cut_off_is_text() -> None:
-    builder = built(TEXT[:-20], 3)
+def test_a_call_that_is_cut_off_is_incomplete() -> None:
+    builder = built(f"{TEXT}\n{CALL[:-15]}", 3)
     assert builder.end("length") == "length"
-    assert builder.message().content == TEXT[TEXT.index("One") : -20]
+    message = builder.message()
+    assert message.content == "One moment."
+    assert [call.function.arguments for call in message.tool_calls or ()] == ["{}", "{"]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +78,7 @@ def test_a_call_that_is_cut_off_is_text() -> None:
 def test_a_message_that_goes_on_after_what_the_client_has(
     has: str, gets: str, reasoning: str, content: str
 ) -> None:
-    builder = MessageBuilder(ReasoningSplitter("start"), ToolParser(["now"]))
+    builder = MessageBuilder(ReasoningSplitter("start"), ToolParser([NOW]))
     builder.skip(has)
     builder.add(Piece(gets))
     builder.end("stop")
@@ -96,7 +102,6 @@ def tool(name: str, properties: dict[str, Any] | None = None, **schema: Any) -> 
 
 WEATHER = tool("get_weather", {"place": {"$ref": "#/$defs/Place"}}, **{"$defs": {"Place": PLACE}})
 DAYS = tool("count_days", {"days": {"type": "integer"}})
-NOW = {"type": "function", "function": {"name": "now"}}
 
 
 def call(name: str, arguments: str, call_id: str = "call_1") -> dict[str, Any]:
@@ -167,7 +172,7 @@ def test_calls_of_a_real_template_are_found_again(template: str) -> None:
     """The parser reads the form in which the template writes earlier calls."""
     called = {"role": "assistant", "content": None, "tool_calls": CALLS[:1]}
     text = rendered(template, [USER, called, result("sunny")])
-    parser = tool_parser(chat())
+    parser = tool_parser(chat(), marks_of(template))
     assert parser is not None
     start = text.index("get_weather", text.index(USER["content"])) - len('{"name": "')
     deltas = [
@@ -191,7 +196,7 @@ def test_a_template_without_tools_gets_them_in_the_system_message() -> None:
     assert prepared(None, chat()).tools == ()
 
 
-@pytest.mark.parametrize("template", [None, "{{ tools }} [TOOL_CALLS]", "{{ tools }}<tool_call><function="])
+@pytest.mark.parametrize("template", [None, "{{ tools }}"])
 def test_calls_in_an_unknown_form_are_shown_as_hermes_has_them(template: str | None) -> None:
     made = prepared(template, chat([*CONVERSATION, *RESULTS], tools=None))
     assert made.prompt == [
@@ -211,7 +216,7 @@ def test_calls_in_an_unknown_form_are_shown_as_hermes_has_them(template: str | N
 @pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": []}, {"tools": None}])
 def test_without_tools_the_answer_is_text(fields: dict[str, Any], template: str) -> None:
     request = chat(**fields)
-    assert tool_parser(request) is None
+    assert tool_parser(request, ()) is None
     assert prepared(template, request) == Request([USER], tools=[])
 
 
@@ -232,7 +237,7 @@ def events_of(
     constraints = Constraints(grammar=grammar_of(template, request), logit_bias=bias or {})
     params = SamplingParams(sampler=MinK(), temperature=5.0, max_tokens=80, seed=1, constraints=constraints)
     [answer] = model.answer_all([Request([USER], params)])
-    parser = tool_parser(request)
+    parser = tool_parser(request, marks_of(template or ""))
     assert parser is not None
     return parser.feed(answer.text) + parser.end()
 

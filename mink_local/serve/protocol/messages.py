@@ -1,7 +1,7 @@
 """Chat: messages and tools as the engine takes them, and answers as messages and usage."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, Literal
@@ -154,16 +154,14 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
 def message_builder(chat: ChatRequest, answer: Answer) -> "MessageBuilder":
     """Return the builder for the message of an answer to a chat request."""
     state = "text" if chat.reasoning_format == "none" else answer.reasoning_state
-    return MessageBuilder(ReasoningSplitter(state), tool_parser(chat))
+    return MessageBuilder(ReasoningSplitter(state), tool_parser(chat, answer.call_marks))
 
 
-def tool_parser(chat: ChatRequest) -> ToolParser | None:
+def tool_parser(chat: ChatRequest, marks: Collection[str]) -> ToolParser | None:
     """Return a parser for an answer to a chat request; None if the answer is text."""
     if not chat.usable_tools:
         return None
-    names = [tool.function.name for tool in chat.usable_tools]
-    is_parallel = chat.parallel_tool_calls is not False
-    return ToolParser(names, is_constrained=chat.has_call_grammar, is_parallel=is_parallel)
+    return ToolParser(chat.template_tools(), marks, is_parallel=chat.parallel_tool_calls is not False)
 
 
 class MessageBuilder:
