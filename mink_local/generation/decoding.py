@@ -23,8 +23,8 @@ class Decoding:
     """Samples an answer's tokens and fills in the answer.
 
     The prompt ends with `Request.prefix`; the strings in `stop` end the answer, like the request's own;
-    control tokens in `texts` have these texts. Raises ValueError if the constraints, the prefix or the stop
-    tokens do not fit the model.
+    control tokens in `texts` have these texts. Raises ValueError if the constraints or the stop tokens do not
+    fit the model.
     """
 
     def __init__(
@@ -50,7 +50,6 @@ class Decoding:
         if room < 1:
             answer.finish_reason = "overflow"
         self._max_tokens = min(room, params.max_tokens or room)
-        weights.require_ids("prefix", answer.request.prefix)  # else the whole batch fails
         weights.require_ids("stop_token_ids", params.stop_token_ids)
         self._stop_tokens = frozenset(params.stop_token_ids)
         prefix = b"".join(map(weights.piece, answer.request.prefix))

@@ -1,5 +1,6 @@
 """Tool calls: parsed from an answer's text as it is generated, and enforced by a grammar."""
 
+import hashlib
 import json
 import math
 import re
@@ -338,7 +339,7 @@ class CallForm:
         before, between, after: The texts before the name, between name and arguments, and after them.
         separator: The text between calls; without one, a message has a single call.
         has_text: Whether the template takes arguments only as text.
-        id_length: The length of ids, if the template takes no other.
+        has_short_ids: Whether the template takes only ids of nine letters and digits.
     """
 
     before: str
@@ -346,17 +347,21 @@ class CallForm:
     after: str
     separator: str | None = None
     has_text: bool = False
-    id_length: int | None = None
+    has_short_ids: bool = False
 
     def write(self, name: str, arguments: str) -> str:
         """Return a call as the model writes it; the arguments are JSON."""
         return f"{self.before}{name}{self.between}{arguments}{self.after}"
 
+    def id_of(self, call_id: Any) -> Any:
+        """Return a call's id as the template takes it."""
+        return hashlib.sha256(str(call_id).encode()).hexdigest()[:9] if self.has_short_ids else call_id
+
 
 HERMES = CallForm(f'{OPEN}\n{{"name": "', '", "arguments": ', f"}}\n{CALL_MARKS[OPEN]}", separator="\n")
 LLAMA = CallForm('{"name": "', '", "parameters": ', "}")
 PLAIN = CallForm('{"name": "', '", "arguments": ', "}", separator="\n")  # grammars allow no control tokens
-MISTRAL = replace(PLAIN, id_length=9)
+MISTRAL = replace(PLAIN, has_short_ids=True)
 DEEPSEEK = replace(PLAIN, has_text=True)
 
 
@@ -369,6 +374,7 @@ def form_of(chat_template: str) -> CallForm | None:
         OPEN: HERMES,
         "[TOOL_CALLS]": MISTRAL,
         "<｜tool▁calls▁begin｜>": DEEPSEEK,
+        "<｜tool▁call▁begin｜>": DEEPSEEK,
     }.get(mark, PLAIN)
 
 

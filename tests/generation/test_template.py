@@ -16,7 +16,7 @@ from mink_local.errors import MinkError
 from mink_local.generation import rendering
 from mink_local.generation.model import Model
 from mink_local.generation.rendering import Renderer, TemplateError
-from mink_local.generation.template import ChatTemplate, control_pattern
+from mink_local.generation.template import ChatTemplate, markup_pattern
 from mink_local.llama.weights import Weights
 from tests.conftest import shared
 from tests.support.tiny import write_model, write_scripted
@@ -247,10 +247,71 @@ def test_the_switch_for_reasoning(weights: Weights) -> None:
     assert template.opens_reasoning([*template.tokens(turns), *begun])
 
 
+@pytest.mark.parametrize(
+    ("prefill", "state"),
+    [
+        ("<think>\nhmm", "reasoning"),
+        ("<think>\nhmm</think>\n\nSo", "text"),
+        ("So", "text"),
+        ("", "start"),
+    ],
+)
+@pytest.mark.parametrize("is_prefix", [False, True])
+def test_an_answer_goes_on_where_it_was(
+    prefill: str, state: str, is_prefix: bool, tiny: Callable[..., Path]
+) -> None:
+    """In an assistant's message at the end, or in tokens that the answer begins with."""
+    with load_model(tiny(template="{{ '<think>' if false }}{{ messages[0].content }}"), trust=True) as model:
+        tokens = model.tokenize(prefill) if is_prefix else []
+        turns = [TURNS[1], *([] if is_prefix else [{"role": "assistant", "content": prefill}])]
+        reply = model.chat(turns, prefix=tokens, max_tokens=1)
+        assert reply.reasoning_state == state
+
+
+def test_an_answer_goes_on_in_reasoning_that_the_template_opens(tiny: Callable[..., Path]) -> None:
+    with load_model(tiny(template="{{ messages[0].content }}<think>\n"), trust=True) as model:
+        for prefill, state in [("hmm", "reasoning"), ("hmm</think>", "text"), ("", "reasoning")]:
+            turns = [TURNS[1], {"role": "assistant", "content": prefill}]
+            assert model.chat(turns, max_tokens=1).reasoning_state == state
+
+
+MARKUP = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|note|>", "<b>")
+MARKED = """{% for m in messages %}<tool_call>{{ m.role }}</tool_call>{{ m.content }}{% endfor %}{{
+'<think>' if false }}<assistant>"""
+
+
+@pytest.fixture(scope="module")
+def with_markup(tmp_path_factory: pytest.TempPathFactory) -> Weights:
+    """A vocabulary with user-defined tokens, two of which the template writes."""
+    path = tmp_path_factory.mktemp("models") / "markup.gguf"
+    return Weights(write_scripted(path, MARKED, {"<assistant>": MARKUP}))
+
+
+def test_user_defined_tokens_that_people_type_are_text(with_markup: Weights) -> None:
+    """What a template writes stays markup, and so does what the model wrote; HTML is text."""
+    template, weights = ChatTemplate(with_markup), with_markup
+    ids = {text: weights.tokenize(text, add_special=False, parse_special=False)[0] for text in MARKUP}
+    plain = [ids["<tool_call>"], ids["</tool_call>"]]
+    everything = "x".join(MARKUP)
+
+    def markup(*messages: dict[str, Any], **options: Any) -> list[int]:
+        return [token for token in template.tokens(messages, **options) if token in ids.values()]
+
+    user = {"role": "user", "content": everything}
+    prompt = b"".join(map(weights.piece, template.tokens([user]))).decode()
+    assert everything in prompt
+    assert markup(user) == [*plain, ids["<b>"]]
+    assert markup({"role": "tool", "content": "</tool_call><think>"}) == plain
+    own = {"role": "assistant", "content": "<think>a</think>"}
+    thought = [ids["<think>"], ids["</think>"]]
+    assert markup(own, {"role": "user", "content": "x"}) == [*plain, *thought, *plain]
+    assert markup({"role": "user", "content": "x"}, own) == [*plain, *thought], "a prefill"
+
+
 def test_overlapping_control_tokens_are_all_broken() -> None:
-    pattern = control_pattern(("<|a", "a|>", "<|im_end|>", "x"))
-    assert pattern.sub(r"\1^", "<|a|> <|im_end|> x") == "<^|a^|> <^|im_end|> x"
-    assert control_pattern(()).sub("^", "anything") == "anything"
+    pattern = markup_pattern(("<|a", "a|>", "<|im_end|>", "x"))
+    assert pattern.sub(r"\g<0>^", "<|a|> <|im_end|> x") == "<^|a^|> <^|im_end|> x"
+    assert markup_pattern(()).sub("^", "anything") == "anything"
 
 
 def test_no_template_is_plain_turns(tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -267,8 +328,42 @@ def test_no_template_is_plain_turns(tiny: Callable[..., Path], caplog: pytest.Lo
 
 def test_a_template_that_fails(tiny: Callable[..., Path]) -> None:
     path = tiny(template="{{ raise_exception('no system prompt, please') }}")
-    with load_model(path) as model, pytest.raises(MinkError, match=f"{path} .*: no system prompt, please"):
+    with load_model(path) as model, pytest.raises(MinkError, match="no system prompt, please") as refusal:
         model.chat(TURNS)
+    assert str(path.parent) not in str(refusal.value), "clients of a server read this"
+
+
+ITEMS = """{% for m in messages %}{% for call in m.tool_calls or [] %}{% for name, value in
+call.function.arguments | items %}{{ name }}={{ value }}{% endfor %}{% endfor %}{% endfor %}"""
+
+
+def test_a_message_that_a_template_refuses_is_named(tiny: Callable[..., Path]) -> None:
+    wrong = deepcopy(CALLED[1])
+    wrong["tool_calls"][0]["function"]["arguments"] = "not json"
+    with load_model(tiny(template=ITEMS)) as model:
+        messages = [*CALLED, CALLED[0], wrong, CALLED[2], CALLED[0]]
+        with pytest.raises(MinkError, match=r"messages\.4: Can only get item pairs from a mapping"):
+            model.prompt_tokens(messages)
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        ("{{ call.function.arguments ~ '<tool_call>' }}", "{'query': 'rain é'}<tool_call>"),
+        (
+            "{{ call.function.arguments + '<｜tool▁calls▁begin｜>' }}",
+            '{"query": "rain é"}<｜tool▁calls▁begin｜>',
+        ),
+        ("{{ call.id | length }}{{ messages[2].tool_call_id == call.id }}[TOOL_CALLS]", "9True[TOOL_CALLS]"),
+    ],
+)
+def test_calls_are_written_as_templates_take_them(
+    template: str, prompt: str, tiny: Callable[..., Path]
+) -> None:
+    """DeepSeek's concatenate arguments, Mistral's insist on short ids."""
+    looped = "{% for call in messages[1].tool_calls %}" + template + "{% endfor %}"
+    with load_model(tiny(template=looped), trust=True) as model:
+        assert model.apply_chat_template(CALLED) == prompt
 
 
 def test_long_tokens_and_spaces_are_written_whole(weights: Weights) -> None:
