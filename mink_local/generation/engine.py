@@ -105,7 +105,9 @@ class Engine:
         May be called from any thread, even during a step. Arguments and errors as for `submit`.
         """
         answer = answer or Answer(request)
-        prompt = self._template.tokens(request.prompt, request.enable_thinking, request.tools)
+        prompt = self._template.tokens(
+            request.prompt, request.enable_thinking, request.tools, request.template_kwargs
+        )
         answer.reasoning_state = self._template.reasoning_state(request, prompt)
         answer.call_marks = self._template.call_marks
         return Decoding(

@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypedDict, TypeGuard
 
@@ -176,6 +176,7 @@ class Request:
         tools: Tools that the model may call, described to it by the chat template.
         watch: Called in the engine's thread with the raw logits (V,) of every step, before its token is
             sampled. It must not raise, and must copy anything it keeps.
+        template_kwargs: Further variables of the chat template, JSON values, such as `reasoning_effort`.
     """
 
     prompt: Prompt
@@ -184,6 +185,7 @@ class Request:
     prefix: Sequence[int] = ()
     tools: Sequence[Tool] = ()
     watch: Callable[[NDArray[np.float32]], None] | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def needs_logits(self) -> bool:

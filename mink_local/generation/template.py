@@ -16,6 +16,7 @@ from mink_local.generation.rendering import Renderer, TemplateError
 from mink_local.generation.request import Message, Prompt, Request, Tool, is_raw, is_token_ids
 from mink_local.generation.text import THINK, ReasoningSplitter, ReasoningState
 from mink_local.generation.tool_calls import CallForm, form_of
+from mink_local.llama.constants import check_template_kwargs
 from mink_local.llama.weights import Weights
 
 PLAIN_TURNS = (
@@ -34,10 +35,14 @@ class ChatTemplate:
     """The format in which a model expects conversations.
 
     A model without a template (`is_plain`) gets plain turns, `System: …`, `User: …`, `Assistant: …`, and its
-    answer ends where it would start a user's turn. `date` is what templates get as today's date.
+    answer ends where it would start a user's turn. `date` is what templates get as today's date, and `kwargs`
+    are variables that they get unless a request sets them.
     """
 
-    def __init__(self, weights: Weights, date: Date | None = None) -> None:
+    def __init__(
+        self, weights: Weights, date: Date | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        self.kwargs = dict(kwargs or {})
         self._weights = weights
         self.is_plain = weights.chat_template is None
         source = weights.chat_template or ""
@@ -61,15 +66,19 @@ class ChatTemplate:
         return (PLAIN_STOP,) if self.is_plain and not is_raw(prompt) else ()
 
     def tokens(
-        self, prompt: Prompt, enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
+        self,
+        prompt: Prompt,
+        enable_thinking: bool | None = None,
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the token ids of a prompt: messages, a text or token ids, as in `Request`.
 
         The vocabulary's beginning-of-text token is added to a text that lacks it. Messages that are far too
         long are truncated to slightly more tokens than any context holds. `enable_thinking` sets the
         template's switch; None leaves it alone. Raises ValueError if the prompt is empty or malformed, has
-        token ids outside the vocabulary, or has tools that the template does not support; MinkError if the
-        template refuses the messages.
+        token ids outside the vocabulary, or has tools that the template does not support, or for variables
+        that it gets from elsewhere; MinkError if the template refuses the messages.
         """
         if isinstance(prompt, str):
             has_bos = bool(self._weights.bos) and prompt.startswith(self._weights.bos)
@@ -78,7 +87,8 @@ class ChatTemplate:
             tokens = list(prompt)
         else:
             try:
-                return self._of_messages(self._input(cast(Sequence[Message], prompt), enable_thinking, tools))
+                messages = cast(Sequence[Message], prompt)
+                return self._of_messages(self._input(messages, enable_thinking, tools, template_kwargs))
             except RecursionError:
                 raise ValueError("the messages or tools are nested too deeply") from None
         if not tokens:
@@ -87,13 +97,17 @@ class ChatTemplate:
         return tokens
 
     def text(
-        self, messages: Sequence[Message], enable_thinking: bool | None = None, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        enable_thinking: bool | None = None,
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the text of a prompt that asks for the next answer.
 
         In this text, markup typed in messages looks like the template's own. Errors as for `tokens`.
         """
-        return self._tokenizer.render(self._input(messages, enable_thinking, tools))
+        return self._tokenizer.render(self._input(messages, enable_thinking, tools, template_kwargs))
 
     def opens_reasoning(self, prompt: Sequence[int], answer: str = "") -> bool:
         """Return whether a prompt, before the beginning of an answer in it, ends by opening reasoning."""
@@ -140,19 +154,25 @@ class ChatTemplate:
         try:
             question = _Question(json.dumps(given, ensure_ascii=False), given)
         except TypeError as error:
-            raise ValueError(f"messages and tools must be JSON values: {error}") from None
+            raise ValueError(f"messages, tools and template_kwargs must be JSON values: {error}") from None
         if len(question.text) > _LONGEST_REMEMBERED:
             return self._tokenizer(question).tolist()
         return self._remembered(question, Date.today()).tolist()  # the prompt may contain the date
 
     def _input(
-        self, messages: Sequence[Message], enable_thinking: bool | None, tools: Sequence[Tool]
+        self,
+        messages: Sequence[Message],
+        enable_thinking: bool | None,
+        tools: Sequence[Tool],
+        template_kwargs: Mapping[str, Any] | None,
     ) -> dict[str, Any]:
         """Return the template's input."""
         if tools and not self.supports_tools:
             raise ValueError("this chat template supports no tools: describe them in a system message")
+        kwargs = self.kwargs | dict(template_kwargs or {})
+        check_template_kwargs(kwargs)
         switch = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-        return template_input(messages, tools, self._form) | switch
+        return template_input(messages, tools, self._form) | kwargs | switch
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import uvicorn
@@ -137,6 +137,8 @@ def serve(
     threads: int | None,
     kv_type: str,
     rpc: Sequence[str] | None,
+    chat_template: str | None,
+    template_kwargs: Mapping[str, Any] | None,
     keys: Sequence[str],
     hosts: Sequence[str],
     origins: Sequence[str],
@@ -164,6 +166,8 @@ def serve(
             n_threads=threads,
             kv_type=kv_type,
             rpc=rpc,
+            chat_template=chat_template,
+            template_kwargs=template_kwargs,
             verbose=log_llama,
         )
         loaded.reserve(loaded.n_ctx, loaded.n_parallel, max(N_OUTPUTS, loaded.n_parallel))

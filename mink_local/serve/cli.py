@@ -10,6 +10,7 @@ import click
 
 from mink_local.cli import FiniteFloat, WholeNumber, run
 from mink_local.models.options import (
+    chat_template_option,
     ctx_option,
     gpu_layers_option,
     kv_type_option,
@@ -19,6 +20,7 @@ from mink_local.models.options import (
     rpc_option,
     sampler_option,
     temp_option,
+    template_kwargs_option,
     threads_option,
 )
 from mink_local.version import __version__
@@ -74,6 +76,8 @@ Exit status: 0 stopped, 1 failed, 2 wrong usage.
 @threads_option
 @kv_type_option
 @rpc_option
+@chat_template_option.replace("chat_template")
+@template_kwargs_option
 @click.option(
     "--api-key",
     "keys",

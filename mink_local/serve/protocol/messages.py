@@ -83,7 +83,14 @@ def prepare_chat(model: Model, chat: ChatRequest, params: SamplingParams) -> Req
     thinking = None
     if model.has_thinking_switch:
         thinking = False if params.has_grammar else chat.enable_thinking
-    return Request(messages, params, thinking, chat.prefix_tokens or (), tools=tools if form else ())
+    return Request(
+        messages,
+        params,
+        thinking,
+        chat.prefix_tokens or (),
+        tools=tools if form else (),
+        template_kwargs=chat.template_kwargs,
+    )
 
 
 def _grammar(request: ChatRequest, form: CallForm) -> str:
