@@ -326,6 +326,30 @@ def test_no_template_is_plain_turns(tiny: Callable[..., Path], caplog: pytest.Lo
     assert len("".join(model.chat(TURNS, temperature=5.0, seed=1, max_tokens=5))) > 0
 
 
+def test_a_template_and_variables_of_ones_own(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendering, "SECONDS", 1)
+    template = "{{ messages[0].content }} {{ who }} {{ effort }}{% if who == 'me' %}" + LOOP + "{% endif %}"
+    variables = {"who": "you", "effort": ["low"]}
+    with load_model(tiny(), chat_template=template, template_kwargs=variables) as model:
+        assert model.chat_template == template
+        assert model.apply_chat_template(HELLO) == "Hello you ['low']"
+        high = {"effort": "high"}
+        assert model.apply_chat_template(HELLO, template_kwargs=high) == "Hello you high"
+        prompt = model.prompt_tokens(HELLO, template_kwargs=high)
+        assert model.chat(HELLO, template_kwargs=high, max_tokens=1).prompt_tokens == len(prompt)
+        [answer] = model.generate(["Hello"], template_kwargs=high, max_tokens=1)
+        assert answer.prompt_tokens == len(prompt) != len(model.prompt_tokens(HELLO))
+        for name, value in (("messages", []), ("bos_token", ""), (1, 1), ("x", b"")):
+            with pytest.raises(ValueError, match="template_kwargs"):
+                model.prompt_tokens(HELLO, template_kwargs={name: value})  # type: ignore[dict-item]
+        with pytest.raises(MinkError, match="1 s"):
+            model.prompt_tokens(HELLO, template_kwargs={"who": "me"})
+    with pytest.raises(ValueError, match="tools"):
+        load_model(tiny(), template_kwargs={"tools": []})
+
+
 def test_a_template_that_fails(tiny: Callable[..., Path]) -> None:
     path = tiny(template="{{ raise_exception('no system prompt, please') }}")
     with load_model(path) as model, pytest.raises(MinkError, match="no system prompt, please") as refusal:
